@@ -1,0 +1,37 @@
+# Everything a fresh machine needs is installed by the targets themselves, into .venv.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: quickstart test test-fast lint bench-accuracy bench-cost fuzz clean
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[run,dev]'
+	touch $@
+
+quickstart: $(STAMP)  ## measure five tiny models here, verify the bundle, print the table
+	rm -rf out/quickstart
+	$(BIN)/bench run manifests/quickstart.json --out out/quickstart
+	$(BIN)/bench verify out/quickstart/*.tar
+
+test: $(STAMP)  ## all tests but the end-to-end ones
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-fast: $(STAMP)  ## without the ones that take more than a few seconds
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench-accuracy: $(STAMP)  ## estimate against reality, the tiny models
+	$(BIN)/python benchmarks/accuracy.py
+
+bench-cost: $(STAMP)  ## start-up and verification, as ratios to an empty Python
+	rm -rf out/cost && $(BIN)/bench run manifests/quickstart.json --out out/cost --budget 1s; $(BIN)/python benchmarks/cost.py out/cost/*.tar
+
+clean:
+	rm -rf $(VENV) out build dist *.egg-info

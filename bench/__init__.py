@@ -1,0 +1,28 @@
+"""How long would it take to pre-train this model on this machine?
+
+One word, one meaning, everywhere in code, files and output:
+
+manifest     what to measure, as JSON; never where
+model        an architecture plus its recipe
+family       the code that builds one kind of architecture and counts its work
+recipe       how a model is trained: batch, steps, precision, optimizer, objective
+method       one change to speed or memory that leaves the mathematics alone
+setting      the methods in force together; the empty setting is "naive"
+free-lunch   the setting of all methods that cost nothing and that the model can take
+micro-batch  samples of one pass on one GPU
+pass         forward and backward over one micro-batch
+accumulation passes of one GPU between two updates
+update       clipping, optimizer, scheduler, zeroing of gradients
+step         accumulation passes and one update: what a recipe counts
+trial        one setting of one model at one micro-batch, in a process of its own
+outcome      how a trial ended: measured, out-of-memory, unsupported, timed-out, crashed
+measurement  the raw samples of a trial, never summaries
+estimate     what follows from a measurement: days, utilisation, intervals
+ceiling      the best rate this machine reached on the bare operation
+check        one question about the node's health, with a verdict
+journal      the append-only file of a run, a line an event
+run          one execution of a manifest on one machine
+bundle       what a run leaves: manifest, results, samples, logs, signed
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,47 @@
+"""Typed readers of data/."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from bench.codec import from_json, strict_loads
+
+
+@cache
+def read_data(name: str) -> Any:
+    return strict_loads((files("bench.data") / name).read_bytes())
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModel:
+    """A GPU as its vendor describes it; dense rates, without sparsity."""
+
+    name: str  # as the driver spells it
+    compute_capability: str
+    memory_gib: float
+    bf16_tflops: float
+    tf32_tflops: float
+    fp32_tflops: float
+    memory_gb_per_second: float
+    source: str
+
+    def peak_flops(self, precision: str, tf32: bool) -> float:
+        if precision in ("bf16", "fp16"):
+            return self.bf16_tflops * 1e12
+        return (self.tf32_tflops if tf32 else self.fp32_tflops) * 1e12
+
+
+@cache
+def gpu_models() -> tuple[GpuModel, ...]:
+    return from_json(tuple[GpuModel, ...], read_data("gpus.json"))
+
+
+def find_gpu_model(name: str) -> GpuModel | None:
+    """By the driver's full name, or by a part of it that people type: "h200", "a100 80gb"."""
+    wanted = name.lower().split()
+    exact = [gpu for gpu in gpu_models() if gpu.name.lower() == name.lower()]
+    close = [gpu for gpu in gpu_models() if all(word in gpu.name.lower() for word in wanted)]
+    return next(iter(exact + close), None)

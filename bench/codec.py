@@ -1,0 +1,192 @@
+"""Frozen dataclasses to JSON and back, strictly: no unknown field, no coercion, no NaN."""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+_MAX_DEPTH = 64
+
+
+class DecodeError(ValueError):
+    """A document does not have the shape that its type demands."""
+
+
+def canonical_json(value: Any) -> bytes:
+    """One value, one sequence of bytes: sorted keys, no spaces, ASCII, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def pretty_json(value: Any) -> bytes:
+    """Canonical too, but for people: one line a field, sorted."""
+    return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
+
+
+def strict_loads(data: bytes | str) -> Any:
+    """JSON as RFC 8259 has it, without duplicate keys, NaN, or a number past 2**53."""
+    try:
+        text = data.decode("utf-8") if isinstance(data, bytes) else data
+        value = json.loads(
+            text,
+            object_pairs_hook=_unique_pairs,
+            parse_constant=_refuse_constant,
+            parse_int=_bounded_int,
+            parse_float=_finite_float,
+        )
+    except RecursionError:
+        raise DecodeError("nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise DecodeError(f"not UTF-8: byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise DecodeError(f"not JSON: {error.msg}, line {error.lineno} column {error.colno}") from None
+    if text.count("[") + text.count("{") > _MAX_DEPTH:
+        _refuse_depth(value)
+    return value
+
+
+def _refuse_depth(value: Any) -> None:
+    """What the parser can nest, the code after it may not be able to follow: repr, encoding, decoding."""
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        inner = (c.values() if isinstance(c, dict) else c for c in level)
+        level = [item for items in inner for item in items if isinstance(item, (dict, list))]
+        if not level:
+            return
+    raise DecodeError("nested too deeply")
+
+
+def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise DecodeError(f"the key {key[:80]!r} stands twice in one object")
+            seen.add(key)
+    return result
+
+
+def _refuse_constant(name: str) -> Any:
+    raise DecodeError(f"{name} is no JSON number")
+
+
+def _bounded_int(text: str) -> int:
+    if len(text) > len("-9007199254740992") or abs(int(text)) > 2**53:
+        raise DecodeError(f"the integer {text[:20]} is past 2**53 and would lose its value elsewhere")
+    return int(text)
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise DecodeError(f"the number {text[:20]} does not fit a double")
+    return value
+
+
+def to_json(value: Any) -> Any:
+    """Plain JSON values; tuples become lists."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    return value
+
+
+def from_json(cls: type[T], value: Any) -> T:
+    """The inverse of `to_json`; DecodeError names the place that does not fit."""
+    decoded: T = _decode(cls, value, "")
+    return decoded
+
+
+def union_from_json(union: Any, value: Any) -> Any:
+    """The same for a union of dataclasses, told apart by their field `kind`."""
+    return _decode(union, value, "")
+
+
+def _decode(kind: Any, value: Any, path: str) -> Any:
+    origin = get_origin(kind)
+    if kind is Any:
+        return value
+    if is_dataclass(kind):
+        return _decode_dataclass(kind, value, path)
+    if origin in (Union, types.UnionType):
+        return _decode_union(get_args(kind), value, path)
+    if origin is Literal:
+        if value in get_args(kind) and type(value) in {type(a) for a in get_args(kind)}:
+            return value
+        raise DecodeError(f"{path or '/'}: {value!r:.60} is none of {', '.join(map(repr, get_args(kind)))}")
+    if origin is tuple:
+        return _decode_tuple(get_args(kind), value, path)
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, dict):
+            raise DecodeError(f"{path or '/'}: expected an object")
+        return {key: _decode(get_args(kind)[1], item, f"{path}/{key}") for key, item in value.items()}
+    return _decode_scalar(kind, value, path)
+
+
+def _decode_scalar(kind: Any, value: Any, path: str) -> Any:
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is type(None) and value is None:
+        return None
+    if isinstance(kind, type) and type(value) is kind:
+        return value
+    raise DecodeError(f"{path or '/'}: expected {getattr(kind, '__name__', kind)}, found {value!r:.60}")
+
+
+def _decode_tuple(arguments: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise DecodeError(f"{path or '/'}: expected a list")
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        return tuple(_decode(arguments[0], item, f"{path}/{i}") for i, item in enumerate(value))
+    if len(arguments) != len(value):
+        raise DecodeError(f"{path or '/'}: expected {len(arguments)} items, found {len(value)}")
+    return tuple(
+        _decode(a, item, f"{path}/{i}") for i, (a, item) in enumerate(zip(arguments, value, strict=True))
+    )
+
+
+def _decode_union(arguments: tuple[Any, ...], value: Any, path: str) -> Any:
+    if isinstance(value, dict) and "kind" in value:
+        for candidate in arguments:
+            if is_dataclass(candidate) and _kind_of(candidate) == value["kind"]:
+                return _decode(candidate, value, path)
+    errors = []
+    for candidate in arguments:
+        try:
+            return _decode(candidate, value, path)
+        except DecodeError as error:
+            errors.append(str(error))
+    raise DecodeError(errors[0])
+
+
+def _kind_of(cls: Any) -> str | None:
+    default = next((f.default for f in fields(cls) if f.name == "kind"), None)
+    return default if isinstance(default, str) else None
+
+
+@cache
+def _shape(cls: type) -> tuple[dict[str, Any], frozenset[str]]:
+    hints = get_type_hints(cls)
+    required = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
+    return {f.name: hints[f.name] for f in fields(cls)}, frozenset(required)
+
+
+def _decode_dataclass(cls: Any, value: Any, path: str) -> Any:
+    if not isinstance(value, dict):
+        raise DecodeError(f"{path or '/'}: expected an object")
+    hints, required = _shape(cls)
+    unknown = value.keys() - hints.keys()
+    missing = required - value.keys()
+    if unknown or missing:
+        what = "unknown" if unknown else "missing"
+        raise DecodeError(f"{path or '/'}: {what} field {sorted(unknown or missing)[0]!r:.60}")
+    return cls(**{name: _decode(hints[name], item, f"{path}/{name}") for name, item in value.items()})

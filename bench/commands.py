@@ -1,0 +1,154 @@
+"""`bench run` and `bench plan`: from arguments to what a person or a program reads."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tabulate import tabulate
+
+from bench.catalogue import find_gpu_model, gpu_models
+from bench.codec import pretty_json, to_json
+from bench.errors import BadInput
+from bench.manifest import load_manifest
+from bench.methods import Target
+from bench.models import known_models
+from bench.plan import Plan, make_plan, target_of
+from bench.report.tables import results_table
+from bench.words import bytes_text, figures
+
+
+def run(
+    path: Path, out: Path, *, budget_seconds: float | None, key: Path | None, resume: bool, as_json: bool
+) -> int:
+    from bench.keys import load_or_make_key
+    from bench.runner.progress import Progress
+    from bench.runner.run import execute
+
+    manifest = load_manifest(path)
+    signer = load_or_make_key(key)
+    if signer.made:
+        print(f"made a key to sign with: {signer.path}", file=sys.stderr)
+    finished = execute(
+        manifest, out, signer.private, Progress(), resume=resume, budget_seconds=budget_seconds
+    )
+    if as_json:
+        sys.stdout.write(
+            pretty_json({"bundle": str(finished.bundle), "results": to_json(finished.results)}).decode()
+        )
+    else:
+        print(results_table(finished.results))
+    print(f"bundle {finished.bundle}   signed by {signer.public.fingerprint}", file=sys.stderr)
+    if finished.results.run.stopped:
+        print(f"incomplete: {finished.results.run.stopped}\n  --resume goes on with it", file=sys.stderr)
+        return 5
+    return 0
+
+
+def list_models(as_json: bool) -> int:
+    models = list(known_models().values())
+    if as_json:
+        sys.stdout.write(pretty_json([to_json(m) for m in models]).decode())
+        return 0
+    rows = [
+        (
+            m.name,
+            m.family,
+            f"{m.recipe.batch_size:,}",
+            f"{m.recipe.steps:,}",
+            m.recipe.precision,
+            m.recipe.source,
+        )
+        for m in models
+    ]
+    print(
+        tabulate(
+            rows, ("model", "family", "batch", "steps", "precision", "source"), maxcolwidths=[None] * 5 + [60]
+        )
+    )
+    return 0
+
+
+def plan(path: Path | None, gpus: int | None, gpu: str | None, as_json: bool) -> int:
+    if path is None:
+        raise BadInput("plan needs a manifest", advice="bench plan MANIFEST, or bench plan --list-models")
+    manifest = load_manifest(path)
+    made = make_plan(manifest, _target(manifest.gpus if gpus is None else gpus, gpu))
+    if as_json:
+        sys.stdout.write(pretty_json(_plan_json(made)).decode())
+    else:
+        print(_plan_text(made))
+    return 0
+
+
+def _target(gpus: int | None, gpu: str | None) -> Target:
+    """The machine that is asked about: this one, or one by name."""
+    if gpus is not None and gpus < 1:
+        raise BadInput(f"--gpus {gpus} is not at least 1")
+    if gpu is not None:
+        model = find_gpu_model(gpu)
+        if model is None:
+            names = ", ".join(known.name for known in gpu_models())
+            raise BadInput(f"no GPU like {gpu!r} is known", advice=f"known: {names}")
+        return Target("cuda", gpus or 1, int(model.memory_gib * 2**30), model.name, model.compute_capability)
+    from bench.runner.probe import probe
+
+    node = probe()
+    if gpus is not None and not node.gpus and gpus > 1:
+        raise BadInput(
+            f"this machine has no GPU: name the kind that {gpus} are planned of", advice="--gpu NAME"
+        )
+    return target_of(node, gpus)
+
+
+def _plan_json(made: Plan) -> object:
+    cells = [
+        {
+            "model": cell.model.name,
+            "setting": list(cell.setting),
+            "label": cell.label,
+            "trials": [
+                {"id": t.id, "micro_batch": t.micro_batch, "accumulation": t.accumulation}
+                for t in cell.trials
+            ],
+            "predicted_bytes": cell.predicted_bytes,
+            "floor_days": cell.floor_days,
+        }
+        for cell in made.cells
+    ]
+    return {
+        "schema": "bench/plan/v1",
+        "manifest": made.manifest_digest,
+        "target": to_json(made.target),
+        "cells": cells,
+        "skipped": to_json(made.skipped),
+    }
+
+
+def _plan_text(made: Plan) -> str:
+    rows = [
+        (
+            cell.model.name,
+            cell.label,
+            f"{cell.trials[0].micro_batch} x {cell.trials[0].accumulation}",
+            "when it runs" if cell.predicted_bytes is None else bytes_text(cell.predicted_bytes),
+            "-" if cell.floor_days is None else figures(cell.floor_days),
+            cell.trials[0].id,
+        )
+        for cell in made.cells
+    ]
+    target = made.target
+    device = f"{target.gpus} x {target.name}, {bytes_text(target.memory_bytes)} each"
+    headers = ("model", "setting", "batch", "predicted memory", "days at least", "first trial")
+    skipped = [f"skipped  {s.model}  {s.label}: {s.reason}" for s in made.skipped]
+    table = tabulate(
+        rows, headers, disable_numparse=True, colalign=("left", "left", "right", "right", "right", "left")
+    )
+    return "\n".join(
+        [
+            f"{device}   {len(made.cells)} settings to measure, {len(made.skipped)} skipped",
+            "",
+            table,
+            *skipped,
+        ]
+    )

@@ -1,0 +1,96 @@
+"""Every way to fail, with its exit code and what to do about it.
+
+BenchError
+├── BadInput            2  the manifest, an argument or a file of the user's is wrong
+├── EnvironmentCannot   3  this machine lacks what the work needs
+├── VerificationFailed  4  a bundle is not what it claims to be
+└── Incomplete          5  interrupted or out of budget; what was measured is kept
+
+Exit code 1 is no error: the work was done and the verdict is no.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class BenchError(Exception):
+    """Base of all errors that a user may see; `advice` says what to do next."""
+
+    exit_code: ClassVar[int] = 3
+
+    def __init__(self, message: str, *, where: str | None = None, advice: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.advice = advice
+
+    def __str__(self) -> str:
+        first = f"{self.where}: {self.message}" if self.where else self.message
+        return f"{first}\n  {self.advice}" if self.advice else first
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One thing wrong at one place of an input."""
+
+    path: str
+    found: str
+    allowed: str
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What was probably meant, or else what there is; upper case does not matter."""
+    names = {n.lower(): n for n in known}
+    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    return f'nearest: "{names[close[0]]}"' if close else f"allowed: {listed(names.values())}"
+
+
+def listed(names: Iterable[str], most: int = 12) -> str:
+    every = sorted(names)
+    return ", ".join(every[:most]) + (", ..." if len(every) > most else "")
+
+
+class BadInput(BenchError):
+    """An input of the user's is wrong; all mistakes are named at once."""
+
+    exit_code = 2
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        where: str | None = None,
+        advice: str | None = None,
+        mistakes: tuple[Mistake, ...] = (),
+    ) -> None:
+        super().__init__(message, where=where, advice=advice)
+        self.mistakes = mistakes
+
+    def __str__(self) -> str:
+        if not self.mistakes:
+            return super().__str__()
+        width = max(len(m.path) for m in self.mistakes)
+        rows = [f"  {m.path:<{width}}  {m.found}; {m.allowed}" for m in self.mistakes]
+        return "\n".join([super().__str__(), *rows])
+
+
+class EnvironmentCannot(BenchError):
+    """This machine lacks what the work needs."""
+
+    exit_code = 3
+
+
+class VerificationFailed(BenchError):
+    """A bundle is not what it claims to be."""
+
+    exit_code = 4
+
+
+class Incomplete(BenchError):
+    """The run ended before its plan did; what was measured is kept."""
+
+    exit_code = 5

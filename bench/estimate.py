@@ -1,0 +1,191 @@
+"""From raw samples to days: pure arithmetic, the same for who measures and who verifies.
+
+A step of A passes takes  update + A * pass.  Two accumulation counts, low < high, give the line:
+its slope is one pass, its intercept the synchronised pass and the update. A recipe's step is a
+weighted sum of the two means, which gives its interval too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bench.models import Flops, Model
+from bench.result import Ceiling, Measurement, StepSample, Trial
+
+SECONDS_A_DAY = 86_400
+
+# Two-sided 95% quantiles of Student's t for 1 to 30 degrees of freedom.
+_T95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean and the half-width of its 95% interval."""
+
+    value: float
+    half_width: float
+
+    def scaled(self, factor: float) -> Interval:
+        return Interval(self.value * factor, self.half_width * factor)
+
+    def shifted(self, offset: float) -> Interval:
+        return Interval(self.value + offset, self.half_width)
+
+    @property
+    def percent(self) -> float:
+        return 100 * self.half_width / self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    step_seconds: Interval  # one recipe step, without saving, evaluating and logging
+    pass_seconds: float | None  # None where the recipe has one pass a step: no slope to see
+    update_seconds: float | None  # with what the synchronised pass costs beyond a plain one
+    overhead_seconds: float  # saving, evaluating and logging, amortised over the steps
+    units_per_second: float  # tokens or images, over everything
+    days: Interval
+    flops_per_second: float  # of the model's own arithmetic; recomputation does not count
+    ceiling_flops_per_second: float | None
+    peak_bytes: int
+
+    @property
+    def utilisation(self) -> float | None:
+        """Share of what this machine's own matrix products reached."""
+        return (
+            self.flops_per_second / self.ceiling_flops_per_second if self.ceiling_flops_per_second else None
+        )
+
+    @property
+    def plausible(self) -> bool:
+        """False if the figure implies more arithmetic than the machine can do: our defect."""
+        return self.utilisation is None or self.utilisation <= 1.0
+
+
+def quantile95(degrees: float) -> float:
+    """Student's t. Continuous, so that a rounding error on another machine cannot make it jump."""
+    if degrees < len(_T95):
+        below = max(1, math.floor(degrees))
+        share = max(0.0, degrees - below)
+        return _T95[below - 1] * (1 - share) + _T95[below] * share
+    # Past the table: its expansion in 1/degrees, good to 0.02%.
+    return 1.959964 + 2.3723 / degrees + 2.8225 / degrees**2
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def variance(values: Sequence[float]) -> float:
+    centre = mean(values)
+    return math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1)
+
+
+def step_interval(samples: Iterable[StepSample], accumulation: int) -> Interval | None:
+    """A step at the recipe's accumulation; None until each count has two samples."""
+    groups = _by_accumulation(samples)
+    weights = _weights(tuple(groups), accumulation)
+    if weights is None or any(len(groups[count]) < 2 for count in weights):
+        return None
+    parts = [(weight, groups[count]) for count, weight in weights.items()]
+    value = math.fsum(weight * mean(seconds) for weight, seconds in parts)
+    errors = [(weight**2 * variance(seconds) / len(seconds), len(seconds) - 1) for weight, seconds in parts]
+    total = math.fsum(error for error, _ in errors)
+    if total == 0:
+        return Interval(value, 0.0)
+    # Welch and Satterthwaite: the two counts scatter differently.
+    degrees = total**2 / math.fsum(error**2 / n for error, n in errors)
+    return Interval(value, quantile95(degrees) * math.sqrt(total))
+
+
+def _by_accumulation(samples: Iterable[StepSample]) -> dict[int, list[float]]:
+    groups: dict[int, list[float]] = {}
+    for sample in samples:
+        groups.setdefault(sample.accumulation, []).append(sample.seconds)
+    return dict(sorted(groups.items()))
+
+
+def _weights(counts: tuple[int, ...], accumulation: int) -> dict[int, float] | None:
+    """How much each count's mean weighs in a step at `accumulation`."""
+    if accumulation in counts:
+        return {accumulation: 1.0}
+    if len(counts) < 2:
+        return None
+    low, high = counts[0], counts[-1]
+    share = (accumulation - low) / (high - low)
+    return {low: 1.0 - share, high: share}
+
+
+def pass_and_update(samples: Iterable[StepSample]) -> tuple[float, float] | tuple[None, None]:
+    groups = _by_accumulation(samples)
+    if len(groups) < 2:
+        return None, None
+    low, high = min(groups), max(groups)
+    slope = (mean(groups[high]) - mean(groups[low])) / (high - low)
+    return slope, mean(groups[low]) - low * slope
+
+
+def ceiling_name(model: Model, setting: tuple[str, ...]) -> str:
+    """Which matrix rate bounds this trial."""
+    precision = model.recipe.precision
+    return "matmul-tf32" if precision == "fp32" and "tf32" in setting else f"matmul-{precision}"
+
+
+def ceiling_rate(ceilings: Iterable[Ceiling], name: str, gpus: int) -> float | None:
+    """The rate of `gpus` devices together: each counts with the best that it did."""
+    best: dict[int, float] = {}
+    for ceiling in ceilings:
+        if ceiling.name == name:
+            best[ceiling.device] = max(best.get(ceiling.device, 0.0), ceiling.rate)
+    return math.fsum(sorted(best.values(), reverse=True)[:gpus]) if best else None
+
+
+def overhead_seconds(measurement: Measurement, model: Model) -> float:
+    """What saving, evaluating and logging cost a step, by the recipe's own frequency."""
+    recipe = model.recipe
+    eval_seconds = None
+    if measurement.eval_seconds_per_sample is not None and recipe.eval_samples:
+        eval_seconds = measurement.eval_seconds_per_sample * recipe.eval_samples
+    parts = (
+        (measurement.log_seconds, recipe.log_every_steps),
+        (measurement.save_seconds, recipe.save_every_steps),
+        (eval_seconds, recipe.eval_every_steps),
+    )
+    return math.fsum(seconds / every for seconds, every in parts if seconds is not None and every)
+
+
+def estimate(
+    trial: Trial, measurement: Measurement, flops: Flops, ceilings: Iterable[Ceiling]
+) -> Estimate | None:
+    """None if there are too few samples for an interval."""
+    step = step_interval(measurement.steps, trial.accumulation)
+    if step is None:
+        return None
+    recipe = trial.model.recipe
+    overhead = overhead_seconds(measurement, trial.model)
+    whole = step.shifted(overhead)
+    one_pass, update = pass_and_update(measurement.steps)
+    return Estimate(
+        step_seconds=step,
+        pass_seconds=one_pass,
+        update_seconds=update,
+        overhead_seconds=overhead,
+        units_per_second=recipe.batch_size * recipe.units_per_sample / whole.value,
+        days=whole.scaled(recipe.steps / SECONDS_A_DAY),
+        flops_per_second=flops.training * recipe.batch_size / step.value,
+        ceiling_flops_per_second=ceiling_rate(ceilings, ceiling_name(trial.model, trial.setting), trial.gpus),
+        peak_bytes=measurement.peak_bytes,
+    )
+
+
+def loss_difference(measurement: Measurement, naive: Measurement) -> float | None:
+    """Largest relative difference of the first losses; None if they saw other samples."""
+    if measurement.samples_per_loss != naive.samples_per_loss or not measurement.losses:
+        return None
+    pairs = zip(measurement.losses, naive.losses, strict=False)
+    return max(abs(a - b) / max(abs(b), 1e-12) for a, b in pairs)

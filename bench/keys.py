@@ -1,0 +1,177 @@
+"""The user's signing key on the disk: found, or made on first use. Nothing existing is ever overwritten."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from binascii import a2b_base64
+from contextlib import suppress
+from dataclasses import dataclass, field
+from getpass import getpass
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_ssh_private_key,
+)
+
+from bench.bundle import open_regular
+from bench.errors import BadInput, EnvironmentCannot
+from bench.signing import FormatError, PublicKey, WireReader
+
+_BEGIN = b"-----BEGIN OPENSSH PRIVATE KEY-----"
+_END = b"-----END OPENSSH PRIVATE KEY-----"
+_MAGIC = b"openssh-key-v1\0"
+_LARGEST = 64 * 2**10
+_MAKE_ONE = "make one with: ssh-keygen -t ed25519 -f FILE"
+_GIVE_ONE = "give --key FILE, an Ed25519 SSH key"
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class UserKey:
+    """A key that can sign, and where it came from."""
+
+    private: Ed25519PrivateKey = field(repr=False)
+    public: PublicKey
+    path: Path
+    made: bool  # just now; worth a word to the user
+
+
+def default_key_path() -> Path:
+    """${XDG_CONFIG_HOME:-~/.config}/bench/id_ed25519; a relative XDG_CONFIG_HOME does not count."""
+    configured = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    try:
+        base = configured if configured.is_absolute() else Path.home() / ".config"
+    except RuntimeError:
+        raise EnvironmentCannot("there is no home directory for a signing key", advice=_GIVE_ONE) from None
+    return base / "bench" / "id_ed25519"
+
+
+def load_or_make_key(path: Path | None = None) -> UserKey:
+    """The given SSH key; without one the user's own for bench, made if there is none yet."""
+    if path is not None:
+        return load_key(path)
+    path = default_key_path()
+    try:
+        made = not path.exists() and _make(path)
+        key = load_key(path, made=made)
+    except OSError as error:
+        message = f"the signing key cannot be kept here: {error.strerror}"
+        raise EnvironmentCannot(message, where=str(path), advice=_GIVE_ONE) from None
+    with suppress(OSError):  # for the eyes of people only, and made again by the next run if this one cannot
+        _publish(path.with_name(path.name + ".pub"), f"{key.public.line('bench')}\n".encode(), 0o644)
+    return key
+
+
+def _make(path: Path) -> bool:
+    """False if another process was faster: then its key is the key."""
+    path.parent.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    private = Ed25519PrivateKey.generate()
+    return _publish(path, private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600)
+
+
+def _publish(path: Path, data: bytes, mode: int) -> bool:
+    """Makes the file whole at once, unless there is one: a link never replaces, unlike a rename."""
+    if path.exists():
+        return False
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        path.hardlink_to(temporary)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink()
+    return True
+
+
+def load_key(path: Path, *, made: bool = False) -> UserKey:
+    """An Ed25519 private key in OpenSSH's format; a passphrase is asked for on the terminal."""
+    data = _read(path)
+    encrypted = _look_inside(path, data)
+    private = _unlock(path, data) if encrypted else _decode(path, data, None)
+    try:
+        public = PublicKey.of(private)
+    except FormatError as error:
+        raise BadInput(str(error), where=str(path), advice=_MAKE_ONE) from None
+    return UserKey(private, public, path, made)
+
+
+def _read(path: Path) -> bytes:
+    with open_regular(path, advice=_MAKE_ONE) as file:
+        status = os.fstat(file.fileno())
+        data = file.read(_LARGEST + 1)
+    # ssh's own rule: what another user owns, that user answers for.
+    loose = status.st_mode & 0o077 and status.st_uid == os.getuid()
+    if loose and data.startswith(b"-----BEGIN"):
+        message = f"its mode {stat.S_IMODE(status.st_mode):04o} lets others read this private key"
+        raise BadInput(message, where=str(path), advice=f"chmod 600 {path}")
+    return data
+
+
+def _look_inside(path: Path, data: bytes) -> bool:
+    """Whether a passphrase protects it. Wrong types are told before anyone types a passphrase."""
+    where = str(path)
+    if data.startswith((b"ssh-", b"ecdsa-", b"sk-")):
+        likely = path.with_suffix("") if path.suffix == ".pub" else "the file without .pub"
+        raise BadInput("is a public key", where=where, advice=f"give the private key, {likely}")
+    if not data.startswith(_BEGIN) or len(data) > _LARGEST:
+        raise BadInput("is no OpenSSH private key", where=where, advice=_MAKE_ONE)
+    try:
+        body = data.strip().removeprefix(_BEGIN).removesuffix(_END)
+        wire = WireReader(a2b_base64(b"".join(body.split()), strict_mode=True))
+        if wire.take(len(_MAGIC)) != _MAGIC:
+            raise FormatError("is no OpenSSH private key of version 1")
+        cipher, _, _ = wire.string(), wire.string(), wire.string()
+        if wire.number() != 1:
+            raise FormatError("does not hold exactly one key")
+        PublicKey.from_blob(wire.string())
+    except FormatError as error:
+        raise BadInput(str(error), where=where, advice=f"bench signs with Ed25519; {_MAKE_ONE}") from None
+    except ValueError:
+        raise BadInput("is a damaged OpenSSH private key", where=where, advice=_MAKE_ONE) from None
+    return cipher != b"none"
+
+
+def _unlock(path: Path, data: bytes) -> Ed25519PrivateKey:
+    if not (sys.stdin and sys.stdin.isatty()):
+        raise BadInput(
+            "a passphrase protects this key, and there is no terminal to ask on",
+            where=str(path),
+            advice="run this from a terminal, or give a key of its own: ssh-keygen -t ed25519 -N '' -f FILE",
+        )
+    for _ in range(_ATTEMPTS):
+        try:
+            return _decode(path, data, getpass(f"Passphrase for {path}: ").encode())
+        except BadInput as error:
+            print(error.message, file=sys.stderr)
+        except EOFError:
+            break
+    raise BadInput("this key was not unlocked", where=str(path))
+
+
+def _decode(path: Path, data: bytes, passphrase: bytes | None) -> Ed25519PrivateKey:
+    try:
+        key = load_ssh_private_key(data, passphrase)
+    except UnsupportedAlgorithm as error:
+        message = f"this key cannot be opened here: {error}"
+        if "bcrypt" in str(error):  # which cryptography needs for passphrases, but does not bring along
+            raise EnvironmentCannot(message, where=str(path), advice="pip install bcrypt") from None
+        raise BadInput(message, where=str(path), advice=_MAKE_ONE) from None
+    except (ValueError, TypeError):
+        message = "is a damaged private key" if passphrase is None else "this is not its passphrase"
+        raise BadInput(message, where=str(path), advice=_MAKE_ONE) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise BadInput("is no Ed25519 key", where=str(path), advice=_MAKE_ONE)
+    return key

@@ -1,0 +1,234 @@
+"""A manifest says what to measure, never where. Its exact bytes are kept and hashed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from bench.catalogue import read_data
+from bench.codec import DecodeError, from_json, strict_loads
+from bench.errors import BadInput, Mistake, nearest
+from bench.methods import Setting, conflict, known_methods, ordered
+from bench.models import Model, known_models
+from bench.models.inline import override_recipe, resolve_inline
+from bench.result import Timing
+
+MAX_BYTES = 1 << 20  # a manifest is written by hand; a megabyte is a wrong file
+MAX_DEPTH = 32
+
+SettingName = Literal["naive", "free-lunch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    data: bytes
+    name: str
+    models: tuple[Model, ...]
+    methods: Literal["exhaustive"] | tuple[SettingName | Setting, ...]
+    gpus: int | None
+    micro_batch: int | None  # None: the largest that fits
+    memory_cap_bytes: int | None
+    budget_seconds: float | None
+    trial_seconds: float
+    seed: int
+    timing: Timing
+    image: str | None
+
+    @property
+    def digest(self) -> str:
+        return "sha256:" + hashlib.sha256(self.data).hexdigest()
+
+
+def load_manifest(path: Path) -> Manifest:
+    return parse_manifest(read_bounded(path), str(path))
+
+
+def read_bounded(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise BadInput("no such file", where=str(path), advice="manifests/ has some to start from") from None
+    except OSError as error:
+        raise BadInput(f"cannot be read: {error.strerror}", where=str(path)) from None
+    if len(data) > MAX_BYTES:
+        raise BadInput("larger than 1 MiB: this is no manifest", where=str(path))
+    return data
+
+
+def parse_manifest(data: bytes, where: str) -> Manifest:
+    """Bytes to Manifest, or BadInput with every mistake at once."""
+    try:
+        document = strict_loads(data)
+    except DecodeError as error:
+        raise BadInput(str(error), where=where) from None
+    if _depth(document) > MAX_DEPTH:
+        raise BadInput(f"nested more than {MAX_DEPTH} levels deep", where=where)
+    mistakes = list(_schema_mistakes(document))
+    models: list[Model] = []
+    if isinstance(document, dict):
+        models, more = _resolve_models(document.get("models"))
+        mistakes += more
+        mistakes += _method_mistakes(document.get("methods"))
+    if mistakes:
+        mistakes.sort(key=lambda mistake: mistake.path)
+        count = f"{len(mistakes)} mistake{'s' * (len(mistakes) > 1)}"
+        raise BadInput(count, where=where, mistakes=tuple(mistakes))
+    return _build(data, document, tuple(models))
+
+
+def _build(data: bytes, document: Mapping[str, Any], models: tuple[Model, ...]) -> Manifest:
+    cap = document.get("memory_cap_gib")
+    budget = document.get("budget_minutes")
+    micro_batch = document.get("micro_batch", "auto")
+    return Manifest(
+        data=data,
+        name=document.get("name", "unnamed"),
+        models=models,
+        methods=_methods(document["methods"]),
+        gpus=document.get("gpus"),
+        micro_batch=None if micro_batch == "auto" else micro_batch,
+        memory_cap_bytes=None if cap is None else int(cap * 2**30),
+        budget_seconds=None if budget is None else budget * 60.0,
+        trial_seconds=document.get("trial_minutes", 15) * 60.0,
+        seed=document.get("seed", 0),
+        timing=from_json(Timing, document.get("timing", {})),
+        image=document.get("image"),
+    )
+
+
+def _methods(value: Any) -> Literal["exhaustive"] | tuple[SettingName | Setting, ...]:
+    if value == "exhaustive":
+        return "exhaustive"
+    entries: list[Any] = [value] if isinstance(value, str) else value
+    return tuple(ordered(entry) if isinstance(entry, list) else entry for entry in entries)
+
+
+# Mistakes, in words
+
+
+def _schema_mistakes(document: Any) -> Iterator[Mistake]:
+    from jsonschema import Draft202012Validator  # slow to import, and only needed here
+
+    schema = read_data("schema/manifest-v1.json")
+    for error in sorted(
+        Draft202012Validator(schema).iter_errors(document), key=lambda e: list(map(str, e.path))
+    ):
+        yield from _in_words(error, schema)
+
+
+def _in_words(error: Any, schema: Mapping[str, Any]) -> Iterator[Mistake]:
+    path = "/" + "/".join(map(str, error.absolute_path))
+    if error.validator == "oneOf" and error.context:
+        deeper = [e for e in error.context if len(e.absolute_path) > len(error.absolute_path)]
+        objects = [e for e in error.context if e.validator in ("required", "additionalProperties")]
+        if chosen := deeper or objects:
+            yield from _in_words(chosen[0], schema)
+            return
+        yield Mistake(path, f"{_short(error.instance)} does not fit", _allowed(error.schema))
+    elif error.validator == "additionalProperties":
+        known = error.schema["properties"]
+        for name in sorted(error.instance.keys() - known.keys()):
+            yield Mistake(f"{path.rstrip('/')}/{name}", "no such field", nearest(name, known))
+    elif error.validator == "required":
+        missing = sorted(set(error.validator_value) - error.instance.keys())
+        # jsonschema reports each missing field on its own: say it once, at its own place.
+        name = next(m for m in missing if repr(m) in error.message)
+        yield Mistake(f"{path.rstrip('/')}/{name}", "missing", _allowed(error.schema["properties"][name]))
+    else:
+        yield Mistake(path, f"{_short(error.instance)} does not fit", _allowed(error.schema))
+
+
+def _allowed(schema: Mapping[str, Any]) -> str:
+    """What a schema admits, in a few words."""
+    if "description" in schema and ("oneOf" in schema or schema.get("type") in ("array", "object")):
+        return f"allowed: {schema['description']}"
+    if "oneOf" in schema:
+        return "allowed: " + " or ".join(_allowed(o).removeprefix("allowed: ") for o in schema["oneOf"])
+    if "const" in schema:
+        return f"allowed: {_short(schema['const'])}"
+    if "enum" in schema:
+        return "allowed: " + ", ".join(schema["enum"])
+    words = {
+        "number": "a number",
+        "integer": "a whole number",
+        "string": "a text",
+        "array": "a list",
+        "object": "an object",
+    }
+    text = words.get(str(schema.get("type")), "another value")
+    bounds = {
+        "minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most",
+        "minItems": "with at least", "maxItems": "with at most", "pattern": "matching",
+    }  # fmt: skip
+    limits = [f"{word} {schema[key]}" for key, word in bounds.items() if key in schema]
+    return f"allowed: {text} {' and '.join(limits)}".rstrip()
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if not isinstance(value, str) else f'"{value}"'
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _resolve_models(entries: Any) -> tuple[list[Model], list[Mistake]]:
+    models: list[Model] = []
+    mistakes: list[Mistake] = []
+    for i, entry in enumerate(entries if isinstance(entries, list) else []):
+        path = f"/models/{i}"
+        match _resolve_model(entry, path):
+            case Model() as model if model.name in {m.name for m in models}:
+                mistakes.append(Mistake(path, f'"{model.name}" stands twice', "allowed: each name once"))
+            case Model() as model:
+                models.append(model)
+            case list() as found:
+                mistakes += found
+    return models, mistakes
+
+
+def _resolve_model(entry: Any, path: str) -> Model | list[Mistake]:
+    """A wrongly typed entry is the schema's to report: no second mistake for it here."""
+    if isinstance(entry, str):
+        model = known_models().get(entry)
+        return model if model else [_unknown_model(entry, path)]
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        return []
+    if "architecture" in entry:
+        return resolve_inline(entry, path) if isinstance(entry["architecture"], dict) else []
+    model = known_models().get(entry["name"])
+    if model is None:
+        return [_unknown_model(entry["name"], f"{path}/name")]
+    recipe = entry.get("recipe", {})
+    return override_recipe(model, recipe, f"{path}/recipe") if isinstance(recipe, dict) else []
+
+
+def _unknown_model(name: str, path: str) -> Mistake:
+    hint = nearest(name, known_models())
+    return Mistake(path, f"{_short(name)} is not a model here", f"{hint}   (bench plan --list-models)")
+
+
+def _method_mistakes(entries: Any) -> Iterator[Mistake]:
+    for i, entry in enumerate(entries if isinstance(entries, list) else []):
+        if not isinstance(entry, list) or not all(isinstance(name, str) for name in entry):
+            continue
+        path = f"/methods/{i}"
+        unknown = [(j, name) for j, name in enumerate(entry) if name not in known_methods()]
+        for j, name in unknown:
+            yield Mistake(
+                f"{path}/{j}", f"{_short(name)} is not a method here", nearest(name, known_methods())
+            )
+        if not unknown and (why := conflict(ordered(entry))):
+            yield Mistake(path, why, "allowed: methods that go together")
+
+
+def _depth(value: Any) -> int:
+    """Levels of nesting, without recursion: the input decides how deep it is."""
+    deepest, stack = 0, [(value, 1)]
+    while stack:
+        item, level = stack.pop()
+        deepest = max(deepest, level)
+        children = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+        stack += [(child, level + 1) for child in children]
+    return deepest

@@ -1,0 +1,139 @@
+"""Methods: what may change speed and memory, and must leave the mathematics alone.
+
+A method is one file here with `METHODS`, a tuple of values; tests/methods runs over all of them.
+A setting is the tuple of its methods' names in the order of `known_methods()`; () is naive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from itertools import product
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from bench.models import Model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Setting = tuple[str, ...]
+NAIVE: Setting = ()
+
+# In the order in which they act on a model; names within a file follow.
+_METHOD_FILES = ("tf32", "kernels", "checkpointing", "compile", "zero", "fsdp", "offload")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The devices that a setting is meant for, as far as planning needs to know them."""
+
+    device: Literal["cpu", "cuda"]
+    gpus: int  # devices that train together; a machine without a GPU counts as one
+    memory_bytes: int  # of one device
+    name: str = ""  # of the device, for people
+    compute_capability: str | None = None  # "9.0"; None without a GPU, or where it is not known
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """The contract. Methods below `refuse` import torch when called, in the worker alone."""
+
+    name: str
+    summary: str
+    group: ClassVar[str | None] = None  # a setting holds at most one of a group
+    free_lunch: ClassVar[bool] = False  # costs nothing where it works: part of "free-lunch"
+
+    def refuse(self, model: Model, target: Target) -> str | None:
+        """Why this cannot work for this model there; None if it can. Must not import torch."""
+        return None
+
+    def prepare(self) -> None:
+        """Before the model is built: global switches of the back-ends."""
+
+    def apply(self, module: nn.Module, blocks: list[nn.Module]) -> None:
+        """After the model is built, in place."""
+
+
+@cache
+def known_methods() -> Mapping[str, Method]:
+    files = [import_module(f"bench.methods.{name}") for name in _METHOD_FILES]
+    return {method.name: method for file in files for method in file.METHODS}
+
+
+def ordered(names: Iterable[str]) -> Setting:
+    """The one spelling of a setting."""
+    chosen = set(names)
+    return tuple(name for name in known_methods() if name in chosen)
+
+
+def in_group(setting: Setting, group: str) -> str | None:
+    return next((name for name in setting if known_methods()[name].group == group), None)
+
+
+def conflict(setting: Setting) -> str | None:
+    """Why these methods cannot stand together; None if they can."""
+    groups: dict[str, str] = {}
+    for name in setting:
+        group = known_methods()[name].group
+        if group is None:
+            continue
+        if group in groups:
+            return f"{groups[group]} and {name} are both {group}: choose one"
+        groups[group] = name
+    if "offload" in setting and "sharding" not in groups:
+        return "offload needs a sharding method beside it"
+    return None
+
+
+def refusal(setting: Setting, model: Model, target: Target) -> str | None:
+    """The first reason why a setting cannot work; None if nothing speaks against it."""
+    if target.gpus > 1:
+        return "this version plans for several GPUs and measures on one"
+    if sharding := in_group(setting, "sharding"):
+        offloads = "offload" in setting
+        if target.gpus == 1 and not offloads:
+            return f"{sharding} shards nothing on one GPU unless it offloads"
+    reasons = (known_methods()[name].refuse(model, target) for name in setting)
+    return conflict(setting) or next((reason for reason in reasons if reason), None)
+
+
+def free_lunch(model: Model, target: Target, beside: Setting = NAIVE) -> Setting:
+    """All that costs nothing and that this model can take there, together with `beside`."""
+    chosen = [
+        method.name
+        for method in known_methods().values()
+        if method.free_lunch and method.refuse(model, target) is None
+    ]
+    if any(name.startswith("zero-") for name in beside):
+        chosen = [name for name in chosen if name != "compile"]  # as the paper; DeepSpeed hooks break graphs
+    return ordered([*chosen, *beside])
+
+
+def memory_saving_settings(gpus: int) -> tuple[Setting, ...]:
+    """The paper's search space, appendix F: 12 settings on one GPU, 22 on more."""
+    shardings = [name for name, method in known_methods().items() if method.group == "sharding"]
+    pairs: list[tuple[str, ...]] = [()]
+    for sharding in shardings:
+        # Sharding does nothing on one GPU, unless it offloads.
+        pairs += [(sharding, "offload")] if gpus == 1 else [(sharding,), (sharding, "offload")]
+    return tuple(
+        ordered([*checkpointing, *pair]) for pair, checkpointing in product(pairs, ((), ("checkpointing",)))
+    )
+
+
+def label(setting: Setting, model: Model, target: Target) -> str:
+    """What people read: "naive", "free-lunch + checkpointing", "compile + kernels"."""
+    if not setting:
+        return "naive"
+    lunch = {name for name in setting if known_methods()[name].free_lunch}
+    rest = [name for name in setting if name not in lunch]
+    if lunch and tuple(ordered([*lunch, *rest])) == free_lunch(model, target, ordered(rest)):
+        return " + ".join(["free-lunch", *rest])
+    return " + ".join(setting)
+
+
+def apply_all(setting: Setting, module: nn.Module, blocks: list[nn.Module]) -> None:
+    for name in setting:
+        known_methods()[name].apply(module, blocks)

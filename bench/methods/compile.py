@@ -1,0 +1,54 @@
+"""torch.compile: the whole model at once, or each repeated block on its own.
+
+A failure to compile ends the trial with its reason. It is never timed as if compiled:
+dynamo's `suppress_errors` stays off, which the worker asserts.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from bench.methods import Method, Target
+from bench.models import Model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def _missing_compiler(target: Target) -> str | None:
+    if target.device == "cpu" and not (shutil.which("g++") or shutil.which("clang++")):
+        return "torch.compile on a CPU needs g++ or clang++: install one"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Compile(Method):
+    name: str = "compile"
+    summary: str = "torch.compile of the whole model"
+    group: ClassVar[str | None] = "compilation"
+    free_lunch: ClassVar[bool] = True
+
+    def refuse(self, model: Model, target: Target) -> str | None:
+        return _missing_compiler(target)
+
+    def apply(self, module: nn.Module, blocks: list[nn.Module]) -> None:
+        module.compile()
+
+
+@dataclass(frozen=True, slots=True)
+class CompileBlocks(Method):
+    name: str = "compile-blocks"
+    summary: str = "torch.compile of each repeated block: equal blocks are compiled once"
+    group: ClassVar[str | None] = "compilation"
+
+    def refuse(self, model: Model, target: Target) -> str | None:
+        return _missing_compiler(target)
+
+    def apply(self, module: nn.Module, blocks: list[nn.Module]) -> None:
+        for block in blocks:
+            block.compile()
+
+
+METHODS = (Compile(), CompileBlocks())

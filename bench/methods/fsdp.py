@@ -1,0 +1,23 @@
+"""FSDP2 (`fully_shard`): PyTorch's own sharding, per parameter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from bench.methods import Method, Target
+from bench.models import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Fsdp(Method):
+    group: ClassVar[str | None] = "sharding"
+
+    def refuse(self, model: Model, target: Target) -> str | None:
+        return f"{self.name} is planned but not run yet by this version"
+
+
+METHODS = (
+    Fsdp("fsdp-2", "gradients and optimizer states divided among the GPUs"),
+    Fsdp("fsdp-3", "gradients, optimizer states and parameters divided among the GPUs"),
+)

@@ -1,0 +1,32 @@
+"""TF32: matrix units round fp32 operands to 10 bits of mantissa; sums stay in fp32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from bench.methods import Method, Target
+from bench.models import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Tf32(Method):
+    name: str = "tf32"
+    summary: str = "fp32 matrix products and convolutions on TF32 units"
+    free_lunch: ClassVar[bool] = True
+
+    def refuse(self, model: Model, target: Target) -> str | None:
+        if target.device == "cpu":
+            return "TF32 is a mode of NVIDIA GPUs"
+        if target.compute_capability and float(target.compute_capability) < 8.0:
+            return f"TF32 needs compute capability 8.0, this GPU has {target.compute_capability}"
+        return None
+
+    def prepare(self) -> None:
+        import torch
+
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        torch.backends.cudnn.conv.fp32_precision = "tf32"
+
+
+METHODS = (Tf32(),)

@@ -1,0 +1,24 @@
+"""ZeRO (DeepSpeed): optimizer states, then gradients, then parameters divided among the GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from bench.methods import Method, Target
+from bench.models import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Zero(Method):
+    group: ClassVar[str | None] = "sharding"
+
+    def refuse(self, model: Model, target: Target) -> str | None:
+        return f"{self.name} is planned but not run yet by this version"
+
+
+METHODS = (
+    Zero("zero-1", "optimizer states divided among the GPUs"),
+    Zero("zero-2", "optimizer states and gradients divided among the GPUs"),
+    Zero("zero-3", "optimizer states, gradients and parameters divided among the GPUs"),
+)

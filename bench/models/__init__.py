@@ -1,0 +1,173 @@
+"""What a model is: an architecture as data, and the recipe that trains it.
+
+A family is one file here with one object `FAMILY`; a model is one value in its `MODELS`.
+Nothing here imports torch at module level: planning must not need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from bench.errors import Mistake
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Objective = Literal["causal-lm", "masked-lm", "image-classification"]
+Precision = Literal["fp32", "bf16", "fp16"]
+
+_FAMILY_FILES = ("gpt_neox", "roberta", "mamba", "convnext", "vit")
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    name: Literal["adam", "adamw"]
+    learning_rate: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Linear warm-up, then the named decay down to `final_ratio` of the peak."""
+
+    name: Literal["cosine", "linear", "constant"]
+    warmup_steps: int
+    final_ratio: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything about training that must not change, whatever the machine."""
+
+    objective: Objective
+    batch_size: int
+    steps: int
+    precision: Precision
+    optimizer: Optimizer
+    schedule: Schedule
+    sequence_length: int | None = None  # predictions a sample, for language models
+    image_size: int | None = None  # pixels a side
+    masked_fraction: float | None = None  # of the tokens, for masked-lm
+    clip_norm: float | None = None
+    log_every_steps: int | None = None
+    save_every_steps: int | None = None
+    eval_every_steps: int | None = None
+    eval_samples: int | None = None
+    source: str = ""
+
+    @property
+    def unit(self) -> Literal["tokens", "images"]:
+        return "images" if self.objective == "image-classification" else "tokens"
+
+    @property
+    def units_per_sample(self) -> int:
+        return self.sequence_length or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    name: str
+    family: str
+    architecture: Mapping[str, Any]  # a Hugging Face configuration, without its defaults
+    recipe: Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Flops:
+    """Multiply-adds counted as two, in one forward pass over one sample.
+
+    `attention` counts what must be computed: the lower triangle alone under a causal mask.
+    """
+
+    matmul: int
+    attention: int = 0
+    convolution: int = 0
+    scan: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.matmul + self.attention + self.convolution + self.scan
+
+    @property
+    def training(self) -> int:
+        """Forward and backward: the backward pass costs twice the forward one."""
+        return 3 * self.total
+
+
+class Family(Protocol):
+    """The contract of one family; tests/models runs over all of them.
+
+    The functions down to `missing_kernels` are arithmetic on the configuration and import nothing
+    heavy; where only a built module could tell (bench.models.generic) they raise LookupError.
+    Those after it import torch and transformers when called, in the worker alone.
+    """
+
+    name: str  # the `model_type` of Hugging Face
+    objectives: tuple[Objective, ...]
+    kernels: str | None  # what the method "kernels" brings to this family, in words
+
+    def defaults(self) -> Mapping[str, Any]:
+        """Every architecture field that a manifest may set, with its default."""
+        ...
+
+    def mistakes(self, model: Model, path: str) -> Iterable[Mistake]:
+        """What cannot work in fields of the right type; `path` is the model's place in the manifest."""
+        ...
+
+    def parameters(self, model: Model) -> int:
+        """Trainable parameters, exactly as the built module has them."""
+        ...
+
+    def forward_flops(self, model: Model) -> Flops: ...
+
+    def kept_bytes(self, model: Model, *, kernels: bool, checkpointing: bool) -> int:
+        """Predicted bytes that autograd keeps for the backward pass, a sample; the loss included.
+
+        Half-precision copies of the weights are not: they are there once, whatever the samples.
+        """
+        ...
+
+    def activation_bytes(self, model: Model, *, kernels: bool, checkpointing: bool) -> int:
+        """Predicted bytes a sample takes at the height of a pass: those kept, and the gradients there."""
+        ...
+
+    def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:
+        """Why the method "kernels" cannot work in this environment; None if it can."""
+        ...
+
+    def build(self, model: Model, *, kernels: bool) -> nn.Module:
+        """The module in training mode, fp32 weights, on the current default device."""
+        ...
+
+    def blocks(self, module: nn.Module) -> list[nn.Module]:
+        """The repeated units, in order: what is checkpointed, compiled or sharded as one."""
+        ...
+
+    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        """Mean loss over the predictions of one micro-batch, in fp32.
+
+        causal-lm             input_ids [b, s], labels [b, s] (already shifted)
+        masked-lm             input_ids [b, s], labels [b, s] (-100 where nothing is asked)
+        image-classification  pixel_values [b, 3, h, w], labels [b]
+        """
+        ...
+
+
+@cache
+def families() -> Mapping[str, Family]:
+    loaded = [import_module(f"bench.models.{name}").FAMILY for name in _FAMILY_FILES]
+    return {family.name: family for family in loaded}
+
+
+@cache
+def known_models() -> Mapping[str, Model]:
+    """Every model that a manifest may name, in the order of the family files."""
+    files = [import_module(f"bench.models.{name}") for name in _FAMILY_FILES]
+    return {model.name: model for file in files for model in file.MODELS}

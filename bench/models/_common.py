@@ -1,0 +1,154 @@
+"""What the families share: bytes and losses, their defaults, and attention that needs no mask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from bench.errors import Mistake
+from bench.models import Model
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+FP32 = 4  # bytes
+INDEX = 8  # bytes of a token's id or a label
+NORM_STATISTICS = 2 * FP32  # a layer norm keeps mean and deviation of every row
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "tanh")
+SDPA = "scaled_dot_product_attention: scores and probabilities are never written to memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Bytes of one sample in one repeated unit; `count` of them are equal."""
+
+    count: int
+    entry: int  # its input in fp32: all that checkpointing keeps
+    inside: int  # all that it keeps for its backward pass
+    backward: int = 0  # what that backward pass holds besides
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of one sample on its way through a model, as autocast on CUDA keeps them."""
+
+    ends: int  # before the first block and after the last, without logits
+    blocks: tuple[Block, ...]
+    logits: int  # elements, not bytes: they are fp32 in the loss whatever the precision
+
+    def kept(self, checkpointing: bool) -> int:
+        """What autograd holds when the forward pass is done; log-probabilities stand for the loss."""
+        blocks = sum(block.count * (block.entry if checkpointing else block.inside) for block in self.blocks)
+        return self.ends + blocks + FP32 * self.logits
+
+    def height(self, checkpointing: bool) -> int:
+        """The same at its highest: where the loss begins its backward pass, or a block is redone."""
+        kept = self.kept(checkpointing)
+        # The gradient of the log-probabilities and that of the logits stand beside what is kept.
+        loss = kept + 2 * FP32 * self.logits
+        redone = (block.inside - block.entry for block in self.blocks)
+        extra = [
+            again * checkpointing + block.backward for again, block in zip(redone, self.blocks, strict=True)
+        ]
+        return max(loss, kept - FP32 * self.logits + max(extra, default=0))
+
+
+class Bytes:
+    """The part of the family contract that follows from a footprint."""
+
+    def footprint(self, model: Model, kernels: bool) -> Footprint:
+        raise NotImplementedError
+
+    def kept_bytes(self, model: Model, *, kernels: bool, checkpointing: bool) -> int:
+        return self.footprint(model, kernels).kept(checkpointing)
+
+    def activation_bytes(self, model: Model, *, kernels: bool, checkpointing: bool) -> int:
+        return self.footprint(model, kernels).height(checkpointing)
+
+
+def lowered(model: Model) -> int:
+    """Bytes of an activation that autocast computes in half precision."""
+    return FP32 if model.recipe.precision == "fp32" else 2
+
+
+def complete(model: Model, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {**defaults, **model.architecture}
+
+
+def linear(inputs: int, outputs: int, bias: bool = True) -> int:
+    """Parameters of a linear layer."""
+    return inputs * outputs + outputs * bias
+
+
+def head_mistakes(a: Mapping[str, Any], path: str) -> Iterator[Mistake]:
+    hidden, heads = a["hidden_size"], a["num_attention_heads"]
+    if hidden % heads:
+        allowed = "allowed: a divisor of hidden_size"
+        yield Mistake(
+            f"{path}/architecture/num_attention_heads", f"{heads} does not divide {hidden}", allowed
+        )
+
+
+def length_mistakes(model: Model, positions: int, path: str) -> Iterator[Mistake]:
+    length = model.recipe.units_per_sample
+    if length > positions:
+        found = f"{length} is more than the {positions} positions of the architecture"
+        yield Mistake(f"{path}/recipe/sequence_length", found, f"allowed: at most {positions}")
+
+
+def activation_mistakes(a: Mapping[str, Any], allowed: tuple[str, ...], path: str) -> Iterator[Mistake]:
+    if a["hidden_act"] not in allowed:
+        words = "allowed: " + ", ".join(allowed)
+        yield Mistake(f"{path}/architecture/hidden_act", f'"{a["hidden_act"]}" is not one of these', words)
+
+
+# What imports torch or transformers, in the worker alone
+
+
+def language_loss(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    return cross_entropy(module(input_ids=batch["input_ids"]).logits, batch["labels"])
+
+
+def image_loss(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    return cross_entropy(module(pixel_values=batch["pixel_values"]).logits, batch["labels"])
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the labels that are asked; ours, because transformers shifts causal labels again."""
+    from torch.nn.functional import cross_entropy
+
+    loss: Tensor = cross_entropy(logits.float().flatten(0, -2), labels.flatten(), ignore_index=-100)
+    return loss
+
+
+def attention(kernels: bool) -> Literal["eager", "bench_unmasked"]:
+    return _register_unmasked() if kernels else "eager"
+
+
+@cache
+def _register_unmasked() -> Literal["bench_unmasked"]:
+    """Attention without a mask, under a name of our own.
+
+    While tracing for torch.compile, transformers 5.17 hands SDPA a mask of every pair of positions,
+    causal or not, which shuts out the flash kernels (`is_tracing` in its masking_utils.py). Under a
+    name for which it knows no mask it builds none: docs, "Attention Interface".
+    """
+    import torch.nn.functional as F
+    from transformers import AttentionInterface
+
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None,
+        scaling: float | None = None, dropout: float = 0.0, **_: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        assert attention_mask is None, "nothing is padded here"
+        # Rotary embeddings come back in fp32; autocast would lower them here too.
+        query, key = query.to(value.dtype), key.to(value.dtype)
+        out = F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=module.is_causal, scale=scaling
+        )
+        return out.transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register("bench_unmasked", attend)
+    return "bench_unmasked"

@@ -1,0 +1,196 @@
+"""ConvNeXt: stages of depthwise convolutions, each followed by an MLP over the channels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from bench.errors import Mistake
+from bench.models import Flops, Model, Objective, Optimizer, Recipe, Schedule
+from bench.models._common import (
+    ACTIVATIONS,
+    FP32,
+    INDEX,
+    NORM_STATISTICS,
+    Block,
+    Bytes,
+    Footprint,
+    activation_mistakes,
+    complete,
+    image_loss,
+    linear,
+    lowered,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+# transformers 5.17, ConvNextConfig; kernel sizes are constants of its code
+DEFAULTS: Mapping[str, Any] = {
+    "num_channels": 3,
+    "patch_size": 4,
+    "num_stages": 4,
+    "hidden_sizes": [96, 192, 384, 768],
+    "depths": [3, 3, 9, 3],
+    "hidden_act": "gelu",
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+    "layer_scale_init_value": 1e-6,
+    "drop_path_rate": 0.0,
+    "image_size": 224,
+    "num_labels": 2,
+}
+DEPTHWISE = 7 * 7
+SHRINK = 2  # a stage halves the sides of the one before
+
+
+class ConvNext(Bytes):
+    name = "convnext"
+    objectives: tuple[Objective, ...] = ("image-classification",)
+    kernels: str | None = None
+
+    def defaults(self) -> Mapping[str, Any]:
+        return DEFAULTS
+
+    def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
+        a, size = complete(model, DEFAULTS), model.recipe.image_size
+        yield from activation_mistakes(a, ACTIVATIONS, path)
+        if a["num_channels"] != 3:
+            yield Mistake(f"{path}/architecture/num_channels", f"{a['num_channels']} is not 3", "allowed: 3")
+        for field in ("hidden_sizes", "depths"):
+            if len(a[field]) != a["num_stages"]:
+                found = f"{len(a[field])} stages here, num_stages is {a['num_stages']}"
+                yield Mistake(f"{path}/architecture/{field}", found, "allowed: one entry a stage")
+        smallest = a["patch_size"] * SHRINK ** (a["num_stages"] - 1)
+        if size is not None and size % smallest:
+            found = f"{size} does not divide evenly into {a['num_stages']} stages"
+            yield Mistake(f"{path}/recipe/image_size", found, f"allowed: a multiple of {smallest}")
+
+    def parameters(self, model: Model) -> int:
+        a = complete(model, DEFAULTS)
+        scale = a["layer_scale_init_value"] > 0
+        first, last = a["hidden_sizes"][0], a["hidden_sizes"][-1]
+        total = linear(a["num_channels"] * a["patch_size"] ** 2, first) + 2 * first
+        before = None
+        for channels, depth in zip(a["hidden_sizes"], a["depths"], strict=True):
+            if before is not None:
+                total += 2 * before + linear(SHRINK**2 * before, channels)
+            depthwise = channels * DEPTHWISE + channels
+            mlp = linear(channels, 4 * channels) + linear(4 * channels, channels)
+            total += depth * (depthwise + 2 * channels + mlp + channels * scale)
+            before = channels
+        return int(total + 2 * last + linear(last, a["num_labels"]))
+
+    def forward_flops(self, model: Model) -> Flops:
+        a, matmul, convolution, before = complete(model, DEFAULTS), 0, 0, 0
+        for channels, depth, places in _stages(model):
+            if before:
+                convolution += 2 * places * SHRINK**2 * before * channels
+            else:
+                convolution += 2 * places * a["num_channels"] * a["patch_size"] ** 2 * channels
+            convolution += depth * 2 * places * DEPTHWISE * channels  # each channel by itself
+            matmul += depth * 2 * places * 8 * channels * channels
+            before = channels
+        return Flops(matmul=matmul + 2 * before * a["num_labels"], convolution=convolution)
+
+    def footprint(self, model: Model, kernels: bool) -> Footprint:
+        a, h = complete(model, DEFAULTS), lowered(model)
+        mixed, blocks, before = h < FP32, [], 0
+        assert model.recipe.image_size is not None
+        ends = h * a["num_channels"] * model.recipe.image_size**2 + INDEX  # pixels, label
+        for channels, depth, places in _stages(model):
+            if before:  # what shrinks: norm of the last stage, its copy for the convolution
+                wide = places * SHRINK**2
+                ends += wide * (FP32 * before + NORM_STATISTICS + h * before)
+            else:
+                ends += places * (FP32 * channels + NORM_STATISTICS)
+            entry = FP32 * channels * places
+            place = (h if mixed else FP32) * channels  # the convolution's input
+            place += FP32 * channels + NORM_STATISTICS + h * channels  # norm
+            place += 2 * h * 4 * channels + h * channels  # two sides of gelu; what is scaled
+            blocks.append(Block(depth, entry, places * place, places * 2 * h * 4 * channels))
+            before = channels
+        ends += 2 * FP32 * before + NORM_STATISTICS
+        return Footprint(ends, tuple(blocks), a["num_labels"])
+
+    def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:
+        return "no kernels exist for convnext"
+
+    def build(self, model: Model, *, kernels: bool) -> nn.Module:
+        from transformers import ConvNextConfig, ConvNextForImageClassification
+
+        config = ConvNextConfig(**complete(model, DEFAULTS))
+        module: nn.Module = ConvNextForImageClassification(config).train()
+        return module
+
+    def blocks(self, module: nn.Module) -> list[nn.Module]:
+        return [layer for stage in module.convnext.encoder.stages for layer in stage.layers]  # type: ignore[union-attr]
+
+    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        return image_loss(module, batch)
+
+
+def _stages(model: Model) -> Iterator[tuple[int, int, int]]:
+    """Channels, depth and places of each stage."""
+    a = complete(model, DEFAULTS)
+    assert model.recipe.image_size is not None
+    side = model.recipe.image_size // a["patch_size"]
+    for channels, depth in zip(a["hidden_sizes"], a["depths"], strict=True):
+        yield channels, depth, side * side
+        side //= SHRINK
+
+
+FAMILY = ConvNext()
+
+MODELS: tuple[Model, ...] = (
+    Model(
+        "convnext-xl",
+        "convnext",
+        {
+            "num_stages": 4,
+            "hidden_sizes": [256, 512, 1024, 2048],
+            "depths": [3, 3, 27, 3],
+            "drop_path_rate": 0.2,
+            "image_size": 224,
+            "num_labels": 21841,
+        },
+        Recipe(
+            objective="image-classification",
+            batch_size=4096,
+            steps=311_940,  # 90 epochs of 3,466 steps
+            precision="fp32",
+            optimizer=Optimizer("adamw", 4e-3, 0.9, 0.999, 1e-8, 0.05),
+            schedule=Schedule("cosine", warmup_steps=5 * 3_466, final_ratio=2.5e-4),
+            image_size=224,
+            log_every_steps=10,
+            save_every_steps=3_466,
+            source="github.com/facebookresearch/ConvNeXt TRAINING.md (ConvNeXt-XL, ImageNet-22K: batch, "
+            "epochs, warm-up, drop path, no evaluation), main.py and engine.py (rates, decay, no clipping, "
+            "no mixed precision, a save an epoch, a log each 10 steps); steps: the paper's code",
+        ),
+    ),
+    Model(
+        "tiny-convnext",
+        "convnext",
+        {
+            "num_stages": 2,
+            "hidden_sizes": [32, 64],
+            "depths": [1, 1],
+            "drop_path_rate": 0.2,
+            "image_size": 32,
+            "num_labels": 100,
+        },
+        Recipe(
+            objective="image-classification",
+            batch_size=64,
+            steps=2_000,
+            precision="fp32",
+            optimizer=Optimizer("adamw", 4e-3, 0.9, 0.999, 1e-8, 0.05),
+            schedule=Schedule("cosine", warmup_steps=100, final_ratio=2.5e-4),
+            image_size=32,
+            log_every_steps=10,
+            save_every_steps=1_000,
+            source="ours: ConvNeXt's recipe for two CPU cores",
+        ),
+    ),
+)

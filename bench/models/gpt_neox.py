@@ -1,0 +1,197 @@
+"""GPT-NeoX: the decoder of Pythia. Attention and MLP side by side, rotary positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from bench.errors import Mistake
+from bench.models import Flops, Model, Objective, Optimizer, Precision, Recipe, Schedule
+from bench.models._common import (
+    ACTIVATIONS,
+    FP32,
+    INDEX,
+    NORM_STATISTICS,
+    SDPA,
+    Block,
+    Bytes,
+    Footprint,
+    activation_mistakes,
+    attention,
+    complete,
+    head_mistakes,
+    language_loss,
+    length_mistakes,
+    linear,
+    lowered,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+# transformers 5.17, GPTNeoXConfig
+DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 50432,
+    "hidden_size": 6144,
+    "num_hidden_layers": 44,
+    "num_attention_heads": 64,
+    "intermediate_size": 24576,
+    "hidden_act": "gelu",
+    "rotary_pct": 0.25,
+    "rotary_emb_base": 10000,
+    "attention_dropout": 0.0,
+    "hidden_dropout": 0.0,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "use_parallel_residual": True,
+    "attention_bias": True,
+}
+
+
+class GptNeoX(Bytes):
+    name = "gpt_neox"
+    objectives: tuple[Objective, ...] = ("causal-lm",)
+    kernels: str | None = SDPA
+
+    def defaults(self) -> Mapping[str, Any]:
+        return DEFAULTS
+
+    def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
+        a = complete(model, DEFAULTS)
+        yield from head_mistakes(a, path)
+        yield from length_mistakes(model, a["max_position_embeddings"], path)
+        yield from activation_mistakes(a, ACTIVATIONS, path)
+
+    def parameters(self, model: Model) -> int:
+        a = complete(model, DEFAULTS)
+        d, f, bias = a["hidden_size"], a["intermediate_size"], a["attention_bias"]
+        attending = linear(d, 3 * d, bias) + linear(d, d, bias)
+        block = attending + linear(d, f) + linear(f, d) + 2 * 2 * d
+        tables = a["vocab_size"] * d * (1 if a["tie_word_embeddings"] else 2)
+        return tables + int(a["num_hidden_layers"]) * block + 2 * d
+
+    def forward_flops(self, model: Model) -> Flops:
+        a, s = complete(model, DEFAULTS), model.recipe.units_per_sample
+        d, layers = a["hidden_size"], a["num_hidden_layers"]
+        weights = layers * (4 * d * d + 2 * d * a["intermediate_size"]) + d * a["vocab_size"]
+        pairs = s * (s + 1) // 2  # a token sees itself and those before it
+        return Flops(matmul=2 * s * weights, attention=layers * pairs * 2 * 2 * d)
+
+    def footprint(self, model: Model, kernels: bool) -> Footprint:
+        a, s, h = complete(model, DEFAULTS), model.recipe.units_per_sample, lowered(model)
+        d, f, heads = a["hidden_size"], a["intermediate_size"], a["num_attention_heads"]
+        residual = FP32 * d  # autocast leaves embeddings and sums in fp32
+        token = residual + 2 * NORM_STATISTICS + 2 * h * d + 2 * h * f  # input, two norms, two sides of gelu
+        token += 0 if a["use_parallel_residual"] else residual
+        token += 2 * d if a["hidden_dropout"] else 0
+        token += h * d  # the attention's output
+        if kernels:
+            # Rotated query and key, all that the values are a view of, output by head, log-sum-exp.
+            block, backward = s * (token + 6 * h * d + FP32 * heads), 0
+        else:
+            # Copies of query, key, value; softmax in fp32, and again as the matmul takes it.
+            block = s * (token + 3 * h * d) + s * s * heads * self._eager_pair(a, h)
+            backward = s * s * heads * 2 * FP32  # the softmax's gradient, before and after
+        ends = s * (2 * INDEX + residual + NORM_STATISTICS + h * d)
+        blocks = Block(a["num_hidden_layers"], s * residual, block, backward)
+        return Footprint(ends, (blocks,), s * a["vocab_size"])
+
+    @staticmethod
+    def _eager_pair(a: Mapping[str, Any], h: int) -> int:
+        """Bytes kept for one head and one pair of tokens."""
+        dropped = 1 + (FP32 if h == FP32 else 0) if a["attention_dropout"] else 0
+        return FP32 + (h if h < FP32 else 0) + dropped
+
+    def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:
+        return None  # PyTorch brings them
+
+    def build(self, model: Model, *, kernels: bool) -> nn.Module:
+        from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+        config = GPTNeoXConfig(
+            **complete(model, DEFAULTS), use_cache=False, attn_implementation=attention(kernels)
+        )
+        module: nn.Module = GPTNeoXForCausalLM(config).train()
+        return module
+
+    def blocks(self, module: nn.Module) -> list[nn.Module]:
+        return list(module.gpt_neox.layers)  # type: ignore[union-attr, arg-type]
+
+    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        return language_loss(module, batch)
+
+
+FAMILY = GptNeoX()
+
+
+def _pythia(
+    size: str, hidden: int, layers: int, heads: int, rate: float, *,
+    precision: Precision = "fp16", vocabulary: int = 50304, eval_every_steps: int = 40_000, note: str = "",
+) -> Model:  # fmt: skip
+    architecture = {
+        "vocab_size": vocabulary,  # 50,277 tokens, padded to a multiple of 128 a model-parallel rank
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * hidden,
+        "max_position_embeddings": 2048,
+        "rotary_pct": 0.25,
+    }
+    recipe = Recipe(
+        objective="causal-lm",
+        batch_size=1024,
+        steps=143_000,
+        precision=precision,
+        optimizer=Optimizer("adam", rate, 0.9, 0.95, 1e-8, 0.1),
+        schedule=Schedule("cosine", warmup_steps=1_430, final_ratio=0.1),
+        sequence_length=2048,
+        clip_norm=1.0,
+        log_every_steps=10,
+        save_every_steps=1_000,
+        eval_every_steps=eval_every_steps,
+        eval_samples=10 * 1024,
+        source=f"github.com/EleutherAI/pythia models/{size}/pythia-{size.lower()}.yml; precision: paper, "
+        f"Table 3{note}",
+    )
+    return Model(f"pythia-{size.lower()}", "gpt_neox", architecture, recipe)
+
+
+MODELS: tuple[Model, ...] = (
+    _pythia("160M", 768, 12, 12, 6e-4),
+    _pythia("410M", 1024, 24, 16, 3e-4),
+    _pythia(
+        "1B", 2048, 16, 8, 3e-4, precision="bf16",
+        note="; learning rate: that repository's README (the .yml has 2.5e-4)",
+    ),
+    _pythia("2.8B", 2560, 32, 32, 1.6e-4),
+    # Trained on two model-parallel ranks, hence the larger padding.
+    _pythia("6.9B", 4096, 32, 32, 1.2e-4, vocabulary=50432, eval_every_steps=1_000),
+    Model(
+        "tiny-gpt-neox",
+        "gpt_neox",
+        {
+            "vocab_size": 512,
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 1,  # one head: fewer transposed copies to compile
+            "intermediate_size": 256,
+            "max_position_embeddings": 64,
+            "rotary_pct": 0.25,
+        },
+        Recipe(
+            objective="causal-lm",
+            batch_size=64,
+            steps=2_000,
+            precision="fp32",
+            optimizer=Optimizer("adam", 1e-3, 0.9, 0.95, 1e-8, 0.1),
+            schedule=Schedule("cosine", warmup_steps=20, final_ratio=0.1),
+            sequence_length=64,
+            clip_norm=1.0,
+            log_every_steps=10,
+            save_every_steps=1_000,
+            source="ours: Pythia's recipe for two CPU cores",
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,251 @@
+"""Mamba: a selective state-space model, one mixer a block.
+
+The mathematics of the scan are those of arXiv:2312.00752, section 3; shapes follow transformers'
+MambaMixer.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from math import ceil
+from typing import TYPE_CHECKING, Any, Literal
+
+from bench.errors import EnvironmentCannot, Mistake
+from bench.models import Flops, Model, Objective, Optimizer, Recipe, Schedule
+from bench.models._common import (
+    FP32,
+    INDEX,
+    Block,
+    Bytes,
+    Footprint,
+    activation_mistakes,
+    complete,
+    language_loss,
+    linear,
+    lowered,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+# transformers 5.17, MambaConfig
+DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 50280,
+    "hidden_size": 768,
+    "state_size": 16,
+    "num_hidden_layers": 32,
+    "layer_norm_epsilon": 1e-5,
+    "expand": 2,
+    "conv_kernel": 4,
+    "use_bias": False,
+    "use_conv_bias": True,
+    "hidden_act": "silu",
+    "initializer_range": 0.1,
+    "residual_in_fp32": True,
+    "time_step_rank": "auto",
+    "time_step_scale": 1.0,
+    "time_step_min": 0.001,
+    "time_step_max": 0.1,
+    "time_step_init_scheme": "random",
+    "time_step_floor": 1e-4,
+    "rescale_prenorm_residual": False,
+    "use_associative_scan": True,
+    "tie_word_embeddings": True,
+}
+# Both, and mamba-ssm's own extension: newer ones can be installed without what Mamba 1 needs.
+PACKAGES = ("mamba_ssm", "causal_conv1d", "selective_scan_cuda")
+SCAN_CHUNK = 2048  # mamba-ssm keeps the state once a chunk: csrc/selective_scan/selective_scan.cpp
+
+
+class Mamba(Bytes):
+    name = "mamba"
+    objectives: tuple[Objective, ...] = ("causal-lm",)
+    kernels: str | None = "mamba-ssm: convolution, scan and projections of a mixer fused"
+
+    def defaults(self) -> Mapping[str, Any]:
+        return DEFAULTS
+
+    def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
+        # The fused kernel knows no other.
+        yield from activation_mistakes(complete(model, DEFAULTS), ("silu",), path)
+
+    def parameters(self, model: Model) -> int:
+        a = complete(model, DEFAULTS)
+        d, inner, states, rank = _sizes(a)
+        block = d + linear(d, 2 * inner, a["use_bias"]) + linear(inner, d, a["use_bias"])
+        block += inner * a["conv_kernel"] + inner * a["use_conv_bias"]
+        block += linear(inner, rank + 2 * states, False) + linear(rank, inner)
+        block += inner * states + inner  # A and D
+        tables = a["vocab_size"] * d * (1 if a["tie_word_embeddings"] else 2)
+        return int(tables + a["num_hidden_layers"] * block + d)
+
+    def forward_flops(self, model: Model) -> Flops:
+        """The scan: for each token, channel and state six operations.
+
+        Two products make the step from time and input, a multiply-add moves the state on, a
+        multiply-add reads it out. Exponentials, gates and the skip D are elementwise and counted
+        no more than norms and activations are elsewhere.
+        """
+        a, s = complete(model, DEFAULTS), model.recipe.units_per_sample
+        d, inner, states, rank = _sizes(a)
+        weights = d * 2 * inner + inner * (rank + 2 * states) + rank * inner + inner * d
+        layers = a["num_hidden_layers"]
+        return Flops(
+            matmul=2 * s * (layers * weights + d * a["vocab_size"]),
+            convolution=layers * 2 * s * inner * a["conv_kernel"],
+            scan=layers * 6 * s * inner * states,
+        )
+
+    def footprint(self, model: Model, kernels: bool) -> Footprint:
+        a, s, h = complete(model, DEFAULTS), model.recipe.units_per_sample, lowered(model)
+        d, inner, states, rank = _sizes(a)
+        # A norm keeps its input, its scaled input and a deviation; its copy feeds the projection.
+        norm = 2 * FP32 * d + FP32 + h * d
+        projections = h * 2 * inner + h * (rank + 2 * states)  # input and gate; time, B and C
+        if kernels:
+            # mamba-ssm, MambaInnerFn: convolution and time steps are computed again.
+            token = norm + projections + h * 2 * states + h * inner
+            block = s * token + ceil(s / SCAN_CHUNK) * inner * 2 * states * FP32
+            backward = s * inner * 6 * h
+        else:
+            block = s * (norm + projections + self._eager_token(a, h))
+            # Every state's gradient, twice: each step adds one over the whole sequence.
+            backward = 4 * s * inner * states * FP32
+        ends = s * (2 * INDEX + norm)
+        blocks = Block(a["num_hidden_layers"], s * FP32 * d, block, backward)
+        return Footprint(ends, (blocks,), s * a["vocab_size"])
+
+    @staticmethod
+    def _eager_token(a: Mapping[str, Any], h: int) -> int:
+        """Bytes that the plain mixer keeps for a token, beside norm and projections."""
+        _, inner, states, _ = _sizes(a)
+        mixed = h < FP32
+        kept = 2 * h * inner  # convolution's output, its activation
+        kept += h * inner  # the same once more, laid out for the projection
+        kept += 2 * FP32 * inner  # time steps before and after softplus
+        kept += FP32 * inner + 2 * h * inner  # scan's output, open gate, out_proj's input
+        kept += inner * states * 3 * FP32  # decay, input and state of every step
+        if mixed:  # copies between the precisions
+            kept += h * inner + FP32 * inner + FP32 * states + inner * states * h
+        return int(kept)
+
+    def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:
+        if device == "cpu":
+            return "mamba-ssm's kernels run on NVIDIA GPUs alone"
+        missing = [package for package in PACKAGES if find_spec(package) is None]
+        return f"not installed: {', '.join(missing)} (mamba-ssm and causal-conv1d)" if missing else None
+
+    def build(self, model: Model, *, kernels: bool) -> nn.Module:
+        _bind(kernels)
+        from transformers import MambaConfig, MambaForCausalLM
+
+        config = MambaConfig(**complete(model, DEFAULTS), use_cache=False)
+        module: nn.Module = MambaForCausalLM(config).train()
+        return module
+
+    def blocks(self, module: nn.Module) -> list[nn.Module]:
+        return list(module.backbone.layers)  # type: ignore[union-attr, arg-type]
+
+    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        return language_loss(module, batch)
+
+
+def _sizes(a: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """Hidden size, inner size, states, rank of the time step."""
+    d = a["hidden_size"]
+    rank = ceil(d / 16) if a["time_step_rank"] == "auto" else a["time_step_rank"]
+    return d, int(a["expand"] * d), a["state_size"], rank
+
+
+def _bind(kernels: bool) -> None:
+    """Has transformers choose between mamba-ssm and its own plain code.
+
+    transformers 5.17 has no switch for it: its mixer takes mamba-ssm whenever that can be imported,
+    once, when its module is (use_kernel_func_from_hub_with_fallback). So the packages are hidden
+    during that import, and a process does one or the other.
+    """
+    if kernels:
+        import_module(_MIXER)
+    else:
+        with _hidden(PACKAGES):
+            import_module(_MIXER)
+    if (sys.modules.get("mamba_ssm") is not None) != kernels:
+        now, asked = ("without", "with") if kernels else ("with", "without")
+        raise EnvironmentCannot(
+            f"this process runs Mamba {now} mamba-ssm, and is asked for it {asked}",
+            advice="start a new process: transformers chooses once",
+        )
+
+
+_MIXER = "transformers.models.mamba.modeling_mamba"
+
+
+@contextmanager
+def _hidden(packages: tuple[str, ...]) -> Iterator[None]:
+    """None in sys.modules makes an import fail as if nothing were installed: Python reference, 5.3.1."""
+    absent = [package for package in packages if package not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for package in absent:
+            del sys.modules[package]
+
+
+FAMILY = Mamba()
+
+MODELS: tuple[Model, ...] = (
+    Model(
+        "mamba-2.8b",
+        "mamba",
+        {
+            "vocab_size": 50280,
+            "hidden_size": 2560,
+            "state_size": 16,
+            "num_hidden_layers": 64,
+            "expand": 2,
+            "conv_kernel": 4,
+            "time_step_rank": 160,
+        },
+        Recipe(
+            objective="causal-lm",
+            batch_size=128,
+            steps=572_204,  # 300 billion tokens
+            precision="bf16",
+            optimizer=Optimizer("adamw", 8e-4, 0.9, 0.95, 1e-8, 0.1),
+            schedule=Schedule("cosine", warmup_steps=57_220, final_ratio=0.0125),
+            sequence_length=4096,
+            clip_norm=1.0,
+            source="paper, Table 3, and its code, src/models/mamba.py; warm-up: github.com/state-spaces/"
+            "mamba issue 184 (its issues 7 and 144 tell of 2,048 tokens and a rate of 4.8e-4 instead)",
+        ),
+    ),
+    Model(
+        "tiny-mamba",
+        "mamba",
+        {
+            "vocab_size": 512,
+            "hidden_size": 64,
+            "state_size": 4,
+            "num_hidden_layers": 2,
+            "expand": 2,
+            "conv_kernel": 4,
+            "use_associative_scan": False,  # compiles faster unrolled, this short
+        },
+        Recipe(
+            objective="causal-lm",
+            batch_size=64,
+            steps=2_000,
+            precision="fp32",
+            optimizer=Optimizer("adamw", 1e-3, 0.9, 0.95, 1e-8, 0.1),
+            schedule=Schedule("cosine", warmup_steps=200, final_ratio=0.0125),
+            sequence_length=4,
+            clip_norm=1.0,
+            source="ours: Mamba's recipe for two CPU cores",
+        ),
+    ),
+)

@@ -1,0 +1,181 @@
+"""RoBERTa: an encoder that fills in masked tokens. Norms after the residual sum, learned positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from bench.errors import Mistake
+from bench.models import Flops, Model, Objective, Optimizer, Recipe, Schedule
+from bench.models._common import (
+    ACTIVATIONS,
+    FP32,
+    INDEX,
+    NORM_STATISTICS,
+    SDPA,
+    Block,
+    Bytes,
+    Footprint,
+    activation_mistakes,
+    attention,
+    complete,
+    head_mistakes,
+    language_loss,
+    length_mistakes,
+    linear,
+    lowered,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+# transformers 5.17, RobertaConfig
+DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 50265,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 1,
+}
+
+
+class Roberta(Bytes):
+    name = "roberta"
+    objectives: tuple[Objective, ...] = ("masked-lm",)
+    kernels: str | None = SDPA
+
+    def defaults(self) -> Mapping[str, Any]:
+        return DEFAULTS
+
+    def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
+        a = complete(model, DEFAULTS)
+        yield from head_mistakes(a, path)
+        # Positions are counted from the padding token's id on: fairseq, utils.make_positions.
+        yield from length_mistakes(model, a["max_position_embeddings"] - a["pad_token_id"] - 1, path)
+        yield from activation_mistakes(a, ACTIVATIONS, path)
+
+    def parameters(self, model: Model) -> int:
+        a = complete(model, DEFAULTS)
+        d, f, norm = a["hidden_size"], a["intermediate_size"], 2 * a["hidden_size"]
+        tables = (a["vocab_size"] + a["max_position_embeddings"] + a["type_vocab_size"]) * d
+        block = 4 * linear(d, d) + linear(d, f) + linear(f, d) + 2 * norm
+        head = linear(d, d) + norm + a["vocab_size"]  # its matrix is the table of words
+        return int(tables + norm + a["num_hidden_layers"] * block + head)
+
+    def forward_flops(self, model: Model) -> Flops:
+        a, s = complete(model, DEFAULTS), model.recipe.units_per_sample
+        d, layers = a["hidden_size"], a["num_hidden_layers"]
+        weights = layers * (4 * d * d + 2 * d * a["intermediate_size"]) + d * d + d * a["vocab_size"]
+        return Flops(matmul=2 * s * weights, attention=layers * s * s * 2 * 2 * d)
+
+    def footprint(self, model: Model, kernels: bool) -> Footprint:
+        a, s, h = complete(model, DEFAULTS), model.recipe.units_per_sample, lowered(model)
+        d, f, heads = a["hidden_size"], a["intermediate_size"], a["num_attention_heads"]
+        residual, mixed = FP32 * d, h < FP32
+        masks = d if a["hidden_dropout_prob"] else 0
+        # Query, key and value each lower the input for themselves: autocast remembers weights alone.
+        token = 3 * h * d if mixed else residual
+        token += 3 * h * d + h * d + masks  # query, key, value; attention's output
+        token += residual + NORM_STATISTICS + h * d  # sum, norm
+        token += 2 * h * f + masks + residual + NORM_STATISTICS  # two sides of gelu; sum, norm
+        if kernels:
+            block, backward = s * (token + FP32 * heads), 0
+        else:
+            dropped = (1 + (0 if mixed else FP32)) if a["attention_probs_dropout_prob"] else 0
+            block = s * token + s * s * heads * (FP32 + (h if mixed else 0) + dropped)
+            backward = s * s * heads * 2 * FP32
+        embeddings = 3 * INDEX + residual + NORM_STATISTICS + masks
+        head = (h * d if mixed else residual) + h * d + residual + NORM_STATISTICS + h * d + INDEX
+        blocks = Block(a["num_hidden_layers"], s * residual, block, backward)
+        return Footprint(s * (embeddings + head), (blocks,), s * a["vocab_size"])
+
+    def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:
+        return None  # PyTorch brings them
+
+    def build(self, model: Model, *, kernels: bool) -> nn.Module:
+        from transformers import RobertaConfig, RobertaForMaskedLM
+
+        config = RobertaConfig(
+            **complete(model, DEFAULTS), use_cache=False, attn_implementation=attention(kernels)
+        )
+        module: nn.Module = RobertaForMaskedLM(config).train()
+        return module
+
+    def blocks(self, module: nn.Module) -> list[nn.Module]:
+        return list(module.roberta.encoder.layer)  # type: ignore[union-attr, arg-type]
+
+    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        return language_loss(module, batch)
+
+
+FAMILY = Roberta()
+
+MODELS: tuple[Model, ...] = (
+    Model(
+        "roberta-large",
+        "roberta",
+        {
+            "vocab_size": 50265,
+            "hidden_size": 1024,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "intermediate_size": 4096,
+            "hidden_dropout_prob": 0.1,
+            "attention_probs_dropout_prob": 0.1,
+            "max_position_embeddings": 514,
+            "type_vocab_size": 1,
+            "layer_norm_eps": 1e-5,
+        },
+        Recipe(
+            objective="masked-lm",
+            batch_size=8192,
+            steps=500_000,
+            precision="fp16",
+            optimizer=Optimizer("adam", 4e-4, 0.9, 0.98, 1e-6, 0.01),
+            schedule=Schedule("linear", warmup_steps=30_000),
+            sequence_length=512,
+            masked_fraction=0.15,
+            clip_norm=None,
+            log_every_steps=200,
+            source="batch, steps, precision: paper, Table 3; optimizer and schedule: model card of "
+            "roberta-large; masking, no clipping, dropout, log: github.com/facebookresearch/fairseq "
+            "examples/roberta/config/pretraining/base.yaml and fairseq/tasks/masked_lm.py",
+        ),
+    ),
+    Model(
+        "tiny-roberta",
+        "roberta",
+        {
+            "vocab_size": 512,
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 1,  # one head: fewer transposed copies to compile
+            "intermediate_size": 256,
+            "hidden_dropout_prob": 0.1,
+            "attention_probs_dropout_prob": 0.1,
+            "max_position_embeddings": 66,
+            "type_vocab_size": 1,
+            "layer_norm_eps": 1e-5,
+        },
+        Recipe(
+            objective="masked-lm",
+            batch_size=64,
+            steps=2_000,
+            precision="fp32",
+            optimizer=Optimizer("adam", 1e-3, 0.9, 0.98, 1e-6, 0.01),
+            schedule=Schedule("linear", warmup_steps=120),
+            sequence_length=64,
+            masked_fraction=0.15,
+            log_every_steps=200,
+            source="ours: RoBERTa's recipe for two CPU cores",
+        ),
+    ),
+)

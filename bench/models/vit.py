@@ -1,0 +1,189 @@
+"""ViT: an encoder over patches of an image, read at its class token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from bench.errors import Mistake
+from bench.models import Flops, Model, Objective, Optimizer, Recipe, Schedule
+from bench.models._common import (
+    ACTIVATIONS,
+    FP32,
+    INDEX,
+    NORM_STATISTICS,
+    SDPA,
+    Block,
+    Bytes,
+    Footprint,
+    activation_mistakes,
+    attention,
+    complete,
+    head_mistakes,
+    image_loss,
+    linear,
+    lowered,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+# transformers 5.17, ViTConfig
+DEFAULTS: Mapping[str, Any] = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+    "image_size": 224,
+    "patch_size": 16,
+    "num_channels": 3,
+    "qkv_bias": True,
+    "num_labels": 2,
+}
+
+
+class Vit(Bytes):
+    name = "vit"
+    objectives: tuple[Objective, ...] = ("image-classification",)
+    kernels: str | None = SDPA
+
+    def defaults(self) -> Mapping[str, Any]:
+        return DEFAULTS
+
+    def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
+        a, size = complete(model, DEFAULTS), model.recipe.image_size
+        yield from head_mistakes(a, path)
+        yield from activation_mistakes(a, ACTIVATIONS, path)
+        if a["num_channels"] != 3:
+            yield Mistake(f"{path}/architecture/num_channels", f"{a['num_channels']} is not 3", "allowed: 3")
+        if a["image_size"] % a["patch_size"]:
+            found = f"{a['patch_size']} does not divide {a['image_size']}"
+            yield Mistake(f"{path}/architecture/patch_size", found, "allowed: a divisor of image_size")
+        if size != a["image_size"]:
+            found = f"{size} is not the architecture's {a['image_size']}"
+            yield Mistake(f"{path}/recipe/image_size", found, "allowed: the same in both")
+
+    def parameters(self, model: Model) -> int:
+        a = complete(model, DEFAULTS)
+        d, f = a["hidden_size"], a["intermediate_size"]
+        patches = linear(a["num_channels"] * a["patch_size"] ** 2, d)
+        tables = d + _tokens(a) * d  # class token, positions
+        block = 3 * linear(d, d, a["qkv_bias"]) + linear(d, d) + linear(d, f) + linear(f, d) + 2 * 2 * d
+        return int(patches + tables + a["num_hidden_layers"] * block + 2 * d + linear(d, a["num_labels"]))
+
+    def forward_flops(self, model: Model) -> Flops:
+        a = complete(model, DEFAULTS)
+        d, n, layers = a["hidden_size"], _tokens(a), a["num_hidden_layers"]
+        weights = layers * (4 * d * d + 2 * d * a["intermediate_size"])
+        return Flops(
+            matmul=2 * n * weights + 2 * d * a["num_labels"],  # only the class token is classified
+            attention=layers * n * n * 2 * 2 * d,
+            convolution=2 * (n - 1) * a["num_channels"] * a["patch_size"] ** 2 * d,
+        )
+
+    def footprint(self, model: Model, kernels: bool) -> Footprint:
+        a, h = complete(model, DEFAULTS), lowered(model)
+        d, f, n, heads = a["hidden_size"], a["intermediate_size"], _tokens(a), a["num_attention_heads"]
+        residual, mixed = FP32 * d, h < FP32
+        masks = d if a["hidden_dropout_prob"] else 0
+        token = residual + NORM_STATISTICS + (3 * h * d if mixed else residual)  # input, norm, its copies
+        token += 3 * h * d + h * d + masks  # query, key, value; attention's output
+        token += residual + NORM_STATISTICS + h * d  # sum, norm
+        token += 2 * h * f + masks  # two sides of gelu
+        if kernels:
+            block, backward = n * (token + FP32 * heads), 0
+        else:
+            dropped = 1 + (0 if mixed else FP32) if a["attention_probs_dropout_prob"] else 0
+            block = n * token + n * n * heads * (FP32 + (h if mixed else 0) + dropped)
+            backward = n * n * heads * 2 * FP32
+        pixels = h * a["num_channels"] * a["image_size"] ** 2
+        norm = n * (residual + NORM_STATISTICS) + (h * d if mixed else n * residual)
+        ends = pixels + n * masks + norm + INDEX
+        return Footprint(
+            ends, (Block(a["num_hidden_layers"], n * residual, block, backward),), a["num_labels"]
+        )
+
+    def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:
+        return None  # PyTorch brings them
+
+    def build(self, model: Model, *, kernels: bool) -> nn.Module:
+        from transformers import ViTConfig, ViTForImageClassification
+
+        config = ViTConfig(**complete(model, DEFAULTS), attn_implementation=attention(kernels))
+        module: nn.Module = ViTForImageClassification(config).train()
+        return module
+
+    def blocks(self, module: nn.Module) -> list[nn.Module]:
+        return list(module.vit.layers)  # type: ignore[union-attr, arg-type]
+
+    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        return image_loss(module, batch)
+
+
+def _tokens(a: Mapping[str, Any]) -> int:
+    return int(a["image_size"] // a["patch_size"]) ** 2 + 1
+
+
+FAMILY = Vit()
+
+MODELS: tuple[Model, ...] = (
+    Model(
+        "vit-l",
+        "vit",
+        {
+            "hidden_size": 1024,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "intermediate_size": 4096,
+            "hidden_dropout_prob": 0.1,
+            "attention_probs_dropout_prob": 0.0,
+            "image_size": 224,
+            "patch_size": 16,
+            "num_labels": 21841,
+        },
+        Recipe(
+            objective="image-classification",
+            batch_size=4096,
+            steps=311_948,  # 90 epochs of 14,197,122 images
+            precision="fp32",
+            optimizer=Optimizer("adam", 1e-3, 0.9, 0.999, 1e-8, 0.03),
+            schedule=Schedule("linear", warmup_steps=10_000, final_ratio=0.01),
+            image_size=224,
+            clip_norm=1.0,
+            source="github.com/google-research/vision_transformer issue 2 (batch, epochs, rates, decay, "
+            "dropout) and vit_jax/configs/models.py (L/16); steps, betas and clipping: the paper's code, "
+            "src/models/vit.py",
+        ),
+    ),
+    Model(
+        "tiny-vit",
+        "vit",
+        {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 1,  # one head: fewer transposed copies to compile
+            "intermediate_size": 256,
+            "hidden_dropout_prob": 0.1,
+            "attention_probs_dropout_prob": 0.0,
+            "image_size": 32,
+            "patch_size": 4,
+            "num_labels": 100,
+        },
+        Recipe(
+            objective="image-classification",
+            batch_size=64,
+            steps=2_000,
+            precision="fp32",
+            optimizer=Optimizer("adam", 1e-3, 0.9, 0.999, 1e-8, 0.03),
+            schedule=Schedule("linear", warmup_steps=60, final_ratio=0.01),
+            image_size=32,
+            clip_norm=1.0,
+            source="ours: ViT's recipe for two CPU cores",
+        ),
+    ),
+)

@@ -1,0 +1,190 @@
+"""Manifest x target -> plan: every trial that would run, what it should need, what is skipped.
+
+Pure: no GPU is touched, no torch imported. A plan made for a machine that is not here is the same
+plan as one made there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bench.catalogue import find_gpu_model
+from bench.errors import BadInput, Mistake
+from bench.manifest import Manifest
+from bench.methods import NAIVE, Setting, Target, free_lunch, label, memory_saving_settings, refusal
+from bench.models import Model
+from bench.models.inline import family_of
+from bench.result import NodeFacts, Trial
+
+# A prediction can be wrong: only what is far too large is not tried at all.
+HOPELESS = 1.5
+# What the allocator's fragments and the CUDA context take beside the tensors.
+USABLE = 0.92
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One setting of one model: its trials from the largest micro-batch worth a try downwards."""
+
+    label: str
+    trials: tuple[Trial, ...]
+    predicted_bytes: int | None  # of the first trial; None: counted when it runs
+    floor_days: float | None  # at the vendor's peak rate: no machine of this kind is faster
+
+    @property
+    def model(self) -> Model:
+        return self.trials[0].model
+
+    @property
+    def setting(self) -> Setting:
+        return self.trials[0].setting
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    model: str
+    setting: Setting
+    label: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    manifest_digest: str
+    target: Target
+    cells: tuple[Cell, ...]
+    skipped: tuple[Skipped, ...]
+
+
+def target_of(node: NodeFacts, gpus: int | None) -> Target:
+    """The devices of this node that a manifest asks for."""
+    if not node.gpus:
+        return Target("cpu", gpus or 1, node.memory_bytes, node.cpu)
+    count = gpus or len(node.gpus)
+    if count > len(node.gpus):
+        raise BadInput(
+            f"the manifest asks for {count} GPUs, this node has {len(node.gpus)}",
+            advice='lower "gpus", or leave it out to take all there are',
+        )
+    chosen = node.gpus[:count]
+    smallest = min(gpu.memory_bytes for gpu in chosen)
+    return Target("cuda", count, smallest, chosen[0].name, chosen[0].compute_capability)
+
+
+def make_plan(manifest: Manifest, target: Target) -> Plan:
+    _check_batches(manifest, target)
+    cells: list[Cell] = []
+    skipped: list[Skipped] = []
+    # Setting by setting, not model by model: an early end leaves an answer for each model.
+    per_model = [list(_settings(manifest, model, target)) for model in manifest.models]
+    for row in range(max(map(len, per_model))):
+        for model, settings in zip(manifest.models, per_model, strict=True):
+            if row >= len(settings):
+                continue
+            match _cell(manifest, model, settings[row], target):
+                case Cell() as cell:
+                    cells.append(cell)
+                case Skipped() as left_out:
+                    skipped.append(left_out)
+    return Plan(manifest.digest, target, tuple(cells), tuple(skipped))
+
+
+def _settings(manifest: Manifest, model: Model, target: Target) -> Iterator[Setting]:
+    """This model's settings, each once, in the manifest's order."""
+    if manifest.methods == "exhaustive":
+        yield NAIVE
+        for setting in memory_saving_settings(target.gpus):
+            yield free_lunch(model, target, setting)
+        return
+    named = {"naive": NAIVE, "free-lunch": free_lunch(model, target)}
+    yield from dict.fromkeys(named[entry] if isinstance(entry, str) else entry for entry in manifest.methods)
+
+
+def _cell(manifest: Manifest, model: Model, setting: Setting, target: Target) -> Cell | Skipped:
+    name = label(setting, model, target)
+    if reason := refusal(setting, model, target):
+        return Skipped(model.name, setting, name, reason)
+    memory = manifest.memory_cap_bytes or target.memory_bytes
+    sizes = (
+        [manifest.micro_batch] if manifest.micro_batch else _divisors(model.recipe.batch_size // target.gpus)
+    )
+    needs = {size: predict_bytes(model, setting, size) for size in sizes}
+    least = needs[sizes[-1]]
+    if least is not None and least > HOPELESS * memory:
+        return Skipped(
+            model.name, setting, name,
+            f"needs about {least / 2**30:.0f} GiB at micro-batch {sizes[-1]}; there are {memory / 2**30:.0f}",
+        )  # fmt: skip
+    fitting = [size for size in sizes if (need := needs[size]) is None or need <= USABLE * memory]
+    chosen = _thinned(fitting or sizes[-1:])
+    trials = tuple(
+        Trial(model, setting, size, target.gpus, manifest.seed, manifest.timing, manifest.memory_cap_bytes)
+        for size in chosen
+    )
+    return Cell(name, trials, needs[chosen[0]], _floor_days(model, setting, target))
+
+
+def _divisors(number: int) -> list[int]:
+    """Every micro-batch that keeps the recipe's batch exact, the largest first."""
+    return [size for size in range(number, 0, -1) if number % size == 0]
+
+
+def _thinned(sizes: list[int]) -> list[int]:
+    """After memory ran out, a step down of less than a quarter is not worth a trial."""
+    chosen = sizes[:1]
+    for size in sizes[1:]:
+        if size <= 0.75 * chosen[-1] or size == 1:
+            chosen.append(size)
+    return chosen
+
+
+def predict_bytes(model: Model, setting: Setting, micro_batch: int) -> int | None:
+    """Device memory at the peak of a step; None where only the built module can tell."""
+    family = family_of(model)
+    try:
+        parameters = family.parameters(model)
+        activations = family.activation_bytes(
+            model, kernels="kernels" in setting, checkpointing="checkpointing" in setting
+        )
+    except LookupError:
+        return None
+    # fp32 weights, gradients and two moments; autocast keeps a half copy of the weights in a pass.
+    states = parameters * (16 + (0 if model.recipe.precision == "fp32" else 2))
+    return states + activations * micro_batch
+
+
+def _floor_days(model: Model, setting: Setting, target: Target) -> float | None:
+    gpu = find_gpu_model(target.name) if target.device == "cuda" else None
+    if gpu is None:
+        return None
+    try:
+        flops = family_of(model).forward_flops(model)
+    except LookupError:
+        return None
+    recipe = model.recipe
+    rate = gpu.peak_flops(recipe.precision, "tf32" in setting) * target.gpus
+    return flops.training * recipe.batch_size * recipe.steps / rate / 86_400
+
+
+def _check_batches(manifest: Manifest, target: Target) -> None:
+    mistakes = []
+    for i, model in enumerate(manifest.models):
+        batch = model.recipe.batch_size
+        share, rest = divmod(batch, target.gpus)
+        if rest:
+            mistakes.append(
+                Mistake(
+                    f"/models/{i}", f"batch {batch} does not divide among {target.gpus} GPUs", "change gpus"
+                )
+            )
+        elif manifest.micro_batch and share % manifest.micro_batch:
+            mistakes.append(
+                Mistake(
+                    "/micro_batch",
+                    f"{manifest.micro_batch} does not divide {model.name}'s {share} samples a GPU",
+                    f"allowed: {', '.join(map(str, reversed(_divisors(share))))}",
+                )
+            )
+    if mistakes:
+        raise BadInput("the batch cannot be kept exact", where=manifest.name, mistakes=tuple(mistakes))

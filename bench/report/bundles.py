@@ -1,0 +1,106 @@
+"""`bench verify` and `bench compare`: bundles in, verdicts and tables out. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from bench.codec import pretty_json, to_json
+from bench.errors import BadInput, BenchError, VerificationFailed
+from bench.summary import Results, recompute
+from bench.verify import TrustPolicy, Verdict, verify_bundle
+
+Checked = tuple[Path, Verdict | BenchError]
+
+
+def verify(paths: list[Path], trust: Path | None, as_json: bool) -> int:
+    """0 if all are valid; otherwise the exit code of the worst, after all were looked at."""
+    checked = list(check_all(paths, trust))
+    if as_json:
+        sys.stdout.write(pretty_json([_verdict_json(path, verdict) for path, verdict in checked]).decode())
+    for path, verdict in checked:
+        if isinstance(verdict, BenchError):
+            print(verdict, file=sys.stderr)
+        elif not as_json:
+            print(f"{path}", *verdict.to_lines(), sep="\n")
+    return _exit_code(checked)
+
+
+def compare(paths: list[Path], trust: Path | None, as_json: bool) -> int:
+    """Each bundle's table; one that does not verify is named and left out."""
+    checked = list(check_all(paths, trust))
+    good = [(path, verdict) for path, verdict in checked if isinstance(verdict, Verdict)]
+    if as_json:
+        found = [{"path": str(p), "level": v.level, "results": to_json(results_of(v))} for p, v in good]
+        sys.stdout.write(pretty_json(found).decode())
+    else:
+        print("\n\n".join(_section(path, verdict) for path, verdict in good))
+    for _, verdict in checked:
+        if isinstance(verdict, BenchError):
+            print(verdict, file=sys.stderr)
+    return _exit_code(checked)
+
+
+def _section(path: Path, verdict: Verdict) -> str:
+    from bench.report.tables import results_table  # tabulate is slow to import, and verify needs none
+
+    results = results_of(verdict)
+    node = results.node
+    device = f"{len(node.gpus)} x {node.gpus[0].name}, driver {node.driver}" if node.gpus else node.cpu
+    signed = f"run {verdict.run_id}, level {verdict.level}, signed by {verdict.fingerprint}"
+    return f"{path}   {device}\n{signed}\n\n{results_table(results)}"
+
+
+def results_of(verdict: Verdict) -> Results:
+    results = verdict.recomputed["results"]
+    assert isinstance(results, Results)
+    return results
+
+
+def check_all(paths: Iterable[Path], trust: Path | None) -> Iterator[Checked]:
+    policy = TrustPolicy.from_file(trust) if trust else None
+    for path in _bundles(paths):
+        try:
+            yield path, _check(path, policy)
+        except BenchError as error:
+            error.where = (
+                error.where if error.where and str(path) in error.where else _place(path, error.where)
+            )
+            yield path, error
+
+
+def _place(path: Path, inside: str | None) -> str:
+    return f"{path}: {inside}" if inside else str(path)
+
+
+def _check(path: Path, policy: TrustPolicy | None) -> Verdict:
+    verdict = verify_bundle(path, policy, recompute)
+    run = results_of(verdict).run
+    if (run.id, run.complete) != (verdict.run_id, verdict.complete):
+        raise VerificationFailed("the results are of another run than the statement")
+    return verdict
+
+
+def _bundles(paths: Iterable[Path]) -> Iterator[Path]:
+    """Files as they are named; of a directory, every .tar in it."""
+    for path in paths:
+        if not path.is_dir():
+            yield path
+            continue
+        found = sorted(path.rglob("*.tar"))
+        if not found:
+            raise BadInput("holds no .tar, so no bundle", where=str(path))
+        yield from found
+
+
+def _verdict_json(path: Path, verdict: Verdict | BenchError) -> object:
+    if isinstance(verdict, BenchError):
+        return {"path": str(path), "valid": False, "reason": verdict.message, "exit_code": verdict.exit_code}
+    counted = {name: value for name, value in verdict.recomputed.items() if name != "results"}
+    return {"valid": True} | to_json(replace(verdict, recomputed=counted))
+
+
+def _exit_code(checked: Iterable[Checked]) -> int:
+    return max((v.exit_code for _, v in checked if isinstance(v, BenchError)), default=0)

@@ -1,0 +1,80 @@
+"""The table of one bundle: one row a setting, the fastest of each model marked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tabulate import tabulate
+
+from bench.summary import Results, TrialResult
+from bench.words import bytes_text, failure_text, figures, interval_text
+
+HEADERS = ("", "setting", "batch", "s/step", "per second", "of limit", "memory", "loss vs naive", "days")
+
+
+def results_table(results: Results) -> str:
+    """A block a model, then the ceilings that "of limit" refers to and whatever is missing."""
+    units = {model.name: model.recipe.unit for model in results.models}
+    blocks = [
+        _model_block(model.name, units[model.name], [t for t in results.trials if t.model == model.name])
+        for model in results.models
+        if any(t.model == model.name for t in results.trials)
+    ]
+    return "\n\n".join([*blocks, "\n".join(_notes(results))])
+
+
+def fastest(trials: Iterable[TrialResult]) -> TrialResult | None:
+    """The ranking: an implausible figure is our defect and never ranked."""
+    ranked = [(t.estimate.days.value, t) for t in trials if t.estimate is not None and t.estimate.plausible]
+    return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
+
+
+def _model_block(name: str, unit: str, trials: list[TrialResult]) -> str:
+    best = fastest(trials)
+    rows = [_row(trial, unit, trial is best) for trial in trials]
+    # Numbers are texts already: tabulate must not round them again.
+    table = tabulate(
+        rows, HEADERS, tablefmt="simple", disable_numparse=True, colalign=("left", "left", *["right"] * 7)
+    )
+    return f"{name}\n{table}"
+
+
+def _row(trial: TrialResult, unit: str, best: bool) -> tuple[str, ...]:
+    batch = f"{trial.micro_batch} x {trial.accumulation}"
+    mark = "*" if best else ""
+    if trial.failure is not None:
+        return (mark, trial.label, batch, failure_text(trial.failure)[:60], "", "", "", "", "")
+    e = trial.estimate
+    if e is None:
+        return (mark, trial.label, batch, "too few samples", "", "", "", "", "")
+    share = "-" if e.utilisation is None else f"{100 * e.utilisation:.0f}%"
+    drift = "" if trial.loss_difference is None else f"{100 * trial.loss_difference:.2g}%"
+    return (
+        mark,
+        trial.label,
+        batch,
+        interval_text(e.step_seconds),
+        f"{figures(e.units_per_second)} {unit}",
+        share if e.plausible else f"{share} IMPLAUSIBLE",
+        bytes_text(e.peak_bytes),
+        drift,
+        interval_text(e.days),
+    )
+
+
+def _notes(results: Results) -> Iterable[str]:
+    yield "*  fastest of its model    batch  micro-batch x accumulation    ±  95% interval"
+    best: dict[str, float] = {}
+    for ceiling in results.ceilings:
+        best[ceiling.name] = max(best.get(ceiling.name, 0.0), ceiling.rate)
+    limits = [
+        f"{name} {figures(rate / 1e9)} {'GB/s' if name == 'memory-bandwidth' else 'GFLOP/s'}"
+        for name, rate in sorted(best.items())
+    ]
+    yield f"limit  measured here: {', '.join(limits)}"
+    if results.memory_cap_bytes is not None:
+        yield f"memory capped at {bytes_text(results.memory_cap_bytes)}"
+    for skip in results.skipped:
+        yield f"skipped  {skip.model}  {skip.label}: {skip.reason}"
+    if results.run.stopped:
+        yield f"INCOMPLETE  {results.run.stopped}"

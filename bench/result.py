@@ -1,0 +1,150 @@
+"""What a run finds, as plain values: node, trial, outcome, measurement, ceiling."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bench.codec import canonical_json, to_json
+from bench.models import Flops, Model
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    index: int
+    name: str
+    uuid: str
+    memory_bytes: int
+    compute_capability: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What the trials can see of the machine; no address, no user name."""
+
+    cpu: str
+    cpu_cores: int
+    memory_bytes: int
+    os: str
+    kernel: str
+    python: str
+    gpus: tuple[Gpu, ...] = ()
+    driver: str | None = None
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        return "cuda" if self.gpus else "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long to measure: until the interval is tight, or the time is up."""
+
+    target_percent: float = 1.0  # half-width of the step's 95% interval, of the step
+    measure_seconds: float = 30.0
+    warmup_seconds: float = 60.0
+    loss_steps: int = 3  # first steps, whose losses are kept and compared with naive
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One setting of one model at one micro-batch: all that can change its result."""
+
+    model: Model
+    setting: tuple[str, ...]
+    micro_batch: int
+    gpus: int
+    seed: int
+    timing: Timing
+    memory_cap_bytes: int | None = None
+
+    @property
+    def accumulation(self) -> int:
+        return self.model.recipe.batch_size // (self.gpus * self.micro_batch)
+
+    @property
+    def id(self) -> str:
+        return hashlib.sha256(canonical_json(to_json(self))).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """One optimizer step between two device synchronisations, by the slowest rank's clock."""
+
+    accumulation: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Every raw sample of a trial. Summaries are recomputed from it, never stored alone."""
+
+    steps: tuple[StepSample, ...]
+    warmup: tuple[StepSample, ...]
+    steady: bool  # two adjacent windows of the warm-up agreed
+    losses: tuple[float, ...]
+    gradient_norms: tuple[float, ...]
+    samples_per_loss: int
+    peak_bytes: int  # on the device, during the steps alone
+    parameters: int
+    flops: Flops  # forward, a sample: by the family's formula, or counted for a model without one
+    master_dtype: str  # of the weights that the optimizer updates
+    log_seconds: float | None
+    save_seconds: float | None
+    eval_seconds_per_sample: float | None
+    phase_seconds: Mapping[str, float]
+    started_at: float  # unix time, to find the telemetry of these steps
+    ended_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    measurement: Measurement
+    kind: Literal["measured"] = "measured"
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    where: Literal["gpu", "host"]
+    detail: str
+    kind: Literal["out-of-memory"] = "out-of-memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    reason: str
+    kind: Literal["unsupported"] = "unsupported"
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    limit_seconds: float
+    phase: str
+    kind: Literal["timed-out"] = "timed-out"
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    reason: str
+    kind: Literal["crashed"] = "crashed"
+
+
+Outcome = Measured | OutOfMemory | Unsupported | TimedOut | Crashed
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """The best this device did on the bare operation; `samples` are single timed calls."""
+
+    name: str  # matmul-fp32, matmul-tf32, matmul-bf16, matmul-fp16, memory-bandwidth
+    device: int
+    unit: Literal["FLOP/s", "B/s"]
+    work: int  # FLOP or bytes of one call
+    samples: tuple[float, ...]  # seconds
+
+    @property
+    def rate(self) -> float:
+        return self.work / min(self.samples)

@@ -1,0 +1,51 @@
+"""One device of the worker: waiting for it, its memory, its share of loader processes."""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    kind: Literal["cpu", "cuda"]
+
+    @property
+    def torch(self) -> torch.device:
+        return torch.device(self.kind)
+
+    @property
+    def loaders(self) -> int:
+        """Loader processes: none on a CPU, where they would take the cores that train."""
+        if self.kind == "cpu":
+            return 0
+        return max(1, min(8, len(os.sched_getaffinity(0)) // (2 * int(torch.cuda.device_count()))))
+
+    def synchronise(self) -> None:
+        if self.kind == "cuda":
+            torch.cuda.synchronize()
+
+    def cap_memory(self, cap_bytes: int | None) -> None:
+        """On a GPU the allocator refuses beyond the cap; on a CPU the supervisor watches."""
+        if self.kind == "cuda" and cap_bytes is not None:
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total))
+
+    def reset_peak(self) -> None:
+        if self.kind == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM: proc(5)
+
+    def peak_bytes(self) -> int:
+        if self.kind == "cuda":
+            return int(torch.cuda.max_memory_allocated())
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

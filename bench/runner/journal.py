@@ -1,0 +1,71 @@
+"""The journal of a run: append-only, fsynced, one JSON object a line.
+
+A line counts once its newline is on disk. A torn last line is what a crash leaves: it is cut off,
+and the trial behind it runs again. Anything else that does not parse is damage, and refused.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from bench.codec import DecodeError, canonical_json, strict_loads
+from bench.errors import BadInput
+
+FILE_NAME = "journal.jsonl"
+
+
+class Journal:
+    """Holds the run's lock as long as it is open: one supervisor a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE_NAME
+        self._file: BinaryIO = self.path.open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise BadInput("this run is already going on", where=str(folder)) from None
+        self.events = list(read_journal(self.path))
+        self._cut_torn_line()
+
+    def append(self, event: dict[str, Any]) -> None:
+        self._file.write(canonical_json(event) + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.events.append(event)
+
+    def _cut_torn_line(self) -> None:
+        data = self.path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole != len(data):
+            self._file.truncate(whole)
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_journal(path: Path) -> Iterator[dict[str, Any]]:
+    """Every whole line; a torn last one is left out."""
+    data = path.read_bytes()
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
+        try:
+            event = strict_loads(line)
+        except DecodeError as error:
+            raise BadInput(f"line {number} is damaged: {error}", where=str(path)) from None
+        if not isinstance(event, dict):
+            raise BadInput(f"line {number} is no event", where=str(path))
+        yield event

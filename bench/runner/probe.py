@@ -1,0 +1,115 @@
+"""What this machine is, without touching a GPU: /proc, NVML, the installed packages."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+
+from bench.errors import EnvironmentCannot
+from bench.result import Gpu, NodeFacts
+
+# What can change a result; everything else installed is in env.json too, but not in the identity.
+STACK = (
+    "torch", "transformers", "triton", "numpy", "accelerate", "deepspeed", "timm",
+    "flash-attn", "mamba-ssm", "causal-conv1d", "nvidia-cudnn-cu13", "nvidia-nccl-cu13", "nvidia-cublas",
+)  # fmt: skip
+
+
+def probe() -> NodeFacts:
+    gpus, driver = _gpus()
+    return NodeFacts(
+        cpu=_cpu_name(),
+        cpu_cores=len(os.sched_getaffinity(0)),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        os=_os_name(),
+        kernel=platform.release(),
+        python=platform.python_version(),
+        gpus=gpus,
+        driver=driver,
+        packages=packages(STACK),
+    )
+
+
+def packages(names: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def all_packages() -> dict[str, str]:
+    return dict(sorted((d.metadata["Name"], d.version) for d in metadata.distributions()))
+
+
+def require_stack() -> None:
+    """The measuring side needs torch and transformers; say so before anything starts."""
+    missing = sorted({"torch", "transformers", "numpy"} - packages(STACK).keys())
+    if missing:
+        raise EnvironmentCannot(
+            f"{', '.join(missing)} not installed here", advice="pip install 'bench[run]', or run in the image"
+        )
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _os_name() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except OSError:
+        return platform.system()
+
+
+def _gpus() -> tuple[tuple[Gpu, ...], str | None]:
+    """The GPUs that CUDA would show, in its order. No NVML means no NVIDIA driver: a CPU machine."""
+    try:
+        import pynvml
+    except ImportError:
+        return (), None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return (), None
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+        everything = [_gpu(index) for index in range(count)]
+        return _visible(everything), pynvml.nvmlSystemGetDriverVersion()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(index: int) -> Gpu:
+    import pynvml
+
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return Gpu(
+        index=index,
+        name=pynvml.nvmlDeviceGetName(handle),
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+        compute_capability=f"{major}.{minor}",
+    )
+
+
+def _visible(gpus: list[Gpu]) -> tuple[Gpu, ...]:
+    """CUDA_VISIBLE_DEVICES as CUDA reads it: indices or UUID prefixes, up to the first bad one."""
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return tuple(gpus)
+    chosen: list[Gpu] = []
+    for name in filter(None, (part.strip() for part in wanted.split(","))):
+        match = [gpu for gpu in gpus if str(gpu.index) == name or gpu.uuid.startswith(name)]
+        if not match:
+            break
+        chosen.append(match[0])
+    return tuple(chosen)

@@ -1,0 +1,103 @@
+"""What a person sees while a run goes on: live on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from bench.plan import Plan
+from bench.result import Outcome, Trial
+from bench.search import remaining
+from bench.summary import TrialResult
+from bench.words import outcome_line, seconds_text
+
+PLAIN_EVERY_SECONDS = 60.0
+
+
+class Progress:
+    """Follows a run by its events; writes to stderr only."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(file=sys.stderr, highlight=False)
+        self.current: str | None = None
+        self._live: Live | None = None
+        self._title = ""
+        self._phase = ""
+        self._steps = 0
+        self._plan: Plan | None = None
+        self._outcomes: Mapping[str, Outcome] = {}
+        self._deadline: float | None = None
+        self._begun = self._started = time.monotonic()
+        self._decided_before = 0
+        self._next_plain = 0.0
+
+    def start(self, run_id: str, plan: Plan, outcomes: Mapping[str, Outcome], deadline: float | None) -> None:
+        self._plan, self._outcomes, self._deadline = plan, outcomes, deadline
+        self._started = time.monotonic()
+        self._decided_before = self._decided()
+        self.console.print(f"run {run_id}   {len(plan.cells)} settings   {plan.target.name}", soft_wrap=True)
+        for skip in plan.skipped:
+            self.console.print(
+                f"skipped  {skip.model}  {skip.label}: {skip.reason}", style="dim", soft_wrap=True
+            )
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, auto_refresh=False, transient=True)
+            self._live.start()
+
+    def begin(self, key: str, title: str) -> None:
+        self.current, self._title = key, title
+        self._phase, self._steps, self._begun = "start", 0, time.monotonic()
+        self._next_plain = time.monotonic() + PLAIN_EVERY_SECONDS
+        self._draw()
+
+    def event(self, event: Mapping[str, Any] | None) -> None:
+        if event is not None:
+            self._phase = event.get("phase", self._phase)
+            self._steps += "step" in event
+        if self._live is not None:
+            self._draw()
+        elif time.monotonic() >= self._next_plain:
+            self._next_plain = time.monotonic() + PLAIN_EVERY_SECONDS
+            self.console.print(self._status(), soft_wrap=True)
+
+    def end(self, trial: Trial, results: Sequence[TrialResult]) -> None:
+        result = next(r for r in results if r.id == trial.id)
+        self.console.print(outcome_line(result, trial.model.recipe.unit), soft_wrap=True)
+
+    def stop(self) -> None:
+        self.current = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _decided(self) -> int:
+        return len(self._plan.cells) - remaining(self._plan, self._outcomes) if self._plan else 0
+
+    def _draw(self) -> None:
+        if self._live is not None:
+            self._live.update(Group(Text(self._status())), refresh=True)
+
+    def _status(self) -> str:
+        seconds = time.monotonic() - self._begun
+        steps = f", {self._steps} steps" if self._steps else ""
+        return f"{self._title}   {self._phase}{steps}, {seconds:.0f} s   {self._left()}"
+
+    def _left(self) -> str:
+        """Time left, from what the decided settings took so far, and never past the budget."""
+        assert self._plan is not None
+        decided, total = self._decided(), len(self._plan.cells)
+        done_now = decided - self._decided_before
+        text = f"{decided} of {total} decided"
+        guess = None
+        if done_now:
+            guess = (time.monotonic() - self._started) / done_now * (total - decided)
+        if self._deadline is not None:
+            until = max(0.0, self._deadline - time.monotonic())
+            guess = until if guess is None else min(guess, until)
+        return text if guess is None else f"{text}, about {seconds_text(guess)} left"

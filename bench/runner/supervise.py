@@ -1,0 +1,233 @@
+"""Starts jobs in the fork server, watches them, ends them. Imports no torch.
+
+Every job ends in an outcome: its own, or the supervisor's when it is silent, late, too large or gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bench.codec import from_json, to_json, union_from_json
+from bench.errors import EnvironmentCannot
+from bench.result import Ceiling, Crashed, Outcome, OutOfMemory, TimedOut, Trial
+from bench.runner.processes import group_bytes, kill_group, oom_kills
+
+TICK_SECONDS = 0.25
+START_SECONDS = 300.0  # a cold disk reads torch slowly
+SILENCE_SECONDS = 300.0  # between two events of a job: a compile that loops is silent
+
+Event = dict[str, Any]
+FINAL = {"outcome", "ceilings", "reality"}  # the last word of a job is one of these
+
+
+class ServerGoneError(Exception):
+    """The fork server ended while a job ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    seconds: float
+    silence_seconds: float = SILENCE_SECONDS
+    host_bytes: int | None = None  # of the job's process group together
+
+
+class Supervisor:
+    """Owns the fork server; one job at a time."""
+
+    def __init__(
+        self,
+        preload: list[str],
+        tick: Callable[[Event | None], None],
+        log: Path,
+        work: str = "bench.runner.worker:work",
+    ) -> None:
+        self.command = [sys.executable, "-m", "bench.runner.forkserver"]
+        self.arguments = [work, *preload]
+        self.tick = tick  # called with every event, and with None a few times a second
+        self.log = log
+        self._server: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._buffer = b""
+        self._group: int | None = None
+
+    def trial(self, trial: Trial, device: str, scratch: Path, log: Path, limits: Limits) -> Outcome:
+        job = {"kind": "trial", "trial": to_json(trial), "device": device, "scratch": str(scratch)}
+        final = self._run(job, log, limits)
+        if isinstance(final, dict):
+            outcome: Outcome = union_from_json(Outcome, final["outcome"])
+            return outcome
+        return final
+
+    def ceilings(
+        self, names: list[str], device: str, gpus: int, log: Path, limits: Limits
+    ) -> tuple[Ceiling, ...]:
+        final = self._run({"kind": "ceilings", "names": names, "device": device, "gpus": gpus}, log, limits)
+        return from_json(tuple[Ceiling, ...], _answer(final, "ceilings", log))
+
+    def reality(
+        self, trial: Trial, device: str, steps: int, seconds: float, log: Path, limits: Limits
+    ) -> tuple[int, float]:
+        """A real piece of training: how many steps, in how many seconds."""
+        job = {
+            "kind": "reality",
+            "trial": to_json(trial),
+            "device": device,
+            "steps": steps,
+            "seconds": seconds,
+        }
+        answer = _answer(self._run(job, log, limits), "reality", log)
+        return int(answer["steps"]), float(answer["seconds"])
+
+    def _run(self, job: Event, log: Path, limits: Limits) -> Event | Outcome:
+        """The job's final event, or the outcome that the supervisor gives it."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._ensure_server()
+        assert self._socket is not None
+        kills_before = oom_kills()
+        self._socket.sendall(json.dumps({"job": job, "log": str(log)}).encode() + b"\n")
+        try:
+            return self._watch(limits, kills_before)
+        except ServerGoneError:
+            self.close()
+            return Crashed("the process that starts trials was ended from outside")
+        finally:
+            self._group = None
+
+    def _watch(self, limits: Limits, kills_before: int) -> Event | Outcome:
+        started = heard = time.monotonic()
+        phase, final, verdict = "start", None, None
+        for event in self._events():
+            now = time.monotonic()
+            self.tick(event)
+            if event is None:
+                if verdict is None:
+                    verdict = self._overstepped(limits, now - started, now - heard, phase)
+                    if verdict is not None and self._group is not None:
+                        kill_group(self._group)
+                continue
+            heard = now
+            phase = event.get("phase", phase)
+            self._group = event.get("pid", self._group)
+            if event.keys() & FINAL:
+                final = event
+            if "exited" in event:
+                return verdict or final or _died(event["exited"], phase, oom_kills() > kills_before)
+        raise ServerGoneError
+
+    def _overstepped(self, limits: Limits, seconds: float, silence: float, phase: str) -> Outcome | None:
+        if seconds > limits.seconds:
+            return TimedOut(limits.seconds, phase)
+        if silence > limits.silence_seconds:
+            return TimedOut(limits.silence_seconds, f"{phase}: no sign of life")
+        if limits.host_bytes is not None and self._group is not None:
+            used = group_bytes(self._group)
+            if used > limits.host_bytes:
+                return OutOfMemory(
+                    "host", f"{used / 2**30:.2f} GiB used, {limits.host_bytes / 2**30:.2f} allowed"
+                )
+        return None
+
+    def _events(self) -> Iterator[Event | None]:
+        """What the server sends, with None now and then; ends when the server does."""
+        assert self._socket is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            while True:
+                if not selector.select(TICK_SECONDS):
+                    yield None
+                    continue
+                try:
+                    data = self._socket.recv(1 << 16)
+                except ConnectionError:
+                    return
+                if not data:
+                    return
+                *lines, self._buffer = (self._buffer + data).split(b"\n")
+                for line in filter(None, lines):
+                    with suppress(json.JSONDecodeError):  # half a line of a worker that was killed
+                        yield json.loads(line)
+                yield None
+
+    def _ensure_server(self) -> None:
+        if self._server is not None and self._server.poll() is None:
+            return
+        self.close()
+        ours, theirs = socket.socketpair()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with theirs, self.log.open("ab") as log:
+            # Threads that spin at barriers stand still for each other on a machine that has other work.
+            # OpenBLAS would start threads as numpy is imported, and threads do not survive a fork.
+            environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+            self._server = subprocess.Popen(
+                [*self.command, str(theirs.fileno()), *self.arguments],
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._socket, self._buffer = ours, b""
+        deadline = time.monotonic() + START_SECONDS
+        for event in self._events():
+            self.tick(event)
+            if event is not None and "ready" in event:
+                return
+            if time.monotonic() > deadline:
+                break
+        self.close()
+        raise EnvironmentCannot("torch could not be imported", where=str(self.log), advice="read that log")
+
+    def close(self) -> None:
+        """Ends the job in flight and the server, at once."""
+        if self._group is not None:
+            kill_group(self._group)
+            self._group = None
+        if self._socket is not None:
+            self._socket.close()  # tells the server to end whatever is left, and itself
+            self._socket = None
+        if self._server is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._server.wait(1.0)
+            self._server.kill()
+            self._server.wait()
+            self._server = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _answer(final: Event | Outcome, key: str, log: Path) -> Any:
+    """What the job was asked for, or the reason why there is none."""
+    if isinstance(final, dict) and key in final:
+        return final[key]
+    reason = final["outcome"] if isinstance(final, dict) else to_json(final)
+    detail = ", ".join(str(value) for name, value in reason.items() if name != "kind")
+    raise EnvironmentCannot(f"no {key}: {reason['kind']}: {detail}", where=str(log))
+
+
+def _died(status: int, phase: str, kernel_killed: bool) -> Outcome:
+    """A job that ended without a word of its own."""
+    if status & 0x7F == signal.SIGKILL and kernel_killed:
+        return OutOfMemory("host", f"the kernel ended it for memory during {phase}")
+    if status & 0x7F:
+        return Crashed(f"ended by {signal.Signals(status & 0x7F).name} during {phase}")
+    return Crashed(f"ended with exit code {status >> 8} during {phase}, without an outcome")

@@ -1,0 +1,76 @@
+"""What the machine did meanwhile: clocks, power, temperature, throttling, memory, load.
+
+One line a second in telemetry.jsonl, from NVML where there is one, from /proc everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bench.codec import canonical_json
+from bench.result import NodeFacts
+
+FILE_NAME = "telemetry.jsonl"
+EVERY_SECONDS = 1.0
+
+
+class Telemetry:
+    def __init__(self, path: Path, node: NodeFacts) -> None:
+        self._file = path.open("ab")
+        self._next = 0.0
+        self._handles: list[Any] = []
+        if node.gpus:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in node.gpus]
+
+    def sample(self, trial: str | None) -> None:
+        """Takes a sample if one is due; cheap to call often."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + EVERY_SECONDS
+        line = {
+            "at": round(time.time(), 3),
+            "trial": trial,
+            "load": os.getloadavg()[0],
+            "available_bytes": _available_bytes(),
+            "gpus": [_gpu(handle) for handle in self._handles],
+        }
+        self._file.write(canonical_json(line) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _gpu(handle: Any) -> dict[str, Any]:
+    """Each reading alone may be missing on a card; the others still count."""
+    import pynvml
+
+    readings = {
+        "sm_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+        "memory_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
+        "power_watts": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "energy_joules": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
+        "celsius": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+        "throttle_reasons": lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
+        "used_bytes": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used,
+        "busy_percent": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+    }
+    found = {}
+    for name, read in readings.items():
+        with suppress(pynvml.NVMLError):
+            found[name] = read()
+    return found

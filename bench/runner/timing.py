@@ -1,0 +1,39 @@
+"""When a measurement is warm, when it is good enough, and how many passes its steps take. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.estimate import mean, step_interval
+from bench.result import StepSample, Timing
+
+WINDOW = 3  # steps; two adjacent windows must agree
+AGREEMENT = 0.02  # of their mean; more where the wanted interval is wider than that
+ROUNDS = 5  # before a tight interval is believed
+LATE_ROUNDS = 3  # before the time that is up ends it
+MAX_STEP_SHARE = 1 / 12  # of the measuring time, for one step at the high count
+
+
+def is_steady(seconds: Sequence[float], timing: Timing) -> bool:
+    """True once the last two windows of steps took the same time."""
+    if len(seconds) < 2 * WINDOW:
+        return False
+    before, after = mean(seconds[-2 * WINDOW : -WINDOW]), mean(seconds[-WINDOW:])
+    return abs(after - before) <= max(AGREEMENT, timing.target_percent / 100) * before
+
+
+def accumulation_counts(recipe_accumulation: int, pass_seconds: float, timing: Timing) -> tuple[int, ...]:
+    """One pass, and as many as the time allows up to what the recipe does."""
+    affordable = int(timing.measure_seconds * MAX_STEP_SHARE / pass_seconds)
+    high = min(recipe_accumulation, max(2, affordable))
+    return (1,) if recipe_accumulation == 1 else (1, high)
+
+
+def is_enough(samples: Sequence[StepSample], accumulation: int, elapsed: float, timing: Timing) -> bool:
+    """Tight enough, or out of time; never before a handful of rounds, never without an interval."""
+    interval = step_interval(samples, accumulation)
+    if interval is None:
+        return False
+    rounds = len(samples) // len({sample.accumulation for sample in samples})
+    late = elapsed >= timing.measure_seconds and rounds >= LATE_ROUNDS
+    return late or (rounds >= ROUNDS and interval.percent <= timing.target_percent)

@@ -1,0 +1,70 @@
+"""Numbers and outcomes in the words of tables, progress and HTML: one spelling everywhere."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from bench.estimate import Interval
+from bench.result import Crashed, OutOfMemory, TimedOut, Unsupported
+from bench.summary import TrialResult
+
+
+def figures(value: float, digits: int = 3) -> str:
+    """A plain decimal with that many significant figures, thousands parted: 12,300 or 0.0123."""
+    if value == 0:
+        return "0"
+    text = f"{value:.{digits}g}"
+    if "e" not in text:
+        number = float(text)
+        return f"{number:,.0f}" if abs(number) >= 10 ** (digits - 1) else text
+    return f"{float(text):,.0f}" if abs(value) >= 1 else f"{float(text):.10f}".rstrip("0")
+
+
+def interval_text(interval: Interval) -> str:
+    """1.234 ±0.012: the value as far as the half-width makes its digits meaningful."""
+    if interval.half_width <= 0:
+        return f"{interval.value:.4g} ±0"
+    places = max(0, 2 - _magnitude(interval.half_width) - 1)
+    return f"{interval.value:,.{places}f} ±{interval.half_width:.{places}f}"
+
+
+def _magnitude(value: float) -> int:
+    return int(f"{value:e}".partition("e")[2])
+
+
+def bytes_text(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def seconds_text(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def failure_text(failure: OutOfMemory | Unsupported | TimedOut | Crashed) -> str:
+    match failure:
+        case OutOfMemory():
+            return f"out of {failure.where} memory: {failure.detail}"
+        case Unsupported():
+            return f"unsupported: {failure.reason}"
+        case TimedOut():
+            return f"timed out after {seconds_text(failure.limit_seconds)} in {failure.phase}"
+        case Crashed():
+            return f"crashed: {failure.reason}"
+        case _:
+            assert_never(failure)
+
+
+def outcome_line(result: TrialResult, unit: str) -> str:
+    """One trial, one line: what progress leaves behind."""
+    head = f"{result.model:<16} {result.label:<28} micro-batch {result.micro_batch:<4}"
+    if result.failure is not None:
+        return f"{head} {failure_text(result.failure)}"
+    if result.estimate is None:
+        return f"{head} too few samples for an interval"
+    e = result.estimate
+    rate = f"{figures(e.units_per_second)} {unit}/s"
+    return f"{head} {interval_text(e.step_seconds)} s/step   {rate}   {interval_text(e.days)} days"

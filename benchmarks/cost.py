@@ -1,0 +1,53 @@
+"""What the command itself costs, as ratios to an empty Python measured in the same run.
+
+python benchmarks/cost.py BUNDLE     ratios for --help and verify, and the time of 1,000 bundles
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+RUNS = 15
+
+
+def seconds(command: list[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - started
+
+
+def main() -> int:
+    bundle = Path(sys.argv[1])
+    bench = str(Path(sys.executable).with_name("bench"))
+    commands = {
+        "python3 -c pass": [sys.executable, "-c", "pass"],
+        "bench --help": [bench, "--help"],
+        "bench verify BUNDLE": [bench, "verify", str(bundle)],
+    }
+    for command in commands.values():
+        seconds(command)
+    # In turn, so that a machine that drifts drifts for all.
+    times: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(RUNS):
+        for name, command in commands.items():
+            times[name].append(seconds(command))
+    base = statistics.median(times["python3 -c pass"])
+    for name, found in times.items():
+        middle = statistics.median(found)
+        print(f"{name:<22} {1000 * middle:7.1f} ms   {middle / base:5.1f}x   median of {RUNS}")
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(1000):
+            shutil.copyfile(bundle, Path(folder, f"{i:04}.tar"))
+        many = seconds([bench, "verify", folder])
+    print(f"bench verify, 1,000 copies of {bundle.stat().st_size:,} bytes: {many:.2f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

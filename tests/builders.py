@@ -1,0 +1,49 @@
+"""Small valid values for tests: say what matters, the rest is filled in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from bench.models import Flops, Model, Optimizer, Recipe, Schedule
+from bench.result import Measurement, StepSample, Timing, Trial
+
+RECIPE = Recipe(
+    objective="causal-lm",
+    batch_size=8,
+    steps=1000,
+    precision="fp32",
+    optimizer=Optimizer("adam", 1e-3, 0.9, 0.95, 1e-8, 0.0),
+    schedule=Schedule("constant", 0),
+    sequence_length=16,
+)
+MODEL = Model("test-model", "gpt_neox", {"vocab_size": 64}, RECIPE)
+
+
+def trial(**changes: Any) -> Trial:
+    """Eight samples a step in two passes of four."""
+    one = Trial(MODEL, (), 4, 1, 0, Timing())
+    return dataclasses.replace(one, **changes)
+
+
+def measurement(steps: Sequence[StepSample], **changes: Any) -> Measurement:
+    one = Measurement(
+        steps=tuple(steps),
+        warmup=(),
+        steady=True,
+        losses=(),
+        gradient_norms=(),
+        samples_per_loss=8,
+        peak_bytes=1 << 20,
+        parameters=10,
+        flops=Flops(1000),
+        master_dtype="float32",
+        log_seconds=None,
+        save_seconds=None,
+        eval_seconds_per_sample=None,
+        phase_seconds={},
+        started_at=0.0,
+        ended_at=1.0,
+    )
+    return dataclasses.replace(one, **changes)

@@ -1,0 +1,83 @@
+"""How many bytes autograd keeps, counted on the CPU as CUDA would keep them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+from bench.models import Family, Model
+
+HALVES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Of CUDA's list of what autocast raises to fp32 (docs: "Automatic Mixed Precision package",
+# "CUDA Ops that can autocast to float32"), those that the families call. The CPU's list is shorter.
+RAISED = {F.layer_norm, F.softmax, F.softplus, F.log_softmax, torch.exp, torch.rsqrt, Tensor.pow, torch.pow}
+
+
+class AsOnCuda(TorchFunctionMode):
+    """Autocast's fp32 list, and dropout that keeps one byte an element: what CUDA does and the CPU does not."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.dropout and kwargs.get("training", True) and kwargs["p"] > 0:
+            return torch.native_dropout(args[0], kwargs["p"], True)[0]
+        if func in RAISED:
+            args = [a.float() if isinstance(a, Tensor) and a.dtype in HALVES.values() else a for a in args]
+        return func(*args, **kwargs)
+
+
+def made_up_batch(model: Model, samples: int) -> dict[str, Tensor]:
+    recipe, architecture = model.recipe, model.architecture
+    if recipe.image_size:
+        return {
+            "pixel_values": torch.rand(samples, 3, recipe.image_size, recipe.image_size),
+            "labels": torch.randint(architecture["num_labels"], (samples,)),
+        }
+    ids = torch.randint(2, architecture["vocab_size"], (samples, recipe.units_per_sample))
+    return {"input_ids": ids, "labels": ids.roll(-1, 1)}
+
+
+def checkpointed(blocks: list[nn.Module]) -> None:
+    for block in blocks:
+
+        def recomputed(*args: Any, plain: Callable[..., Any] = block.forward, **kwargs: Any) -> Any:
+            return checkpoint(plain, *args, use_reentrant=False, **kwargs)
+
+        block.forward = recomputed
+
+
+def kept_bytes(family: Family, module: nn.Module, model: Model, samples: int) -> int:
+    """Every storage that the graph of one loss holds, parameters aside."""
+    known = {p.untyped_storage()._cdata for p in [*module.parameters(), *module.buffers()]}
+    storages: dict[int, int] = {}
+    alive: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in known:
+            storages[storage._cdata] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    batch: Mapping[str, Tensor] = made_up_batch(model, samples)
+    with ExitStack() as stack:
+        if half := HALVES[model.recipe.precision]:
+            stack.enter_context(torch.autocast("cpu", dtype=half))
+        stack.enter_context(AsOnCuda())
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor))
+        family.loss(module, batch)
+    return sum(storages.values())
+
+
+def kept_bytes_a_sample(family: Family, module: nn.Module, model: Model) -> float:
+    """The slope: what is kept once, whatever the samples, falls out (copies of weights, positions)."""
+    few, many = (kept_bytes(family, module, model, samples) for samples in (2, 4))
+    return (many - few) / 2

@@ -1,0 +1,81 @@
+"""A worker that misbehaves on request: what the supervisor's tests fork instead of a trial."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+def work(job: dict[str, Any], emit: Emit) -> int:
+    name, _, argument = str(job["names"][0]).partition(":")
+    actions: dict[str, Callable[[Emit, str], int]] = {
+        "answer": answer,
+        "sleep": sleep,
+        "die": die,
+        "grow": grow,
+        "orphan": orphan,
+        "half-line": half_line,
+        "quiet": lambda emit, argument: int(argument),
+    }
+    return actions[name](emit, argument)
+
+
+def answer(emit: Emit, argument: str) -> int:
+    ceiling = {"name": argument, "device": 0, "unit": "B/s", "work": 1, "samples": [1.0]}
+    emit({"ceilings": [ceiling]})
+    return 0
+
+
+def sleep(emit: Emit, argument: str) -> int:
+    """Busy for ever, with or without a sign of life."""
+    emit({"phase": "sleeping"})
+    while True:
+        time.sleep(0.05)
+        if argument == "talking":
+            emit({"step": 1})
+
+
+def die(emit: Emit, argument: str) -> int:
+    emit({"phase": "dying"})
+    os.kill(os.getpid(), getattr(signal, argument))
+    return 0
+
+
+def grow(emit: Emit, argument: str) -> int:
+    emit({"phase": "growing"})
+    kept = bytearray(os.urandom(1 << 20) * int(argument))
+    time.sleep(60)
+    return len(kept)
+
+
+def orphan(emit: Emit, argument: str) -> int:
+    """Leaves a grandchild in a session of its own behind, its pid in the file `argument`."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"],
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+    )
+    Path(argument).write_text(f"{os.getpid()} {child.pid}")
+    emit({"phase": "orphaned"})
+    time.sleep(600)
+    return 0
+
+
+def half_line(emit: Emit, argument: str) -> int:
+    """Killed in the middle of an event."""
+    for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - the names are numbers, not files
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):  # noqa: PTH115
+                os.write(fd, b'{"outcome": {"kind": "meas')
+        except OSError:
+            continue
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0

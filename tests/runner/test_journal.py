@@ -1,0 +1,59 @@
+"""The journal: what was written once is there after any crash, and nothing else is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.errors import BadInput
+from bench.runner.journal import FILE_NAME, Journal, read_journal
+
+TEXT = st.text(max_size=20)
+EVENTS = st.lists(st.dictionaries(TEXT, st.one_of(st.integers(-(2**53), 2**53), TEXT, st.none())), max_size=5)
+
+
+def written(folder: Path, events: list[dict[str, Any]]) -> bytes:
+    (folder / FILE_NAME).unlink(missing_ok=True)
+    with Journal(folder) as journal:
+        for event in events:
+            journal.append(event)
+    return (folder / FILE_NAME).read_bytes()
+
+
+@given(events=EVENTS)
+@settings(max_examples=30, deadline=None)
+def test_events_come_back_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, events: Any) -> None:
+    folder = tmp_path_factory.mktemp("journal")
+    written(folder, events)
+    with Journal(folder) as journal:
+        assert journal.events == events
+
+
+def test_truncated_at_every_byte_it_keeps_every_whole_line_and_takes_more(tmp_path: Path) -> None:
+    events = [{"event": "run", "n": 1}, {"event": "trial", "id": "ä", "seconds": 0.25}, {"event": "end"}]
+    data = written(tmp_path, events)
+    for length in range(len(data) + 1):
+        (tmp_path / FILE_NAME).write_bytes(data[:length])
+        whole = data[:length].count(b"\n")
+        with Journal(tmp_path) as journal:
+            assert journal.events == events[:whole], length
+            journal.append({"event": "later"})
+        assert list(read_journal(tmp_path / FILE_NAME)) == [*events[:whole], {"event": "later"}]
+
+
+@pytest.mark.parametrize("line", [b"{", b"[1]", b"\xff\xfe", b'{"a":1,"a":2}', b'{"a":NaN}', b""])
+def test_damage_in_the_middle_is_named_and_refused(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b'{"event":"run"}\n' + line + b'\n{"event":"end"}\n')
+    with pytest.raises(BadInput, match="line 2"):
+        Journal(tmp_path)
+
+
+def test_a_run_has_one_supervisor_at_a_time(tmp_path: Path) -> None:
+    with Journal(tmp_path), pytest.raises(BadInput, match="already going on"):
+        Journal(tmp_path)
+    with Journal(tmp_path) as journal:
+        assert journal.events == []

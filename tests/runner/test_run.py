@@ -1,0 +1,210 @@
+"""A whole run as a user sees it: exit codes, bundle, interruption, resumption. Real torch, tiny models."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+QUICK = {"target_percent": 50, "measure_seconds": 0.2, "warmup_seconds": 0.2, "loss_steps": 1}
+MANIFEST: dict[str, Any] = {
+    "schema": "bench/manifest/v1",
+    "name": "test",
+    "models": ["tiny-gpt-neox", "tiny-vit"],
+    "methods": ["naive", ["checkpointing"]],
+    "timing": QUICK,
+}
+
+
+def bench(*arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bench", *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return os.environ | {"XDG_CONFIG_HOME": str(folder / "config"), "COLUMNS": "200"}
+
+
+def manifest(folder: Path, **changes: Any) -> Path:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(MANIFEST | changes))
+    return path
+
+
+@contextmanager
+def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "bench", "run", str(manifest(folder)), *arguments]
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment(folder), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def journal_lines(folder: Path) -> list[dict[str, Any]]:
+    return [
+        json.loads(line)
+        for path in (folder / "out").glob("*/journal.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+
+
+def wait_for_trials(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while sum(line["event"] == "trial" for line in journal_lines(folder)) < count:
+        assert time.monotonic() < deadline, journal_lines(folder)
+        time.sleep(0.02)
+
+
+def descendants(pid: int) -> set[int]:
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid and fields[0] != "Z":
+                found |= {int(entry.name)} | descendants(int(entry.name))
+    return found
+
+
+def gone(pids: set[int]) -> bool:
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_a_run_measures_signs_and_verifies(tmp_path: Path) -> None:
+    done = bench("run", manifest(tmp_path), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "tiny-gpt-neox" in done.stdout
+    assert "checkpointing" in done.stdout
+    (bundle,) = (tmp_path / "out").glob("*.tar")
+    verified = bench("verify", bundle, "--json", folder=tmp_path)
+    (verdict,) = json.loads(verified.stdout)
+    assert verified.returncode == 0
+    assert verdict["valid"]
+    assert verdict["complete"]
+    trusted = bench("verify", bundle, "--trust", tmp_path / "config/bench/id_ed25519.pub", folder=tmp_path)
+    assert trusted.returncode == 0
+    table = bench("compare", bundle, folder=tmp_path)
+    assert done.stdout.strip() in table.stdout
+
+
+def test_json_is_one_document_on_stdout_with_the_numbers_of_the_bundle(tmp_path: Path) -> None:
+    path = manifest(tmp_path, models=["tiny-vit"], methods="naive")
+    done = bench("run", path, "--json", folder=tmp_path)
+    document = json.loads(done.stdout)
+    (trial,) = document["results"]["trials"]
+    assert trial["outcome"] == "measured"
+    assert trial["estimate"]["days"]["value"] > 0
+    compared = bench("compare", document["bundle"], "--json", folder=tmp_path)
+    assert json.loads(compared.stdout)[0]["results"] == document["results"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_a_valid_partial_bundle_and_exit_5(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with started(tmp_path) as process:
+        wait_for_trials(tmp_path, 1)
+        below = descendants(process.pid)
+        process.send_signal(number)
+        assert process.wait(20) == 5
+    assert below
+    assert gone(below)
+    (bundle,) = (tmp_path / "out").glob("*.tar")
+    verified = bench("verify", bundle, "--json", folder=tmp_path)
+    assert verified.returncode == 0, verified.stderr
+    assert json.loads(verified.stdout)[0]["complete"] is False
+
+
+@pytest.mark.parametrize("victim", ["supervisor", "worker"])
+def test_kill_9_loses_at_most_the_trial_in_flight(tmp_path: Path, victim: str) -> None:
+    with started(tmp_path) as process:
+        wait_for_trials(tmp_path, 1)
+        below = descendants(process.pid)
+        if victim == "supervisor":
+            process.kill()
+            process.wait(10)
+            assert gone(below)
+        else:
+            os.kill(max(below), signal.SIGKILL)  # the youngest: the trial
+            assert process.wait(120) == 0
+    finished = {line["id"] for line in journal_lines(tmp_path) if line["event"] == "trial"}
+    done = bench("run", tmp_path / "manifest.json", "--resume", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)["results"]
+    assert len(results["trials"]) == 4
+    if victim == "supervisor":
+        assert len(list((tmp_path / "out").glob("*/journal.jsonl"))) == 1
+        assert finished <= {trial["id"] for trial in results["trials"]}
+        lines = [line["id"] for line in journal_lines(tmp_path) if line["event"] == "trial"]
+        assert sorted(lines) == sorted(set(lines))  # what was finished was not run again
+
+
+def test_a_spent_budget_is_incomplete_and_resumable(tmp_path: Path) -> None:
+    done = bench("run", manifest(tmp_path), "--budget", "0.01s", folder=tmp_path)
+    assert done.returncode == 5
+    assert "budget" in done.stderr
+    again = bench("run", tmp_path / "manifest.json", "--resume", folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert len(list((tmp_path / "out").glob("*.tar"))) == 1
+
+
+def test_without_room_for_the_model_the_outcome_is_out_of_memory(tmp_path: Path) -> None:
+    path = manifest(tmp_path, models=["tiny-vit"], methods="naive", memory_cap_gib=0.05)
+    done = bench("run", path, "--json", folder=tmp_path)
+    trials = json.loads(done.stdout)["results"]["trials"]
+    assert {trial["outcome"] for trial in trials} == {"out-of-memory"}
+    assert len(trials) > 1  # smaller micro-batches were tried
+    assert trials[-1]["micro_batch"] == 1
+
+
+def test_a_trial_that_takes_too_long_times_out_and_the_next_one_runs(tmp_path: Path) -> None:
+    done = bench("run", manifest(tmp_path, trial_minutes=0.0001), "--json", folder=tmp_path)
+    trials = json.loads(done.stdout)["results"]["trials"]
+    assert [trial["outcome"] for trial in trials] == ["timed-out"] * 4
+
+
+def test_your_own_model_inline(tmp_path: Path) -> None:
+    recipe = {
+        "objective": "causal-lm",
+        "batch_size": 8,
+        "steps": 100,
+        "precision": "bf16",
+        "sequence_length": 16,
+    }
+    llama = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100}  # fmt: skip
+    neox = {"model_type": "gpt_neox", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "vocab_size": 100, "max_position_embeddings": 16}  # fmt: skip
+    models = [
+        {"name": "my-llama", "architecture": llama, "recipe": recipe},
+        {"name": "my-neox", "architecture": neox, "recipe": recipe},
+    ]
+    done = bench("run", manifest(tmp_path, models=models), "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    trials = json.loads(done.stdout)["results"]["trials"]
+    assert [(t["model"], t["outcome"]) for t in trials] == [(m["name"], "measured") for m in models] * 2
+    assert all(t["estimate"]["flops_per_second"] > 0 for t in trials)

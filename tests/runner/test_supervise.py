@@ -1,0 +1,145 @@
+"""The supervisor: every job ends in an outcome, in bounded time, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.errors import EnvironmentCannot
+from bench.runner.supervise import Limits, Supervisor
+
+WORK = "tests.runner.fake_worker:work"
+
+
+@contextmanager
+def supervisor(folder: Path) -> Iterator[Supervisor]:
+    with Supervisor([], lambda event: None, folder / "server.txt", WORK) as started:
+        yield started
+
+
+def run(owner: Supervisor, folder: Path, action: str, limits: Limits | None = None) -> str:
+    """What the job's end is called: its ceiling's name, or the reason why there is none."""
+    try:
+        return owner.ceilings([action], "cpu", 1, folder / "log.txt", limits or Limits(20))[0].name
+    except EnvironmentCannot as error:
+        return error.message
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_a_job_answers(tmp_path: Path) -> None:
+    with supervisor(tmp_path) as owner:
+        assert run(owner, tmp_path, "answer:first") == "first"
+        assert run(owner, tmp_path, "answer:second") == "second"
+
+
+@pytest.mark.parametrize(
+    ("action", "limits", "end"),
+    [
+        ("sleep:talking", Limits(1.0), "timed-out: 1.0, sleeping"),
+        ("sleep:silent", Limits(20, silence_seconds=1.0), "timed-out: 1.0, sleeping: no sign of life"),
+        ("die:SIGSEGV", Limits(20), "crashed: ended by SIGSEGV during dying"),
+        ("die:SIGKILL", Limits(20), "crashed: ended by SIGKILL during dying"),
+        ("half-line", Limits(20), "crashed: ended by SIGKILL during start"),
+        ("quiet:3", Limits(20), "crashed: ended with exit code 3 during start, without an outcome"),
+        ("quiet:0", Limits(20), "crashed: ended with exit code 0 during start, without an outcome"),
+    ],
+)
+def test_a_job_that_fails_is_ended_and_named_and_the_next_one_runs(
+    tmp_path: Path, action: str, limits: Limits, end: str
+) -> None:
+    with supervisor(tmp_path) as owner:
+        assert end in run(owner, tmp_path, action, limits)
+        assert run(owner, tmp_path, "answer:next") == "next"
+
+
+def test_the_server_has_one_thread_when_it_forks_though_it_has_imported_everything(tmp_path: Path) -> None:
+    heard = []
+    modules = ["numpy", "torch", "transformers", "torch._dynamo", "torch._inductor.compile_fx"]
+    with Supervisor(modules, heard.append, tmp_path / "server.txt", WORK) as owner:
+        run(owner, tmp_path, "answer:first")
+    assert [event["threads"] for event in heard if event and "threads" in event] == [1]
+
+
+def test_a_job_over_its_memory_is_out_of_memory(tmp_path: Path) -> None:
+    with supervisor(tmp_path) as owner:
+        end = run(owner, tmp_path, "grow:400", Limits(20, host_bytes=200 << 20))
+    assert "out-of-memory: host" in end
+    assert "0.20 allowed" in end
+
+
+def test_grandchildren_in_sessions_of_their_own_are_ended_too(tmp_path: Path) -> None:
+    note = tmp_path / "pids"
+    with supervisor(tmp_path) as owner:
+        run(owner, tmp_path, f"orphan:{note}", Limits(1.0))
+        assert not any(alive(int(pid)) for pid in note.read_text().split())
+
+
+def test_a_fork_server_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    with supervisor(tmp_path) as owner:
+        run(owner, tmp_path, "answer:first")
+        assert owner._server is not None
+        owner._server.kill()
+        owner._server.wait()
+        assert run(owner, tmp_path, "answer:second") == "second"
+
+
+def test_a_fork_server_that_is_killed_in_the_middle_fails_that_job_alone(tmp_path: Path) -> None:
+    with supervisor(tmp_path) as owner:
+        killed = []
+
+        def kill_once(event: object) -> None:
+            if not killed and isinstance(event, dict) and event.get("phase") == "sleeping":
+                assert owner._server is not None
+                killed.append(owner._server.pid)
+                owner._server.kill()
+
+        owner.tick = kill_once
+        assert "crashed: the process that starts trials was ended" in run(owner, tmp_path, "sleep:talking")
+        assert run(owner, tmp_path, "answer:next") == "next"
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from bench.runner.supervise import Limits, Supervisor
+folder = Path(sys.argv[1])
+with Supervisor([], lambda event: None, folder / "server.txt", "tests.runner.fake_worker:work") as owner:
+    owner.ceilings(["orphan:" + sys.argv[2]], "cpu", 1, folder / "log.txt", Limits(600))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_supervisor_that_is_killed_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    note = tmp_path / "pids"
+    owner = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(tmp_path), str(note)], stderr=subprocess.DEVNULL
+    )
+    assert eventually(lambda: note.exists() and len(note.read_text().split()) == 2)
+    worker, grandchild = map(int, note.read_text().split())
+    server = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(owner.pid, number)
+    owner.wait(10)
+    assert eventually(lambda: not any(map(alive, (server, worker, grandchild))))

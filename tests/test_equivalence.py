@@ -1,0 +1,99 @@
+"""A method may change speed and memory, never the mathematics.
+
+Every family, every setting that this machine can run: the losses and gradient norms of the first steps
+are those of the naive setting. Dropout is off here, so that the numbers can be compared at all; where it
+is on, checkpointing must still drop the same units twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.methods import NAIVE, Setting
+from bench.models import Model, families, known_models
+from bench.result import Timing
+from bench.runner.device import Device
+from bench.runner.worker import TrialRun
+from tests.builders import trial
+
+TINY = {m.family: m for name, m in known_models().items() if name.startswith("tiny-")}
+CPU = Device("cpu")
+
+
+def without_dropout(model: Model) -> Model:
+    off = {key: 0.0 for key in families()[model.family].defaults() if "dropout" in key or "drop_path" in key}
+    return dataclasses.replace(model, architecture={**model.architecture, **off})
+
+
+def curve(model: Model, setting: Setting, folder: Path, micro_batch: int = 8) -> torch.Tensor:
+    """Losses, then gradient norms, of three steps of 16 samples."""
+    model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, batch_size=16))
+    one = trial(model=model, setting=setting, micro_batch=micro_batch, timing=Timing(loss_steps=3), seed=3)
+    run = TrialRun(one, CPU, folder, lambda event: None)
+    run.strategy = run.build()
+    run.batches = run.load()
+    losses, norms, samples = run.loss_curve()
+    assert samples == 16
+    assert all(loss > 0 for loss in losses)
+    return torch.tensor([*losses, *norms], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("family", list(families()))
+def test_checkpointing_computes_what_naive_computes(family: str, tmp_path: Path) -> None:
+    model = without_dropout(TINY[family])
+    expected = curve(model, NAIVE, tmp_path)
+    torch.testing.assert_close(curve(model, ("checkpointing",), tmp_path), expected, rtol=1e-5, atol=1e-7)
+
+
+WITH_KERNELS = [
+    name for name, family in families().items() if family.kernels and not family.missing_kernels("cpu")
+]
+
+
+@pytest.mark.parametrize("family", WITH_KERNELS)
+def test_kernels_compute_what_naive_computes(family: str, tmp_path: Path) -> None:
+    model = without_dropout(TINY[family])
+    expected = curve(model, NAIVE, tmp_path)
+    torch.testing.assert_close(curve(model, ("kernels",), tmp_path), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_attention_has_kernels_on_a_cpu_too() -> None:
+    assert {"gpt_neox", "roberta", "vit"} <= set(WITH_KERNELS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "setting"),
+    [*((name, ("compile-blocks",)) for name in families()), ("gpt_neox", ("checkpointing", "compile"))],
+)
+def test_a_compiled_model_computes_what_naive_computes(family: str, setting: Setting, tmp_path: Path) -> None:
+    model = without_dropout(TINY[family])
+    torch._dynamo.reset()
+    expected = curve(model, NAIVE, tmp_path)
+    torch.testing.assert_close(curve(model, setting, tmp_path), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", list(families()))
+@pytest.mark.parametrize("micro_batch", [1, 4, 16])
+def test_accumulation_computes_what_one_pass_computes(family: str, micro_batch: int, tmp_path: Path) -> None:
+    model = without_dropout(TINY[family])
+    expected = curve(model, NAIVE, tmp_path, micro_batch=8)
+    torch.testing.assert_close(curve(model, NAIVE, tmp_path, micro_batch), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", list(families()))
+def test_checkpointing_drops_the_same_units_twice(family: str, tmp_path: Path) -> None:
+    expected = curve(TINY[family], NAIVE, tmp_path)
+    torch.testing.assert_close(
+        curve(TINY[family], ("checkpointing",), tmp_path), expected, rtol=1e-5, atol=1e-7
+    )
+
+
+@pytest.mark.parametrize("family", list(families()))
+def test_a_seed_gives_the_same_losses_and_another_seed_others(family: str, tmp_path: Path) -> None:
+    first, again = (curve(TINY[family], NAIVE, tmp_path) for _ in range(2))
+    assert torch.equal(first, again)

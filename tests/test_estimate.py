@@ -1,0 +1,134 @@
+"""From samples to days: the line through two accumulation counts, its interval, its limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.estimate import (
+    Interval,
+    ceiling_rate,
+    estimate,
+    loss_difference,
+    pass_and_update,
+    quantile95,
+    step_interval,
+)
+from bench.models import Flops
+from bench.result import Ceiling, StepSample
+from tests.builders import measurement, trial
+
+
+def steps(*pairs: tuple[int, float]) -> tuple[StepSample, ...]:
+    return tuple(StepSample(accumulation, seconds) for accumulation, seconds in pairs)
+
+
+def test_slope_is_one_pass_and_intercept_the_update() -> None:
+    samples = steps((1, 1.5), (5, 5.5), (1, 1.5), (5, 5.5))
+    assert pass_and_update(samples) == (1.0, 0.5)
+    interval = step_interval(samples, 64)
+    assert interval is not None
+    assert interval.value == pytest.approx(64.5)
+
+
+def test_a_count_that_the_recipe_uses_is_not_extrapolated() -> None:
+    # The line through the counts 1 and 4 would say 4.6; what was measured at 4 says 4.2.
+    samples = steps((1, 1.0), (4, 4.1), (4, 4.3), (8, 9.4), (1, 1.0), (8, 9.4))
+    interval = step_interval(samples, 4)
+    assert interval is not None
+    assert interval.value == pytest.approx(4.2)
+
+
+def test_too_few_samples_give_no_interval() -> None:
+    assert step_interval((), 4) is None
+    assert step_interval(steps((1, 1.0), (2, 2.0)), 4) is None
+    assert step_interval(steps((1, 1.0), (1, 1.0)), 4) is None
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    generator = random.Random(0)
+    covered = 0
+    for _ in range(1000):
+        samples = steps(
+            *((count, 0.5 + 0.1 * count + generator.gauss(0, 0.01)) for count in (1, 8) for _ in range(6))
+        )
+        interval = step_interval(samples, 32)
+        assert interval is not None
+        covered += abs(interval.value - 3.7) <= interval.half_width
+    assert 930 <= covered <= 970
+
+
+@pytest.mark.parametrize(
+    ("degrees", "value"), [(1, 12.706), (10, 2.228), (40, 2.0211), (120, 1.9799), (1e9, 1.95996)]
+)
+def test_quantiles_of_student_t(degrees: float, value: float) -> None:
+    assert quantile95(degrees) == pytest.approx(value, rel=2e-4)
+
+
+@given(
+    seconds=st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=20),
+    factor=st.floats(0.1, 10),
+)
+def test_a_machine_twice_as_slow_takes_twice_the_days(seconds: list[float], factor: float) -> None:
+    before = estimate(trial(), measurement([StepSample(2, s) for s in seconds]), Flops(1), ())
+    after = estimate(trial(), measurement([StepSample(2, s * factor) for s in seconds]), Flops(1), ())
+    assert before is not None
+    assert after is not None
+    assert after.days.value == pytest.approx(before.days.value * factor)
+    assert after.days.half_width == pytest.approx(before.days.half_width * factor, rel=1e-6, abs=1e-9)
+
+
+def test_saving_logging_and_evaluating_are_amortised_by_the_recipe() -> None:
+    one = trial()
+    recipe = dataclasses.replace(
+        one.model.recipe, log_every_steps=10, save_every_steps=100, eval_every_steps=50, eval_samples=20
+    )
+    busy = dataclasses.replace(one, model=dataclasses.replace(one.model, recipe=recipe))
+    found = estimate(
+        busy,
+        measurement(
+            [StepSample(2, 1.0)] * 4, log_seconds=0.1, save_seconds=50.0, eval_seconds_per_sample=0.5
+        ),
+        Flops(1),
+        (),
+    )
+    assert found is not None
+    assert found.overhead_seconds == pytest.approx(0.1 / 10 + 50 / 100 + 0.5 * 20 / 50)
+    assert found.days.value == pytest.approx((1 + found.overhead_seconds) * recipe.steps / 86_400)
+
+
+def test_more_arithmetic_than_the_machine_can_do_is_implausible() -> None:
+    ceiling = (Ceiling("matmul-fp32", 0, "FLOP/s", 1000, (2.0, 1.0)),)
+    slow = estimate(trial(), measurement([StepSample(2, 1.0)] * 3), Flops(41), ceiling)  # 3 * 41 * 8 = 984
+    fast = estimate(trial(), measurement([StepSample(2, 1.0)] * 3), Flops(42), ceiling)  # 1008
+    assert slow is not None
+    assert fast is not None
+    assert (slow.plausible, fast.plausible) == (True, False)
+    assert slow.utilisation == pytest.approx(0.984)
+
+
+def test_each_device_counts_with_its_best_and_only_those_in_use() -> None:
+    ceilings = [
+        Ceiling("matmul-bf16", device, "FLOP/s", work, (1.0,))
+        for device, work in [(0, 10), (0, 12), (1, 20), (1, 5)]
+    ]
+    assert ceiling_rate(ceilings, "matmul-bf16", 2) == 32
+    assert ceiling_rate(ceilings, "matmul-bf16", 1) == 20
+    assert ceiling_rate(ceilings, "matmul-fp32", 1) is None
+
+
+def test_losses_compare_only_where_they_saw_the_same_samples() -> None:
+    naive = measurement([], losses=(2.0, 1.0))
+    assert loss_difference(measurement([], losses=(2.02, 1.0)), naive) == pytest.approx(0.01)
+    assert loss_difference(measurement([], losses=(2.0, 1.0), samples_per_loss=3), naive) is None
+
+
+def test_an_interval_scales_and_shifts() -> None:
+    assert Interval(2.0, 0.5).scaled(2).shifted(1) == Interval(5.0, 1.0)
+    assert Interval(2.0, 0.5).percent == 25
+    assert math.isclose(Interval(4.0, 1.0).scaled(0.5).value, 2.0)

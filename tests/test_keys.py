@@ -1,0 +1,233 @@
+"""The user's key: made once, never overwritten, and every wrong key is answered with what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from bench import keys
+from bench.errors import BadInput, BenchError, EnvironmentCannot
+from bench.keys import load_or_make_key
+from bench.signing import PublicKey, sign, verify
+
+needs_ssh_keygen = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="no ssh-keygen here")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config" / "bench"
+
+
+def ssh_key(path: Path, kind: str = "ed25519", passphrase: str = "", *more: str) -> Path:
+    command = ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-f", str(path), *more]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+    return path
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def refused(path: Path, why: str, advice: str, kind: type[BenchError] = BadInput) -> None:
+    with pytest.raises(kind, match=why) as caught:
+        load_or_make_key(path)
+    assert caught.value.where == str(path)
+    assert advice in str(caught.value.advice)
+
+
+# --- the key that bench makes ---------------------------------------------------------------------------
+
+
+def test_the_first_use_makes_a_key_and_the_next_finds_it(home: Path) -> None:
+    first, second = load_or_make_key(), load_or_make_key()
+    assert (first.made, second.made) == (True, False)
+    assert first.path == home / "id_ed25519"
+    assert first.public == second.public == verify(b"x", sign(b"x", second.private))
+
+
+def test_the_key_is_for_its_owner_alone(home: Path) -> None:
+    before = os.umask(0)
+    try:
+        load_or_make_key()
+    finally:
+        os.umask(before)
+    assert (mode(home), mode(home / "id_ed25519"), mode(home / "id_ed25519.pub")) == (0o700, 0o600, 0o644)
+    assert sorted(p.name for p in home.iterdir()) == ["id_ed25519", "id_ed25519.pub"]
+
+
+@needs_ssh_keygen
+def test_ssh_keygen_reads_the_key(home: Path) -> None:
+    key = load_or_make_key()
+    shown = subprocess.run(["ssh-keygen", "-y", "-f", key.path], capture_output=True, text=True, check=True)
+    assert PublicKey.from_line(shown.stdout) == key.public
+    assert PublicKey.from_line((home / "id_ed25519.pub").read_text()) == key.public
+
+
+def test_nothing_is_overwritten(home: Path) -> None:
+    load_or_make_key()
+    (home / "id_ed25519").write_text("mine")
+    (home / "id_ed25519.pub").write_text("mine too")
+    refused(home / "id_ed25519", "is no OpenSSH private key", "ssh-keygen")
+    with pytest.raises(BadInput, match="is no OpenSSH private key"):
+        load_or_make_key()
+    assert (home / "id_ed25519").read_text() == "mine"
+    assert (home / "id_ed25519.pub").read_text() == "mine too"
+
+
+def test_a_public_half_that_was_lost_is_written_again(home: Path) -> None:
+    key = load_or_make_key()
+    (home / "id_ed25519.pub").unlink()
+    load_or_make_key()
+    assert PublicKey.from_line((home / "id_ed25519.pub").read_text()) == key.public
+
+
+def test_many_at_once_make_one_key(home: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: load_or_make_key(), range(16)))
+    assert len({key.public for key in found}) == 1
+    assert sum(key.made for key in found) == 1
+    assert sorted(p.name for p in home.iterdir()) == ["id_ed25519", "id_ed25519.pub"]
+
+
+def test_without_xdg_the_key_lies_below_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for value in ("", "relative/path"):
+        monkeypatch.setenv("XDG_CONFIG_HOME", value)
+        assert keys.default_key_path() == tmp_path / ".config" / "bench" / "id_ed25519"
+
+
+def test_a_place_where_no_key_can_be_kept_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    with pytest.raises(EnvironmentCannot, match="cannot be kept here: ") as caught:
+        load_or_make_key()
+    assert "--key" in str(caught.value)
+
+
+# --- the user's own key ---------------------------------------------------------------------------------
+
+
+@needs_ssh_keygen
+def test_an_ssh_key_signs(tmp_path: Path) -> None:
+    key = load_or_make_key(ssh_key(tmp_path / "id"))
+    assert not key.made
+    assert key.public == PublicKey.from_line((tmp_path / "id.pub").read_text())
+
+
+@needs_ssh_keygen
+@pytest.mark.parametrize(("kind", "name"), [("rsa", "ssh-rsa"), ("ecdsa", "ecdsa-sha2-nistp256")])
+def test_a_key_of_another_type_is_told_before_its_passphrase_is_asked(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    path = ssh_key(tmp_path / "id", kind, "secret")
+    refused(path, f"is of type {name}, not ssh-ed25519", "ssh-keygen -t ed25519")
+
+
+@needs_ssh_keygen
+def test_a_key_in_pem_is_told(tmp_path: Path) -> None:
+    refused(
+        ssh_key(tmp_path / "id", "rsa", "", "-m", "PEM"), "is no OpenSSH private key", "ssh-keygen -t ed25519"
+    )
+
+
+@needs_ssh_keygen
+def test_a_public_key_by_mistake_is_told(tmp_path: Path) -> None:
+    path = ssh_key(tmp_path / "id")
+    refused(tmp_path / "id.pub", "is a public key", f"the private key, {path}")
+
+
+@needs_ssh_keygen
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = ssh_key(tmp_path / "id")
+    path.chmod(0o640)
+    refused(path, "its mode 0640 lets others read", f"chmod 600 {path}")
+
+
+def test_a_path_without_a_key_is_told(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    refused(tmp_path / "absent", "cannot be opened: No such file", "ssh-keygen")
+    refused(tmp_path, "is no regular file", "ssh-keygen")
+    refused(tmp_path / "pipe", "is no regular file", "ssh-keygen")
+
+
+def test_a_damaged_key_is_told(home: Path, tmp_path: Path) -> None:
+    whole = load_or_make_key().path.read_bytes()
+    path = tmp_path / "damaged"
+    path.touch(mode=0o600)
+    for at in range(len(whole)):
+        for damaged in (whole[:at], whole[:at] + b"!" + whole[at + 1 :], whole[:at] + b"A" + whole[at + 1 :]):
+            path.write_bytes(damaged)
+            try:
+                load_or_make_key(path)
+            except BadInput as error:
+                assert error.where == str(path)
+
+
+def test_a_huge_file_is_no_key(tmp_path: Path) -> None:
+    path = tmp_path / "huge"
+    path.touch(mode=0o600)
+    with path.open("wb") as file:
+        file.write(b"-----BEGIN OPENSSH PRIVATE KEY-----\n")
+        file.truncate(2**40)
+    refused(path, "is no OpenSSH private key", "ssh-keygen")
+
+
+# --- passphrases ----------------------------------------------------------------------------------------
+
+
+class Terminal:
+    def isatty(self) -> bool:
+        return True
+
+
+@needs_ssh_keygen
+def test_without_a_terminal_a_passphrase_cannot_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = ssh_key(tmp_path / "id", "ed25519", "secret")
+    for stdin in (None, open(os.devnull)):  # noqa: PTH123, SIM115
+        monkeypatch.setattr(sys, "stdin", stdin)
+        refused(path, "no terminal to ask on", "from a terminal")
+
+
+@needs_ssh_keygen
+def test_on_a_terminal_the_passphrase_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = ssh_key(tmp_path / "id", "ed25519", "secret", "-a", "1")
+    answers = iter(["wrong", "", "secret"])
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(keys, "getpass", lambda prompt: next(answers))
+    assert load_or_make_key(path).public == PublicKey.from_line((tmp_path / "id.pub").read_text())
+
+
+@needs_ssh_keygen
+def test_three_wrong_passphrases_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = ssh_key(tmp_path / "id", "ed25519", "secret", "-a", "1")
+    asked: list[str] = []
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(keys, "getpass", lambda prompt: asked.append(prompt) or "wrong")  # type: ignore[func-returns-value]
+    refused(path, "was not unlocked", "")
+    assert asked == [f"Passphrase for {path}: "] * 3
+
+
+@needs_ssh_keygen
+def test_the_library_that_opens_passphrases_may_be_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    def cannot(data: bytes, password: bytes) -> None:
+        raise UnsupportedAlgorithm("Need bcrypt module")
+
+    path = ssh_key(tmp_path / "id", "ed25519", "secret", "-a", "1")
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(keys, "getpass", lambda prompt: "secret")
+    monkeypatch.setattr(keys, "load_ssh_private_key", cannot)
+    refused(path, "cannot be opened here: Need bcrypt", "pip install bcrypt", EnvironmentCannot)

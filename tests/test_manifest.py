@@ -1,0 +1,137 @@
+"""The manifest: every mistake is answered with its place and what is allowed, all at once."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.errors import BadInput
+from bench.manifest import load_manifest, parse_manifest
+from bench.plan import make_plan
+from tests.targets import CPU
+
+BAD = sorted((Path(__file__).parent / "bad_manifests").iterdir())
+GOOD = sorted((Path(__file__).parents[1] / "manifests").glob("*.json"))
+BASE: dict[str, Any] = {"schema": "bench/manifest/v1", "models": ["tiny-vit"], "methods": "naive"}
+
+
+def mistakes(**changes: Any) -> dict[str, str]:
+    """Path to what is said there."""
+    with pytest.raises(BadInput) as caught:
+        parse_manifest(json.dumps(BASE | changes).encode(), "m.json")
+    return {m.path: f"{m.found}; {m.allowed}" for m in caught.value.mistakes}
+
+
+@pytest.mark.parametrize("path", GOOD, ids=lambda p: p.stem)
+def test_every_manifest_that_ships_is_valid(path: Path) -> None:
+    assert load_manifest(path).name == path.stem
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda p: p.stem)
+def test_every_bad_manifest_is_refused_in_words(path: Path) -> None:
+    with pytest.raises(BadInput) as caught:
+        make_plan(load_manifest(path), CPU)
+    text = str(caught.value)
+    assert caught.value.exit_code == 2
+    assert "Traceback" not in text
+    assert len(text) < 4000
+
+
+def test_all_mistakes_come_at_once_with_place_and_nearest_name() -> None:
+    found = mistakes(models=["pythia-1B0"], budget_minutes=-5, colour="red", methods=[["compil"]])
+    assert 'nearest: "pythia-1b"' in found["/models/0"]
+    assert "more than 0" in found["/budget_minutes"]
+    assert "no such field" in found["/colour"]
+    assert 'nearest: "compile"' in found["/methods/0/0"]
+
+
+def test_the_error_reads_as_a_short_list() -> None:
+    with pytest.raises(BadInput) as caught:
+        parse_manifest(json.dumps(BASE | {"models": ["pythia-1B0"], "budget_minutes": -5}).encode(), "m.json")
+    assert str(caught.value).splitlines()[0] == "m.json: 2 mistakes"
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_a_missing_field_is_named_at_its_own_place() -> None:
+    with pytest.raises(BadInput) as caught:
+        parse_manifest(b"{}", "m.json")
+    assert {m.path for m in caught.value.mistakes} == {"/schema", "/models", "/methods"}
+
+
+def test_the_digest_is_of_the_exact_bytes() -> None:
+    plain, spaced = json.dumps(BASE).encode(), json.dumps(BASE, indent=1).encode()
+    assert parse_manifest(plain, "").digest == parse_manifest(plain, "").digest
+    assert parse_manifest(plain, "").digest != parse_manifest(spaced, "").digest
+    assert parse_manifest(plain, "").data == plain
+
+
+def test_a_known_model_takes_another_recipe() -> None:
+    changed = BASE | {"models": [{"name": "pythia-1b", "recipe": {"batch_size": 512}}]}
+    recipe = parse_manifest(json.dumps(changed).encode(), "").models[0].recipe
+    assert (recipe.batch_size, recipe.steps) == (512, 143_000)
+
+
+def test_settings_have_one_spelling() -> None:
+    manifest = parse_manifest(json.dumps(BASE | {"methods": [["compile", "checkpointing"]]}).encode(), "")
+    assert manifest.methods == (("checkpointing", "compile"),)
+
+
+def test_a_hundred_megabytes_are_refused_without_being_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.json"
+    with path.open("wb") as file:
+        file.truncate(100 << 20)
+    started = time.monotonic()
+    with pytest.raises(BadInput, match="larger than 1 MiB"):
+        load_manifest(path)
+    assert time.monotonic() - started < 5  # it would take minutes to parse; this is no benchmark
+
+
+def test_what_is_no_file_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(BadInput, match=str(path)):
+            load_manifest(path)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-10, 2**53) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda children: (
+        st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=8), children, max_size=3)
+    ),
+    max_leaves=8,
+)
+FIELDS = st.sampled_from(
+    [
+        "schema",
+        "name",
+        "models",
+        "methods",
+        "gpus",
+        "micro_batch",
+        "memory_cap_gib",
+        "budget_minutes",
+        "timing",
+        "seed",
+    ]
+)
+
+
+@given(changes=st.dictionaries(FIELDS, JSON_VALUES, max_size=4))
+@settings(max_examples=150, deadline=None)
+def test_any_json_is_a_manifest_or_a_list_of_mistakes(changes: dict[str, Any]) -> None:
+    try:
+        make_plan(parse_manifest(json.dumps(BASE | changes).encode(), "m.json"), CPU)
+    except BadInput as error:
+        assert str(error).startswith(("m.json", "unnamed"))
+
+
+@given(st.binary(max_size=200))
+@settings(deadline=None)
+def test_any_bytes_are_a_manifest_or_refused(data: bytes) -> None:
+    with pytest.raises(BadInput):
+        parse_manifest(data, "m.json")

@@ -1,0 +1,165 @@
+"""The plan: pure, the paper's space exactly, and every skip with its reason."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bench.errors import BadInput
+from bench.manifest import Manifest, parse_manifest
+from bench.methods import Target, conflict, known_methods, label, memory_saving_settings, ordered
+from bench.models import known_models
+from bench.plan import make_plan, target_of
+from bench.result import Gpu, NodeFacts, OutOfMemory, TimedOut
+from bench.search import next_trial, remaining
+from tests.targets import CPU, FOUR_H200, H200, RTX_3090, V100
+
+
+def manifest(**changes: Any) -> Manifest:
+    base = {"schema": "bench/manifest/v1", "models": ["tiny-vit"], "methods": ["naive", ["checkpointing"]]}
+    return parse_manifest(json.dumps(base | changes).encode(), "m.json")
+
+
+@pytest.mark.parametrize(("gpus", "count"), [(1, 12), (2, 22), (4, 22), (8, 22)])
+def test_the_papers_space_is_enumerated_exactly(gpus: int, count: int) -> None:
+    settings = memory_saving_settings(gpus)
+    assert len(settings) == len(set(settings)) == count
+    assert all(conflict(setting) is None for setting in settings)
+
+
+@pytest.mark.parametrize(("target", "count"), [(H200, 12), (FOUR_H200, 22)])
+def test_exhaustive_is_naive_and_the_papers_space(target: Target, count: int) -> None:
+    plan = make_plan(manifest(models=["pythia-1b"], methods="exhaustive"), target)
+    assert len(plan.cells) + len(plan.skipped) == count + 1
+
+
+def test_offloading_needs_sharding_and_shardings_exclude_each_other() -> None:
+    assert "needs a sharding" in str(conflict(("offload",)))
+    assert "choose one" in str(conflict(("zero-1", "fsdp-2")))
+    assert "choose one" in str(conflict(("compile", "compile-blocks")))
+    assert conflict(("checkpointing", "zero-3", "offload")) is None
+
+
+def test_zero_is_not_compiled_as_in_the_paper() -> None:
+    plan = make_plan(manifest(models=["pythia-1b"], methods="exhaustive"), FOUR_H200)
+    for item in [*plan.cells, *plan.skipped]:
+        if any(name.startswith("zero") for name in item.setting):
+            assert "compile" not in item.setting
+
+
+def test_tf32_is_for_gpus_that_have_it() -> None:
+    for target, reason in [(CPU, "NVIDIA"), (V100, "8.0")]:
+        (skip,) = make_plan(manifest(methods=[["tf32"]]), target).skipped
+        assert reason in skip.reason
+
+
+def test_every_model_comes_once_before_any_comes_twice() -> None:
+    plan = make_plan(manifest(models=["tiny-vit", "tiny-roberta", "tiny-gpt-neox"]), CPU)
+    assert [cell.model.name for cell in plan.cells[:3]] == ["tiny-vit", "tiny-roberta", "tiny-gpt-neox"]
+    assert [cell.label for cell in plan.cells] == ["naive"] * 3 + ["checkpointing"] * 3
+
+
+def test_the_same_manifest_gives_the_same_trials() -> None:
+    plans = [make_plan(manifest(seed=7), CPU) for _ in range(2)]
+    ids = [[trial.id for cell in plan.cells for trial in cell.trials] for plan in plans]
+    assert ids[0] == ids[1]
+    assert len(set(ids[0])) == len(ids[0])
+
+
+def test_a_trial_is_another_one_if_anything_changes_that_can_change_its_result() -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"seed": 1},
+        {"micro_batch": 2},
+        {"memory_cap_gib": 8},
+        {"methods": [["checkpointing"]]},
+        {"timing": {"target_percent": 3}},
+        {"models": [{"name": "tiny-vit", "recipe": {"batch_size": 128}}]},
+    ]
+    ids = [make_plan(manifest(**change), CPU).cells[0].trials[0].id for change in changes]
+    assert len(set(ids)) == len(changes)
+
+
+def test_micro_batches_keep_the_recipes_batch_exact() -> None:
+    for target in (CPU, H200):
+        for cell in make_plan(
+            manifest(models=list(known_models())[:9], methods=["naive", "free-lunch"]), target
+        ).cells:
+            for trial in cell.trials:
+                batch = trial.micro_batch * trial.accumulation * trial.gpus
+                assert batch == trial.model.recipe.batch_size
+
+
+def test_what_cannot_fit_is_skipped_with_what_it_would_need() -> None:
+    plan = make_plan(manifest(models=["pythia-6.9b"], methods="naive"), RTX_3090)
+    assert not plan.cells
+    assert "needs about" in plan.skipped[0].reason
+    assert "there are 24" in plan.skipped[0].reason
+
+
+def test_a_memory_cap_counts_as_the_memory_there_is() -> None:
+    free = make_plan(manifest(models=["pythia-1b"], methods="naive"), H200).cells[0]
+    capped = make_plan(manifest(models=["pythia-1b"], methods="naive", memory_cap_gib=40), H200).cells[0]
+    assert capped.trials[0].micro_batch < free.trials[0].micro_batch
+    assert capped.predicted_bytes is not None
+    assert capped.predicted_bytes <= 40 << 30
+
+
+def test_after_running_out_of_memory_a_smaller_micro_batch_is_tried_and_nothing_else_is() -> None:
+    plan = make_plan(manifest(methods="naive"), CPU)
+    sizes, known = [], {}
+    while trial := next_trial(plan, known):
+        sizes.append(trial.micro_batch)
+        known[trial.id] = OutOfMemory("host", "")
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(sizes) > 2
+    assert sizes[-1] == 1
+    first = plan.cells[0].trials[0]
+    assert next_trial(plan, {first.id: TimedOut(1, "build")}) is None
+    assert remaining(plan, {}) == 1
+
+
+def test_a_batch_that_does_not_divide_is_named() -> None:
+    with pytest.raises(BadInput, match="does not divide among 3"):
+        make_plan(manifest(), Target("cuda", 3, 1 << 40))
+    with pytest.raises(BadInput, match="allowed: 1, 2, 4"):
+        make_plan(manifest(micro_batch=5), CPU)
+
+
+def test_a_manifest_cannot_ask_for_more_gpus_than_there_are() -> None:
+    node = NodeFacts("cpu", 8, 1 << 36, "os", "6", "3.12", (Gpu(0, "NVIDIA H200", "GPU-1", 1 << 37, "9.0"),))
+    assert target_of(node, None).gpus == 1
+    with pytest.raises(BadInput, match="asks for 2 GPUs, this node has 1"):
+        target_of(node, 2)
+
+
+def test_predictions_are_lower_bounds_of_days() -> None:
+    plan = make_plan(manifest(models=["pythia-1b", "vit-l"], methods=["naive", "free-lunch"]), H200)
+    floors = {(cell.model.name, cell.label): cell.floor_days for cell in plan.cells}
+    naive, lunch = floors["vit-l", "naive"], floors["vit-l", "free-lunch"]
+    assert naive is not None
+    assert lunch is not None
+    assert naive > lunch  # TF32 raises the ceiling
+    assert floors["pythia-1b", "naive"] is not None
+
+
+def test_a_label_says_free_lunch_for_what_costs_nothing() -> None:
+    model = known_models()["tiny-vit"]
+    lunch = ordered(["kernels", "compile"])
+    assert label(lunch, model, CPU) == "free-lunch"
+    assert label(ordered([*lunch, "checkpointing"]), model, CPU) == "free-lunch + checkpointing"
+    assert label(("compile",), model, CPU) == "compile"
+    assert label((), model, CPU) == "naive"
+
+
+@pytest.mark.parametrize("name", list(known_methods()))
+def test_every_method_keeps_the_contract(name: str) -> None:
+    method = known_methods()[name]
+    assert method.name == name
+    assert method.summary
+    for target in (CPU, H200, V100, FOUR_H200):
+        for model in known_models().values():
+            reason = method.refuse(model, target)
+            assert reason is None or reason.strip()
