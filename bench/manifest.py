@@ -20,6 +20,7 @@ MAX_BYTES = 1 << 20  # a manifest is written by hand; a megabyte is a wrong file
 MAX_DEPTH = 32
 
 SettingName = Literal["naive", "free-lunch"]
+Methods = Literal["exhaustive"] | tuple[SettingName | Setting, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ class Manifest:
     data: bytes
     name: str
     models: tuple[Model, ...]
-    methods: Literal["exhaustive"] | tuple[SettingName | Setting, ...]
+    methods: Methods
+    model_methods: Mapping[str, Methods]  # by model name, where it has its own
     gpus: int | None
     micro_batch: int | None  # None: the largest that fits
     memory_cap_bytes: int | None
@@ -72,7 +74,9 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
     if isinstance(document, dict):
         models, more = _resolve_models(document.get("models"))
         mistakes += more
-        mistakes += _method_mistakes(document.get("methods"))
+        mistakes += _method_mistakes(document.get("methods"), "/methods")
+        for path, _, methods in _own_methods(document.get("models")):
+            mistakes += _method_mistakes(methods, path)
     if mistakes:
         mistakes.sort(key=lambda mistake: mistake.path)
         count = f"{len(mistakes)} mistake{'s' * (len(mistakes) > 1)}"
@@ -89,6 +93,7 @@ def _build(data: bytes, document: Mapping[str, Any], models: tuple[Model, ...]) 
         name=document.get("name", "unnamed"),
         models=models,
         methods=_methods(document["methods"]),
+        model_methods={name: _methods(methods) for _, name, methods in _own_methods(document["models"])},
         gpus=document.get("gpus"),
         micro_batch=None if micro_batch == "auto" else micro_batch,
         memory_cap_bytes=None if cap is None else int(cap * 2**30),
@@ -100,7 +105,7 @@ def _build(data: bytes, document: Mapping[str, Any], models: tuple[Model, ...]) 
     )
 
 
-def _methods(value: Any) -> Literal["exhaustive"] | tuple[SettingName | Setting, ...]:
+def _methods(value: Any) -> Methods:
     if value == "exhaustive":
         return "exhaustive"
     entries: list[Any] = [value] if isinstance(value, str) else value
@@ -137,7 +142,9 @@ def _in_words(error: Any, schema: Mapping[str, Any]) -> Iterator[Mistake]:
         missing = sorted(set(error.validator_value) - error.instance.keys())
         # jsonschema reports each missing field on its own: say it once, at its own place.
         name = next(m for m in missing if repr(m) in error.message)
-        yield Mistake(f"{path.rstrip('/')}/{name}", "missing", _allowed(error.schema["properties"][name]))
+        wanted = error.schema["properties"][name]
+        wanted = schema["$defs"]["methods"] if "$ref" in wanted else wanted
+        yield Mistake(f"{path.rstrip('/')}/{name}", "missing", _allowed(wanted))
     else:
         yield Mistake(path, f"{_short(error.instance)} does not fit", _allowed(error.schema))
 
@@ -209,11 +216,18 @@ def _unknown_model(name: str, path: str) -> Mistake:
     return Mistake(path, f"{_short(name)} is not a model here", f"{hint}   (bench plan --list-models)")
 
 
-def _method_mistakes(entries: Any) -> Iterator[Mistake]:
+def _own_methods(entries: Any) -> Iterator[tuple[str, str, Any]]:
+    """Path, model name and methods, where a model has methods of its own."""
+    for i, entry in enumerate(entries if isinstance(entries, list) else []):
+        if isinstance(entry, dict) and "methods" in entry and isinstance(entry.get("name"), str):
+            yield f"/models/{i}/methods", entry["name"], entry["methods"]
+
+
+def _method_mistakes(entries: Any, where: str) -> Iterator[Mistake]:
     for i, entry in enumerate(entries if isinstance(entries, list) else []):
         if not isinstance(entry, list) or not all(isinstance(name, str) for name in entry):
             continue
-        path = f"/methods/{i}"
+        path = f"{where}/{i}"
         unknown = [(j, name) for j, name in enumerate(entry) if name not in known_methods()]
         for j, name in unknown:
             yield Mistake(

@@ -92,13 +92,14 @@ def make_plan(manifest: Manifest, target: Target) -> Plan:
 
 def _settings(manifest: Manifest, model: Model, target: Target) -> Iterator[Setting]:
     """This model's settings, each once, in the manifest's order."""
-    if manifest.methods == "exhaustive":
+    methods = manifest.model_methods.get(model.name, manifest.methods)
+    if methods == "exhaustive":
         yield NAIVE
         for setting in memory_saving_settings(target.gpus):
             yield free_lunch(model, target, setting)
         return
     named = {"naive": NAIVE, "free-lunch": free_lunch(model, target)}
-    yield from dict.fromkeys(named[entry] if isinstance(entry, str) else entry for entry in manifest.methods)
+    yield from dict.fromkeys(named[entry] if isinstance(entry, str) else entry for entry in methods)
 
 
 def _cell(manifest: Manifest, model: Model, setting: Setting, target: Target) -> Cell | Skipped:

@@ -61,6 +61,16 @@ def test_every_model_comes_once_before_any_comes_twice() -> None:
     assert [cell.label for cell in plan.cells] == ["naive"] * 3 + ["checkpointing"] * 3
 
 
+def test_a_model_can_have_methods_of_its_own() -> None:
+    models = ["tiny-vit", {"name": "tiny-mamba", "methods": ["naive"]}]
+    plan = make_plan(manifest(models=models), CPU)
+    assert [(cell.model.name, cell.label) for cell in plan.cells] == [
+        ("tiny-vit", "naive"),
+        ("tiny-mamba", "naive"),
+        ("tiny-vit", "checkpointing"),
+    ]
+
+
 def test_the_same_manifest_gives_the_same_trials() -> None:
     plans = [make_plan(manifest(seed=7), CPU) for _ in range(2)]
     ids = [[trial.id for cell in plan.cells for trial in cell.trials] for plan in plans]

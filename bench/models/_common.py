@@ -124,16 +124,17 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def attention(kernels: bool) -> Literal["eager", "bench_unmasked"]:
-    return _register_unmasked() if kernels else "eager"
+    return unmasked_attention() if kernels else "eager"
 
 
 @cache
-def _register_unmasked() -> Literal["bench_unmasked"]:
+def unmasked_attention() -> Literal["bench_unmasked"]:
     """Attention without a mask, under a name of our own.
 
     While tracing for torch.compile, transformers 5.17 hands SDPA a mask of every pair of positions,
-    causal or not, which shuts out the flash kernels (`is_tracing` in its masking_utils.py). Under a
-    name for which it knows no mask it builds none: docs, "Attention Interface".
+    causal or not, which shuts out the flash kernels; outside of it, it waits for the device to learn
+    whether sequences are packed (`find_packed_sequence_indices`, `is_tracing` in masking_utils.py).
+    Under a name for which it knows no mask it does neither: docs, "Attention Interface".
     """
     import torch.nn.functional as F
     from transformers import AttentionInterface
@@ -146,8 +147,9 @@ def _register_unmasked() -> Literal["bench_unmasked"]:
         # Rotary embeddings come back in fp32; autocast would lower them here too.
         query, key = query.to(value.dtype), key.to(value.dtype)
         out = F.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, is_causal=module.is_causal, scale=scaling
-        )
+            query, key, value, dropout_p=dropout, is_causal=module.is_causal, scale=scaling,
+            enable_gqa=query.size(1) != key.size(1),
+        )  # fmt: skip
         return out.transpose(1, 2).contiguous(), None
 
     AttentionInterface.register("bench_unmasked", attend)

@@ -124,7 +124,7 @@ class ConvNext(Bytes):
         return module
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
-        return [layer for stage in module.convnext.encoder.stages for layer in stage.layers]  # type: ignore[union-attr]
+        return [layer for stage in module.convnext.encoder.stages for layer in stage.layers]
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         return image_loss(module, batch)

@@ -1,92 +1,154 @@
-"""Any architecture that transformers can build, without formulas of ours: counted, not predicted."""
+"""Any architecture that transformers can build and that has no file here.
+
+Nothing is known of it before it is built: parameters and operations are counted from the module,
+on the meta device, by torch's own counter. A plan says "counted when it runs".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from bench.errors import BadInput, Mistake
 from bench.models import Flops, Model, Objective
-from bench.models._common import image_loss, language_loss
+from bench.models._common import SDPA, image_loss, language_loss, unmasked_attention
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_AUTO = {
-    "causal-lm": "AutoModelForCausalLM",
-    "masked-lm": "AutoModelForMaskedLM",
-    "image-classification": "AutoModelForImageClassification",
-}
-COUNTED = "counted from the built module, when it runs"
 
-
-@dataclass(frozen=True, slots=True)
 class TransformersFamily:
-    """The family contract for a `model_type` that has no file here."""
-
-    name: str
     objectives: tuple[Objective, ...] = ("causal-lm", "masked-lm", "image-classification")
-    kernels: str | None = "scaled_dot_product_attention, where transformers has it for this architecture"
+    kernels: str | None = SDPA
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def defaults(self) -> Mapping[str, Any]:
         return {}
 
-    def mistakes(self, model: Model, path: str) -> tuple[()]:
-        return ()
+    def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
+        """Only what the data needs to know; the rest is transformers' to judge."""
+        images = model.recipe.objective == "image-classification"
+        field, what = ("num_labels", "labels") if images else ("vocab_size", "tokens")
+        value = model.architecture.get(field)
+        if type(value) is not int or value < 2:
+            found = "missing" if value is None else f"{value!r:.60} is not a number of {what}"
+            yield Mistake(f"{path}/architecture/{field}", found, "allowed: a whole number, at least 2")
 
     def parameters(self, model: Model) -> int:
-        raise LookupError(COUNTED)
+        _later()
 
     def forward_flops(self, model: Model) -> Flops:
-        raise LookupError(COUNTED)
+        _later()
+
+    def kept_bytes(self, model: Model, *, kernels: bool, checkpointing: bool) -> int:
+        _later()
 
     def activation_bytes(self, model: Model, *, kernels: bool, checkpointing: bool) -> int:
-        raise LookupError(COUNTED)
+        _later()
 
     def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:
-        return None
+        return None  # PyTorch brings them; an architecture without them fails to build and says so
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
-        import transformers
-
-        # Some architectures keep a cache by default; training has no use for one.
-        config = transformers.AutoConfig.for_model(model.family, **{"use_cache": False, **model.architecture})
-        auto = getattr(transformers, _AUTO[model.recipe.objective])
-        attention = "sdpa" if kernels else "eager"
-        module: nn.Module = auto.from_config(config, attn_implementation=attention)
-        return module.train()
+        # Masks stay transformers' business here: a sliding window, say, is part of the mathematics.
+        return _build(model, "sdpa" if kernels else "eager")
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
-        """The longest list of modules of one class: what every repeated architecture has."""
+        """The longest list of modules that lies in no other list; the whole module if there is none."""
         from torch import nn
 
-        lists = [list(m) for m in module.modules() if isinstance(m, nn.ModuleList)]
-        equal = [found for found in lists if len({type(m) for m in found}) == 1]
-        return max(equal, key=len, default=[])
+        lists = {name: part for name, part in module.named_modules() if isinstance(part, nn.ModuleList)}
+        outer = [
+            part for name, part in lists.items()
+            if not any(name.startswith(f"{other}.") for other in lists if other != name)
+        ]  # fmt: skip
+        return list(max(outer, key=len, default=[])) or [module]
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        return image_loss(module, batch) if "pixel_values" in batch else language_loss(module, batch)
+        return (image_loss if "pixel_values" in batch else language_loss)(module, batch)
 
-    def counted_flops(self, model: Model) -> Flops:
-        """Torch's counter over one sample on the meta device: shapes only, no memory, no time."""
-        import torch
-        from torch.utils.flop_counter import FlopCounterMode
 
-        recipe = model.recipe
-        with torch.device("meta"), FlopCounterMode(display=False) as counter:
-            module = self.build(model, kernels=False)
-            if recipe.image_size is not None:
-                module(pixel_values=torch.empty(1, 3, recipe.image_size, recipe.image_size))
-            else:
-                tokens = torch.ones(1, recipe.units_per_sample, dtype=torch.long)
-                # Under a causal mask transformers looks into the tokens for packing, unless it gets a
-                # mask, and elsewhere into the mask, if it gets one: meta tensors hold no values.
-                module(input_ids=tokens, attention_mask=tokens if recipe.objective == "causal-lm" else None)
-        counts = {str(op): flops for op, flops in counter.get_flop_counts()["Global"].items()}
-        attention = sum(n for op, n in counts.items() if "bmm" in op or "attention" in op)
-        convolution = sum(n for op, n in counts.items() if "convolution" in op)
-        matmul = sum(counts.values()) - attention - convolution
-        if recipe.objective == "causal-lm":  # the counter counts the upper triangle too
-            length = recipe.units_per_sample
-            attention = attention * (length + 1) // (2 * length)
-        return Flops(matmul, attention, convolution)
+def counted(model: Model) -> tuple[int, Flops]:
+    """Trainable parameters, and operations of one forward pass over one sample."""
+    # A mask would be looked at, and on the meta device there is nothing to see; but some
+    # architectures carry their positions in it.
+    try:
+        return _counted(model, unmasked_attention())
+    except (AssertionError, RuntimeError):
+        return _counted(model, "eager")
+
+
+def _counted(model: Model, attention: str) -> tuple[int, Flops]:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.device("meta"):
+        # bf16: mixtures of experts multiply in nothing else; the count is the same.
+        module = _build(model, attention).bfloat16()
+        unknown = {torch.ops.aten._grouped_mm: _grouped_matmul}
+        with FlopCounterMode(display=False, custom_mapping=unknown) as counter, torch.no_grad():
+            TransformersFamily(model.family).loss(module, _empty_batch(model))
+    parameters = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    return parameters, _sorted_by_kind(counter.get_flop_counts()["Global"], model)
+
+
+def _grouped_matmul(rows: Sequence[int], experts: Sequence[int], *_: Any, **__: Any) -> int:
+    """Each row meets one expert's matrix; torch 2.13's counter leaves this operation out."""
+    return 2 * rows[0] * rows[1] * experts[-1]
+
+
+def _sorted_by_kind(counts: Mapping[Any, int], model: Model) -> Flops:
+    """Batched products are taken for attention: that is where eager attention has them."""
+    matmul = attention = convolution = 0
+    for operation, flops in counts.items():
+        name = str(operation)
+        if "conv" in name:
+            convolution += flops
+        elif "bmm" in name or "attention" in name:
+            attention += flops
+        else:
+            matmul += flops
+    if model.recipe.objective == "causal-lm":  # the counter counts the upper triangle too
+        length = model.recipe.units_per_sample
+        attention = attention * (length + 1) // (2 * length)
+    return Flops(matmul, attention, convolution)
+
+
+def _empty_batch(model: Model) -> dict[str, Tensor]:
+    import torch
+
+    recipe = model.recipe
+    if recipe.objective == "image-classification":
+        assert recipe.image_size is not None
+        pixels = torch.empty(1, 3, recipe.image_size, recipe.image_size, dtype=torch.bfloat16)
+        return {"pixel_values": pixels, "labels": torch.empty(1, dtype=torch.long)}
+    ids = torch.empty(1, recipe.units_per_sample, dtype=torch.long)
+    return {"input_ids": ids, "labels": ids}
+
+
+def _build(model: Model, attention: str) -> nn.Module:
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
+
+    kinds = {
+        "causal-lm": transformers.AutoModelForCausalLM,
+        "masked-lm": transformers.AutoModelForMaskedLM,
+        "image-classification": transformers.AutoModelForImageClassification,
+    }
+    fields = dict(model.architecture)
+    if model.recipe.objective != "image-classification":
+        fields["use_cache"] = False
+    try:
+        configuration = transformers.AutoConfig.for_model(model.family, **fields)
+        kind = kinds[model.recipe.objective]
+        module: nn.Module = kind.from_config(configuration, attn_implementation=attention)
+        return module.float().train()
+    except (StrictDataclassError, ValueError, TypeError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise BadInput(f"transformers refuses this architecture: {said}", where=model.name) from error
+
+
+def _later() -> NoReturn:
+    raise LookupError("counted when it runs")

@@ -70,7 +70,7 @@ class GptNeoX(Bytes):
         attending = linear(d, 3 * d, bias) + linear(d, d, bias)
         block = attending + linear(d, f) + linear(f, d) + 2 * 2 * d
         tables = a["vocab_size"] * d * (1 if a["tie_word_embeddings"] else 2)
-        return tables + int(a["num_hidden_layers"]) * block + 2 * d
+        return int(tables + a["num_hidden_layers"] * block + 2 * d)
 
     def forward_flops(self, model: Model) -> Flops:
         a, s = complete(model, DEFAULTS), model.recipe.units_per_sample
@@ -101,8 +101,9 @@ class GptNeoX(Bytes):
     @staticmethod
     def _eager_pair(a: Mapping[str, Any], h: int) -> int:
         """Bytes kept for one head and one pair of tokens."""
-        dropped = 1 + (FP32 if h == FP32 else 0) if a["attention_dropout"] else 0
-        return FP32 + (h if h < FP32 else 0) + dropped
+        lowered_copy = h if h < FP32 else 0
+        dropped = 1 + (0 if lowered_copy else FP32) if a["attention_dropout"] else 0
+        return FP32 + lowered_copy + dropped
 
     def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:
         return None  # PyTorch brings them
@@ -117,7 +118,7 @@ class GptNeoX(Bytes):
         return module
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
-        return list(module.gpt_neox.layers)  # type: ignore[union-attr, arg-type]
+        return list(module.gpt_neox.layers)
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         return language_loss(module, batch)

@@ -1,197 +1,273 @@
-"""Your own model from a manifest: an architecture in Hugging Face's words, and a recipe.
+"""Models that a manifest describes itself, and recipes that it changes.
 
-The five families bring formulas for it; any other `model_type` that transformers knows is built as it
-is, and its parameters and arithmetic are counted from the built module.
+An architecture is a Hugging Face configuration with its `model_type`; every mistake in it or in the
+recipe is named at once, with its place. Nothing here imports torch or transformers.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import re
+import types
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, is_dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from bench.codec import DecodeError, union_from_json
 from bench.errors import Mistake, listed, nearest
-from bench.models import Family, Flops, Model, Optimizer, Recipe, Schedule, families
-from bench.models.generic import TransformersFamily
+from bench.models import Family, Flops, Model, Objective, Optimizer, Recipe, Schedule, families, known_models
+from bench.models.generic import TransformersFamily, counted
 
-# What a config.json carries beside the architecture; it changes nothing that is measured.
-IGNORED = {
-    "architectures", "torch_dtype", "dtype", "transformers_version", "use_cache", "_name_or_path",
-    "bos_token_id", "eos_token_id", "label2id", "tokenizer_class", "model_type", "_attn_implementation",
+__all__ = ["TransformersFamily", "counted", "family_of", "flops_of", "override_recipe", "resolve_inline"]
+
+# In a published configuration, but silent on how the model trains.
+INERT = frozenset({
+    "architectures", "model_type", "_name_or_path", "name_or_path", "torch_dtype", "dtype", "tokenizer_class",
+    "transformers_version", "use_cache", "classifier_dropout", "output_attentions", "output_hidden_states",
+    "torchscript", "finetuning_task", "problem_type", "id2label", "label2id",
+})  # fmt: skip
+TOKENS = frozenset({"bos_token_id", "eos_token_id", "pad_token_id"})  # no family here asks, save for defaults
+LARGEST = 2**31
+# Least and most. What must be more than nothing begins where no recipe goes.
+LIMITS: Mapping[str, tuple[float, float]] = {
+    "batch_size": (1, 2**20), "steps": (1, 2**40), "sequence_length": (1, 2**24), "image_size": (1, 2**14),
+    "masked_fraction": (1e-6, 1), "clip_norm": (1e-12, 10**12), "log_every_steps": (1, 2**40),
+    "save_every_steps": (1, 2**40), "eval_every_steps": (1, 2**40), "eval_samples": (1, 2**40),
+    "learning_rate": (1e-12, 1000), "beta1": (0, 0.999999), "beta2": (0, 0.999999999),
+    "epsilon": (1e-30, 1), "weight_decay": (0, 1000), "warmup_steps": (0, 2**40), "final_ratio": (0, 1),
 }  # fmt: skip
-DEFAULT_OPTIMIZER = Optimizer("adamw", 3e-4, 0.9, 0.95, 1e-8, 0.1)
-DEFAULT_SCHEDULE = Schedule("cosine", warmup_steps=0, final_ratio=0.1)
-REQUIRED = ("objective", "batch_size", "steps", "precision")
-SHAPES = {
-    "causal-lm": "sequence_length",
-    "masked-lm": "sequence_length",
-    "image-classification": "image_size",
+# What a recipe takes that leaves it out: it decides nothing about speed but the kind of optimizer.
+USUAL = {
+    "optimizer": asdict(Optimizer("adamw", 3e-4, 0.9, 0.95, 1e-8, 0.1)),
+    "schedule": asdict(Schedule("cosine", 0, 0.1)),
+    "clip_norm": 1.0,
+    "source": "the manifest",
 }
+REQUIRED = ("batch_size", "steps", "precision")
 
 
 def family_of(model: Model) -> Family:
-    known = families().get(model.family)
-    return known if known is not None else TransformersFamily(model.family)
+    return families().get(model.family) or TransformersFamily(model.family)
 
 
 def flops_of(model: Model) -> Flops:
-    """By the family's formula; without one, counted on the built module, which imports torch."""
-    family = family_of(model)
-    return (
-        family.counted_flops(model) if isinstance(family, TransformersFamily) else family.forward_flops(model)
-    )
+    """By formula where there is one, else counted: in the worker alone."""
+    return family_of(model).forward_flops(model) if model.family in families() else counted(model)[1]
+
+
+def resolve_inline(obj: Mapping[str, Any], path: str) -> Model | list[Mistake]:
+    """A manifest's own model, or everything that is wrong with it."""
+    name, given = obj["name"], obj["architecture"]
+    mistakes = []
+    if name in known_models():
+        mistakes.append(Mistake(f"{path}/name", f'"{name}" is a model here', "allowed: a name of your own"))
+    found = _family(given.get("model_type"), f"{path}/architecture/model_type")
+    if isinstance(found, Mistake):
+        return [*mistakes, found]
+    mistakes += _architecture_mistakes(found, given, f"{path}/architecture")
+    recipe, more = _new_recipe(found, given, obj.get("recipe", {}), f"{path}/recipe")
+    mistakes += more
+    if mistakes:
+        return mistakes
+    defaults = found.defaults()
+    silent = INERT | TOKENS if defaults else INERT
+    kept = {key: value for key, value in given.items() if key in defaults or key not in silent}
+    if isinstance(labels := given.get("id2label"), dict):  # how published configurations count them
+        kept.setdefault("num_labels", len(labels))
+    model = Model(name, found.name, {**defaults, **kept}, recipe)
+    return _senseless(model, path) or model
 
 
 def override_recipe(model: Model, overrides: Mapping[str, Any], path: str) -> Model | list[Mistake]:
-    """A known model, trained otherwise in what `overrides` says."""
-    fields, mistakes = _decode_fields(model.recipe, overrides, path)
+    """A known model with some of its recipe changed; the source says so."""
+    if not overrides:
+        return model
+    base = asdict(model.recipe)
+    if "schedule" not in overrides and type(overrides.get("steps")) is int:
+        base["schedule"]["warmup_steps"] = min(base["schedule"]["warmup_steps"], overrides["steps"])
+    recipe, mistakes = _read(Recipe, overrides, path, base)
     if mistakes:
         return mistakes
-    changed = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, **fields))
-    return list(_senseless(changed, path.removesuffix("/recipe"))) or changed
+    source = f"{recipe.source}; changed in the manifest: {', '.join(sorted(overrides))}"
+    changed = replace(model, recipe=replace(recipe, source=source))
+    return _senseless(changed, path.removesuffix("/recipe")) or changed
 
 
-def resolve_inline(entry: Mapping[str, Any], path: str) -> Model | list[Mistake]:
-    architecture, recipe = entry["architecture"], entry.get("recipe", {})
-    kind = architecture.get("model_type")
-    if not isinstance(kind, str):
-        return [
-            Mistake(
-                f"{path}/architecture/model_type",
-                "missing",
-                f"allowed: {listed(families())}, or another of transformers",
-            )
-        ]
-    mistakes = [*_architecture_mistakes(kind, architecture, f"{path}/architecture")]
-    if not isinstance(recipe, dict):
-        return mistakes
-    blank = Recipe("causal-lm", 1, 1, "fp32", DEFAULT_OPTIMIZER, DEFAULT_SCHEDULE)
-    fields, more = _decode_fields(blank, recipe, f"{path}/recipe")
-    mistakes += more
-    mistakes += [
-        Mistake(f"{path}/recipe/{name}", "missing", _allowed(name)) for name in REQUIRED if name not in recipe
-    ]
-    if mistakes:
-        return mistakes
-    if fields["objective"] == "masked-lm":
-        fields.setdefault("masked_fraction", 0.15)
-    model = Model(entry["name"], kind, _relevant(kind, architecture), dataclasses.replace(blank, **fields))
-    return list(_senseless(model, path)) or model
+def _senseless(model: Model, path: str) -> list[Mistake]:
+    """What is of the right type and cannot work."""
+    family = family_of(model)
+    return [*_recipe_mistakes(family, model.recipe, f"{path}/recipe"), *family.mistakes(model, path)]
 
 
-# The architecture
+def _family(model_type: Any, path: str) -> Family | Mistake:
+    if not isinstance(model_type, str):
+        found = "missing" if model_type is None else f"{_short(model_type)} is not a text"
+        return Mistake(path, found, f"allowed: {listed(families())}, or another type of transformers")
+    if family := families().get(model_type):
+        return family
+    known = _transformers_types()
+    if known and model_type not in known:
+        return Mistake(
+            path, f"{_short(model_type)} is not a type of transformers", nearest(model_type, known)
+        )
+    return TransformersFamily(model_type)
 
 
-def _relevant(kind: str, architecture: Mapping[str, Any]) -> dict[str, Any]:
-    family = families().get(kind)
-    given = {key: value for key, value in architecture.items() if key not in IGNORED}
-    if "id2label" in given:
-        given.setdefault("num_labels", len(given.pop("id2label")))
-    return {**family.defaults(), **given} if family else given
+@cache
+def _transformers_types() -> frozenset[str]:
+    """Read from transformers' source: importing it takes seconds and brings torch along.
 
-
-def _architecture_mistakes(kind: str, architecture: Mapping[str, Any], path: str) -> Iterator[Mistake]:
-    family = families().get(kind)
-    if family is None:
-        yield from _unknown_type(kind, path)
-        return
-    defaults = family.defaults()
-    for name, value in architecture.items():
-        if name in IGNORED or name == "id2label":
-            continue
-        if name not in defaults:
-            yield Mistake(f"{path}/{name}", f"no such field of {kind}", nearest(name, defaults))
-        elif not _like(value, defaults[name]):
-            yield Mistake(
-                f"{path}/{name}", f"{value!r:.40} does not fit", f"allowed: like {defaults[name]!r}"
-            )
-
-
-def _like(value: Any, default: Any) -> bool:
-    if isinstance(default, bool) or isinstance(value, bool):
-        return isinstance(value, bool) and isinstance(default, bool)
-    if isinstance(default, int):
-        return isinstance(value, int) and (value > 0 or default <= 0)
-    if isinstance(default, float):
-        return isinstance(value, int | float) and value >= 0
-    if isinstance(default, list | tuple):
-        return isinstance(value, list) and bool(value) and all(_like(item, default[0]) for item in value)
-    return isinstance(value, type(default)) or default is None
-
-
-def _unknown_type(kind: str, path: str) -> Iterator[Mistake]:
-    """Whether transformers has it, by looking at its folders: importing it would take seconds."""
+    Empty where it is not installed or looks different; then the worker finds out.
+    """
     package = find_spec("transformers")
-    if package is None or package.origin is None:
+    folder = Path(package.origin).parent / "models" / "auto" if package and package.origin else Path()
+    names: set[str] = set()
+    for file in ("auto_mappings.py", "configuration_auto.py"):
+        if (folder / file).is_file():
+            names.update(re.findall(r'"([\w.-]+)"[,:] "\w+Config"', (folder / file).read_text()))
+    return frozenset(names)
+
+
+def _architecture_mistakes(family: Family, given: Mapping[str, Any], path: str) -> Iterator[Mistake]:
+    defaults = family.defaults()
+    if not defaults:  # transformers judges it when it is built
         return
-    folders = {entry.name for entry in Path(package.origin).with_name("models").iterdir() if entry.is_dir()}
-    if kind.replace("-", "_") not in folders:
-        yield Mistake(
-            f"{path}/model_type", f'"{kind:.40}" is not known to transformers', nearest(kind, folders)
-        )
+    for key, value in given.items():
+        if key in defaults:
+            yield from _field_mistakes(key, value, defaults[key], f"{path}/{key}")
+        elif key not in INERT | TOKENS:
+            yield Mistake(f"{path}/{key}", "no such field", nearest(key, defaults))
 
 
-# The recipe
+def _field_mistakes(key: str, value: Any, default: Any, path: str) -> Iterator[Mistake]:
+    """Against the default: its type, and what makes sense for such a name."""
+    least = 0 if key.endswith("_id") else 1
+    if isinstance(default, list):
+        if not isinstance(value, list) or not value:
+            yield Mistake(path, f"{_short(value)} is not a list", "allowed: a list of whole numbers")
+            return
+        for i, item in enumerate(value):
+            yield from _number_mistakes(int, item, 1, LARGEST, f"{path}/{i}")
+    elif isinstance(default, bool) or (isinstance(default, str) and default != "auto"):
+        if type(value) is not type(default):
+            words = "true or false" if isinstance(default, bool) else "a text"
+            yield Mistake(path, f"{_short(value)} is not {words}", f"allowed: {words}")
+    elif value != default:
+        share = any(word in key for word in ("dropout", "_rate", "_pct"))
+        kind = float if isinstance(default, float) else int
+        low, high = (0, 1 if share else 10**9) if kind is float else (least, LARGEST)
+        yield from _number_mistakes(kind, value, low, high, path)
 
 
-def _decode_fields(base: Any, given: Mapping[str, Any], path: str) -> tuple[dict[str, Any], list[Mistake]]:
-    """Each field on its own, so that every mistake is told; nested objects over the base's own."""
-    hints = get_type_hints(type(base))
-    fields: dict[str, Any] = {}
-    mistakes: list[Mistake] = []
-    for name, value in given.items():
-        place = f"{path}/{name}"
-        if name not in hints:
-            mistakes.append(Mistake(place, "no such field", nearest(name, hints)))
-        elif dataclasses.is_dataclass(hints[name]) and isinstance(value, dict):
-            inner, more = _decode_fields(getattr(base, name), value, place)
+def _number_mistakes(kind: type, value: Any, low: float, high: float, path: str) -> Iterator[Mistake]:
+    words = "a whole number" if kind is int else "a number"
+    allowed = f"allowed: {words} from {low} to {high}"
+    if type(value) is not int and (kind is int or type(value) is not float):
+        yield Mistake(path, f"{_short(value)} is not {words}", allowed)
+    elif not low <= value <= high:
+        yield Mistake(path, f"{value} is {'less than ' if value < low else 'more than '}allowed", allowed)
+
+
+# Recipes
+
+
+def _new_recipe(
+    family: Family, given: Mapping[str, Any], obj: Any, path: str
+) -> tuple[Recipe, list[Mistake]]:
+    if not isinstance(obj, Mapping):
+        return _read(Recipe, obj, path, USUAL)
+    base: dict[str, Any] = {key: dict(v) if isinstance(v, dict) else v for key, v in USUAL.items()}
+    if len(family.objectives) == 1:
+        base["objective"] = family.objectives[0]
+    if isinstance(given.get("image_size"), int):
+        base["image_size"] = given["image_size"]
+    objective = obj.get("objective", base.get("objective"))
+    if objective == "masked-lm":
+        base["masked_fraction"] = 0.15
+    if type(steps := obj.get("steps")) is int:
+        base["schedule"]["warmup_steps"] = max(0, steps) // 100
+    missing = [key for key in (*REQUIRED, *_size_field(objective)) if key not in {**base, **obj}]
+    if "objective" not in {**base, **obj}:
+        missing.append("objective")
+    recipe, mistakes = _read(Recipe, obj, path, {**dict.fromkeys(missing), **base})
+    return recipe, [Mistake(f"{path}/{key}", "missing", _allowed(key)) for key in missing] + mistakes
+
+
+def _size_field(objective: Any) -> tuple[str, ...]:
+    if objective not in get_args(Objective):
+        return ()
+    return ("image_size",) if objective == "image-classification" else ("sequence_length",)
+
+
+def _recipe_mistakes(family: Family, recipe: Recipe, path: str) -> Iterator[Mistake]:
+    if recipe.objective not in family.objectives:
+        allowed = f"allowed for {family.name}: {', '.join(family.objectives)}"
+        yield Mistake(f"{path}/objective", f'"{recipe.objective}" does not fit', allowed)
+        return
+    needed = _size_field(recipe.objective)[0]
+    other = "sequence_length" if needed == "image_size" else "image_size"
+    if getattr(recipe, needed) is None:
+        yield Mistake(f"{path}/{needed}", "missing", _allowed(needed))
+    if getattr(recipe, other) is not None:
+        yield Mistake(f"{path}/{other}", f"means nothing for {recipe.objective}", f"allowed: {needed}")
+    if recipe.objective == "masked-lm" and recipe.masked_fraction is None:
+        yield Mistake(f"{path}/masked_fraction", "missing", _allowed("masked_fraction"))
+    if recipe.schedule.warmup_steps > recipe.steps:
+        found = f"{recipe.schedule.warmup_steps} is more than the {recipe.steps} steps"
+        yield Mistake(f"{path}/schedule/warmup_steps", found, f"allowed: at most {recipe.steps}")
+
+
+def _allowed(field: str) -> str:
+    if field in LIMITS:
+        return "allowed: a number from {} to {}".format(*LIMITS[field])
+    return "allowed: " + ", ".join(get_args(get_type_hints(Recipe)[field]))
+
+
+def _read(cls: Any, obj: Any, path: str, base: Mapping[str, Any]) -> tuple[Any, list[Mistake]]:
+    """`base` with what `obj` sets, as a `cls`; or None and every mistake."""
+    if cls is Optimizer and isinstance(obj, str):
+        obj = {"name": obj}
+    if not isinstance(obj, Mapping):
+        return None, [Mistake(path, f"{_short(obj)} is not an object", f"allowed: {', '.join(base)}")]
+    kinds = get_type_hints(cls)
+    names = [field.name for field in fields(cls)]
+    mistakes = [
+        Mistake(f"{path}/{key}", "no such field", nearest(key, names))
+        for key in obj if key not in names
+    ]  # fmt: skip
+    values: dict[str, Any] = {}
+    for name in names:
+        if name in obj or is_dataclass(kinds[name]):
+            inner = base.get(name) or {}
+            values[name], more = _value(name, kinds[name], obj.get(name, {}), f"{path}/{name}", inner)
             mistakes += more
-            fields[name] = dataclasses.replace(getattr(base, name), **inner)
-        else:
-            try:
-                fields[name] = union_from_json(hints[name], value)
-            except DecodeError:
-                mistakes.append(Mistake(place, f"{value!r:.40} does not fit", _allowed(name)))
-                continue
-            if isinstance(value, int | float) and not isinstance(value, bool) and value < _least(name):
-                mistakes.append(Mistake(place, f"{value} is too small", f"allowed: at least {_least(name)}"))
-    return fields, mistakes
+        elif name in base:
+            values[name] = base[name]
+    return (None if mistakes else cls(**values)), mistakes
 
 
-def _least(name: str) -> int:
-    """Counts and sizes start at one; rates and fractions, and the length of a warm-up, at nothing."""
-    counted = ("batch_size", "steps", "sequence_length", "image_size", "eval_samples")
-    return 1 if name in counted or name.startswith(("log_", "save_", "eval_")) else 0
-
-
-def _allowed(name: str) -> str:
-    hints = get_type_hints(Recipe) | get_type_hints(Optimizer)
-    text = str(hints.get(name, "")).replace("typing.Literal", "").replace(" | None", "")
-    words = {"<class 'int'>": "a whole number", "<class 'float'>": "a number", "int": "a whole number",
-             "float": "a number", "<class 'str'>": "a text"}  # fmt: skip
-    return f"allowed: {words.get(text, text.strip('[]') or 'another value')}"
-
-
-def _senseless(model: Model, path: str) -> Iterator[Mistake]:
-    """What is well formed and cannot be trained."""
-    recipe = model.recipe
-    shape = SHAPES[recipe.objective]
-    if getattr(recipe, shape) is None:
-        yield Mistake(f"{path}/recipe/{shape}", "missing", f"allowed: a whole number, for {recipe.objective}")
-        return
-    family = families().get(model.family)
-    size = "num_labels" if shape == "image_size" else "vocab_size"
-    if family is None and not isinstance(model.architecture.get(size), int):
-        yield Mistake(f"{path}/architecture/{size}", "missing", "allowed: a whole number")
-    if family is not None and recipe.objective not in family.objectives:
-        words = ", ".join(family.objectives)
-        yield Mistake(
-            f"{path}/recipe/objective",
-            f"{model.family} does not train {recipe.objective}",
-            f"allowed: {words}",
+def _value(name: str, kind: Any, value: Any, path: str, base: Any) -> tuple[Any, list[Mistake]]:
+    if is_dataclass(kind):
+        return _read(kind, value, path, base)
+    options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    if value is None and type(None) in options:
+        return None, []
+    kind = options[0]
+    if get_origin(kind) is Literal:
+        if value in get_args(kind):
+            return value, []
+        return None, [Mistake(path, f"{_short(value)} does not fit", nearest(str(value), get_args(kind)))]
+    if kind is str:
+        found = (
+            []
+            if isinstance(value, str)
+            else [Mistake(path, f"{_short(value)} is not a text", "allowed: a text")]
         )
-    elif family is not None:
-        yield from family.mistakes(model, path)
+        return value, found
+    return value, list(_number_mistakes(kind, value, *LIMITS[name], path))
+
+
+def _short(value: Any) -> str:
+    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from importlib import import_module
+from contextlib import contextmanager, nullcontext
+from importlib import import_module, reload
 from importlib.util import find_spec
 from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
@@ -140,15 +140,14 @@ class Mamba(Bytes):
         return f"not installed: {', '.join(missing)} (mamba-ssm and causal-conv1d)" if missing else None
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
-        _bind(kernels)
-        from transformers import MambaConfig, MambaForCausalLM
+        from transformers import MambaConfig
 
         config = MambaConfig(**complete(model, DEFAULTS), use_cache=False)
-        module: nn.Module = MambaForCausalLM(config).train()
+        module: nn.Module = _bind(kernels).MambaForCausalLM(config).train()
         return module
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
-        return list(module.backbone.layers)  # type: ignore[union-attr, arg-type]
+        return list(module.backbone.layers)
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         return language_loss(module, batch)
@@ -161,39 +160,41 @@ def _sizes(a: Mapping[str, Any]) -> tuple[int, int, int, int]:
     return d, int(a["expand"] * d), a["state_size"], rank
 
 
-def _bind(kernels: bool) -> None:
-    """Has transformers choose between mamba-ssm and its own plain code.
-
-    transformers 5.17 has no switch for it: its mixer takes mamba-ssm whenever that can be imported,
-    once, when its module is (use_kernel_func_from_hub_with_fallback). So the packages are hidden
-    during that import, and a process does one or the other.
-    """
-    if kernels:
-        import_module(_MIXER)
-    else:
-        with _hidden(PACKAGES):
-            import_module(_MIXER)
-    if (sys.modules.get("mamba_ssm") is not None) != kernels:
-        now, asked = ("without", "with") if kernels else ("with", "without")
-        raise EnvironmentCannot(
-            f"this process runs Mamba {now} mamba-ssm, and is asked for it {asked}",
-            advice="start a new process: transformers chooses once",
-        )
-
-
 _MIXER = "transformers.models.mamba.modeling_mamba"
+_fused: dict[str, bool] = {}  # what transformers last chose in this process
+
+
+def _bind(kernels: bool) -> Any:
+    """transformers' mixer, with mamba-ssm or with transformers' own plain code.
+
+    transformers 5.17 has no switch for it: the module takes mamba-ssm whenever that can be imported,
+    once, when it is loaded itself (use_kernel_func_from_hub_with_fallback). So it is loaded, again
+    if need be, with the packages hidden from it or not.
+    """
+    loaded = sys.modules.get(_MIXER)
+    fused = _fused.get(_MIXER, sys.modules.get("mamba_ssm") is not None)
+    with nullcontext() if kernels else _hidden(PACKAGES):
+        if loaded is None:
+            loaded = import_module(_MIXER)
+        elif fused != kernels:
+            loaded = reload(loaded)
+    if kernels and sys.modules.get("mamba_ssm") is None:
+        raise EnvironmentCannot("mamba-ssm cannot be imported", advice="install mamba-ssm and causal-conv1d")
+    _fused[_MIXER] = kernels
+    return loaded
 
 
 @contextmanager
 def _hidden(packages: tuple[str, ...]) -> Iterator[None]:
     """None in sys.modules makes an import fail as if nothing were installed: Python reference, 5.3.1."""
-    absent = [package for package in packages if package not in sys.modules]
-    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
+    before = {package: sys.modules[package] for package in packages if package in sys.modules}
+    sys.modules.update(dict.fromkeys(packages))  # type: ignore[arg-type]
     try:
         yield
     finally:
-        for package in absent:
+        for package in packages:
             del sys.modules[package]
+        sys.modules.update(before)
 
 
 FAMILY = Mamba()

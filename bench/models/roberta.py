@@ -110,7 +110,7 @@ class Roberta(Bytes):
         return module
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
-        return list(module.roberta.encoder.layer)  # type: ignore[union-attr, arg-type]
+        return list(module.roberta.encoder.layer)
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         return language_loss(module, batch)

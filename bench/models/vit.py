@@ -119,7 +119,7 @@ class Vit(Bytes):
         return module
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
-        return list(module.vit.layers)  # type: ignore[union-attr, arg-type]
+        return list(module.vit.layers)
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         return image_loss(module, batch)

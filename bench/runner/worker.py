@@ -259,7 +259,7 @@ class TrialRun:
             os.fsync(file.fileno())
         seconds: float = time.perf_counter() - started
         (self.scratch / "checkpoint.pt").unlink()
-        return seconds * total / size
+        return seconds * float(total / size)
 
     def time_evaluation(self) -> float:
         module = self.strategy.module
@@ -274,7 +274,7 @@ class TrialRun:
                 self.device.synchronise()
                 seconds = time.perf_counter() - started
         module.train()
-        return seconds / self.trial.micro_batch
+        return float(seconds / self.trial.micro_batch)
 
 
 def _state_tensors(strategy: SingleDevice) -> list[torch.Tensor]:

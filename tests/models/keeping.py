@@ -20,8 +20,8 @@ HALVES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 RAISED = {F.layer_norm, F.softmax, F.softplus, F.log_softmax, torch.exp, torch.rsqrt, Tensor.pow, torch.pow}
 
 
-class AsOnCuda(TorchFunctionMode):
-    """Autocast's fp32 list, and dropout that keeps one byte an element: what CUDA does and the CPU does not."""
+class AsOnCuda(TorchFunctionMode):  # type: ignore[misc]
+    """What CUDA does and the CPU does not: autocast's fp32 list, dropout that keeps a byte an element."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None

@@ -1,0 +1,96 @@
+"""Architectures without a file of their own: built and counted through transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from bench.errors import BadInput
+from bench.models import Model, known_models
+from bench.models.inline import counted, family_of, flops_of, resolve_inline
+from tests.models.keeping import made_up_batch
+
+CAUSAL = {"objective": "causal-lm"}
+TEXT = {"batch_size": 8, "steps": 10, "precision": "fp32", "sequence_length": 32}
+PICTURES = {
+    "batch_size": 8, "steps": 10, "precision": "fp32", "image_size": 64, "objective": "image-classification",
+}  # fmt: skip
+SMALL = {
+    "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}  # fmt: skip
+GROUPED = SMALL | {"num_key_value_heads": 2}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # architecture, recipe, blocks
+    "llama": (GROUPED, TEXT | CAUSAL, 2),
+    "gpt2": ({"vocab_size": 1000, "n_embd": 64, "n_layer": 3, "n_head": 4}, TEXT | CAUSAL, 3),
+    "bert": (SMALL, TEXT | {"objective": "masked-lm"}, 2),
+    "mixtral": (GROUPED | {"num_local_experts": 4}, TEXT | CAUSAL, 2),
+    "resnet": (
+        {"num_labels": 10, "depths": [1, 1], "hidden_sizes": [16, 32], "embedding_size": 8},
+        PICTURES, 2,
+    ),
+    "swin": (
+        {"num_labels": 10, "image_size": 64, "patch_size": 2, "window_size": 2, "embed_dim": 16,
+         "depths": [1, 1], "num_heads": [2, 4]},
+        PICTURES, 2,
+    ),
+}  # fmt: skip
+
+
+def model_of(name: str, **changed: Any) -> Model:
+    architecture, recipe, _ = CASES[name]
+    obj = {"name": "mine", "architecture": {"model_type": name, **architecture, **changed}, "recipe": recipe}
+    model = resolve_inline(obj, "/models/0")
+    assert isinstance(model, Model), model
+    return model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_built_counted_and_trained(name: str) -> None:
+    model = model_of(name)
+    family = family_of(model)
+    module = family.build(model, kernels=False)
+    parameters, flops = counted(model)
+    assert parameters == sum(p.numel() for p in module.parameters())
+    assert flops.total > 0
+    assert len(family.blocks(module)) == CASES[name][2]
+    loss = family.loss(module, made_up_batch(model, 2))
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert all(p.grad is not None for p in module.parameters())
+
+
+def test_llama_is_counted_as_by_hand() -> None:
+    """Grouped queries, three matrices in the MLP, the lower triangle of attention."""
+    weights = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128) + 64 * 1000
+    flops = flops_of(model_of("llama"))
+    assert flops.matmul == 2 * 32 * weights
+    # Rotary frequencies are a batched product too.
+    assert flops.attention == pytest.approx(2 * (32 * 33 // 2) * 4 * 64, rel=1e-2)
+
+
+def test_experts_are_counted_though_torch_leaves_them_out() -> None:
+    attending, router, experts = 2 * 64 * 64 + 2 * 64 * 32, 64 * 4, 2 * 3 * 64 * 128  # two of four a token
+    weights = 2 * (attending + router + experts) + 64 * 1000
+    assert flops_of(model_of("mixtral")).matmul == 2 * 32 * weights
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt-neox", "tiny-roberta", "tiny-vit", "tiny-convnext"])
+def test_counting_agrees_with_the_formulas(name: str) -> None:
+    """But for what does not grow with the sample: rotary frequencies, once a batch."""
+    model = known_models()[name]
+    family = family_of(model)
+    known = replace(model, architecture={**family.defaults(), **model.architecture})
+    parameters, flops = counted(known)
+    assert parameters == family.parameters(model)
+    assert flops.total == pytest.approx(family.forward_flops(model).total, rel=1e-3)
+
+
+def test_what_transformers_refuses_is_said_without_a_traceback() -> None:
+    model = model_of("llama", hidden_size="large")
+    with pytest.raises(BadInput, match="hidden_size") as caught:
+        family_of(model).build(model, kernels=False)
+    assert str(caught.value).startswith("mine: transformers refuses")
