@@ -1,7 +1,7 @@
 """Estimate against reality: predict a step, then really train, in another process, and compare.
 
     python benchmarks/accuracy.py
-        the tiny models on this machine, 30 steps of 8 passes
+        the tiny models on this machine, 30 steps of 8 passes; --rounds 3 where other work disturbs
     python benchmarks/accuracy.py --models pythia-1b --methods free-lunch --micro-batch 16 \
         --accumulation 64 --steps 3 --seconds 180 --out results/accuracy-h200
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from bench.codec import pretty_json, to_json
-from bench.estimate import Interval, step_interval
+from bench.estimate import Interval, mean, step_interval
 from bench.methods import Setting, Target, free_lunch, label, ordered
 from bench.models import Model, known_models
 from bench.plan import target_of
@@ -73,30 +73,30 @@ def compare(
         label(trial.setting, trial.model, target),
         f"{trial.micro_batch} x {trial.accumulation}",
     )
-    outcome = supervisor.trial(trial, target.device, scratch, log, limits)
-    predicted = (
-        step_interval(outcome.measurement.steps, trial.accumulation)
-        if isinstance(outcome, Measured)
-        else None
-    )
-    _keep(options.out, trial.id, "prediction", {"trial": to_json(trial), "outcome": to_json(outcome)})
-    if predicted is None:
-        return (*name, f"{outcome.kind}: see {log}", "", "", "", "")
-    steps, seconds = supervisor.reality(trial, target.device, options.steps, options.seconds, log, limits)
-    _keep(options.out, trial.id, "reality", {"steps": steps, "seconds": seconds})
-    return (*name, *_figures(predicted, steps, seconds))
+    predictions, realities = [], []
+    for turn in range(options.rounds):
+        outcome = supervisor.trial(trial, target.device, scratch, log, limits)
+        document = {"trial": to_json(trial), "outcome": to_json(outcome)}
+        _keep(options.out, trial.id, f"prediction-{turn}", document)
+        steps = outcome.measurement.steps if isinstance(outcome, Measured) else ()
+        predicted = step_interval(steps, trial.accumulation)
+        if predicted is None:
+            return (*name, f"{outcome.kind}: see {log}", "", "", "", "")
+        predictions.append(predicted)
+        real = supervisor.reality(trial, target.device, options.steps, options.seconds, log, limits)
+        _keep(options.out, trial.id, f"reality-{turn}", {"steps": real[0], "seconds": real[1]})
+        realities.append(real)
+    return (*name, *_figures(predictions, realities))
 
 
-def _figures(predicted: Interval, steps: int, seconds: float) -> tuple[str, ...]:
-    real = seconds / steps
-    error = predicted.value / real - 1
-    return (
-        f"{predicted.value:.4f}",
-        f"{predicted.percent:.1f}%",
-        f"{real:.4f}",
-        str(steps),
-        f"{100 * error:+.1f}%",
-    )
+def _figures(predictions: list[Interval], realities: list[tuple[int, float]]) -> tuple[str, ...]:
+    """Means over the rounds; the interval is the widest of them."""
+    predicted = mean([p.value for p in predictions])
+    steps = sum(count for count, _ in realities)
+    real = sum(seconds for _, seconds in realities) / steps
+    widest = max(p.percent for p in predictions)
+    error = 100 * (predicted / real - 1)
+    return f"{predicted:.4f}", f"{widest:.1f}%", f"{real:.4f}", str(steps), f"{error:+.1f}%"
 
 
 def _keep(out: Path | None, trial_id: str, what: str, document: object) -> None:
@@ -115,6 +115,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--micro-batch", type=int, default=0, help="0: the recipe's batch over the accumulation"
     )
+    parser.add_argument("--rounds", type=int, default=1, help="predict and train in turn, so often")
     parser.add_argument("--steps", type=int, default=30, help="real steps, at least")
     parser.add_argument("--seconds", type=float, default=0.0, help="of real training, at least")
     parser.add_argument("--target-percent", type=float, default=2.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -16,8 +15,7 @@ from bench import keys
 from bench.errors import BadInput, BenchError, EnvironmentCannot
 from bench.keys import load_or_make_key
 from bench.signing import PublicKey, sign, verify
-
-needs_ssh_keygen = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="no ssh-keygen here")
+from tests.needs import needs
 
 
 @pytest.fixture
@@ -63,7 +61,7 @@ def test_the_key_is_for_its_owner_alone(home: Path) -> None:
     assert sorted(p.name for p in home.iterdir()) == ["id_ed25519", "id_ed25519.pub"]
 
 
-@needs_ssh_keygen
+@needs("ssh-keygen")
 def test_ssh_keygen_reads_the_key(home: Path) -> None:
     key = load_or_make_key()
     shown = subprocess.run(["ssh-keygen", "-y", "-f", key.path], capture_output=True, text=True, check=True)
@@ -115,14 +113,14 @@ def test_a_place_where_no_key_can_be_kept_is_told(tmp_path: Path, monkeypatch: p
 # --- the user's own key ---------------------------------------------------------------------------------
 
 
-@needs_ssh_keygen
+@needs("ssh-keygen")
 def test_an_ssh_key_signs(tmp_path: Path) -> None:
     key = load_or_make_key(ssh_key(tmp_path / "id"))
     assert not key.made
     assert key.public == PublicKey.from_line((tmp_path / "id.pub").read_text())
 
 
-@needs_ssh_keygen
+@needs("ssh-keygen")
 @pytest.mark.parametrize(("kind", "name"), [("rsa", "ssh-rsa"), ("ecdsa", "ecdsa-sha2-nistp256")])
 def test_a_key_of_another_type_is_told_before_its_passphrase_is_asked(
     tmp_path: Path, kind: str, name: str
@@ -131,20 +129,20 @@ def test_a_key_of_another_type_is_told_before_its_passphrase_is_asked(
     refused(path, f"is of type {name}, not ssh-ed25519", "ssh-keygen -t ed25519")
 
 
-@needs_ssh_keygen
+@needs("ssh-keygen")
 def test_a_key_in_pem_is_told(tmp_path: Path) -> None:
     refused(
         ssh_key(tmp_path / "id", "rsa", "", "-m", "PEM"), "is no OpenSSH private key", "ssh-keygen -t ed25519"
     )
 
 
-@needs_ssh_keygen
+@needs("ssh-keygen")
 def test_a_public_key_by_mistake_is_told(tmp_path: Path) -> None:
     path = ssh_key(tmp_path / "id")
     refused(tmp_path / "id.pub", "is a public key", f"the private key, {path}")
 
 
-@needs_ssh_keygen
+@needs("ssh-keygen")
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path = ssh_key(tmp_path / "id")
     path.chmod(0o640)
@@ -188,7 +186,7 @@ class Terminal:
         return True
 
 
-@needs_ssh_keygen
+@needs("ssh-keygen")
 def test_without_a_terminal_a_passphrase_cannot_be_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +196,7 @@ def test_without_a_terminal_a_passphrase_cannot_be_asked(
         refused(path, "no terminal to ask on", "from a terminal")
 
 
-@needs_ssh_keygen
+@needs("ssh-keygen")
 def test_on_a_terminal_the_passphrase_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = ssh_key(tmp_path / "id", "ed25519", "secret", "-a", "1")
     answers = iter(["wrong", "", "secret"])
@@ -207,7 +205,7 @@ def test_on_a_terminal_the_passphrase_is_asked_again(tmp_path: Path, monkeypatch
     assert load_or_make_key(path).public == PublicKey.from_line((tmp_path / "id.pub").read_text())
 
 
-@needs_ssh_keygen
+@needs("ssh-keygen")
 def test_three_wrong_passphrases_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = ssh_key(tmp_path / "id", "ed25519", "secret", "-a", "1")
     asked: list[str] = []
@@ -217,7 +215,7 @@ def test_three_wrong_passphrases_are_enough(tmp_path: Path, monkeypatch: pytest.
     assert asked == [f"Passphrase for {path}: "] * 3
 
 
-@needs_ssh_keygen
+@needs("ssh-keygen")
 def test_the_library_that_opens_passphrases_may_be_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

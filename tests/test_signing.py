@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import shutil
 import subprocess
 from base64 import b64encode
 from pathlib import Path
@@ -30,11 +29,11 @@ from bench.signing import (
     wire_string,
 )
 from tests.fuzz_bundle import KEY, predicate
+from tests.needs import needs
 
 MESSAGE = b'{"statement":1}'
 SIGNED = sign(MESSAGE, KEY)
 PRIME = 2**255 - 19
-needs_ssh_keygen = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="no ssh-keygen here")
 
 
 def armored(blob: bytes) -> bytes:
@@ -239,7 +238,7 @@ def keygen(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedPr
     return subprocess.run(["ssh-keygen", *arguments], input=stdin, capture_output=True, check=True)
 
 
-@needs_ssh_keygen
+@needs("ssh-keygen")
 def test_ssh_keygen_shows_the_same_fingerprint(tmp_path: Path) -> None:
     key = PublicKey.of(KEY)
     (tmp_path / "key.pub").write_text(key.line("someone"))
@@ -247,7 +246,7 @@ def test_ssh_keygen_shows_the_same_fingerprint(tmp_path: Path) -> None:
     assert shown[1] == key.fingerprint
 
 
-@needs_ssh_keygen
+@needs("ssh-keygen")
 def test_a_signature_by_ssh_keygen_is_accepted(tmp_path: Path) -> None:
     keygen("-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key")
     signature = keygen("-Y", "sign", "-n", NAMESPACE, "-f", tmp_path / "key", stdin=MESSAGE).stdout
@@ -260,7 +259,7 @@ def test_a_signature_by_ssh_keygen_is_accepted(tmp_path: Path) -> None:
     refused(weaker.stdout, "hash by sha256")
 
 
-@needs_ssh_keygen
+@needs("ssh-keygen")
 @pytest.mark.parametrize(("kind", "name"), [("rsa", "ssh-rsa"), ("ecdsa", "ecdsa-sha2-nistp256")])
 def test_a_signature_by_another_algorithm_is_refused(tmp_path: Path, kind: str, name: str) -> None:
     keygen("-q", "-t", kind, "-N", "", "-f", tmp_path / "key", *(["-b", "2048"] if kind == "rsa" else []))

@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import os
 import random
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from bench.errors import BadInput, VerificationFailed
 from bench.signing import NAMESPACE, PublicKey, build_statement, sign
 from bench.verify import MAX_SIGNATURE_BYTES, Read, TrustPolicy, verify_bundle
 from tests.fuzz_bundle import FILES, KEY, check, mutate, nothing, packed, predicate
+from tests.needs import needs
 
 OTHER = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
 PUBLIC = PublicKey.of(KEY)
@@ -437,7 +437,7 @@ def test_a_symbolic_link_to_a_bundle_is_a_bundle(path: Path, tmp_path: Path) -> 
 # --- without bench, and its cost ------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="no ssh-keygen here")
+@needs("ssh-keygen")
 def test_a_stranger_verifies_with_ssh_keygen_and_tar(path: Path, tmp_path: Path) -> None:
     signers = tmp_path / "allowed_signers"
     signers.write_text(f'me@example.org namespaces="{NAMESPACE}" {PUBLIC.line()}\n')

@@ -168,9 +168,10 @@ class Supervisor:
         ours, theirs = socket.socketpair()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with theirs, self.log.open("ab") as log:
-            # Threads that spin at barriers stand still for each other on a machine that has other work.
+            # Threads that spin for long at barriers stand still for each other on a machine that has other
+            # work; threads that do not spin at all take twice as long on an idle one (GNU OpenMP).
             # OpenBLAS would start threads as numpy is imported, and threads do not survive a fork.
-            environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+            environment = {"GOMP_SPINCOUNT": "10000"} | os.environ | {"OPENBLAS_NUM_THREADS": "1"}
             self._server = subprocess.Popen(
                 [*self.command, str(theirs.fileno()), *self.arguments],
                 env=environment,
