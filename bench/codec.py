@@ -61,6 +61,9 @@ def _refuse_depth(value: Any) -> None:
     raise DecodeError("nested too deeply")
 
 
+_PLAIN = (str, int, float, bool)
+
+
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
@@ -112,10 +115,12 @@ def union_from_json(union: Any, value: Any) -> Any:
 
 
 def _decode(kind: Any, value: Any, path: str) -> Any:
-    origin = get_origin(kind)
+    if type(value) is kind and kind in _PLAIN:  # most of what a bundle holds
+        return value
+    origin, holds_fields = _sort(kind)
     if kind is Any:
         return value
-    if is_dataclass(kind):
+    if holds_fields:
         return _decode_dataclass(kind, value, path)
     if origin in (Union, types.UnionType):
         return _decode_union(get_args(kind), value, path)
@@ -130,6 +135,12 @@ def _decode(kind: Any, value: Any, path: str) -> Any:
             raise DecodeError(f"{path or '/'}: expected an object")
         return {key: _decode(get_args(kind)[1], item, f"{path}/{key}") for key, item in value.items()}
     return _decode_scalar(kind, value, path)
+
+
+@cache
+def _sort(kind: Any) -> tuple[Any, bool]:
+    """What a type is made of; asked a thousand times a bundle."""
+    return get_origin(kind), is_dataclass(kind)
 
 
 def _decode_scalar(kind: Any, value: Any, path: str) -> Any:
