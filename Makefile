@@ -4,11 +4,11 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: quickstart test test-fast lint bench-accuracy bench-cost fuzz clean
+.PHONY: quickstart test test-fast test-e2e lint bench-accuracy bench-cost fuzz clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[run,dev]'
+	$(BIN)/pip install --quiet --editable '.[run,zero,dev]'
 	touch $@
 
 quickstart: $(STAMP)  ## measure five tiny models here, verify the bundle, print the table
@@ -17,10 +17,13 @@ quickstart: $(STAMP)  ## measure five tiny models here, verify the bundle, print
 	$(BIN)/bench verify out/quickstart/*.tar
 
 test: $(STAMP)  ## all tests but the end-to-end ones
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not e2e"
 
 test-fast: $(STAMP)  ## without the ones that take more than a few seconds
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not e2e"
+
+test-e2e: $(STAMP)  ## what takes minutes: every setting on two devices
+	$(BIN)/python -m pytest -m e2e
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -18,6 +18,7 @@ trial        one setting of one model at one micro-batch, in a process of its ow
 outcome      how a trial ended: measured, out-of-memory, unsupported, timed-out, crashed
 measurement  the raw samples of a trial, never summaries
 estimate     what follows from a measurement: days, utilisation, intervals
+proof        a piece of real training that an estimate is held against
 ceiling      the best rate this machine reached on the bare operation
 check        one question about the node's health, with a verdict
 journal      the append-only file of a run, a line an event

@@ -130,10 +130,10 @@ def pass_and_update(samples: Iterable[StepSample]) -> tuple[float, float] | tupl
     return slope, mean(groups[low]) - low * slope
 
 
-def ceiling_name(model: Model, setting: tuple[str, ...]) -> str:
-    """Which matrix rate bounds this trial."""
+def ceiling_precision(model: Model, setting: tuple[str, ...]) -> str:
+    """In which precision matrix products bound this trial."""
     precision = model.recipe.precision
-    return "matmul-tf32" if precision == "fp32" and "tf32" in setting else f"matmul-{precision}"
+    return "tf32" if precision == "fp32" and "tf32" in setting else precision
 
 
 def ceiling_rate(ceilings: Iterable[Ceiling], name: str, gpus: int) -> float | None:
@@ -178,7 +178,9 @@ def estimate(
         units_per_second=recipe.batch_size * recipe.units_per_sample / whole.value,
         days=whole.scaled(recipe.steps / SECONDS_A_DAY),
         flops_per_second=flops.training * recipe.batch_size / step.value,
-        ceiling_flops_per_second=ceiling_rate(ceilings, ceiling_name(trial.model, trial.setting), trial.gpus),
+        ceiling_flops_per_second=ceiling_rate(
+            ceilings, f"matmul-{ceiling_precision(trial.model, trial.setting)}", trial.gpus
+        ),
         peak_bytes=measurement.peak_bytes,
     )
 

@@ -14,7 +14,7 @@ from bench.errors import BadInput, Mistake, nearest
 from bench.methods import Setting, conflict, known_methods, ordered
 from bench.models import Model, known_models
 from bench.models.inline import override_recipe, resolve_inline
-from bench.result import Timing
+from bench.result import Proving, Timing
 
 MAX_BYTES = 1 << 20  # a manifest is written by hand; a megabyte is a wrong file
 MAX_DEPTH = 32
@@ -31,12 +31,14 @@ class Manifest:
     methods: Methods
     model_methods: Mapping[str, Methods]  # by model name, where it has its own
     gpus: int | None
-    micro_batch: int | None  # None: the largest that fits
+    micro_batch: int | None  # None: searched, from the largest that fits
+    model_micro_batch: Mapping[str, int | None]  # by model name, where it has its own
     memory_cap_bytes: int | None
     budget_seconds: float | None
     trial_seconds: float
     seed: int
     timing: Timing
+    prove: Proving | None  # None: estimates are not held against real training
     image: str | None
 
     @property
@@ -75,7 +77,7 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         models, more = _resolve_models(document.get("models"))
         mistakes += more
         mistakes += _method_mistakes(document.get("methods"), "/methods")
-        for path, _, methods in _own_methods(document.get("models")):
+        for path, _, methods in _own(document.get("models"), "methods"):
             mistakes += _method_mistakes(methods, path)
     if mistakes:
         mistakes.sort(key=lambda mistake: mistake.path)
@@ -87,22 +89,29 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
 def _build(data: bytes, document: Mapping[str, Any], models: tuple[Model, ...]) -> Manifest:
     cap = document.get("memory_cap_gib")
     budget = document.get("budget_minutes")
-    micro_batch = document.get("micro_batch", "auto")
     return Manifest(
         data=data,
         name=document.get("name", "unnamed"),
         models=models,
         methods=_methods(document["methods"]),
-        model_methods={name: _methods(methods) for _, name, methods in _own_methods(document["models"])},
+        model_methods={name: _methods(methods) for _, name, methods in _own(document["models"], "methods")},
         gpus=document.get("gpus"),
-        micro_batch=None if micro_batch == "auto" else micro_batch,
+        micro_batch=_micro_batch(document.get("micro_batch", "auto")),
+        model_micro_batch={
+            name: _micro_batch(size) for _, name, size in _own(document["models"], "micro_batch")
+        },
         memory_cap_bytes=None if cap is None else int(cap * 2**30),
         budget_seconds=None if budget is None else budget * 60.0,
         trial_seconds=document.get("trial_minutes", 15) * 60.0,
         seed=document.get("seed", 0),
         timing=from_json(Timing, document.get("timing", {})),
+        prove=from_json(Proving, document["prove"]) if "prove" in document else None,
         image=document.get("image"),
     )
+
+
+def _micro_batch(value: Any) -> int | None:
+    return None if value == "auto" else int(value)
 
 
 def _methods(value: Any) -> Methods:
@@ -216,11 +225,11 @@ def _unknown_model(name: str, path: str) -> Mistake:
     return Mistake(path, f"{_short(name)} is not a model here", f"{hint}   (bench plan --list-models)")
 
 
-def _own_methods(entries: Any) -> Iterator[tuple[str, str, Any]]:
-    """Path, model name and methods, where a model has methods of its own."""
+def _own(entries: Any, field: str) -> Iterator[tuple[str, str, Any]]:
+    """Path, model name and value, where a model has a field of its own that the manifest has for all."""
     for i, entry in enumerate(entries if isinstance(entries, list) else []):
-        if isinstance(entry, dict) and "methods" in entry and isinstance(entry.get("name"), str):
-            yield f"/models/{i}/methods", entry["name"], entry["methods"]
+        if isinstance(entry, dict) and field in entry and isinstance(entry.get("name"), str):
+            yield f"/models/{i}/{field}", entry["name"], entry[field]
 
 
 def _method_mistakes(entries: Any, where: str) -> Iterator[Mistake]:

@@ -60,7 +60,7 @@ class Plan:
 def target_of(node: NodeFacts, gpus: int | None) -> Target:
     """The devices of this node that a manifest asks for."""
     if not node.gpus:
-        return Target("cpu", gpus or 1, node.memory_bytes, node.cpu)
+        return Target("cpu", gpus or 1, node.memory_bytes, node.cpu, None, node.memory_bytes)
     count = gpus or len(node.gpus)
     if count > len(node.gpus):
         raise BadInput(
@@ -69,7 +69,8 @@ def target_of(node: NodeFacts, gpus: int | None) -> Target:
         )
     chosen = node.gpus[:count]
     smallest = min(gpu.memory_bytes for gpu in chosen)
-    return Target("cuda", count, smallest, chosen[0].name, chosen[0].compute_capability)
+    first = chosen[0]
+    return Target("cuda", count, smallest, first.name, first.compute_capability, node.memory_bytes)
 
 
 def make_plan(manifest: Manifest, target: Target) -> Plan:
@@ -107,9 +108,9 @@ def _cell(manifest: Manifest, model: Model, setting: Setting, target: Target) ->
     if reason := refusal(setting, model, target):
         return Skipped(model.name, setting, name, reason)
     memory = manifest.memory_cap_bytes or target.memory_bytes
-    sizes = (
-        [manifest.micro_batch] if manifest.micro_batch else _divisors(model.recipe.batch_size // target.gpus)
-    )
+    share = model.recipe.batch_size // target.gpus
+    wanted = manifest.model_micro_batch.get(model.name, manifest.micro_batch)
+    sizes = [wanted] if wanted else _divisors(share)
     needs = {size: predict_bytes(model, setting, size) for size in sizes}
     least = needs[sizes[-1]]
     if least is not None and least > HOPELESS * memory:
@@ -173,17 +174,19 @@ def _check_batches(manifest: Manifest, target: Target) -> None:
     for i, model in enumerate(manifest.models):
         batch = model.recipe.batch_size
         share, rest = divmod(batch, target.gpus)
+        micro_batch = manifest.model_micro_batch.get(model.name, manifest.micro_batch)
         if rest:
             mistakes.append(
                 Mistake(
                     f"/models/{i}", f"batch {batch} does not divide among {target.gpus} GPUs", "change gpus"
                 )
             )
-        elif manifest.micro_batch and share % manifest.micro_batch:
+        elif micro_batch and share % micro_batch:
+            own = model.name in manifest.model_micro_batch
             mistakes.append(
                 Mistake(
-                    "/micro_batch",
-                    f"{manifest.micro_batch} does not divide {model.name}'s {share} samples a GPU",
+                    f"/models/{i}/micro_batch" if own else "/micro_batch",
+                    f"{micro_batch} does not divide {model.name}'s {share} samples a GPU",
                     f"allowed: {', '.join(map(str, reversed(_divisors(share))))}",
                 )
             )

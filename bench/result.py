@@ -86,7 +86,7 @@ class Measurement:
     warmup: tuple[StepSample, ...]
     steady: bool  # two adjacent windows of the warm-up agreed
     losses: tuple[float, ...]
-    gradient_norms: tuple[float, ...]
+    gradient_norms: tuple[float | None, ...]  # None: an overflow, and so no update
     samples_per_loss: int
     peak_bytes: int  # on the device, during the steps alone
     parameters: int
@@ -98,6 +98,27 @@ class Measurement:
     phase_seconds: Mapping[str, float]
     started_at: float  # unix time, to find the telemetry of these steps
     ended_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Real training, synchronised at both ends only, in a process of its own, after the estimate was kept."""
+
+    steps: int
+    seconds: float
+    peak_bytes: int
+
+    @property
+    def step_seconds(self) -> float:
+        return self.seconds / self.steps
+
+
+@dataclass(frozen=True, slots=True)
+class Proving:
+    """How much real training proves an estimate: at least so many steps and so long."""
+
+    steps: int = 3
+    minutes: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +153,16 @@ class Crashed:
     kind: Literal["crashed"] = "crashed"
 
 
-Outcome = Measured | OutOfMemory | Unsupported | TimedOut | Crashed
+Failure = OutOfMemory | Unsupported | TimedOut | Crashed
+Outcome = Measured | Failure
+ProofOrFailure = Proof | Failure
 
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
     """The best this device did on the bare operation; `samples` are single timed calls."""
 
-    name: str  # matmul-fp32, matmul-tf32, matmul-bf16, matmul-fp16, memory-bandwidth
+    name: str  # matmul-PRECISION, memory-bandwidth, host-to-device, device-to-host, all-reduce
     device: int
     unit: Literal["FLOP/s", "B/s"]
     work: int  # FLOP or bytes of one call

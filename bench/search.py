@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from bench.estimate import step_interval
 from bench.plan import Cell, Plan
-from bench.result import Outcome, OutOfMemory, Trial
+from bench.result import Measured, Outcome, OutOfMemory, Trial
+
+WORTHWHILE = 0.99  # of the time with the larger micro-batch: else the search goes no further down
 
 
 def next_trial(plan: Plan, known: Mapping[str, Outcome]) -> Trial | None:
@@ -22,14 +25,41 @@ def next_trial(plan: Plan, known: Mapping[str, Outcome]) -> Trial | None:
 
 
 def open_trial(cell: Cell, known: Mapping[str, Outcome]) -> Trial | None:
-    """The next micro-batch of this cell: smaller as long as memory ran out, then none."""
+    """The next micro-batch of this cell: smaller as long as memory ran out, or as that is faster."""
+    best = None
     for trial in cell.trials:
         outcome = known.get(trial.id)
         if outcome is None:
             return trial
-        if not isinstance(outcome, OutOfMemory):
+        if isinstance(outcome, OutOfMemory):
+            continue
+        seconds = _seconds(trial, outcome)
+        if seconds is None or (best is not None and seconds > WORTHWHILE * best):
             return None
+        best = seconds
     return None
+
+
+def unproven(plan: Plan, known: Mapping[str, Outcome], proven: Collection[str]) -> Trial | None:
+    """The next model's fastest trial that was not yet held against real training."""
+    for model in dict.fromkeys(cell.model.name for cell in plan.cells):
+        best = fastest(plan, known, model)
+        if best is not None and best.id not in proven:
+            return best
+    return None
+
+
+def fastest(plan: Plan, known: Mapping[str, Outcome], model: str) -> Trial | None:
+    trials = (trial for cell in plan.cells if cell.model.name == model for trial in cell.trials)
+    timed = [(seconds, trial) for trial in trials if (seconds := _seconds(trial, known.get(trial.id)))]
+    return min(timed, key=lambda pair: pair[0])[1] if timed else None
+
+
+def _seconds(trial: Trial, outcome: Outcome | None) -> float | None:
+    if not isinstance(outcome, Measured):
+        return None
+    interval = step_interval(outcome.measurement.steps, trial.accumulation)
+    return None if interval is None else interval.value
 
 
 def remaining(plan: Plan, known: Mapping[str, Outcome]) -> int:

@@ -15,16 +15,15 @@ from bench.models import Model
 from bench.plan import Skipped
 from bench.result import (
     Ceiling,
-    Crashed,
+    Failure,
     Measured,
     Measurement,
     NodeFacts,
     Outcome,
-    OutOfMemory,
-    TimedOut,
+    Proof,
+    ProofOrFailure,
     Timing,
     Trial,
-    Unsupported,
 )
 
 SCHEMA: Literal["bench/results/v1"] = "bench/results/v1"
@@ -50,9 +49,11 @@ class TrialResult:
     accumulation: int
     gpus: int
     outcome: Literal["measured", "out-of-memory", "unsupported", "timed-out", "crashed"]
-    failure: OutOfMemory | Unsupported | TimedOut | Crashed | None  # None where it was measured
+    failure: Failure | None  # None where it was measured
     estimate: Estimate | None
     loss_difference: float | None  # from the naive setting's first losses, where comparable
+    proof: Proof | None = None  # real training, after the estimate was kept
+    unproven: Failure | None = None  # why there is no proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,9 @@ class Results:
 
 
 def summarise(
-    trials: Sequence[tuple[Trial, str, Outcome]], ceilings: Sequence[Ceiling]
+    trials: Sequence[tuple[Trial, str, Outcome]],
+    ceilings: Sequence[Ceiling],
+    proofs: Mapping[str, ProofOrFailure],
 ) -> tuple[TrialResult, ...]:
     """Trials with label and outcome, to what the tables show."""
     naive = {
@@ -84,13 +87,18 @@ def summarise(
         if trial.setting == () and isinstance(outcome, Measured)
     }
     return tuple(
-        _summary(trial, label, outcome, ceilings, naive.get(trial.model.name))
+        _summary(trial, label, outcome, ceilings, naive.get(trial.model.name), proofs.get(trial.id))
         for trial, label, outcome in trials
     )
 
 
 def _summary(
-    trial: Trial, label: str, outcome: Outcome, ceilings: Sequence[Ceiling], naive: Measurement | None
+    trial: Trial,
+    label: str,
+    outcome: Outcome,
+    ceilings: Sequence[Ceiling],
+    naive: Measurement | None,
+    proof: ProofOrFailure | None,
 ) -> TrialResult:
     measurement = outcome.measurement if isinstance(outcome, Measured) else None
     return TrialResult(
@@ -107,6 +115,8 @@ def _summary(
         loss_difference=loss_difference(measurement, naive)
         if measurement and naive and trial.setting
         else None,
+        proof=proof if isinstance(proof, Proof) else None,
+        unproven=None if isinstance(proof, Proof) else proof,
     )
 
 
@@ -131,7 +141,9 @@ def recompute(read: Callable[[str], bytes]) -> Mapping[str, Any]:
         raise VerificationFailed("the results are of another manifest")
     if len(measured) != len(lines):
         raise VerificationFailed("samples.jsonl holds a trial twice")
-    again = summarise([_rebuilt(results, trial, measured) for trial in results.trials], results.ceilings)
+    proofs = {t.id: proof for t in results.trials if (proof := t.proof or t.unproven)}
+    rebuilt = [_rebuilt(results, trial, measured) for trial in results.trials]
+    again = summarise(rebuilt, results.ceilings, proofs)
     for theirs, ours in zip(results.trials, again, strict=True):
         if difference := _difference(theirs, ours):
             raise VerificationFailed(f"trial {theirs.id}: {difference} does not follow from the samples")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from bench.estimate import Interval
-from bench.result import Crashed, OutOfMemory, TimedOut, Unsupported
+from bench.result import Crashed, Failure, OutOfMemory, TimedOut, Unsupported
 from bench.summary import TrialResult
 
 
@@ -44,7 +44,7 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def failure_text(failure: OutOfMemory | Unsupported | TimedOut | Crashed) -> str:
+def failure_text(failure: Failure) -> str:
     match failure:
         case OutOfMemory():
             return f"out of {failure.where} memory: {failure.detail}"
@@ -56,6 +56,27 @@ def failure_text(failure: OutOfMemory | Unsupported | TimedOut | Crashed) -> str
             return f"crashed: {failure.reason}"
         case _:
             assert_never(failure)
+
+
+def proof_line(result: TrialResult) -> str:
+    """An estimate held against real training: 24.56 s a step predicted, 24.61 in 8 real steps, -0.2%."""
+    head = f"{result.model:<16} {result.label:<28} proof"
+    if result.unproven is not None:
+        return f"{head}: {failure_text(result.unproven)}"
+    assert result.proof is not None
+    assert result.estimate is not None
+    predicted, real = result.estimate.step_seconds.value, result.proof.step_seconds
+    return (
+        f"{head}: {figures(predicted, 4)} s a step predicted, {figures(real, 4)} in {result.proof.steps} "
+        f"real ones, {error_text(result)}"
+    )
+
+
+def error_text(result: TrialResult) -> str:
+    """How far the estimate lies from the proof, in percent of what was really so."""
+    if result.proof is None or result.estimate is None:
+        return ""
+    return f"{100 * (result.estimate.step_seconds.value / result.proof.step_seconds - 1):+.1f}%"
 
 
 def outcome_line(result: TrialResult, unit: str) -> str:

@@ -83,7 +83,7 @@ def compare(
         if predicted is None:
             return (*name, f"{outcome.kind}: see {log}", "", "", "", "")
         predictions.append(predicted)
-        real = supervisor.reality(trial, target.device, options.steps, options.seconds, log, limits)
+        real = supervisor.reality(trial, target.device, options.steps, options.seconds, scratch, log, limits)
         _keep(options.out, trial.id, f"reality-{turn}", {"steps": real[0], "seconds": real[1]})
         realities.append(real)
     return (*name, *_figures(predictions, realities))

@@ -17,7 +17,8 @@ from bench.methods import NAIVE, Setting
 from bench.models import Model, families, known_models
 from bench.result import Timing
 from bench.runner.device import Device
-from bench.runner.worker import TrialRun
+from bench.runner.team import Team
+from bench.runner.trial import TrialRun
 from tests.builders import trial
 
 TINY = {m.family: m for name, m in known_models().items() if name.startswith("tiny-")}
@@ -33,7 +34,7 @@ def curve(model: Model, setting: Setting, folder: Path, micro_batch: int = 8) ->
     """Losses, then gradient norms, of three steps of 16 samples."""
     model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, batch_size=16))
     one = trial(model=model, setting=setting, micro_batch=micro_batch, timing=Timing(loss_steps=3), seed=3)
-    run = TrialRun(one, CPU, folder, lambda event: None)
+    run = TrialRun(one, CPU, Team(), folder, lambda event: None)
     run.strategy = run.build()
     run.batches = run.load()
     losses, norms, samples = run.loss_curve()

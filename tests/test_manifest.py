@@ -78,8 +78,8 @@ def test_a_known_model_takes_another_recipe() -> None:
 
 
 def test_settings_have_one_spelling() -> None:
-    manifest = parse_manifest(json.dumps(BASE | {"methods": [["compile", "checkpointing"]]}).encode(), "")
-    assert manifest.methods == (("checkpointing", "compile"),)
+    manifest = parse_manifest(json.dumps(BASE | {"methods": [["checkpointing", "compile"]]}).encode(), "")
+    assert manifest.methods == (("compile", "checkpointing"),)
 
 
 def test_a_hundred_megabytes_are_refused_without_being_read(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -157,10 +158,13 @@ def test_predictions_are_lower_bounds_of_days() -> None:
 
 def test_a_label_says_free_lunch_for_what_costs_nothing() -> None:
     model = known_models()["tiny-vit"]
-    lunch = ordered(["kernels", "compile"])
+    lunch = ordered(["kernels", "fused-optimizer", "compile"])
     assert label(lunch, model, CPU) == "free-lunch"
     assert label(ordered([*lunch, "checkpointing"]), model, CPU) == "free-lunch + checkpointing"
     assert label(("compile",), model, CPU) == "compile"
+    # What stands outside of a block when it gathers parameters leaves the block to be compiled.
+    sharded = ordered(["kernels", "fused-optimizer", "compile-blocks", "fsdp-3"])
+    assert label(sharded, model, replace(CPU, gpus=2)) == "free-lunch + fsdp-3"
     assert label((), model, CPU) == "naive"
 
 

@@ -22,7 +22,7 @@ Setting = tuple[str, ...]
 NAIVE: Setting = ()
 
 # In the order in which they act on a model; names within a file follow.
-_METHOD_FILES = ("tf32", "kernels", "checkpointing", "compile", "zero", "fsdp", "offload")
+_METHOD_FILES = ("tf32", "kernels", "optimizer", "compile", "checkpointing", "zero", "fsdp", "offload")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Target:
     memory_bytes: int  # of one device
     name: str = ""  # of the device, for people
     compute_capability: str | None = None  # "9.0"; None without a GPU, or where it is not known
+    host_bytes: int | None = None  # of the machine's own memory; None where it is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,8 @@ class Method:
     def prepare(self) -> None:
         """Before the model is built: global switches of the back-ends."""
 
-    def apply(self, module: nn.Module, blocks: list[nn.Module]) -> None:
-        """After the model is built, in place."""
+    def apply(self, whole: nn.Module, blocks: list[nn.Module]) -> None:
+        """In place, on the model with its loss (bench.runner.loop.WithLoss) and its repeated blocks."""
 
 
 @cache
@@ -89,12 +90,12 @@ def conflict(setting: Setting) -> str | None:
 
 def refusal(setting: Setting, model: Model, target: Target) -> str | None:
     """The first reason why a setting cannot work; None if nothing speaks against it."""
-    if target.gpus > 1:
-        return "this version plans for several GPUs and measures on one"
     if sharding := in_group(setting, "sharding"):
         offloads = "offload" in setting
         if target.gpus == 1 and not offloads:
             return f"{sharding} shards nothing on one GPU unless it offloads"
+        if target.device == "cpu" and offloads and sharding.startswith("fsdp-"):
+            return "FSDP2 offloads from a GPU to the host: on a CPU there is nothing to offload from"
     reasons = (known_methods()[name].refuse(model, target) for name in setting)
     return conflict(setting) or next((reason for reason in reasons if reason), None)
 
@@ -106,9 +107,13 @@ def free_lunch(model: Model, target: Target, beside: Setting = NAIVE) -> Setting
         for method in known_methods().values()
         if method.free_lunch and method.refuse(model, target) is None
     ]
-    if any(name.startswith("zero-") for name in beside):
-        chosen = [name for name in chosen if name != "compile"]  # as the paper; DeepSpeed hooks break graphs
-    return ordered([*chosen, *beside])
+    instead = {}
+    if sharding := in_group(beside, "sharding"):
+        # As in the paper not with ZeRO, whose hooks break graphs. FSDP2 gathers outside of each block.
+        instead["compile"] = None if sharding.startswith("zero-") else "compile-blocks"
+    if "offload" in beside:  # the update is the host's there
+        instead["fused-optimizer"] = None
+    return ordered([*filter(None, (instead.get(name, name) for name in chosen)), *beside])
 
 
 def memory_saving_settings(gpus: int) -> tuple[Setting, ...]:
@@ -127,13 +132,13 @@ def label(setting: Setting, model: Model, target: Target) -> str:
     """What people read: "naive", "free-lunch + checkpointing", "compile + kernels"."""
     if not setting:
         return "naive"
-    lunch = {name for name in setting if known_methods()[name].free_lunch}
-    rest = [name for name in setting if name not in lunch]
-    if lunch and tuple(ordered([*lunch, *rest])) == free_lunch(model, target, ordered(rest)):
-        return " + ".join(["free-lunch", *rest])
+    for compiled in ("compile-blocks", ""):  # a free lunch where it stands in for "compile"
+        rest = [name for name in setting if not known_methods()[name].free_lunch and name != compiled]
+        if len(rest) < len(setting) and setting == free_lunch(model, target, ordered(rest)):
+            return " + ".join(["free-lunch", *rest])
     return " + ".join(setting)
 
 
-def apply_all(setting: Setting, module: nn.Module, blocks: list[nn.Module]) -> None:
+def apply_all(setting: Setting, whole: nn.Module, blocks: list[nn.Module]) -> None:
     for name in setting:
-        known_methods()[name].apply(module, blocks)
+        known_methods()[name].apply(whole, blocks)

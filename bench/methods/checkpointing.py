@@ -16,7 +16,7 @@ class Checkpointing(Method):
     name: str = "checkpointing"
     summary: str = "activations of each block are computed again instead of kept"
 
-    def apply(self, module: nn.Module, blocks: list[nn.Module]) -> None:
+    def apply(self, whole: nn.Module, blocks: list[nn.Module]) -> None:
         for block in blocks:
             _checkpoint(block)
 

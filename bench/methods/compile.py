@@ -1,4 +1,4 @@
-"""torch.compile: the whole model at once, or each repeated block on its own.
+"""torch.compile: model and loss at once, or each repeated block and the loss on their own.
 
 A failure to compile ends the trial with its reason. It is never timed as if compiled:
 dynamo's `suppress_errors` stays off, which the worker asserts.
@@ -26,29 +26,33 @@ def _missing_compiler(target: Target) -> str | None:
 @dataclass(frozen=True, slots=True)
 class Compile(Method):
     name: str = "compile"
-    summary: str = "torch.compile of the whole model"
+    summary: str = "torch.compile of model and loss as one"
     group: ClassVar[str | None] = "compilation"
     free_lunch: ClassVar[bool] = True
 
     def refuse(self, model: Model, target: Target) -> str | None:
         return _missing_compiler(target)
 
-    def apply(self, module: nn.Module, blocks: list[nn.Module]) -> None:
-        module.compile()
+    def apply(self, whole: nn.Module, blocks: list[nn.Module]) -> None:
+        whole.compile()
 
 
 @dataclass(frozen=True, slots=True)
 class CompileBlocks(Method):
     name: str = "compile-blocks"
-    summary: str = "torch.compile of each repeated block: equal blocks are compiled once"
+    summary: str = "torch.compile of the loss and of each repeated block: equal ones are compiled once"
     group: ClassVar[str | None] = "compilation"
 
     def refuse(self, model: Model, target: Target) -> str | None:
         return _missing_compiler(target)
 
-    def apply(self, module: nn.Module, blocks: list[nn.Module]) -> None:
-        for block in blocks:
-            block.compile()
+    def apply(self, whole: nn.Module, blocks: list[nn.Module]) -> None:
+        import torch
+
+        # `forward`, not the module: what wraps a block later (recomputation, the hooks that shard) stays
+        # outside, and every block finds the first one's graph.
+        for part in (*blocks, whole.criterion):
+            part.forward = torch.compile(part.forward)
 
 
 METHODS = (Compile(), CompileBlocks())

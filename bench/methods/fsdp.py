@@ -5,16 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bench.methods import Method, Target
-from bench.models import Model
+from bench.methods import Method
 
 
 @dataclass(frozen=True, slots=True)
 class Fsdp(Method):
     group: ClassVar[str | None] = "sharding"
-
-    def refuse(self, model: Model, target: Target) -> str | None:
-        return f"{self.name} is planned but not run yet by this version"
 
 
 METHODS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import ClassVar
 
 from bench.methods import Method, Target
@@ -14,7 +15,9 @@ class Zero(Method):
     group: ClassVar[str | None] = "sharding"
 
     def refuse(self, model: Model, target: Target) -> str | None:
-        return f"{self.name} is planned but not run yet by this version"
+        if find_spec("deepspeed") is None:
+            return "deepspeed is not installed: pip install 'bench[zero]'"
+        return None
 
 
 METHODS = (

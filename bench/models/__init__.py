@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from bench.errors import Mistake
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 Objective = Literal["causal-lm", "masked-lm", "image-classification"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -107,6 +107,11 @@ class Family(Protocol):
     The functions down to `missing_kernels` are arithmetic on the configuration and import nothing
     heavy; where only a built module could tell (bench.models.generic) they raise LookupError.
     Those after it import torch and transformers when called, in the worker alone.
+
+    The built module is called with one keyword, and answers with `.logits`, fp32 or lower:
+    causal-lm             input_ids [b, s]; labels [b, s] are already shifted
+    masked-lm             input_ids [b, s]; labels [b, s], -100 where nothing is asked
+    image-classification  pixel_values [b, 3, h, w]; labels [b]
     """
 
     name: str  # the `model_type` of Hugging Face
@@ -148,15 +153,6 @@ class Family(Protocol):
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
         """The repeated units, in order: what is checkpointed, compiled or sharded as one."""
-        ...
-
-    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        """Mean loss over the predictions of one micro-batch, in fp32.
-
-        causal-lm             input_ids [b, s], labels [b, s] (already shifted)
-        masked-lm             input_ids [b, s], labels [b, s] (-100 where nothing is asked)
-        image-classification  pixel_values [b, 3, h, w], labels [b]
-        """
         ...
 
 

@@ -107,12 +107,10 @@ def activation_mistakes(a: Mapping[str, Any], allowed: tuple[str, ...], path: st
 # What imports torch or transformers, in the worker alone
 
 
-def language_loss(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    return cross_entropy(module(input_ids=batch["input_ids"]).logits, batch["labels"])
-
-
-def image_loss(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    return cross_entropy(module(pixel_values=batch["pixel_values"]).logits, batch["labels"])
+def logits(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """What the model answers to a batch's one input: `input_ids` or `pixel_values`."""
+    out: Tensor = module(**{name: value for name, value in batch.items() if name != "labels"}).logits
+    return out
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -17,13 +17,12 @@ from bench.models._common import (
     Footprint,
     activation_mistakes,
     complete,
-    image_loss,
     linear,
     lowered,
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 # transformers 5.17, ConvNextConfig; kernel sizes are constants of its code
 DEFAULTS: Mapping[str, Any] = {
@@ -125,9 +124,6 @@ class ConvNext(Bytes):
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
         return [layer for stage in module.convnext.encoder.stages for layer in stage.layers]
-
-    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        return image_loss(module, batch)
 
 
 def _stages(model: Model) -> Iterator[tuple[int, int, int]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from bench.errors import BadInput, Mistake
 from bench.models import Flops, Model, Objective
-from bench.models._common import SDPA, image_loss, language_loss, unmasked_attention
+from bench.models._common import SDPA, cross_entropy, logits, unmasked_attention
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -66,9 +66,6 @@ class TransformersFamily:
         ]  # fmt: skip
         return list(max(outer, key=len, default=[])) or [module]
 
-    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        return (image_loss if "pixel_values" in batch else language_loss)(module, batch)
-
 
 def counted(model: Model) -> tuple[int, Flops]:
     """Trainable parameters, and operations of one forward pass over one sample."""
@@ -89,7 +86,8 @@ def _counted(model: Model, attention: str) -> tuple[int, Flops]:
         module = _build(model, attention).bfloat16()
         unknown = {torch.ops.aten._grouped_mm: _grouped_matmul}
         with FlopCounterMode(display=False, custom_mapping=unknown) as counter, torch.no_grad():
-            TransformersFamily(model.family).loss(module, _empty_batch(model))
+            batch = _empty_batch(model)
+            cross_entropy(logits(module, batch), batch["labels"])
     parameters = sum(p.numel() for p in module.parameters() if p.requires_grad)
     return parameters, _sorted_by_kind(counter.get_flop_counts()["Global"], model)
 

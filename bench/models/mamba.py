@@ -24,13 +24,12 @@ from bench.models._common import (
     Footprint,
     activation_mistakes,
     complete,
-    language_loss,
     linear,
     lowered,
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 # transformers 5.17, MambaConfig
 DEFAULTS: Mapping[str, Any] = {
@@ -148,9 +147,6 @@ class Mamba(Bytes):
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
         return list(module.backbone.layers)
-
-    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        return language_loss(module, batch)
 
 
 def _sizes(a: Mapping[str, Any]) -> tuple[int, int, int, int]:

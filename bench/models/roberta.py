@@ -20,14 +20,13 @@ from bench.models._common import (
     attention,
     complete,
     head_mistakes,
-    language_loss,
     length_mistakes,
     linear,
     lowered,
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 # transformers 5.17, RobertaConfig
 DEFAULTS: Mapping[str, Any] = {
@@ -111,9 +110,6 @@ class Roberta(Bytes):
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
         return list(module.roberta.encoder.layer)
-
-    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        return language_loss(module, batch)
 
 
 FAMILY = Roberta()

@@ -20,13 +20,12 @@ from bench.models._common import (
     attention,
     complete,
     head_mistakes,
-    image_loss,
     linear,
     lowered,
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 # transformers 5.17, ViTConfig
 DEFAULTS: Mapping[str, Any] = {
@@ -120,9 +119,6 @@ class Vit(Bytes):
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
         return list(module.vit.layers)
-
-    def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        return image_loss(module, batch)
 
 
 def _tokens(a: Mapping[str, Any]) -> int:

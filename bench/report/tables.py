@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from tabulate import tabulate
 
 from bench.summary import Results, TrialResult
-from bench.words import bytes_text, failure_text, figures, interval_text
+from bench.words import bytes_text, error_text, failure_text, figures, interval_text
 
 HEADERS = ("", "setting", "batch", "s/step", "per second", "of limit", "memory", "loss vs naive", "days")
+PROVEN = ("real s/step", "error")
 
 
 def results_table(results: Results) -> str:
@@ -31,16 +32,27 @@ def fastest(trials: Iterable[TrialResult]) -> TrialResult | None:
 
 def _model_block(name: str, unit: str, trials: list[TrialResult]) -> str:
     best = fastest(trials)
-    rows = [_row(trial, unit, trial is best) for trial in trials]
+    rows: list[tuple[str, ...]] = [_row(trial, unit, trial is best) for trial in trials]
+    headers: tuple[str, ...] = HEADERS
+    if any(trial.proof or trial.unproven for trial in trials):
+        headers = (*HEADERS, *PROVEN)
+        rows = [(*row, *_proof(trial)) for row, trial in zip(rows, trials, strict=True)]
+    aligned = ("left", "left", *["right"] * (len(headers) - 2))
     # Numbers are texts already: tabulate must not round them again.
-    table = tabulate(
-        rows, HEADERS, tablefmt="simple", disable_numparse=True, colalign=("left", "left", *["right"] * 7)
-    )
+    table = tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=aligned)
     return f"{name}\n{table}"
 
 
+def _proof(trial: TrialResult) -> tuple[str, str]:
+    if trial.unproven is not None:
+        return failure_text(trial.unproven)[:60], ""
+    if trial.proof is None:
+        return "", ""
+    return f"{figures(trial.proof.step_seconds, 4)} ({trial.proof.steps} steps)", error_text(trial)
+
+
 def _row(trial: TrialResult, unit: str, best: bool) -> tuple[str, ...]:
-    batch = f"{trial.micro_batch} x {trial.accumulation}"
+    batch = f"{trial.micro_batch} x {trial.accumulation}" + (f" x {trial.gpus}" if trial.gpus > 1 else "")
     mark = "*" if best else ""
     if trial.failure is not None:
         return (mark, trial.label, batch, failure_text(trial.failure)[:60], "", "", "", "", "")
@@ -63,14 +75,12 @@ def _row(trial: TrialResult, unit: str, best: bool) -> tuple[str, ...]:
 
 
 def _notes(results: Results) -> Iterable[str]:
-    yield "*  fastest of its model    batch  micro-batch x accumulation    ±  95% interval"
-    best: dict[str, float] = {}
+    yield "*  fastest of its model    batch  micro-batch x accumulation (x GPUs)    ±  95% interval"
+    best: dict[tuple[str, str], float] = {}
     for ceiling in results.ceilings:
-        best[ceiling.name] = max(best.get(ceiling.name, 0.0), ceiling.rate)
-    limits = [
-        f"{name} {figures(rate / 1e9)} {'GB/s' if name == 'memory-bandwidth' else 'GFLOP/s'}"
-        for name, rate in sorted(best.items())
-    ]
+        key = (ceiling.name, ceiling.unit)
+        best[key] = max(best.get(key, 0.0), ceiling.rate)
+    limits = [f"{name} {figures(rate / 1e9)} G{unit}" for (name, unit), rate in sorted(best.items())]
     yield f"limit  measured here: {', '.join(limits)}"
     if results.memory_cap_bytes is not None:
         yield f"memory capped at {bytes_text(results.memory_cap_bytes)}"

@@ -6,6 +6,7 @@ the recipes assume. Sample i is the same whatever the micro-batch, so that losse
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from bench.models import Model
+from bench.runner.team import Team
 
 POOL_TOKENS = 1 << 22
 POOL_IMAGES = 256
@@ -29,6 +31,7 @@ def make_pool(model: Model, folder: Path, seed: int) -> Path:
     """The file that the loader maps: tokens one after the other, or images as bytes."""
     recipe = model.recipe
     random = np.random.default_rng(seed)
+    folder.mkdir(exist_ok=True)
     path = folder / "pool.npy"
     if recipe.objective == "image-classification":
         assert recipe.image_size is not None
@@ -48,9 +51,6 @@ class Samples(Dataset[Sample]):
         self.model = model
         self.pool: NDArray[Any] = np.load(pool, mmap_mode="r")
         self.seed = seed
-
-    def __len__(self) -> int:
-        return self.model.recipe.batch_size * self.model.recipe.steps
 
     def __getitem__(self, index: int) -> Sample:
         match self.model.recipe.objective:
@@ -91,21 +91,39 @@ class Samples(Dataset[Sample]):
         return {"pixel_values": torch.from_numpy(self.pool[index % len(self.pool)].copy()), "labels": label}
 
 
+class Share(Sampler[list[int]]):
+    """Which samples make this member's micro-batches: every size-th of them, beginning with the rank-th."""
+
+    def __init__(self, micro_batch: int, team: Team) -> None:
+        self.micro_batch = micro_batch
+        self.team = team
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for number in itertools.count(self.team.rank, self.team.size):
+            yield list(range(number * self.micro_batch, (number + 1) * self.micro_batch))
+
+
 class Batches:
     """Micro-batches on the device, without end, through PyTorch's own loader."""
 
     def __init__(
-        self, model: Model, pool: Path, micro_batch: int, seed: int, device: torch.device, workers: int
+        self,
+        model: Model,
+        pool: Path,
+        micro_batch: int,
+        seed: int,
+        device: torch.device,
+        team: Team,
+        workers: int,
     ) -> None:
         self.device = device
         loader = DataLoader(
             Samples(model, pool, seed),
-            batch_size=micro_batch,
+            batch_sampler=Share(micro_batch, team),
             num_workers=workers,
             pin_memory=device.type == "cuda",
             persistent_workers=workers > 0,
             prefetch_factor=4 if workers else None,
-            drop_last=True,
         )
         self._batches: Iterator[Sample] = iter(loader)
 

@@ -14,37 +14,44 @@ import torch
 @dataclass(frozen=True, slots=True)
 class Device:
     kind: Literal["cpu", "cuda"]
+    index: int = 0  # among the devices that train together
 
     @property
     def torch(self) -> torch.device:
-        return torch.device(self.kind)
+        return torch.device("cuda", self.index) if self.kind == "cuda" else torch.device("cpu")
 
-    @property
-    def loaders(self) -> int:
-        """Loader processes: none on a CPU, where they would take the cores that train."""
+    def loaders(self, devices: int) -> int:
+        """Loader processes of one of so many devices; none on a CPU: they would take the cores that train."""
         if self.kind == "cpu":
             return 0
-        return max(1, min(8, len(os.sched_getaffinity(0)) // (2 * int(torch.cuda.device_count()))))
+        return max(1, min(8, len(os.sched_getaffinity(0)) // (2 * devices)))
+
+    def choose(self, devices: int) -> None:
+        """From here on this process's own device, of so many: what says "cuda" means it."""
+        if self.kind == "cuda":
+            torch.cuda.set_device(self.index)
+        elif devices > 1:
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // devices))
 
     def synchronise(self) -> None:
         if self.kind == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.index)
 
     def cap_memory(self, cap_bytes: int | None) -> None:
         """On a GPU the allocator refuses beyond the cap; on a CPU the supervisor watches."""
         if self.kind == "cuda" and cap_bytes is not None:
-            total = torch.cuda.get_device_properties(0).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total))
+            total = torch.cuda.get_device_properties(self.index).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total), self.index)
 
     def reset_peak(self) -> None:
         if self.kind == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.reset_peak_memory_stats(self.index)
         else:
             Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM: proc(5)
 
     def peak_bytes(self) -> int:
         if self.kind == "cuda":
-            return int(torch.cuda.max_memory_allocated())
+            return int(torch.cuda.max_memory_allocated(self.index))
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024

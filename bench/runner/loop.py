@@ -12,74 +12,136 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
-from bench.models import Family, Recipe, Schedule
+from bench.models import Recipe, Schedule
+from bench.models._common import cross_entropy, logits
 
-_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+Batch = Mapping[str, Tensor]
+
+
+class Criterion(nn.Module):
+    def forward(self, answer: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(answer, labels)
+
+
+class WithLoss(nn.Module):
+    """A model and its loss as one module: what is compiled, replicated or sharded as a whole."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.criterion = Criterion()
+
+    def forward(self, batch: Batch) -> Tensor:
+        loss: Tensor = self.criterion(logits(self.model, batch), batch["labels"])
+        return loss
 
 
 class Strategy(Protocol):
     """How one model trains on the devices at hand."""
 
-    def forward_backward(self, batch: Mapping[str, Tensor], passes: int, sync: bool) -> Tensor:
-        """One pass of `passes`; `sync` on the last: gradients are exchanged then, and only then."""
+    whole: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
+        """One pass of `passes`; `sync` on the last: only then must gradients be exchanged.
+
+        Returns this device's share of the step's mean loss, still on the device.
+        """
         ...
 
-    def update(self) -> Tensor:
-        """Clip, step, schedule, zero. Returns the norm of the gradients before clipping."""
+    def update(self, norm_wanted: bool = False) -> float | None:
+        """Clip, step, schedule, zero. Where it is wanted, the gradients' norm before clipping."""
+        ...
+
+    def evaluate(self, batch: Batch) -> Tensor:
+        """The loss of a batch, with nothing kept for a backward pass."""
         ...
 
 
-class SingleDevice:
-    """One device, fp32 weights, autocast where the recipe trains in half precision."""
+class Loop:
+    """One device: fp32 weights, autocast where the recipe trains in half precision."""
 
-    def __init__(self, family: Family, module: nn.Module, recipe: Recipe, device: torch.device) -> None:
-        self.family = family
-        self.module = module
+    def __init__(self, whole: nn.Module, recipe: Recipe, device: torch.device, fused: bool) -> None:
+        self.whole = whole
         self.recipe = recipe
         self.device = device
-        self.optimizer = make_optimizer(module, recipe)
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda step: learning_rate_factor(recipe.schedule, step, recipe.steps)
-        )
+        self.optimizer = make_optimizer(whole, recipe, fused)
+        self.scheduler = make_scheduler(self.optimizer, recipe)
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "fp16")
 
     def autocast(self) -> AbstractContextManager[object]:
-        half = _HALF.get(self.recipe.precision)
+        half = HALF.get(self.recipe.precision)
         return torch.autocast(self.device.type, dtype=half) if half else nullcontext()
 
-    def forward_backward(self, batch: Mapping[str, Tensor], passes: int, sync: bool) -> Tensor:
+    def forward(self, batch: Batch) -> Tensor:
+        loss: Tensor = self.whole(batch)
+        return loss
+
+    def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
         with self.autocast():
-            loss = self.family.loss(self.module, batch) / passes
+            loss = self.forward(batch) / passes
         self.scaler.scale(loss).backward()
         return loss.detach()
 
-    def update(self) -> Tensor:
+    def update(self, norm_wanted: bool = False) -> float | None:
         self.scaler.unscale_(self.optimizer)
-        # Without clipping the norm is still taken where it is asked for: see `gradient_norm`.
-        norm = torch.zeros((), device=self.device)
-        if self.recipe.clip_norm is not None:
-            norm = nn.utils.clip_grad_norm_(self.module.parameters(), self.recipe.clip_norm)
+        norm = None
+        if norm_wanted or self.recipe.clip_norm is not None:
+            norm = nn.utils.clip_grad_norm_(self.whole.parameters(), self.recipe.clip_norm or math.inf)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return norm
+        return _number(norm) if norm_wanted else None
+
+    def evaluate(self, batch: Batch) -> Tensor:
+        with torch.no_grad(), self.autocast():
+            return self.forward(batch)
 
 
-def gradient_norm(module: nn.Module) -> Tensor:
-    return nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+class Replicated(Loop):
+    """Every device holds the whole model, and gradients are exchanged once a step (DDP)."""
+
+    def __init__(self, whole: nn.Module, recipe: Recipe, device: torch.device, fused: bool) -> None:
+        super().__init__(whole, recipe, device, fused)
+        # Views: gradients lie in the buckets that are sent, not beside them.
+        self.replica = DistributedDataParallel(whole, gradient_as_bucket_view=True)
+
+    def forward(self, batch: Batch) -> Tensor:
+        loss: Tensor = self.replica(batch)
+        return loss
+
+    def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
+        with nullcontext() if sync else self.replica.no_sync():
+            return super().forward_backward(batch, passes, sync)
 
 
-def make_optimizer(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+def _number(norm: Tensor | None) -> float:
+    """On the host; of a sharded model, of all its shards."""
+    assert norm is not None
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def make_optimizer(whole: nn.Module, recipe: Recipe, fused: bool) -> torch.optim.Optimizer:
     o = recipe.optimizer
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[o.name]
     return kind(
-        module.parameters(),
+        whole.parameters(),
         lr=o.learning_rate,
         betas=(o.beta1, o.beta2),
         eps=o.epsilon,
         weight_decay=o.weight_decay,
+        fused=fused or None,
+    )
+
+
+def make_scheduler(optimizer: torch.optim.Optimizer, recipe: Recipe) -> torch.optim.lr_scheduler.LambdaLR:
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: learning_rate_factor(recipe.schedule, step, recipe.steps)
     )
 
 

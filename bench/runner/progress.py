@@ -15,7 +15,7 @@ from bench.plan import Plan
 from bench.result import Outcome, Trial
 from bench.search import remaining
 from bench.summary import TrialResult
-from bench.words import outcome_line, seconds_text
+from bench.words import outcome_line, proof_line, seconds_text
 
 PLAIN_EVERY_SECONDS = 60.0
 
@@ -69,6 +69,10 @@ class Progress:
     def end(self, trial: Trial, results: Sequence[TrialResult]) -> None:
         result = next(r for r in results if r.id == trial.id)
         self.console.print(outcome_line(result, trial.model.recipe.unit), soft_wrap=True)
+
+    def proven(self, trial: Trial, results: Sequence[TrialResult]) -> None:
+        result = next(r for r in results if r.id == trial.id)
+        self.console.print(proof_line(result), soft_wrap=True)
 
     def stop(self) -> None:
         self.current = None

@@ -20,17 +20,17 @@ from bench import __version__
 from bench.bundle import pack
 from bench.codec import DecodeError, canonical_json, from_json, pretty_json, to_json, union_from_json
 from bench.errors import BadInput, EnvironmentCannot
-from bench.estimate import ceiling_name
+from bench.estimate import ceiling_precision
 from bench.manifest import Manifest
 from bench.methods import in_group
 from bench.plan import Cell, Plan, make_plan, target_of
-from bench.result import Ceiling, NodeFacts, Outcome, Trial
+from bench.result import Ceiling, Failure, NodeFacts, Outcome, Proof, ProofOrFailure, Proving, Trial
 from bench.runner import journal as journals
 from bench.runner import probe, telemetry
 from bench.runner.journal import Journal
 from bench.runner.progress import Progress
 from bench.runner.supervise import Limits, Supervisor
-from bench.search import next_trial, remaining
+from bench.search import next_trial, remaining, unproven
 from bench.signing import Predicate, Signer, utc
 from bench.summary import Results, RunFacts, samples_bytes, summarise
 
@@ -56,6 +56,7 @@ class Run:
         self.folder = folder
         self.outcomes: dict[str, Outcome] = {}
         self.ceilings: tuple[Ceiling, ...] = ()
+        self.proofs: dict[str, ProofOrFailure] = {}
         self.id = folder.name
         self.started_at = time.time()
         for event in journal.events:
@@ -70,6 +71,10 @@ class Run:
                     self.ceilings = from_json(tuple[Ceiling, ...], event["ceilings"])
                 case "trial":
                     self.outcomes[event["id"]] = union_from_json(Outcome, event["outcome"])
+                case "proof":
+                    self.proofs[event["id"]] = from_json(Proof, event["proof"])
+                case "unproven":
+                    self.proofs[event["id"]] = union_from_json(Failure, event["outcome"])
         except (DecodeError, KeyError) as error:
             raise BadInput(f"not a journal of this version: {error}", where=str(self.journal.path)) from None
 
@@ -88,7 +93,7 @@ class Run:
             timing=self.manifest.timing,
             memory_cap_bytes=self.manifest.memory_cap_bytes,
             ceilings=self.ceilings,
-            trials=summarise(self.trials(), self.ceilings),
+            trials=summarise(self.trials(), self.ceilings, self.proofs),
             skipped=self.plan.skipped,
         )
 
@@ -198,6 +203,10 @@ def _measure(run: Run, progress: Progress, budget_seconds: float | None) -> str 
                 if deadline is not None and time.monotonic() > deadline:
                     return f"the budget of {budget_seconds or 0:.0f} s is spent, {_open(run)}"
                 _measure_trial(run, supervisor, progress, trial, Path(scratch))
+            while run.manifest.prove and (trial := unproven(run.plan, run.outcomes, run.proofs)):
+                if deadline is not None and time.monotonic() > deadline:
+                    return f"the budget of {budget_seconds or 0:.0f} s is spent before all was proven"
+                _prove_trial(run, supervisor, progress, trial, run.manifest.prove, Path(scratch))
     except KeyboardInterrupt:
         return f"interrupted, {_open(run)}"
     finally:
@@ -213,13 +222,11 @@ def _open(run: Run) -> str:
 def _measure_ceilings(run: Run, supervisor: Supervisor, progress: Progress) -> None:
     if run.ceilings:
         return
-    names = sorted({ceiling_name(cell.model, cell.setting) for cell in run.plan.cells})
+    precisions = sorted({ceiling_precision(cell.model, cell.setting) for cell in run.plan.cells})
     target = run.plan.target
     progress.begin("ceilings", "ceilings of this machine")
     log = run.folder / "logs" / "ceilings.txt"
-    ceilings = supervisor.ceilings(
-        [*names, "memory-bandwidth"], target.device, target.gpus, log, Limits(CEILING_SECONDS)
-    )
+    ceilings = supervisor.ceilings(precisions, target.device, target.gpus, log, Limits(CEILING_SECONDS))
     run.record({"event": "ceilings", "ceilings": to_json(ceilings)})
 
 
@@ -228,11 +235,32 @@ def _measure_trial(run: Run, supervisor: Supervisor, progress: Progress, trial: 
     progress.begin(trial.id, f"{trial.model.name}  {cell.label}  micro-batch {trial.micro_batch}")
     seconds = run.manifest.trial_seconds
     log = run.folder / "logs" / f"{trial.id}.txt"
-    host_bytes = trial.memory_cap_bytes if run.plan.target.device == "cpu" else None
-    limits = Limits(seconds, min(seconds, 300.0), host_bytes)
+    limits = Limits(seconds, min(seconds, 300.0), _host_limit(run, trial))
     outcome = supervisor.trial(trial, run.plan.target.device, scratch, log, limits)
     run.record({"event": "trial", "id": trial.id, "outcome": to_json(outcome)})
     progress.end(trial, run.results(None).trials)
+
+
+def _prove_trial(
+    run: Run, supervisor: Supervisor, progress: Progress, trial: Trial, proving: Proving, scratch: Path
+) -> None:
+    """The estimate is in the journal by now, and so cannot follow what comes out here."""
+    cell = _cell_of(run.plan, trial)
+    progress.begin(trial.id, f"{trial.model.name}  {cell.label}  proof")
+    log = run.folder / "logs" / f"{trial.id}-proof.txt"
+    seconds = run.manifest.trial_seconds + 2 * proving.minutes * 60
+    limits = Limits(seconds, seconds, _host_limit(run, trial))
+    match supervisor.proof(trial, proving, run.plan.target.device, scratch, log, limits):
+        case Proof() as proof:
+            run.record({"event": "proof", "id": trial.id, "proof": to_json(proof)})
+        case failure:
+            run.record({"event": "unproven", "id": trial.id, "outcome": to_json(failure)})
+    progress.proven(trial, run.results(None).trials)
+
+
+def _host_limit(run: Run, trial: Trial) -> int | None:
+    """On a CPU the memory cap is the process group's; on a GPU its allocator's."""
+    return trial.memory_cap_bytes if run.plan.target.device == "cpu" else None
 
 
 def _cell_of(plan: Plan, trial: Trial) -> Cell:

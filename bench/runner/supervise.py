@@ -22,7 +22,19 @@ from typing import Any, Self
 
 from bench.codec import from_json, to_json, union_from_json
 from bench.errors import EnvironmentCannot
-from bench.result import Ceiling, Crashed, Outcome, OutOfMemory, TimedOut, Trial
+from bench.result import (
+    Ceiling,
+    Crashed,
+    Failure,
+    Measured,
+    Outcome,
+    OutOfMemory,
+    Proof,
+    ProofOrFailure,
+    Proving,
+    TimedOut,
+    Trial,
+)
 from bench.runner.processes import group_bytes, kill_group, oom_kills
 
 TICK_SECONDS = 0.25
@@ -30,7 +42,7 @@ START_SECONDS = 300.0  # a cold disk reads torch slowly
 SILENCE_SECONDS = 300.0  # between two events of a job: a compile that loops is silent
 
 Event = dict[str, Any]
-FINAL = {"outcome", "ceilings", "reality"}  # the last word of a job is one of these
+FINAL = {"outcome", "ceilings", "proof"}  # the last word of a job is one of these
 
 
 class ServerGoneError(Exception):
@@ -64,7 +76,13 @@ class Supervisor:
         self._group: int | None = None
 
     def trial(self, trial: Trial, device: str, scratch: Path, log: Path, limits: Limits) -> Outcome:
-        job = {"kind": "trial", "trial": to_json(trial), "device": device, "scratch": str(scratch)}
+        job = {
+            "kind": "trial",
+            "trial": to_json(trial),
+            "gpus": trial.gpus,
+            "device": device,
+            "scratch": str(scratch),
+        }
         final = self._run(job, log, limits)
         if isinstance(final, dict):
             outcome: Outcome = union_from_json(Outcome, final["outcome"])
@@ -72,24 +90,32 @@ class Supervisor:
         return final
 
     def ceilings(
-        self, names: list[str], device: str, gpus: int, log: Path, limits: Limits
+        self, precisions: list[str], device: str, gpus: int, log: Path, limits: Limits
     ) -> tuple[Ceiling, ...]:
-        final = self._run({"kind": "ceilings", "names": names, "device": device, "gpus": gpus}, log, limits)
+        job = {"kind": "ceilings", "precisions": precisions, "device": device, "gpus": gpus}
+        final = self._run(job, log, limits)
         return from_json(tuple[Ceiling, ...], _answer(final, "ceilings", log))
 
-    def reality(
-        self, trial: Trial, device: str, steps: int, seconds: float, log: Path, limits: Limits
-    ) -> tuple[int, float]:
-        """A real piece of training: how many steps, in how many seconds."""
+    def proof(
+        self, trial: Trial, proving: Proving, device: str, scratch: Path, log: Path, limits: Limits
+    ) -> ProofOrFailure:
         job = {
-            "kind": "reality",
+            "kind": "proof",
             "trial": to_json(trial),
+            "gpus": trial.gpus,
             "device": device,
-            "steps": steps,
-            "seconds": seconds,
+            "scratch": str(scratch),
+            "steps": proving.steps,
+            "seconds": proving.minutes * 60,
         }
-        answer = _answer(self._run(job, log, limits), "reality", log)
-        return int(answer["steps"]), float(answer["seconds"])
+        final = self._run(job, log, limits)
+        if not isinstance(final, dict):
+            assert not isinstance(final, Measured)  # a supervisor's verdict is none
+            return final
+        if "proof" in final:
+            return from_json(Proof, final["proof"])
+        failure: Failure = union_from_json(Failure, final["outcome"])
+        return failure
 
     def _run(self, job: Event, log: Path, limits: Limits) -> Event | Outcome:
         """The job's final event, or the outcome that the supervisor gives it."""

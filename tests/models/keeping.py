@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from bench.models import Family, Model
+from bench.runner.loop import WithLoss
 
 HALVES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Of CUDA's list of what autocast raises to fp32 (docs: "Automatic Mixed Precision package",
@@ -32,6 +33,11 @@ class AsOnCuda(TorchFunctionMode):  # type: ignore[misc]
         if func in RAISED:
             args = [a.float() if isinstance(a, Tensor) and a.dtype in HALVES.values() else a for a in args]
         return func(*args, **kwargs)
+
+
+def loss_of(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    loss: Tensor = WithLoss(module)(batch)
+    return loss
 
 
 def made_up_batch(model: Model, samples: int) -> dict[str, Tensor]:
@@ -73,7 +79,7 @@ def kept_bytes(family: Family, module: nn.Module, model: Model, samples: int) ->
             stack.enter_context(torch.autocast("cpu", dtype=half))
         stack.enter_context(AsOnCuda())
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor))
-        family.loss(module, batch)
+        loss_of(module, batch)
     return sum(storages.values())
 
 

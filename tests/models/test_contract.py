@@ -16,7 +16,7 @@ from torch import nn
 from bench.codec import from_json, to_json
 from bench.models import Family, Model, families, known_models
 from bench.models.inline import family_of, flops_of
-from tests.models.keeping import made_up_batch
+from tests.models.keeping import loss_of, made_up_batch
 
 MODELS = list(known_models().values())
 TINY = [model for model in MODELS if model.name.startswith("tiny-")]
@@ -186,7 +186,7 @@ def test_the_loss_is_the_mean_over_what_is_asked_and_shifts_nothing(model: Model
     labels = batch["labels"]
     if model.recipe.objective == "masked-lm":
         labels[:, ::3] = -100
-    loss = families()[model.family].loss(module, batch)
+    loss = loss_of(module, batch)
     logits = module(**{key: value for key, value in batch.items() if key != "labels"}).logits
     picked = F.log_softmax(logits.double(), -1)[labels != -100]
     expected = -picked.gather(-1, labels[labels != -100][:, None]).mean()
@@ -198,14 +198,14 @@ def test_the_loss_is_the_mean_over_what_is_asked_and_shifts_nothing(model: Model
 @every_tiny_model
 def test_the_loss_is_fp32_under_autocast(model: Model) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert families()[model.family].loss(built(model), made_up_batch(model, 2)).dtype == torch.float32
+        assert loss_of(built(model), made_up_batch(model, 2)).dtype == torch.float32
 
 
 @every_tiny_model
 def test_a_step_down_the_gradient_lowers_the_loss(model: Model) -> None:
-    family, model = families()[model.family], without_dropout(model)
+    model = without_dropout(model)
     module, batch = built(model), made_up_batch(model, 4)
-    before = family.loss(module, batch)
+    before = loss_of(module, batch)
     before.backward()
     gradients = [p.grad for p in module.parameters()]
     assert all(g is not None and g.isfinite().all() for g in gradients)
@@ -213,7 +213,7 @@ def test_a_step_down_the_gradient_lowers_the_loss(model: Model) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.sub_(1e-3 / norm * parameter.grad)
-        after = family.loss(module, batch)
+        after = loss_of(module, batch)
     # First order: the loss falls by the length of the step times the gradient's norm.
     assert (before - after).item() == pytest.approx(1e-3 * norm.item(), rel=0.1)
 

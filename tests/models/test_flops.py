@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.models import Flops, Model, families, known_models
-from tests.models.keeping import made_up_batch
+from tests.models.keeping import loss_of, made_up_batch
 from tests.models.test_contract import built
 
 aten: Any = torch.ops.aten
@@ -27,8 +27,8 @@ def counted(work: Callable[[], Any]) -> dict[Any, int]:
 
 def counted_a_sample(model: Model) -> dict[Any, int]:
     """The slope over the batch: rotary frequencies are multiplied once, whatever the samples."""
-    family, module = families()[model.family], built(model)
-    few, many = (counted(partial(family.loss, module, made_up_batch(model, n))) for n in (1, 3))
+    module = built(model)
+    few, many = (counted(partial(loss_of, module, made_up_batch(model, n))) for n in (1, 3))
     return {operation: (many[operation] - few.get(operation, 0)) // 2 for operation in many}
 
 

@@ -11,7 +11,7 @@ import torch
 from bench.errors import BadInput
 from bench.models import Model, known_models
 from bench.models.inline import counted, family_of, flops_of, resolve_inline
-from tests.models.keeping import made_up_batch
+from tests.models.keeping import loss_of, made_up_batch
 
 CAUSAL = {"objective": "causal-lm"}
 TEXT = {"batch_size": 8, "steps": 10, "precision": "fp32", "sequence_length": 32}
@@ -57,7 +57,7 @@ def test_it_is_built_counted_and_trained(name: str) -> None:
     assert parameters == sum(p.numel() for p in module.parameters())
     assert flops.total > 0
     assert len(family.blocks(module)) == CASES[name][2]
-    loss = family.loss(module, made_up_batch(model, 2))
+    loss = loss_of(module, made_up_batch(model, 2))
     loss.backward()
     assert loss.dtype == torch.float32
     assert all(p.grad is not None for p in module.parameters())

@@ -13,7 +13,7 @@ import torch
 
 from bench.errors import EnvironmentCannot
 from bench.models import Model, families
-from tests.models.keeping import made_up_batch
+from tests.models.keeping import loss_of, made_up_batch
 from tests.models.test_contract import TINY, built, without_dropout
 
 FUSED = [model for model in TINY if families()[model.family].missing_kernels("cpu") is None]
@@ -22,10 +22,10 @@ every_fused_model = pytest.mark.parametrize("model", FUSED, ids=lambda model: mo
 
 @every_fused_model
 def test_losses_and_gradients_agree_with_eager_attention(model: Model) -> None:
-    family, model = families()[model.family], without_dropout(model)
+    model = without_dropout(model)
     modules = [built(model), built(model, kernels=True)]
     batch = made_up_batch(model, 3)
-    losses = [family.loss(module, batch) for module in modules]
+    losses = [loss_of(module, batch) for module in modules]
     for loss in losses:
         loss.backward()
     assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-5)
@@ -47,7 +47,7 @@ def test_attention_is_given_no_mask_even_while_tracing(model: Model) -> None:
     torch.compiler.reset()
     module = built(model, kernels=True)
     module.compile(backend=look, fullgraph=True)
-    families()[model.family].loss(module, made_up_batch(model, 2))
+    loss_of(module, made_up_batch(model, 2))
     assert seen == [(None, model.recipe.objective == "causal-lm")] * 2
 
 
@@ -76,12 +76,13 @@ if sys.argv[1] == "preloaded":  # as the fork server does
     import transformers.models.mamba.modeling_mamba
 import torch
 from bench.models.mamba import FAMILY, MODELS
+from tests.models.keeping import loss_of
 tiny = MODELS[-1]
 ids = torch.randint(9, (2, tiny.recipe.sequence_length))
 def answer(kernels):
     module = FAMILY.build(tiny, kernels=kernels)
     try:
-        FAMILY.loss(module, {"input_ids": ids, "labels": ids}).backward()
+        loss_of(module, {"input_ids": ids, "labels": ids}).backward()
     except RuntimeError as error:
         return str(error)
     return "plain"

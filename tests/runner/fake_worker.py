@@ -6,16 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.runner.ranks import together
+
 Emit = Callable[[dict[str, Any]], None]
 
 
 def work(job: dict[str, Any], emit: Emit) -> int:
-    name, _, argument = str(job["names"][0]).partition(":")
+    name, _, argument = str(job["precisions"][0]).partition(":")
     actions: dict[str, Callable[[Emit, str], int]] = {
         "answer": answer,
         "sleep": sleep,
@@ -23,6 +26,7 @@ def work(job: dict[str, Any], emit: Emit) -> int:
         "grow": grow,
         "orphan": orphan,
         "half-line": half_line,
+        "team": team,
         "quiet": lambda emit, argument: int(argument),
     }
     return actions[name](emit, argument)
@@ -32,6 +36,26 @@ def answer(emit: Emit, argument: str) -> int:
     ceiling = {"name": argument, "device": 0, "unit": "B/s", "work": 1, "samples": [1.0]}
     emit({"ceilings": [ceiling]})
     return 0
+
+
+def team(emit: Emit, argument: str) -> int:
+    """Two members; the second fails as told, while the first waits for it without end."""
+
+    def member(say: Emit) -> int:
+        if os.environ["RANK"] == "0":
+            if argument != "answer":
+                time.sleep(600)
+            return answer(say, "answered")
+        if argument == "memory":
+            say({"outcome": {"kind": "out-of-memory", "where": "gpu", "detail": "of rank 1"}})
+        elif argument == "error":
+            say({"outcome": {"kind": "crashed", "reason": "ValueError: no"}})
+        elif argument == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return int(argument != "answer")
+
+    with tempfile.TemporaryDirectory() as folder:
+        return together(2, member, emit, Path(folder))
 
 
 def sleep(emit: Emit, argument: str) -> int:
@@ -71,7 +95,7 @@ def orphan(emit: Emit, argument: str) -> int:
 
 def half_line(emit: Emit, argument: str) -> int:
     """Killed in the middle of an event."""
-    for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - the names are numbers, not files
+    for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - the precisions are numbers, not files
         try:
             if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):  # noqa: PTH115
                 os.write(fd, b'{"outcome": {"kind": "meas')

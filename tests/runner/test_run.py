@@ -23,6 +23,7 @@ MANIFEST: dict[str, Any] = {
     "name": "test",
     "models": ["tiny-gpt-neox", "tiny-vit"],
     "methods": ["naive", ["checkpointing"]],
+    "micro_batch": 16,
     "timing": QUICK,
 }
 
@@ -173,7 +174,7 @@ def test_a_spent_budget_is_incomplete_and_resumable(tmp_path: Path) -> None:
 
 
 def test_without_room_for_the_model_the_outcome_is_out_of_memory(tmp_path: Path) -> None:
-    path = manifest(tmp_path, models=["tiny-vit"], methods="naive", memory_cap_gib=0.05)
+    path = manifest(tmp_path, models=["tiny-vit"], methods="naive", memory_cap_gib=0.05, micro_batch="auto")
     done = bench("run", path, "--json", folder=tmp_path)
     trials = json.loads(done.stdout)["results"]["trials"]
     assert {trial["outcome"] for trial in trials} == {"out-of-memory"}
@@ -203,7 +204,7 @@ def test_your_own_model_inline(tmp_path: Path) -> None:
         {"name": "my-llama", "architecture": llama, "recipe": recipe},
         {"name": "my-neox", "architecture": neox, "recipe": recipe},
     ]
-    done = bench("run", manifest(tmp_path, models=models), "--json", folder=tmp_path)
+    done = bench("run", manifest(tmp_path, models=models, micro_batch=8), "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     trials = json.loads(done.stdout)["results"]["trials"]
     assert [(t["model"], t["outcome"]) for t in trials] == [(m["name"], "measured") for m in models] * 2

@@ -56,6 +56,24 @@ def test_a_job_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("failure", "end"),
+    [
+        ("answer", "answered"),
+        ("memory", "out-of-memory: gpu, of rank 1"),
+        ("error", "crashed: rank 1: ValueError: no"),
+        ("killed", "crashed: rank 1 ended by SIGKILL"),
+    ],
+)
+def test_a_member_that_fails_ends_the_others_and_the_next_job_runs(
+    failure: str, end: str, tmp_path: Path
+) -> None:
+    """The others wait inside a collective, where nothing reaches them."""
+    with supervisor(tmp_path) as owner:
+        assert end in run(owner, tmp_path, f"team:{failure}", Limits(60))
+        assert run(owner, tmp_path, "answer:next") == "next"
+
+
+@pytest.mark.parametrize(
     ("action", "limits", "end"),
     [
         ("sleep:talking", Limits(1.0), "timed-out: 1.0, sleeping"),

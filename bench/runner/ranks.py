@@ -1,0 +1,105 @@
+"""One process a device, forked from one that has touched no device; they end together.
+
+A member that runs out of memory leaves the others waiting inside a collective, where no message of
+ours reaches them: so whoever fails writes down why and ends, and this process ends the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bench.runner.processes import die_with_parent
+
+Emit = Callable[[dict[str, Any]], None]
+GRACE_SECONDS = 2.0  # for the others to write down their own reasons
+POLL_SECONDS = 0.05
+
+
+def together(size: int, member: Callable[[Emit], int], emit: Emit, folder: Path) -> int:
+    """Runs `member` once a rank; 0 if the first rank got to its end, which needs all others."""
+    ranks = _fork(size, member, emit, folder)
+    ended: dict[int, int] = {}  # wait statuses, in the order in which they ended
+    deadline = None
+    while len(ended) < size:
+        for pid, rank in ranks.items():
+            if rank not in ended and (status := _ended(pid)) is not None:
+                ended[rank] = status
+        if deadline is None and any(ended.values()):
+            deadline = time.monotonic() + GRACE_SECONDS
+        if deadline is not None and time.monotonic() > deadline:
+            for pid, rank in ranks.items():
+                if rank not in ended:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+        time.sleep(POLL_SECONDS)
+    if ended[0] == 0:
+        return 0
+    emit({"outcome": _reason(folder, ended)})
+    return 1
+
+
+def _fork(size: int, member: Callable[[Emit], int], emit: Emit, folder: Path) -> dict[int, int]:
+    """As torchrun does it: the environment says who is who. Returns process ids and their ranks."""
+    port = _free_port()
+    launcher = os.getpid()
+    ranks = {}
+    for rank in range(size):
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(launcher)
+            os.environ |= {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
+                "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            }  # fmt: skip
+            os._exit(member(_voice(rank, emit, folder)))
+        ranks[pid] = rank
+    return ranks
+
+
+def _voice(rank: int, emit: Emit, folder: Path) -> Emit:
+    """The first rank speaks for all; of another, only why it failed is kept, and so for the first."""
+
+    def say(event: dict[str, Any]) -> None:
+        if event.get("outcome", {}).get("kind", "measured") != "measured":
+            (folder / f"failed-{rank}.json").write_text(json.dumps(event["outcome"]))
+        elif rank == 0:
+            emit(event)
+
+    return say
+
+
+def _ended(pid: int) -> int | None:
+    """Its wait status, or None while it runs."""
+    found, status = os.waitpid(pid, os.WNOHANG)
+    return status if found else None
+
+
+def _reason(folder: Path, ended: dict[int, int]) -> dict[str, Any]:
+    """Memory that ran out is the cause, whoever it was; else whoever failed first: the others saw it fall."""
+    written: dict[int, dict[str, Any]] = {}
+    for rank in ended:
+        if (path := folder / f"failed-{rank}.json").exists():
+            written[rank] = json.loads(path.read_text())
+    for outcome in written.values():
+        if outcome["kind"] != "crashed":
+            return outcome
+    first = next(rank for rank, status in ended.items() if status)
+    if first in written:
+        return written[first] | {"reason": f"rank {first}: {written[first]['reason']}"}
+    number = ended[first] & 0x7F
+    how = f"by {signal.Signals(number).name}" if number else f"with exit code {ended[first] >> 8}"
+    return {"kind": "crashed", "reason": f"rank {first} ended {how}, without an outcome"}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

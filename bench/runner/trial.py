@@ -1,0 +1,302 @@
+"""A trial from an empty process to a measurement, phase by phase; every member of the team does the same."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from bench.estimate import mean
+from bench.methods import apply_all, in_group, known_methods
+from bench.models.inline import family_of, flops_of
+from bench.result import Measurement, Proof, StepSample, Trial
+from bench.runner.data import Batches, make_pool
+from bench.runner.device import Device
+from bench.runner.loop import Loop, Replicated, Strategy, WithLoss
+from bench.runner.team import Team
+from bench.runner.timing import accumulation_counts, is_enough, is_steady
+
+Emit = Callable[[dict[str, Any]], None]
+LOSS_SAMPLES = 64  # a step of the loss curve, whatever the micro-batch, as near as it divides
+SAVED_BYTES = 1 << 30  # how much of the state is really written; the rest is scaled
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    samples: tuple[StepSample, ...]
+    steady: bool
+
+
+class TrialRun:
+    def __init__(self, trial: Trial, device: Device, team: Team, scratch: Path, emit: Emit) -> None:
+        self.trial = trial
+        self.device = device
+        self.team = team
+        self.scratch = scratch
+        self.emit = emit
+        self.phase_seconds: dict[str, float] = {}
+        self._phase = ("start", time.perf_counter())
+
+    def phase(self, name: str) -> None:
+        before, started = self._phase
+        now = time.perf_counter()
+        self.phase_seconds[before] = self.phase_seconds.get(before, 0.0) + now - started
+        self._phase = (name, now)
+        self.emit({"phase": name})
+
+    def run(self) -> Measurement:
+        self.prepare()
+        self.phase("first steps")  # compilation happens in here
+        losses, norms, samples_per_loss = self.loss_curve()
+        self.phase("warm-up")
+        warm = self.warm_up()
+        self.phase("measure")
+        started = time.time()
+        self.device.reset_peak()
+        steps = self.measure(warm)
+        ended, peak = time.time(), self.device.peak_bytes()
+        self.phase("overheads")
+        log, save, evaluation = self.overheads()
+        self.phase("done")
+        return Measurement(
+            steps=steps, warmup=warm.samples, steady=warm.steady,
+            losses=losses, gradient_norms=norms, samples_per_loss=samples_per_loss,
+            peak_bytes=int(self.team.slowest(peak)),
+            parameters=self.parameters,
+            flops=flops_of(self.trial.model),
+            master_dtype=_dtype_of(self.strategy.optimizer),
+            log_seconds=log, save_seconds=save, eval_seconds_per_sample=evaluation,
+            phase_seconds=self.phase_seconds, started_at=started, ended_at=ended,
+        )  # fmt: skip
+
+    def prove(self, steps: int, seconds: float) -> Proof:
+        """Trains as the recipe says, at least so many steps and seconds; synchronised at both ends only.
+
+        What an estimate is held against: nothing of the estimate's own clockwork is in here.
+        """
+        self.prepare()
+        self.phase("first steps")
+        for _ in range(3):
+            self.step(min(2, self.trial.accumulation))
+        self.device.synchronise()
+        self.device.reset_peak()
+        self.phase("train")
+        self.team.wait()
+        done, elapsed = 0, 0.0
+        started = time.perf_counter()
+        while done < steps or elapsed < seconds:
+            self.step(self.trial.accumulation)
+            done += 1
+            self.emit({"step": self.trial.accumulation})
+            if done >= steps:  # only once the count alone no longer ends it
+                self.device.synchronise()
+                elapsed = self.team.slowest(time.perf_counter() - started)
+        return Proof(done, elapsed, int(self.team.slowest(self.device.peak_bytes())))
+
+    def prepare(self) -> None:
+        self.phase("build")
+        self.device.cap_memory(self.trial.memory_cap_bytes)
+        self.strategy = self.build()
+        self.batches = self.load()
+
+    def build(self) -> Strategy:
+        trial = self.trial
+        family = family_of(trial.model)
+        torch.manual_seed(trial.seed)
+        # A graph that fails to compile, or is compiled again without end, must fail the trial, not fall
+        # back to eager in silence.
+        torch._dynamo.config.suppress_errors = False
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+        torch._dynamo.config.recompile_limit = 64  # blocks that drop paths are all different
+        for name in trial.setting:
+            known_methods()[name].prepare()
+        with self.device.torch:
+            model = family.build(trial.model, kernels="kernels" in trial.setting)
+        model.train()
+        self.parameters = sum(p.numel() for p in model.parameters())
+        whole, blocks = WithLoss(model), family.blocks(model)
+        apply_all(trial.setting, whole, blocks)
+        return self.strategy_of(whole, blocks)
+
+    def strategy_of(self, whole: WithLoss, blocks: list[nn.Module]) -> Strategy:
+        setting, recipe, device = self.trial.setting, self.trial.model.recipe, self.device.torch
+        fused, offload = "fused-optimizer" in setting, "offload" in setting
+        match in_group(setting, "sharding"):
+            case None:
+                kind = Loop if self.team.size == 1 else Replicated
+                return kind(whole, recipe, device, fused)
+            case "fsdp-2" | "fsdp-3" as name:
+                from bench.runner.fsdp import Sharded
+
+                return Sharded(
+                    whole, blocks, recipe, device, self.team,
+                    parameters_too=name == "fsdp-3", offload=offload, fused=fused,
+                )  # fmt: skip
+            case name:
+                from bench.runner.zero import Zero
+
+                stage = int(str(name).removeprefix("zero-"))
+                micro_batch = self.trial.micro_batch
+                return Zero(whole, recipe, device, micro_batch, stage=stage, offload=offload, fused=fused)
+
+    def load(self) -> Batches:
+        trial = self.trial
+        pool = make_pool(trial.model, self.scratch / f"rank-{self.team.rank}", trial.seed)
+        loaders = self.device.loaders(trial.gpus)
+        return Batches(
+            trial.model, pool, trial.micro_batch, trial.seed, self.device.torch, self.team, loaders
+        )
+
+    def passes(self, count: int) -> torch.Tensor:
+        """The passes of one step. Returns their mean loss, still on the device."""
+        total = torch.zeros((), device=self.device.torch)
+        for i in range(count):
+            total += self.strategy.forward_backward(next(self.batches), count, sync=i == count - 1)
+        return total
+
+    def step(self, passes: int) -> torch.Tensor:
+        """One optimizer step, not synchronised. Returns its mean loss, still on the device."""
+        loss = self.passes(passes)
+        self.strategy.update()
+        return loss
+
+    def timed_step(self, passes: int) -> StepSample:
+        self.device.synchronise()
+        self.team.wait()
+        started = time.perf_counter()
+        self.step(passes)
+        self.device.synchronise()
+        sample = StepSample(passes, self.team.slowest(time.perf_counter() - started))
+        self.emit({"step": passes, "seconds": sample.seconds})
+        return sample
+
+    def loss_curve(self) -> tuple[tuple[float, ...], tuple[float | None, ...], int]:
+        """The first steps: what tells whether a setting still computes the same thing."""
+        trial = self.trial
+        at_once = trial.micro_batch * self.team.size
+        passes = max(1, min(LOSS_SAMPLES // at_once, trial.accumulation))
+        losses: list[float] = []
+        norms: list[float | None] = []
+        for _ in range(trial.timing.loss_steps):
+            loss = self.passes(passes)
+            norm = self.strategy.update(norm_wanted=True)
+            losses.append(self.team.mean(float(loss)))
+            assert norm is not None
+            # Not finite: half precision overflowed, and the scaler left this update out.
+            norms.append(float(norm) if math.isfinite(norm) else None)
+            self.emit({"step": passes})
+        return tuple(losses), tuple(norms), passes * at_once
+
+    def warm_up(self) -> Warm:
+        """Steps of one pass until two adjacent windows agree, or the time is up."""
+        samples: list[StepSample] = []
+        started = time.perf_counter()
+        while not (steady := is_steady([s.seconds for s in samples], self.trial.timing)):
+            if self.team.slowest(time.perf_counter() - started) > self.trial.timing.warmup_seconds:
+                break
+            samples.append(self.timed_step(1))
+        return Warm(tuple(samples), steady)
+
+    def measure(self, warm: Warm) -> tuple[StepSample, ...]:
+        """Both counts in turn, so that a machine that drifts drifts for both."""
+        trial = self.trial
+        one_pass = mean([s.seconds for s in warm.samples[-3:]])
+        counts = accumulation_counts(trial.accumulation, one_pass, trial.timing)
+        samples: list[StepSample] = []
+        started = time.perf_counter()
+        for passes in cycle(counts):
+            samples.append(self.timed_step(passes))
+            elapsed = self.team.slowest(time.perf_counter() - started)
+            done = is_enough(samples, trial.accumulation, elapsed, trial.timing)
+            if done and len(samples) % len(counts) == 0:
+                return tuple(samples)
+        raise AssertionError("cycle never ends")
+
+    def overheads(self) -> tuple[float | None, float | None, float | None]:
+        recipe = self.trial.model.recipe
+        log = self.time_log() if recipe.log_every_steps else None
+        save = self.time_save() if recipe.save_every_steps else None
+        evaluation = self.time_evaluation() if recipe.eval_every_steps and recipe.eval_samples else None
+        return log, save, evaluation
+
+    def time_log(self) -> float:
+        """Beyond the step: the wait that reading a loss forces is in every timed step already."""
+        loss = self.step(1)
+        self.device.synchronise()
+        started = time.perf_counter()
+        with (self.scratch / f"log-{self.team.rank}.txt").open("a") as file:
+            file.write(f"{float(loss)}\n")
+        return self.team.slowest(time.perf_counter() - started)
+
+    def time_save(self) -> float:
+        """Weights and moments to this disk; past a GiB the rest is scaled from what was written.
+
+        Of replicas the first one saves; where each holds a part, all do at once.
+        """
+        saves = self.team.rank == 0 or in_group(self.trial.setting, "sharding") is not None
+        path = self.scratch / f"checkpoint-{self.team.rank}.pt"
+        self.team.wait()
+        return self.team.slowest(_time_save(self.strategy, self.device, path) if saves else 0.0)
+
+    def time_evaluation(self) -> float:
+        whole = self.strategy.whole
+        whole.eval()
+        seconds = 0.0
+        for _ in range(2):  # the first one may compile
+            batch = next(self.batches)
+            self.device.synchronise()
+            self.team.wait()
+            started = time.perf_counter()
+            self.strategy.evaluate(batch)
+            self.device.synchronise()
+            seconds = self.team.slowest(time.perf_counter() - started)
+        whole.train()
+        return seconds / (self.trial.micro_batch * self.team.size)
+
+
+def _time_save(strategy: Strategy, device: Device, path: Path) -> float:
+    tensors = _state_tensors(strategy.optimizer)
+    total = sum(t.nbytes for t in tensors)
+    written, size = [], 0
+    for tensor in tensors:
+        if size >= SAVED_BYTES or size + tensor.nbytes > shutil.disk_usage(path.parent).free // 2:
+            break
+        written.append(tensor)
+        size += tensor.nbytes
+    if not written:
+        return 0.0
+    device.synchronise()
+    started = time.perf_counter()
+    with path.open("wb") as file:
+        torch.save(written, file)
+        file.flush()
+        os.fsync(file.fileno())
+    seconds: float = time.perf_counter() - started
+    path.unlink()
+    return seconds * float(total / size)
+
+
+def _state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """What must be saved to go on later: the weights that are updated, and their moments; our part."""
+    found = []
+    for weight, state in optimizer.state.items():
+        found += [weight.detach(), *(value for value in state.values() if isinstance(value, torch.Tensor))]
+    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in found]
+
+
+def _dtype_of(optimizer: torch.optim.Optimizer) -> str:
+    """The dtype of the weights that were updated: fp32, or the trial computes something else."""
+    kinds = {str(weight.dtype).removeprefix("torch.") for weight in optimizer.state}
+    if kinds != {"float32"}:
+        raise RuntimeError(f"the optimizer updates {', '.join(sorted(kinds)) or 'nothing'}, not fp32 weights")
+    return kinds.pop()

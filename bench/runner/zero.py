@@ -1,0 +1,90 @@
+"""ZeRO (DeepSpeed): half-precision weights where the recipe has them, an fp32 copy divided among devices.
+
+Stage 1 exchanges gradients once a step. From stage 2 on they are divided, so each pass sends them on.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.models import Recipe
+from bench.runner.loop import Batch, make_optimizer, make_scheduler
+
+
+class Zero:
+    def __init__(
+        self, whole: nn.Module, recipe: Recipe, device: torch.device, micro_batch: int, *,
+        stage: int, offload: bool, fused: bool,
+    ) -> None:  # fmt: skip
+        os.environ["DS_ACCELERATOR"] = device.type
+        import deepspeed
+
+        optimizer = _host_adam(whole, recipe) if offload else make_optimizer(whole, recipe, fused)
+        self.whole = whole
+        self.recipe = recipe
+        self.device = device
+        self.engine, *_ = deepspeed.initialize(
+            model=whole, optimizer=optimizer, config=configuration(recipe, micro_batch, stage, offload)
+        )
+        self.optimizer = optimizer
+        self.scheduler = make_scheduler(optimizer, recipe)
+
+    def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
+        self.engine.set_gradient_accumulation_boundary(sync)
+        loss: Tensor = self.engine(self._lowered(batch)) / passes
+        self.engine.backward(loss, scale_wrt_gas=False)
+        return loss.detach()
+
+    def update(self, norm_wanted: bool = False) -> float | None:
+        self.engine.step()
+        self.scheduler.step()
+        return float(self.engine.get_global_grad_norm()) if norm_wanted else None
+
+    def evaluate(self, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            loss: Tensor = self.engine(self._lowered(batch))
+            return loss
+
+    def _lowered(self, batch: Batch) -> Batch:
+        """There is no autocast here: pictures come in the weights' precision."""
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.recipe.precision, torch.float32)
+        return {name: t.to(dtype) if t.is_floating_point() else t for name, t in batch.items()}
+
+
+def configuration(recipe: Recipe, micro_batch: int, stage: int, offload: bool) -> dict[str, Any]:
+    """What `deepspeed.initialize` is told; docs: deepspeed.ai, "DeepSpeed Configuration JSON"."""
+    on_host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True}
+    if offload:
+        zero["offload_optimizer"] = on_host
+        if stage == 3:
+            zero["offload_param"] = on_host
+    return {
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": 1,  # the loop says itself which pass is the last
+        "gradient_clipping": recipe.clip_norm or 0.0,
+        "zero_optimization": zero,
+        "bf16": {"enabled": recipe.precision == "bf16"},
+        "fp16": {"enabled": recipe.precision == "fp16"},
+        # Half precision would lose what hundreds of passes add.
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "steps_per_print": 1 << 40,
+    }
+
+
+def _host_adam(whole: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    o = recipe.optimizer
+    return DeepSpeedCPUAdam(
+        whole.parameters(),
+        lr=o.learning_rate,
+        betas=(o.beta1, o.beta2),
+        eps=o.epsilon,
+        weight_decay=o.weight_decay,
+        adamw_mode=o.name == "adamw",
+    )

@@ -1,0 +1,117 @@
+"""Several devices compute what one computes: losses and gradient norms of the first steps, in real processes.
+
+gloo stands in for NCCL; the door is the supervisor's, as in a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.methods import NAIVE, Setting, memory_saving_settings
+from bench.models import Model, families, known_models
+from bench.result import Measured, Measurement, Outcome, OutOfMemory, Proving, Timing
+from bench.runner.supervise import Limits, Supervisor
+from tests.builders import trial
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("parallel")]
+EVERYDAY = [NAIVE, ("zero-2",), ("fsdp-3",)]
+
+TINY = {m.family: m for name, m in known_models().items() if name.startswith("tiny-")}
+QUICK = Timing(target_percent=50, measure_seconds=0.1, warmup_seconds=0.1, loss_steps=3)
+PRELOAD = ["numpy", "torch", "transformers", "bench.runner.worker"]
+
+
+@pytest.fixture(scope="module")
+def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]:
+    folder = tmp_path_factory.mktemp("server")
+    with Supervisor(PRELOAD, lambda event: None, folder / "server.txt") as started:
+        yield started
+
+
+def small(model: Model) -> Model:
+    """Without dropout, whose draws differ from device to device; two passes a device on two of them."""
+    off = {key: 0.0 for key in families()[model.family].defaults() if "dropout" in key or "drop_path" in key}
+    recipe = dataclasses.replace(model.recipe, batch_size=16)
+    return dataclasses.replace(model, architecture={**model.architecture, **off}, recipe=recipe)
+
+
+def outcome(owner: Supervisor, folder: Path, model: Model, setting: Setting, gpus: int) -> Outcome:
+    one = trial(model=model, setting=setting, micro_batch=4, gpus=gpus, timing=QUICK, seed=3)
+    return owner.trial(one, "cpu", folder, folder / "log.txt", Limits(300))
+
+
+def measured(owner: Supervisor, folder: Path, model: Model, setting: Setting, gpus: int) -> Measurement:
+    found = outcome(owner, folder, model, setting, gpus)
+    assert isinstance(found, Measured), (found, (folder / "log.txt").read_text()[-3000:])
+    return found.measurement
+
+
+def agree(one: Measurement, several: Measurement) -> None:
+    assert several.losses == pytest.approx(one.losses, rel=1e-5)
+    assert several.gradient_norms == pytest.approx(one.gradient_norms, rel=1e-4)
+    assert several.samples_per_loss == one.samples_per_loss == 16
+    assert several.master_dtype == "float32"
+
+
+def runs_here(setting: Setting) -> bool:
+    """FSDP2 offloads from a GPU: on a CPU there is nothing to offload from."""
+    return not ("offload" in setting and {"fsdp-2", "fsdp-3"} & {*setting})
+
+
+EVERY = [setting for setting in memory_saving_settings(2) if runs_here(setting)]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [setting if setting in EVERYDAY else pytest.param(setting, marks=pytest.mark.e2e) for setting in EVERY],
+    ids=lambda setting: "+".join(setting) or "ddp",
+)
+def test_two_devices_compute_what_one_computes(
+    setting: Setting, supervisor: Supervisor, tmp_path: Path
+) -> None:
+    model = small(TINY["gpt_neox"])
+    agree(measured(supervisor, tmp_path, model, NAIVE, 1), measured(supervisor, tmp_path, model, setting, 2))
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("family", [name for name in families() if name != "gpt_neox"])
+@pytest.mark.parametrize("setting", [NAIVE, ("fsdp-3",), ("zero-3",)], ids=lambda s: "+".join(s) or "ddp")
+def test_every_family_trains_on_two_devices(
+    family: str, setting: Setting, supervisor: Supervisor, tmp_path: Path
+) -> None:
+    model = small(TINY[family])
+    agree(measured(supervisor, tmp_path, model, NAIVE, 1), measured(supervisor, tmp_path, model, setting, 2))
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("setting", [("compile-blocks", "fsdp-3"), ("compile",)], ids="+".join)
+def test_compiled_models_train_on_two_devices(
+    setting: Setting, supervisor: Supervisor, tmp_path: Path
+) -> None:
+    model = small(TINY["gpt_neox"])
+    agree(measured(supervisor, tmp_path, model, NAIVE, 1), measured(supervisor, tmp_path, model, setting, 2))
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("setting", [("zero-1", "offload"), ("zero-3", "offload")], ids="+".join)
+def test_one_device_offloads(setting: Setting, supervisor: Supervisor, tmp_path: Path) -> None:
+    model = small(TINY["gpt_neox"])
+    agree(measured(supervisor, tmp_path, model, NAIVE, 1), measured(supervisor, tmp_path, model, setting, 1))
+
+
+def test_an_estimate_for_two_devices_is_proven_on_two(supervisor: Supervisor, tmp_path: Path) -> None:
+    one = trial(model=small(TINY["vit"]), micro_batch=4, gpus=2, timing=QUICK)
+    proof = supervisor.proof(one, Proving(2, 0), "cpu", tmp_path, tmp_path / "log.txt", Limits(300))
+    assert not isinstance(proof, OutOfMemory)
+    assert (proof.steps, proof.seconds > 0) == (2, True)  # type: ignore[union-attr]
+
+
+def test_all_members_measure_the_ceilings(supervisor: Supervisor, tmp_path: Path) -> None:
+    found = supervisor.ceilings(["fp32"], "cpu", 2, tmp_path / "log.txt", Limits(300))
+    assert {(ceiling.name, ceiling.device) for ceiling in found} == {
+        (name, device) for name in ("matmul-fp32", "memory-bandwidth", "all-reduce") for device in (0, 1)
+    }
