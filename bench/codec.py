@@ -94,13 +94,21 @@ def _finite_float(text: str) -> float:
 
 def to_json(value: Any) -> Any:
     """Plain JSON values; tuples become lists."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+    kind = type(value)
+    if kind in _PLAIN or value is None:  # most of what a bundle holds
+        return value
+    if names := _field_names(kind):
+        return {name: to_json(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json(item) for item in value]
     return value
+
+
+@cache
+def _field_names(kind: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else ()
 
 
 def from_json(cls: type[T], value: Any) -> T:
@@ -157,6 +165,8 @@ def _decode_tuple(arguments: tuple[Any, ...], value: Any, path: str) -> tuple[An
     if not isinstance(value, list):
         raise DecodeError(f"{path or '/'}: expected a list")
     if len(arguments) == 2 and arguments[1] is Ellipsis:
+        if arguments[0] in _PLAIN and all(type(item) is arguments[0] for item in value):
+            return tuple(value)
         return tuple(_decode(arguments[0], item, f"{path}/{i}") for i, item in enumerate(value))
     if len(arguments) != len(value):
         raise DecodeError(f"{path or '/'}: expected {len(arguments)} items, found {len(value)}")

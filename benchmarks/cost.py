@@ -1,11 +1,13 @@
 """What the command itself costs, as ratios to an empty Python measured in the same run.
 
-python benchmarks/cost.py BUNDLE     ratios for --help and verify, and the time of 1,000 bundles
+python benchmarks/cost.py BUNDLE     ratios for --help and verify, the time of 1,000 bundles, and how long
+                                     a run takes to end, with its bundle, after Ctrl-C
 """
 
 from __future__ import annotations
 
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -46,7 +48,26 @@ def main() -> int:
             shutil.copyfile(bundle, Path(folder, f"{i:04}.tar"))
         many = seconds([bench, "verify", folder])
     print(f"bench verify, 1,000 copies of {bundle.stat().st_size:,} bytes: {many:.2f} s")
+    ends = [interrupted(bench, delay) for delay in (12.0, 14.5, 17.0)]
+    print(f"Ctrl-C to the end of bench run: {', '.join(f'{end:.2f} s' for end in ends)}")
     return 0
+
+
+def interrupted(bench: str, delay: float) -> float:
+    """Seconds from the signal to the end, in the middle of whatever a quickstart does after `delay`."""
+    manifest = Path(__file__).parents[1] / "manifests" / "quickstart.json"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [bench, "run", str(manifest), "--out", folder]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(delay)
+        started = time.perf_counter()
+        process.send_signal(signal.SIGINT)
+        code = process.wait()
+        ended = time.perf_counter() - started
+        (made,) = Path(folder).glob("*.tar")
+        subprocess.run([bench, "verify", str(made)], check=True, stdout=subprocess.DEVNULL)
+    assert code == 5, f"exit code {code}"
+    return ended
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 from bench.codec import pretty_json, to_json
@@ -12,6 +13,7 @@ from bench.errors import BadInput, BenchError, VerificationFailed
 from bench.summary import Results, recompute
 from bench.verify import TrustPolicy, Verdict, verify_bundle
 
+MANY = 64  # bundles, from which on several processes are worth their start
 Checked = tuple[Path, Verdict | BenchError]
 
 
@@ -60,15 +62,29 @@ def results_of(verdict: Verdict) -> Results:
 
 
 def check_all(paths: Iterable[Path], trust: Path | None) -> Iterator[Checked]:
-    policy = TrustPolicy.from_file(trust) if trust else None
-    for path in _bundles(paths):
-        try:
-            yield path, _check(path, policy)
-        except BenchError as error:
-            error.where = (
-                error.where if error.where and str(path) in error.where else _place(path, error.where)
-            )
-            yield path, error
+    _policy(trust)  # a wrong file is one mistake, not one a bundle
+    every = list(_bundles(paths))
+    if len(every) < MANY:
+        yield from map(partial(_checked, trust), every)
+        return
+    from concurrent.futures import ProcessPoolExecutor  # slow to import, and one bundle needs none
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
+        yield from pool.map(partial(_checked, trust), every, chunksize=MANY // 4)
+
+
+def _checked(trust: Path | None, path: Path) -> Checked:
+    try:
+        return path, _check(path, _policy(trust))
+    except BenchError as error:
+        error.where = error.where if error.where and str(path) in error.where else _place(path, error.where)
+        return path, error
+
+
+@cache
+def _policy(trust: Path | None) -> TrustPolicy | None:
+    return TrustPolicy.from_file(trust) if trust else None
 
 
 def _place(path: Path, inside: str | None) -> str:
