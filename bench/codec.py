@@ -94,7 +94,7 @@ def _finite_float(text: str) -> float:
 
 def to_json(value: Any) -> Any:
     """Plain JSON values; tuples become lists."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _PLAIN or value is None:  # most of what a bundle holds
         return value
     if names := _field_names(kind):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from bench.catalogue import find_gpu_model
 from bench.errors import BadInput, Mistake
 from bench.manifest import Manifest
+from bench.memory import predict_bytes
 from bench.methods import NAIVE, Setting, Target, free_lunch, label, memory_saving_settings, refusal
 from bench.models import Model
 from bench.models.inline import family_of
@@ -111,7 +112,7 @@ def _cell(manifest: Manifest, model: Model, setting: Setting, target: Target) ->
     share = model.recipe.batch_size // target.gpus
     wanted = manifest.model_micro_batch.get(model.name, manifest.micro_batch)
     sizes = [wanted] if wanted else _divisors(share)
-    needs = {size: predict_bytes(model, setting, size) for size in sizes}
+    needs = {size: predict_bytes(model, setting, size, target.gpus) for size in sizes}
     least = needs[sizes[-1]]
     if least is not None and least > HOPELESS * memory:
         return Skipped(
@@ -139,21 +140,6 @@ def _thinned(sizes: list[int]) -> list[int]:
         if size <= 0.75 * chosen[-1] or size == 1:
             chosen.append(size)
     return chosen
-
-
-def predict_bytes(model: Model, setting: Setting, micro_batch: int) -> int | None:
-    """Device memory at the peak of a step; None where only the built module can tell."""
-    family = family_of(model)
-    try:
-        parameters = family.parameters(model)
-        activations = family.activation_bytes(
-            model, kernels="kernels" in setting, checkpointing="checkpointing" in setting
-        )
-    except LookupError:
-        return None
-    # fp32 weights, gradients and two moments; autocast keeps a half copy of the weights in a pass.
-    states = parameters * (16 + (0 if model.recipe.precision == "fp32" else 2))
-    return states + activations * micro_batch
 
 
 def _floor_days(model: Model, setting: Setting, target: Target) -> float | None:

@@ -19,7 +19,7 @@ class Offload(Method):
 
     def refuse(self, model: Model, target: Target) -> str | None:
         try:
-            needed = HOST_BYTES_A_PARAMETER * family_of(model).parameters(model)
+            needed = HOST_BYTES_A_PARAMETER * family_of(model).parameters(model).total
         except LookupError:  # counted when it runs
             return None
         if target.host_bytes is not None and needed > target.host_bytes:

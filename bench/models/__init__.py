@@ -101,6 +101,18 @@ class Flops:
         return 3 * self.total
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Trainable parameters, exactly as the built module has them."""
+
+    outside: int  # of the repeated blocks: tables, stem, head
+    blocks: tuple[int, ...]  # of each block
+
+    @property
+    def total(self) -> int:
+        return self.outside + sum(self.blocks)
+
+
 class Family(Protocol):
     """The contract of one family; tests/models runs over all of them.
 
@@ -126,9 +138,7 @@ class Family(Protocol):
         """What cannot work in fields of the right type; `path` is the model's place in the manifest."""
         ...
 
-    def parameters(self, model: Model) -> int:
-        """Trainable parameters, exactly as the built module has them."""
-        ...
+    def parameters(self, model: Model) -> Parts: ...
 
     def forward_flops(self, model: Model) -> Flops: ...
 

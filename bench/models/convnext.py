@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.errors import Mistake
-from bench.models import Flops, Model, Objective, Optimizer, Recipe, Schedule
+from bench.models import Flops, Model, Objective, Optimizer, Parts, Recipe, Schedule
 from bench.models._common import (
     ACTIVATIONS,
     FP32,
@@ -65,20 +65,22 @@ class ConvNext(Bytes):
             found = f"{size} does not divide evenly into {a['num_stages']} stages"
             yield Mistake(f"{path}/recipe/image_size", found, f"allowed: a multiple of {smallest}")
 
-    def parameters(self, model: Model) -> int:
+    def parameters(self, model: Model) -> Parts:
         a = complete(model, DEFAULTS)
         scale = a["layer_scale_init_value"] > 0
         first, last = a["hidden_sizes"][0], a["hidden_sizes"][-1]
-        total = linear(a["num_channels"] * a["patch_size"] ** 2, first) + 2 * first
+        outside = linear(a["num_channels"] * a["patch_size"] ** 2, first) + 2 * first
+        outside += 2 * last + linear(last, a["num_labels"])
+        blocks: list[int] = []
         before = None
         for channels, depth in zip(a["hidden_sizes"], a["depths"], strict=True):
             if before is not None:
-                total += 2 * before + linear(SHRINK**2 * before, channels)
+                outside += 2 * before + linear(SHRINK**2 * before, channels)
             depthwise = channels * DEPTHWISE + channels
             mlp = linear(channels, 4 * channels) + linear(4 * channels, channels)
-            total += depth * (depthwise + 2 * channels + mlp + channels * scale)
+            blocks += [depthwise + 2 * channels + mlp + channels * scale] * depth
             before = channels
-        return int(total + 2 * last + linear(last, a["num_labels"]))
+        return Parts(outside, tuple(blocks))
 
     def forward_flops(self, model: Model) -> Flops:
         a, matmul, convolution, before = complete(model, DEFAULTS), 0, 0, 0

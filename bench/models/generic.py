@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from bench.errors import BadInput, Mistake
-from bench.models import Flops, Model, Objective
+from bench.models import Flops, Model, Objective, Parts
 from bench.models._common import SDPA, cross_entropy, logits, unmasked_attention
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class TransformersFamily:
             found = "missing" if value is None else f"{value!r:.60} is not a number of {what}"
             yield Mistake(f"{path}/architecture/{field}", found, "allowed: a whole number, at least 2")
 
-    def parameters(self, model: Model) -> int:
+    def parameters(self, model: Model) -> Parts:
         _later()
 
     def forward_flops(self, model: Model) -> Flops:

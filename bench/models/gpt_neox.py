@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.errors import Mistake
-from bench.models import Flops, Model, Objective, Optimizer, Precision, Recipe, Schedule
+from bench.models import Flops, Model, Objective, Optimizer, Parts, Precision, Recipe, Schedule
 from bench.models._common import (
     ACTIVATIONS,
     FP32,
@@ -63,13 +63,13 @@ class GptNeoX(Bytes):
         yield from length_mistakes(model, a["max_position_embeddings"], path)
         yield from activation_mistakes(a, ACTIVATIONS, path)
 
-    def parameters(self, model: Model) -> int:
+    def parameters(self, model: Model) -> Parts:
         a = complete(model, DEFAULTS)
         d, f, bias = a["hidden_size"], a["intermediate_size"], a["attention_bias"]
         attending = linear(d, 3 * d, bias) + linear(d, d, bias)
         block = attending + linear(d, f) + linear(f, d) + 2 * 2 * d
         tables = a["vocab_size"] * d * (1 if a["tie_word_embeddings"] else 2)
-        return int(tables + a["num_hidden_layers"] * block + 2 * d)
+        return Parts(tables + 2 * d, (block,) * a["num_hidden_layers"])
 
     def forward_flops(self, model: Model) -> Flops:
         a, s = complete(model, DEFAULTS), model.recipe.units_per_sample

@@ -15,7 +15,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.errors import EnvironmentCannot, Mistake
-from bench.models import Flops, Model, Objective, Optimizer, Recipe, Schedule
+from bench.models import Flops, Model, Objective, Optimizer, Parts, Recipe, Schedule
 from bench.models._common import (
     FP32,
     INDEX,
@@ -72,7 +72,7 @@ class Mamba(Bytes):
         # The fused kernel knows no other.
         yield from activation_mistakes(complete(model, DEFAULTS), ("silu",), path)
 
-    def parameters(self, model: Model) -> int:
+    def parameters(self, model: Model) -> Parts:
         a = complete(model, DEFAULTS)
         d, inner, states, rank = _sizes(a)
         block = d + linear(d, 2 * inner, a["use_bias"]) + linear(inner, d, a["use_bias"])
@@ -80,7 +80,7 @@ class Mamba(Bytes):
         block += linear(inner, rank + 2 * states, False) + linear(rank, inner)
         block += inner * states + inner  # A and D
         tables = a["vocab_size"] * d * (1 if a["tie_word_embeddings"] else 2)
-        return int(tables + a["num_hidden_layers"] * block + d)
+        return Parts(tables + d, (block,) * a["num_hidden_layers"])
 
     def forward_flops(self, model: Model) -> Flops:
         """The scan: for each token, channel and state six operations.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.errors import Mistake
-from bench.models import Flops, Model, Objective, Optimizer, Recipe, Schedule
+from bench.models import Flops, Model, Objective, Optimizer, Parts, Recipe, Schedule
 from bench.models._common import (
     ACTIVATIONS,
     FP32,
@@ -61,13 +61,13 @@ class Roberta(Bytes):
         yield from length_mistakes(model, a["max_position_embeddings"] - a["pad_token_id"] - 1, path)
         yield from activation_mistakes(a, ACTIVATIONS, path)
 
-    def parameters(self, model: Model) -> int:
+    def parameters(self, model: Model) -> Parts:
         a = complete(model, DEFAULTS)
         d, f, norm = a["hidden_size"], a["intermediate_size"], 2 * a["hidden_size"]
         tables = (a["vocab_size"] + a["max_position_embeddings"] + a["type_vocab_size"]) * d
         block = 4 * linear(d, d) + linear(d, f) + linear(f, d) + 2 * norm
         head = linear(d, d) + norm + a["vocab_size"]  # its matrix is the table of words
-        return int(tables + norm + a["num_hidden_layers"] * block + head)
+        return Parts(tables + norm + head, (block,) * a["num_hidden_layers"])
 
     def forward_flops(self, model: Model) -> Flops:
         a, s = complete(model, DEFAULTS), model.recipe.units_per_sample

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.errors import Mistake
-from bench.models import Flops, Model, Objective, Optimizer, Recipe, Schedule
+from bench.models import Flops, Model, Objective, Optimizer, Parts, Recipe, Schedule
 from bench.models._common import (
     ACTIVATIONS,
     FP32,
@@ -67,13 +67,14 @@ class Vit(Bytes):
             found = f"{size} is not the architecture's {a['image_size']}"
             yield Mistake(f"{path}/recipe/image_size", found, "allowed: the same in both")
 
-    def parameters(self, model: Model) -> int:
+    def parameters(self, model: Model) -> Parts:
         a = complete(model, DEFAULTS)
         d, f = a["hidden_size"], a["intermediate_size"]
         patches = linear(a["num_channels"] * a["patch_size"] ** 2, d)
         tables = d + _tokens(a) * d  # class token, positions
         block = 3 * linear(d, d, a["qkv_bias"]) + linear(d, d) + linear(d, f) + linear(f, d) + 2 * 2 * d
-        return int(patches + tables + a["num_hidden_layers"] * block + 2 * d + linear(d, a["num_labels"]))
+        outside = patches + tables + 2 * d + linear(d, a["num_labels"])
+        return Parts(outside, (block,) * a["num_hidden_layers"])
 
     def forward_flops(self, model: Model) -> Flops:
         a = complete(model, DEFAULTS)

@@ -127,7 +127,7 @@ def test_defaults_are_those_of_transformers(family: Family) -> None:
 def test_parameters_are_exact(model: Model) -> None:
     with torch.device("meta"):
         module = built(model)
-    assert families()[model.family].parameters(model) == sum(p.numel() for p in module.parameters())
+    assert families()[model.family].parameters(model).total == sum(p.numel() for p in module.parameters())
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_parameters_are_exact_whatever_the_architecture(name: str, changed: dict
     model = replace(model, architecture={**model.architecture, **changed})
     with torch.device("meta"):
         module = built(model)
-    assert families()[model.family].parameters(model) == sum(p.numel() for p in module.parameters())
+    assert families()[model.family].parameters(model).total == sum(p.numel() for p in module.parameters())
 
 
 @every_tiny_model
@@ -166,6 +166,8 @@ def test_blocks_are_distinct_parts_with_most_of_the_weights(model: Model) -> Non
     assert len({id(block) for block in blocks}) == len(blocks) == 2
     assert set(map(id, blocks)) <= set(map(id, module.modules()))
     assert len(inside) == sum(len(list(block.parameters())) for block in blocks), "shared between blocks"
+    sizes = tuple(sum(p.numel() for p in block.parameters()) for block in blocks)
+    assert families()[model.family].parameters(model).blocks == sizes
 
 
 @pytest.mark.parametrize(
