@@ -31,7 +31,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 bench-accuracy: $(STAMP)  ## estimate against reality, the tiny models
-	$(BIN)/python benchmarks/accuracy.py 5
+	$(BIN)/python benchmarks/accuracy.py
 
 bench-cost: $(STAMP)  ## start-up and verification, as ratios to an empty Python
 	rm -rf out/cost && $(BIN)/bench run manifests/quickstart.json --out out/cost --budget 1s; $(BIN)/python benchmarks/cost.py out/cost/*.tar

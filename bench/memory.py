@@ -6,7 +6,7 @@ Pure arithmetic on shapes. docs/accuracy.md holds it against what was measured.
 from __future__ import annotations
 
 from bench.methods import Setting, in_group
-from bench.models import Model, Parts
+from bench.models import Compiled, Model, Parts
 from bench.models.inline import family_of
 
 FP32, HALF, MOMENTS = 4, 2, 8  # bytes a parameter
@@ -21,12 +21,19 @@ def predict_bytes(model: Model, setting: Setting, micro_batch: int, gpus: int) -
     try:
         parts = family.parameters(model)
         activations = family.activation_bytes(
-            model, kernels="kernels" in setting, checkpointing="checkpointing" in setting
+            model,
+            kernels="kernels" in setting,
+            checkpointing="checkpointing" in setting,
+            compiled=_compiled(setting),
         )
     except LookupError:
         return None
     half = model.recipe.precision != "fp32"
     return state_bytes(parts, setting, gpus, half) + activations * micro_batch
+
+
+def _compiled(setting: Setting) -> Compiled:
+    return "compile" if "compile" in setting else "compile-blocks" if "compile-blocks" in setting else None
 
 
 def state_bytes(parts: Parts, setting: Setting, gpus: int, half: bool) -> int:
@@ -59,7 +66,8 @@ def _zero(parts: Parts, gpus: int, half: bool, *, stage: int, offload: bool) -> 
     total = parts.total
     bucket = IN_FLIGHT * min(BUCKET, total) * computed
     weights = total * computed
-    gradients = total * computed + total * FP32 if stage == 1 else total * FP32 // gpus
+    # Stage 1 adds up whole gradients in fp32, beside those in half precision.
+    gradients = total * (computed + FP32 * half) if stage == 1 else total * FP32 // gpus
     optimizer = total * (FP32 + MOMENTS) // gpus
     if stage == 3:
         weights = (parts.outside + 2 * max(parts.blocks, default=0)) * computed

@@ -43,11 +43,14 @@ def test_offloading_needs_sharding_and_shardings_exclude_each_other() -> None:
     assert conflict(("checkpointing", "zero-3", "offload")) is None
 
 
-def test_zero_is_not_compiled_as_in_the_paper() -> None:
+def test_what_is_sharded_is_compiled_block_by_block_and_zero_3_not_at_all() -> None:
     plan = make_plan(manifest(models=["pythia-1b"], methods="exhaustive"), FOUR_H200)
     for item in [*plan.cells, *plan.skipped]:
-        if any(name.startswith("zero") for name in item.setting):
-            assert "compile" not in item.setting
+        sharded = {"zero-1", "zero-2", "fsdp-2", "fsdp-3"} & {*item.setting}
+        assert ("compile-blocks" in item.setting) == bool(sharded)
+        assert ("compile" in item.setting) == (
+            not sharded and "zero-3" not in item.setting and item.setting != ()
+        )
 
 
 def test_tf32_is_for_gpus_that_have_it() -> None:

@@ -109,8 +109,8 @@ def free_lunch(model: Model, target: Target, beside: Setting = NAIVE) -> Setting
     ]
     instead = {}
     if sharding := in_group(beside, "sharding"):
-        # As in the paper not with ZeRO, whose hooks break graphs. FSDP2 gathers outside of each block.
-        instead["compile"] = None if sharding.startswith("zero-") else "compile-blocks"
+        # Hooks stand outside of each block, except for ZeRO-3's, which gathers inside.
+        instead["compile"] = None if sharding == "zero-3" else "compile-blocks"
     if "offload" in beside:  # the update is the host's there
         instead["fused-optimizer"] = None
     return ordered([*filter(None, (instead.get(name, name) for name in chosen)), *beside])

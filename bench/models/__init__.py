@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Objective = Literal["causal-lm", "masked-lm", "image-classification"]
 Precision = Literal["fp32", "bf16", "fp16"]
+Compiled = Literal["compile", "compile-blocks"] | None  # by which method, if by any
 
 _FAMILY_FILES = ("gpt_neox", "roberta", "mamba", "convnext", "vit")
 
@@ -149,7 +150,9 @@ class Family(Protocol):
         """
         ...
 
-    def activation_bytes(self, model: Model, *, kernels: bool, checkpointing: bool) -> int:
+    def activation_bytes(
+        self, model: Model, *, kernels: bool, checkpointing: bool, compiled: Compiled = None
+    ) -> int:
         """Predicted bytes a sample takes at the height of a pass: those kept, and the gradients there."""
         ...
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.errors import Mistake
-from bench.models import Model
+from bench.models import Compiled, Model
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -17,6 +17,8 @@ FP32 = 4  # bytes
 INDEX = 8  # bytes of a token's id or a label
 NORM_STATISTICS = 2 * FP32  # a layer norm keeps mean and deviation of every row
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "tanh")
+# Compiled with the model, the gradient overwrites the logits; alone, the loss has it beside them.
+LOGITS_COPIES: Mapping[Compiled, int] = {"compile": 1, "compile-blocks": 2}
 SDPA = "scaled_dot_product_attention: scores and probabilities are never written to memory"
 
 
@@ -43,11 +45,16 @@ class Footprint:
         blocks = sum(block.count * (block.entry if checkpointing else block.inside) for block in self.blocks)
         return self.ends + blocks + FP32 * self.logits
 
-    def height(self, checkpointing: bool) -> int:
-        """The same at its highest: where the loss begins its backward pass, or a block is redone."""
+    def height(self, checkpointing: bool, compiled_loss_bytes: int | None = None) -> int:
+        """The same at its highest: where the loss begins its backward pass, or a block is redone.
+
+        A compiled loss writes no fp32 logits: `compiled_loss_bytes` an element is all there is then.
+        """
         kept = self.kept(checkpointing)
         # The gradient of the log-probabilities and that of the logits stand beside what is kept.
         loss = kept + 2 * FP32 * self.logits
+        if compiled_loss_bytes is not None:
+            loss = kept + (compiled_loss_bytes - FP32) * self.logits
         redone = (block.inside - block.entry for block in self.blocks)
         extra = [
             again * checkpointing + block.backward for again, block in zip(redone, self.blocks, strict=True)
@@ -64,8 +71,11 @@ class Bytes:
     def kept_bytes(self, model: Model, *, kernels: bool, checkpointing: bool) -> int:
         return self.footprint(model, kernels).kept(checkpointing)
 
-    def activation_bytes(self, model: Model, *, kernels: bool, checkpointing: bool) -> int:
-        return self.footprint(model, kernels).height(checkpointing)
+    def activation_bytes(
+        self, model: Model, *, kernels: bool, checkpointing: bool, compiled: Compiled = None
+    ) -> int:
+        loss_bytes = None if compiled is None else LOGITS_COPIES[compiled] * lowered(model)
+        return self.footprint(model, kernels).height(checkpointing, loss_bytes)
 
 
 def lowered(model: Model) -> int:

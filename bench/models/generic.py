@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from bench.errors import BadInput, Mistake
-from bench.models import Flops, Model, Objective, Parts
+from bench.models import Compiled, Flops, Model, Objective, Parts
 from bench.models._common import SDPA, cross_entropy, logits, unmasked_attention
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ class TransformersFamily:
     def kept_bytes(self, model: Model, *, kernels: bool, checkpointing: bool) -> int:
         _later()
 
-    def activation_bytes(self, model: Model, *, kernels: bool, checkpointing: bool) -> int:
+    def activation_bytes(
+        self, model: Model, *, kernels: bool, checkpointing: bool, compiled: Compiled = None
+    ) -> int:
         _later()
 
     def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:

@@ -21,6 +21,7 @@ from bench.runner.processes import die_with_parent
 Emit = Callable[[dict[str, Any]], None]
 GRACE_SECONDS = 2.0  # for the others to write down their own reasons
 POLL_SECONDS = 0.05
+LISTENER = "BENCH_LISTENER"  # the open socket at which the members meet; under torchrun there is none
 
 
 def together(size: int, member: Callable[[Emit], int], emit: Emit, folder: Path) -> int:
@@ -47,20 +48,24 @@ def together(size: int, member: Callable[[Emit], int], emit: Emit, folder: Path)
 
 
 def _fork(size: int, member: Callable[[Emit], int], emit: Emit, folder: Path) -> dict[int, int]:
-    """As torchrun does it: the environment says who is who. Returns process ids and their ranks."""
-    port = _free_port()
+    """As torchrun does it: the environment says who is who. Returns process ids and their ranks.
+
+    The port is taken here and handed on open: one that was only found free may be someone else's by then.
+    """
     launcher = os.getpid()
     ranks = {}
-    for rank in range(size):
-        pid = os.fork()
-        if pid == 0:
-            die_with_parent(launcher)
-            os.environ |= {
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
-                "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            }  # fmt: skip
-            os._exit(member(_voice(rank, emit, folder)))
-        ranks[pid] = rank
+    with socket.create_server(("127.0.0.1", 0), backlog=size) as meeting:
+        for rank in range(size):
+            pid = os.fork()
+            if pid == 0:
+                die_with_parent(launcher)
+                os.environ |= {
+                    "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
+                    "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(meeting.getsockname()[1]), LISTENER: str(meeting.fileno()),
+                }  # fmt: skip
+                os._exit(member(_voice(rank, emit, folder)))
+            ranks[pid] = rank
     return ranks
 
 
@@ -97,9 +102,3 @@ def _reason(folder: Path, ended: dict[int, int]) -> dict[str, Any]:
     number = ended[first] & 0x7F
     how = f"by {signal.Signals(number).name}" if number else f"with exit code {ended[first] >> 8}"
     return {"kind": "crashed", "reason": f"rank {first} ended {how}, without an outcome"}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

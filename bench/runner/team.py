@@ -13,6 +13,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from bench.runner.ranks import LISTENER
+
 # Only a member that died, or hangs, makes the others wait this long; the supervisor ends them earlier.
 PATIENCE = timedelta(minutes=30)
 
@@ -53,5 +55,22 @@ def join(kind: str, alone: bool) -> Team:
     # gloo moves what lies on the host, beside NCCL for what lies on the GPUs.
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if kind == "cuda" else None
-    dist.init_process_group(backend, timeout=PATIENCE, device_id=device)
-    return Team(dist.get_rank(), dist.get_world_size())
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(
+        backend, store=_store(rank, size), rank=rank, world_size=size, timeout=PATIENCE, device_id=device
+    )
+    return Team(rank, size)
+
+
+def _store(rank: int, size: int) -> dist.Store | None:
+    """Where the members meet; None under torchrun, whose own place the environment names."""
+    if LISTENER not in os.environ:
+        return None
+    return dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        size,
+        is_master=rank == 0,
+        timeout=PATIENCE,
+        master_listen_fd=int(os.environ[LISTENER]) if rank == 0 else None,
+    )
