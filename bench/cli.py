@@ -73,6 +73,12 @@ def _parser() -> argparse.ArgumentParser:
         "--resume", action="store_true", help="go on with the newest unfinished run of this manifest"
     )
     run.add_argument("--json", action="store_true", help="the results as JSON on stdout")
+    run.add_argument(
+        "--device", choices=("auto", "cpu"), default="auto", help="cpu: leave the GPUs alone (default: auto)"
+    )
+    run.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes that train together")
+    run.add_argument("--node", type=int, default=0, metavar="I", help="which of them this is; 0 leads")
+    run.add_argument("--meet", metavar="HOST:PORT", help="where they meet: a free port of node 0")
     run.set_defaults(call=_run)
 
     plan = commands.add_parser(
@@ -114,8 +120,12 @@ def _duration(text: str) -> float:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from bench.commands import run
+    from bench.commands import follow, run
 
+    on_cpu = arguments.device == "cpu"
+    place = (arguments.nodes, arguments.node, arguments.meet)
+    if arguments.node > 0:
+        return follow(arguments.manifest, on_cpu, place)
     return run(
         arguments.manifest,
         arguments.out,
@@ -123,6 +133,8 @@ def _run(arguments: argparse.Namespace) -> int:
         key=arguments.key,
         resume=arguments.resume,
         as_json=arguments.json,
+        on_cpu=on_cpu,
+        place=place,
     )
 
 

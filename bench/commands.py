@@ -4,33 +4,56 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
 from bench.catalogue import find_gpu_model, gpu_models
 from bench.codec import pretty_json, to_json
 from bench.errors import BadInput
-from bench.manifest import load_manifest
+from bench.manifest import Manifest, load_manifest
 from bench.methods import Target
 from bench.models import known_models
 from bench.plan import Plan, make_plan, target_of
 from bench.report.tables import results_table
 from bench.words import bytes_text, figures
 
+if TYPE_CHECKING:
+    from bench.runner.nodes import Nodes
+
+
+Place = tuple[int, int, str | None]  # nodes, which of them this is, where they meet
+
 
 def run(
-    path: Path, out: Path, *, budget_seconds: float | None, key: Path | None, resume: bool, as_json: bool
+    path: Path,
+    out: Path,
+    *,
+    budget_seconds: float | None,
+    key: Path | None,
+    resume: bool,
+    as_json: bool,
+    on_cpu: bool,
+    place: Place,
 ) -> int:
     from bench.keys import load_or_make_key
     from bench.runner.progress import Progress
     from bench.runner.run import execute
 
     manifest = load_manifest(path)
+    nodes = _nodes(manifest, place)
     signer = load_or_make_key(key)
     if signer.made:
         print(f"made a key to sign with: {signer.path}", file=sys.stderr)
     finished = execute(
-        manifest, out, signer.private, Progress(), resume=resume, budget_seconds=budget_seconds
+        manifest,
+        out,
+        signer.private,
+        Progress(),
+        resume=resume,
+        budget_seconds=budget_seconds,
+        on_cpu=on_cpu,
+        nodes=nodes,
     )
     if as_json:
         sys.stdout.write(
@@ -43,6 +66,33 @@ def run(
         print(f"incomplete: {finished.results.run.stopped}\n  --resume goes on with it", file=sys.stderr)
         return 5
     return 0
+
+
+def follow(path: Path, on_cpu: bool, place: Place) -> int:
+    """A node that does not lead: it measures what the leader says, and the leader has the bundle."""
+    from bench.runner import run as running
+    from bench.runner.progress import Progress
+
+    manifest = load_manifest(path)
+    nodes = _nodes(manifest, place)
+    if nodes is None:
+        raise BadInput(f"--node {place[1]} of a single node", advice="--nodes says how many there are")
+    running.follow(manifest, nodes, Progress(), on_cpu=on_cpu)
+    return 0
+
+
+def _nodes(manifest: Manifest, place: Place) -> Nodes | None:
+    from bench.runner.nodes import Nodes
+
+    count, node, meet = place
+    if count == 1 and node == 0:
+        return None
+    if count < 1 or not 0 <= node < count:
+        raise BadInput(f"--node {node} of --nodes {count}", advice="nodes are counted from 0")
+    host, _, port = (meet or "").rpartition(":")
+    if not host or not port.isdigit():
+        raise BadInput(f"--meet {meet}: no HOST:PORT", advice="a port of node 0 that all nodes reach")
+    return Nodes(count, node, f"{host}:{port}", manifest.digest.removeprefix("sha256:")[:12])
 
 
 def list_models(as_json: bool) -> int:

@@ -58,10 +58,10 @@ class Plan:
     skipped: tuple[Skipped, ...]
 
 
-def target_of(node: NodeFacts, gpus: int | None) -> Target:
-    """The devices of this node that a manifest asks for."""
+def target_of(node: NodeFacts, gpus: int | None, nodes: int = 1) -> Target:
+    """The devices that a manifest asks for, of this node and of others like it."""
     if not node.gpus:
-        return Target("cpu", gpus or 1, node.memory_bytes, node.cpu, None, node.memory_bytes)
+        return Target("cpu", nodes * (gpus or 1), node.memory_bytes, node.cpu, None, node.memory_bytes)
     count = gpus or len(node.gpus)
     if count > len(node.gpus):
         raise BadInput(
@@ -71,7 +71,7 @@ def target_of(node: NodeFacts, gpus: int | None) -> Target:
     chosen = node.gpus[:count]
     smallest = min(gpu.memory_bytes for gpu in chosen)
     first = chosen[0]
-    return Target("cuda", count, smallest, first.name, first.compute_capability, node.memory_bytes)
+    return Target("cuda", nodes * count, smallest, first.name, first.compute_capability, node.memory_bytes)
 
 
 def make_plan(manifest: Manifest, target: Target) -> Plan:

@@ -13,8 +13,6 @@ from bench.report.bundles import check_all, results_of
 from bench.summary import TrialResult
 from bench.verify import Verdict
 
-# Measured before the loss was compiled with the model: another program.
-OLD = {"like-for-like-h200"}
 RESULTS = Path(__file__).parents[1] / "results"
 PARTS = Parts(outside=100_000_000, blocks=(50_000_000,) * 20)
 
@@ -23,7 +21,7 @@ def measured() -> list[tuple[str, TrialResult]]:
     return [
         (f"{path.parent.name}/{path.stem} {trial.label} {trial.micro_batch}", trial)
         for path, verdict in check_all([RESULTS], None)
-        if isinstance(verdict, Verdict) and path.parent.name not in OLD
+        if isinstance(verdict, Verdict)
         for trial in results_of(verdict).trials
         if trial.estimate
     ]

@@ -62,7 +62,7 @@ def _matmul(device: Device, team: Team, precision: str) -> Iterator[Ceiling]:
         b = torch.randn(k, n, device=device.torch, dtype=dtype)
         out = torch.empty(m, n, device=device.torch, dtype=dtype)
         samples = _timed(device, team, partial(torch.mm, a, b, out=out))
-        yield Ceiling(f"matmul-{precision}", device.index, "FLOP/s", 2 * m * n * k, samples)
+        yield Ceiling(f"matmul-{precision}", team.rank, "FLOP/s", 2 * m * n * k, samples)
 
 
 def _memory(device: Device, team: Team) -> Ceiling:
@@ -70,7 +70,7 @@ def _memory(device: Device, team: Team) -> Ceiling:
     target = torch.empty_like(source)
     samples = _timed(device, team, lambda: target.copy_(source))
     # Read and written.
-    return Ceiling("memory-bandwidth", device.index, "B/s", 2 * source.nbytes, samples)
+    return Ceiling("memory-bandwidth", team.rank, "B/s", 2 * source.nbytes, samples)
 
 
 def _host_copies(device: Device, team: Team) -> Iterator[Ceiling]:
@@ -81,7 +81,7 @@ def _host_copies(device: Device, team: Team) -> Iterator[Ceiling]:
         "device-to-host": lambda: here.copy_(there, non_blocking=True),
     }
     for name, copy in copies.items():
-        yield Ceiling(name, device.index, "B/s", there.nbytes, _timed(device, team, copy))
+        yield Ceiling(name, team.rank, "B/s", there.nbytes, _timed(device, team, copy))
 
 
 def _all_reduce(device: Device, team: Team) -> Ceiling:
@@ -89,7 +89,7 @@ def _all_reduce(device: Device, team: Team) -> Ceiling:
     samples = _timed(device, team, lambda: dist.all_reduce(tensor, dist.ReduceOp.MAX))
     # What each device sends and receives at least: github.com/NVIDIA/nccl-tests doc/PERFORMANCE.md
     work = 2 * (team.size - 1) * tensor.nbytes // team.size
-    return Ceiling("all-reduce", device.index, "B/s", work, samples)
+    return Ceiling("all-reduce", team.rank, "B/s", work, samples)
 
 
 def _bytes(size: int, device: torch.device) -> torch.Tensor:

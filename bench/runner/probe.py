@@ -17,8 +17,8 @@ STACK = (
 )  # fmt: skip
 
 
-def probe() -> NodeFacts:
-    gpus, driver = _gpus()
+def probe(*, gpus_too: bool = True) -> NodeFacts:
+    gpus, driver = _gpus() if gpus_too else ((), None)
     return NodeFacts(
         cpu=_cpu_name(),
         cpu_cores=len(os.sched_getaffinity(0)),

@@ -24,7 +24,7 @@ class Progress:
     """Follows a run by its events; writes to stderr only."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(file=sys.stderr, highlight=False)
+        self.console = console or Console(file=sys.stderr, highlight=False, markup=False)
         self.current: str | None = None
         self._live: Live | None = None
         self._title = ""
@@ -73,6 +73,9 @@ class Progress:
     def proven(self, trial: Trial, results: Sequence[TrialResult]) -> None:
         result = next(r for r in results if r.id == trial.id)
         self.console.print(proof_line(result), soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True)
 
     def stop(self) -> None:
         self.current = None

@@ -74,7 +74,7 @@ def _voice(rank: int, emit: Emit, folder: Path) -> Emit:
 
     def say(event: dict[str, Any]) -> None:
         if event.get("outcome", {}).get("kind", "measured") != "measured":
-            (folder / f"failed-{rank}.json").write_text(json.dumps(event["outcome"]))
+            write_reason(folder, rank, event["outcome"])
         elif rank == 0:
             emit(event)
 
@@ -87,12 +87,20 @@ def _ended(pid: int) -> int | None:
     return status if found else None
 
 
+def write_reason(folder: Path, rank: int, outcome: dict[str, Any]) -> None:
+    (folder / f"failed-{rank}.json").write_text(json.dumps(outcome))
+
+
+def written_reasons(folder: Path) -> dict[int, dict[str, Any]]:
+    """Why members failed, by rank; memory that ran out first: the others only saw it fall."""
+    paths = {int(path.stem.partition("-")[2]): path for path in folder.glob("failed-*.json")}
+    found = {rank: json.loads(paths[rank].read_text()) for rank in sorted(paths)}
+    return dict(sorted(found.items(), key=lambda pair: pair[1]["kind"] == "crashed"))
+
+
 def _reason(folder: Path, ended: dict[int, int]) -> dict[str, Any]:
-    """Memory that ran out is the cause, whoever it was; else whoever failed first: the others saw it fall."""
-    written: dict[int, dict[str, Any]] = {}
-    for rank in ended:
-        if (path := folder / f"failed-{rank}.json").exists():
-            written[rank] = json.loads(path.read_text())
+    """Memory that ran out is the cause, whoever it was; else whoever failed first."""
+    written = written_reasons(folder)
     for outcome in written.values():
         if outcome["kind"] != "crashed":
             return outcome

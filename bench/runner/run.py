@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,92 +17,30 @@ from typing import Any
 
 from bench import __version__
 from bench.bundle import pack
-from bench.codec import DecodeError, canonical_json, from_json, pretty_json, to_json, union_from_json
+from bench.codec import canonical_json, pretty_json, to_json
 from bench.errors import BadInput, EnvironmentCannot
-from bench.estimate import ceiling_precision
 from bench.manifest import Manifest
-from bench.methods import in_group
-from bench.plan import Cell, Plan, make_plan, target_of
-from bench.result import Ceiling, Failure, NodeFacts, Outcome, Proof, ProofOrFailure, Proving, Trial
+from bench.plan import Plan, make_plan, target_of
+from bench.result import NodeFacts
 from bench.runner import journal as journals
 from bench.runner import probe, telemetry
 from bench.runner.journal import Journal
+from bench.runner.measure import measure, preload
+from bench.runner.nodes import LAST, Nodes
 from bench.runner.progress import Progress
-from bench.runner.supervise import Limits, Supervisor
-from bench.search import next_trial, remaining, unproven
+from bench.runner.state import Run
+from bench.runner.supervise import Supervisor
 from bench.signing import Predicate, Signer, utc
-from bench.summary import Results, RunFacts, samples_bytes, summarise
+from bench.summary import Results, samples_bytes
 
-CEILING_SECONDS = 300.0
+PATIENCE = 40  # meetings in a row that come to nothing before a node that follows gives up
+NUMBERS = 3  # how many jobs ahead it looks, for those that failed before it came
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     results: Results
     bundle: Path
-
-
-class Run:
-    """The state of one run, all of it derived from the journal."""
-
-    def __init__(
-        self, manifest: Manifest, node: NodeFacts, plan: Plan, journal: Journal, folder: Path
-    ) -> None:
-        self.manifest = manifest
-        self.node = node
-        self.plan = plan
-        self.journal = journal
-        self.folder = folder
-        self.outcomes: dict[str, Outcome] = {}
-        self.ceilings: tuple[Ceiling, ...] = ()
-        self.proofs: dict[str, ProofOrFailure] = {}
-        self.id = folder.name
-        self.started_at = time.time()
-        for event in journal.events:
-            self._replay(event)
-
-    def _replay(self, event: dict[str, Any]) -> None:
-        try:
-            match event["event"]:
-                case "run":
-                    self.started_at = event["started_at"]
-                case "ceilings":
-                    self.ceilings = from_json(tuple[Ceiling, ...], event["ceilings"])
-                case "trial":
-                    self.outcomes[event["id"]] = union_from_json(Outcome, event["outcome"])
-                case "proof":
-                    self.proofs[event["id"]] = from_json(Proof, event["proof"])
-                case "unproven":
-                    self.proofs[event["id"]] = union_from_json(Failure, event["outcome"])
-        except (DecodeError, KeyError) as error:
-            raise BadInput(f"not a journal of this version: {error}", where=str(self.journal.path)) from None
-
-    def record(self, event: dict[str, Any]) -> None:
-        self.journal.append(event)
-        self._replay(event)
-
-    def results(self, stopped: str | None) -> Results:
-        return Results(
-            bench_version=__version__,
-            manifest_digest=self.manifest.digest,
-            run=RunFacts(self.id, self.started_at, time.time(), stopped is None, stopped),
-            node=self.node,
-            models=self.manifest.models,
-            seed=self.manifest.seed,
-            timing=self.manifest.timing,
-            memory_cap_bytes=self.manifest.memory_cap_bytes,
-            ceilings=self.ceilings,
-            trials=summarise(self.trials(), self.ceilings, self.proofs),
-            skipped=self.plan.skipped,
-        )
-
-    def trials(self) -> list[tuple[Trial, str, Outcome]]:
-        return [
-            (trial, cell.label, self.outcomes[trial.id])
-            for cell in self.plan.cells
-            for trial in cell.trials
-            if trial.id in self.outcomes
-        ]
 
 
 def execute(
@@ -114,11 +51,11 @@ def execute(
     *,
     resume: bool,
     budget_seconds: float | None,
+    on_cpu: bool = False,
+    nodes: Nodes | None = None,
 ) -> Finished:
     """Measures here. An interrupt or a spent budget leaves an incomplete but valid bundle."""
-    node = probe.probe()
-    _require_device(manifest, node)
-    plan = make_plan(manifest, target_of(node, manifest.gpus))
+    node, plan = _plan(manifest, on_cpu, nodes)
     if not plan.cells:
         reasons = "; ".join(sorted({skip.reason for skip in plan.skipped}))
         raise EnvironmentCannot(
@@ -129,15 +66,46 @@ def execute(
         run = Run(manifest, node, plan, journal, folder)
         if not journal.events:
             run.record(_header(run))
-        stopped = _measure(run, progress, budget_seconds or manifest.budget_seconds)
+        stopped = measure(run, progress, budget_seconds or manifest.budget_seconds, nodes)
         with _uninterruptible():
             return _finish(run, signer, stopped)
 
 
-def _require_device(manifest: Manifest, node: NodeFacts) -> None:
+def follow(manifest: Manifest, nodes: Nodes, progress: Progress, *, on_cpu: bool) -> None:
+    """Does what the leader's run asks of this node, until that run is over. Leaves nothing behind."""
+    _, plan = _plan(manifest, on_cpu, nodes)
+    device, gpus = plan.target.device, plan.target.gpus
+    number, missed = 0, 0
+    with tempfile.TemporaryDirectory(prefix="bench-follow-") as name, _interruptible():
+        log = Path(name) / "log.txt"
+        with Supervisor(preload(plan), lambda _: None, log, nodes=nodes) as supervisor:
+            while (kind := supervisor.follow(number + missed % NUMBERS, device, gpus, log)) != LAST["kind"]:
+                if kind is not None:
+                    progress.say(f"followed: job {number + missed % NUMBERS}, {kind}")
+                    number, missed = number + missed % NUMBERS + 1, 0
+                    continue
+                missed += 1
+                if missed >= PATIENCE:
+                    tail = log.read_text(errors="replace").strip().splitlines()[-1:]
+                    raise EnvironmentCannot(
+                        f"no job from the leader at {nodes.meet}: {''.join(tail)}",
+                        advice="start the same command with --node 0 there",
+                    )
+
+
+def _plan(manifest: Manifest, on_cpu: bool, nodes: Nodes | None) -> tuple[NodeFacts, Plan]:
+    node = probe.probe(gpus_too=not on_cpu)
+    _require_device(manifest, node, on_cpu)
+    return node, make_plan(manifest, target_of(node, manifest.gpus, nodes.count if nodes else 1))
+
+
+def _require_device(manifest: Manifest, node: NodeFacts, on_cpu: bool) -> None:
     probe.require_stack()
-    if manifest.gpus is not None and manifest.gpus > 1 and not node.gpus:
-        raise EnvironmentCannot(f"the manifest asks for {manifest.gpus} GPUs, this machine has none")
+    if manifest.gpus is not None and manifest.gpus > 1 and not node.gpus and not on_cpu:
+        raise EnvironmentCannot(
+            f"the manifest asks for {manifest.gpus} GPUs, this machine has none",
+            advice=f"--device cpu trains in {manifest.gpus} processes on its CPU, to try things out",
+        )
     bf16 = [m.name for m in manifest.models if m.recipe.precision == "bf16"]
     old = [gpu.name for gpu in node.gpus if float(gpu.compute_capability) < 8.0]
     if bf16 and old:
@@ -183,98 +151,6 @@ def _unfinished(out: Path, manifest: Manifest, node: NodeFacts) -> Path | None:
     return None
 
 
-def _measure(run: Run, progress: Progress, budget_seconds: float | None) -> str | None:
-    """Until nothing is open. Returns why it stopped early, or None."""
-    deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
-    meter = telemetry.Telemetry(run.folder / telemetry.FILE_NAME, run.node)
-    progress.start(run.id, run.plan, run.outcomes, deadline)
-
-    def tick(event: dict[str, Any] | None) -> None:
-        meter.sample(progress.current)
-        progress.event(event)
-
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="bench-run-") as scratch,
-            Supervisor(_preload(run.plan), tick, run.folder / "logs" / "forkserver.txt") as supervisor,
-        ):
-            _measure_ceilings(run, supervisor, progress)
-            while trial := next_trial(run.plan, run.outcomes):
-                if deadline is not None and time.monotonic() > deadline:
-                    return f"the budget of {budget_seconds or 0:.0f} s is spent, {_open(run)}"
-                _measure_trial(run, supervisor, progress, trial, Path(scratch))
-            while run.manifest.prove and (trial := unproven(run.plan, run.outcomes, run.proofs)):
-                if deadline is not None and time.monotonic() > deadline:
-                    return f"the budget of {budget_seconds or 0:.0f} s is spent before all was proven"
-                _prove_trial(run, supervisor, progress, trial, run.manifest.prove, Path(scratch))
-    except KeyboardInterrupt:
-        return f"interrupted, {_open(run)}"
-    finally:
-        meter.close()
-        progress.stop()
-    return None
-
-
-def _open(run: Run) -> str:
-    return f"{remaining(run.plan, run.outcomes)} of {len(run.plan.cells)} settings undecided"
-
-
-def _measure_ceilings(run: Run, supervisor: Supervisor, progress: Progress) -> None:
-    if run.ceilings:
-        return
-    precisions = sorted({ceiling_precision(cell.model, cell.setting) for cell in run.plan.cells})
-    target = run.plan.target
-    progress.begin("ceilings", "ceilings of this machine")
-    log = run.folder / "logs" / "ceilings.txt"
-    ceilings = supervisor.ceilings(precisions, target.device, target.gpus, log, Limits(CEILING_SECONDS))
-    run.record({"event": "ceilings", "ceilings": to_json(ceilings)})
-
-
-def _measure_trial(run: Run, supervisor: Supervisor, progress: Progress, trial: Trial, scratch: Path) -> None:
-    cell = _cell_of(run.plan, trial)
-    progress.begin(trial.id, f"{trial.model.name}  {cell.label}  micro-batch {trial.micro_batch}")
-    seconds = run.manifest.trial_seconds
-    log = run.folder / "logs" / f"{trial.id}.txt"
-    limits = Limits(seconds, min(seconds, 300.0), _host_limit(run, trial))
-    outcome = supervisor.trial(trial, run.plan.target.device, scratch, log, limits)
-    run.record({"event": "trial", "id": trial.id, "outcome": to_json(outcome)})
-    progress.end(trial, run.results(None).trials)
-
-
-def _prove_trial(
-    run: Run, supervisor: Supervisor, progress: Progress, trial: Trial, proving: Proving, scratch: Path
-) -> None:
-    """The estimate is in the journal by now, and so cannot follow what comes out here."""
-    cell = _cell_of(run.plan, trial)
-    progress.begin(trial.id, f"{trial.model.name}  {cell.label}  proof")
-    log = run.folder / "logs" / f"{trial.id}-proof.txt"
-    seconds = run.manifest.trial_seconds + 2 * proving.minutes * 60
-    limits = Limits(seconds, seconds, _host_limit(run, trial))
-    match supervisor.proof(trial, proving, run.plan.target.device, scratch, log, limits):
-        case Proof() as proof:
-            run.record({"event": "proof", "id": trial.id, "proof": to_json(proof)})
-        case failure:
-            run.record({"event": "unproven", "id": trial.id, "outcome": to_json(failure)})
-    progress.proven(trial, run.results(None).trials)
-
-
-def _host_limit(run: Run, trial: Trial) -> int | None:
-    """On a CPU the memory cap is the process group's; on a GPU its allocator's."""
-    return trial.memory_cap_bytes if run.plan.target.device == "cpu" else None
-
-
-def _cell_of(plan: Plan, trial: Trial) -> Cell:
-    return next(cell for cell in plan.cells if trial in cell.trials)
-
-
-def _preload(plan: Plan) -> list[str]:
-    families = sorted({cell.model.family for cell in plan.cells})
-    modeling = [f"transformers.models.{name}.modeling_{name}" for name in families]
-    compiles = any(in_group(cell.setting, "compilation") for cell in plan.cells)
-    compiler = ["torch._dynamo", "torch._inductor.compile_fx"] if compiles else []
-    return ["numpy", "torch", "torch.utils.data", "transformers", *modeling, *compiler]
-
-
 def _finish(run: Run, signer: Signer, stopped: str | None) -> Finished:
     results = run.results(stopped)
     files: dict[str, bytes | Path] = {
@@ -282,7 +158,9 @@ def _finish(run: Run, signer: Signer, stopped: str | None) -> Finished:
         "results.json": results.to_bytes(),
         "samples.jsonl": samples_bytes(run.trials()),
         "telemetry.jsonl": (run.folder / telemetry.FILE_NAME).read_bytes(),
-        "env.json": pretty_json({"node": to_json(run.node), "packages": probe.all_packages()}),
+        "env.json": pretty_json(
+            {"node": to_json(run.node), "nodes": to_json(run.nodes), "packages": probe.all_packages()}
+        ),
     }
     for log in sorted((run.folder / "logs").glob("*.txt")):
         files[f"logs/{log.name}"] = log.read_bytes()

@@ -15,7 +15,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,6 +28,7 @@ from bench.result import (
     Crashed,
     Failure,
     Measured,
+    NodeFacts,
     Outcome,
     OutOfMemory,
     Proof,
@@ -35,6 +37,7 @@ from bench.result import (
     TimedOut,
     Trial,
 )
+from bench.runner.nodes import LAST, Nodes
 from bench.runner.processes import group_bytes, kill_group, oom_kills
 
 TICK_SECONDS = 0.25
@@ -42,7 +45,7 @@ START_SECONDS = 300.0  # a cold disk reads torch slowly
 SILENCE_SECONDS = 300.0  # between two events of a job: a compile that loops is silent
 
 Event = dict[str, Any]
-FINAL = {"outcome", "ceilings", "proof"}  # the last word of a job is one of these
+FINAL = {"outcome", "ceilings", "proof", "facts", "followed"}  # the last word of a job is one of these
 
 
 class ServerGoneError(Exception):
@@ -65,12 +68,15 @@ class Supervisor:
         tick: Callable[[Event | None], None],
         log: Path,
         work: str = "bench.runner.worker:work",
+        nodes: Nodes | None = None,
     ) -> None:
         self.command = [sys.executable, "-m", "bench.runner.forkserver"]
         self.arguments = [work, *preload]
         self.tick = tick  # called with every event, and with None a few times a second
         self.log = log
+        self.nodes = nodes
         self._server: subprocess.Popen[bytes] | None = None
+        self._number = 0  # of the next job, by which several nodes find each other
         self._socket: socket.socket | None = None
         self._buffer = b""
         self._group: int | None = None
@@ -117,9 +123,27 @@ class Supervisor:
         failure: Failure = union_from_json(Failure, final["outcome"])
         return failure
 
+    def facts(self, device: str, gpus: int, log: Path, limits: Limits) -> tuple[NodeFacts, ...]:
+        """What each of several nodes is."""
+        final = self._run({"kind": "facts", "device": device, "gpus": gpus}, log, limits)
+        return from_json(tuple[NodeFacts, ...], _answer(final, "facts", log))
+
+    def follow(self, number: int, device: str, gpus: int, log: Path) -> str | None:
+        """This node's part of the leader's job of that number: its kind; None if there was no such job."""
+        job = {"kind": "follow", "number": number, "device": device, "gpus": gpus}
+        final = self._run(job, log, Limits(inf, inf))
+        return str(final["followed"]) if isinstance(final, dict) and "followed" in final else None
+
+    def dismiss(self, device: str, gpus: int, log: Path, limits: Limits) -> None:
+        """Tells the nodes that follow that there is no further job."""
+        self._run(LAST | {"device": device, "gpus": gpus}, log, limits)
+
     def _run(self, job: Event, log: Path, limits: Limits) -> Event | Outcome:
         """The job's final event, or the outcome that the supervisor gives it."""
         log.parent.mkdir(parents=True, exist_ok=True)
+        if self.nodes is not None:
+            job = {"number": self._number} | job | {"nodes": asdict(self.nodes)}
+            self._number += 1
         self._ensure_server()
         assert self._socket is not None
         kills_before = oom_kills()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,9 @@ from bench.runner.ranks import LISTENER
 
 # Only a member that died, or hangs, makes the others wait this long; the supervisor ends them earlier.
 PATIENCE = timedelta(minutes=30)
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,12 @@ class Team:
         found = torch.tensor(value, dtype=torch.float64)
         dist.all_reduce(found, dist.ReduceOp.SUM)
         return float(found) / self.size
+
+    def one_of_each_node(self, value: T) -> list[T]:
+        """What the first member of every node brings."""
+        everyone: list[T | None] = [None] * self.size
+        dist.all_gather_object(everyone, value if os.environ["LOCAL_RANK"] == "0" else None)
+        return [found for found in everyone if found is not None]
 
 
 def join(kind: str, alone: bool) -> Team:

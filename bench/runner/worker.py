@@ -21,6 +21,8 @@ from bench.result import Crashed, Measured, Outcome, OutOfMemory, Trial
 from bench.runner import team
 from bench.runner.ceilings import measure_ceilings
 from bench.runner.device import Device
+from bench.runner.nodes import across_nodes
+from bench.runner.probe import probe
 from bench.runner.ranks import together
 from bench.runner.trial import TrialRun
 
@@ -30,6 +32,8 @@ Emit = Callable[[dict[str, Any]], None]
 def work(job: dict[str, Any], emit: Emit) -> int:
     """In this process, or in one for each device; each ends with an exit code."""
     with tempfile.TemporaryDirectory(prefix="bench-", dir=job.get("scratch")) as folder:
+        if "nodes" in job:
+            return across_nodes(job, emit, Path(folder))
         member = partial(_member, job, Path(folder))
         return member(emit) if _alone(job) else together(int(job["gpus"]), member, emit, Path(folder))
 
@@ -45,7 +49,7 @@ def _member(job: dict[str, Any], scratch: Path, emit: Emit) -> int:
     try:
         device = Device(job["device"], int(os.environ.get("LOCAL_RANK", "0")))
         device.choose(int(job["gpus"]))
-        emit(_dispatch(job, device, team.join(job["device"], _alone(job)), scratch, emit))
+        emit(dispatch(job, device, team.join(job["device"], _alone(job)), scratch, emit))
     except Exception as error:
         traceback.print_exc()
         emit({"outcome": to_json(classify(error))})
@@ -53,10 +57,12 @@ def _member(job: dict[str, Any], scratch: Path, emit: Emit) -> int:
     return 0
 
 
-def _dispatch(
+def dispatch(
     job: dict[str, Any], device: Device, members: team.Team, scratch: Path, emit: Emit
 ) -> dict[str, Any]:
     """The job's final event."""
+    if job["kind"] == "facts":
+        return {"facts": to_json(members.one_of_each_node(probe(gpus_too=device.kind == "cuda")))}
     if job["kind"] == "ceilings":
         return {"ceilings": to_json(measure_ceilings(device, members, job["precisions"]))}
     run = TrialRun(from_json(Trial, job["trial"]), device, members, scratch, emit)

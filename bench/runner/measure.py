@@ -1,0 +1,145 @@
+"""Every trial of a plan, one after the other, and then every proof, until nothing is open."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.codec import to_json
+from bench.errors import EnvironmentCannot
+from bench.estimate import ceiling_precision
+from bench.methods import in_group
+from bench.plan import Cell, Plan
+from bench.result import Proof, Proving, Trial
+from bench.runner import telemetry
+from bench.runner.nodes import Nodes
+from bench.runner.progress import Progress
+from bench.runner.state import Run
+from bench.runner.supervise import Limits, Supervisor
+from bench.search import next_trial, remaining, unproven
+
+CEILING_SECONDS = 300.0
+MEETING_SECONDS = 600.0  # for all nodes to come
+DISMISSAL_SECONDS = 60.0  # for those that are left, at the end
+
+
+def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: Nodes | None) -> str | None:
+    """Until nothing is open. Returns why it stopped early, or None."""
+    deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
+    meter = telemetry.Telemetry(run.folder / telemetry.FILE_NAME, run.node)
+    progress.start(run.id, run.plan, run.outcomes, deadline)
+
+    def tick(event: dict[str, Any] | None) -> None:
+        meter.sample(progress.current)
+        progress.event(event)
+
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="bench-run-") as scratch,
+            Supervisor(
+                preload(run.plan), tick, run.folder / "logs" / "forkserver.txt", nodes=nodes
+            ) as supervisor,
+        ):
+            if nodes is not None:
+                _meet(run, supervisor, progress, nodes)
+            _measure_ceilings(run, supervisor, progress)
+            while trial := next_trial(run.plan, run.outcomes):
+                if deadline is not None and time.monotonic() > deadline:
+                    return f"the budget of {budget_seconds or 0:.0f} s is spent, {_open(run)}"
+                _measure_trial(run, supervisor, progress, trial, Path(scratch))
+            while run.manifest.prove and (trial := unproven(run.plan, run.outcomes, run.proofs)):
+                if deadline is not None and time.monotonic() > deadline:
+                    return f"the budget of {budget_seconds or 0:.0f} s is spent before all was proven"
+                _prove_trial(run, supervisor, progress, trial, run.manifest.prove, Path(scratch))
+            if nodes is not None:
+                _dismiss(run, supervisor, progress)
+    except KeyboardInterrupt:
+        return f"interrupted, {_open(run)}"
+    finally:
+        meter.close()
+        progress.stop()
+    return None
+
+
+def _meet(run: Run, supervisor: Supervisor, progress: Progress, nodes: Nodes) -> None:
+    """All nodes are there, and alike: what one of them measured would else be said of another."""
+    progress.begin("nodes", f"{nodes.count} nodes meet at {nodes.meet}")
+    target, log = run.plan.target, run.folder / "logs" / "nodes.txt"
+    facts = supervisor.facts(target.device, target.gpus, log, Limits(MEETING_SECONDS))
+    for other in facts:
+        for what in ("packages", "driver", "python"):
+            mine, theirs = getattr(facts[0], what), getattr(other, what)
+            if mine != theirs:
+                raise EnvironmentCannot(f"the nodes differ in {what}: {mine} and {theirs}")
+        mine, theirs = ([gpu.name for gpu in node.gpus] for node in (facts[0], other))
+        if mine != theirs:
+            raise EnvironmentCannot(f"the nodes differ in their GPUs: {mine} and {theirs}")
+    run.record({"event": "nodes", "nodes": to_json(facts)})
+
+
+def _dismiss(run: Run, supervisor: Supervisor, progress: Progress) -> None:
+    progress.begin("nodes", "telling the other nodes that it is over")
+    target, log = run.plan.target, run.folder / "logs" / "nodes.txt"
+    supervisor.dismiss(target.device, target.gpus, log, Limits(DISMISSAL_SECONDS))
+
+
+def _open(run: Run) -> str:
+    return f"{remaining(run.plan, run.outcomes)} of {len(run.plan.cells)} settings undecided"
+
+
+def _measure_ceilings(run: Run, supervisor: Supervisor, progress: Progress) -> None:
+    if run.ceilings:
+        return
+    precisions = sorted({ceiling_precision(cell.model, cell.setting) for cell in run.plan.cells})
+    target = run.plan.target
+    progress.begin("ceilings", "ceilings of this machine")
+    log = run.folder / "logs" / "ceilings.txt"
+    ceilings = supervisor.ceilings(precisions, target.device, target.gpus, log, Limits(CEILING_SECONDS))
+    run.record({"event": "ceilings", "ceilings": to_json(ceilings)})
+
+
+def _measure_trial(run: Run, supervisor: Supervisor, progress: Progress, trial: Trial, scratch: Path) -> None:
+    cell = _cell_of(run.plan, trial)
+    progress.begin(trial.id, f"{trial.model.name}  {cell.label}  micro-batch {trial.micro_batch}")
+    seconds = run.manifest.trial_seconds
+    log = run.folder / "logs" / f"{trial.id}.txt"
+    limits = Limits(seconds, min(seconds, 300.0), _host_limit(run, trial))
+    outcome = supervisor.trial(trial, run.plan.target.device, scratch, log, limits)
+    run.record({"event": "trial", "id": trial.id, "outcome": to_json(outcome)})
+    progress.end(trial, run.results(None).trials)
+
+
+def _prove_trial(
+    run: Run, supervisor: Supervisor, progress: Progress, trial: Trial, proving: Proving, scratch: Path
+) -> None:
+    """The estimate is in the journal by now, and so cannot follow what comes out here."""
+    cell = _cell_of(run.plan, trial)
+    progress.begin(trial.id, f"{trial.model.name}  {cell.label}  proof")
+    log = run.folder / "logs" / f"{trial.id}-proof.txt"
+    seconds = run.manifest.trial_seconds + 2 * proving.minutes * 60
+    limits = Limits(seconds, seconds, _host_limit(run, trial))
+    match supervisor.proof(trial, proving, run.plan.target.device, scratch, log, limits):
+        case Proof() as proof:
+            run.record({"event": "proof", "id": trial.id, "proof": to_json(proof)})
+        case failure:
+            run.record({"event": "unproven", "id": trial.id, "outcome": to_json(failure)})
+    progress.proven(trial, run.results(None).trials)
+
+
+def _host_limit(run: Run, trial: Trial) -> int | None:
+    """On a CPU the memory cap is the process group's; on a GPU its allocator's."""
+    return trial.memory_cap_bytes if run.plan.target.device == "cpu" else None
+
+
+def _cell_of(plan: Plan, trial: Trial) -> Cell:
+    return next(cell for cell in plan.cells if trial in cell.trials)
+
+
+def preload(plan: Plan) -> list[str]:
+    families = sorted({cell.model.family for cell in plan.cells})
+    modeling = [f"transformers.models.{name}.modeling_{name}" for name in families]
+    compiles = any(in_group(cell.setting, "compilation") for cell in plan.cells)
+    compiler = ["torch._dynamo", "torch._inductor.compile_fx"] if compiles else []
+    return ["numpy", "torch", "torch.utils.data", "transformers", *modeling, *compiler]

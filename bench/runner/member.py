@@ -1,0 +1,91 @@
+"""One process of a job on several nodes, as torchrun starts it.
+
+The members of the leading node bring the job. The first one of each node reports to its supervisor: the
+leader's everything that happens, another's what kind of job it is. A member that fails leaves its reason
+in a file of its node, and in the store of the meeting, where the leader's finds it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from bench.codec import to_json
+from bench.runner import team
+from bench.runner.device import Device
+from bench.runner.nodes import DEVICE, EVENTS, FOLDER, JOB, LAST
+from bench.runner.ranks import write_reason
+from bench.runner.worker import Emit, classify, dispatch
+
+FAILED = "bench/failed"
+GRACE_SECONDS = 2.0  # for the reason of another member to arrive, of which this one only saw the fall
+
+
+def main() -> int:
+    kind, folder = os.environ[DEVICE], Path(os.environ[FOLDER])
+    device = Device("cuda" if kind == "cuda" else "cpu", int(os.environ["LOCAL_RANK"]))
+    device.choose(int(os.environ["LOCAL_WORLD_SIZE"]))
+    members = team.join(kind, alone=False)
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    job = agreed(json.loads(os.environ[JOB]) if JOB in os.environ else None)
+    say = reporter(job)
+    try:
+        if job["kind"] != LAST["kind"]:
+            final = dispatch(job, device, members, folder, say)
+            members.wait()
+            say(final)
+    except Exception as error:
+        traceback.print_exc()
+        write_reason(folder, members.rank, cause(to_json(classify(error)), store))
+        return 1
+    return 0
+
+
+def agreed(mine: dict[str, Any] | None) -> dict[str, Any]:
+    """The job, which the leader's members have and the others are given."""
+    everyone: list[dict[str, Any] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return next(job for job in everyone if job is not None)
+
+
+def reporter(job: dict[str, Any]) -> Emit:
+    """Says to this node's supervisor what it should hear from this member."""
+    if os.environ["LOCAL_RANK"] != "0":
+        return silent
+    line = socket.socket(socket.AF_UNIX)
+    line.connect(os.environ[EVENTS])
+
+    def say(event: dict[str, Any]) -> None:
+        line.sendall(json.dumps(event, allow_nan=False).encode() + b"\n")
+
+    if JOB in os.environ:
+        return say
+    say({"followed": job["kind"]})
+    return silent
+
+
+def silent(_event: dict[str, Any]) -> None:
+    """Another member speaks."""
+
+
+def cause(mine: dict[str, Any], store: dist.Store) -> dict[str, Any]:
+    """Another member's reason where it ran out of memory or was first; else this one's, for all to see."""
+    if mine["kind"] == "crashed":
+        time.sleep(GRACE_SECONDS)
+    found: dict[str, Any] = json.loads(store.compare_set(FAILED, "", json.dumps(mine)))
+    return found
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # gloo's threads can abort an interpreter that ends in good order

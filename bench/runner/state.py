@@ -1,0 +1,80 @@
+"""The state of one run, all of it derived from the journal."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from bench import __version__
+from bench.codec import DecodeError, from_json, union_from_json
+from bench.errors import BadInput
+from bench.manifest import Manifest
+from bench.plan import Plan
+from bench.result import Ceiling, Failure, NodeFacts, Outcome, Proof, ProofOrFailure, Trial
+from bench.runner.journal import Journal
+from bench.summary import Results, RunFacts, summarise
+
+
+class Run:
+    def __init__(
+        self, manifest: Manifest, node: NodeFacts, plan: Plan, journal: Journal, folder: Path
+    ) -> None:
+        self.manifest = manifest
+        self.node = node
+        self.plan = plan
+        self.journal = journal
+        self.folder = folder
+        self.outcomes: dict[str, Outcome] = {}
+        self.ceilings: tuple[Ceiling, ...] = ()
+        self.nodes: tuple[NodeFacts, ...] = ()  # all of them, where there are several
+        self.proofs: dict[str, ProofOrFailure] = {}
+        self.id = folder.name
+        self.started_at = time.time()
+        for event in journal.events:
+            self._replay(event)
+
+    def _replay(self, event: dict[str, Any]) -> None:
+        try:
+            match event["event"]:
+                case "run":
+                    self.started_at = event["started_at"]
+                case "nodes":
+                    self.nodes = from_json(tuple[NodeFacts, ...], event["nodes"])
+                case "ceilings":
+                    self.ceilings = from_json(tuple[Ceiling, ...], event["ceilings"])
+                case "trial":
+                    self.outcomes[event["id"]] = union_from_json(Outcome, event["outcome"])
+                case "proof":
+                    self.proofs[event["id"]] = from_json(Proof, event["proof"])
+                case "unproven":
+                    self.proofs[event["id"]] = union_from_json(Failure, event["outcome"])
+        except (DecodeError, KeyError) as error:
+            raise BadInput(f"not a journal of this version: {error}", where=str(self.journal.path)) from None
+
+    def record(self, event: dict[str, Any]) -> None:
+        self.journal.append(event)
+        self._replay(event)
+
+    def results(self, stopped: str | None) -> Results:
+        return Results(
+            bench_version=__version__,
+            manifest_digest=self.manifest.digest,
+            run=RunFacts(self.id, self.started_at, time.time(), stopped is None, stopped),
+            node=self.node,
+            models=self.manifest.models,
+            seed=self.manifest.seed,
+            timing=self.manifest.timing,
+            memory_cap_bytes=self.manifest.memory_cap_bytes,
+            ceilings=self.ceilings,
+            trials=summarise(self.trials(), self.ceilings, self.proofs),
+            skipped=self.plan.skipped,
+        )
+
+    def trials(self) -> list[tuple[Trial, str, Outcome]]:
+        return [
+            (trial, cell.label, self.outcomes[trial.id])
+            for cell in self.plan.cells
+            for trial in cell.trials
+            if trial.id in self.outcomes
+        ]

@@ -1,0 +1,131 @@
+"""Two nodes that train together, as two runs on this machine: torchrun's rendezvous, gloo for NCCL."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.errors import BadInput
+from bench.runner.nodes import Nodes, torchrun
+
+MANIFEST = {
+    "schema": "bench/manifest/v1",
+    "models": ["tiny-gpt-neox"],
+    "methods": ["naive", ["fsdp-3"]],
+    "micro_batch": 8,
+    "gpus": 1,
+    "timing": {"target_percent": 50, "measure_seconds": 0.2, "warmup_seconds": 0.2},
+}
+
+
+def command(folder: Path, node: int, port: int) -> list[str]:
+    meet = f"127.0.0.1:{port}"
+    place = ["--device", "cpu", "--nodes", "2", "--node", str(node), "--meet", meet]
+    return [
+        sys.executable,
+        "-m",
+        "bench",
+        "run",
+        str(folder / "m.json"),
+        "--out",
+        str(folder / "out"),
+        *place,
+    ]
+
+
+@contextmanager
+def both(folder: Path, **changes: Any) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
+    (folder / "m.json").write_text(json.dumps(MANIFEST | changes))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = os.environ | {"XDG_CONFIG_HOME": str(folder), "COLUMNS": "200"}
+    nodes = [
+        subprocess.Popen(
+            command(folder, i, port), env=environment, stderr=(folder / f"node-{i}.txt").open("w")
+        )
+        for i in range(2)
+    ]
+    try:
+        yield nodes[0], nodes[1]
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
+
+
+def said(folder: Path) -> list[str]:
+    return [path.read_text()[-2000:] for path in sorted(folder.glob("node-*.txt"))]
+
+
+def results(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    (bundle,) = (folder / "out").glob("*.tar")
+    with tarfile.open(bundle) as tar:
+        found = [json.load(tar.extractfile(name)) for name in ("results.json", "env.json")]  # type: ignore[arg-type]
+    return found[0], found[1]
+
+
+@pytest.mark.e2e
+def test_two_nodes_measure_together_and_the_leader_has_the_bundle(tmp_path: Path) -> None:
+    with both(tmp_path, prove={"steps": 2, "minutes": 0}) as (leader, other):
+        assert leader.wait(300) == 0, said(tmp_path)
+        assert other.wait(60) == 0, said(tmp_path)
+    found, environment = results(tmp_path)
+    assert [(t["outcome"], t["gpus"], t["accumulation"]) for t in found["trials"]] == [("measured", 2, 4)] * 2
+    assert found["trials"][1]["loss_difference"] < 1e-5
+    assert {ceiling["device"] for ceiling in found["ceilings"]} == {0, 1}
+    assert len(environment["nodes"]) == 2
+    assert any(trial["proof"] for trial in found["trials"])
+
+
+@pytest.mark.e2e
+def test_a_node_that_is_lost_ends_the_trial_and_not_the_run(tmp_path: Path) -> None:
+    with both(tmp_path, trial_minutes=0.7, timing={"measure_seconds": 600}) as (leader, other):
+        deadline = time.monotonic() + 120
+        while not list((tmp_path / "out").glob(f"*/logs/{16 * '[0-9a-f]'}.txt")):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        time.sleep(8)
+        os.kill(other.pid, signal.SIGKILL)
+        assert leader.wait(300) in (0, 5), said(tmp_path)
+    found, _ = results(tmp_path)
+    assert {trial["outcome"] for trial in found["trials"]} <= {"crashed", "timed-out"}
+
+
+def test_every_node_starts_the_same_torchrun_and_only_the_leader_hosts_the_meeting() -> None:
+    leader, other = (torchrun(Nodes(2, i, "10.0.0.1:29400", "abc"), 7, 8) for i in range(2))
+    for command in (leader, other):
+        assert {"--nnodes=2", "--nproc-per-node=8", "--rdzv-backend=c10d", "--rdzv-id=abc-7"} <= {*command}
+    assert "--rdzv-conf=is_host=True,join_timeout=600" in leader
+    assert "--rdzv-conf=is_host=False,join_timeout=20" in other
+
+
+@pytest.mark.parametrize(
+    ("place", "wrong"),
+    [
+        ((2, 2, "a:1"), "--node 2 of --nodes 2"),
+        ((2, -1, "a:1"), "--node -1"),
+        ((2, 0, None), "--meet None"),
+        ((2, 0, "a"), "--meet a"),
+        ((0, 0, "a:1"), "--nodes 0"),
+    ],
+)
+def test_a_place_that_cannot_be_is_bad_input(place: tuple[int, int, str | None], wrong: str) -> None:
+    from bench.commands import _nodes
+    from bench.manifest import parse_manifest
+
+    manifest = parse_manifest(json.dumps(MANIFEST).encode(), "m.json")
+    with pytest.raises(BadInput, match=wrong):
+        _nodes(manifest, place)
