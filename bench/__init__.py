@@ -6,6 +6,7 @@ manifest     what to measure, as JSON; never where
 model        an architecture plus its recipe
 family       the code that builds one kind of architecture and counts its work
 recipe       how a model is trained: batch, steps, precision, optimizer, objective
+paper-code   behind a model's name and "@": its recipe as the paper's published code reads it
 method       one change to speed or memory that leaves the mathematics alone
 setting      the methods in force together; the empty setting is "naive"
 free-lunch   the setting of all methods that cost nothing and that the model can take

@@ -14,6 +14,8 @@ from bench.errors import BadInput, Mistake, nearest
 from bench.methods import Setting, conflict, known_methods, ordered
 from bench.models import Model, known_models
 from bench.models.inline import override_recipe, resolve_inline
+from bench.models.paper_code import SUFFIX as PAPER_CODE
+from bench.models.paper_code import find_model
 from bench.result import Proving, Timing
 
 MAX_BYTES = 1 << 20  # a manifest is written by hand; a megabyte is a wrong file
@@ -207,13 +209,13 @@ def _resolve_models(entries: Any) -> tuple[list[Model], list[Mistake]]:
 def _resolve_model(entry: Any, path: str) -> Model | list[Mistake]:
     """A wrongly typed entry is the schema's to report: no second mistake for it here."""
     if isinstance(entry, str):
-        model = known_models().get(entry)
+        model = find_model(entry)
         return model if model else [_unknown_model(entry, path)]
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         return []
     if "architecture" in entry:
         return resolve_inline(entry, path) if isinstance(entry["architecture"], dict) else []
-    model = known_models().get(entry["name"])
+    model = find_model(entry["name"])
     if model is None:
         return [_unknown_model(entry["name"], f"{path}/name")]
     recipe = entry.get("recipe", {})
@@ -221,6 +223,9 @@ def _resolve_model(entry: Any, path: str) -> Model | list[Mistake]:
 
 
 def _unknown_model(name: str, path: str) -> Mistake:
+    plain, at, _ = name.partition("@")
+    if at and plain in known_models():
+        return Mistake(path, f"{_short(name)} is not a reading of {plain}", f"allowed: {plain + PAPER_CODE}")
     hint = nearest(name, known_models())
     return Mistake(path, f"{_short(name)} is not a model here", f"{hint}   (bench plan --list-models)")
 

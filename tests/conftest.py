@@ -1,5 +1,8 @@
 """For all tests: one thread each, so that tests side by side do not wait for each other's cores."""
 
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell starts what runs in its background with interrupts ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,7 +8,8 @@ import pytest
 
 from bench.memory import predict_bytes, state_bytes
 from bench.methods import memory_saving_settings
-from bench.models import Parts, known_models
+from bench.models import Parts
+from bench.models.paper_code import find_model
 from bench.report.bundles import check_all, results_of
 from bench.summary import TrialResult
 from bench.verify import Verdict
@@ -29,7 +30,7 @@ def measured() -> list[tuple[str, TrialResult]]:
 
 @pytest.mark.parametrize(("where", "trial"), [pytest.param(*pair, id=pair[0]) for pair in measured()])
 def test_predictions_are_within_15_percent_of_the_measured_peak(where: str, trial: TrialResult) -> None:
-    predicted = predict_bytes(known_models()[trial.model], trial.setting, trial.micro_batch, trial.gpus)
+    predicted = predict_bytes(find_model(trial.model), trial.setting, trial.micro_batch, trial.gpus)
     assert trial.estimate is not None
     assert predicted == pytest.approx(trial.estimate.peak_bytes, rel=0.15)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,22 @@ from bench.runner import telemetry
 from bench.runner.nodes import Nodes
 from bench.runner.progress import Progress
 from bench.runner.state import Run
-from bench.runner.supervise import Limits, Supervisor
+from bench.runner.supervise import TICK_SECONDS, Limits, Supervisor
 from bench.search import next_trial, remaining, unproven
+from bench.words import bytes_text
 
 CEILING_SECONDS = 300.0
 MEETING_SECONDS = 600.0  # for all nodes to come
 DISMISSAL_SECONDS = 60.0  # for those that are left, at the end
+CLEAN_SECONDS = 30.0  # for the memory of a job that was killed to come back
+TRACE_BYTES = 512 << 20  # the driver's own share is not always the same
 
 
 def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: Nodes | None) -> str | None:
     """Until nothing is open. Returns why it stopped early, or None."""
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
     meter = telemetry.Telemetry(run.folder / telemetry.FILE_NAME, run.node)
+    before = meter.used_bytes()
     progress.start(run.id, run.plan, run.outcomes, deadline)
 
     def tick(event: dict[str, Any] | None) -> None:
@@ -48,10 +53,12 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
             while trial := next_trial(run.plan, run.outcomes):
                 if deadline is not None and time.monotonic() > deadline:
                     return f"the budget of {budget_seconds or 0:.0f} s is spent, {_open(run)}"
+                settle(meter.used_bytes, before, progress.say)
                 _measure_trial(run, supervisor, progress, trial, Path(scratch))
             while run.manifest.prove and (trial := unproven(run.plan, run.outcomes, run.proofs)):
                 if deadline is not None and time.monotonic() > deadline:
                     return f"the budget of {budget_seconds or 0:.0f} s is spent before all was proven"
+                settle(meter.used_bytes, before, progress.say)
                 _prove_trial(run, supervisor, progress, trial, run.manifest.prove, Path(scratch))
             if nodes is not None:
                 _dismiss(run, supervisor, progress)
@@ -61,6 +68,25 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
         meter.close()
         progress.stop()
     return None
+
+
+def settle(
+    used: Callable[[], Sequence[int]],
+    before: Sequence[int],
+    say: Callable[[str], None],
+    seconds: float = CLEAN_SECONDS,
+) -> None:
+    """The next job starts with the GPU memory that the first one had: a killed one's comes back late."""
+    deadline = time.monotonic() + seconds
+    while more := [
+        f"{bytes_text(now - then)} on GPU {index}"
+        for index, (now, then) in enumerate(zip(used(), before, strict=True))
+        if now - then > TRACE_BYTES
+    ]:
+        if time.monotonic() > deadline:
+            say(f"memory is in use that was free at the start: {', '.join(more)}; who else computes there?")
+            return
+        time.sleep(TICK_SECONDS)
 
 
 def _meet(run: Run, supervisor: Supervisor, progress: Progress, nodes: Nodes) -> None:

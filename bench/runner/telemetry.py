@@ -44,6 +44,10 @@ class Telemetry:
         self._file.write(canonical_json(line) + b"\n")
         self._file.flush()
 
+    def used_bytes(self) -> list[int]:
+        """Of each GPU's memory, whoever uses it; 0 where it does not say."""
+        return [_gpu(handle).get("used_bytes", 0) for handle in self._handles]
+
     def close(self) -> None:
         self._file.close()
 
