@@ -13,7 +13,9 @@ ROOT = Path(bench.__file__).parent
 # Each side sees those before it, never its siblings. control arrives with the push to nodes.
 SIDES = ("runner", "control", "report")
 HEAVY = {"torch", "transformers", "deepspeed", "mamba_ssm", "timm"}
-IN_WORKER = {"worker", "member", "trial", "team", "loop", "fsdp", "zero", "data", "device", "ceilings"}
+IN_WORKER = {
+    "worker", "member", "trial", "team", "loop", "saving", "fsdp", "zero", "data", "device", "ceilings",
+}  # fmt: skip
 
 
 def imports(path: Path, *, lazy: bool) -> set[str]:

@@ -15,7 +15,9 @@ from bench.models import Model, known_models
 SUFFIX = "@paper-code"
 SOURCE = "the paper's code: src/models/ of github.com/apoorvkh/academic-pretraining"
 # It logs, saves and evaluates nothing while it measures.
-SILENT: Mapping[str, None] = dict.fromkeys(("log_every_steps", "save_every_steps", "eval_every_steps", "eval_samples"))
+SILENT: Mapping[str, None] = dict.fromkeys(
+    ("log_every_steps", "save_every_steps", "eval_every_steps", "eval_samples")
+)
 
 ARCHITECTURE: Mapping[str, Mapping[str, Any]] = {
     "convnext": {"drop_path_rate": 0.0},  # the published checkpoint's, which is for fine-tuning

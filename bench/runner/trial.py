@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from bench.estimate import mean
 from bench.methods import apply_all, in_group, known_methods
@@ -23,12 +20,12 @@ from bench.result import Measurement, Proof, StepSample, Trial
 from bench.runner.data import Batches, make_pool
 from bench.runner.device import Device
 from bench.runner.loop import Loop, Replicated, Strategy, WithLoss
+from bench.runner.saving import seconds_to_save
 from bench.runner.team import Team
 from bench.runner.timing import accumulation_counts, is_enough, is_steady
 
 Emit = Callable[[dict[str, Any]], None]
 LOSS_SAMPLES = 64  # a step of the loss curve, whatever the micro-batch, as near as it divides
-SAVED_BYTES = 1 << 30  # how much of the state is really written; the rest is scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,24 +154,29 @@ class TrialRun:
             trial.model, pool, trial.micro_batch, trial.seed, self.device.torch, self.team, loaders
         )
 
-    def passes(self, count: int) -> torch.Tensor:
-        """The passes of one step. Returns their mean loss, still on the device."""
+    def passes(self, count: int, of: int | None = None) -> torch.Tensor:
+        """The passes of one step, or so many of them. Returns their mean loss, still on the device."""
         total = torch.zeros((), device=self.device.torch)
         for i in range(count):
-            total += self.strategy.forward_backward(next(self.batches), count, sync=i == count - 1)
+            total += self.strategy.forward_backward(next(self.batches), of or count, sync=i == count - 1)
         return total
 
-    def step(self, passes: int) -> torch.Tensor:
+    def step(self, passes: int, of: int | None = None) -> torch.Tensor:
         """One optimizer step, not synchronised. Returns its mean loss, still on the device."""
-        loss = self.passes(passes)
+        loss = self.passes(passes, of)
         self.strategy.update()
         return loss
 
     def timed_step(self, passes: int) -> StepSample:
+        """A step of fewer passes than the recipe has, with the numbers of the recipe's.
+
+        A pass's loss is divided by the passes of its step, and a GPU at its power limit is the slower
+        the larger the numbers: fp16 gradients 128 times too large cost 2% (docs/accuracy.md).
+        """
         self.device.synchronise()
         self.team.wait()
         started = time.perf_counter()
-        self.step(passes)
+        self.step(passes, self.trial.accumulation)
         self.device.synchronise()
         sample = StepSample(passes, self.team.slowest(time.perf_counter() - started))
         self.emit({"step": passes, "seconds": sample.seconds})
@@ -246,7 +248,7 @@ class TrialRun:
         saves = self.team.rank == 0 or in_group(self.trial.setting, "sharding") is not None
         path = self.scratch / f"checkpoint-{self.team.rank}.pt"
         self.team.wait()
-        return self.team.slowest(_time_save(self.strategy, self.device, path) if saves else 0.0)
+        return self.team.slowest(seconds_to_save(self.strategy, self.device, path) if saves else 0.0)
 
     def time_evaluation(self) -> float:
         whole = self.strategy.whole
@@ -262,36 +264,6 @@ class TrialRun:
             seconds = self.team.slowest(time.perf_counter() - started)
         whole.train()
         return seconds / (self.trial.micro_batch * self.team.size)
-
-
-def _time_save(strategy: Strategy, device: Device, path: Path) -> float:
-    tensors = _state_tensors(strategy.optimizer)
-    total = sum(t.nbytes for t in tensors)
-    written, size = [], 0
-    for tensor in tensors:
-        if size >= SAVED_BYTES or size + tensor.nbytes > shutil.disk_usage(path.parent).free // 2:
-            break
-        written.append(tensor)
-        size += tensor.nbytes
-    if not written:
-        return 0.0
-    device.synchronise()
-    started = time.perf_counter()
-    with path.open("wb") as file:
-        torch.save(written, file)
-        file.flush()
-        os.fsync(file.fileno())
-    seconds: float = time.perf_counter() - started
-    path.unlink()
-    return seconds * float(total / size)
-
-
-def _state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """What must be saved to go on later: the weights that are updated, and their moments; our part."""
-    found = []
-    for weight, state in optimizer.state.items():
-        found += [weight.detach(), *(value for value in state.values() if isinstance(value, torch.Tensor))]
-    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in found]
 
 
 def _dtype_of(optimizer: torch.optim.Optimizer) -> str:

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# A rank is killed; a rank alone runs out of memory: does each end at once, and the next trial measure?
+#   benchmarks/gpu/recovery.sh OUT GPUS
+# The bundle shows a crash, an out-of-memory and a measurement; its telemetry shows the memory between them.
+set -uo pipefail
+out=${1:?usage: recovery.sh OUT GPUS} gpus=${2:?}
+mkdir -p "$out"
+cat > "$out/recovery.json" <<JSON
+{"schema": "bench/manifest/v1", "name": "recovery", "models": ["pythia-160m"], "gpus": $gpus, "micro_batch": 16,
+ "methods": ["free-lunch", "naive", ["kernels", "checkpointing"]], "trial_minutes": 4,
+ "timing": {"target_percent": 2, "measure_seconds": 3, "warmup_seconds": 3}}
+JSON
+python3 -m bench run "$out/recovery.json" --out "$out/recovery" &
+run=$!
+trap 'kill $run 2>/dev/null' EXIT
+journal() { cat "$out"/recovery/*/journal.jsonl 2>/dev/null | grep -c "\"event\":\"$1\""; }
+ranks() { nvidia-smi --query-compute-apps=pid --format=csv,noheader | sort -nu; }
+has() { [ "$(journal "$1")" -ge "$2" ]; }
+computing() { [ "$(ranks | wc -l)" -ge "$gpus" ]; }
+wait_until() {
+  for _ in $(seq 1200); do "$@" && return; sleep 0.2; done
+  echo "gave up waiting: $*"; exit 1
+}
+
+wait_until has ceilings 1
+wait_until computing
+sleep 8
+victim=$(ranks | tail -1)
+echo "$(date +%T) kill -9 $victim, a rank of the first trial"
+kill -9 "$victim"
+wait_until has trial 1
+echo "$(date +%T) taking 120 GiB of the last GPU away from the second trial"
+python3 -c "
+import time, torch
+held = torch.empty(120 << 30, dtype=torch.uint8, device='cuda:$((gpus - 1))')
+time.sleep(600)" &
+hog=$!
+wait_until has trial 2
+echo "$(date +%T) giving them back"
+kill -9 $hog
+trap - EXIT
+wait $run
+echo "exit code $?"
+nvidia-smi --query-gpu=index,memory.used --format=csv
