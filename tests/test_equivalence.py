@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bench.methods import NAIVE, Setting
-from bench.models import Model, families, known_models
+from bench.models import Model, Precision, families, known_models
 from bench.result import Timing
 from bench.runner.device import Device
 from bench.runner.team import Team
@@ -60,6 +60,19 @@ def test_kernels_compute_what_naive_computes(family: str, tmp_path: Path) -> Non
     model = without_dropout(TINY[family])
     expected = curve(model, NAIVE, tmp_path)
     torch.testing.assert_close(curve(model, ("kernels",), tmp_path), expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("family", ["gpt_neox", "roberta"])
+def test_half_weights_compute_what_autocast_computes(
+    family: str, precision: Precision, tmp_path: Path
+) -> None:
+    model = without_dropout(TINY[family])
+    model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, precision=precision))
+    expected = curve(model, NAIVE, tmp_path)
+    found = curve(model, ("half-weights",), tmp_path)
+    torch.testing.assert_close(found[:3], expected[:3], rtol=2e-3, atol=0)  # losses
+    torch.testing.assert_close(found[3:], expected[3:], rtol=2e-2, atol=0)  # gradient norms
 
 
 def test_attention_has_kernels_on_a_cpu_too() -> None:

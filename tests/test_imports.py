@@ -14,7 +14,8 @@ ROOT = Path(bench.__file__).parent
 SIDES = ("runner", "control", "report")
 HEAVY = {"torch", "transformers", "deepspeed", "mamba_ssm", "timm"}
 IN_WORKER = {
-    "worker", "member", "trial", "team", "loop", "saving", "fsdp", "zero", "data", "device", "ceilings",
+    "worker", "member", "trial", "team", "loop", "saving", "fsdp", "halved", "zero", "data", "device",
+    "ceilings",
 }  # fmt: skip
 
 

@@ -22,7 +22,17 @@ Setting = tuple[str, ...]
 NAIVE: Setting = ()
 
 # In the order in which they act on a model; names within a file follow.
-_METHOD_FILES = ("tf32", "kernels", "optimizer", "compile", "checkpointing", "zero", "fsdp", "offload")
+_METHOD_FILES = (
+    "tf32",
+    "kernels",
+    "half_weights",
+    "optimizer",
+    "compile",
+    "checkpointing",
+    "zero",
+    "fsdp",
+    "offload",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,8 @@ def conflict(setting: Setting) -> str | None:
         groups[group] = name
     if "offload" in setting and "sharding" not in groups:
         return "offload needs a sharding method beside it"
+    if "half-weights" in setting and "sharding" in groups:
+        return f"half-weights and {groups['sharding']} both say how weights are held: choose one"
     return None
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -69,9 +69,14 @@ class Loop:
         self.whole = whole
         self.recipe = recipe
         self.device = device
-        self.optimizer = make_optimizer(whole, recipe, fused)
+        self.weights = self.updated_weights()
+        self.optimizer = make_optimizer(self.weights, recipe, fused)
         self.scheduler = make_scheduler(self.optimizer, recipe)
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "fp16")
+
+    def updated_weights(self) -> list[nn.Parameter]:
+        """What the optimizer updates, in fp32."""
+        return list(self.whole.parameters())
 
     def autocast(self) -> AbstractContextManager[object]:
         half = HALF.get(self.recipe.precision)
@@ -91,12 +96,15 @@ class Loop:
         self.scaler.unscale_(self.optimizer)
         norm = None
         if norm_wanted or self.recipe.clip_norm is not None:
-            norm = nn.utils.clip_grad_norm_(self.whole.parameters(), self.recipe.clip_norm or math.inf)
+            norm = nn.utils.clip_grad_norm_(self.weights, self.recipe.clip_norm or math.inf)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.scheduler.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.clear()
         return _number(norm) if norm_wanted else None
+
+    def clear(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
 
     def evaluate(self, batch: Batch) -> Tensor:
         with torch.no_grad(), self.autocast():
@@ -126,11 +134,11 @@ def _number(norm: Tensor | None) -> float:
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
-def make_optimizer(whole: nn.Module, recipe: Recipe, fused: bool) -> torch.optim.Optimizer:
+def make_optimizer(weights: Iterable[nn.Parameter], recipe: Recipe, fused: bool) -> torch.optim.Optimizer:
     o = recipe.optimizer
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[o.name]
     return kind(
-        whole.parameters(),
+        weights,
         lr=o.learning_rate,
         betas=(o.beta1, o.beta2),
         eps=o.epsilon,

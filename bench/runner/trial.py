@@ -129,6 +129,10 @@ class TrialRun:
         setting, recipe, device = self.trial.setting, self.trial.model.recipe, self.device.torch
         fused, offload = "fused-optimizer" in setting, "offload" in setting
         match in_group(setting, "sharding"):
+            case None if "half-weights" in setting:
+                from bench.runner.halved import Halved
+
+                return Halved(whole, recipe, device, self.team, fused)
             case None:
                 kind = Loop if self.team.size == 1 else Replicated
                 return kind(whole, recipe, device, fused)

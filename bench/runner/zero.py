@@ -23,7 +23,9 @@ class Zero:
         os.environ["DS_ACCELERATOR"] = device.type
         import deepspeed
 
-        optimizer = _host_adam(whole, recipe) if offload else make_optimizer(whole, recipe, fused)
+        optimizer = (
+            _host_adam(whole, recipe) if offload else make_optimizer(whole.parameters(), recipe, fused)
+        )
         self.whole = whole
         self.recipe = recipe
         self.device = device

@@ -97,6 +97,18 @@ def test_compiled_models_train_on_two_devices(
 
 
 @pytest.mark.e2e
+def test_half_weights_on_two_devices_compute_what_they_do_on_one(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    model = small(TINY["gpt_neox"])
+    model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, precision="bf16"))
+    setting = ("half-weights",)
+    agree(
+        measured(supervisor, tmp_path, model, setting, 1), measured(supervisor, tmp_path, model, setting, 2)
+    )
+
+
+@pytest.mark.e2e
 @pytest.mark.parametrize("setting", [("zero-1", "offload"), ("zero-3", "offload")], ids="+".join)
 def test_one_device_offloads(setting: Setting, supervisor: Supervisor, tmp_path: Path) -> None:
     model = small(TINY["gpt_neox"])

@@ -1,0 +1,34 @@
+"""Half-precision weights with an fp32 copy, where the recipe was trained so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from bench.methods import Method, Target
+from bench.models import Model, families
+
+# Others, Mamba among them, kept fp32 weights and computed under autocast.
+TRAINED_SO = {
+    "gpt_neox": "Pythia: fp16 under DeepSpeed's optimizer (github.com/EleutherAI/pythia, models/*/*.yml)",
+    "roberta": "fairseq's --fp16: half weights, an fp32 copy in its FP16Optimizer",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HalfWeights(Method):
+    """The strategy, which holds the weights, looks for this name (bench.runner.halved)."""
+
+    name: str = "half-weights"
+    summary: str = "weights in half precision, updated through an fp32 copy; gradients added up in fp32"
+    free_lunch: ClassVar[bool] = False
+
+    def refuse(self, model: Model, target: Target) -> str | None:
+        if model.recipe.precision == "fp32":
+            return f"{model.name} trains in fp32"
+        if model.family in families() and model.family not in TRAINED_SO:
+            return f"{model.name} was trained with fp32 weights under autocast"
+        return None
+
+
+METHODS = (HalfWeights(),)

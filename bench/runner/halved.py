@@ -1,0 +1,80 @@
+"""Half-precision weights, with an fp32 copy that the optimizer updates and fp32 sums of their gradients.
+
+Nothing is cast within a pass, and what flows from block to block is half as large as under autocast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bench.models import Recipe
+from bench.runner.loop import HALF, Batch, Loop
+from bench.runner.team import Team
+
+ALIGNED = 128  # elements: what vectorised kernels want to start at
+
+
+class Halved(Loop):
+    def __init__(
+        self, whole: nn.Module, recipe: Recipe, device: torch.device, team: Team, fused: bool
+    ) -> None:
+        self.team = team
+        super().__init__(whole, recipe, device, fused)
+        self.computed = list(whole.parameters())
+        self.gradients = _flat_gradients(self.weights)
+        for weight, copy in zip(self.computed, self.weights, strict=True):
+            # Parameters alone: the tables of rotary positions, say, stay in fp32.
+            weight.data = weight.data.to(HALF[recipe.precision])
+            weight.register_post_accumulate_grad_hook(_adds_to(copy))
+
+    def updated_weights(self) -> list[nn.Parameter]:
+        return [nn.Parameter(weight.detach().clone()) for weight in self.whole.parameters()]
+
+    def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
+        loss = self.forward(self._lowered(batch)) / passes
+        self.scaler.scale(loss).backward()
+        if sync and self.team.size > 1:
+            dist.all_reduce(self.gradients)
+            self.gradients /= self.team.size
+        return loss.detach()
+
+    def update(self, norm_wanted: bool = False) -> float | None:
+        norm = super().update(norm_wanted)
+        with torch.no_grad():
+            torch._foreach_copy_(self.computed, self.weights)
+        return norm
+
+    def clear(self) -> None:
+        self.gradients.zero_()
+
+    def evaluate(self, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            return self.forward(self._lowered(batch))
+
+    def _lowered(self, batch: Batch) -> Batch:
+        half = HALF[self.recipe.precision]
+        return {name: t.to(half) if t.is_floating_point() else t for name, t in batch.items()}
+
+
+def _flat_gradients(weights: list[nn.Parameter]) -> Tensor:
+    """One buffer that all gradients are views of: cleared and exchanged as one."""
+    padded = [-(-weight.numel() // ALIGNED) * ALIGNED for weight in weights]
+    flat = torch.zeros(sum(padded), device=weights[0].device)
+    for weight, part in zip(weights, flat.split(padded), strict=True):
+        weight.grad = part[: weight.numel()].view_as(weight)
+    return flat
+
+
+def _adds_to(copy: nn.Parameter) -> Callable[[Tensor], None]:
+    """Takes a gradient over as soon as it is whole, so that it need not stay in half precision too."""
+
+    def add(weight: Tensor) -> None:
+        assert copy.grad is not None and weight.grad is not None
+        copy.grad += weight.grad
+        weight.grad = None
+
+    return add
