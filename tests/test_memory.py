@@ -28,6 +28,10 @@ def measured() -> list[tuple[str, TrialResult]]:
     ]
 
 
+def test_every_committed_bundle_verifies() -> None:
+    assert [verdict for _, verdict in check_all([RESULTS], None) if not isinstance(verdict, Verdict)] == []
+
+
 @pytest.mark.parametrize(("where", "trial"), [pytest.param(*pair, id=pair[0]) for pair in measured()])
 def test_predictions_are_within_15_percent_of_the_measured_peak(where: str, trial: TrialResult) -> None:
     predicted = predict_bytes(find_model(trial.model), trial.setting, trial.micro_batch, trial.gpus)

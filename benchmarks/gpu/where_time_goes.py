@@ -1,0 +1,75 @@
+"""Where a pass and an update spend the GPU's time, kernel by kernel.
+
+    python benchmarks/gpu/where_time_goes.py MODEL MICRO_BATCH [METHOD...]
+
+Prints one line a group and the largest kernels; times under a profiler are a little long, shares are right.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from bench.methods import Target, free_lunch, ordered
+from bench.models.paper_code import find_model
+from bench.result import Timing, Trial
+from bench.runner.device import Device
+from bench.runner.team import Team
+from bench.runner.trial import TrialRun
+
+GROUPS = (
+    ("attention", r"flash|fmha|attention|sdpa|cudnn_generated|softmax_warp"),
+    ("matrix products", r"gemm|nvjet|cutlass|sm90_xmma|cublas|splitK"),
+    ("convolution", r"conv|cudnn"),
+    ("selective scan", r"selective_scan"),
+    ("update", r"adam|multi_tensor|foreach|lpnorm|norm_kernel"),
+    ("copies", r"memcpy|memset|copy_kernel|CatArray|fill"),
+    ("collectives", r"nccl"),
+    ("fused elementwise", r"triton"),
+    ("other elementwise", r"elementwise|reduce|vectorized|layer_norm|index"),
+)
+PASSES = 3
+
+
+def main(name: str, micro_batch: int, methods: tuple[str, ...]) -> None:
+    model = find_model(name)
+    assert model is not None, f"{name} is no model"
+    target = Target("cuda", 1, torch.cuda.get_device_properties(0).total_memory)
+    setting = ordered(methods) if methods else free_lunch(model, target)
+    trial = Trial(model, setting, micro_batch, 1, 0, Timing())
+    with tempfile.TemporaryDirectory() as scratch:
+        run = TrialRun(trial, Device("cuda"), Team(), Path(scratch), lambda _: None)
+        run.prepare()
+        for _ in range(3):
+            run.step(2)
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            run.step(PASSES)
+            torch.cuda.synchronize()
+    kernels = [e for e in profiled.key_averages() if e.self_device_time_total > 0]
+    total = sum(e.self_device_time_total for e in kernels)
+    print(f"\n{name} micro-batch {micro_batch}: {' + '.join(setting)}")
+    print(f"{total / 1000:.1f} ms of kernels in a step of {PASSES} passes")
+    shares: Counter[str] = Counter()
+    for event in kernels:
+        shares[group_of(event.key)] += event.self_device_time_total
+    for group, share in shares.most_common():
+        print(f"{share / 1000:9.2f} ms {100 * share / total:5.1f}%  {group}")
+    for event in sorted(kernels, key=lambda e: -e.self_device_time_total)[:25]:
+        mean = event.self_device_time_total / event.count
+        spent = event.self_device_time_total / 1000
+        print(f"{spent:9.2f} ms {event.count:6} x {mean:8.1f} us  {event.key[:110]}")
+
+
+def group_of(kernel: str) -> str:
+    return next((name for name, words in GROUPS if re.search(words, kernel, re.IGNORECASE)), "the rest")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), tuple(sys.argv[3:]))
