@@ -10,7 +10,7 @@ import pytest
 
 from bench.errors import BadInput
 from bench.manifest import Manifest, parse_manifest
-from bench.methods import Target, conflict, known_methods, label, memory_saving_settings, ordered
+from bench.methods import Target, conflict, free_lunch, known_methods, label, memory_saving_settings, ordered
 from bench.models import known_models
 from bench.plan import make_plan, target_of
 from bench.result import Gpu, NodeFacts, OutOfMemory, TimedOut
@@ -180,3 +180,16 @@ def test_every_method_keeps_the_contract(name: str) -> None:
         for model in known_models().values():
             reason = method.refuse(model, target)
             assert reason is None or reason.strip()
+
+
+def test_mamba_s_free_lunch_is_compiled_block_by_block_on_a_gpu() -> None:
+    """mamba-ssm's kernels end a graph in every block; as a whole it would be compiled for minutes."""
+    model = known_models()["mamba-2.8b"]
+    assert "compile-blocks" in free_lunch(model, H200)
+    assert "compile" not in free_lunch(model, H200)
+    assert "compile-blocks" in free_lunch(model, FOUR_H200, ("fsdp-2",))
+    assert not {"compile", "compile-blocks"} & {*free_lunch(model, FOUR_H200, ("zero-3",))}
+    lines = make_plan(manifest(models=["mamba-2.8b"], methods=[["compile"]]), H200).skipped
+    assert [skip.reason for skip in lines] == [
+        "mamba-ssm's kernels break the graph in every block: use compile-blocks"
+    ]

@@ -117,15 +117,20 @@ def free_lunch(model: Model, target: Target, beside: Setting = NAIVE) -> Setting
     chosen = [
         method.name
         for method in known_methods().values()
-        if method.free_lunch and method.refuse(model, target) is None
+        if method.free_lunch and method.group != "compilation" and method.refuse(model, target) is None
     ]
-    instead = {}
-    if sharding := in_group(beside, "sharding"):
-        # Hooks stand outside of each block, except for ZeRO-3's, which gathers inside.
-        instead["compile"] = None if sharding == "zero-3" else "compile-blocks"
     if "offload" in beside:  # the update is the host's there
-        instead["fused-optimizer"] = None
-    return ordered([*filter(None, (instead.get(name, name) for name in chosen)), *beside])
+        chosen.remove("fused-optimizer")
+    return ordered([*chosen, *_compilation(model, target, beside), *beside])
+
+
+def _compilation(model: Model, target: Target, beside: Setting) -> list[str]:
+    """The whole model at once where that can be, else block by block."""
+    sharding = in_group(beside, "sharding")
+    if sharding == "zero-3":  # its hooks gather inside of each block; those of the others stand outside
+        return []
+    candidates = ["compile-blocks"] if sharding else ["compile", "compile-blocks"]
+    return [name for name in candidates if known_methods()[name].refuse(model, target) is None][:1]
 
 
 def memory_saving_settings(gpus: int) -> tuple[Setting, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from bench.methods import Method, Target
 from bench.models import Model
+from bench.models.inline import family_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,7 +32,8 @@ class Compile(Method):
     free_lunch: ClassVar[bool] = True
 
     def refuse(self, model: Model, target: Target) -> str | None:
-        return _missing_compiler(target)
+        why = family_of(model).breaks_graph if target.device == "cuda" else None
+        return f"{why}: use compile-blocks" if why else _missing_compiler(target)
 
     def apply(self, whole: nn.Module, blocks: list[nn.Module]) -> None:
         whole.compile()

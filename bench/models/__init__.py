@@ -130,6 +130,7 @@ class Family(Protocol):
     name: str  # the `model_type` of Hugging Face
     objectives: tuple[Objective, ...]
     kernels: str | None  # what the method "kernels" brings to this family, in words
+    breaks_graph: str | None  # why those kernels cannot be compiled as one graph with all blocks
 
     def defaults(self) -> Mapping[str, Any]:
         """Every architecture field that a manifest may set, with its default."""

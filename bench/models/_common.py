@@ -65,6 +65,8 @@ class Footprint:
 class Bytes:
     """The part of the family contract that follows from a footprint."""
 
+    breaks_graph: str | None = None
+
     def footprint(self, model: Model, kernels: bool) -> Footprint:
         raise NotImplementedError
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class TransformersFamily:
     objectives: tuple[Objective, ...] = ("causal-lm", "masked-lm", "image-classification")
     kernels: str | None = SDPA
+    breaks_graph: str | None = None
 
     def __init__(self, name: str) -> None:
         self.name = name

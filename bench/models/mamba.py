@@ -64,6 +64,7 @@ class Mamba(Bytes):
     name = "mamba"
     objectives: tuple[Objective, ...] = ("causal-lm",)
     kernels: str | None = "mamba-ssm: convolution, scan and projections of a mixer fused"
+    breaks_graph: str | None = "mamba-ssm's kernels break the graph in every block"
 
     def defaults(self) -> Mapping[str, Any]:
         return DEFAULTS
@@ -167,17 +168,34 @@ def _bind(kernels: bool) -> Any:
     once, when it is loaded itself (use_kernel_func_from_hub_with_fallback). So it is loaded, again
     if need be, with the packages hidden from it or not.
     """
-    loaded = sys.modules.get(_MIXER)
+    loaded: Any = sys.modules.get(_MIXER)
     fused = _fused.get(_MIXER, sys.modules.get("mamba_ssm") is not None)
     with nullcontext() if kernels else _hidden(PACKAGES):
         if loaded is None:
             loaded = import_module(_MIXER)
         elif fused != kernels:
             loaded = reload(loaded)
-    if kernels and sys.modules.get("mamba_ssm") is None:
-        raise EnvironmentCannot("mamba-ssm cannot be imported", advice="install mamba-ssm and causal-conv1d")
+    if kernels:
+        loaded.mamba_inner_fn = _untraced()
     _fused[_MIXER] = kernels
     return loaded
+
+
+def _untraced() -> Any:
+    """mamba-ssm's own function, which the compiler calls and does not look into.
+
+    transformers' wrapper asks whether the model is being exported, and until torch 2.14 that is so
+    whenever it is compiled (pytorch issue 176347): compiled, the plain scan would run in silence.
+    """
+    import torch
+
+    try:
+        from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn
+    except ImportError as error:
+        raise EnvironmentCannot(
+            f"mamba-ssm cannot be imported: {error}", advice="install mamba-ssm and causal-conv1d"
+        ) from None
+    return torch.compiler.disable(mamba_inner_fn)
 
 
 @contextmanager
