@@ -25,6 +25,7 @@ def predict_bytes(model: Model, setting: Setting, micro_batch: int, gpus: int) -
             kernels="kernels" in setting,
             checkpointing="checkpointing" in setting,
             compiled=_compiled(setting),
+            asked_only="masked-head" in setting,
         )
     except LookupError:
         return None

@@ -13,7 +13,16 @@ from bench.catalogue import find_gpu_model
 from bench.errors import BadInput, Mistake
 from bench.manifest import Manifest
 from bench.memory import predict_bytes
-from bench.methods import NAIVE, Setting, Target, free_lunch, label, memory_saving_settings, refusal
+from bench.methods import (
+    NAIVE,
+    Setting,
+    Target,
+    arithmetic,
+    free_lunch,
+    label,
+    memory_saving_settings,
+    refusal,
+)
 from bench.models import Model
 from bench.models.inline import family_of
 from bench.result import NodeFacts, Trial
@@ -147,7 +156,7 @@ def _floor_days(model: Model, setting: Setting, target: Target) -> float | None:
     if gpu is None:
         return None
     try:
-        flops = family_of(model).forward_flops(model)
+        flops = arithmetic(setting, model, family_of(model).forward_flops(model))
     except LookupError:
         return None
     recipe = model.recipe

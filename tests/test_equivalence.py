@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.methods import NAIVE, Setting
+from bench.methods import NAIVE, Setting, ordered
 from bench.models import Model, Precision, families, known_models
 from bench.result import Timing
 from bench.runner.device import Device
@@ -75,6 +75,14 @@ def test_half_weights_compute_what_autocast_computes(
     torch.testing.assert_close(found[3:], expected[3:], rtol=2e-2, atol=0)  # gradient norms
 
 
+@pytest.mark.parametrize("beside", [(), ("kernels", "checkpointing")], ids="+".join)
+def test_a_head_at_masked_positions_computes_what_naive_computes(beside: Setting, tmp_path: Path) -> None:
+    model = without_dropout(TINY["roberta"])
+    expected = curve(model, NAIVE, tmp_path)
+    found = curve(model, ordered(["masked-head", *beside]), tmp_path)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
 def test_attention_has_kernels_on_a_cpu_too() -> None:
     assert {"gpt_neox", "roberta", "vit"} <= set(WITH_KERNELS)
 
@@ -82,7 +90,11 @@ def test_attention_has_kernels_on_a_cpu_too() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "setting"),
-    [*((name, ("compile-blocks",)) for name in families()), ("gpt_neox", ("checkpointing", "compile"))],
+    [
+        *((name, ("compile-blocks",)) for name in families()),
+        ("gpt_neox", ("checkpointing", "compile")),
+        ("roberta", ("masked-head", "compile")),
+    ],
 )
 def test_a_compiled_model_computes_what_naive_computes(family: str, setting: Setting, tmp_path: Path) -> None:
     model = without_dropout(TINY[family])

@@ -13,7 +13,7 @@ from importlib import import_module
 from itertools import product
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from bench.models import Model
+from bench.models import Flops, Model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,6 +25,7 @@ NAIVE: Setting = ()
 _METHOD_FILES = (
     "tf32",
     "kernels",
+    "masked_head",
     "half_weights",
     "optimizer",
     "compile",
@@ -63,8 +64,12 @@ class Method:
     def prepare(self) -> None:
         """Before the model is built: global switches of the back-ends."""
 
-    def apply(self, whole: nn.Module, blocks: list[nn.Module]) -> None:
+    def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
         """In place, on the model with its loss (bench.runner.loop.WithLoss) and its repeated blocks."""
+
+    def left_out(self, model: Model) -> Flops:
+        """Arithmetic of one forward pass over a sample that is not done with this method."""
+        return Flops(0)
 
 
 @cache
@@ -156,6 +161,13 @@ def label(setting: Setting, model: Model, target: Target) -> str:
     return " + ".join(setting)
 
 
-def apply_all(setting: Setting, whole: nn.Module, blocks: list[nn.Module]) -> None:
+def apply_all(setting: Setting, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
     for name in setting:
-        known_methods()[name].apply(whole, blocks)
+        known_methods()[name].apply(model, whole, blocks)
+
+
+def arithmetic(setting: Setting, model: Model, naive: Flops) -> Flops:
+    """What a setting computes of what the naive one does; recomputation does not count."""
+    for name in setting:
+        naive = naive.less(known_methods()[name].left_out(model))
+    return naive

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bench.methods import Method
+from bench.models import Model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,7 +17,7 @@ class Checkpointing(Method):
     name: str = "checkpointing"
     summary: str = "activations of each block are computed again instead of kept"
 
-    def apply(self, whole: nn.Module, blocks: list[nn.Module]) -> None:
+    def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
         for block in blocks:
             _checkpoint(block)
 

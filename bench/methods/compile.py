@@ -35,7 +35,7 @@ class Compile(Method):
         why = family_of(model).breaks_graph if target.device == "cuda" else None
         return f"{why}: use compile-blocks" if why else _missing_compiler(target)
 
-    def apply(self, whole: nn.Module, blocks: list[nn.Module]) -> None:
+    def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
         whole.compile()
 
 
@@ -48,7 +48,7 @@ class CompileBlocks(Method):
     def refuse(self, model: Model, target: Target) -> str | None:
         return _missing_compiler(target)
 
-    def apply(self, whole: nn.Module, blocks: list[nn.Module]) -> None:
+    def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
         import torch
 
         # `forward`, not the module: what wraps a block later (recomputation, the hooks that shard) stays

@@ -71,6 +71,13 @@ class Recipe:
     def units_per_sample(self) -> int:
         return self.sequence_length or 1
 
+    @property
+    def asked_per_sample(self) -> int:
+        """Positions whose prediction counts: the same number in every sample."""
+        if self.objective == "masked-lm":
+            return round(self.units_per_sample * (self.masked_fraction or 0.15))
+        return self.units_per_sample
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -95,6 +102,14 @@ class Flops:
     @property
     def total(self) -> int:
         return self.matmul + self.attention + self.convolution + self.scan
+
+    def less(self, other: Flops) -> Flops:
+        return Flops(
+            self.matmul - other.matmul,
+            self.attention - other.attention,
+            self.convolution - other.convolution,
+            self.scan - other.scan,
+        )
 
     @property
     def training(self) -> int:
@@ -130,6 +145,7 @@ class Family(Protocol):
     name: str  # the `model_type` of Hugging Face
     objectives: tuple[Objective, ...]
     kernels: str | None  # what the method "kernels" brings to this family, in words
+    body_and_head: tuple[str, str] | None  # the module's parts: features of positions, their logits
     breaks_graph: str | None  # why those kernels cannot be compiled as one graph with all blocks
 
     def defaults(self) -> Mapping[str, Any]:
@@ -152,9 +168,18 @@ class Family(Protocol):
         ...
 
     def activation_bytes(
-        self, model: Model, *, kernels: bool, checkpointing: bool, compiled: Compiled = None
+        self,
+        model: Model,
+        *,
+        kernels: bool,
+        checkpointing: bool,
+        compiled: Compiled = None,
+        asked_only: bool = False,
     ) -> int:
-        """Predicted bytes a sample takes at the height of a pass: those kept, and the gradients there."""
+        """Predicted bytes a sample takes at the height of a pass: those kept, and the gradients there.
+
+        With `asked_only` the head answers at the positions that count and nowhere else.
+        """
         ...
 
     def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:

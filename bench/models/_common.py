@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,14 +36,19 @@ class Block:
 class Footprint:
     """Bytes of one sample on its way through a model, as autocast on CUDA keeps them."""
 
-    ends: int  # before the first block and after the last, without logits
+    ends: int  # before the first block and after the last, without head and logits
     blocks: tuple[Block, ...]
     logits: int  # elements, not bytes: they are fp32 in the loss whatever the precision
+    head: int = 0  # what a head of several layers keeps before the logits
+
+    def asked(self, share: float) -> Footprint:
+        """With the head at that share of the positions alone."""
+        return replace(self, logits=round(share * self.logits), head=round(share * self.head))
 
     def kept(self, checkpointing: bool) -> int:
         """What autograd holds when the forward pass is done; log-probabilities stand for the loss."""
         blocks = sum(block.count * (block.entry if checkpointing else block.inside) for block in self.blocks)
-        return self.ends + blocks + FP32 * self.logits
+        return self.ends + self.head + blocks + FP32 * self.logits
 
     def height(self, checkpointing: bool, compiled_loss_bytes: int | None = None) -> int:
         """The same at its highest: where the loss begins its backward pass, or a block is redone.
@@ -65,6 +70,7 @@ class Footprint:
 class Bytes:
     """The part of the family contract that follows from a footprint."""
 
+    body_and_head: tuple[str, str] | None = None
     breaks_graph: str | None = None
 
     def footprint(self, model: Model, kernels: bool) -> Footprint:
@@ -74,10 +80,19 @@ class Bytes:
         return self.footprint(model, kernels).kept(checkpointing)
 
     def activation_bytes(
-        self, model: Model, *, kernels: bool, checkpointing: bool, compiled: Compiled = None
+        self,
+        model: Model,
+        *,
+        kernels: bool,
+        checkpointing: bool,
+        compiled: Compiled = None,
+        asked_only: bool = False,
     ) -> int:
         loss_bytes = None if compiled is None else LOGITS_COPIES[compiled] * lowered(model)
-        return self.footprint(model, kernels).height(checkpointing, loss_bytes)
+        footprint = self.footprint(model, kernels)
+        if asked_only:
+            footprint = footprint.asked(model.recipe.asked_per_sample / model.recipe.units_per_sample)
+        return footprint.height(checkpointing, loss_bytes)
 
 
 def lowered(model: Model) -> int:

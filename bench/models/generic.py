@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class TransformersFamily:
     objectives: tuple[Objective, ...] = ("causal-lm", "masked-lm", "image-classification")
     kernels: str | None = SDPA
+    body_and_head: tuple[str, str] | None = None
     breaks_graph: str | None = None
 
     def __init__(self, name: str) -> None:
@@ -47,7 +48,13 @@ class TransformersFamily:
         _later()
 
     def activation_bytes(
-        self, model: Model, *, kernels: bool, checkpointing: bool, compiled: Compiled = None
+        self,
+        model: Model,
+        *,
+        kernels: bool,
+        checkpointing: bool,
+        compiled: Compiled = None,
+        asked_only: bool = False,
     ) -> int:
         _later()
 

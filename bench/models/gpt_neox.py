@@ -53,6 +53,7 @@ class GptNeoX(Bytes):
     name = "gpt_neox"
     objectives: tuple[Objective, ...] = ("causal-lm",)
     kernels: str | None = SDPA
+    body_and_head: tuple[str, str] | None = ("gpt_neox", "embed_out")
 
     def defaults(self) -> Mapping[str, Any]:
         return DEFAULTS

@@ -64,6 +64,7 @@ class Mamba(Bytes):
     name = "mamba"
     objectives: tuple[Objective, ...] = ("causal-lm",)
     kernels: str | None = "mamba-ssm: convolution, scan and projections of a mixer fused"
+    body_and_head: tuple[str, str] | None = ("backbone", "lm_head")
     breaks_graph: str | None = "mamba-ssm's kernels break the graph in every block"
 
     def defaults(self) -> Mapping[str, Any]:

@@ -50,6 +50,7 @@ class Roberta(Bytes):
     name = "roberta"
     objectives: tuple[Objective, ...] = ("masked-lm",)
     kernels: str | None = SDPA
+    body_and_head: tuple[str, str] | None = ("roberta", "lm_head")
 
     def defaults(self) -> Mapping[str, Any]:
         return DEFAULTS
@@ -94,7 +95,7 @@ class Roberta(Bytes):
         embeddings = 3 * INDEX + residual + NORM_STATISTICS + masks
         head = (h * d if mixed else residual) + h * d + residual + NORM_STATISTICS + h * d + INDEX
         blocks = Block(a["num_hidden_layers"], s * residual, block, backward)
-        return Footprint(s * (embeddings + head), (blocks,), s * a["vocab_size"])
+        return Footprint(s * embeddings, (blocks,), s * a["vocab_size"], s * head)
 
     def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:
         return None  # PyTorch brings them

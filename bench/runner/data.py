@@ -75,7 +75,7 @@ class Samples(Dataset[Sample]):
         tokens = self._tokens(index, recipe.units_per_sample)
         random = np.random.default_rng((self.seed, index))
         # The same number for every sample: then a mean over micro-batches is the mean over the batch.
-        chosen = random.permutation(len(tokens))[: round(len(tokens) * (recipe.masked_fraction or 0.15))]
+        chosen = random.permutation(len(tokens))[: recipe.asked_per_sample]
         labels = np.full_like(tokens, -100)
         labels[chosen] = tokens[chosen]
         vocabulary = int(self.model.architecture["vocab_size"])

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from bench.estimate import mean
-from bench.methods import apply_all, in_group, known_methods
+from bench.methods import apply_all, arithmetic, in_group, known_methods
 from bench.models.inline import family_of, flops_of
 from bench.result import Measurement, Proof, StepSample, Trial
 from bench.runner.data import Batches, make_pool
@@ -70,7 +70,7 @@ class TrialRun:
             losses=losses, gradient_norms=norms, samples_per_loss=samples_per_loss,
             peak_bytes=int(self.team.slowest(peak)),
             parameters=self.parameters,
-            flops=flops_of(self.trial.model),
+            flops=arithmetic(self.trial.setting, self.trial.model, flops_of(self.trial.model)),
             master_dtype=_dtype_of(self.strategy.optimizer),
             log_seconds=log, save_seconds=save, eval_seconds_per_sample=evaluation,
             phase_seconds=self.phase_seconds, started_at=started, ended_at=ended,
@@ -122,7 +122,7 @@ class TrialRun:
         model.train()
         self.parameters = sum(p.numel() for p in model.parameters())
         whole, blocks = WithLoss(model), family.blocks(model)
-        apply_all(trial.setting, whole, blocks)
+        apply_all(trial.setting, trial.model, whole, blocks)
         return self.strategy_of(whole, blocks)
 
     def strategy_of(self, whole: WithLoss, blocks: list[nn.Module]) -> Strategy:

@@ -1,0 +1,52 @@
+"""Logits at the masked positions alone: no other enters the loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bench.methods import Method, Target
+from bench.models import Flops, Model
+from bench.models.inline import family_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedHead(Method):
+    name: str = "masked-head"
+    summary: str = "a masked language model's head at the positions that are asked"
+    free_lunch: ClassVar[bool] = False
+
+    def refuse(self, model: Model, target: Target) -> str | None:
+        if model.recipe.objective != "masked-lm":
+            return "only a masked language model has positions that are not asked"
+        if family_of(model).body_and_head is None:
+            return f"where the head of {model.family} begins is not known here"
+        return None
+
+    def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
+        parts = family_of(model).body_and_head
+        assert parts is not None
+        body, head = (getattr(whole.model, name) for name in parts)
+        count = model.recipe.asked_per_sample
+
+        def forward(batch: dict[str, Tensor]) -> Any:
+            labels = batch["labels"]
+            # As many in every sample, so that shapes stay what they are: the asked ones come first.
+            asked = (labels == -100).int().argsort(dim=1, stable=True)[:, :count]
+            features = body(input_ids=batch["input_ids"]).last_hidden_state
+            chosen = features.gather(1, asked.unsqueeze(-1).expand(-1, -1, features.size(-1)))
+            return whole.criterion(head(chosen), labels.gather(1, asked))
+
+        whole.forward = forward
+
+    def left_out(self, model: Model) -> Flops:
+        """The head's share of the arithmetic: a dense layer, then the vocabulary."""
+        hidden, vocabulary = (int(model.architecture[key]) for key in ("hidden_size", "vocab_size"))
+        silent = model.recipe.units_per_sample - model.recipe.asked_per_sample
+        return Flops(2 * silent * hidden * (hidden + vocabulary))
+
+
+METHODS = (MaskedHead(),)

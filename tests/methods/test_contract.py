@@ -1,0 +1,40 @@
+"""What every method must keep, whoever adds it."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.methods import Method, known_methods
+from bench.models import Model, families, known_models
+from tests.targets import CPU, H200
+
+every_method = pytest.mark.parametrize("method", known_methods().values(), ids=lambda method: method.name)
+PAPER = [model for model in known_models().values() if not model.name.startswith("tiny-")]
+
+
+@every_method
+def test_a_method_says_what_it_is(method: Method) -> None:
+    assert method.name == method.name.lower().replace("_", "-").replace(" ", "-")
+    assert method.summary
+
+
+@every_method
+def test_a_method_is_refused_with_a_reason_or_taken(method: Method) -> None:
+    for model in known_models().values():
+        for target in (CPU, H200):
+            assert method.refuse(model, target) != ""
+
+
+@every_method
+@pytest.mark.parametrize("model", PAPER, ids=lambda model: model.name)
+def test_a_method_leaves_out_less_arithmetic_than_there_is(method: Method, model: Model) -> None:
+    flops = families()[model.family].forward_flops(model)
+    if method.refuse(model, H200) is None:
+        assert 0 <= method.left_out(model).total < flops.total
+
+
+@every_method
+def test_every_method_can_be_used_by_some_model_somewhere(method: Method) -> None:
+    """On a machine that has what it needs; a package that is missing here is named."""
+    reasons = {method.refuse(model, target) for model in known_models().values() for target in (CPU, H200)}
+    assert None in reasons or all("not installed" in str(reason) for reason in reasons)

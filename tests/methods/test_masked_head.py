@@ -1,0 +1,68 @@
+"""The head at masked positions: less arithmetic and less memory, the same loss (test_equivalence.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from bench.methods import arithmetic
+from bench.methods.masked_head import MaskedHead
+from bench.models import Model, families, known_models
+from bench.models.paper_code import find_model
+from bench.runner.loop import WithLoss
+from tests.models.test_contract import built
+from tests.targets import H200
+
+TINY = known_models()["tiny-roberta"]
+
+
+def batch(model: Model, samples: int) -> dict[str, Tensor]:
+    recipe = model.recipe
+    ids = torch.randint(2, model.architecture["vocab_size"], (samples, recipe.units_per_sample))
+    labels = torch.full_like(ids, -100)
+    for row in labels:
+        chosen = torch.randperm(recipe.units_per_sample)[: recipe.asked_per_sample]
+        row[chosen] = 7
+    return {"input_ids": ids, "labels": labels}
+
+
+def forward_flops(model: Model, samples: int) -> int:
+    whole = WithLoss(built(model))
+    MaskedHead().apply(model, whole, [])
+    made = batch(model, samples)
+    with FlopCounterMode(display=False) as counter:
+        whole(made)
+    counts: dict[Any, int] = counter.get_flop_counts()["Global"]
+    return sum(counts.values())
+
+
+def test_what_is_left_out_is_what_the_counter_misses() -> None:
+    naive = families()["roberta"].forward_flops(TINY)
+    expected = arithmetic(("masked-head",), TINY, naive)
+    assert forward_flops(TINY, 3) == 3 * expected.total
+    assert expected.total < naive.total
+
+
+def test_memory_falls_by_the_logits_that_nobody_asks_for() -> None:
+    model = known_models()["roberta-large"]
+    family, recipe = families()["roberta"], model.recipe
+    plain, less = (
+        family.activation_bytes(model, kernels=True, checkpointing=False, asked_only=asked_only)
+        for asked_only in (False, True)
+    )
+    silent = recipe.units_per_sample - recipe.asked_per_sample
+    # fp32 log-probabilities and two gradients of them, then what the head's dense layer keeps.
+    logits = 3 * 4 * silent * model.architecture["vocab_size"]
+    assert plain - less == pytest.approx(logits, rel=0.1)
+
+
+def test_it_is_refused_where_every_position_is_asked() -> None:
+    assert MaskedHead().refuse(known_models()["pythia-1b"], H200)
+    assert MaskedHead().refuse(known_models()["vit-l"], H200)
+    everywhere = find_model("roberta-large@paper-code")
+    assert everywhere is not None
+    assert MaskedHead().left_out(everywhere).total == 0
