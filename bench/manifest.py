@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from bench.catalogue import read_data
 from bench.codec import DecodeError, from_json, strict_loads
@@ -22,7 +22,7 @@ MAX_BYTES = 1 << 20  # a manifest is written by hand; a megabyte is a wrong file
 MAX_DEPTH = 32
 
 SettingName = Literal["naive", "free-lunch"]
-Methods = Literal["exhaustive"] | tuple[SettingName | Setting, ...]
+Methods = Literal["exhaustive", "guided"] | tuple[SettingName | Setting, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,9 @@ class Manifest:
     timing: Timing
     prove: Proving | None  # None: estimates are not held against real training
     image: str | None
+
+    def methods_of(self, model: Model) -> Methods:
+        return self.model_methods.get(model.name, self.methods)
 
     @property
     def digest(self) -> str:
@@ -95,7 +98,7 @@ def _build(data: bytes, document: Mapping[str, Any], models: tuple[Model, ...]) 
         data=data,
         name=document.get("name", "unnamed"),
         models=models,
-        methods=_methods(document["methods"]),
+        methods=_methods(document.get("methods", "guided")),
         model_methods={name: _methods(methods) for _, name, methods in _own(document["models"], "methods")},
         gpus=document.get("gpus"),
         micro_batch=_micro_batch(document.get("micro_batch", "auto")),
@@ -117,8 +120,8 @@ def _micro_batch(value: Any) -> int | None:
 
 
 def _methods(value: Any) -> Methods:
-    if value == "exhaustive":
-        return "exhaustive"
+    if value in ("exhaustive", "guided"):
+        return cast('Literal["exhaustive", "guided"]', value)
     entries: list[Any] = [value] if isinstance(value, str) else value
     return tuple(ordered(entry) if isinstance(entry, list) else entry for entry in entries)
 

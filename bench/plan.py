@@ -6,8 +6,9 @@ plan as one made there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, combinations
 
 from bench.catalogue import find_gpu_model
 from bench.errors import BadInput, Mistake
@@ -18,9 +19,12 @@ from bench.methods import (
     Setting,
     Target,
     arithmetic,
+    conflict,
     free_lunch,
+    known_methods,
     label,
     memory_saving_settings,
+    ordered,
     refusal,
 )
 from bench.models import Model
@@ -39,7 +43,8 @@ class Cell:
 
     label: str
     trials: tuple[Trial, ...]
-    predicted_bytes: int | None  # of the first trial; None: counted when it runs
+    ids: tuple[str, ...]  # of the trials: a hash each, not to be taken again at every decision
+    needs: Mapping[int, int | None]  # predicted bytes by micro-batch; None: counted when it runs
     floor_days: float | None  # at the vendor's peak rate: no machine of this kind is faster
 
     @property
@@ -49,6 +54,10 @@ class Cell:
     @property
     def setting(self) -> Setting:
         return self.trials[0].setting
+
+    @property
+    def predicted_bytes(self) -> int | None:
+        return self.needs[self.trials[0].micro_batch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,8 @@ class Plan:
     target: Target
     cells: tuple[Cell, ...]
     skipped: tuple[Skipped, ...]
+    memory_bytes: int  # of one device, as far as trials may use it
+    guided: frozenset[str] = frozenset()  # models whose fastest setting is searched, not each one measured
 
 
 def target_of(node: NodeFacts, gpus: int | None, nodes: int = 1) -> Target:
@@ -98,19 +109,33 @@ def make_plan(manifest: Manifest, target: Target) -> Plan:
                     cells.append(cell)
                 case Skipped() as left_out:
                     skipped.append(left_out)
-    return Plan(manifest.digest, target, tuple(cells), tuple(skipped))
+    guided = frozenset(m.name for m in manifest.models if manifest.methods_of(m) == "guided")
+    memory = manifest.memory_cap_bytes or target.memory_bytes
+    return Plan(manifest.digest, target, tuple(cells), tuple(skipped), memory, guided)
 
 
 def _settings(manifest: Manifest, model: Model, target: Target) -> Iterator[Setting]:
     """This model's settings, each once, in the manifest's order."""
-    methods = manifest.model_methods.get(model.name, manifest.methods)
+    methods = manifest.methods_of(model)
     if methods == "exhaustive":
         yield NAIVE
         for setting in memory_saving_settings(target.gpus):
             yield free_lunch(model, target, setting)
         return
+    if methods == "guided":
+        yield from _candidates(model, target)
+        return
     named = {"naive": NAIVE, "free-lunch": free_lunch(model, target)}
     yield from dict.fromkeys(named[entry] if isinstance(entry, str) else entry for entry in methods)
+
+
+def _candidates(model: Model, target: Target) -> Iterator[Setting]:
+    """All that may be the fastest: every memory-saving setting, with every method that pays for some."""
+    paying = [n for n in ("masked-head", "half-weights") if not known_methods()[n].refuse(model, target)]
+    for setting in memory_saving_settings(target.gpus):
+        chosen = [n for n in paying if not conflict((*setting, n))]
+        for extra in chain.from_iterable(combinations(chosen, k) for k in range(len(chosen) + 1)):
+            yield free_lunch(model, target, ordered([*setting, *extra]))
 
 
 def _cell(manifest: Manifest, model: Model, setting: Setting, target: Target) -> Cell | Skipped:
@@ -134,7 +159,9 @@ def _cell(manifest: Manifest, model: Model, setting: Setting, target: Target) ->
         Trial(model, setting, size, target.gpus, manifest.seed, manifest.timing, manifest.memory_cap_bytes)
         for size in chosen
     )
-    return Cell(name, trials, needs[chosen[0]], _floor_days(model, setting, target))
+    ids = tuple(trial.id for trial in trials)
+    predicted = {size: needs[size] for size in chosen}
+    return Cell(name, trials, ids, predicted, _floor_days(model, setting, target))
 
 
 def _divisors(number: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from bench import guide
 from bench.estimate import step_interval
 from bench.plan import Cell, Plan
 from bench.result import Measured, Outcome, OutOfMemory, Trial
@@ -15,20 +16,34 @@ def next_trial(plan: Plan, known: Mapping[str, Outcome]) -> Trial | None:
     """The first trial of the plan that is still open; None when all are decided.
 
     The plan's order puts every model's first setting before any model's second, so that an
-    early end leaves an answer for each model.
+    early end leaves an answer for each model. Guided models come after those that are not, each with
+    its first answer before any with its second.
     """
     for cell in plan.cells:
-        trial = open_trial(cell, known)
-        if trial is not None:
+        if cell.model.name not in plan.guided and (trial := open_trial(cell, known)) is not None:
+            return trial
+    turns = [(_measured(cells, known), cells) for cells in _guided(plan)]
+    for _, cells in sorted(turns, key=lambda turn: turn[0]):
+        if trial := guide.choose(cells, known, plan.memory_bytes):
             return trial
     return None
+
+
+def _guided(plan: Plan) -> list[list[Cell]]:
+    """The cells of each guided model."""
+    names = dict.fromkeys(cell.model.name for cell in plan.cells if cell.model.name in plan.guided)
+    return [[cell for cell in plan.cells if cell.model.name == name] for name in names]
+
+
+def _measured(cells: list[Cell], known: Mapping[str, Outcome]) -> int:
+    return sum(isinstance(known.get(identity), Measured) for cell in cells for identity in cell.ids)
 
 
 def open_trial(cell: Cell, known: Mapping[str, Outcome]) -> Trial | None:
     """The next micro-batch of this cell: smaller as long as memory ran out, or as that is faster."""
     best = None
-    for trial in cell.trials:
-        outcome = known.get(trial.id)
+    for identity, trial in zip(cell.ids, cell.trials, strict=True):
+        outcome = known.get(identity)
         if outcome is None:
             return trial
         if isinstance(outcome, OutOfMemory):
@@ -63,4 +78,10 @@ def _seconds(trial: Trial, outcome: Outcome | None) -> float | None:
 
 
 def remaining(plan: Plan, known: Mapping[str, Outcome]) -> int:
-    return sum(open_trial(cell, known) is not None for cell in plan.cells)
+    """Settings that are not decided: of a guided model, those that may yet be its fastest."""
+    plain = (cell for cell in plan.cells if cell.model.name not in plan.guided)
+    hopeful = (
+        {trial.setting for trial in guide.promising(cells, known, plan.memory_bytes)}
+        for cells in _guided(plan)
+    )
+    return sum(open_trial(cell, known) is not None for cell in plain) + sum(map(len, hopeful))

@@ -1,0 +1,192 @@
+"""Guided search: which trial of a model can still beat its fastest one? Pure, so it is replayed offline.
+
+A pass takes  overhead + samples * rate,  a step  accumulation * pass + update.  Two micro-batches of
+one setting show both terms; every other setting is bounded from below through what its methods can
+gain or must cost at least. The search measures whatever has the lowest bound, and ends when no bound
+lies more than a percent below the fastest: what was not measured by then could not have been faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.estimate import pass_and_update, step_interval
+from bench.methods import Setting, in_group
+from bench.plan import Cell
+from bench.result import Measured, Outcome, OutOfMemory, Trial
+
+WORTHWHILE = 0.99  # of the fastest: a bound above it ends the search
+COMFORTABLE = 0.85  # of the memory, for a first guess that must not run out
+# Of the time, at the very least and at most; measured in docs/accuracy.md and docs/methods.md.
+RECOMPUTED = 1.10  # checkpointing does a third of the arithmetic again
+LOWERED = 0.93  # weights in half precision, where autocast casts them in every pass
+SMALLER = 0.98  # a smaller micro-batch, of the time a sample took at the one measured
+RAISED = 0.96  # and the other way round, where casting costs less than it saves
+# What a pass costs beside its samples, in samples, while only one micro-batch is known: no more than
+# so many, or that share of it.
+MOST_OVERHEAD, OVERHEAD_SHARE = 2.5, 0.18
+OTHERWISE = 0.9  # an update in another setting
+# What a first guess believes a method to cost; only an order, and wrong guesses are measured away.
+BELIEVED: Mapping[str, float] = {
+    "checkpointing": 1.25, "offload": 1.6, "zero-1": 1.1, "zero-2": 1.12, "zero-3": 1.6, "fsdp-2": 1.05,
+    "fsdp-3": 1.15,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    trial: Trial
+    step_seconds: float
+    pass_seconds: float
+    update_seconds: float
+
+    @property
+    def sample_seconds(self) -> float:
+        return self.pass_seconds / self.trial.micro_batch
+
+
+def choose(cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes: int) -> Trial | None:
+    """The next trial of one model; None once the fastest is known."""
+    return next(iter(promising(cells, known, memory_bytes)), None)
+
+
+def promising(cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes: int) -> list[Trial]:
+    """Every trial that may yet be the fastest, the most promising first."""
+    left = [(cell, trial) for cell in cells for trial in _untried(cell, known)]
+    timed = _timed(cells, known)
+    if not timed:
+        left.sort(key=lambda pair: _guess(pair[1], pair[0].needs[pair[1].micro_batch], memory_bytes))
+        return [trial for _, trial in left]
+    best = min(timed, key=lambda one: one.step_seconds)
+    curve = _curve(timed)
+    bounds = [(bound(trial, timed, curve), trial) for _, trial in left]
+    hopeful = [pair for pair in bounds if pair[0] < WORTHWHILE * best.step_seconds]
+    # A second micro-batch of the fastest setting tells its overhead, and so bounds all the others.
+    hopeful.sort(key=lambda pair: (curve is not None or not _next_to(pair[1], best.trial), pair[0]))
+    return [trial for _, trial in hopeful]
+
+
+def _next_to(trial: Trial, measured: Trial) -> bool:
+    return trial.setting == measured.setting and 0.4 <= trial.micro_batch / measured.micro_batch < 1
+
+
+def bound(trial: Trial, timed: Sequence[Timed], curve: float | None) -> float:
+    """No step of this trial takes less, as far as what was measured tells."""
+    return max(_bound_by(trial, setting, timed, curve) for setting in {one.trial.setting for one in timed})
+
+
+def _bound_by(trial: Trial, setting: Setting, timed: Sequence[Timed], curve: float | None) -> float:
+    """What the trials of one measured setting say."""
+    same = sorted((one for one in timed if one.trial.setting == setting), key=lambda o: o.trial.micro_batch)
+    update = max(0.0, min(one.update_seconds for one in same))
+    if setting != trial.setting:
+        update *= OTHERWISE / (trial.gpus if in_group(trial.setting, "sharding") else 1)
+    half = trial.model.recipe.precision != "fp32"
+    a_pass = _gain(setting, trial.setting, half) * _pass_bound(trial.micro_batch, same, curve)
+    return trial.accumulation * a_pass + update
+
+
+def _curve(timed: Sequence[Timed]) -> float | None:
+    """Overhead of a pass, in samples: from the setting with two micro-batches, the least of several."""
+    found = []
+    for setting in {one.trial.setting for one in timed}:
+        same = sorted((o for o in timed if o.trial.setting == setting), key=lambda o: o.trial.micro_batch)
+        if len(same) > 1:
+            small, large = same[-2], same[-1]
+            rate = (large.pass_seconds - small.pass_seconds) / (
+                large.trial.micro_batch - small.trial.micro_batch
+            )
+            rate = min(max(rate, 0.2 * large.sample_seconds), large.sample_seconds)
+            found.append((large.pass_seconds - rate * large.trial.micro_batch) / rate)
+    return max(found, default=None)
+
+
+def _pass_bound(micro_batch: int, same: Sequence[Timed], curve: float | None) -> float:
+    """Of a pass of that many samples, in the setting measured."""
+    nearest = min(same, key=lambda one: abs(one.trial.micro_batch - micro_batch))
+    size = nearest.trial.micro_batch
+    if micro_batch == size:
+        return nearest.pass_seconds
+    if curve is None and micro_batch < size:
+        return SMALLER * nearest.sample_seconds * micro_batch
+    overhead = max(MOST_OVERHEAD, OVERHEAD_SHARE * size) if curve is None else curve
+    return nearest.pass_seconds * (micro_batch + overhead) / (size + overhead)
+
+
+def _gain(measured: Setting, wanted: Setting, half: bool) -> float:
+    """The least share of a pass's time that the change from one setting to the other leaves."""
+    share = 1.0
+    if "checkpointing" in wanted and "checkpointing" not in measured:
+        share *= RECOMPUTED
+    elif "checkpointing" in measured and "checkpointing" not in wanted:
+        share *= 0.5
+    if half and _is_lowered(wanted) != _is_lowered(measured):
+        share *= LOWERED if _is_lowered(wanted) else RAISED
+    if not _arithmetic(wanted) <= _arithmetic(measured):  # what costs nothing may be missing there
+        share *= 0.3
+    if not _costs_as_much(measured, wanted):
+        share *= 0.3
+    return share
+
+
+def _is_lowered(setting: Setting) -> bool:
+    return "half-weights" in setting or in_group(setting, "sharding") is not None
+
+
+def _costs_as_much(measured: Setting, wanted: Setting) -> bool:
+    """All that the measured setting sent about, the wanted one sends too: sharding and offloading add."""
+    before, after = in_group(measured, "sharding"), in_group(wanted, "sharding")
+    if "offload" in measured and "offload" not in wanted:
+        return False
+    if before is None:
+        return True
+    return after is not None and before[:-1] == after[:-1] and before <= after  # a later stage of its kind
+
+
+def _arithmetic(setting: Setting) -> frozenset[str]:
+    """The methods that decide which kernels run; block by block or whole, they are compiled."""
+    memory = {"checkpointing", "offload", "half-weights", in_group(setting, "sharding")}
+    alike = {"compile-blocks": "compile", "fused-optimizer": ""}
+    return frozenset(alike.get(name, name) for name in setting if name not in memory) - {""}
+
+
+def _timed(cells: Sequence[Cell], known: Mapping[str, Outcome]) -> list[Timed]:
+    found = []
+    for cell in cells:
+        for identity, trial in zip(cell.ids, cell.trials, strict=True):
+            match known.get(identity):
+                case Measured(measurement):
+                    step = step_interval(measurement.steps, trial.accumulation)
+                    one_pass, update = pass_and_update(measurement.steps)
+                    if step is None:
+                        continue
+                    if one_pass is None or update is None:  # one pass a step: all of it is the pass
+                        one_pass, update = step.value, 0.0
+                    found.append(Timed(trial, step.value, one_pass, update))
+    return found
+
+
+def _untried(cell: Cell, known: Mapping[str, Outcome]) -> list[Trial]:
+    """Trials without an outcome that could still have one: memory that ran out, runs out above too."""
+    too_large = math.inf
+    for identity, trial in zip(cell.ids, cell.trials, strict=True):
+        match known.get(identity):
+            case None | Measured():
+                pass
+            case OutOfMemory():
+                too_large = min(too_large, trial.micro_batch)
+            case _:
+                return []  # it does not work, whatever the micro-batch
+    pairs = zip(cell.ids, cell.trials, strict=True)
+    return [trial for identity, trial in pairs if identity not in known and trial.micro_batch < too_large]
+
+
+def _guess(trial: Trial, need: int | None, memory_bytes: int) -> tuple[bool, float, int]:
+    """Comfortable before tight, cheap before dear, large before small."""
+    tight = need is not None and need > COMFORTABLE * memory_bytes
+    cost = math.prod(BELIEVED.get(name, 1.0) for name in trial.setting)
+    # Without what costs nothing, a setting is slower than with it.
+    free = len(_arithmetic(trial.setting))
+    return tight, cost * (1 + 1 / trial.micro_batch) * (1.2**-free), -trial.micro_batch

@@ -1,0 +1,144 @@
+"""The guided search in made-up worlds: it finds the fastest setting, and measures few to do so.
+
+A world draws how fast everything is, from ranges wider than those measured (docs/accuracy.md); the
+search sees what it asks for, with noise.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from bench.manifest import parse_manifest
+from bench.methods import Target, in_group
+from bench.plan import Cell, Plan, make_plan
+from bench.result import Crashed, Measured, Outcome, OutOfMemory, StepSample, Trial
+from bench.search import fastest, next_trial, remaining
+from tests.builders import measurement
+from tests.targets import FOUR_H200, H200, RTX_3090
+
+WORLDS = 25
+
+
+def guided(model: str, target: Target, **more: Any) -> Plan:
+    document = {"schema": "bench/manifest/v1", "models": [model], **more}
+    return make_plan(parse_manifest(json.dumps(document).encode(), "m.json"), target)
+
+
+class World:
+    def __init__(self, seed: int, plan: Plan, noise: float = 0.002) -> None:
+        draw = random.Random(seed)
+        self.plan, self.noise, self.random = plan, noise, draw
+        self.rate = draw.uniform(0.005, 0.05)  # seconds a sample
+        self.overhead = draw.uniform(0.0, 0.15)  # of a pass of 16 samples
+        self.update = draw.uniform(0.01, 0.1)
+        self.memory = draw.uniform(0.9, 1.08)  # used, of what was predicted
+        self.costs = {
+            "checkpointing": draw.uniform(1.12, 1.4),
+            "offload": draw.uniform(1.0, 3.0),
+            "zero-1": draw.uniform(1.0, 1.4),
+            "fsdp-2": draw.uniform(1.0, 1.2),
+            "half-weights": draw.uniform(0.94, 1.03),
+            "masked-head": draw.uniform(0.85, 0.95),
+        }
+        self.costs["zero-2"] = self.costs["zero-1"] * draw.uniform(1.0, 1.1)
+        self.costs["zero-3"] = self.costs["zero-2"] * draw.uniform(1.1, 2.0)
+        self.costs["fsdp-3"] = self.costs["fsdp-2"] * draw.uniform(1.0, 1.2)
+        self.broken = draw.choice([None, None, "half-weights", "checkpointing"])
+
+    def seconds(self, trial: Trial, passes: int) -> float:
+        share = 1.0
+        for name in trial.setting:
+            share *= self.costs.get(name, 1.0)
+        if in_group(trial.setting, "sharding") and trial.model.recipe.precision != "fp32":
+            # Weights are in half precision there, too.
+            share *= min(1.0, self.costs["half-weights"])
+        a_pass = share * self.rate * (trial.micro_batch + 16 * self.overhead)
+        divided = trial.gpus if in_group(trial.setting, "sharding") else 1
+        return self.update / divided + passes * a_pass
+
+    def outcome(self, cell: Cell, trial: Trial) -> Outcome:
+        if self.broken in trial.setting:
+            return Crashed("broken in this world")
+        need = cell.needs[trial.micro_batch]
+        if need is not None and need * self.memory > self.plan.memory_bytes:
+            return OutOfMemory("gpu", "")
+        counts = (1,) if trial.accumulation == 1 else (1, 2)
+        return Measured(
+            measurement(
+                [
+                    StepSample(n, self.seconds(trial, n) * self.random.gauss(1, self.noise))
+                    for _ in range(5)
+                    for n in counts
+                ]
+            )
+        )
+
+    def searched(self) -> dict[str, Outcome]:
+        cells = {trial.id: cell for cell in self.plan.cells for trial in cell.trials}
+        known: dict[str, Outcome] = {}
+        while trial := next_trial(self.plan, known):
+            assert trial.id not in known
+            known[trial.id] = self.outcome(cells[trial.id], trial)
+        assert remaining(self.plan, known) == 0
+        return known
+
+    def regret(self, known: dict[str, Outcome]) -> float:
+        """How much slower than the fastest of all, in truth."""
+        working = [
+            trial
+            for cell in self.plan.cells
+            for trial in cell.trials
+            if isinstance(self.outcome(cell, trial), Measured)
+        ]
+        best = min(self.seconds(trial, trial.accumulation) for trial in working)
+        chosen = fastest(self.plan, known, self.plan.cells[0].model.name)
+        assert chosen is not None
+        return self.seconds(chosen, chosen.accumulation) / best - 1
+
+
+@pytest.mark.parametrize("target", [H200, FOUR_H200], ids=["one", "four"])
+@pytest.mark.parametrize("model", ["pythia-160m", "pythia-1b", "roberta-large", "vit-l", "pythia-6.9b"])
+def test_nearly_always_within_a_percent_of_the_fastest_after_a_tenth_of_all_trials_or_eight(
+    model: str, target: Target
+) -> None:
+    plan = guided(model, target)
+    everything = sum(len(cell.trials) for cell in plan.cells)
+    regrets, spent = [], []
+    for seed in range(WORLDS):
+        world = World(seed, plan)
+        known = world.searched()
+        regrets.append(world.regret(known))
+        spent.append(len(known))
+    assert sum(regret <= 0.01 for regret in regrets) >= 0.95 * WORLDS, sorted(regrets)[-20:]
+    assert sum(spent) / WORLDS <= max(0.10 * everything, 8), (sum(spent) / WORLDS, everything)
+
+
+def test_where_only_saving_memory_helps_it_is_found() -> None:
+    plan = guided("pythia-1b", RTX_3090)
+    for seed in range(40):
+        world = World(seed, plan)
+        if world.broken == "checkpointing":
+            continue
+        assert world.regret(world.searched()) <= 0.02
+
+
+def test_every_model_has_an_answer_before_any_has_a_second() -> None:
+    document = {"schema": "bench/manifest/v1", "models": ["pythia-160m", "vit-l", "roberta-large"]}
+    plan = make_plan(parse_manifest(json.dumps(document).encode(), "m.json"), H200)
+    world, known = World(1, plan), {}
+    world.broken = None
+    cells = {trial.id: cell for cell in plan.cells for trial in cell.trials}
+    order = []
+    while (trial := next_trial(plan, known)) and len(order) < 6:
+        known[trial.id] = world.outcome(cells[trial.id], trial)
+        order.append(trial.model.name)
+    assert set(order[:3]) == set(order[3:]) == {"pythia-160m", "vit-l", "roberta-large"}
+
+
+def test_a_search_can_be_replayed() -> None:
+    plan = guided("pythia-410m", H200)
+    assert list(World(3, plan).searched()) == list(World(3, plan).searched())
