@@ -22,8 +22,8 @@ COMFORTABLE = 0.85  # of the memory, for a first guess that must not run out
 # Of the time, at the very least and at most; measured in docs/accuracy.md and docs/methods.md.
 RECOMPUTED = 1.10  # checkpointing does a third of the arithmetic again
 LOWERED = 0.93  # weights in half precision, where autocast casts them in every pass
-SMALLER = 0.98  # a smaller micro-batch, of the time a sample took at the one measured
 RAISED = 0.96  # and the other way round, where casting costs less than it saves
+SMALLER = 0.98  # a smaller micro-batch, of the time a sample took at the one measured
 # What a pass costs beside its samples, in samples, while only one micro-batch is known: no more than
 # so many, or that share of it.
 MOST_OVERHEAD, OVERHEAD_SHARE = 2.5, 0.18
