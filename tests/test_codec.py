@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bench.codec import DecodeError, canonical_json, from_json, strict_loads, to_json, union_from_json
@@ -42,6 +43,19 @@ def test_a_trial_survives_the_trip_and_keeps_its_id() -> None:
         ("[1e999]", "does not fit"),
         ("[9007199254740993]", "2\\*\\*53"),
         ("[" + "9" * 5000 + "]", "2\\*\\*53"),
+        ("[" + "9" * 400 + ".5]", "does not fit"),
+        ('{"a":{"b":1,"b":1}}', "stands twice"),
+        ('{"a" :1,"a":2}', "stands twice"),
+        ('{"a" :1,"a":":x"}', "stands twice"),
+        ('{"a"\n:1,"a":":x"}', "stands twice"),
+        ('{"a":":x","a"\t:2}', "stands twice"),
+        ('{"a":1,"\\u0061":2}', "stands twice"),
+        ('{"":1,"":2}', "stands twice"),
+        ('[{":":1,":":2}]', "stands twice"),
+        ("[1.5e+999]", "does not fit"),
+        ('{"a":1E0999}', "does not fit"),
+        ('{"a":-1e0309}', "does not fit"),
+        ('{"a": -9007199254740993}', "2\\*\\*53"),
         ("[1,]", "not JSON"),
         ("", "not JSON"),
         ("[" * 100_000, "nested too deeply"),
@@ -94,6 +108,87 @@ def test_canonical_json_is_one_spelling(value: Any) -> None:
     data = canonical_json(value)
     assert canonical_json(strict_loads(data)) == data
     assert strict_loads(data) == json.loads(data)
+
+
+def as_read_key_by_key(text: str) -> Any:
+    """The definition of what strict_loads accepts, without its short way."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({key for key, _ in pairs}) != len(pairs):
+            raise ValueError("twice")
+        return dict(pairs)
+
+    def bounded(digits: str) -> int:
+        if len(digits) > 20 or abs(int(digits)) > 2**53:
+            raise ValueError("large")
+        return int(digits)
+
+    def finite(digits: str) -> float:
+        if math.isinf(float(digits)):
+            raise ValueError("infinite")
+        return float(digits)
+
+    def refuse(name: str) -> Any:
+        raise ValueError(name)
+
+    return json.loads(
+        text, object_pairs_hook=unique, parse_int=bounded, parse_float=finite, parse_constant=refuse
+    )
+
+
+PIECES = st.sampled_from(
+    ['"a"', '"b"', '":"', '":x"', '"\\\\"', '"\\""', '""', "1", "-0", "0.5", "1e5", "1e308", "1e999",
+     "1E+0400", "9007199254740992", "9007199254740993", "9" * 400, "9" * 400 + ".0", "NaN", "-Infinity",
+     "true", "null",
+     "{", "}", "[", "]", ":", ":", ",", ",", " ", "  ", "\n", "\t", "\r", '"a":', '"a" :', '{"a":1,"a":2}']
+)  # fmt: skip
+
+
+@settings(max_examples=2000, deadline=None)
+@given(st.lists(PIECES, max_size=14).map("".join))
+@example('{"a" :1,"a":":x"}')
+def test_the_short_way_accepts_what_the_long_way_does_and_reads_the_same(text: str) -> None:
+    for whole in (text, f"{{{text}}}", f"[{text}]"):
+        try:
+            expected = as_read_key_by_key(whole)
+        except ValueError:
+            with pytest.raises(DecodeError):
+                strict_loads(whole)
+        else:
+            assert repr(strict_loads(whole)) == repr(expected)
+
+
+@given(
+    JSON_VALUES,
+    st.sampled_from([None, 1, "\t"]),
+    st.booleans(),
+    st.sampled_from([(",", ":"), (", ", ": "), (" ,", " : ")]),
+)
+def test_any_spelling_of_a_value_is_read(
+    value: Any, indent: int | str | None, ascii_only: bool, separators: tuple[str, str]
+) -> None:
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii_only, separators=separators)
+    assert strict_loads(text) == value
+
+
+ROWS = st.lists(
+    st.dictionaries(
+        st.sampled_from(["accumulation", "seconds", "more"]),
+        st.integers(0, 3) | st.floats(0, 3) | st.booleans(),
+    ),
+    max_size=4,
+)
+
+
+@given(ROWS)
+def test_many_rows_are_decoded_as_each_by_itself(rows: list[dict[str, Any]]) -> None:
+    try:
+        expected = tuple(from_json(StepSample, row) for row in rows)
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            from_json(tuple[StepSample, ...], rows)
+    else:
+        assert repr(from_json(tuple[StepSample, ...], rows)) == repr(expected)
 
 
 @given(JSON_VALUES)
