@@ -25,6 +25,11 @@ check        one question about the node's health, with a verdict
 journal      the append-only file of a run, a line an event
 run          one execution of a manifest on one machine
 bundle       what a run leaves: manifest, results, samples, logs, signed
+operator     who asks for a run on a machine that need not be trusted
+challenge    his demand: one run, one manifest, one nonce
+certificate  his SSH key's word that a run's own key may sign that run's bundle
+receipt      his word that a bundle arrived, once, in time
+level        how much of that a verifier can be sure of: self, operator
 """
 
 __version__ = "0.1.0"

@@ -12,16 +12,20 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from bench.errors import BadInput, EnvironmentCannot, VerificationFailed
-from bench.signing import Predicate, Signer, build_statement, sign
 
 STATEMENT = "statement.json"
 SIGNATURE = "statement.json.sig"
-SIGNING = frozenset({STATEMENT, SIGNATURE})
+ENVELOPE = "statement.dsse.json"
+CERTIFICATE = "run-cert.pub"
+RECEIPT = "receipt.json"
+RECEIPT_SIGNATURE = "receipt.json.sig"
+# What the statement does not speak of, since it is made from the statement or about it.
+SIGNING = frozenset({STATEMENT, SIGNATURE, ENVELOPE, CERTIFICATE, RECEIPT, RECEIPT_SIGNATURE})
 
 # What the statement speaks of, and whether a bundle must have it. A new kind of file is a new row here.
 PAYLOAD: Mapping[str, bool] = {
@@ -34,15 +38,24 @@ PAYLOAD: Mapping[str, bool] = {
 _LOG = re.compile(r"logs/[a-z0-9][a-z0-9._-]*\.txt")
 
 MAX_MEMBERS = 10_000
-MAX_MEMBER_BYTES = 64 * 2**20  # what a verifier may have to hold in memory at once
+MAX_MEMBER_BYTES = 64 * 2**20
 MAX_TOTAL_BYTES = 2**30
+# What a verifier holds in memory at once. All else it reads piece by piece, or line by line.
+MAX_WHOLE_BYTES: Mapping[str, int] = {
+    "manifest.json": 4 * 2**20,
+    "results.json": 8 * 2**20,
+    STATEMENT: 4 * 2**20,
+    ENVELOPE: 6 * 2**20,
+    **dict.fromkeys((SIGNATURE, CERTIFICATE, RECEIPT, RECEIPT_SIGNATURE), 4 * 2**10),
+}
+MAX_LINE_BYTES = 8 * 2**20
 
 # Lower-case ASCII only, so that no two names collide on a disk that folds case or normalises Unicode.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)?")
 _NAME_BYTES = 100
-_BLOCK = 512
-_ZEROS = bytes(_BLOCK)
-_CHUNK = 2**18
+BLOCK = 512
+ZEROS = bytes(BLOCK)
+CHUNK = 2**18
 _FOREIGN = {
     b"1": "a hard link",
     b"2": "a symbolic link",
@@ -72,74 +85,14 @@ def payload_fault(names: Iterable[str]) -> str | None:
     return f"{strangers[0]:.100} is no file of a bundle" if strangers else None
 
 
-def pack(path: Path, files: Mapping[str, bytes | Path], predicate: Predicate, key: Signer) -> None:
-    """Writes the signed bundle of these payload files, given as bytes or as files on the disk."""
-    if fault := payload_fault(files):
-        raise BadInput(fault, where=str(path))
-    statement = build_statement({name: _sha256(_chunks(source)) for name, source in files.items()}, predicate)
-    write_bundle(path, {**files, STATEMENT: statement, SIGNATURE: sign(statement, key)})
-
-
-def write_bundle(path: Path, files: Mapping[str, bytes | Path]) -> None:
-    """The tar of these files, whole or not at all: the same files always make the same bytes."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    try:
-        with temporary.open("xb") as out:
-            _write_members(out, files)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(path)
-        _sync_directory(path.parent)
-    except OSError as error:
-        message = f"the bundle cannot be written: {error.strerror}"
-        raise EnvironmentCannot(message, where=str(path)) from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
-
-
-def _write_members(out: BinaryIO, files: Mapping[str, bytes | Path]) -> None:
-    rules = _Rules()
-    for name, source in sorted(files.items()):
-        size = len(source) if isinstance(source, bytes) else source.stat().st_size
-        if fault := rules.fault(name, size):
-            raise BadInput(f"no bundle can hold this: {fault}")
-        out.write(_header(name, size))
-        if sum(out.write(chunk) for chunk in _chunks(source)) != size:
-            raise EnvironmentCannot("changed while it was packed; pack again", where=str(source))
-        out.write(bytes(-size % _BLOCK))
-    out.write(_ZEROS * 2)
-
-
-def _chunks(source: bytes | Path) -> Iterator[bytes]:
-    if isinstance(source, bytes):
-        yield source
-        return
-    try:
-        with source.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                yield chunk
-    except OSError as error:
-        raise EnvironmentCannot(f"cannot be read: {error.strerror}", where=str(source)) from None
-
-
-def _sha256(chunks: Iterable[bytes]) -> str:
+def sha256_of(chunks: Iterable[bytes]) -> str:
     total = hashlib.sha256()
     for chunk in chunks:
         total.update(chunk)
     return total.hexdigest()
 
 
-def _sync_directory(directory: Path) -> None:
-    with suppress(OSError):  # some file systems sync no directories; the bundle itself is on the disk
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _header(name: str, size: int) -> bytes:
+def header(name: str, size: int) -> bytes:
     """The one ustar header that a member may have: mode 0644, no owner, no time, a regular file."""
     head = name.encode().ljust(_NAME_BYTES, b"\0")
     head += b"%07o\0%07o\0%07o\0%011o\0%011o\0" % (0o644, 0, 0, size, 0)
@@ -148,7 +101,7 @@ def _header(name: str, size: int) -> bytes:
     return head + b"%06o\0 " % checksum + tail
 
 
-class _Rules:
+class Rules:
     """What the members of one bundle may be; the writer and the reader ask the same ones."""
 
     def __init__(self) -> None:
@@ -164,8 +117,8 @@ class _Rules:
             return f"{name} stands twice" if name == self._last else f"{name} stands after {self._last}"
         if name.partition("/")[0] in self._names:
             return f"{name} lies in a directory that is a file too"
-        if size > MAX_MEMBER_BYTES:
-            return f"{name} has {size} bytes; a member has at most {MAX_MEMBER_BYTES}"
+        if size > (most := MAX_WHOLE_BYTES.get(name, MAX_MEMBER_BYTES)):
+            return f"{name} has {size} bytes; it has at most {most}"
         if self._total + size > MAX_TOTAL_BYTES:
             return f"the members have more than {MAX_TOTAL_BYTES} bytes in all"
         if len(self._names) == MAX_MEMBERS:
@@ -189,24 +142,19 @@ class Bundle:
 
     def digest(self, name: str) -> str:
         """The sha256 of a member of any size, in bounded memory."""
-        return _sha256(self.chunks(name))
+        return sha256_of(self.chunks(name))
 
-    def read(self, name: str, limit: int) -> bytes:
-        """A member's bytes, if there are at most `limit` of them."""
-        size = self._member(name).size
-        if size > limit:
-            raise VerificationFailed(f"has {size} bytes; at most {limit} of it are read", where=name)
+    def read(self, name: str) -> bytes:
+        """A member's bytes at once."""
         return b"".join(self.chunks(name))
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """A member's bytes, piece by piece. One member at a time: they share one file position."""
+        """A member's bytes, piece by piece."""
         member = self._member(name)
-        self._file.seek(member.offset)
-        left = member.size
-        while left:
-            chunk = self._exactly(min(left, _CHUNK))
-            left -= len(chunk)
-            yield chunk
+        end = member.offset + member.size
+        for at in range(member.offset, end, CHUNK):
+            self._file.seek(at)  # each time: another member may have been read since
+            yield self._exactly(min(end - at, CHUNK))
 
     def _member(self, name: str) -> Member:
         if name not in self.members:
@@ -220,34 +168,34 @@ class Bundle:
         return data
 
     def _walk(self) -> Iterator[Member]:
-        rules = _Rules()
+        rules = Rules()
         self._file.seek(0)
-        while (block := self._exactly(_BLOCK)) != _ZEROS:
-            name, size = _parse_header(block)
+        while (block := self._exactly(BLOCK)) != ZEROS:
+            name, size = _parseheader(block)
             if fault := rules.fault(name, size):
                 raise VerificationFailed(fault)
             member = Member(name, size, self._file.tell())
             self._skip(member)
             yield member
-        if self._exactly(_BLOCK) != _ZEROS or self._file.tell() != self.size:
+        if self._exactly(BLOCK) != ZEROS or self._file.tell() != self.size:
             raise VerificationFailed("something follows the end of the last member")
 
     def _skip(self, member: Member) -> None:
         end = member.offset + member.size
-        padding = -member.size % _BLOCK
-        if end + padding + 2 * _BLOCK > self.size:
+        padding = -member.size % BLOCK
+        if end + padding + 2 * BLOCK > self.size:
             raise VerificationFailed("the file ends too early: it is truncated", where=member.name)
         self._file.seek(end)
         if self._exactly(padding) != bytes(padding):
             raise VerificationFailed("is followed by padding that is not zero", where=member.name)
 
 
-def _parse_header(block: bytes) -> tuple[str, int]:
+def _parseheader(block: bytes) -> tuple[str, int]:
     name = block[:_NAME_BYTES].partition(b"\0")[0].decode("latin-1")
     digits = block[124:135]
     size = 0 if digits.strip(b"01234567") else int(digits, 8)
     # Only a name of the allowed form is encoded again; any other cannot have been ours.
-    if not _NAME.fullmatch(name) or block != _header(name, size):
+    if not _NAME.fullmatch(name) or block != header(name, size):
         raise VerificationFailed(_what_else(block, name))
     return name, size
 

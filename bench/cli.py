@@ -66,8 +66,15 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--budget", type=_duration, metavar="TIME", help="start no trial after this long: 90s, 60m, 2h"
     )
-    run.add_argument(
+    signing = run.add_mutually_exclusive_group()
+    signing.add_argument(
         "--key", type=Path, metavar="FILE", help="an Ed25519 SSH key to sign with, instead of bench's own"
+    )
+    signing.add_argument(
+        "--challenge",
+        type=Path,
+        metavar="FILE",
+        help="sign with a key of this run alone, which the operator who made this file certifies",
     )
     run.add_argument(
         "--resume", action="store_true", help="go on with the newest unfinished run of this manifest"
@@ -93,18 +100,103 @@ def _parser() -> argparse.ArgumentParser:
 
     verify = commands.add_parser("verify", help="is a bundle what it claims to be", allow_abbrev=False)
     verify.add_argument("bundles", type=Path, metavar="BUNDLE", nargs="+")
-    verify.add_argument("--trust", type=Path, metavar="FILE", help="a public key, or an allowed_signers file")
+    _add_lists(verify)
     verify.add_argument("--json", action="store_true", help="the verdicts as JSON on stdout")
     verify.set_defaults(call=_verify)
 
     compare = commands.add_parser("compare", help="verify bundles and print their tables", allow_abbrev=False)
     compare.add_argument("bundles", type=Path, metavar="BUNDLE", nargs="+")
-    compare.add_argument(
-        "--trust", type=Path, metavar="FILE", help="a public key, or an allowed_signers file"
-    )
+    _add_lists(compare)
     compare.add_argument("--json", action="store_true", help="the results as JSON on stdout")
     compare.set_defaults(call=_compare)
+    _add_operator(commands)
+    _add_keys(commands)
     return parser
+
+
+def _add_lists(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--trust",
+        type=Path,
+        metavar="FILE",
+        help="a public key, or an allowed_signers file, that must vouch for the bundle",
+    )
+    command.add_argument(
+        "--revoked", type=Path, metavar="FILE", help="a KRL of ssh-keygen's, beside bench's own"
+    )
+
+
+Commands = argparse._SubParsersAction  # argparse has no public name for what add_subparsers returns
+
+
+def _add_operator(commands: Commands[argparse.ArgumentParser]) -> None:
+    challenge = commands.add_parser(
+        "challenge", help="ask for a run: a nonce for the node", allow_abbrev=False
+    )
+    challenge.add_argument("manifest", type=Path, metavar="MANIFEST")
+    challenge.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: challenge-RUN.json")
+    challenge.add_argument("--run", metavar="ID", help="again for this run, whose node was lost")
+    challenge.set_defaults(call=_challenge)
+
+    certify = commands.add_parser(
+        "certify", help="certify the key of a run with your SSH key", allow_abbrev=False
+    )
+    certify.add_argument("request", type=Path, metavar="REQUEST", help="request.json, from the run's folder")
+    certify.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: run-cert.pub beside it")
+    certify.add_argument(
+        "--valid", type=_duration, default=7200.0, metavar="TIME", help="from now on (default: 2h)"
+    )
+    certify.set_defaults(call=_certify)
+
+    receive = commands.add_parser(
+        "receive", help="verify a bundle that came back, once, and countersign it", allow_abbrev=False
+    )
+    receive.add_argument("bundle", type=Path, metavar="BUNDLE")
+    receive.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: in its place")
+    receive.set_defaults(call=_receive)
+
+    for command in (certify, receive):
+        command.add_argument(
+            "--key",
+            type=Path,
+            metavar="FILE",
+            help="your SSH key, or the .pub of one in an agent or a token, instead of bench's own",
+        )
+    for command in (challenge, certify, receive):
+        command.add_argument(
+            "--ledger", type=Path, metavar="FILE", help="default: ~/.local/state/bench/ledger.jsonl"
+        )
+
+
+def _add_keys(commands: Commands[argparse.ArgumentParser]) -> None:
+    keys = commands.add_parser("keys", help="your key, whom you trust, what is revoked", allow_abbrev=False)
+    actions = keys.add_subparsers(title="actions", required=True, metavar="ACTION")
+
+    new = actions.add_parser("new", help="make a key with ssh-keygen", allow_abbrev=False)
+    new.add_argument("file", type=Path, metavar="FILE", nargs="?", help="default: ~/.config/bench/id_ed25519")
+    new.add_argument("--token", action="store_true", help="in a FIDO token; FILE is only a handle to it")
+    new.add_argument("--no-passphrase", action="store_true", help="whoever reads the file can sign")
+    new.set_defaults(call=_keys_new)
+
+    show = actions.add_parser("show", help="your key, and how others trust it", allow_abbrev=False)
+    show.add_argument("file", type=Path, metavar="FILE", nargs="?")
+    show.set_defaults(call=_keys_show)
+
+    trust = actions.add_parser("trust", help="add a key to your allowed_signers", allow_abbrev=False)
+    trust.add_argument("file", type=Path, metavar="FILE.pub")
+    trust.add_argument("--as", dest="name", metavar="NAME", help="whose it is (default: the file's name)")
+    trust.set_defaults(call=_keys_trust)
+
+    revoke = actions.add_parser("revoke", help="add to your revocation list (KRL)", allow_abbrev=False)
+    revoke.add_argument(
+        "targets",
+        metavar="WHAT",
+        nargs="+",
+        help="a .pub file (a run's key, a certificate, an authority), a bundle, SHA256:..., or a run's id",
+    )
+    revoke.add_argument("--authority", type=Path, metavar="FILE.pub", help="who certified that run's id")
+    revoke.add_argument("--file", type=Path, metavar="KRL", help="default: ~/.config/bench/revoked.krl")
+    revoke.set_defaults(call=_keys_revoke)
 
 
 def _duration(text: str) -> float:
@@ -131,6 +223,7 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.out,
         budget_seconds=arguments.budget,
         key=arguments.key,
+        challenge=arguments.challenge,
         resume=arguments.resume,
         as_json=arguments.json,
         on_cpu=on_cpu,
@@ -147,12 +240,54 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from bench.report.bundles import verify
+    from bench.report.bundles import Lists, verify
 
-    return verify(arguments.bundles, arguments.trust, arguments.json)
+    return verify(arguments.bundles, Lists(arguments.trust, arguments.revoked), arguments.json)
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from bench.report.bundles import compare
+    from bench.report.bundles import Lists, compare
 
-    return compare(arguments.bundles, arguments.trust, arguments.json)
+    return compare(arguments.bundles, Lists(arguments.trust, arguments.revoked), arguments.json)
+
+
+def _challenge(arguments: argparse.Namespace) -> int:
+    from bench.control.desk import challenge
+
+    return challenge(arguments.manifest, arguments.out, arguments.run, arguments.ledger)
+
+
+def _certify(arguments: argparse.Namespace) -> int:
+    from bench.control.desk import certify
+
+    return certify(arguments.request, arguments.out, arguments.key, arguments.valid, arguments.ledger)
+
+
+def _receive(arguments: argparse.Namespace) -> int:
+    from bench.control.desk import receive
+
+    return receive(arguments.bundle, arguments.out, arguments.key, arguments.ledger)
+
+
+def _keys_new(arguments: argparse.Namespace) -> int:
+    from bench.control.desk import keys_new
+
+    return keys_new(arguments.file, arguments.token, not arguments.no_passphrase and not arguments.token)
+
+
+def _keys_show(arguments: argparse.Namespace) -> int:
+    from bench.control.desk import keys_show
+
+    return keys_show(arguments.file)
+
+
+def _keys_trust(arguments: argparse.Namespace) -> int:
+    from bench.control.desk import keys_trust
+
+    return keys_trust(arguments.file, arguments.name)
+
+
+def _keys_revoke(arguments: argparse.Namespace) -> int:
+    from bench.control.desk import keys_revoke
+
+    return keys_revoke(arguments.targets, arguments.authority, arguments.file)

@@ -20,6 +20,7 @@ from bench.words import bytes_text, figures
 
 if TYPE_CHECKING:
     from bench.runner.nodes import Nodes
+    from bench.runner.seal import Seal, Sealer
 
 
 Place = tuple[int, int, str | None]  # nodes, which of them this is, where they meet
@@ -31,24 +32,21 @@ def run(
     *,
     budget_seconds: float | None,
     key: Path | None,
+    challenge: Path | None,
     resume: bool,
     as_json: bool,
     on_cpu: bool,
     place: Place,
 ) -> int:
-    from bench.keys import load_or_make_key
     from bench.runner.progress import Progress
     from bench.runner.run import execute
 
     manifest = load_manifest(path)
     nodes = _nodes(manifest, place)
-    signer = load_or_make_key(key)
-    if signer.made:
-        print(f"made a key to sign with: {signer.path}", file=sys.stderr)
     finished = execute(
         manifest,
         out,
-        signer.private,
+        _sealer(manifest, key, challenge),
         Progress(),
         resume=resume,
         budget_seconds=budget_seconds,
@@ -61,11 +59,35 @@ def run(
         )
     else:
         print(results_table(finished.results))
-    print(f"bundle {finished.bundle}   signed by {signer.public.fingerprint}", file=sys.stderr)
+    print(f"bundle {finished.bundle}   {_signed_text(finished.seal)}", file=sys.stderr)
     if finished.results.run.stopped:
         print(f"incomplete: {finished.results.run.stopped}\n  --resume goes on with it", file=sys.stderr)
         return 5
+    if challenge and finished.seal.certificate is None:
+        print("no certificate came: the bundle's level is self", file=sys.stderr)
+        print("  the same command with --resume measures nothing again, and asks anew", file=sys.stderr)
+        return 5
     return 0
+
+
+def _sealer(manifest: Manifest, key: Path | None, challenge: Path | None) -> Sealer:
+    from bench.keys import load_or_make_key
+    from bench.runner.seal import CertifiedKey, OwnKey, read_challenge
+
+    if challenge is not None:
+        return CertifiedKey(read_challenge(challenge), manifest)
+    signer = load_or_make_key(key)
+    if signer.made:
+        print(f"made a key to sign with: {signer.path}", file=sys.stderr)
+    return OwnKey(signer.private)
+
+
+def _signed_text(seal: Seal) -> str:
+    from bench.ssh import PublicKey
+
+    if seal.certificate is None:
+        return f"signed by {PublicKey.of(seal.key).fingerprint}"
+    return f"signed by a key that {seal.certificate.authority.fingerprint} certified for this run"
 
 
 def follow(path: Path, on_cpu: bool, place: Place) -> int:

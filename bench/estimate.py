@@ -8,6 +8,7 @@ weighted sum of the two means, which gives its interval too.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -104,9 +105,9 @@ def step_interval(samples: Iterable[StepSample], accumulation: int) -> Interval 
 
 
 def _by_accumulation(samples: Iterable[StepSample]) -> dict[int, list[float]]:
-    groups: dict[int, list[float]] = {}
+    groups: defaultdict[int, list[float]] = defaultdict(list)
     for sample in samples:
-        groups.setdefault(sample.accumulation, []).append(sample.seconds)
+        groups[sample.accumulation].append(sample.seconds)
     return dict(sorted(groups.items()))
 
 

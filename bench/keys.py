@@ -22,9 +22,11 @@ from cryptography.hazmat.primitives.serialization import (
 
 from bench.bundle import open_regular
 from bench.errors import BadInput, EnvironmentCannot
-from bench.signing import FormatError, PublicKey, WireReader
+from bench.places import KEY, config_path
+from bench.ssh import FormatError, PublicKey, WireReader
 
 _BEGIN = b"-----BEGIN OPENSSH PRIVATE KEY-----"
+_PEM_PUBLIC = b"-----BEGIN PUBLIC KEY-----"
 _END = b"-----END OPENSSH PRIVATE KEY-----"
 _MAGIC = b"openssh-key-v1\0"
 _LARGEST = 64 * 2**10
@@ -44,13 +46,10 @@ class UserKey:
 
 
 def default_key_path() -> Path:
-    """${XDG_CONFIG_HOME:-~/.config}/bench/id_ed25519; a relative XDG_CONFIG_HOME does not count."""
-    configured = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    try:
-        base = configured if configured.is_absolute() else Path.home() / ".config"
-    except RuntimeError:
-        raise EnvironmentCannot("there is no home directory for a signing key", advice=_GIVE_ONE) from None
-    return base / "bench" / "id_ed25519"
+    path = config_path(KEY)
+    if path is None:
+        raise EnvironmentCannot("there is no home directory for a signing key", advice=_GIVE_ONE)
+    return path
 
 
 def load_or_make_key(path: Path | None = None) -> UserKey:
@@ -99,7 +98,10 @@ def _publish(path: Path, data: bytes, mode: int) -> bool:
 def load_key(path: Path, *, made: bool = False) -> UserKey:
     """An Ed25519 private key in OpenSSH's format; a passphrase is asked for on the terminal."""
     data = _read(path)
-    encrypted = _look_inside(path, data)
+    encrypted, inside = _look_inside(path, data)
+    if inside.application is not None:
+        message = "is the key of a token, which certifies (bench certify) but signs no run by itself"
+        raise BadInput(message, where=str(path), advice=_MAKE_ONE)
     private = _unlock(path, data) if encrypted else _decode(path, data, None)
     try:
         public = PublicKey.of(private)
@@ -114,14 +116,28 @@ def _read(path: Path) -> bytes:
         data = file.read(_LARGEST + 1)
     # ssh's own rule: what another user owns, that user answers for.
     loose = status.st_mode & 0o077 and status.st_uid == os.getuid()
-    if loose and data.startswith(b"-----BEGIN"):
+    if loose and data.startswith(b"-----BEGIN") and not data.startswith(_PEM_PUBLIC):
         message = f"its mode {stat.S_IMODE(status.st_mode):04o} lets others read this private key"
         raise BadInput(message, where=str(path), advice=f"chmod 600 {path}")
     return data
 
 
-def _look_inside(path: Path, data: bytes) -> bool:
-    """Whether a passphrase protects it. Wrong types are told before anyone types a passphrase."""
+def public_half(path: Path) -> PublicKey:
+    """Of a private key, for which no passphrase is needed, or of its .pub file."""
+    data = _read(path)
+    if data.startswith(_PEM_PUBLIC):
+        advice = "give the .pub file that ssh-keygen made"
+        raise BadInput("is a public key in PEM, not OpenSSH's form", where=str(path), advice=advice)
+    if data.startswith(b"-----BEGIN"):
+        return _look_inside(path, data)[1]
+    try:
+        return PublicKey.from_line(data.decode("ascii", "replace"))
+    except FormatError as error:
+        raise BadInput(str(error), where=str(path), advice=_MAKE_ONE) from None
+
+
+def _look_inside(path: Path, data: bytes) -> tuple[bool, PublicKey]:
+    """Whether a passphrase protects it, and its public half: told before anyone types a passphrase."""
     where = str(path)
     if data.startswith((b"ssh-", b"ecdsa-", b"sk-")):
         likely = path.with_suffix("") if path.suffix == ".pub" else "the file without .pub"
@@ -136,12 +152,12 @@ def _look_inside(path: Path, data: bytes) -> bool:
         cipher, _, _ = wire.string(), wire.string(), wire.string()
         if wire.number() != 1:
             raise FormatError("does not hold exactly one key")
-        PublicKey.from_blob(wire.string())
+        public = PublicKey.from_blob(wire.string())
     except FormatError as error:
         raise BadInput(str(error), where=where, advice=f"bench signs with Ed25519; {_MAKE_ONE}") from None
     except ValueError:
         raise BadInput("is a damaged OpenSSH private key", where=where, advice=_MAKE_ONE) from None
-    return cipher != b"none"
+    return cipher != b"none", public
 
 
 def _unlock(path: Path, data: bytes) -> Ed25519PrivateKey:

@@ -29,7 +29,7 @@ from bench.methods import (
 )
 from bench.models import Model
 from bench.models.inline import family_of
-from bench.result import NodeFacts, Trial
+from bench.result import NodeFacts, Skipped, Trial
 
 # A prediction can be wrong: only what is far too large is not tried at all.
 HOPELESS = 1.5
@@ -58,14 +58,6 @@ class Cell:
     @property
     def predicted_bytes(self) -> int | None:
         return self.needs[self.trials[0].micro_batch]
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    model: str
-    setting: Setting
-    label: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,16 @@ class Crashed:
     kind: Literal["crashed"] = "crashed"
 
 
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A setting that is not tried, and why."""
+
+    model: str
+    setting: tuple[str, ...]
+    label: str
+    reason: str
+
+
 Failure = OutOfMemory | Unsupported | TimedOut | Crashed
 Outcome = Measured | Failure
 ProofOrFailure = Proof | Failure

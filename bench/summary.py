@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from bench.codec import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
 from bench.errors import VerificationFailed
 from bench.estimate import Estimate, estimate, loss_difference
-from bench.methods import Setting
 from bench.models import Model
-from bench.plan import Skipped
 from bench.result import (
     Ceiling,
     Failure,
@@ -22,9 +19,14 @@ from bench.result import (
     Outcome,
     Proof,
     ProofOrFailure,
+    Skipped,
     Timing,
     Trial,
 )
+from bench.statement import Predicate, utc
+
+if TYPE_CHECKING:
+    from bench.verify import Files
 
 SCHEMA: Literal["bench/results/v1"] = "bench/results/v1"
 ROUNDING = 1e-9  # mathematics libraries differ in the last digits; nothing else may
@@ -43,7 +45,7 @@ class RunFacts:
 class TrialResult:
     id: str
     model: str
-    setting: Setting
+    setting: tuple[str, ...]
     label: str
     micro_batch: int
     accumulation: int
@@ -75,46 +77,63 @@ class Results:
         return pretty_json(to_json(self))
 
 
+@dataclass(frozen=True, slots=True)
+class Summarised:
+    """What is kept of a measurement once its samples have been read: a file may hold many of them."""
+
+    estimate: Estimate | None
+    first: Measurement  # without its steps
+    samples: int
+    seconds: float  # that they took, one after the other
+
+
+def digest(trial: Trial, measurement: Measurement, ceilings: Sequence[Ceiling]) -> Summarised:
+    return Summarised(
+        estimate(trial, measurement, measurement.flops, ceilings),
+        replace(measurement, steps=(), warmup=()),
+        len(measurement.steps) + len(measurement.warmup),
+        sum(step.seconds for step in (*measurement.warmup, *measurement.steps)),
+    )
+
+
 def summarise(
     trials: Sequence[tuple[Trial, str, Outcome]],
     ceilings: Sequence[Ceiling],
     proofs: Mapping[str, ProofOrFailure],
 ) -> tuple[TrialResult, ...]:
     """Trials with label and outcome, to what the tables show."""
-    naive = {
-        trial.model.name: outcome.measurement
-        for trial, _, outcome in trials
-        if trial.setting == () and isinstance(outcome, Measured)
-    }
-    return tuple(
-        _summary(trial, label, outcome, ceilings, naive.get(trial.model.name), proofs.get(trial.id))
-        for trial, label, outcome in trials
-    )
+    found: list[Found] = [
+        (t.id, t, label, digest(t, end.measurement, ceilings) if isinstance(end, Measured) else end)
+        for t, label, end in trials
+    ]
+    return _results(found, proofs)
 
 
-def _summary(
-    trial: Trial,
-    label: str,
-    outcome: Outcome,
-    ceilings: Sequence[Ceiling],
-    naive: Measurement | None,
-    proof: ProofOrFailure | None,
-) -> TrialResult:
-    measurement = outcome.measurement if isinstance(outcome, Measured) else None
+# A trial's id, which takes a while to compute, the trial, its label, and how it ended.
+Found = tuple[str, Trial, str, Summarised | Failure]
+
+
+def _results(found: Sequence[Found], proofs: Mapping[str, ProofOrFailure]) -> tuple[TrialResult, ...]:
+    naive = {t.model.name: s.first for _, t, _, s in found if t.setting == () and isinstance(s, Summarised)}
+    return tuple(_result(each, naive.get(each[1].model.name), proofs.get(each[0])) for each in found)
+
+
+def _result(found: Found, naive: Measurement | None, proof: ProofOrFailure | None) -> TrialResult:
+    name, trial, label, end = found
+    measured = end if isinstance(end, Summarised) else None
+    compared = naive if trial.setting else None
     return TrialResult(
-        id=trial.id,
+        id=name,
         model=trial.model.name,
         setting=trial.setting,
         label=label,
         micro_batch=trial.micro_batch,
         accumulation=trial.accumulation,
         gpus=trial.gpus,
-        outcome=outcome.kind,
-        failure=None if isinstance(outcome, Measured) else outcome,
-        estimate=estimate(trial, measurement, measurement.flops, ceilings) if measurement else None,
-        loss_difference=loss_difference(measurement, naive)
-        if measurement and naive and trial.setting
-        else None,
+        outcome="measured" if isinstance(end, Summarised) else end.kind,
+        failure=None if isinstance(end, Summarised) else end,
+        estimate=measured.estimate if measured else None,
+        loss_difference=loss_difference(measured.first, compared) if measured and compared else None,
         proof=proof if isinstance(proof, Proof) else None,
         unproven=None if isinstance(proof, Proof) else proof,
     )
@@ -129,35 +148,76 @@ def samples_bytes(trials: Sequence[tuple[Trial, str, Outcome]]) -> bytes:
     )
 
 
-def recompute(read: Callable[[str], bytes]) -> Mapping[str, Any]:
-    """Every summary of results.json again, from samples.jsonl; VerificationFailed where one differs."""
+def recompute(files: Files) -> Mapping[str, Any]:
+    """Every summary of results.json again, from samples.jsonl; VerificationFailed where one differs.
+
+    In memory is one line of samples at a time, so that no bundle is too large to be checked.
+    """
     try:
-        results = from_json(Results, strict_loads(read("results.json")))
-        lines = [strict_loads(line) for line in read("samples.jsonl").splitlines()]
-        measured = {line["trial"]: from_json(Measurement, line["measurement"]) for line in lines}
-    except (DecodeError, KeyError, TypeError) as error:
-        raise VerificationFailed(f"results do not have their form: {error}") from None
-    if results.manifest_digest != "sha256:" + hashlib.sha256(read("manifest.json")).hexdigest():
+        results = from_json(Results, strict_loads(files.read("results.json")))
+    except DecodeError as error:
+        raise VerificationFailed(f"does not have its form: {error}", where="results.json") from None
+    if results.manifest_digest != "sha256:" + files.sha256["manifest.json"]:
         raise VerificationFailed("the results are of another manifest")
-    if len(measured) != len(lines):
-        raise VerificationFailed("samples.jsonl holds a trial twice")
+    try:
+        return _recompute(results, files)
+    except (ArithmeticError, ValueError) as error:  # a step of no time at all, a clock in the year 10^300
+        message = f"the results and samples hold numbers that no run can give: {error}"
+        raise VerificationFailed(message) from None
+
+
+def _recompute(results: Results, files: Files) -> Mapping[str, Any]:
+    _require_same_run(results.run, files.run)
+    spent = [s for c in results.ceilings for s in c.samples] + [
+        t.proof.seconds for t in results.trials if t.proof
+    ]
+    if min(spent, default=1.0) <= 0:
+        raise ValueError("a ceiling or a proof that took no time")
+    trials = {entry.id: _trial(results, entry) for entry in results.trials}
+    if len(trials) != len(results.trials):
+        raise VerificationFailed("holds a trial twice", where="results.json")
+    measured = _read_samples(files, {e.id: trials[e.id] for e in results.trials if not e.failure}, results)
+    found: list[Found] = [(e.id, trials[e.id], e.label, _end(e, measured)) for e in results.trials]
     proofs = {t.id: proof for t in results.trials if (proof := t.proof or t.unproven)}
-    rebuilt = [_rebuilt(results, trial, measured) for trial in results.trials]
-    again = summarise(rebuilt, results.ceilings, proofs)
-    for theirs, ours in zip(results.trials, again, strict=True):
+    for theirs, ours in zip(results.trials, _results(found, proofs), strict=True):
         if difference := _difference(theirs, ours):
             raise VerificationFailed(f"trial {theirs.id}: {difference} does not follow from the samples")
-    if unused := measured.keys() - {t.id for t in results.trials if t.outcome == "measured"}:
-        raise VerificationFailed(f"samples of a trial that is not in the results: {min(unused)}")
+    in_steps = sum(s.seconds for s in measured.values())
     return {
         "results": results,
-        "samples": sum(len(m.steps) + len(m.warmup) for m in measured.values()),
+        "samples": sum(s.samples for s in measured.values()),
+        "measured_seconds": in_steps + sum(t.proof.seconds for t in results.trials if t.proof),
     }
 
 
-def _rebuilt(
-    results: Results, entry: TrialResult, measured: Mapping[str, Measurement]
-) -> tuple[Trial, str, Outcome]:
+def _require_same_run(ours: RunFacts, signed: Predicate) -> None:
+    found = (ours.id, ours.complete, utc(ours.started_at), utc(ours.ended_at))
+    if found != (signed.run_id, signed.complete, signed.started_at, signed.ended_at):
+        raise VerificationFailed("the results are of another run than the statement")
+
+
+def _read_samples(files: Files, trials: Mapping[str, Trial], results: Results) -> Mapping[str, Summarised]:
+    measured: dict[str, Summarised] = {}
+    for number, line in enumerate(files.lines("samples.jsonl"), start=1):
+        where = f"samples.jsonl: line {number}"
+        try:
+            document = strict_loads(line)
+            name, measurement = document["trial"], from_json(Measurement, document["measurement"])
+        except (DecodeError, KeyError, TypeError) as error:
+            raise VerificationFailed(f"does not have its form: {error}", where=where) from None
+        if not isinstance(name, str) or name not in trials:
+            raise VerificationFailed("is of a trial that is not in the results", where=where)
+        if name in measured:
+            raise VerificationFailed(f"holds the trial {name} for the second time", where=where)
+        if any(
+            step.seconds <= 0 or step.accumulation < 1 for step in (*measurement.warmup, *measurement.steps)
+        ):
+            raise ValueError(f"a step of no time in the trial {name}")
+        measured[name] = digest(trials[name], measurement, results.ceilings)
+    return measured
+
+
+def _trial(results: Results, entry: TrialResult) -> Trial:
     """The trial that an entry claims to be; its id must follow from its parts."""
     model = next((m for m in results.models if m.name == entry.model), None)
     if model is None or entry.gpus < 1 or entry.micro_batch < 1:
@@ -168,11 +228,15 @@ def _rebuilt(
     )  # fmt: skip
     if trial.id != entry.id:
         raise VerificationFailed(f"trial {entry.id} is not what its parts say: {trial.id}")
+    return trial
+
+
+def _end(entry: TrialResult, measured: Mapping[str, Summarised]) -> Summarised | Failure:
     if entry.failure is not None:
-        return trial, entry.label, entry.failure
+        return entry.failure
     if entry.id not in measured:
         raise VerificationFailed(f"trial {entry.id} has no samples")
-    return trial, entry.label, Measured(measured[entry.id])
+    return measured[entry.id]
 
 
 def _difference(theirs: Any, ours: Any, name: str = "it") -> str | None:

@@ -1,20 +1,23 @@
 """Is this bundle what it claims to be? Every check in order; the first that fails ends it.
 
-The signature comes first: nothing of a bundle is interpreted before it is known who signed the statement.
+The signatures come first: nothing of a bundle is interpreted before it is known who signed the statement.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.bundle import (
-    MAX_MEMBER_BYTES,
+    CERTIFICATE,
+    ENVELOPE,
+    MAX_LINE_BYTES,
+    RECEIPT,
+    RECEIPT_SIGNATURE,
     SIGNATURE,
     SIGNING,
     STATEMENT,
@@ -22,230 +25,188 @@ from bench.bundle import (
     open_bundle,
     payload_fault,
 )
-from bench.errors import BadInput, VerificationFailed
-from bench.signing import NAMESPACE, FormatError, PublicKey, parse_statement, verify
+from bench.dsse import verify_own
+from bench.errors import VerificationFailed
+from bench.handshake import (
+    BUNDLE_NAMESPACE,
+    DRIFT_SECONDS,
+    RECEIPT_NAMESPACE,
+    Receipt,
+    certificate_fault,
+    read,
+    receipt_fault,
+)
+from bench.ssh import Certificate
+from bench.sshsig import Signed, verify
+from bench.statement import FIRST, Predicate, Statement, parse_statement, utc
+from bench.verdict import Verdict
 
-MAX_STATEMENT_BYTES = 4 * 2**20
-MAX_SIGNATURE_BYTES = 4 * 2**10
-MAX_TRUST_BYTES = 2**20
-
-Read = Callable[[str], bytes]
-Recompute = Callable[[Read], Mapping[str, object]]
-
-
-# --- whom to trust -------------------------------------------------------------------------------------
-
-# Patterns as text: compiled only when there is a file to read, since a verification is mostly start-up.
-_KEY_TYPE = r"(ssh|ecdsa|sk-ssh|sk-ecdsa|webauthn-sk-ecdsa)-[A-Za-z0-9@.-]+"
-_WORD = r'\s*((?:"(?:[^"\\]|\\.)*"|[^\s"])+)(?=\s|$)'
-_OPTION = r'([A-Za-z-]+)(?:="((?:[^"\\]|\\.)*)")?(?:,|$)'
-_OPTIONS = frozenset({"cert-authority", "namespaces", "valid-after", "valid-before"})
-_TIME = r"([0-9]{4})([0-9]{2})([0-9]{2})(?:([0-9]{2})([0-9]{2})([0-9]{2})?)?([Zz]?)"
-
-
-@dataclass(frozen=True, slots=True)
-class AllowedSigner:
-    """One key of an allowed_signers file (see ssh-keygen(1)), or the one of a .pub file."""
-
-    key: PublicKey
-    principals: str
-    namespaces: str | None = None  # patterns; None allows all
-    valid_after: float | None = None
-    valid_before: float | None = None
-
-    def refusal(self, namespace: str, now: float) -> str | None:
-        """Why its signature does not count here and now."""
-        if self.namespaces is not None and not _matches(namespace, self.namespaces):
-            return f"is allowed for the namespaces {self.namespaces} only, not {namespace}"
-        if self.valid_after is not None and now < self.valid_after:
-            return "is not valid yet"
-        if self.valid_before is not None and now > self.valid_before:
-            return "is no longer valid"
-        return None
-
-
-def _matches(text: str, patterns: str) -> bool:
-    """ssh's pattern lists: * and ?, and a match with ! in front refuses whatever else matches."""
-    allowed = False
-    for pattern in patterns.split(","):
-        glob = re.escape(pattern.removeprefix("!")).replace(r"\*", ".*").replace(r"\?", ".")
-        if re.fullmatch(glob, text, re.DOTALL):
-            if pattern.startswith("!"):
-                return False
-            allowed = True
-    return allowed
+if TYPE_CHECKING:
+    from bench.krl import Revoked
+    from bench.trust import TrustPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class TrustPolicy:
-    """The keys whose bundles are trusted, as the user's file lists them."""
+class Rules:
+    """By what a bundle is judged: whom the user trusts, what is revoked, and the time."""
 
-    source: str
-    signers: tuple[AllowedSigner, ...]
-
-    @classmethod
-    def from_file(cls, path: Path) -> TrustPolicy:
-        """A .pub file or an allowed_signers file."""
-        try:
-            with path.open("rb") as file:
-                data = file.read(MAX_TRUST_BYTES + 1)
-            text = data.decode()
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or "not a text file"
-            raise BadInput(f"the trusted keys cannot be read: {reason}", where=str(path)) from None
-        if len(data) > MAX_TRUST_BYTES:
-            raise BadInput(f"more than {MAX_TRUST_BYTES} bytes are no list of keys", where=str(path))
-        return cls.from_text(text, str(path))
-
-    @classmethod
-    def from_text(cls, text: str, source: str) -> TrustPolicy:
-        if "PRIVATE KEY-----" in text:
-            raise BadInput("is a private key", where=source, advice="give the public one, the file with .pub")
-        signers = []
-        for number, line in enumerate(text.split("\n"), start=1):
-            try:
-                signer = _parse_signer(line.strip())
-            except FormatError as error:
-                raise BadInput(str(error), where=f"{source}: line {number}") from None
-            if signer:
-                signers.append(signer)
-        if not signers:
-            advice = "give a .pub file, or an allowed_signers file as in ssh-keygen(1)"
-            raise BadInput("lists no Ed25519 key", where=source, advice=advice)
-        return cls(source, tuple(signers))
-
-    def accept(self, key: PublicKey, now: float) -> str:
-        """Where the key is listed, and as whom; VerificationFailed if it is not, or not for bundles now."""
-        refusals = []
-        for signer in self.signers:
-            if signer.key == key:
-                refusal = signer.refusal(NAMESPACE, now)
-                if refusal is None:
-                    return f"{self.source} as {signer.principals}" if signer.principals else self.source
-                refusals.append(refusal)
-        why = f"which {refusals[0]}" if refusals else "which is not among them"
-        raise VerificationFailed(f"not trusted by {self.source}: signed by {key.fingerprint}, {why}")
+    trust: TrustPolicy | None = None
+    demanded: bool = True  # a bundle by somebody else fails, rather than counting as one by a stranger
+    revoked: tuple[Revoked, ...] = ()
+    now: float | None = None  # unix seconds; None: the clock
 
 
-def _parse_signer(line: str) -> AllowedSigner | None:
-    """One line; None if it holds nothing that could sign a bundle."""
-    if not line or line.startswith("#"):
-        return None
-    words: list[str] = []
-    while len(words) < 4 and (match := re.match(_WORD, line)):
-        words.append(match[1])
-        line = line[match.end() :]
-    words += [""] * (4 - len(words))
-    at = next((i for i in range(3) if re.fullmatch(_KEY_TYPE, words[i])), None)
-    if at is None:
-        raise FormatError("is neither a public key nor a line of allowed_signers")
-    principals, options = (*words[:at], "", "")[:2]
-    kind, blob = words[at : at + 2]
-    if kind != "ssh-ed25519":
-        return None
-    given = _parse_options(options)
-    if "cert-authority" in given:  # it vouches for keys, and signs no bundle itself
-        return None
-    return AllowedSigner(
-        PublicKey.from_line(f"{kind} {blob}"),
-        principals.strip('"'),
-        given.get("namespaces"),
-        _parse_time(given.get("valid-after")),
-        _parse_time(given.get("valid-before")),
-    )
+class Files:
+    """The payload of a bundle, as it was signed, for whoever recomputes what follows from it."""
+
+    def __init__(self, bundle: Bundle, statement: Statement) -> None:
+        self._bundle = bundle
+        self.run = statement.predicate
+        self.sha256 = statement.subjects  # of each file, as signed
+
+    def read(self, name: str) -> bytes:
+        """A file at once: for what is small."""
+        self._require_signed(name)
+        data = self._bundle.read(name)
+        self._require_unchanged(name, hashlib.sha256(data).hexdigest())
+        return data
+
+    def lines(self, name: str) -> Iterator[bytes]:
+        """A file line by line. What is made of the lines may only be used once the last one has come."""
+        self._require_signed(name)
+        total = hashlib.sha256()
+        rest = b""
+        for chunk in self._bundle.chunks(name):
+            total.update(chunk)
+            *whole, rest = (rest + chunk).split(b"\n")
+            yield from whole
+            if len(rest) > MAX_LINE_BYTES:
+                raise VerificationFailed(f"has a line of more than {MAX_LINE_BYTES} bytes", where=name)
+        if rest:
+            yield rest
+        self._require_unchanged(name, total.hexdigest())
+
+    def _require_signed(self, name: str) -> None:
+        if name not in self.sha256:
+            raise VerificationFailed("is missing in the bundle", where=name)
+
+    def _require_unchanged(self, name: str, found: str) -> None:
+        # Again, on the very bytes that are used: the file on the disk may have changed since the first check.
+        if found != self.sha256[name]:
+            raise VerificationFailed("changed while it was verified", where=name)
 
 
-def _parse_options(text: str) -> dict[str, str]:
-    options: dict[str, str] = {}
-    while text:
-        match = re.match(_OPTION, text)
-        name = match[1].lower() if match else ""
-        # An option that is not understood may be a restriction: better no trust than too much.
-        if not match or name not in _OPTIONS or name in options:
-            raise FormatError(f"has an option that bench does not understand: {text!r:.80}")
-        options[name] = match[2] or ""
-        text = text[match.end() :]
-    return options
+Recompute = Callable[[Files], Mapping[str, object]]
 
 
-def _parse_time(text: str | None) -> float | None:
-    """YYYYMMDD[HHMM[SS]], in local time unless a Z follows."""
-    if text is None:
-        return None
-    from datetime import UTC, datetime  # rarely needed, and not free to import
-
-    if match := re.fullmatch(_TIME, text):
-        year, month, day, hour, minute, second = (int(n or 0) for n in match.groups()[:6])
-        with suppress(ValueError, OverflowError):  # month 13, year 0
-            zone = UTC if match[7] else None
-            return datetime(year, month, day, hour, minute, second, tzinfo=zone).timestamp()
-    raise FormatError(f"has a time that is not YYYYMMDD[HHMM[SS]][Z]: {text!r:.40}")
-
-
-# --- the verdict ---------------------------------------------------------------------------------------
+# --- who signed, and who says so ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What was proven of a bundle. There is none of a bundle that failed: that is an error."""
+class Origin:
+    """What the signatures show, before a word of the statement is read."""
 
-    path: str
-    files: int
-    size_bytes: int
-    run_id: str
-    fingerprint: str
-    trusted: bool
-    trusted_by: str | None  # the file that lists the key, and as whom
-    level: str
-    complete: bool
-    started_at: str
-    ended_at: str
-    recomputed: Mapping[str, object]
-
-    def to_lines(self) -> list[str]:
-        samples = self.recomputed.get("samples")
-        counted = f", {samples:,} samples" if isinstance(samples, int) else ""
-        voucher = f"trusted by {self.trusted_by}" if self.trusted else "which --trust has not vouched for"
-        proven = "integrity and origin are" if self.trusted else "integrity is"
-        unproven = "freshness" if self.trusted else "origin, freshness"
-        lines = [
-            f"valid      {self.files:,} files{counted}; every summary recomputed and equal",
-            f"signed     run {self.run_id} by {self.fingerprint}, {voucher}",
-            f"level      {self.level}: {proven} proven; {unproven} and the node's honesty are not",
-        ]
-        if not self.complete:
-            lines.append("incomplete the run ended before its plan did")
-        return lines
+    signed: Signed
+    receipt: Receipt | None
+    trusted_by: str | None  # the file that lists the key or its authority, and as whom
+    doubt: str | None  # why nobody vouches for it
 
 
-def verify_bundle(path: Path, trust: TrustPolicy | None, recompute: Recompute) -> Verdict:
-    """The verdict, or VerificationFailed with the file and the reason.
+def _origin(bundle: Bundle, statement: bytes, rules: Rules) -> Origin:
+    signed = verify(statement, bundle.read(SIGNATURE), BUNDLE_NAMESPACE)
+    if signed.key.application is not None:
+        raise VerificationFailed("the signature is by a token, which certifies runs but signs none")
+    if ENVELOPE in bundle.members:
+        verify_own(bundle.read(ENVELOPE), statement, signed.key)
+    _check_certificate_file(bundle, signed.certificate)
+    receipt = _receipt(bundle, signed.certificate)
+    for listed in rules.revoked:
+        if why := listed.refusal(signed.key, signed.certificate):
+            raise VerificationFailed(f"{why}, says {listed.source}")
+    at = float(receipt.received_at) if receipt else time.time() if rules.now is None else rules.now
+    if receipt and signed.certificate and (why := _out_of_time(signed.certificate, at)):
+        raise VerificationFailed(f"was received when {why}")
+    if rules.trust is None:
+        return Origin(signed, receipt, None, "which --trust has not vouched for")
+    try:
+        return Origin(signed, receipt, _trusted_by(signed, receipt, at, rules.trust), None)
+    except VerificationFailed as error:
+        if rules.demanded:
+            raise
+        return Origin(signed, receipt, None, error.message)
 
-    `recompute` gets a function that reads one payload file, and derives every summary once more from the
-    raw samples; it raises VerificationFailed if one differs. What it returns goes into the verdict.
-    """
-    with open_bundle(path) as bundle:
-        statement_bytes = bundle.read(STATEMENT, MAX_STATEMENT_BYTES)
-        key = verify(statement_bytes, bundle.read(SIGNATURE, MAX_SIGNATURE_BYTES))
-        trusted_by = trust.accept(key, time.time()) if trust else None
-        statement = parse_statement(statement_bytes)
-        _check_files(bundle, statement.subjects)
-        recomputed = recompute(_reader(bundle, statement.subjects))
-    run = statement.predicate
-    return Verdict(
-        path=str(path),
-        files=len(bundle.members),
-        size_bytes=bundle.size,
-        run_id=run.run_id,
-        fingerprint=key.fingerprint,
-        trusted=trust is not None,
-        trusted_by=trusted_by,
-        level=run.level,
-        complete=run.complete,
-        started_at=run.started_at,
-        ended_at=run.ended_at,
-        recomputed=recomputed,
-    )
+
+def _check_certificate_file(bundle: Bundle, certificate: Certificate | None) -> None:
+    expected = f"{certificate.line()}\n".encode() if certificate else None
+    if expected != (bundle.read(CERTIFICATE) if CERTIFICATE in bundle.members else None):
+        raise VerificationFailed("is not the certificate of the signature", where=CERTIFICATE)
+
+
+def _receipt(bundle: Bundle, certificate: Certificate | None) -> Receipt | None:
+    if RECEIPT not in bundle.members and RECEIPT_SIGNATURE not in bundle.members:
+        return None
+    data = bundle.read(RECEIPT)
+    signer = verify(data, bundle.read(RECEIPT_SIGNATURE), RECEIPT_NAMESPACE, "the receipt's signature")
+    if certificate is None or signer.certificate is not None or signer.key != certificate.authority:
+        message = "is not signed by the authority that certified the run's key"
+        raise VerificationFailed(message, where=RECEIPT)
+    return read(Receipt, data)
+
+
+def _out_of_time(certificate: Certificate, at: float) -> str | None:
+    if at < certificate.valid_after:
+        return f"the run's certificate was not valid yet: it is from {utc(certificate.valid_after)}"
+    if at >= certificate.valid_before:
+        return f"the run's certificate had expired: at {utc(certificate.valid_before)}"
+    return None
+
+
+def _trusted_by(signed: Signed, receipt: Receipt | None, at: float, trust: TrustPolicy) -> str:
+    certificate = signed.certificate
+    if certificate is None:
+        return trust.accept(signed.key, BUNDLE_NAMESPACE, at)
+    name = certificate.principals[0] if len(certificate.principals) == 1 else ""
+    listed = trust.accept(certificate.authority, BUNDLE_NAMESPACE, at, name)
+    if receipt:
+        trust.accept(certificate.authority, RECEIPT_NAMESPACE, at)
+    elif why := _out_of_time(certificate, at):
+        advice = "bench receive must come in time; on its node, bench run --challenge --resume signs it anew"
+        raise VerificationFailed(f"no receipt, and {why}", advice=advice)
+    return listed
+
+
+# --- what the statement says of it ----------------------------------------------------------------------
+
+
+def _check_run(statement: Statement, data: bytes, origin: Origin, enveloped: bool) -> None:
+    """The certificate, the receipt and the envelope are those of this very run."""
+    run, certificate, receipt = statement.predicate, origin.signed.certificate, origin.receipt
+    if enveloped == (run.schema == FIRST):
+        missing = "has none in this version" if enveloped else "is missing in the bundle"
+        raise VerificationFailed(missing, where=ENVELOPE)
+    if (certificate is None) != (run.nonce is None):
+        raise VerificationFailed(f"the statement says level {run.level}, its certificate does not")
+    if certificate is None or run.nonce is None:
+        return
+    if fault := certificate_fault(certificate, run.run_id, run.nonce):
+        raise VerificationFailed(f"the run's certificate {fault}")
+    if receipt is None:
+        return
+    if fault := receipt_fault(receipt, run.run_id, run.nonce, data, certificate):
+        raise VerificationFailed(f"the receipt {fault}")
+
+
+def _check_time(receipt: Receipt | None, recomputed: Mapping[str, object]) -> None:
+    """No more was measured than fits between challenge and receipt, by the operator's clock."""
+    measured = recomputed.get("measured_seconds")
+    if receipt is None or not isinstance(measured, float):
+        return
+    seen = receipt.received_at - receipt.challenged_at
+    if measured > seen + DRIFT_SECONDS:
+        message = (
+            f"its samples take {measured:.0f} s, but the operator saw {seen} s from challenge to receipt"
+        )
+        raise VerificationFailed(message)
 
 
 def _check_files(bundle: Bundle, subjects: Mapping[str, str]) -> None:
@@ -262,12 +223,58 @@ def _check_files(bundle: Bundle, subjects: Mapping[str, str]) -> None:
             raise VerificationFailed("its sha256 is not the signed one: it was changed", where=name)
 
 
-def _reader(bundle: Bundle, subjects: Mapping[str, str]) -> Read:
-    def read(name: str) -> bytes:
-        data = bundle.read(name, MAX_MEMBER_BYTES)
-        # Again, on the very bytes that will be used: the file on the disk may have changed since.
-        if hashlib.sha256(data).hexdigest() != subjects.get(name):
-            raise VerificationFailed("changed while it was verified", where=name)
-        return data
+# --- the verdict ----------------------------------------------------------------------------------------
 
-    return read
+
+def verify_bundle(path: Path, recompute: Recompute, rules: Rules | None = None) -> Verdict:
+    """The verdict, or VerificationFailed with the file and the reason.
+
+    `recompute` gets the payload files, and derives every summary once more from the raw samples; it raises
+    VerificationFailed if one differs. What it returns goes into the verdict.
+    """
+    with open_bundle(path) as bundle:
+        data = bundle.read(STATEMENT)
+        origin = _origin(bundle, data, rules or Rules())
+        statement = parse_statement(data)
+        _check_run(statement, data, origin, ENVELOPE in bundle.members)
+        _check_files(bundle, statement.subjects)
+        recomputed = recompute(Files(bundle, statement))
+        _check_time(origin.receipt, recomputed)
+        return _verdict(path, bundle, statement.predicate, data, origin, recomputed)
+
+
+def _verdict(
+    path: Path,
+    bundle: Bundle,
+    run: Predicate,
+    statement: bytes,
+    origin: Origin,
+    recomputed: Mapping[str, object],
+) -> Verdict:
+    certificate, receipt = origin.signed.certificate, origin.receipt
+    trusted = origin.trusted_by is not None
+    return Verdict(
+        path=str(path),
+        files=len(bundle.members),
+        size_bytes=bundle.size,
+        run_id=run.run_id,
+        fingerprint=origin.signed.key.fingerprint,
+        certified_by=certificate.authority.fingerprint if certificate else None,
+        certificate_sha256=hashlib.sha256(certificate.blob).hexdigest() if certificate else None,
+        certified_until=utc(certificate.valid_before) if certificate else None,
+        trusted=trusted,
+        trusted_by=origin.trusted_by,
+        doubt=origin.doubt,
+        level="operator" if trusted and receipt else "self",
+        level_claimed=run.level,
+        nonce=run.nonce,
+        challenged_at=utc(receipt.challenged_at) if receipt else None,
+        received_at=utc(receipt.received_at) if receipt else None,
+        seen_seconds=receipt.received_at - receipt.challenged_at if receipt else None,
+        complete=run.complete,
+        started_at=run.started_at,
+        ended_at=run.ended_at,
+        manifest_sha256=run.manifest_sha256,
+        statement_sha256=hashlib.sha256(statement).hexdigest(),
+        recomputed=recomputed,
+    )

@@ -15,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import bundle as bundle_module
-from bench.bundle import MAX_MEMBER_BYTES, Bundle, open_bundle, pack, write_bundle
+from bench import pack as pack_module
+from bench.bundle import MAX_WHOLE_BYTES, Bundle, open_bundle
 from bench.errors import BadInput, EnvironmentCannot, VerificationFailed
-from tests.fuzz_bundle import BLOCK, FILES, KEY, member, packed, predicate
+from bench.pack import pack, write_bundle
+from tests.bundles import BLOCK, FILES, KEY, member, packed, predicate
 
 END = bytes(2 * BLOCK)
 NAMES = st.from_regex(r"\A[a-z0-9][a-z0-9._-]{0,20}(/[a-z0-9][a-z0-9._-]{0,20})?\Z")
@@ -69,19 +71,20 @@ def test_what_was_written_is_read(tmp_path_factory: pytest.TempPathFactory, file
     write_bundle(path, files)
     with open_bundle(path) as bundle:
         assert list(bundle.members) == sorted(files)
-        assert {name: bundle.read(name, 1100) for name in files} == files
+        assert {name: bundle.read(name) for name in files} == files
 
 
 def test_plain_tar_reads_it(tmp_path: Path) -> None:
     path = packed(tmp_path / "b.tar")
     listed = subprocess.run(["tar", "-tvf", path], capture_output=True, text=True, check=True)
     assert listed.stderr == ""
-    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["-rw-r--r--"] * 6
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["-rw-r--r--"] * 7
     assert [line.split()[-1] for line in listed.stdout.splitlines()] == [
         "logs/0123456789abcdef.txt",
         "manifest.json",
         "results.json",
         "samples.jsonl",
+        "statement.dsse.json",
         "statement.json",
         "statement.json.sig",
     ]
@@ -119,7 +122,7 @@ def test_a_file_that_grows_while_it_is_packed_is_no_bundle(
 ) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"one")
-    monkeypatch.setattr(bundle_module, "_chunks", lambda source: [b"one and more"])
+    monkeypatch.setattr(pack_module, "_chunks", lambda source: [b"one and more"])
     with pytest.raises(EnvironmentCannot, match="changed while it was packed"):
         write_bundle(tmp_path / "b.tar", {"log": log})
 
@@ -215,9 +218,9 @@ def test_nothing_follows_the_end_and_nothing_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_size_is_checked_before_anything_is_read(tmp_path: Path) -> None:
-    huge = foreign(size=MAX_MEMBER_BYTES + 1)
-    refused(huge, f"at most {MAX_MEMBER_BYTES}")
-    refused(foreign(size=MAX_MEMBER_BYTES), "it is truncated")
+    most = MAX_WHOLE_BYTES["manifest.json"]
+    refused(foreign(size=most + 1), f"at most {most}")
+    refused(foreign(size=most), "it is truncated")
     refused(foreign(size=8**11 - 1), "at most")
     refused(foreign(tarfile.GNU_FORMAT, size=2**60), "is not as bench writes it")  # GNU's base-256 numbers
 
@@ -229,7 +232,7 @@ def test_the_caps_hold_for_writer_and_reader(tmp_path: Path, monkeypatch: pytest
     for cap, value, why in (
         ("MAX_TOTAL_BYTES", 1199, "more than 1199 bytes in all"),
         ("MAX_MEMBERS", 2, "more than 2 members"),
-        ("MAX_MEMBER_BYTES", 599, "a member has at most 599"),
+        ("MAX_MEMBER_BYTES", 599, "a has 600 bytes; it has at most 599"),
     ):
         with monkeypatch.context() as lower:
             lower.setattr(bundle_module, cap, value)
@@ -238,13 +241,11 @@ def test_the_caps_hold_for_writer_and_reader(tmp_path: Path, monkeypatch: pytest
                 write_bundle(tmp_path / "b.tar", files)
 
 
-def test_a_member_is_read_up_to_a_limit(tmp_path: Path) -> None:
+def test_a_member_is_read_whole_or_is_missing(tmp_path: Path) -> None:
     bundle = opened(member("a", b"12345", tmp_path) + END)
-    assert bundle.read("a", 5) == b"12345"
-    with pytest.raises(VerificationFailed, match="has 5 bytes; at most 4"):
-        bundle.read("a", 4)
+    assert bundle.read("a") == b"12345"
     with pytest.raises(VerificationFailed, match="b: is missing in the bundle"):
-        bundle.read("b", 4)
+        bundle.read("b")
 
 
 def test_a_large_member_is_hashed_in_little_memory(tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ import pytest
 
 from bench import keys
 from bench.errors import BadInput, BenchError, EnvironmentCannot
+from bench.handshake import BUNDLE_NAMESPACE
 from bench.keys import load_or_make_key
-from bench.signing import PublicKey, sign, verify
+from bench.ssh import PublicKey
+from bench.sshsig import sign, verify
 from tests.needs import needs
 
 
@@ -48,7 +50,9 @@ def test_the_first_use_makes_a_key_and_the_next_finds_it(home: Path) -> None:
     first, second = load_or_make_key(), load_or_make_key()
     assert (first.made, second.made) == (True, False)
     assert first.path == home / "id_ed25519"
-    assert first.public == second.public == verify(b"x", sign(b"x", second.private))
+    assert first.public == second.public
+    signed = verify(b"x", sign(b"x", second.private, BUNDLE_NAMESPACE), BUNDLE_NAMESPACE)
+    assert signed.key == first.public
 
 
 def test_the_key_is_for_its_owner_alone(home: Path) -> None:

@@ -5,21 +5,31 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.codec import pretty_json, to_json
-from bench.errors import BadInput, BenchError, VerificationFailed
+from bench.errors import BadInput, BenchError
+from bench.places import ALLOWED_SIGNERS, REVOKED, config_path
 from bench.summary import Results, recompute
-from bench.verify import TrustPolicy, Verdict, verify_bundle
+from bench.verdict import Verdict
+from bench.verify import Rules, verify_bundle
 
 MANY = 64  # bundles, from which on several processes are worth their start
 Checked = tuple[Path, Verdict | BenchError]
 
 
-def verify(paths: list[Path], trust: Path | None, as_json: bool) -> int:
+class Lists(NamedTuple):
+    """The files that the user named; without them, those that `bench keys` keeps count, if there are any."""
+
+    trust: Path | None = None
+    revoked: Path | None = None
+
+
+def verify(paths: list[Path], lists: Lists, as_json: bool) -> int:
     """0 if all are valid; otherwise the exit code of the worst, after all were looked at."""
-    checked = list(check_all(paths, trust))
+    checked = list(check_all(paths, lists))
     if as_json:
         sys.stdout.write(pretty_json([_verdict_json(path, verdict) for path, verdict in checked]).decode())
     for path, verdict in checked:
@@ -30,9 +40,9 @@ def verify(paths: list[Path], trust: Path | None, as_json: bool) -> int:
     return _exit_code(checked)
 
 
-def compare(paths: list[Path], trust: Path | None, as_json: bool) -> int:
+def compare(paths: list[Path], lists: Lists, as_json: bool) -> int:
     """Each bundle's table; one that does not verify is named and left out."""
-    checked = list(check_all(paths, trust))
+    checked = list(check_all(paths, lists))
     good = [(path, verdict) for path, verdict in checked if isinstance(verdict, Verdict)]
     if as_json:
         found = [{"path": str(p), "level": v.level, "results": to_json(results_of(v))} for p, v in good]
@@ -61,42 +71,47 @@ def results_of(verdict: Verdict) -> Results:
     return results
 
 
-def check_all(paths: Iterable[Path], trust: Path | None) -> Iterator[Checked]:
-    _policy(trust)  # a wrong file is one mistake, not one a bundle
+def check_all(paths: Iterable[Path], lists: Lists | None = None) -> Iterator[Checked]:
+    rules = _rules(lists or Lists())  # once: a wrong file is one mistake, not one a bundle
     every = list(_bundles(paths))
     if len(every) < MANY:
-        yield from map(partial(_checked, trust), every)
+        yield from map(partial(_checked, rules), every)
         return
     from concurrent.futures import ProcessPoolExecutor  # slow to import, and one bundle needs none
     from multiprocessing import get_context
 
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
-        yield from pool.map(partial(_checked, trust), every, chunksize=MANY // 4)
+        yield from pool.map(partial(_checked, rules), every, chunksize=MANY // 4)
 
 
-def _checked(trust: Path | None, path: Path) -> Checked:
+def _checked(rules: Rules, path: Path) -> Checked:
     try:
-        return path, _check(path, _policy(trust))
+        return path, verify_bundle(path, recompute, rules)
     except BenchError as error:
         error.where = error.where if error.where and str(path) in error.where else _place(path, error.where)
         return path, error
 
 
-@cache
-def _policy(trust: Path | None) -> TrustPolicy | None:
-    return TrustPolicy.from_file(trust) if trust else None
+def _rules(lists: Lists) -> Rules:
+    """A list that was named must vouch for every bundle. The user's own only adds to what is known of it."""
+    own = config_path(ALLOWED_SIGNERS)
+    known = lists.trust or (own if own and own.exists() else None)
+    listed = (path for path in (lists.revoked, config_path(REVOKED)) if path)
+    revoked = [path for path in listed if path == lists.revoked or path.exists()]
+    if not known and not revoked:
+        return Rules()
+    from bench.krl import Revoked  # who has no lists need not wait for what reads them
+    from bench.trust import TrustPolicy
+
+    return Rules(
+        trust=TrustPolicy.from_file(known) if known else None,
+        demanded=lists.trust is not None,
+        revoked=tuple(map(Revoked.from_file, revoked)),
+    )
 
 
 def _place(path: Path, inside: str | None) -> str:
     return f"{path}: {inside}" if inside else str(path)
-
-
-def _check(path: Path, policy: TrustPolicy | None) -> Verdict:
-    verdict = verify_bundle(path, policy, recompute)
-    run = results_of(verdict).run
-    if (run.id, run.complete) != (verdict.run_id, verdict.complete):
-        raise VerificationFailed("the results are of another run than the statement")
-    return verdict
 
 
 def _bundles(paths: Iterable[Path]) -> Iterator[Path]:

@@ -28,6 +28,8 @@ DISMISSAL_SECONDS = 60.0  # for those that are left, at the end
 CLEAN_SECONDS = 30.0  # for the memory of a job that was killed to come back
 TRACE_BYTES = 512 << 20  # the driver's own share is not always the same
 
+INTERRUPTED = "interrupted"  # by the user, who wants what there is, and now
+
 
 def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: Nodes | None) -> str | None:
     """Until nothing is open. Returns why it stopped early, or None."""
@@ -63,7 +65,7 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
             if nodes is not None:
                 _dismiss(run, supervisor, progress)
     except KeyboardInterrupt:
-        return f"interrupted, {_open(run)}"
+        return f"{INTERRUPTED}, {_open(run)}"
     finally:
         meter.close()
         progress.stop()

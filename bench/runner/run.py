@@ -9,28 +9,29 @@ from __future__ import annotations
 import secrets
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench import __version__
-from bench.bundle import pack
 from bench.codec import canonical_json, pretty_json, to_json
 from bench.errors import BadInput, EnvironmentCannot
 from bench.manifest import Manifest
+from bench.pack import pack
 from bench.plan import Plan, make_plan, target_of
 from bench.result import NodeFacts
 from bench.runner import journal as journals
 from bench.runner import probe, telemetry
 from bench.runner.journal import Journal
-from bench.runner.measure import measure, preload
+from bench.runner.measure import INTERRUPTED, measure, preload
 from bench.runner.nodes import LAST, Nodes
 from bench.runner.progress import Progress
+from bench.runner.seal import Seal, Sealer
 from bench.runner.state import Run
 from bench.runner.supervise import Supervisor
-from bench.signing import Predicate, Signer, utc
+from bench.statement import Predicate, utc
 from bench.summary import Results, samples_bytes
 
 PATIENCE = 40  # meetings in a row that come to nothing before a node that follows gives up
@@ -41,12 +42,13 @@ NUMBERS = 3  # how many jobs ahead it looks, for those that failed before it cam
 class Finished:
     results: Results
     bundle: Path
+    seal: Seal
 
 
 def execute(
     manifest: Manifest,
     out: Path,
-    signer: Signer,
+    sealer: Sealer,
     progress: Progress,
     *,
     resume: bool,
@@ -61,14 +63,25 @@ def execute(
         raise EnvironmentCannot(
             f"nothing in this manifest can run here: {reasons}", advice="bench plan shows all"
         )
-    folder = _choose_folder(out, manifest, node, resume)
+    folder = _choose_folder(out, manifest, node, resume, sealer.run_id)
     with Journal(folder) as journal, _interruptible():
         run = Run(manifest, node, plan, journal, folder)
         if not journal.events:
             run.record(_header(run))
+        sealer.begin(folder, progress.say)
         stopped = measure(run, progress, budget_seconds or manifest.budget_seconds, nodes)
+        seal = _seal(sealer, folder, progress, stopped)
         with _uninterruptible():
-            return _finish(run, signer, stopped)
+            return _finish(run, seal, stopped)
+
+
+def _seal(sealer: Sealer, folder: Path, progress: Progress, stopped: str | None) -> Seal:
+    """Who interrupts the run, or the wait for a certificate, wants the bundle now."""
+    wants_it_now = stopped is not None and stopped.startswith(INTERRUPTED)
+    try:
+        return sealer.seal(folder, progress.say, patient=not wants_it_now)
+    except KeyboardInterrupt:
+        return sealer.seal(folder, progress.say, patient=False)
 
 
 def follow(manifest: Manifest, nodes: Nodes, progress: Progress, *, on_cpu: bool) -> None:
@@ -123,12 +136,22 @@ def _header(run: Run) -> dict[str, Any]:
     }
 
 
-def _choose_folder(out: Path, manifest: Manifest, node: NodeFacts, resume: bool) -> Path:
-    """A new run's folder, or the newest unfinished one of the same manifest on the same machine."""
+def _choose_folder(out: Path, manifest: Manifest, node: NodeFacts, resume: bool, run_id: str | None) -> Path:
+    """A new run's folder, or the newest unfinished one of the same manifest on the same machine.
+
+    A run that an operator asked for has its id, and goes on even if it was finished: to be signed again,
+    say, because no certificate came in time.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    if resume and (found := _unfinished(out, manifest, node)):
+    folder = out / (run_id or secrets.token_hex(6))
+    if run_id and folder.exists():
+        if not resume:
+            raise BadInput("this run was begun before", where=str(folder), advice="--resume goes on with it")
+        if events := list(journals.read_journal(folder / journals.FILE_NAME)):
+            _require_same(folder, events[0], manifest, node)
+        return folder
+    if resume and not run_id and (found := _unfinished(out, manifest, node)):
         return found
-    folder = out / secrets.token_hex(6)
     folder.mkdir()
     return folder
 
@@ -139,19 +162,25 @@ def _unfinished(out: Path, manifest: Manifest, node: NodeFacts) -> Path | None:
         events = list(journals.read_journal(path))
         if not events or events[0].get("manifest") != manifest.digest or events[-1].get("event") == "end":
             continue
-        if canonical_json(events[0].get("node")) != canonical_json(to_json(node)):
-            raise BadInput(
-                "was begun on another machine or software stack; results must not be mixed",
-                where=str(path.parent),
-                advice="leave --resume out to start anew",
-            )
-        if events[0].get("bench") != __version__:
-            raise BadInput(f"was begun by bench {events[0].get('bench')}", where=str(path.parent))
+        _require_same(path.parent, events[0], manifest, node)
         return path.parent
     return None
 
 
-def _finish(run: Run, signer: Signer, stopped: str | None) -> Finished:
+def _require_same(folder: Path, header: Mapping[str, Any], manifest: Manifest, node: NodeFacts) -> None:
+    if header.get("manifest") != manifest.digest:
+        raise BadInput("was begun with another manifest", where=str(folder))
+    if canonical_json(header.get("node")) != canonical_json(to_json(node)):
+        raise BadInput(
+            "was begun on another machine or software stack; results must not be mixed",
+            where=str(folder),
+            advice="leave --resume out to start anew",
+        )
+    if header.get("bench") != __version__:
+        raise BadInput(f"was begun by bench {header.get('bench')}", where=str(folder))
+
+
+def _finish(run: Run, seal: Seal, stopped: str | None) -> Finished:
     results = run.results(stopped)
     files: dict[str, bytes | Path] = {
         "manifest.json": run.manifest.data,
@@ -165,13 +194,13 @@ def _finish(run: Run, signer: Signer, stopped: str | None) -> Finished:
     for log in sorted((run.folder / "logs").glob("*.txt")):
         files[f"logs/{log.name}"] = log.read_bytes()
     bundle = run.folder.with_suffix(".tar")
-    pack(bundle, files, _predicate(run, results), signer)
+    pack(bundle, files, _predicate(run, results, seal), seal.key, seal.certificate)
     if stopped is None:
         run.record({"event": "end", "bundle": bundle.name})
-    return Finished(results, bundle)
+    return Finished(results, bundle, seal)
 
 
-def _predicate(run: Run, results: Results) -> Predicate:
+def _predicate(run: Run, results: Results, seal: Seal) -> Predicate:
     return Predicate(
         run_id=run.id,
         manifest_sha256=run.manifest.digest.removeprefix("sha256:"),
@@ -179,6 +208,8 @@ def _predicate(run: Run, results: Results) -> Predicate:
         started_at=utc(results.run.started_at),
         ended_at=utc(results.run.ended_at),
         complete=results.run.complete,
+        level="operator" if seal.certificate else "self",
+        nonce=seal.nonce,
     )
 
 

@@ -1,0 +1,110 @@
+"""What the operator asked for, certified and received: append-only, each line holding the last one's hash.
+
+A nonce is consumed by its first `received` line. A line counts once its newline is on the disk; a torn
+last line is what a crash leaves, and is cut off. All else that does not fit is damage, and refused.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Literal, Self
+
+from bench.codec import DecodeError, canonical_json, from_json, strict_loads, to_json
+from bench.errors import BadInput, EnvironmentCannot
+from bench.handshake import LedgerEntry
+
+_START = "0" * 64
+Event = Literal["challenged", "certified", "received"]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One event. `facts` say more: the manifest, the certificate's serial number, the statement's digest."""
+
+    number: int
+    previous: str
+    at: int
+    event: Event
+    run_id: str
+    nonce: str
+    facts: Mapping[str, Any]
+
+    def to_bytes(self) -> bytes:
+        return canonical_json(to_json(self))
+
+    @property
+    def entry(self) -> LedgerEntry:
+        return LedgerEntry(self.number, hashlib.sha256(self.to_bytes()).hexdigest())
+
+
+class Ledger:
+    """Open, it holds the ledger's lock: what one command reads and then writes, no other changes between."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._file: BinaryIO = path.open("a+b")
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        except OSError as error:
+            message = f"the ledger cannot be kept here: {error.strerror}"
+            raise EnvironmentCannot(
+                message, where=str(path), advice="--ledger FILE is another place"
+            ) from None
+        try:
+            self.lines = list(self._read())
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read(self) -> Iterator[Line]:
+        self._file.seek(0)
+        data = self._file.read()
+        whole = data.rfind(b"\n") + 1
+        if whole != len(data):
+            self._file.truncate(whole)
+            os.fsync(self._file.fileno())
+        previous = _START
+        for number, raw in enumerate(data[:whole].splitlines(), start=1):
+            try:
+                line = from_json(Line, strict_loads(raw))
+            except DecodeError as error:
+                raise self._damaged(number, str(error)) from None
+            if (line.number, line.previous) != (number, previous) or line.to_bytes() != raw:
+                raise self._damaged(number, "it does not follow from the line before it")
+            previous = line.entry.sha256
+            yield line
+
+    def _damaged(self, number: int, why: str) -> BadInput:
+        advice = "a ledger is never edited: restore it from a copy, or begin another with --ledger"
+        return BadInput(f"line {number} is damaged: {why}", where=str(self.path), advice=advice)
+
+    def append(self, event: Event, at: int, run_id: str, nonce: str, facts: Mapping[str, Any]) -> Line:
+        previous = self.lines[-1].entry.sha256 if self.lines else _START
+        line = Line(len(self.lines) + 1, previous, at, event, run_id, nonce, facts)
+        self._file.write(line.to_bytes() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.lines.append(line)
+        return line
+
+    def find(self, event: Event, *, nonce: str | None = None, run_id: str | None = None) -> Line | None:
+        """The first such line."""
+        wanted = {"event": event, "nonce": nonce, "run_id": run_id}
+        asked = {name: value for name, value in wanted.items() if value is not None}
+        fits = (line for line in self.lines if all(getattr(line, n) == v for n, v in asked.items()))
+        return next(fits, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()

@@ -1,0 +1,104 @@
+"""The operator's key, used through ssh-keygen: it lies in a file, in an agent, or in a hardware token.
+
+ssh-keygen asks for passphrases and touches itself. The private key is never read here, and whatever
+ssh-keygen answers is verified before it counts.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.errors import BadInput, EnvironmentCannot
+from bench.handshake import BUNDLE_NAMESPACE, NAMESPACE_OPTION, NONCE_OPTION, key_id, principal
+from bench.keys import default_key_path, public_half
+from bench.ssh import Certificate, FormatError, PublicKey
+from bench.sshsig import verify
+from bench.statement import utc
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorKey:
+    path: Path  # as ssh-keygen takes it
+    public: PublicKey
+    in_agent: bool  # only the public half lies here
+
+    @classmethod
+    def find(cls, path: Path | None) -> OperatorKey:
+        """The key at the path: private, or public with the private half beside it or in the agent."""
+        path = path or default_key_path()
+        if not path.exists():
+            advice = "bench keys new makes one; --key FILE is another, FILE.pub one in an agent or token"
+            raise BadInput("there is no key to certify with", where=str(path), advice=advice)
+        public = public_half(path)
+        private = path.with_suffix("") if path.suffix == ".pub" else path
+        in_agent = not private.exists()
+        return cls(path if in_agent else private, public, in_agent)
+
+    def certify(
+        self, key: PublicKey, run_id: str, nonce: str, serial: int, valid: tuple[int, int]
+    ) -> Certificate:
+        """For one run, one namespace, one challenge, and a while; no server lets anybody in with it."""
+        self._say_touch(f"certify run {run_id}")
+        with tempfile.TemporaryDirectory(prefix="bench-certify-") as folder:
+            file = Path(folder) / "run.pub"
+            file.write_text(f"{key.line()}\n")
+            command = ["-q", "-s", str(self.path), *(["-U"] if self.in_agent else [])]
+            command += ["-I", key_id(run_id), "-n", principal(run_id), "-z", str(serial), "-O", "clear"]
+            command += ["-O", f"critical:{NAMESPACE_OPTION}={BUNDLE_NAMESPACE}"]
+            command += ["-O", f"critical:{NONCE_OPTION}={nonce}"]
+            command += ["-V", ":".join(_compact(at) for at in valid), str(file)]
+            run_ssh_keygen(command, where=str(self.path))
+            line = file.with_name("run-cert.pub").read_text()
+        certificate = Certificate.from_line(" ".join(line.split()[:2]))
+        if certificate.authority != self.public or certificate.key != key:
+            raise EnvironmentCannot("ssh-keygen signed with another key", where=str(self.path))
+        return certificate
+
+    def sign(self, message: bytes, namespace: str) -> bytes:
+        self._say_touch("sign the receipt")
+        command = ["-q", "-Y", "sign", "-n", namespace, "-f", str(self.path)]
+        armored = run_ssh_keygen(command, where=str(self.path), stdin=message)
+        if verify(message, armored, namespace).key != self.public:
+            raise EnvironmentCannot("ssh-keygen signed with another key", where=str(self.path))
+        return armored
+
+    def _say_touch(self, why: str) -> None:
+        if self.public.application is not None:
+            print(f"touch the token to {why}", file=sys.stderr)
+
+
+def _compact(unix_seconds: int) -> str:
+    return "".join(c for c in utc(unix_seconds) if c.isdigit())
+
+
+def run_ssh_keygen(arguments: Sequence[str], *, where: str, stdin: bytes | None = None) -> bytes:
+    """What it prints. It asks on the terminal itself; what it complains of comes back as one line."""
+    try:
+        done = subprocess.run(
+            ["ssh-keygen", *arguments],
+            input=stdin,
+            capture_output=True,
+            check=False,
+            env=os.environ | {"TZ": "UTC"},  # of the times in -V
+        )
+    except FileNotFoundError:
+        advice = "install OpenSSH's client programs"
+        raise EnvironmentCannot("there is no ssh-keygen here", advice=advice) from None
+    if done.returncode != 0:
+        said = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+        reason = said[-1][:300] if said else "no reason given"
+        raise EnvironmentCannot(f"ssh-keygen refused: {reason}", where=where)
+    return done.stdout
+
+
+def read_certificate(path: Path) -> Certificate:
+    try:
+        return Certificate.from_line(path.read_text("ascii", "replace"))
+    except FormatError as error:
+        raise BadInput(str(error), where=str(path)) from None

@@ -1,0 +1,85 @@
+"""DSSE: the envelope that in-toto tools and cosign read. https://github.com/secure-systems-lab/dsse"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+
+from bench.codec import DecodeError, canonical_json, strict_loads
+from bench.errors import VerificationFailed
+from bench.ssh import FormatError, PublicKey, Signer, from_base64, to_base64
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+
+
+def pae(payload_type: str, payload: bytes) -> bytes:
+    """What is really signed: type and payload with their lengths, so that neither can pass for the other."""
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
+
+
+def seal(payload: bytes, key: Signer, payload_type: str = PAYLOAD_TYPE) -> bytes:
+    """The envelope with one signature, in canonical JSON; the key id is the key's SSH fingerprint."""
+    return _envelope(payload_type, payload, PublicKey.of(key), key.sign(pae(payload_type, payload)))
+
+
+def _envelope(payload_type: str, payload: bytes, key: PublicKey, signature: bytes) -> bytes:
+    signatures = [{"keyid": key.fingerprint, "sig": to_base64(signature)}]
+    document = {"payload": to_base64(payload), "payloadType": payload_type, "signatures": signatures}
+    return canonical_json(document)
+
+
+def unseal(envelope: bytes, key: PublicKey, payload_type: str = PAYLOAD_TYPE) -> bytes:
+    """The payload, if one of the signatures is this key's; any envelope that the protocol allows."""
+    payload, found_type, signatures = _open(envelope)
+    if not any(_fits(signature, pae(found_type, payload), key) for signature in signatures):
+        raise VerificationFailed(f"the envelope is not signed by {key.fingerprint}")
+    if found_type != payload_type:
+        raise VerificationFailed(f"the envelope holds {found_type!r:.60}, not {payload_type}")
+    return payload
+
+
+def verify_own(envelope: bytes, statement: bytes, key: PublicKey) -> None:
+    """That this is the envelope that seal() makes of these very bytes."""
+    payload, _, signatures = _open(envelope)
+    if payload != statement:
+        raise VerificationFailed("the envelope holds another statement than statement.json")
+    unseal(envelope, key)
+    if _envelope(PAYLOAD_TYPE, statement, key, signatures[0]) != envelope:
+        raise VerificationFailed("the envelope is not in its canonical form")
+
+
+def _fits(signature: bytes, data: bytes, key: PublicKey) -> bool:
+    try:
+        key.check(signature, data)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _open(envelope: bytes) -> tuple[bytes, str, list[bytes]]:
+    try:
+        document: Any = strict_loads(envelope)
+        payload = _from_any_base64(document["payload"])
+        signatures = [_from_any_base64(entry["sig"]) for entry in document["signatures"]]
+        payload_type = document["payloadType"]
+        if not isinstance(payload_type, str) or not signatures:
+            raise DecodeError("it has no payloadType, or no signature")
+        payload_type.encode()
+    except (DecodeError, FormatError, UnicodeEncodeError) as error:
+        raise VerificationFailed(f"the envelope is malformed: {error}") from None
+    except (KeyError, TypeError):
+        raise VerificationFailed("the envelope is malformed: it is no DSSE envelope") from None
+    return payload, payload_type, signatures
+
+
+def _from_any_base64(text: Any) -> bytes:
+    """Of the standard or the URL-safe alphabet: the protocol wants both read."""
+    if not isinstance(text, str):
+        raise FormatError("has something else where base64 belongs")
+    mixed = re.search(r"[-_]", text) and re.search(r"[+/]", text)
+    if mixed:
+        raise FormatError("mixes two alphabets of base64")
+    return from_base64(text.replace("-", "+").replace("_", "/"))

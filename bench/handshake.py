@@ -1,0 +1,178 @@
+"""What operator and node say to each other around a run, as plain documents. No files, no clocks here.
+
+operator              node
+challenge.json   ->                   a fresh nonce for one run of one manifest
+                 <-   request.json    a key made in the node's memory, signed by itself
+run-cert.pub     ->                   the operator's SSH key certifies that key, for this run alone
+                 <-   the bundle      signed by the key, with the nonce
+receipt.json                          the nonce is consumed; the operator countersigns what arrived
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from bench.codec import DecodeError, canonical_json, from_json, strict_loads, to_json
+from bench.errors import VerificationFailed
+from bench.ssh import Certificate, FormatError, PublicKey, Signer
+from bench.sshsig import sign, verify
+from bench.statement import is_nonce, is_run_id
+
+BUNDLE_NAMESPACE = "bench-bundle@v1"
+REQUEST_NAMESPACE = "bench-request@v1"
+RECEIPT_NAMESPACE = "bench-receipt@v1"
+NAMESPACE_OPTION = "bench-namespace@v1"
+NONCE_OPTION = "bench-nonce@v1"
+# How much longer than between challenge and receipt a run may claim to have lasted: clocks drift a little.
+DRIFT_SECONDS = 60
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+T = TypeVar("T", "Challenge", "Request", "Receipt")
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """The operator asks for one run of one manifest."""
+
+    run_id: str
+    nonce: str
+    manifest_sha256: str
+    issued_at: int  # unix seconds, by the operator's clock like all times below
+    schema: Literal["bench/challenge/v1"] = "bench/challenge/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The node asks for its key to be certified, and shows with a signature that it has it."""
+
+    run_id: str
+    nonce: str
+    key: str
+    schema: Literal["bench/request/v1"] = "bench/request/v1"
+    signature: str = ""  # SSHSIG by the key, over this document without it
+
+    def signed_part(self) -> bytes:
+        return canonical_json({k: v for k, v in to_json(self).items() if k != "signature"})
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """Where the ledger says so, for whoever audits the operator."""
+
+    number: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The operator has received this bundle, and no other for this nonce."""
+
+    run_id: str
+    nonce: str
+    statement_sha256: str
+    certificate_sha256: str
+    challenged_at: int  # for the first time, if this run was challenged again after its node was lost
+    received_at: int
+    ledger: LedgerEntry
+    schema: Literal["bench/receipt/v1"] = "bench/receipt/v1"
+
+
+def write(document: Challenge | Request | Receipt) -> bytes:
+    return canonical_json(to_json(document)) + b"\n"
+
+
+def read(kind: type[T], data: bytes) -> T:
+    """The document in these bytes, if they are what write() makes of it."""
+    name = kind.__name__.lower()
+    try:
+        value = strict_loads(data)
+        _check_schema(name, value)
+        document = from_json(kind, value)
+    except DecodeError as error:
+        raise VerificationFailed(f"is no {name} of bench: {error}") from None
+    if write(document) != data:
+        raise VerificationFailed(f"the {name} is not in its canonical form")
+    if not is_run_id(document.run_id) or not is_nonce(document.nonce):
+        raise VerificationFailed(f"the {name} has no run id or nonce of the right form")
+    return document
+
+
+def _check_schema(name: str, value: Any) -> None:
+    found = value.get("schema") if isinstance(value, dict) else None
+    if isinstance(found, str) and found.startswith(f"bench/{name}/") and found != f"bench/{name}/v1":
+        raise VerificationFailed(f"is of schema {found!r:.60}; this version of bench knows only v1")
+
+
+# --- the node's request ---------------------------------------------------------------------------------
+
+
+def make_request(challenge: Challenge, key: Signer) -> bytes:
+    unsigned = Request(challenge.run_id, challenge.nonce, PublicKey.of(key).line())
+    signature = sign(unsigned.signed_part(), key, REQUEST_NAMESPACE).decode()
+    return write(Request(unsigned.run_id, unsigned.nonce, unsigned.key, signature=signature))
+
+
+def check_request(data: bytes) -> tuple[Request, PublicKey]:
+    request = read(Request, data)
+    try:
+        key = PublicKey.from_line(request.key)
+    except FormatError as error:
+        raise VerificationFailed(f"the requested key {error}") from None
+    if key.application is not None:
+        raise VerificationFailed("the requested key is one of a token; a run's key is made in memory")
+    signer = verify(request.signed_part(), request.signature.encode(), REQUEST_NAMESPACE)
+    if signer.certificate is not None or signer.key != key or request.key != key.line():
+        raise VerificationFailed("the request is not signed by the key that it is for")
+    return request, key
+
+
+# --- the run's certificate ------------------------------------------------------------------------------
+
+
+def principal(run_id: str) -> str:
+    """The name under which a run's key signs; allowed_signers may say bench-run:*"""
+    return f"bench-run:{run_id}"
+
+
+def key_id(run_id: str) -> str:
+    return f"bench run {run_id}"
+
+
+def certificate_fault(certificate: Certificate, run_id: str, nonce: str) -> str | None:
+    """Why this certificate is not for this run's bundle, or allows more than that."""
+    options = {NAMESPACE_OPTION: BUNDLE_NAMESPACE, NONCE_OPTION: nonce}
+    if certificate.key.application is not None:
+        return "is for the key of a token"
+    if certificate.principals != (principal(run_id),) or certificate.key_id != key_id(run_id):
+        return f"is for {', '.join(certificate.principals)[:80] or 'anybody'}, not {principal(run_id)}"
+    if certificate.options.get(NAMESPACE_OPTION) != BUNDLE_NAMESPACE:
+        return f"is not for the namespace {BUNDLE_NAMESPACE}"
+    if certificate.options != options:
+        return "is for another challenge"
+    return None
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+# --- the receipt ----------------------------------------------------------------------------------------
+
+
+def receipt_fault(
+    receipt: Receipt, run_id: str, nonce: str, statement: bytes, cert: Certificate
+) -> str | None:
+    """Why this receipt is not for this bundle."""
+    if (receipt.run_id, receipt.nonce) != (run_id, nonce):
+        return f"is of run {receipt.run_id}, or of another challenge"
+    if receipt.statement_sha256 != sha256(statement):
+        return "is for another statement"
+    if receipt.certificate_sha256 != sha256(cert.blob):
+        return "is for another certificate"
+    in_order = 0 <= receipt.challenged_at <= receipt.received_at
+    if not in_order or not _SHA256.fullmatch(receipt.ledger.sha256):
+        return "contradicts itself"
+    return None

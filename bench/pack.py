@@ -1,0 +1,127 @@
+"""Writing bundles: the one tar of these files, signed, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from bench.bundle import (
+    BLOCK,
+    CERTIFICATE,
+    CHUNK,
+    ENVELOPE,
+    SIGNATURE,
+    STATEMENT,
+    ZEROS,
+    Bundle,
+    Rules,
+    header,
+    payload_fault,
+    sha256_of,
+)
+from bench.dsse import seal
+from bench.errors import BadInput, EnvironmentCannot
+from bench.handshake import BUNDLE_NAMESPACE
+from bench.ssh import Certificate, Signer
+from bench.sshsig import sign
+from bench.statement import Predicate, build_statement
+
+
+class Stored(NamedTuple):
+    """A member of another bundle, copied piece by piece."""
+
+    bundle: Bundle
+    name: str
+
+
+Source = bytes | Path | Stored
+
+
+def pack(
+    path: Path,
+    files: Mapping[str, Source],
+    predicate: Predicate,
+    key: Signer,
+    certificate: Certificate | None = None,
+) -> None:
+    """Writes the signed bundle of these payload files, given as bytes or as files on the disk."""
+    if fault := payload_fault(files):
+        raise BadInput(fault, where=str(path))
+    statement = build_statement(
+        {name: sha256_of(_chunks(source)) for name, source in files.items()}, predicate
+    )
+    write_bundle(path, {**files, **signatures(statement, key, certificate)})
+
+
+def signatures(statement: bytes, key: Signer, certificate: Certificate | None = None) -> dict[str, bytes]:
+    """The statement and all that is made from it with the key: the same bytes, signed in two forms."""
+    certified = {CERTIFICATE: f"{certificate.line()}\n".encode()} if certificate else {}
+    return certified | {
+        STATEMENT: statement,
+        SIGNATURE: sign(statement, key, BUNDLE_NAMESPACE, certificate),
+        ENVELOPE: seal(statement, key),
+    }
+
+
+def write_bundle(path: Path, files: Mapping[str, Source]) -> None:
+    """The tar of these files, whole or not at all: the same files always make the same bytes."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        with temporary.open("xb") as out:
+            _write_members(out, files)
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.replace(path)
+        _sync_directory(path.parent)
+    except OSError as error:
+        message = f"the bundle cannot be written: {error.strerror}"
+        raise EnvironmentCannot(message, where=str(path)) from None
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def _write_members(out: BinaryIO, files: Mapping[str, Source]) -> None:
+    rules = Rules()
+    for name, source in sorted(files.items()):
+        size = _size(source)
+        if fault := rules.fault(name, size):
+            raise BadInput(f"no bundle can hold this: {fault}")
+        out.write(header(name, size))
+        if sum(out.write(chunk) for chunk in _chunks(source)) != size:
+            raise EnvironmentCannot("changed while it was packed; pack again", where=str(source))
+        out.write(bytes(-size % BLOCK))
+    out.write(ZEROS * 2)
+
+
+def _size(source: Source) -> int:
+    if isinstance(source, Stored):
+        return source.bundle.members[source.name].size
+    return len(source) if isinstance(source, bytes) else source.stat().st_size
+
+
+def _chunks(source: Source) -> Iterator[bytes]:
+    if isinstance(source, Stored):
+        yield from source.bundle.chunks(source.name)
+        return
+    if isinstance(source, bytes):
+        yield source
+        return
+    try:
+        with source.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                yield chunk
+    except OSError as error:
+        raise EnvironmentCannot(f"cannot be read: {error.strerror}", where=str(source)) from None
+
+
+def _sync_directory(directory: Path) -> None:
+    with suppress(OSError):  # some file systems sync no directories; the bundle itself is on the disk
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,30 @@
+"""Where bench keeps what outlives a run: keys and lists, and the operator's ledger."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+KEY = "id_ed25519"
+ALLOWED_SIGNERS = "allowed_signers"
+REVOKED = "revoked.krl"
+LEDGER = "ledger.jsonl"
+
+
+def config_path(name: str) -> Path | None:
+    """${XDG_CONFIG_HOME:-~/.config}/bench/name; None where there is no home."""
+    return _below("XDG_CONFIG_HOME", ".config", name)
+
+
+def state_path(name: str) -> Path | None:
+    """${XDG_STATE_HOME:-~/.local/state}/bench/name; None where there is no home."""
+    return _below("XDG_STATE_HOME", ".local/state", name)
+
+
+def _below(variable: str, default: str, name: str) -> Path | None:
+    configured = Path(os.environ.get(variable, ""))
+    try:  # a relative path there does not count, says the specification
+        base = configured if configured.is_absolute() else Path.home() / default
+    except RuntimeError:
+        return None
+    return base / "bench" / name

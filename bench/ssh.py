@@ -1,0 +1,271 @@
+"""SSH's keys and certificates, as ssh-keygen reads and writes them.
+
+No files are touched here. Everything has one form only: what would not come out the same if written again
+is refused, so that nobody can change a byte of it and keep it valid. Two kinds of keys count: Ed25519, and
+Ed25519 inside a FIDO token. The algorithm follows from the key, never from what a signature says of itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+ED25519 = "ssh-ed25519"
+TOKEN = "sk-ssh-ed25519@openssh.com"
+CERTIFICATE = "ssh-ed25519-cert-v01@openssh.com"
+
+_USER = 1  # the type of a certificate for people, not hosts
+_TOUCHED = 0x01  # a token's word that somebody touched it
+_EXTENDED = 0xC0  # more follows in what it signed, which ssh-keygen never asks for
+_FOR_EVER = 2**40  # unix seconds: the year 36812; what lies beyond is "for ever" to ssh-keygen
+_PRIME = 2**255 - 19
+# The y of all points whose order divides 8: a signature under such a "key" fits many messages.
+_ORDER_8 = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
+_SMALL_Y = frozenset({0, 1, _PRIME - 1, _ORDER_8, _PRIME - _ORDER_8})
+
+
+class FormatError(ValueError):
+    """Bytes that are not the key, the signature or the line that they should be."""
+
+
+class Signer(Protocol):
+    """What can sign: an Ed25519 private key, wherever it lives."""
+
+    def public_key(self) -> Ed25519PublicKey: ...
+
+    def sign(self, data: bytes, /) -> bytes: ...
+
+
+# --- SSH's wire format, and base64 in its one form ------------------------------------------------------
+
+
+def wire_string(data: bytes | str) -> bytes:
+    raw = data.encode() if isinstance(data, str) else data
+    return len(raw).to_bytes(4, "big") + raw
+
+
+class WireReader:
+    """Numbers of four or eight bytes, and strings with their length in front."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._at
+
+    def take(self, count: int) -> bytes:
+        if count > self.left:
+            raise FormatError("ends too early")
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+    def number(self, size: int = 4) -> int:
+        return int.from_bytes(self.take(size), "big")
+
+    def string(self) -> bytes:
+        return self.take(self.number())
+
+    def text(self) -> str:
+        """A string of printable ASCII, which is all that a name here needs."""
+        raw = self.string()
+        if re.search(rb"[^ -~]", raw):
+            raise FormatError(f"holds a name that is not plain ASCII: {shown(raw)}")
+        return raw.decode()
+
+    def inner(self) -> WireReader:
+        return WireReader(self.string())
+
+    def end(self) -> None:
+        if self.left:
+            raise FormatError(f"has {self.left} bytes too many")
+
+
+def shown(raw: bytes) -> str:
+    """A name from outside, fit for a terminal."""
+    return repr(raw.decode("ascii", "replace"))[1:-1][:60]
+
+
+def from_base64(text: str) -> bytes:
+    try:
+        data = a2b_base64(text, strict_mode=True)
+    except ValueError:
+        raise FormatError("is no base64") from None
+    if to_base64(data) != text:
+        raise FormatError("is base64 in a non-canonical form")
+    return data
+
+
+def to_base64(data: bytes) -> str:
+    return b2a_base64(data, newline=False).decode()
+
+
+# --- keys -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PublicKey:
+    """An Ed25519 public key in its one encoding, and none of the few that fit many signatures."""
+
+    raw: bytes
+    application: str | None = None  # what a token's key is for; None: a key without a token
+
+    def __post_init__(self) -> None:
+        y = int.from_bytes(self.raw, "little") & (2**255 - 1)
+        if len(self.raw) != 32:
+            raise FormatError("is no Ed25519 key: it has not 32 bytes")
+        if y >= _PRIME:
+            raise FormatError("is an Ed25519 key in a non-canonical encoding")
+        if y in _SMALL_Y:
+            raise FormatError("is an Ed25519 key of low order, under which anything seems signed")
+
+    @classmethod
+    def of(cls, key: Signer) -> PublicKey:
+        return cls(key.public_key().public_bytes_raw())
+
+    @classmethod
+    def from_blob(cls, blob: bytes) -> PublicKey:
+        wire = WireReader(blob)
+        kind = wire.string()
+        if kind not in (ED25519.encode(), TOKEN.encode()):
+            raise FormatError(f"is of type {shown(kind)}, not {ED25519}")
+        raw = wire.string()
+        key = cls(raw, wire.text() if kind == TOKEN.encode() else None)
+        wire.end()
+        return key
+
+    @classmethod
+    def from_line(cls, line: str) -> PublicKey:
+        """From `ssh-ed25519 AAAA… comment`, the form of a .pub file."""
+        kind, blob = (*line.split(maxsplit=2), "", "")[:2]
+        if kind not in (ED25519, TOKEN):
+            raise FormatError(f"is no {ED25519} public key")
+        key = cls.from_blob(from_base64(blob))
+        if key.kind != kind:
+            raise FormatError(f"says {kind}, but holds a key of type {key.kind}")
+        return key
+
+    @property
+    def kind(self) -> str:
+        return ED25519 if self.application is None else TOKEN
+
+    @property
+    def blob(self) -> bytes:
+        application = b"" if self.application is None else wire_string(self.application)
+        return wire_string(self.kind) + wire_string(self.raw) + application
+
+    @property
+    def fingerprint(self) -> str:
+        """As ssh-keygen -l shows it."""
+        return "SHA256:" + to_base64(hashlib.sha256(self.blob).digest()).rstrip("=")
+
+    def line(self, comment: str = "") -> str:
+        return f"{self.kind} {to_base64(self.blob)} {comment}".rstrip()
+
+    def check(self, signature: bytes, data: bytes) -> None:
+        """That this is the plain Ed25519 signature of the data; InvalidSignature if not."""
+        Ed25519PublicKey.from_public_bytes(self.raw).verify(signature, data)
+
+    def check_wire(self, signature: bytes, data: bytes) -> None:
+        """The same for a signature as SSH wraps it: with its algorithm, and a token's own words."""
+        wire = WireReader(signature)
+        if (kind := wire.string()) != self.kind.encode():
+            raise FormatError(f"is by the algorithm {shown(kind)}, not {self.kind}")
+        raw = wire.string()
+        if self.application is not None:
+            data = self._told_to_token(wire, data)
+        wire.end()
+        self.check(raw, data)
+
+    def _told_to_token(self, wire: WireReader, data: bytes) -> bytes:
+        assert self.application is not None
+        flags_and_counter = wire.take(5)
+        if not flags_and_counter[0] & _TOUCHED or flags_and_counter[0] & _EXTENDED:
+            raise FormatError("was made by a token that nobody touched")
+        told = hashlib.sha256(self.application.encode()).digest()
+        return told + flags_and_counter + hashlib.sha256(data).digest()
+
+
+# --- certificates ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A user certificate whose signature holds. Whether its authority counts is another matter."""
+
+    key: PublicKey
+    authority: PublicKey
+    serial: int
+    key_id: str
+    principals: tuple[str, ...]
+    valid_after: int  # unix seconds; the first one at which it counts
+    valid_before: int  # the first one at which it no longer does
+    options: Mapping[str, str]  # all critical: sshd lets nobody in who brings one that it does not know
+    blob: bytes = field(repr=False)
+
+    @classmethod
+    def from_blob(cls, blob: bytes) -> Certificate:
+        wire = WireReader(blob)
+        if (kind := wire.string()) != CERTIFICATE.encode():
+            raise FormatError(f"is of type {shown(kind)}, not {CERTIFICATE}")
+        wire.string()  # the nonce, random
+        key = PublicKey(wire.string())
+        serial, role, key_id = wire.number(8), wire.number(), wire.text()
+        if role != _USER:
+            raise FormatError("is no certificate for users")
+        principals = tuple(_texts(wire.inner()))
+        valid_after, valid_before = wire.number(8), wire.number(8)
+        if not valid_after < valid_before < _FOR_EVER:
+            raise FormatError("is never valid, or for ever")
+        options = _options(wire.inner())
+        if wire.string():
+            raise FormatError("grants extensions; one for a run grants none")
+        if wire.string():
+            raise FormatError("uses the reserved field")
+        authority = PublicKey.from_blob(wire.string())
+        signed = blob[: len(blob) - wire.left]
+        signature = wire.string()
+        wire.end()
+        try:
+            authority.check_wire(signature, signed)
+        except InvalidSignature:
+            raise FormatError("is not signed by the authority that it names") from None
+        return cls(key, authority, serial, key_id, principals, valid_after, valid_before, options, blob)
+
+    @classmethod
+    def from_line(cls, line: str) -> Certificate:
+        kind, blob = (*line.split(maxsplit=2), "", "")[:2]
+        if kind != CERTIFICATE:
+            raise FormatError(f"is no {CERTIFICATE} certificate")
+        return cls.from_blob(from_base64(blob))
+
+    def line(self) -> str:
+        return f"{CERTIFICATE} {to_base64(self.blob)}"
+
+
+def _texts(wire: WireReader) -> list[str]:
+    found = []
+    while wire.left:
+        found.append(wire.text())
+    return found
+
+
+def _options(wire: WireReader) -> dict[str, str]:
+    found: dict[str, str] = {}
+    last = ""
+    while wire.left:
+        name, value = wire.text(), wire.inner()
+        if name <= last:
+            raise FormatError("has options that are not in order")
+        found[name] = value.text()
+        value.end()
+        last = name
+    return found

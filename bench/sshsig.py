@@ -1,0 +1,89 @@
+"""SSHSIG: what ssh-keygen -Y sign writes and -Y verify reads. In one form only, like all that is signed."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+from cryptography.exceptions import InvalidSignature
+
+from bench.errors import VerificationFailed
+from bench.ssh import (
+    CERTIFICATE,
+    ED25519,
+    Certificate,
+    FormatError,
+    PublicKey,
+    Signer,
+    WireReader,
+    from_base64,
+    shown,
+    to_base64,
+    wire_string,
+)
+
+_BEGIN = "-----BEGIN SSH SIGNATURE-----\n"
+_END = "\n-----END SSH SIGNATURE-----\n"
+_ARMOR_COLUMNS = 70  # ssh-keygen's
+
+
+class Signed(NamedTuple):
+    """Who signed: a key, and the certificate that it came with."""
+
+    key: PublicKey
+    certificate: Certificate | None
+
+
+def sign(message: bytes, key: Signer, namespace: str, certificate: Certificate | None = None) -> bytes:
+    """The armored signature; Ed25519 gives the same one each time."""
+    signature = wire_string(ED25519) + wire_string(key.sign(_signed_data(message, namespace)))
+    return _armor(certificate.blob if certificate else PublicKey.of(key).blob, namespace, signature)
+
+
+def verify(message: bytes, armored: bytes, namespace: str, what: str = "the signature") -> Signed:
+    """Who signed exactly these bytes for this namespace; whether to trust them is another matter."""
+    try:
+        blob, signature = _open_armor(armored, namespace)
+        kind = WireReader(blob).string()
+        certificate = Certificate.from_blob(blob) if kind == CERTIFICATE.encode() else None
+        key = certificate.key if certificate else PublicKey.from_blob(blob)
+        key.check_wire(signature, _signed_data(message, namespace))
+    except FormatError as error:
+        raise VerificationFailed(f"{what} {error}") from None
+    except InvalidSignature:
+        raise VerificationFailed(f"{what} does not fit the signed bytes") from None
+    return Signed(key, certificate)
+
+
+def _signed_data(message: bytes, namespace: str) -> bytes:
+    strings = (namespace.encode(), b"", b"sha512", hashlib.sha512(message).digest())
+    return b"SSHSIG" + b"".join(map(wire_string, strings))
+
+
+def _armor(blob: bytes, namespace: str, signature: bytes) -> bytes:
+    strings = (blob, namespace.encode(), b"", b"sha512", signature)
+    text = to_base64(b"SSHSIG" + (1).to_bytes(4, "big") + b"".join(map(wire_string, strings)))
+    lines = (text[i : i + _ARMOR_COLUMNS] for i in range(0, len(text), _ARMOR_COLUMNS))
+    return (_BEGIN + "\n".join(lines) + _END).encode()
+
+
+def _open_armor(armored: bytes, namespace: str) -> tuple[bytes, bytes]:
+    """The signer's blob and the signature."""
+    text = armored.decode("ascii", "replace")
+    if not text.startswith(_BEGIN) or not text.endswith(_END):
+        raise FormatError("is no SSH signature")
+    wire = WireReader(from_base64(text[len(_BEGIN) : -len(_END)].replace("\n", "")))
+    if wire.take(6) != b"SSHSIG" or wire.number() != 1:
+        raise FormatError("is no SSH signature of version 1")
+    blob = wire.string()
+    if (found := wire.string()) != namespace.encode():
+        raise FormatError(f"was made for the namespace {shown(found)}, not {namespace}")
+    if wire.string():
+        raise FormatError("uses the reserved field")
+    if (hashed := wire.string()) != b"sha512":
+        raise FormatError(f"is over a hash by {shown(hashed)}, not sha512")
+    signature = wire.string()
+    wire.end()
+    if _armor(blob, namespace, signature) != armored:
+        raise FormatError("is not armored as ssh-keygen does it")
+    return blob, signature

@@ -1,0 +1,171 @@
+"""Whom to trust: a public key, or an allowed_signers file as in ssh-keygen(1)."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.errors import BadInput, VerificationFailed
+from bench.ssh import ED25519, TOKEN, FormatError, PublicKey
+
+MAX_BYTES = 2**20
+
+# Patterns as text: compiled only when there is a file to read, since a verification is mostly start-up.
+_KEY_TYPE = r"(ssh|ecdsa|sk-ssh|sk-ecdsa|webauthn-sk-ecdsa)-[A-Za-z0-9@.-]+"
+_WORD = r'\s*((?:"(?:[^"\\]|\\.)*"|[^\s"])+)(?=\s|$)'
+_OPTION = r'([A-Za-z-]+)(?:="((?:[^"\\]|\\.)*)")?(?:,|$)'
+_OPTIONS = frozenset({"cert-authority", "namespaces", "valid-after", "valid-before"})
+_TIME = r"([0-9]{4})([0-9]{2})([0-9]{2})(?:([0-9]{2})([0-9]{2})([0-9]{2})?)?([Zz]?)"
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedSigner:
+    """One key of an allowed_signers file, or the one of a .pub file, which may do everything."""
+
+    key: PublicKey
+    principals: str
+    authority: bool | None = None  # it certifies keys, or signs itself; None: both
+    namespaces: str | None = None  # patterns; None allows all
+    valid_after: float | None = None
+    valid_before: float | None = None
+
+    def refusal(self, namespace: str, at: float, principal: str | None) -> str | None:
+        """Why its signature does not count for this, at that time."""
+        if self.authority is not None and self.authority != (principal is not None):
+            return "is a certificate authority only" if self.authority else "is no certificate authority"
+        if self.namespaces is not None and not _matches(namespace, self.namespaces):
+            return f"is allowed for the namespaces {self.namespaces} only, not {namespace}"
+        if principal is not None and self.principals and not _matches(principal, self.principals):
+            return f"is allowed for the principals {self.principals} only, not {principal}"
+        if self.valid_after is not None and at < self.valid_after:
+            return "is not valid yet"
+        if self.valid_before is not None and at > self.valid_before:
+            return "is no longer valid"
+        return None
+
+
+def _matches(text: str, patterns: str) -> bool:
+    """ssh's pattern lists: * and ?, and a match with ! in front refuses whatever else matches."""
+    allowed = False
+    for pattern in patterns.split(","):
+        glob = re.escape(pattern.removeprefix("!")).replace(r"\*", ".*").replace(r"\?", ".")
+        if re.fullmatch(glob, text, re.DOTALL):
+            if pattern.startswith("!"):
+                return False
+            allowed = True
+    return allowed
+
+
+@dataclass(frozen=True, slots=True)
+class TrustPolicy:
+    """The keys whose bundles are trusted, as the user's file lists them."""
+
+    source: str
+    signers: tuple[AllowedSigner, ...]
+
+    @classmethod
+    def from_file(cls, path: Path) -> TrustPolicy:
+        """A .pub file or an allowed_signers file."""
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+            text = data.decode()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "not a text file"
+            raise BadInput(f"the trusted keys cannot be read: {reason}", where=str(path)) from None
+        if len(data) > MAX_BYTES:
+            raise BadInput(f"more than {MAX_BYTES} bytes are no list of keys", where=str(path))
+        return cls.from_text(text, str(path))
+
+    @classmethod
+    def from_text(cls, text: str, source: str) -> TrustPolicy:
+        if "PRIVATE KEY-----" in text:
+            raise BadInput("is a private key", where=source, advice="give the public one, the file with .pub")
+        if text.startswith("-----BEGIN PUBLIC KEY-----"):
+            advice = "give the .pub file that ssh-keygen made"
+            raise BadInput("is a public key in PEM, not OpenSSH's form", where=source, advice=advice)
+        signers = []
+        for number, line in enumerate(text.split("\n"), start=1):
+            try:
+                signer = _parse_signer(line.strip())
+            except FormatError as error:
+                raise BadInput(str(error), where=f"{source}: line {number}") from None
+            if signer:
+                signers.append(signer)
+        if not signers:
+            advice = "give a .pub file, or an allowed_signers file as in ssh-keygen(1)"
+            raise BadInput("lists no Ed25519 key", where=source, advice=advice)
+        return cls(source, tuple(signers))
+
+    def accept(self, key: PublicKey, namespace: str, at: float, principal: str | None = None) -> str:
+        """Where the key is listed, and as whom; VerificationFailed if it is not, or not for this.
+
+        With a principal it is asked whether the key may certify others under that name; without one,
+        whether it may sign itself.
+        """
+        refusals = []
+        for signer in self.signers:
+            if signer.key == key:
+                refusal = signer.refusal(namespace, at, principal)
+                if refusal is None:
+                    return f"{self.source} as {signer.principals}" if signer.principals else self.source
+                refusals.append(refusal)
+        why = f"which {refusals[0]}" if refusals else "which is not among them"
+        did = "certified" if principal else "signed"
+        raise VerificationFailed(f"not trusted by {self.source}: {did} by {key.fingerprint}, {why}")
+
+
+def _parse_signer(line: str) -> AllowedSigner | None:
+    """One line; None if it holds nothing that could sign a bundle."""
+    if not line or line.startswith("#"):
+        return None
+    words: list[str] = []
+    while len(words) < 4 and (match := re.match(_WORD, line)):
+        words.append(match[1])
+        line = line[match.end() :]
+    words += [""] * (4 - len(words))
+    at = next((i for i in range(3) if re.fullmatch(_KEY_TYPE, words[i])), None)
+    if at is None:
+        raise FormatError("is neither a public key nor a line of allowed_signers")
+    principals, options = (*words[:at], "", "")[:2]
+    kind, blob = words[at : at + 2]
+    if kind not in (ED25519, TOKEN):
+        return None
+    given = _parse_options(options)
+    return AllowedSigner(
+        PublicKey.from_line(f"{kind} {blob}"),
+        principals.strip('"'),
+        "cert-authority" in given if at else None,
+        given.get("namespaces"),
+        _parse_time(given.get("valid-after")),
+        _parse_time(given.get("valid-before")),
+    )
+
+
+def _parse_options(text: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    while text:
+        match = re.match(_OPTION, text)
+        name = match[1].lower() if match else ""
+        # An option that is not understood may be a restriction: better no trust than too much.
+        if not match or name not in _OPTIONS or name in options:
+            raise FormatError(f"has an option that bench does not understand: {text!r:.80}")
+        options[name] = match[2] or ""
+        text = text[match.end() :]
+    return options
+
+
+def _parse_time(text: str | None) -> float | None:
+    """YYYYMMDD[HHMM[SS]], in local time unless a Z follows."""
+    if text is None:
+        return None
+    from datetime import UTC, datetime  # rarely needed, and not free to import
+
+    if match := re.fullmatch(_TIME, text):
+        year, month, day, hour, minute, second = (int(n or 0) for n in match.groups()[:6])
+        with suppress(ValueError, OverflowError):  # month 13, year 0
+            zone = UTC if match[7] else None
+            return datetime(year, month, day, hour, minute, second, tzinfo=zone).timestamp()
+    raise FormatError(f"has a time that is not YYYYMMDD[HHMM[SS]][Z]: {text!r:.40}")

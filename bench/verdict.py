@@ -1,0 +1,71 @@
+"""What a verification found, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bench.statement import Level
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was proven of a bundle. There is none of a bundle that failed: that is an error."""
+
+    path: str
+    files: int
+    size_bytes: int
+    run_id: str
+    fingerprint: str  # of the key that signed
+    certified_by: str | None  # fingerprint of the authority that certified that key
+    certificate_sha256: str | None
+    certified_until: str | None
+    trusted: bool
+    trusted_by: str | None  # the file that lists the key or its authority, and as whom
+    doubt: str | None  # why nobody vouches for it
+    level: Level  # what is proven to this verifier
+    level_claimed: Level  # what the bundle says of itself
+    nonce: str | None
+    challenged_at: str | None  # this and the next by the operator's clock
+    received_at: str | None
+    seen_seconds: int | None  # from challenge to receipt: all the time that the run can have taken
+    complete: bool
+    started_at: str
+    ended_at: str
+    manifest_sha256: str
+    statement_sha256: str
+    recomputed: Mapping[str, object]
+
+    def to_lines(self) -> list[str]:
+        samples = self.recomputed.get("samples")
+        counted = f", {samples:,} samples" if isinstance(samples, int) else ""
+        lines = [
+            f"valid      {self.files:,} files{counted}; every summary recomputed and equal",
+            *self._signatures(),
+            f"level      {self._level()}",
+        ]
+        if not self.complete:
+            lines.append("incomplete the run ended before its plan did")
+        return lines
+
+    def _signatures(self) -> list[str]:
+        voucher = f"trusted by {self.trusted_by}" if self.trusted else str(self.doubt)
+        if self.certified_by is None:
+            return [f"signed     run {self.run_id} by {self.fingerprint}, {voucher}"]
+        lines = [
+            f"signed     run {self.run_id} by a key made for it",
+            f"certified  by {self.certified_by}, {voucher}",
+        ]
+        if self.received_at is not None and self.seen_seconds is not None:
+            from bench.words import seconds_text  # brings all that there are words for
+
+            after = f"{seconds_text(self.seen_seconds)} after its challenge"
+            lines.append(f"received   and countersigned by it on {self.received_at}, {after}")
+        return lines
+
+    def _level(self) -> str:
+        if self.level == "operator":
+            return "operator: integrity, origin and freshness are proven; the node's honesty is not"
+        proven = "integrity and origin are" if self.trusted else "integrity is"
+        unproven = "freshness" if self.trusted else "origin, freshness"
+        return f"self: {proven} proven; {unproven} and the node's honesty are not"

@@ -1,0 +1,59 @@
+"""Small bundles for tests, signed by one key, and what a test needs to look at them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from bench.pack import pack, write_bundle
+from bench.statement import Predicate
+from bench.verdict import Verdict
+from bench.verify import Files, verify_bundle
+
+BLOCK = 512
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+FILES: Mapping[str, bytes] = {
+    "manifest.json": b'{"schema":"bench/manifest/v1"}',
+    "results.json": b'{"trials":["0123456789abcdef"]}',
+    "samples.jsonl": b'{"trial":"0123456789abcdef","seconds":[0.5,0.25]}\n' * 3,
+    "logs/0123456789abcdef.txt": b"",
+}
+
+
+def predicate(files: Mapping[str, bytes | Path] = FILES, **changes: object) -> Predicate:
+    manifest = files["manifest.json"]
+    data = manifest if isinstance(manifest, bytes) else manifest.read_bytes()
+    facts: dict[str, object] = {
+        "run_id": "7f3a2c",
+        "manifest_sha256": hashlib.sha256(data).hexdigest(),
+        "node": {"gpu_uuids": ["GPU-5a0c"], "driver": "570.124"},
+        "started_at": "2026-12-03T10:00:00Z",
+        "ended_at": "2026-12-03T10:55:12Z",
+        "complete": True,
+    }
+    return Predicate(**(facts | changes))  # type: ignore[arg-type]
+
+
+def packed(path: Path, files: Mapping[str, bytes | Path] = FILES, **changes: object) -> Path:
+    """A valid bundle at this path, signed by KEY."""
+    pack(path, files, predicate(files, **changes), KEY)
+    return path
+
+
+def nothing(files: Files) -> Mapping[str, object]:
+    """In place of the recomputation of summaries, which is not what is tested here."""
+    return {}
+
+
+def check(path: Path) -> Verdict:
+    return verify_bundle(path, nothing)
+
+
+def member(name: str, data: bytes, folder: Path) -> bytes:
+    """One member as our writer writes it, to build tars that it would not write."""
+    path = folder / "one-member"
+    write_bundle(path, {name: data})
+    return path.read_bytes()[: -2 * BLOCK]

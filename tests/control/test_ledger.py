@@ -1,0 +1,110 @@
+"""The ledger: append-only, chained, locked, and refused when a line does not follow from the one before."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from bench.control.ledger import Ledger
+from bench.errors import BadInput, EnvironmentCannot
+
+NONCES = ["0a" * 32, "0b" * 32, "0c" * 32]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "state" / "ledger.jsonl"
+    with Ledger(path) as ledger:
+        for number, nonce in enumerate(NONCES):
+            ledger.append("challenged", 100 + number, f"run{number}", nonce, {"manifest_sha256": "d" * 64})
+    return path
+
+
+def test_what_was_appended_is_found_again(path: Path) -> None:
+    with Ledger(path) as ledger:
+        assert [line.nonce for line in ledger.lines] == NONCES
+        found = ledger.find("challenged", nonce=NONCES[1])
+        assert found is not None
+        assert (found.number, found.at, found.run_id) == (2, 101, "run1")
+        assert ledger.find("received", nonce=NONCES[1]) is None
+        assert ledger.find("challenged", nonce=NONCES[1], run_id="run0") is None
+
+
+def test_each_line_holds_the_hash_of_the_one_before(path: Path) -> None:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    with Ledger(path) as ledger:
+        assert [line["previous"] for line in lines] == [
+            "0" * 64,
+            *(x.entry.sha256 for x in ledger.lines[:-1]),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("found", "written", "line"),
+    [
+        (b'"at":101', b'"at":102', 3),  # a line that was edited: the next one no longer follows from it
+        (b'"at":102', b'"at": 102', 3),
+        (b'"number":2', b'"number":4', 2),
+        (b'"run1"', b'"run9"', 3),
+        (b'"event":"challenged"', b'"event":"forgotten"', 1),
+        (b"{", b"", 1),
+        (b'"at":100', b'"at":100,"at":100', 1),
+    ],
+)
+def test_an_edited_ledger_is_refused(path: Path, found: bytes, written: bytes, line: int) -> None:
+    data = path.read_bytes()
+    assert found in data
+    path.write_bytes(data.replace(found, written, 1))
+    with pytest.raises(BadInput, match=f"line {line} is damaged") as caught:
+        Ledger(path)
+    assert caught.value.where == str(path)
+    assert "never edited" in str(caught.value.advice)
+
+
+@pytest.mark.parametrize("keep", [(0, 2), (1, 2), (1, 0, 2), (0, 0, 1, 2)])
+def test_a_line_removed_moved_or_repeated_is_refused(path: Path, keep: tuple[int, ...]) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[i] for i in keep))
+    with pytest.raises(BadInput, match="is damaged: it does not follow"):
+        Ledger(path)
+
+
+def test_a_torn_last_line_is_cut_off_and_the_chain_goes_on(path: Path) -> None:
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    with Ledger(path) as ledger:
+        assert len(ledger.lines) == 2
+        ledger.append("challenged", 102, "run2", NONCES[2], {"manifest_sha256": "d" * 64})
+    assert path.read_bytes() == whole
+
+
+def _append(path: Path, count: int) -> None:
+    for number in range(count):
+        with Ledger(path) as ledger:
+            ledger.append("challenged", number, "run", f"{number:064x}", {})
+
+
+def test_many_at_once_make_one_chain(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_append, args=(path, 20)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    with Ledger(path) as ledger:
+        assert len(ledger.lines) == 80
+
+
+def test_it_is_for_its_owner_alone(path: Path) -> None:
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_place_where_no_ledger_can_be_kept_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(EnvironmentCannot, match="cannot be kept here") as caught:
+        Ledger(tmp_path / "file" / "ledger.jsonl")
+    assert "--ledger" in str(caught.value)

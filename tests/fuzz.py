@@ -1,0 +1,252 @@
+"""Damage and forgery at random: none may be accepted, and nothing but a BenchError may come out.
+
+python -m tests.fuzz [MUTATIONS] [SEED]     for long; the tests run a short slice
+
+Three targets in turn: a bundle of nobody in particular; one that an operator received and whose judge
+trusts him; and a measured one whose node signs whatever it likes. The memory of the process is capped.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import resource
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.bundle import SIGNING, STATEMENT
+from bench.codec import pretty_json
+from bench.errors import BadInput, BenchError
+from bench.pack import pack, write_bundle
+from bench.statement import PREDICATE_SCHEMA, parse_statement
+from bench.summary import recompute
+from bench.verify import Rules, verify_bundle
+from tests.authority import OPERATOR, RUN_KEY, UNTIL, contents, received, trusting
+from tests.bundles import BLOCK, nothing, packed
+
+SPARE_BYTES = 256 << 20  # beyond what the process holds when it starts
+NAMES = re.compile(r"'.*'|\S+[./]\S+|[0-9a-f]{12,}|\d+")  # to count reasons, not names
+REAL = Path(__file__).parents[1] / "results" / "proof-h200" / "pythia-160m.tar"
+RECEIVED_RULES = Rules(trusting(OPERATOR), now=UNTIL + 1)
+
+
+def _flip(data: bytearray, dice: random.Random) -> None:
+    data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+
+
+def _overwrite(data: bytearray, dice: random.Random) -> None:
+    at = dice.randrange(len(data))
+    data[at : at + dice.randrange(1, 40)] = dice.randbytes(dice.randrange(40))
+
+
+def _truncate(data: bytearray, dice: random.Random) -> None:
+    del data[dice.randrange(len(data)) :]
+
+
+def _move_blocks(data: bytearray, dice: random.Random) -> None:
+    """Deletes, repeats or moves whole blocks, which keeps the form of a tar."""
+    start = dice.randrange(len(data) // BLOCK) * BLOCK
+    blocks = data[start : start + dice.randrange(1, 4) * BLOCK]
+    if dice.random() < 0.7:
+        del data[start : start + len(blocks)]
+    if dice.random() < 0.7:
+        to = dice.randrange(len(data) // BLOCK + 1) * BLOCK
+        data[to:to] = blocks
+
+
+def _forge_header(data: bytearray, dice: random.Random) -> None:
+    """Changes a header and makes its checksum right again."""
+    start = dice.randrange(len(data) // BLOCK) * BLOCK
+    for _ in range(dice.randrange(1, 4)):
+        data[start + dice.randrange(BLOCK)] = dice.choice(b"\0 /.01234567axLKS")
+    data[start + 148 : start + 156] = b" " * 8
+    data[start + 148 : start + 156] = b"%06o\0 " % sum(data[start : start + BLOCK])
+
+
+def _splice_text(data: bytearray, dice: random.Random) -> None:
+    """Repeats a piece of the bundle somewhere else without changing the length."""
+    length = dice.randrange(1, 100)
+    source, target = (dice.randrange(len(data) - length) for _ in range(2))
+    data[target : target + length] = data[source : source + length]
+
+
+MUTATIONS: tuple[Callable[[bytearray, random.Random], None], ...] = (
+    _flip,
+    _overwrite,
+    _truncate,
+    _move_blocks,
+    _forge_header,
+    _splice_text,
+)
+
+
+def mutate(data: bytes, dice: random.Random) -> bytes:
+    """The bundle with one or a few kinds of damage; never the bundle itself."""
+    while True:
+        damaged = bytearray(data)
+        for _ in range(dice.choice((1, 1, 1, 2, 3))):
+            if len(damaged) > BLOCK:
+                dice.choice(MUTATIONS)(damaged, dice)
+        if damaged != data:
+            return bytes(damaged)
+
+
+# --- members: the tar is right, what lies in it is not --------------------------------------------------
+
+
+def rearrange(members: dict[str, bytes], dice: random.Random) -> dict[str, bytes]:
+    """One or a few members damaged, exchanged, renamed, removed or added; never the same as before."""
+    while True:
+        changed = dict(members)
+        for _ in range(dice.choice((1, 1, 2))):
+            _rearrange_once(changed, dice)
+        if changed != members:
+            return changed
+
+
+def _rearrange_once(members: dict[str, bytes], dice: random.Random) -> None:
+    name, other = dice.choice(sorted(members)), dice.choice(sorted(members))
+    match dice.randrange(6):
+        case 0 | 1 | 2:
+            damaged = bytearray(members[name] or b"x")
+            dice.choice((_flip, _overwrite, _truncate))(damaged, dice)
+            members[name] = bytes(damaged)
+        case 3:
+            members[name], members[other] = members[other], members[name]
+        case 4:
+            del members[name]
+        case _:
+            members[f"logs/{dice.randrange(100)}.txt"] = members[name]
+
+
+# --- the node: it signs, so it may say what it likes, and must not crash who reads it -------------------
+
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    1,
+    0.0,
+    -1.5,
+    1e300,
+    1e-300,
+    2**53,
+    "",
+    "x",
+    [],
+    {},
+    [[]],
+    {"kind": "measured"},
+)
+
+
+def twist(value: Any, dice: random.Random) -> Any:
+    """A JSON value with something odd at a random place of it."""
+    if dice.random() < 0.15 or not isinstance(value, (dict, list)) or not value:
+        return dice.choice(ODD)
+    if isinstance(value, dict):
+        key = dice.choice(sorted(value))
+        if dice.random() < 0.1:
+            return {k: v for k, v in value.items() if k != key}
+        return value | {key: twist(value[key], dice)}
+    at = dice.randrange(len(value))
+    if dice.random() < 0.1:
+        return value[:at] + value[at + 1 :]
+    return [*value[:at], twist(value[at], dice), *value[at + 1 :]]
+
+
+def lie(path: Path, members: dict[str, bytes], dice: random.Random) -> None:
+    """A measured bundle with odd results or samples, honestly signed."""
+    run = replace(parse_statement(members[STATEMENT]).predicate, schema=PREDICATE_SCHEMA)
+    files: dict[str, bytes | Path] = {n: d for n, d in members.items() if n not in SIGNING}
+    if dice.random() < 0.5:
+        files["results.json"] = pretty_json(twist(json.loads(members["results.json"]), dice))
+    else:
+        lines = members["samples.jsonl"].splitlines()
+        at = dice.randrange(len(lines))
+        lines[at] = json.dumps(twist(json.loads(lines[at]), dice)).encode()
+        files["samples.jsonl"] = b"\n".join(lines)
+    pack(path, files, run, RUN_KEY)
+
+
+# --- the targets ----------------------------------------------------------------------------------------
+
+
+class Targets:
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "b.tar"
+        self.plain = packed(self.path).read_bytes()
+        self.received = received(self.path).read_bytes()
+        self.members = contents(self.path)
+        self.real = contents(REAL)
+
+    def attempt(self, number: int, dice: random.Random) -> bool:
+        """One attempt; true if it was accepted though it must not be. What is refused raises BenchError."""
+        match number % 4:
+            case 0:
+                self.path.write_bytes(mutate(self.plain, dice))
+                verify_bundle(self.path, nothing)
+            case 1:
+                self.path.write_bytes(mutate(self.received, dice))
+                verify_bundle(self.path, nothing, RECEIVED_RULES)
+            case 2:
+                self._rearranged(dice)
+                verify_bundle(self.path, nothing, RECEIVED_RULES)
+            case _:
+                lie(self.path, self.real, dice)
+                verify_bundle(self.path, recompute)
+                return False  # the node's own word: some of what it may say contradicts nothing
+        return True
+
+    def _rearranged(self, dice: random.Random) -> None:
+        try:
+            write_bundle(self.path, rearrange(self.members, dice))
+        except BadInput:  # no tar can hold this
+            self.path.write_bytes(b"")
+
+
+def limit_memory() -> None:
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + SPARE_BYTES, resource.RLIM_INFINITY))
+
+
+def main(count: int, seed: int) -> int:
+    dice = random.Random(seed)
+    reasons: Counter[str] = Counter()
+    bad = 0
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        targets = Targets(Path(folder))
+        limit_memory()
+        for number in range(count):
+            try:
+                accepted = targets.attempt(number, dice)
+                reasons["ACCEPTED" if accepted else "the node's own word"] += 1
+            except BenchError as error:
+                accepted = False
+                reasons[NAMES.sub("…", error.message)[:90]] += 1
+            except Exception:
+                accepted = True
+                reasons["TRACEBACK"] += 1
+                traceback.print_exc()
+            if accepted:
+                bad += 1
+                Path(f"accepted-{seed}-{number}.tar").write_bytes(targets.path.read_bytes())
+    for reason, times in reasons.most_common(40):
+        print(f"{times:>8}  {reason}")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    print(f"{count:,} attempts in {time.monotonic() - started:.0f} s, peak memory {peak} MiB: {bad} accepted")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*(int(a) for a in (*sys.argv[1:], *("100000", "0")[len(sys.argv) - 1 :]))))

@@ -1,0 +1,80 @@
+"""A valid bundle of any size, with summaries that follow from its samples."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.pack import pack
+from bench.result import Measured, NodeFacts, Outcome, StepSample, Trial
+from bench.statement import utc
+from bench.summary import Results, RunFacts, samples_bytes, summarise
+from tests.builders import MODEL, measurement, trial
+from tests.bundles import KEY, predicate
+
+MANIFEST = b"{}"
+START = 1_800_000_000.0
+
+
+def large_bundle(path: Path, size_bytes: int, trials: int = 198, steps: int = 200) -> Path:
+    """The paper's nine models in 22 settings, as far as they fit, and telemetry up to the size.
+
+    In the bundles in results/, too, most bytes are telemetry.
+    """
+    base = measurement(
+        [StepSample(1 + i % 2, 0.1 + 0.001 * (i % 7)) for i in range(steps)], losses=(3.0, 2.9)
+    )
+    per_trial = len(samples_bytes([(trial(), "naive", Measured(base))])) + 1500
+    count = max(1, min(trials, size_bytes // 2 // per_trial))
+    model = dataclasses.replace(MODEL, recipe=dataclasses.replace(MODEL.recipe, batch_size=8 * 1024))
+    ends: list[tuple[Trial, str, Outcome]] = [
+        (trial(model=model, seed=0, micro_batch=1 + i, gpus=1), "naive", Measured(base)) for i in range(count)
+    ]
+    results = Results(
+        bench_version="0",
+        manifest_digest="sha256:" + hashlib.sha256(MANIFEST).hexdigest(),
+        run=RunFacts("large", START, START + 3600, True, None),
+        node=NodeFacts("cpu", 1, 1, "os", "kernel", "3"),
+        models=(model,),
+        seed=0,
+        timing=trial().timing,
+        memory_cap_bytes=None,
+        ceilings=(),
+        trials=summarise(ends, (), {}),
+        skipped=(),
+    )
+    files = {
+        "manifest.json": MANIFEST,
+        "results.json": results.to_bytes(),
+        "samples.jsonl": samples_bytes(ends),
+    }
+    left = size_bytes - sum(map(len, files.values()))
+    lines = b"".join(
+        b'{"at":%d.5,"gpu":0,"watts":700.0,"clock_hz":1980000000}\n' % (START + i) for i in range(1000)
+    )
+    telemetry = path.with_suffix(".telemetry")
+    with telemetry.open("wb") as file:
+        while left > 0:
+            left -= file.write(lines[:left])
+    facts = predicate(files, run_id="large", started_at=utc(START), ended_at=utc(START + 3600))
+    pack(path, {**files, "telemetry.jsonl": telemetry}, facts, KEY)
+    telemetry.unlink()
+    return path
+
+
+def peak_bytes(path: Path) -> int:
+    """Of the memory of a process of its own that verifies this bundle as the command does.
+
+    From its own /proc: the resource usage of a child counts what it shared with its parent before exec.
+    """
+    code = """if True:
+        import pathlib, re, sys
+        from bench.cli import main
+        code = main(["verify", sys.argv[1]])
+        print(re.search(r"VmHWM:\\s+([0-9]+) kB", pathlib.Path("/proc/self/status").read_text())[1])
+        sys.exit(code)"""
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    return int(done.stdout.splitlines()[-1]) * 1024

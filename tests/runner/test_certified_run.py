@@ -1,0 +1,193 @@
+"""Operator and node, two folders and files carried between them: from challenge to what a stranger sees."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.bundle import SIGNATURE, STATEMENT
+from tests.authority import contents
+from tests.needs import needs
+from tests.runner.test_run import bench, environment, gone, manifest, wait_for_trials
+
+pytestmark = [pytest.mark.slow, needs("ssh-keygen")]
+
+
+class Desk:
+    """The operator: his key, his ledger, and what was carried to him."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = manifest(folder)
+        self.does("keys", "new", "--no-passphrase")
+
+    def does(self, *arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+        kept = ("challenge", "certify", "receive")
+        ledger = ["--ledger", self.folder / "ledger"] if arguments[0] in kept else []
+        done = bench(*arguments, *ledger, folder=self.folder)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    def asks(self, *more: str) -> Path:
+        path = self.folder / f"challenge-{len(list(self.folder.glob('challenge-*')))}.json"
+        self.does("challenge", self.manifest, "-o", path, *more)
+        return path
+
+
+class Node:
+    def __init__(self, folder: Path, desk: Desk, challenge: Path) -> None:
+        self.folder = folder
+        self.run_id = json.loads(challenge.read_text())["run_id"]
+        self.command = ["run", str(desk.manifest), "--challenge", str(challenge)]
+        self.place = folder / "out" / self.run_id
+
+    @contextmanager
+    def runs(self, *more: str) -> Iterator[subprocess.Popen[str]]:
+        command = [sys.executable, "-m", "bench", *self.command, *more]
+        process = subprocess.Popen(
+            command, cwd=self.folder, env=environment(self.folder),
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    def requested(self) -> Path:
+        deadline = time.monotonic() + 60
+        while not (self.place / "request.json").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return self.place / "request.json"
+
+    @property
+    def bundle(self) -> Path:
+        return self.place.with_suffix(".tar")
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    (tmp_path / "operator").mkdir()
+    return Desk(tmp_path / "operator")
+
+
+@pytest.fixture
+def node(tmp_path: Path, desk: Desk) -> Node:
+    (tmp_path / "node").mkdir()
+    return Node(tmp_path / "node", desk, desk.asks())
+
+
+def certify(desk: Desk, node: Node) -> None:
+    """Copies the request over, certifies it there, and copies the certificate back."""
+    carried = desk.folder / "request.json"
+    carried.write_bytes(node.requested().read_bytes())
+    desk.does("certify", carried)
+    (node.place / "run-cert.pub").write_bytes((desk.folder / "run-cert.pub").read_bytes())
+
+
+def receive(desk: Desk, node: Node, code: int = 0) -> Path:
+    carried = desk.folder / node.bundle.name
+    carried.write_bytes(node.bundle.read_bytes())
+    desk.does("receive", carried, code=code)
+    return carried
+
+
+def level(desk: Desk, bundle: Path) -> str:
+    key = desk.folder / "config" / "bench" / "id_ed25519.pub"
+    verdict = desk.does("verify", bundle, "--trust", key, "--json")
+    (found,) = json.loads(verdict.stdout)
+    return str(found["level"])
+
+
+def private_keys(folder: Path) -> list[Path]:
+    return [p for p in folder.rglob("*") if p.is_file() and b"PRIVATE KEY" in p.read_bytes()]
+
+
+def test_a_certified_run_is_received_and_a_stranger_verifies_it(desk: Desk, node: Node) -> None:
+    with node.runs() as process:
+        certify(desk, node)
+        assert process.wait(120) == 0
+    assert private_keys(node.folder) == []
+    bundle = receive(desk, node)
+    assert level(desk, bundle) == "operator"
+    # Without bench: the whole chain in ssh-keygen's eyes, with the lines that `keys show` prints.
+    shown = desk.does("keys", "show").stderr
+    signers = desk.folder / "signers"
+    signers.write_text("\n".join(line.strip() for line in shown.splitlines() if line.startswith("  ")) + "\n")
+    signature = desk.folder / "signature"
+    signature.write_bytes(contents(bundle)[SIGNATURE])
+    command = ["ssh-keygen", "-Y", "verify", "-n", "bench-bundle@v1", "-f", signers, "-s", signature]
+    command += ["-I", f"bench-run:{node.run_id}"]
+    subprocess.run(command, input=contents(bundle)[STATEMENT], capture_output=True, check=True)
+
+
+def test_a_node_that_was_lost_goes_on_with_a_new_key_under_the_same_run(desk: Desk, node: Node) -> None:
+    with node.runs() as process:
+        certify(desk, node)
+        wait_for_trials(node.folder, 1)
+        process.kill()
+        process.wait(10)
+    first = (node.place / "request.json").read_bytes()
+    measured = (node.place / "journal.jsonl").read_bytes()
+    (node.place / "request.json").unlink()
+    with node.runs("--resume") as process:
+        certify(desk, node)
+        assert process.wait(120) == 0
+    assert (node.place / "request.json").read_bytes() != first
+    assert (node.place / "journal.jsonl").read_bytes().startswith(measured)
+    assert level(desk, receive(desk, node)) == "operator"
+
+
+def test_without_a_certificate_the_bundle_claims_nothing_and_can_be_sealed_later(
+    desk: Desk, node: Node
+) -> None:
+    with node.runs() as process:
+        wait_for_trials(node.folder, 4)
+        process.send_signal(
+            signal.SIGINT
+        )  # during the wait, or just before: whoever interrupts does not wait
+        code = process.wait(20)
+    assert code == 5
+    assert gone({process.pid})
+    (verdict,) = json.loads(desk.does("verify", node.bundle, "--json").stdout)
+    assert (verdict["level"], verdict["level_claimed"], verdict["nonce"]) == ("self", "self", None)
+    receive(desk, node, code=4)
+    (node.place / "request.json").unlink()
+    before = (node.place / "journal.jsonl").read_text().count('"event":"trial"')
+    with node.runs("--resume") as process:
+        certify(desk, node)
+        assert process.wait(120) == 0
+    assert (node.place / "journal.jsonl").read_text().count('"event":"trial"') == max(before, 4)
+    assert level(desk, receive(desk, node)) == "operator"
+
+
+def test_a_run_is_not_begun_twice_by_mistake(desk: Desk, node: Node) -> None:
+    node.place.mkdir(parents=True)
+    done = bench(*node.command, folder=node.folder)
+    assert done.returncode == 2
+    assert "--resume goes on with it" in done.stderr
+
+
+def test_a_challenge_for_another_manifest_is_refused(desk: Desk, node: Node) -> None:
+    other = node.folder / "other.json"
+    other.write_text(desk.manifest.read_text().replace('"test"', '"other"'))
+    done = bench("run", other, *node.command[2:], folder=node.folder)
+    assert done.returncode == 2
+    assert "the challenge is for another manifest" in done.stderr
+    assert not (node.folder / "out").exists()
+
+
+def test_key_and_challenge_exclude_each_other(desk: Desk, node: Node) -> None:
+    done = bench(*node.command, "--key", "id", folder=node.folder)
+    assert done.returncode == 2
+    assert "not allowed with" in done.stderr

@@ -1,0 +1,721 @@
+"""What an untrusted node, courier or stranger may try: one named attack, one test. None is accepted.
+
+Each starts from a bundle that is accepted at level operator: certified, countersigned, trusted.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import subprocess
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from bench.bundle import (
+    CERTIFICATE,
+    ENVELOPE,
+    MAX_MEMBER_BYTES,
+    RECEIPT,
+    RECEIPT_SIGNATURE,
+    SIGNATURE,
+    STATEMENT,
+)
+from bench.codec import canonical_json, pretty_json
+from bench.dsse import seal
+from bench.errors import VerificationFailed
+from bench.handshake import (
+    BUNDLE_NAMESPACE,
+    NAMESPACE_OPTION,
+    NONCE_OPTION,
+    RECEIPT_NAMESPACE,
+    key_id,
+    principal,
+    sha256,
+)
+from bench.krl import Revoked
+from bench.pack import pack, signatures, write_bundle
+from bench.ssh import ED25519, Certificate, PublicKey, Signer, wire_string
+from bench.sshsig import _armor, _signed_data, sign
+from bench.statement import build_statement, parse_statement
+from bench.summary import recompute
+from bench.trust import TrustPolicy
+from bench.verdict import Verdict
+from bench.verify import Recompute, Rules, verify_bundle
+from tests.authority import (
+    CHALLENGED,
+    NONCE,
+    OPERATOR,
+    RECEIVED,
+    RUN_ID,
+    RUN_KEY,
+    STRANGER,
+    UNTIL,
+    Token,
+    certificate,
+    certificate_blob,
+    certified,
+    contents,
+    countersign,
+    receipt_for,
+    received,
+    trusting,
+)
+from tests.bundles import BLOCK, FILES, member, nothing, predicate
+from tests.needs import needs
+
+LATER = UNTIL + 365 * 86400  # when a stranger verifies
+TRUST = trusting(OPERATOR)
+LOG = "logs/0123456789abcdef.txt"
+REAL = Path(__file__).parents[1] / "results" / "proof-h200" / "pythia-160m.tar"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return received(tmp_path / "b.tar")
+
+
+def verdict(path: Path, recompute: Recompute = nothing, **rules: Any) -> Verdict:
+    return verify_bundle(path, recompute, Rules(**({"trust": TRUST, "now": LATER} | rules)))
+
+
+def refused(path: Path, why: str, recompute: Recompute = nothing, **rules: Any) -> None:
+    """In one line with the file's name, and without a trace on the disk."""
+    before = sorted(path.parent.rglob("*"))
+    with pytest.raises(VerificationFailed, match=why) as caught:
+        verdict(path, recompute, **rules)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in f"{caught.value.where}: {caught.value.message}"
+    assert sorted(path.parent.rglob("*")) == before
+
+
+def change(path: Path, **members: bytes | None) -> None:
+    """Other members, or none; a name's . is written __ here."""
+    named = {name.replace("__", "."): data for name, data in members.items()}
+    write_bundle(path, {n: d for n, d in (contents(path) | named).items() if d is not None})
+
+
+def test_without_an_attack_the_bundle_is_accepted(path: Path) -> None:
+    found = verdict(path)
+    assert (found.level, found.trusted, found.received_at) == ("operator", True, "2027-01-15T09:00:00Z")
+
+
+# --- the files ------------------------------------------------------------------------------------------
+
+
+def test_swapped_file(path: Path) -> None:
+    change(path, results__json=b'{"trials":["0000000000000000"]}')
+    refused(path, r"results\.json: its sha256 is not the signed one")
+
+
+def test_two_files_exchanged(path: Path) -> None:
+    old = contents(path)
+    change(path, results__json=old["manifest.json"], manifest__json=old["results.json"])
+    refused(path, r"manifest\.json: its sha256")
+
+
+def test_added_file(path: Path) -> None:
+    change(path, env__json=b"{}")
+    refused(path, r"env\.json: is not in the statement: it was added")
+
+
+def test_removed_file(path: Path) -> None:
+    write_bundle(path, {n: d for n, d in contents(path).items() if not n.startswith("logs/")})
+    refused(path, r"logs/0123456789abcdef\.txt: the statement lists it, the bundle lacks it")
+
+
+def test_renamed_file(path: Path) -> None:
+    old = contents(path)
+    old["logs/fedcba9876543210.txt"] = old.pop("logs/0123456789abcdef.txt")
+    write_bundle(path, old)
+    refused(path, r"logs/fedcba9876543210\.txt: is not in the statement")
+
+
+def test_signed_file_that_has_no_place_in_a_bundle(path: Path) -> None:
+    """Even the key's owner cannot give meaning to a file that this version does not know."""
+    resign(path, files={**FILES, "run.sh": b"#!/bin/sh\n"})
+    refused(path, r"run\.sh is no file of a bundle")
+
+
+# --- the container --------------------------------------------------------------------------------------
+
+
+def insert(path: Path, raw: bytes, before: str | None = None) -> None:
+    """Raw bytes into the tar in front of a member, or behind the last one."""
+    data = path.read_bytes()
+    end = len(data) - 2 * BLOCK
+    at = end if before is None else data.index(before.encode() + b"\0")
+    path.write_bytes(data[:at] + raw + data[at:])
+
+
+def foreign(
+    name: str, kind: bytes = tarfile.REGTYPE, data: bytes = b"", link: str = "", **more: Any
+) -> bytes:
+    """A member as another program writes it."""
+    info = tarfile.TarInfo(name)
+    info.type, info.size, info.linkname = kind, len(data), link
+    for field, value in more.items():
+        setattr(info, field, value)
+    padding = bytes(-len(data) % BLOCK)
+    return info.tobuf(tarfile.GNU_FORMAT) + data + padding
+
+
+def test_duplicate_member(path: Path, tmp_path: Path) -> None:
+    again = member("manifest.json", b"{}", tmp_path)
+    (tmp_path / "one-member").unlink()
+    insert(path, again, before="receipt.json")
+    refused(path, r"manifest\.json stands twice")
+
+
+def test_duplicate_member_at_the_end(path: Path) -> None:
+    data = FILES["manifest.json"]
+    insert(path, foreign("manifest.json", data=data, mode=0o644))
+    refused(path, r"manifest\.json (stands after|is not)|the header of manifest\.json is not")
+
+
+@pytest.mark.parametrize("name", ["Results.json", "RESULTS.JSON", "results.j\u017fon"])
+def test_case_colliding_names(path: Path, name: str) -> None:
+    insert(path, foreign(name, data=b"{}"), before="run-cert.pub")
+    refused(path, "is not of the allowed form")
+
+
+@pytest.mark.parametrize("name", ["re\u0301sults.json", "r\u00e9sults.json", "results\uff0ejson"])
+def test_nfc_colliding_names(path: Path, name: str) -> None:
+    insert(path, foreign(name, data=b"{}"), before="run-cert.pub")
+    refused(path, "is not of the allowed form")
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "//results.json", "C:\\results.json"])
+def test_absolute_path(path: Path, name: str) -> None:
+    insert(path, foreign(name, data=b"x"), before="manifest.json")
+    refused(path, "is not of the allowed form")
+
+
+@pytest.mark.parametrize(
+    "name", ["../results.json", "logs/../../x.txt", "logs/..", "./results.json", "logs//x.txt"]
+)
+def test_parent_path(path: Path, name: str) -> None:
+    insert(path, foreign(name, data=b"x"), before="manifest.json")
+    refused(path, "is not of the allowed form")
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"), [(tarfile.SYMTYPE, "a symbolic link"), (tarfile.LNKTYPE, "a hard link")]
+)
+def test_link(path: Path, kind: bytes, what: str) -> None:
+    insert(path, foreign("env.json", kind, link="/etc/passwd"), before=LOG)
+    refused(path, what)
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [(tarfile.CHRTYPE, "a device"), (tarfile.BLKTYPE, "a device"), (tarfile.FIFOTYPE, "a named pipe"),
+     (tarfile.DIRTYPE, "a directory")],
+)  # fmt: skip
+def test_device(path: Path, kind: bytes, what: str) -> None:
+    insert(path, foreign("env.json", kind), before=LOG)
+    refused(path, what)
+
+
+def test_sparse_bomb(path: Path, tmp_path: Path) -> None:
+    """A terabyte of holes in a few bytes, as GNU tar writes it."""
+    insert(path, foreign("env.json", tarfile.GNUTYPE_SPARSE), before=LOG)
+    refused(path, "a sparse file")
+    holes = tmp_path / "holes"
+    with holes.open("wb") as file:
+        file.truncate(2**40)
+    subprocess.run(["tar", "-C", tmp_path, "-Scf", path, "holes"], check=True)
+    holes.unlink()
+    refused(path, "a sparse file|is not as bench|pax|allowed form")
+
+
+@pytest.mark.parametrize("magic", [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0", b"BZh9", b"PK\3\4"])
+def test_compression_bomb(path: Path, magic: bytes) -> None:
+    """Nothing is ever decompressed, so that nothing can swell."""
+    path.write_bytes(gzip.compress(bytes(2**24)) if magic == b"\x1f\x8b" else magic + bytes(4096))
+    refused(path, "is compressed by")
+
+
+def test_oversized_member(path: Path) -> None:
+    insert(path, foreign("telemetry.jsonl", mode=0o644, size=MAX_MEMBER_BYTES + 1))
+    refused(path, "has 67108865 bytes; it has at most|is not as bench writes it")
+
+
+def test_oversized_member_that_is_not_there(path: Path) -> None:
+    insert(path, foreign("telemetry.jsonl", mode=0o644, size=8**11 - 1))
+    refused(path, "at most|truncated|is not as bench writes it")
+
+
+@pytest.mark.parametrize("tail", [b"\0", b"x", bytes(BLOCK), bytes(10240)])
+def test_trailing_data(path: Path, tail: bytes) -> None:
+    path.write_bytes(path.read_bytes() + tail)
+    refused(path, "something follows the end")
+
+
+def test_second_bundle_behind_the_first(path: Path) -> None:
+    path.write_bytes(path.read_bytes() * 2)
+    refused(path, "something follows the end")
+
+
+def test_data_in_the_padding(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[data.index(b"manifest.json\0") + BLOCK + len(FILES["manifest.json"]) + 1] = 1
+    path.write_bytes(data)
+    refused(path, "padding that is not zero")
+
+
+# --- the statement: what the owner of a certified key may try -------------------------------------------
+
+
+def resign(
+    path: Path,
+    statement: bytes | None = None,
+    files: Mapping[str, bytes] = FILES,
+    key: Signer = RUN_KEY,
+    cert: Certificate | None = None,
+    **changes: Any,
+) -> None:
+    """Any statement, correctly signed by the node, and then honestly countersigned."""
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    facts = predicate(files, **{"run_id": RUN_ID, "level": "operator", "nonce": NONCE} | changes)
+    cert = cert or certificate()
+    data = statement or build_statement(digests, facts)
+    write_bundle(path, {**files, **signatures(data, key, cert)})
+    countersign(path, receipt_for(path, cert))
+
+
+def edited(path: Path, edit: Callable[[dict[str, Any]], None]) -> bytes:
+    document = json.loads(contents(path)[STATEMENT])
+    edit(document)
+    return canonical_json(document)
+
+
+def test_duplicate_json_keys(path: Path) -> None:
+    old = contents(path)[STATEMENT]
+    resign(path, old.replace(b'"complete":true', b'"complete":false,"complete":true'))
+    refused(path, "'complete' stands twice")
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+def test_nan(path: Path, value: bytes) -> None:
+    resign(path, contents(path)[STATEMENT].replace(b'"570.124"', value))
+    refused(path, "NaN|Infinity|does not fit a double")
+
+
+@pytest.mark.parametrize("value", [b"9007199254740993", b"-9007199254740993", b"1" * 10_000])
+def test_huge_integers(path: Path, value: bytes) -> None:
+    resign(path, contents(path)[STATEMENT].replace(b'"570.124"', value))
+    refused(path, r"past 2\*\*53")
+
+
+def test_deep_nesting(path: Path) -> None:
+    resign(path, contents(path)[STATEMENT].replace(b'"570.124"', b"[" * 50_000 + b"]" * 50_000))
+    refused(path, "nested too deeply")
+
+
+@pytest.mark.parametrize("schema", ["bench/run/v3", "bench/run/v1", "", None, 2])
+def test_unknown_schema_version(path: Path, schema: object) -> None:
+    resign(path, edited(path, lambda document: document["predicate"].update(schema=schema)))
+    refused(path, "this version of bench knows only")
+
+
+def test_unknown_statement_type(path: Path) -> None:
+    resign(path, edited(path, lambda document: document.update(_type="https://in-toto.io/Statement/v2")))
+    refused(path, "_type .* knows only")
+
+
+@pytest.mark.parametrize("level", ["reproduced", "gpu-attested"])
+def test_level_that_nothing_proves(path: Path, level: str) -> None:
+    resign(path, edited(path, lambda document: document["predicate"].update(level=level)))
+    refused(path, "is none of 'self', 'operator'")
+
+
+def test_level_operator_without_an_operator(path: Path) -> None:
+    data = contents(path)[STATEMENT]
+    write_bundle(path, {**FILES, **signatures(data, RUN_KEY)})
+    refused(path, "says level operator, its certificate does not", trust=None)
+
+
+def test_statement_under_the_old_signature(path: Path) -> None:
+    change(path, **{"statement__json": contents(path)[STATEMENT].replace(b"7f3a2c", b"7f3a2d")})
+    refused(path, "the signature does not fit")
+
+
+@pytest.mark.parametrize("name", [STATEMENT, SIGNATURE, ENVELOPE])
+def test_statement_or_a_signature_taken_away(path: Path, name: str) -> None:
+    write_bundle(path, {n: d for n, d in contents(path).items() if n != name})
+    refused(path, f"{name}: is missing in the bundle")
+
+
+def test_statement_and_envelope_that_differ(path: Path) -> None:
+    """Both are signed by the same key; only the bytes are not the same."""
+    other = contents(path)[STATEMENT].replace(b"570.124", b"570.125")
+    change(path, **{"statement__dsse__json": seal(other, RUN_KEY)})
+    refused(path, r"holds another statement than statement\.json")
+
+
+def test_envelope_by_another_key(path: Path) -> None:
+    change(path, **{"statement__dsse__json": seal(contents(path)[STATEMENT], STRANGER)})
+    refused(path, "the envelope is not signed by")
+
+
+@pytest.mark.parametrize(
+    ("found", "written"),
+    [
+        (b'{"payload"', b'{ "payload"'),
+        (b'"signatures":[', b'"signatures":[{"keyid":"","sig":""},'),
+        (b'"keyid":"SHA256:', b'"keyid":"SHA255:'),
+        (b"}]}", b'}],"extra":1}'),
+    ],
+)
+def test_envelope_in_another_form(path: Path, found: bytes, written: bytes) -> None:
+    data = contents(path)[ENVELOPE]
+    assert found in data
+    change(path, **{"statement__dsse__json": data.replace(found, written)})
+    refused(path, "the envelope")
+
+
+def test_edited_summaries_with_intact_samples(tmp_path: Path) -> None:
+    """A node that signs whatever it likes cannot have figures that its own samples do not give."""
+    path = tmp_path / "b.tar"
+
+    def faster(results: dict[str, Any]) -> None:
+        results["trials"][0]["estimate"]["days"]["value"] /= 2
+
+    real(path, lambda results: None)
+    assert verdict(path, recompute).level == "operator"
+    real(path, faster)
+    refused(path, "trial .*: value does not follow from the samples", recompute)
+
+
+def test_more_samples_than_the_operator_saw_time_for(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    real(path, lambda results: None, received_at=CHALLENGED + 10)
+    refused(path, "its samples take .* s, but the operator saw 10 s from challenge to receipt", recompute)
+
+
+def real(path: Path, edit: Callable[[dict[str, Any]], None], **receipt: Any) -> None:
+    """A measured bundle, its results edited, signed anew by a certified node and countersigned."""
+    old = contents(REAL)
+    run = parse_statement(old[STATEMENT]).predicate
+    results = json.loads(old["results.json"])
+    edit(results)
+    files = {n: d for n, d in old.items() if n not in (STATEMENT, SIGNATURE)}
+    files["results.json"] = pretty_json(results)
+    names = {"run_id": run.run_id, "started_at": run.started_at, "ended_at": run.ended_at}
+    cert = certificate(principals=(principal(run.run_id),), key_id=key_id(run.run_id))
+    facts = predicate(files, **names, complete=run.complete, level="operator", nonce=NONCE)
+    pack(path, files, facts, RUN_KEY, cert)
+    countersign(path, receipt_for(path, cert, **({"run_id": run.run_id} | receipt)))
+
+
+# --- who signed -----------------------------------------------------------------------------------------
+
+
+def test_wrong_namespace_of_the_signature(path: Path) -> None:
+    data = contents(path)[STATEMENT]
+    change(path, **{"statement__json__sig": sign(data, RUN_KEY, "git", certificate())})
+    refused(path, "the signature was made for the namespace git")
+
+
+def test_wrong_namespace_of_the_certificate(path: Path) -> None:
+    options = {NAMESPACE_OPTION: RECEIPT_NAMESPACE, NONCE_OPTION: NONCE}
+    resign(path, cert=certificate(options=options))
+    refused(path, "is not for the namespace bench-bundle@v1")
+
+
+def test_wrong_namespace_of_the_authority(path: Path) -> None:
+    line = f'* cert-authority,namespaces="git" {PublicKey.of(OPERATOR).line()}'
+    refused(path, "for the namespaces git only", trust=TrustPolicy.from_text(line, "trusted"))
+
+
+def test_wrong_principal_of_the_certificate(path: Path) -> None:
+    resign(path, cert=certificate(principals=(principal("another"),)))
+    refused(path, "is for bench-run:another, not bench-run:7f3a2c")
+
+
+@pytest.mark.parametrize("principals", [(), ("root",), (principal(RUN_ID), "root")])
+def test_certificate_for_more_than_the_run(path: Path, principals: tuple[str, ...]) -> None:
+    resign(path, cert=certificate(principals=principals))
+    refused(path, "the run's certificate is for")
+
+
+def test_wrong_principal_of_the_authority(path: Path) -> None:
+    line = f"bench-run:lab-* cert-authority {PublicKey.of(OPERATOR).line()}"
+    refused(path, "for the principals bench-run:lab-. only", trust=TrustPolicy.from_text(line, "trusted"))
+
+
+def test_certificate_of_another_challenge(path: Path) -> None:
+    options = {NAMESPACE_OPTION: BUNDLE_NAMESPACE, NONCE_OPTION: "00" * 32}
+    resign(path, cert=certificate(options=options))
+    refused(path, "is for another challenge")
+
+
+def test_certificate_for_another_key(path: Path) -> None:
+    resign(path, key=STRANGER)
+    refused(path, "the signature does not fit")
+
+
+def test_certificate_by_an_authority_that_nobody_trusts(path: Path) -> None:
+    resign(path, cert=certificate(authority=STRANGER))
+    countersign(path, receipt_for(path, certificate(authority=STRANGER)), STRANGER)
+    refused(path, "certified by SHA256:.*, which is not among them")
+
+
+def test_certificate_exchanged_in_its_file(path: Path) -> None:
+    other = certificate(serial=8)
+    change(path, **{"run-cert__pub": f"{other.line()}\n".encode()})
+    refused(path, r"run-cert\.pub: is not the certificate of the signature")
+
+
+def test_certificate_taken_away(path: Path) -> None:
+    write_bundle(path, {n: d for n, d in contents(path).items() if n != CERTIFICATE})
+    refused(path, r"run-cert\.pub: is not the certificate of the signature")
+
+
+def test_stranger_who_signs_himself(path: Path) -> None:
+    """His bundle is valid, at level self; where an operator must vouch for it, it is refused."""
+    pack(path, FILES, predicate(), STRANGER)
+    assert verdict(path, trust=None).level == "self"
+    refused(path, "not trusted by trusted: signed by SHA256:.*, which is not among them")
+
+
+def test_expired(path: Path) -> None:
+    """Nobody says that it arrived in time: a key that leaked later may have signed it."""
+    certified(path)
+    assert verdict(path, now=UNTIL - 1).trusted
+    refused(path, "no receipt, and the run's certificate had expired: at 2027-01-15T10:00:00Z", now=UNTIL)
+
+
+def test_not_valid_yet(path: Path) -> None:
+    certified(path)
+    refused(path, "no receipt, and the run's certificate was not valid yet", now=CHALLENGED - 1)
+
+
+@pytest.mark.parametrize("at", [UNTIL, UNTIL + 86400])
+def test_received_after_it_expired(path: Path, at: int) -> None:
+    certified(path)
+    countersign(path, receipt_for(path, received_at=at))
+    refused(path, "was received when the run's certificate had expired")
+
+
+def test_expired_authority(path: Path) -> None:
+    for option, why in (
+        ('valid-before="20260101Z"', "is no longer valid"),
+        ('valid-after="20290101Z"', "not valid yet"),
+    ):
+        line = f"* cert-authority,{option} {PublicKey.of(OPERATOR).line()}"
+        refused(path, why, trust=TrustPolicy.from_text(line, "trusted"))
+
+
+def krl(folder: Path, *lines: str, authority: Signer | None = None) -> Revoked:
+    """As ssh-keygen -k makes it."""
+    (folder / "krl-specification").write_text("\n".join(lines) + "\n")
+    command = ["ssh-keygen", "-q", "-k", "-f", str(folder / "krl")]
+    if authority:
+        (folder / "krl-authority.pub").write_text(PublicKey.of(authority).line() + "\n")
+        command += ["-s", str(folder / "krl-authority.pub")]
+    subprocess.run([*command, folder / "krl-specification"], check=True, stdin=subprocess.DEVNULL)
+    return Revoked.from_file(folder / "krl")
+
+
+@needs("ssh-keygen")
+def test_revoked_by_key(path: Path, tmp_path: Path) -> None:
+    listed = krl(tmp_path, f"key: {PublicKey.of(RUN_KEY).line()}")
+    refused(path, "the key SHA256:.* is revoked", revoked=(listed,))
+    refused(path, "the key SHA256:.* is revoked", revoked=(listed,), trust=None)
+
+
+@needs("ssh-keygen")
+@pytest.mark.parametrize("kind", ["sha256", "sha1", "hash"])
+def test_revoked_by_fingerprint(path: Path, tmp_path: Path, kind: str) -> None:
+    key = PublicKey.of(RUN_KEY)
+    listed = krl(tmp_path, f"{kind}: {key.fingerprint if kind == 'hash' else key.line()}")
+    refused(path, "the key SHA256:.* is revoked", revoked=(listed,))
+
+
+@needs("ssh-keygen")
+def test_revoked_by_id(path: Path, tmp_path: Path) -> None:
+    listed = krl(tmp_path, f"id: {key_id(RUN_ID)}", authority=OPERATOR)
+    refused(path, 'the certificate "bench run 7f3a2c" is revoked by its id', revoked=(listed,))
+
+
+@needs("ssh-keygen")
+@pytest.mark.parametrize("serials", ["7", "5-9", "1-100000"])
+def test_revoked_by_serial_number(path: Path, tmp_path: Path, serials: str) -> None:
+    listed = krl(tmp_path, f"serial: {serials}", authority=OPERATOR)
+    refused(path, "the certificate 7 is revoked by its serial number", revoked=(listed,))
+
+
+@needs("ssh-keygen")
+def test_revoked_by_authority(path: Path, tmp_path: Path) -> None:
+    listed = krl(tmp_path, f"key: {PublicKey.of(OPERATOR).line()}")
+    refused(path, "the authority SHA256:.* is revoked", revoked=(listed,))
+
+
+@needs("ssh-keygen")
+def test_what_another_authority_revoked_is_not_revoked(path: Path, tmp_path: Path) -> None:
+    listed = krl(tmp_path, f"id: {key_id(RUN_ID)}", "serial: 7", authority=STRANGER)
+    assert verdict(path, revoked=(listed,)).level == "operator"
+
+
+def algorithms() -> dict[str, Any]:
+    return {
+        "ssh-rsa": rsa.generate_private_key(65537, 2048),
+        "ecdsa-sha2-nistp256": ec.generate_private_key(ec.SECP256R1()),
+    }
+
+
+@needs("ssh-keygen")
+@pytest.mark.parametrize("kind", ["ssh-rsa", "ecdsa-sha2-nistp256"])
+def test_signature_of_another_algorithm(path: Path, tmp_path: Path, kind: str) -> None:
+    """Made by ssh-keygen, valid for ssh-keygen, and still no signature of a bundle."""
+    key, statement = tmp_path / "other", tmp_path / "statement"
+    key.touch(mode=0o600)
+    pem = algorithms()[kind].private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    key.write_bytes(pem)
+    statement.write_bytes(contents(path)[STATEMENT])
+    command = ["ssh-keygen", "-q", "-Y", "sign", "-n", BUNDLE_NAMESPACE, "-f", key, statement]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    change(path, **{"statement__json__sig": (tmp_path / "statement.sig").read_bytes()})
+    refused(path, f"the signature is of type {kind}, not ssh-ed25519")
+
+
+# --- the receipt ----------------------------------------------------------------------------------------
+
+
+def test_receipt_of_another_run(path: Path, tmp_path: Path) -> None:
+    """A true receipt of the same operator's, for something else."""
+    other = tmp_path / "other.tar"
+    cert = certificate(principals=(principal("other"),), key_id=key_id("other"))
+    certified(other, cert, run_id="other")
+    receipt = receipt_for(other, cert, run_id="other")
+    countersign(path, receipt)
+    refused(path, "the receipt is of run other")
+
+
+def test_receipt_of_another_bundle_of_the_same_run(path: Path, tmp_path: Path) -> None:
+    other = certified(tmp_path / "other.tar", complete=False)
+    countersign(path, receipt_for(other))
+    refused(path, "the receipt is for another statement")
+
+
+def test_receipt_for_another_certificate_of_the_same_key(path: Path) -> None:
+    countersign(path, receipt_for(path, certificate(serial=8)))
+    refused(path, "the receipt is for another certificate")
+
+
+def test_receipt_of_another_challenge(path: Path) -> None:
+    countersign(path, receipt_for(path, nonce="00" * 32))
+    refused(path, "the receipt is of run 7f3a2c, or of another challenge")
+
+
+def test_run_certificate_that_signs_receipts(path: Path) -> None:
+    """The operator certified the node's key for bundles. Its word on its own bundle is none."""
+    for cert in (certificate(), None):
+        countersign(path, receipt_for(path), RUN_KEY, cert=cert)
+        refused(path, r"receipt\.json: is not signed by the authority that certified the run's key")
+        refused(path, r"receipt\.json: is not signed by the authority", trust=trusting(OPERATOR, RUN_KEY))
+
+
+def test_receipt_by_a_stranger(path: Path) -> None:
+    countersign(path, receipt_for(path), STRANGER)
+    refused(path, r"receipt\.json: is not signed by the authority")
+
+
+def test_receipt_signed_for_another_namespace(path: Path) -> None:
+    countersign(path, receipt_for(path), namespace=BUNDLE_NAMESPACE)
+    refused(path, "the receipt's signature was made for the namespace bench-bundle@v1")
+
+
+def test_receipt_by_an_authority_that_may_not_give_any(path: Path) -> None:
+    line = f"* cert-authority {PublicKey.of(OPERATOR).line()}"
+    refused(path, "is a certificate authority only", trust=TrustPolicy.from_text(line, "trusted"))
+
+
+@pytest.mark.parametrize(("challenged", "received_at"), [(RECEIVED + 1, RECEIVED), (-(2**53), RECEIVED)])
+def test_receipt_that_contradicts_itself(path: Path, challenged: int, received_at: int) -> None:
+    countersign(path, receipt_for(path, challenged_at=challenged, received_at=received_at))
+    refused(path, "the receipt contradicts itself")
+
+
+def test_receipt_of_a_time_that_does_not_come(path: Path) -> None:
+    countersign(path, receipt_for(path, received_at=2**53))
+    refused(path, "was received when the run's certificate had expired", trust=None)
+
+
+def test_certificate_that_is_valid_for_ever(path: Path) -> None:
+    """A stranger may be his own authority. His times must not crash who reads them."""
+    blob = certificate_blob(authority=STRANGER, valid=(0, 2**64 - 1))
+    signature = _armor(blob, BUNDLE_NAMESPACE, wire_string(ED25519) + wire_string(bytes(64)))
+    change(path, **{"statement__json__sig": signature})
+    refused(path, "never valid, or for ever", trust=None)
+
+
+def test_token_that_signs_a_bundle(path: Path) -> None:
+    token = Token()
+    signed = token.sign_wire(_signed_data(contents(path)[STATEMENT], BUNDLE_NAMESPACE))
+    change(path, **{"statement__json__sig": _armor(token.public.blob, BUNDLE_NAMESPACE, signed)})
+    refused(path, "the signature is by a token", trust=None)
+
+
+def test_receipt_that_was_edited(path: Path) -> None:
+    change(path, receipt__json=contents(path)[RECEIPT].replace(b"1800003600", b"1800003599"))
+    refused(path, "the receipt's signature does not fit")
+
+
+@pytest.mark.parametrize("name", [RECEIPT, RECEIPT_SIGNATURE])
+def test_half_a_receipt(path: Path, name: str) -> None:
+    write_bundle(path, {n: d for n, d in contents(path).items() if n != name})
+    refused(path, f"{name}: is missing in the bundle")
+
+
+def test_receipt_on_a_bundle_that_nobody_certified(path: Path) -> None:
+    receipt = contents(path)[RECEIPT]
+    pack(path, FILES, predicate(), RUN_KEY)
+    countersign(path, receipt)
+    refused(path, r"receipt\.json: is not signed by the authority", trust=None)
+
+
+@pytest.mark.parametrize(
+    ("found", "written", "why"),
+    [
+        (b"bench/receipt/v1", b"bench/receipt/v2", "knows only v1"),
+        (b'"received_at":1800003600', b'"received_at":18e8', "is no receipt of bench"),
+        (b'"received_at":1800003600', b'"received_at":1800003600,"received_at":1800000001', "twice"),
+        (b'{"cert', b'{ "cert', "canonical form"),
+        (b'"run_id":"7f3a2c"', b'"run_id":"../../x"', "no run id"),
+    ],
+)
+def test_receipt_in_another_form(path: Path, found: bytes, written: bytes, why: str) -> None:
+    data = receipt_for(path)
+    assert found in data
+    countersign(path, data.replace(found, written))
+    refused(path, why)
+
+
+def test_replayed_bundle_under_a_new_receipt_needs_the_operator(path: Path, tmp_path: Path) -> None:
+    """Replay against the operator himself is refused by his ledger: tests/control/test_operator.py."""
+    old = contents(path)
+    newer = json.loads(old[RECEIPT]) | {"received_at": RECEIVED + 60}
+    change(path, receipt__json=canonical_json(newer) + b"\n")
+    refused(path, "the receipt's signature does not fit")
+    assert sha256(old[STATEMENT]) == newer["statement_sha256"]
+
+
+def test_a_link_to_a_bundle_is_no_attack(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(path)
+    assert verdict(tmp_path / "link").level == "operator"
+
+
+def test_the_attacks_change_only_what_they_say(path: Path) -> None:
+    """They write the tar anew: with nothing changed, it is the same to the byte."""
+    before = path.read_bytes()
+    change(path)
+    assert path.read_bytes() == before

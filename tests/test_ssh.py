@@ -1,0 +1,244 @@
+"""Certificates, and keys in tokens: as OpenSSH makes and reads them, in one form only."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.exceptions import InvalidSignature
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.errors import VerificationFailed
+from bench.handshake import BUNDLE_NAMESPACE, certificate_fault, principal
+from bench.ssh import ED25519, TOKEN, Certificate, FormatError, PublicKey, wire_string
+from bench.sshsig import _armor, _signed_data, sign, verify
+from tests.authority import (
+    CHALLENGED,
+    NONCE,
+    OPERATOR,
+    RUN_ID,
+    RUN_KEY,
+    STRANGER,
+    UNTIL,
+    Token,
+    certificate,
+    certificate_blob,
+)
+from tests.needs import needs
+
+MESSAGE = b'{"statement":1}'
+
+
+def keygen(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["ssh-keygen", *arguments], input=stdin, capture_output=True, check=True)
+
+
+# --- certificates ---------------------------------------------------------------------------------------
+
+
+def test_a_certificate_says_who_certified_what() -> None:
+    cert = certificate()
+    assert cert.key == PublicKey.of(RUN_KEY)
+    assert cert.authority == PublicKey.of(OPERATOR)
+    assert (cert.valid_after, cert.valid_before) == (CHALLENGED, UNTIL)
+    assert Certificate.from_line(cert.line()) == cert
+    assert certificate_fault(cert, RUN_ID, NONCE) is None
+
+
+@needs("ssh-keygen")
+def test_ssh_keygen_reads_the_same(tmp_path: Path) -> None:
+    (tmp_path / "run-cert.pub").write_text(certificate().line() + "\n")
+    shown = keygen("-L", "-f", tmp_path / "run-cert.pub").stdout.decode()
+    for part in (principal(RUN_ID), PublicKey.of(RUN_KEY).fingerprint, PublicKey.of(OPERATOR).fingerprint,
+                 "Extensions: (none)", "Serial: 7", 'Key ID: "bench run 7f3a2c"'):  # fmt: skip
+        assert part in shown
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"kind": ED25519}, "of type ssh-ed25519, not ssh-ed25519-cert"),
+        ({"kind": "ssh-ed25519-cert-v02@openssh.com"}, "of type ssh-ed25519-cert-v02"),
+        ({"role": 2}, "no certificate for users"),
+        ({"extensions": wire_string("permit-pty") + wire_string("")}, "grants extensions"),
+        ({"reserved": b"x"}, "reserved"),
+        ({"tail": b"\0"}, "1 bytes too many"),
+        ({"key_id": "\x1b[2J"}, "not plain ASCII"),
+        ({"principals": ("bench-run:7f3a2c\n",)}, "not plain ASCII"),
+        ({"options": {"b": "1", "a": "2"}}, "not in order"),
+        ({"valid": (UNTIL, UNTIL)}, "never valid, or for ever"),
+        ({"valid": (0, 2**64 - 1)}, "never valid, or for ever"),
+        ({"public": bytes(32)}, "low order"),
+        ({"public": b"\xff" * 32}, "non-canonical"),
+        ({"public": b"x"}, "not 32 bytes"),
+    ],
+)
+def test_another_certificate_is_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(FormatError, match=why):
+        certificate(**changes)
+
+
+def test_no_byte_of_a_certificate_can_be_changed() -> None:
+    blob = certificate_blob()
+    for at in range(len(blob)):
+        with pytest.raises(FormatError):
+            Certificate.from_blob(blob[:at] + bytes([blob[at] ^ 1 << at % 8]) + blob[at + 1 :])
+
+
+def test_a_certificate_cannot_be_cut() -> None:
+    blob = certificate_blob()
+    for length in range(len(blob)):
+        with pytest.raises(FormatError):
+            Certificate.from_blob(blob[:length])
+
+
+@given(st.binary(max_size=300))
+def test_nothing_random_is_a_certificate(data: bytes) -> None:
+    for blob in (data, certificate_blob()[: len(data)] + data):
+        with pytest.raises(FormatError):
+            Certificate.from_blob(blob)
+
+
+def test_a_certificate_of_a_certificate_is_none() -> None:
+    """An authority is a key: there are no chains."""
+    blob = certificate_blob().replace(
+        wire_string(PublicKey.of(OPERATOR).blob), wire_string(certificate().blob)
+    )
+    with pytest.raises(FormatError, match="of type ssh-ed25519-cert-v01"):
+        Certificate.from_blob(blob)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"principals": ()}, "is for anybody, not bench-run:7f3a2c"),
+        ({"principals": ("bench-run:7f3a2c", "root")}, "is for bench-run:7f3a2c, root"),
+        ({"key_id": "bench run other"}, "is for bench-run:7f3a2c"),
+        ({"options": {}}, "not for the namespace"),
+        ({"options": {**certificate().options, "force-command": "x"}}, "another challenge"),
+    ],
+)
+def test_a_certificate_for_more_or_less_than_the_run_is_told(change: dict[str, Any], why: str) -> None:
+    fault = certificate_fault(certificate(**change), RUN_ID, NONCE)
+    assert fault is not None
+    assert why in fault
+
+
+# --- signatures by a certified key ----------------------------------------------------------------------
+
+
+def test_a_certified_key_signs_with_its_certificate() -> None:
+    signature = sign(MESSAGE, RUN_KEY, BUNDLE_NAMESPACE, certificate())
+    assert verify(MESSAGE, signature, BUNDLE_NAMESPACE) == (PublicKey.of(RUN_KEY), certificate())
+
+
+def test_no_byte_of_such_a_signature_can_be_changed() -> None:
+    signed = sign(MESSAGE, RUN_KEY, BUNDLE_NAMESPACE, certificate())
+    for at in range(len(signed)):
+        with pytest.raises(VerificationFailed, match="the signature"):
+            verify(MESSAGE, signed[:at] + bytes([signed[at] ^ 0x01]) + signed[at + 1 :], BUNDLE_NAMESPACE)
+
+
+def test_a_certificate_does_not_fit_another_keys_signature() -> None:
+    with pytest.raises(VerificationFailed, match="does not fit"):
+        verify(MESSAGE, sign(MESSAGE, STRANGER, BUNDLE_NAMESPACE, certificate()), BUNDLE_NAMESPACE)
+
+
+@needs("ssh-keygen")
+def test_ssh_keygen_verifies_the_whole_chain(tmp_path: Path) -> None:
+    """Signature, certificate, authority, principal, namespace and time, in one command of a stranger's."""
+    (tmp_path / "signature").write_bytes(sign(MESSAGE, RUN_KEY, BUNDLE_NAMESPACE, certificate()))
+    line = f'bench-run:* cert-authority,namespaces="{BUNDLE_NAMESPACE}" {PublicKey.of(OPERATOR).line()}\n'
+    (tmp_path / "allowed_signers").write_text(line)
+
+    def verified(who: str = principal(RUN_ID), at: str = "20270115090000Z", message: bytes = MESSAGE) -> bool:
+        command = ["ssh-keygen", "-Y", "verify", "-n", BUNDLE_NAMESPACE, "-f", tmp_path / "allowed_signers"]
+        command += ["-I", who, "-s", tmp_path / "signature", f"-Overify-time={at}"]
+        return subprocess.run(command, input=message, capture_output=True, check=False).returncode == 0
+
+    assert verified()
+    assert not verified(who="bench-run:other")
+    assert not verified(at="20270115100001Z")
+    assert not verified(at="20270115075959Z")
+    assert not verified(message=MESSAGE + b" ")
+
+
+# --- keys in tokens -------------------------------------------------------------------------------------
+
+
+def token_signature(token: Token, message: bytes, **said: int) -> bytes:
+    """As ssh-keygen -Y sign makes it with a FIDO token."""
+    signed = token.sign_wire(_signed_data(message, BUNDLE_NAMESPACE), **said)
+    return _armor(token.public.blob, BUNDLE_NAMESPACE, signed)
+
+
+@needs("ssh-keygen")
+def test_a_tokens_signature_is_what_ssh_keygen_takes_it_for(tmp_path: Path) -> None:
+    token = Token()
+    (tmp_path / "signature").write_bytes(token_signature(token, MESSAGE))
+    (tmp_path / "allowed_signers").write_text(f"me {token.public.line()}\n")
+    checked = ["-Y", "verify", "-n", BUNDLE_NAMESPACE, "-f", tmp_path / "allowed_signers", "-I", "me"]
+    said = keygen(*checked, "-s", tmp_path / "signature", stdin=MESSAGE).stdout.decode()
+    assert f"with ED25519-SK key {token.public.fingerprint}" in said
+    assert verify(MESSAGE, token_signature(token, MESSAGE), BUNDLE_NAMESPACE).key == token.public
+
+
+@needs("ssh-keygen")
+def test_a_token_certifies_as_ssh_keygen_takes_it(tmp_path: Path) -> None:
+    """The operator's key in a FIDO token: one line of allowed_signers, the chain checked by both."""
+    token = Token()
+    cert = certificate(authority=token)
+    assert cert.authority == token.public
+    (tmp_path / "signature").write_bytes(sign(MESSAGE, RUN_KEY, BUNDLE_NAMESPACE, cert))
+    (tmp_path / "allowed_signers").write_text(f"bench-run:* cert-authority {token.public.line()}\n")
+    command: list[str | Path] = ["-Y", "verify", "-n", BUNDLE_NAMESPACE, "-f", tmp_path / "allowed_signers"]
+    command += ["-I", principal(RUN_ID), "-s", tmp_path / "signature", "-Overify-time=20270115090000Z"]
+    assert b"Good" in keygen(*command, stdin=MESSAGE).stdout
+    blob = certificate_blob(authority=token)
+    with pytest.raises(FormatError, match=r"not signed by the authority|nobody touched|algorithm"):
+        Certificate.from_blob(blob[:-5] + bytes([blob[-5] ^ 0x04]) + blob[-4:])
+
+
+@pytest.mark.parametrize("flags", [0x00, 0x04, 0x41, 0x81])
+def test_a_token_that_nobody_touched_has_not_signed(flags: int) -> None:
+    with pytest.raises(VerificationFailed, match="nobody touched"):
+        verify(MESSAGE, token_signature(Token(), MESSAGE, flags=flags), BUNDLE_NAMESPACE)
+
+
+def test_a_tokens_words_are_signed_too() -> None:
+    token = Token()
+    wire = token.sign_wire(b"data")
+    token.public.check_wire(wire, b"data")
+    for at in range(len(wire) - 5, len(wire)):
+        changed = wire[:at] + bytes([wire[at] ^ 0x08]) + wire[at + 1 :]
+        with pytest.raises((InvalidSignature, FormatError)):
+            token.public.check_wire(changed, b"data")
+
+
+def test_a_key_in_a_token_is_another_key_than_the_same_without() -> None:
+    """The algorithm is pinned by the key: neither kind of signature counts for the other kind of key."""
+    token = Token()
+    plain = PublicKey(token.public.raw)
+    assert plain != token.public
+    assert plain.fingerprint != token.public.fingerprint
+    for key, wire in (
+        (plain, token.sign_wire(b"data")),
+        (token.public, wire_string(ED25519) + wire_string(bytes(64))),
+    ):
+        with pytest.raises(FormatError, match="by the algorithm"):
+            key.check_wire(wire, b"data")
+    other = dataclasses.replace(token.public, application="ssh:other")
+    with pytest.raises(InvalidSignature):
+        other.check_wire(token.sign_wire(b"data"), b"data")
+
+
+def test_a_tokens_key_line_comes_back() -> None:
+    key = Token().public
+    assert key.kind == TOKEN
+    assert PublicKey.from_line(key.line("comment")) == key
+    with pytest.raises(FormatError, match="says ssh-ed25519, but holds"):
+        PublicKey.from_line(key.line().replace(TOKEN, ED25519, 1))
