@@ -2,9 +2,11 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+MUTATIONS ?= 100000
+SEED ?= 0
 STAMP := $(VENV)/.installed
 
-.PHONY: quickstart test test-fast test-e2e lint bench-accuracy bench-cost fuzz clean
+.PHONY: quickstart test test-fast test-e2e lint bench-accuracy bench-cost bench-verify fuzz clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -22,7 +24,7 @@ test: $(STAMP)  ## all tests but the end-to-end ones
 test-fast: $(STAMP)  ## without the ones that take more than a few seconds
 	$(BIN)/python -m pytest -n 2 -m "not slow and not e2e"
 
-test-e2e: $(STAMP)  ## what takes minutes: every setting on two devices
+test-e2e: $(STAMP)  ## what takes minutes, or brings programs: every setting on two devices, cosign
 	$(BIN)/python -m pytest -m e2e
 
 lint: $(STAMP)
@@ -35,6 +37,12 @@ bench-accuracy: $(STAMP)  ## estimate against reality, the tiny models
 
 bench-cost: $(STAMP)  ## start-up and verification, as ratios to an empty Python
 	rm -rf out/cost && $(BIN)/bench run manifests/quickstart.json --out out/cost --budget 1s; $(BIN)/python benchmarks/cost.py out/cost/*.tar
+
+bench-verify: $(STAMP)  ## verification as bundles grow: time beyond an empty Python, and memory
+	$(BIN)/python benchmarks/verify_size.py
+
+fuzz: $(STAMP)  ## 100,000 damaged or forged bundles: none accepted, no traceback, bounded memory
+	$(BIN)/python -m tests.fuzz $(MUTATIONS) $(SEED)
 
 clean:
 	rm -rf $(VENV) out build dist *.egg-info

@@ -1,0 +1,59 @@
+"""What `bench verify` costs as bundles grow: time beyond an empty Python, and peak memory. No bundle needed.
+
+python benchmarks/verify_size.py [MEGABYTES ...]     default: 1 10 60
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.large import large_bundle, peak_bytes
+
+RUNS = 9
+
+
+class Cost(NamedTuple):
+    wall_seconds: float
+    cpu_seconds: float  # what is left of it on a machine that is busy with other things
+
+
+def cost(command: list[str]) -> Cost:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    wall = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Cost(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+
+
+def main(sizes: list[int]) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        bundles = {size: large_bundle(Path(folder) / f"{size}.tar", size * 10**6) for size in sizes}
+        peaks = {f"bench verify {size} MB": peak_bytes(path) for size, path in bundles.items()}
+        commands = {"python3 -c pass": [sys.executable, "-c", "pass"]}
+        for size, path in bundles.items():
+            commands[f"bench verify {size} MB"] = [sys.executable, "-m", "bench", "verify", str(path)]
+        costs: dict[str, list[Cost]] = {name: [] for name in commands}
+        for _ in range(RUNS):  # in turn, so that a machine that drifts drifts for all
+            for name, command in commands.items():
+                costs[name].append(cost(command))
+    empty = [statistics.median(column) for column in zip(*costs["python3 -c pass"], strict=True)]
+    print(f"{'median of ' + str(RUNS):<22} {'wall':>9} {'beyond':>9} {'CPU':>9} {'beyond':>9} {'peak':>8}")
+    for name, found in costs.items():
+        wall, cpu = (statistics.median(column) for column in zip(*found, strict=True))
+        figures = [f"{1000 * seconds:.0f} ms" for seconds in (wall, wall - empty[0], cpu, cpu - empty[1])]
+        peak = f"{peaks[name] >> 20} MiB" if name in peaks else ""
+        print(f"{name:<22} {' '.join(f'{text:>9}' for text in figures)} {peak:>8}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main([int(argument) for argument in sys.argv[1:]] or [1, 10, 60]))
