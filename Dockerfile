@@ -15,6 +15,15 @@ RUN --mount=type=bind,target=/build python3 -B /build/install.py torch
 FROM torch AS rest
 RUN --mount=type=bind,target=/build python3 -B /build/install.py rest
 
+# Compiles what no index has, for `bench image kernels`; the image itself takes the wheels that come out of it.
+FROM rest AS builder
+ARG ARCH=9.0
+ARG JOBS=2
+ENV PATH=/usr/local/lib/python3.11/dist-packages/nvidia/cu13/bin:/usr/local/bin:/usr/bin:/bin
+RUN --mount=type=bind,target=/build python3 -B /build/install.py builder
+RUN --mount=type=bind,target=/build \
+    python3 -B /build/kernels.py wheel --sources /build/sources --objects /objects --out /made --arch "$ARCH" --jobs "$JOBS"
+
 FROM rest AS kernels
 RUN --mount=type=bind,target=/build python3 -B /build/install.py kernels
 

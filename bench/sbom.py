@@ -42,12 +42,16 @@ def debian(status: str) -> Iterator[dict[str, Any]]:
     """dpkg's own list; a package that was removed but left its configuration is not installed."""
     for paragraph in status.strip().split("\n\n"):
         fields = dict(
-            line.split(": ", 1) for line in paragraph.splitlines() if ": " in line and not line.startswith(" ")
+            line.split(": ", 1)
+            for line in paragraph.splitlines()
+            if ": " in line and not line.startswith(" ")
         )
         if fields.get("Status") != "install ok installed":
             continue
         name, version = fields["Package"], fields["Version"]
-        purl = f"pkg:deb/debian/{quote(name, safe='')}@{quote(version, safe='')}?arch={fields['Architecture']}"
+        purl = (
+            f"pkg:deb/debian/{quote(name, safe='')}@{quote(version, safe='')}?arch={fields['Architecture']}"
+        )
         yield {"type": "library", "name": name, "version": version, "purl": purl, "bom-ref": purl}
 
 
@@ -60,7 +64,7 @@ def python() -> Iterator[dict[str, Any]]:
         yield component | {"purl": purl, "bom-ref": purl} | _licence(distribution.metadata)
 
 
-def _licence(fields: Any) -> Mapping[str, Any]:
+def _licence(fields: Any) -> dict[str, Any]:
     """Only what is a valid SPDX expression by the package's own word; anything else would be a guess."""
     expression = fields.get("License-Expression")
     return {"licenses": [{"expression": expression}]} if expression else {}

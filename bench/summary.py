@@ -16,6 +16,7 @@ from bench.plan import Skipped
 from bench.result import (
     Ceiling,
     Failure,
+    Image,
     Measured,
     Measurement,
     NodeFacts,
@@ -137,8 +138,10 @@ def recompute(read: Callable[[str], bytes]) -> Mapping[str, Any]:
         measured = {line["trial"]: from_json(Measurement, line["measurement"]) for line in lines}
     except (DecodeError, KeyError, TypeError) as error:
         raise VerificationFailed(f"results do not have their form: {error}") from None
-    if results.manifest_digest != "sha256:" + hashlib.sha256(read("manifest.json")).hexdigest():
+    manifest = read("manifest.json")
+    if results.manifest_digest != "sha256:" + hashlib.sha256(manifest).hexdigest():
         raise VerificationFailed("the results are of another manifest")
+    _check_image(strict_loads(manifest), results.node.image)
     if len(measured) != len(lines):
         raise VerificationFailed("samples.jsonl holds a trial twice")
     proofs = {t.id: proof for t in results.trials if (proof := t.proof or t.unproven)}
@@ -153,6 +156,14 @@ def recompute(read: Callable[[str], bytes]) -> Mapping[str, Any]:
         "results": results,
         "samples": sum(len(m.steps) + len(m.warmup) for m in measured.values()),
     }
+
+
+def _check_image(manifest: Any, image: Image | None) -> None:
+    """A manifest that names its image has no results from anywhere else."""
+    wanted = manifest.get("image") if isinstance(manifest, dict) else None
+    found = image.config if image else None
+    if wanted not in (None, found):
+        raise VerificationFailed(f"ran in {found or 'no known image'}, the manifest asks for {wanted}")
 
 
 def _rebuilt(

@@ -1,6 +1,6 @@
 """Runs inside the build, once a layer: installs one group of the lock's wheels, or our own code.
 
-    install.py libraries|torch|kernels|rest|bench
+    install.py libraries|torch|rest|kernels|bench|builder
 
 Everything comes from /build, which is mounted for the build and no part of the image: no network, no cache,
 no bytecode. pip itself runs from its wheel and is not in the image either.
@@ -28,32 +28,41 @@ GROUPS = {
 def main(group: str) -> int:
     if group == "bench":
         return install_ours()
-    pins = {_name(line): line for line in (BUILD / "pins.txt").read_text().splitlines()}
-    chosen = [line for name, line in sorted(pins.items()) if _group(name) == group]
+    pins = "builder.txt" if group == "builder" else "pins.txt"
+    lines = sorted((BUILD / pins).read_text().splitlines())
+    chosen = [line for line in lines if group in ("builder", _group(_name(line)))]
     if not chosen:
         return 0
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
         requirements.write("\n".join(chosen) + "\n")
         requirements.flush()
-        return pip("--no-deps", "--require-hashes", "--only-binary=:all:", "-r", requirements.name)
+        return pip("install", "--no-deps", "--require-hashes", "--only-binary=:all:", "-r", requirements.name)
 
 
 def install_ours() -> int:
+    """By way of a wheel: installed from a folder, it would record that folder's name."""
     with tempfile.TemporaryDirectory() as work:
-        source = Path(work) / "bench"
+        source, wheels = Path(work) / "source", Path(work) / "wheels"
         shutil.copytree(BUILD / "source", source)  # setuptools writes beside what it builds
-        code = pip("--no-deps", "--no-build-isolation", str(source))
-    for trace in Path("/usr/local").glob("lib/python3*/dist-packages/bench-*.dist-info/direct_url.json"):
-        trace.unlink()  # names the temporary folder
-    return code
+        make = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(source))
+        return pip("wheel", *make) or pip("install", "--no-deps", f"--find-links={wheels}", "bench")
 
 
-def pip(*arguments: str) -> int:
+def pip(verb: str, *arguments: str) -> int:
     (wheel,) = (BUILD / "wheels").glob("pip-*.whl")
-    options = ["--no-index", f"--find-links={BUILD / 'wheels'}", "--no-compile", "--no-cache-dir", "--quiet"]
-    options += ["--break-system-packages", "--root-user-action=ignore", "--no-warn-script-location"]
-    command = [sys.executable, f"{wheel}/pip", "install", "--isolated", "--disable-pip-version-check"]
-    return subprocess.run([*command, *options, *arguments], check=False).returncode
+    command = [
+        sys.executable,
+        "-B",
+        f"{wheel}/pip",
+        verb,
+        "--isolated",
+        "--disable-pip-version-check",
+        "--quiet",
+    ]
+    command += ["--no-index", f"--find-links={BUILD / 'wheels'}", "--no-cache-dir"]
+    if verb == "install":
+        command += ["--no-compile", "--break-system-packages", "--root-user-action=ignore"]
+    return subprocess.run([*command, *arguments], check=False).returncode
 
 
 def _name(line: str) -> str:

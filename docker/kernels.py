@@ -75,6 +75,12 @@ PACKAGES = (
     ),
 )
 
+# DeepSpeed's optimizer for the CPU is C++ alone. Its own build asks this machine's processor what to compile
+# for; this is what every server of the last ten years has.
+DEEPSPEED = "deepspeed-0.19.8"
+CPU_ADAM = ("csrc/adam/cpu_adam.cpp", "csrc/adam/cpu_adam_impl.cpp")
+CPU_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-march=x86-64-v3", "-D__AVX256__", "-Icsrc/includes")
+
 # As the packages' own setup.py have them, less -lineinfo and the chatter of ptxas.
 FLAGS = (
     "-O3",
@@ -122,14 +128,15 @@ def compile_objects(arguments: argparse.Namespace, packages: list[Package]) -> i
             failed += fault is not None
             what = f"FAILED\n{fault}" if fault else f"{seconds:.0f} s"
             print(
-                f"{time.monotonic() - began:6.0f} s  {number}/{len(left)}  {waiting[done].target.name}  {what}"
+                f"{time.monotonic() - began:6.0f} s  {number}/{len(left)}  {waiting[done].target.name}",
+                what,
             )
             sys.stdout.flush()
     return 1 if failed else 0
 
 
 def make_wheels(arguments: argparse.Namespace, packages: list[Package]) -> int:
-    """What is not compiled yet is compiled first; then one wheel a package, the same bytes from the same objects."""
+    """Compiles what is not compiled yet; then a wheel a package, the same bytes from the same objects."""
     if compile_objects(arguments, packages):
         return 1
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -137,6 +144,8 @@ def make_wheels(arguments: argparse.Namespace, packages: list[Package]) -> int:
         library = _link(package, arguments)
         wheel = _wheel(package, _unpacked(package, arguments), library, arguments.out)
         print(f"{hashlib.sha256(wheel.read_bytes()).hexdigest()}  {wheel.name}", flush=True)
+    if (arguments.sources / f"{DEEPSPEED}.tar.gz").exists():
+        _deepspeed(arguments)
     return 0
 
 
@@ -162,7 +171,7 @@ class Job:
         unfinished = self.target.with_suffix(f".{os.getpid()}.part")
         # A relative path, so that no assertion's text holds where this was compiled.
         command = ["nvcc", *self.flags, "-c", self.source, "-o", str(unfinished)]
-        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True)
+        done = subprocess.run(command, check=False, cwd=self.folder, capture_output=True, text=True)
         if done.returncode:
             unfinished.unlink(missing_ok=True)
             return time.monotonic() - began, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
@@ -252,28 +261,68 @@ def _link(package: Package, arguments: argparse.Namespace) -> Path:
     return library
 
 
+def _deepspeed(arguments: argparse.Namespace) -> None:
+    """DeepSpeed's own wheel, with its CPU Adam compiled, so that nothing compiles it at run time."""
+    work = arguments.objects.resolve() / "sources"
+    shutil.rmtree(work / DEEPSPEED, ignore_errors=True)
+    with tarfile.open(arguments.sources / f"{DEEPSPEED}.tar.gz") as archive:
+        archive.extractall(work, filter="data")
+    pip = next((Path("/build") / "wheels").glob("pip-*.whl"))
+    plain = work / "deepspeed-wheel"
+    shutil.rmtree(plain, ignore_errors=True)
+    make = ["--no-deps", "--no-build-isolation", "--no-index", "--no-cache-dir", "--wheel-dir", str(plain)]
+    os.environ["DS_ACCELERATOR"] = "cpu"  # there is no GPU here to ask
+    _run([sys.executable, "-B", f"{pip}/pip", "wheel", *make, str(work / DEEPSPEED)], work)
+    library = work / f"cpu_adam_op{sysconfig.get_config_var('EXT_SUFFIX')}"
+    python, torch = sysconfig.get_path("include"), _torch() / "lib"
+    headers = [f"-I{_torch()}/include", f"-I{_torch()}/include/torch/csrc/api/include", f"-I{python}"]
+    define = [
+        "-D_GLIBCXX_USE_CXX11_ABI=1",
+        "-DTORCH_EXTENSION_NAME=cpu_adam_op",
+        "-DTORCH_API_INCLUDE_EXTENSION_H",
+    ]
+    link = ["-shared", "-s", "-Wl,--build-id=none", "-o", str(library), *CPU_ADAM, f"-L{torch}"]
+    libraries = ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
+    _run(["g++", *CPU_FLAGS, *define, *headers, *link, *libraries], work / DEEPSPEED)
+    with zipfile.ZipFile(next(plain.glob("*.whl"))) as archive:
+        files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
+    files[f"deepspeed/ops/adam/{library.name}"] = library.read_bytes()
+    installed = "deepspeed/git_version_info_installed.py"
+    version = metadata.version("torch").partition("+")[0].rpartition(".")[0]
+    text = re.sub(r"'cpu_adam': \w+", "'cpu_adam': True", files[installed].decode())
+    text = re.sub(r"accelerator_name='\w*'", "accelerator_name='cuda'", text)
+    text = re.sub(r"'version': '[\d.]+'", f"'version': '{version}'", text)
+    files[installed] = re.sub(
+        r"'cuda_version': '[\d.]+'", f"'cuda_version': '{_nvcc_release()}'", text
+    ).encode()
+    wheel = _pack(DEEPSPEED, files, arguments.out)
+    print(f"{hashlib.sha256(wheel.read_bytes()).hexdigest()}  {wheel.name}", flush=True)
+
+
 def _run(command: list[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
 
 
 def _wheel(package: Package, folder: Path, library: Path, out: Path) -> Path:
-    """Python sources and library in a wheel: sorted, undated, and so the same bytes each time."""
-    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     stem = f"{package.name}-{package.version}"
-    files = {
-        str(path.relative_to(folder)): path.read_bytes() for path in (folder / package.name).rglob("*.py")
-    }
+    sources = (folder / package.name).rglob("*.py")
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in sources}
     files[library.name] = library.read_bytes()
+    files[f"{stem}.dist-info/METADATA"] = (folder / "PKG-INFO").read_bytes()
+    files[f"{stem}.dist-info/licenses/LICENSE"] = (folder / "LICENSE").read_bytes()
+    return _pack(stem, files, out)
+
+
+def _pack(stem: str, files: dict[str, bytes], out: Path) -> Path:
+    """A wheel of these files: sorted, undated, and so the same bytes each time."""
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     info = f"{stem}.dist-info"
-    files[f"{info}/METADATA"] = (folder / "PKG-INFO").read_bytes()
-    files[f"{info}/licenses/LICENSE"] = (folder / "LICENSE").read_bytes()
-    files[f"{info}/WHEEL"] = (
-        f"Wheel-Version: 1.0\nGenerator: bench\nRoot-Is-Purelib: false\nTag: {tag}-{tag}-linux_x86_64\n".encode()
-    )
-    record = f"{info}/RECORD"
-    files[record] = "".join([*(_record(n, d) for n, d in sorted(files.items())), f"{record},,\n"]).encode()
+    head = "Wheel-Version: 1.0\nGenerator: bench\nRoot-Is-Purelib: false\n"
+    files[f"{info}/WHEEL"] = f"{head}Tag: {tag}-{tag}-linux_x86_64\n".encode()
+    lines = [_record(name, data) for name, data in sorted(files.items())]
+    files[f"{info}/RECORD"] = "".join([*lines, f"{info}/RECORD,,\n"]).encode()
     wheel = out / f"{stem}-{tag}-{tag}-linux_x86_64.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in sorted(files.items()):

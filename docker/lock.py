@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The locks of the images: made anew by `lock.py refresh`, held against each other by `lock.py check`.
 
-refresh needs uv and mmdebstrap; for the wheel of torch without CUDA, UV_FIND_LINKS or UV_INDEX says where it is.
-check needs neither, nor the network.
+refresh needs uv and mmdebstrap; UV_FIND_LINKS or UV_INDEX says where torch without CUDA is. check needs
+neither, nor the network.
 """
 
 from __future__ import annotations
@@ -57,8 +57,18 @@ def _ours(variant: Variant) -> list[str]:
 
 def refresh_wheels(inputs: list[str], lock: Path) -> None:
     command = ["uv", "pip", "compile", "--quiet", "--upgrade", "--generate-hashes", "--no-emit-index-url"]
-    command += [f"--python-version={images().python}", "--python-platform=x86_64-manylinux_2_28", "--no-header"]
-    command += ["--no-emit-find-links", "--no-annotate", "--allow-unsafe", *inputs, f"--output-file={lock.relative_to(ROOT)}"]
+    command += [
+        f"--python-version={images().python}",
+        "--python-platform=x86_64-manylinux_2_28",
+        "--no-header",
+    ]
+    command += [
+        "--no-emit-find-links",
+        "--no-annotate",
+        "--allow-unsafe",
+        *inputs,
+        f"--output-file={lock.relative_to(ROOT)}",
+    ]
     lock.unlink(missing_ok=True)
     subprocess.run(command, check=True, cwd=ROOT)
 

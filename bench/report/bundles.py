@@ -12,6 +12,7 @@ from bench.codec import pretty_json, to_json
 from bench.errors import BadInput, BenchError, VerificationFailed
 from bench.summary import Results, recompute
 from bench.verify import TrustPolicy, Verdict, verify_bundle
+from bench.words import image_text
 
 MANY = 64  # bundles, from which on several processes are worth their start
 Checked = tuple[Path, Verdict | BenchError]
@@ -26,7 +27,8 @@ def verify(paths: list[Path], trust: Path | None, as_json: bool) -> int:
         if isinstance(verdict, BenchError):
             print(verdict, file=sys.stderr)
         elif not as_json:
-            print(f"{path}", *verdict.to_lines(), sep="\n")
+            image = image_text(results_of(verdict).node.image)
+            print(f"{path}", *verdict.to_lines(), f"image      {image}", sep="\n")
     return _exit_code(checked)
 
 

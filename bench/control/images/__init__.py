@@ -19,7 +19,7 @@ class Variant:
     extras: tuple[str, ...]  # of ours that it installs
     cuda: str | None  # None: for machines without a GPU
     driver: str | None  # the oldest that runs this CUDA
-    kernels: tuple[str, ...]  # wheels that we compile: taken from docker/built.lock, or made in the builder stage
+    kernels: tuple[str, ...]  # wheels that we compile: compiled ahead: docker/NAME.built.lock
     source: str  # of the driver's number
 
 

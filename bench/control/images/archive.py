@@ -28,8 +28,8 @@ _CHUNK = 2**20
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
-# What a build leaves in a layer that is none of the image's: mount points, the build machine's network, caches,
-# logs, and bytecode, whose first lines hold a time.
+# What a build leaves in a layer that is none of the image's: mount points, the build machine's network,
+# caches, logs, and bytecode, whose first lines hold a time.
 _DROPPED = re.compile(
     r"(dev|proc|sys|run|tmp|root|build|var/(log|cache|tmp)|var/lib/apt/lists)/.+|build"
     r"|etc/(hosts|hostname|resolv\.conf|machine-id|mtab)|.*/__pycache__(/.*)?|.*\.pyc"
@@ -106,7 +106,9 @@ def _resolved(name: str, member: tarfile.TarInfo) -> str:
 def _hashed(name: str, size: int, file: Any) -> tuple[Layer, bytes]:
     first = file.read(_CHUNK)
     if first.startswith(_ZSTD):
-        raise BadInput(f"{name} is compressed by zstd", advice="save the image without that: bench image save")
+        raise BadInput(
+            f"{name} is compressed by zstd", advice="save the image without that: bench image save"
+        )
     inflate = zlib.decompressobj(31) if first.startswith(_GZIP) else None
     total, kept, chunk = hashlib.sha256(), b"", first
     while chunk:
@@ -125,7 +127,11 @@ def _parts(small: Mapping[str, bytes], where: str) -> tuple[str, list[str], list
             return one["Config"], list(one["Layers"]), list(one.get("RepoTags") or [])
         (entry,) = json.loads(small["index.json"])["manifests"]
         manifest = json.loads(small[_blob(entry["digest"])])
-        return _blob(manifest["config"]["digest"]), [_blob(layer["digest"]) for layer in manifest["layers"]], []
+        return (
+            _blob(manifest["config"]["digest"]),
+            [_blob(layer["digest"]) for layer in manifest["layers"]],
+            [],
+        )
     except (KeyError, ValueError, TypeError):
         raise BadInput("holds no image, or several; one is expected", where=where) from None
 
@@ -157,13 +163,15 @@ def _checked(
                 f"layer {number} is not the one that its configuration names: {layer.diff_id}", where=where
             )
     if len(layers) != len(expected):
-        raise VerificationFailed(f"has {len(layers)} layers, its configuration names {len(expected)}", where=where)
+        raise VerificationFailed(
+            f"has {len(layers)} layers, its configuration names {len(expected)}", where=where
+        )
     identity = Identity(f"sha256:{hashlib.sha256(data).hexdigest()}", expected)
     return ImageFacts(identity, config, data, layers, tuple(tags))
 
 
 def extract(path: Path, facts: ImageFacts, wanted: str) -> bytes:
-    """One file of the image, from the last layer that has it; the layers are those that `facts` were read from."""
+    """One file of the image, from the last layer that has it; `facts` are those of this very archive."""
     with opened(path) as file, tarfile.open(fileobj=file) as archive:
         for layer in reversed(facts.layers):
             blob = archive.extractfile(layer.name)
@@ -183,7 +191,7 @@ def normalise(source: BinaryIO, out: BinaryIO, epoch: int) -> str:
     counted = _Hashing(out)
     with (
         tarfile.open(fileobj=source, mode="r|*") as old,
-        tarfile.open(fileobj=counted, mode="w|", format=tarfile.PAX_FORMAT) as new,  # type: ignore[call-overload]
+        tarfile.open(fileobj=counted, mode="w|", format=tarfile.PAX_FORMAT) as new,
     ):
         for member in old:
             member.name = member.name.removeprefix("./").rstrip("/")
@@ -213,9 +221,13 @@ _KEPT = ("User", "Env", "Entrypoint", "Cmd", "WorkingDir")
 
 
 def configuration(
-    built: Mapping[str, Any], diff_ids: Sequence[str], labels: Mapping[str, str], made: Sequence[str], created: str
+    built: Mapping[str, Any],
+    diff_ids: Sequence[str],
+    labels: Mapping[str, str],
+    made: Sequence[str],
+    created: str,
 ) -> bytes:
-    """The one configuration of these layers: what the Dockerfile says, our labels, and no trace of a builder."""
+    """The one configuration of these layers: what the Dockerfile and our labels say, nothing of a builder."""
     settings = built.get("config") or {}
     return canonical_json(
         {
@@ -246,7 +258,7 @@ def compress(path: Path, out: Path, level: int = 6) -> str:
     """gzip without a name or a time; every engine and registry reads it. Returns the digest."""
     with path.open("rb") as file, out.open("wb") as target:
         counted = _Hashing(target)
-        with gzip.GzipFile("", "wb", level, counted, mtime=0) as packed:  # type: ignore[arg-type]
+        with gzip.GzipFile("", "wb", level, counted, mtime=0) as packed:
             while chunk := file.read(_CHUNK):
                 packed.write(chunk)
     return f"sha256:{counted.total.hexdigest()}"
@@ -268,7 +280,9 @@ def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) ->
             }
         ],
     }
-    docker = [{"Config": _blob(config_digest), "RepoTags": [tag], "Layers": [_blob(b.digest) for b in layers]}]
+    docker = [
+        {"Config": _blob(config_digest), "RepoTags": [tag], "Layers": [_blob(b.digest) for b in layers]}
+    ]
     sources: dict[str, bytes | Path] = {
         _blob(config_digest): config,
         _blob(digest): manifest,

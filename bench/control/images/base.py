@@ -17,8 +17,14 @@ from pathlib import Path
 
 from bench.errors import BadInput, EnvironmentCannot
 
-# Documents and other languages; set-id bits, which no-new-privileges makes useless anyway; traces of the build.
-_EXCLUDED = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/lintian/*")
+# Documents and other languages; set-id bits, which no-new-privileges makes useless anyway; traces of a build.
+_EXCLUDED = (
+    "/usr/share/doc/*",
+    "/usr/share/man/*",
+    "/usr/share/info/*",
+    "/usr/share/locale/*",
+    "/usr/share/lintian/*",
+)
 _LICENCES = "/usr/share/doc/*/copyright"
 _CLEAN = (
     'find "$1" -xdev -perm /6000 -type f -exec chmod a-s {} +',
@@ -61,7 +67,9 @@ def build_base(debs: Sequence[Deb], suite: str, out: Path, mirror: Sequence[str]
         )
 
 
-def bootstrap(include: Iterable[str], suite: str, out: Path, mirror: Sequence[str], epoch: int) -> tuple[Deb, ...]:
+def bootstrap(
+    include: Iterable[str], suite: str, out: Path, mirror: Sequence[str], epoch: int
+) -> tuple[Deb, ...]:
     """Runs mmdebstrap; what it installed, with the digest of each package file."""
     if shutil.which("mmdebstrap") is None:
         raise EnvironmentCannot("there is no mmdebstrap here", advice="apt-get install mmdebstrap")
@@ -69,7 +77,9 @@ def bootstrap(include: Iterable[str], suite: str, out: Path, mirror: Sequence[st
         found = Path(work) / "debs"
         command = ["mmdebstrap", "--quiet", "--variant=essential", "--architectures=amd64", "--format=tar"]
         command += [f"--include={' '.join(include)}", f"--customize-hook={_record(found)}"]
-        command += [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED] + [f"--dpkgopt=path-include={_LICENCES}"]
+        command += [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED] + [
+            f"--dpkgopt=path-include={_LICENCES}"
+        ]
         command += [f"--customize-hook={hook}" for hook in _CLEAN] + [suite, str(out), *mirror]
         done = subprocess.run(
             command,
@@ -82,7 +92,7 @@ def bootstrap(include: Iterable[str], suite: str, out: Path, mirror: Sequence[st
             tail = "\n  ".join(done.stderr.strip().splitlines()[-4:])
             raise EnvironmentCannot(
                 f"mmdebstrap could not make the base:\n  {tail}",
-                advice="a version that the mirror no longer has needs --mirror with a snapshot, or `make lock`",
+                advice="for versions that the mirror has no more: --mirror with a snapshot, or `make lock`",
             )
         return tuple(sorted(Deb(*line.split()) for line in found.read_text().splitlines()))
 
@@ -92,5 +102,5 @@ def _record(found: Path) -> str:
     return (
         'for deb in "$1"/var/cache/apt/archives/*.deb; do '
         'echo "$(dpkg-deb -W --showformat=\'${Package} ${Version}\' "$deb") '
-        f"$(sha256sum \"$deb\" | cut -d' ' -f1)\"; done > {found}"
+        f'$(sha256sum "$deb" | cut -d\' \' -f1)"; done > {found}'
     )

@@ -24,8 +24,16 @@ from typing import Any
 from bench import __version__
 from bench.codec import pretty_json
 from bench.control.images import Variant, images
-from bench.control.images.archive import Blob, ImageFacts, configuration, extract, normalise, opened, read_facts
-from bench.control.images.archive import write_archive
+from bench.control.images.archive import (
+    Blob,
+    ImageFacts,
+    configuration,
+    extract,
+    normalise,
+    opened,
+    read_facts,
+    write_archive,
+)
 from bench.control.images.base import build_base, read_debs
 from bench.control.images.fetch import digest, wheels
 from bench.control.images.locks import BUILDER, DEBIAN, Pin, read_pins
@@ -35,7 +43,10 @@ from bench.sbom import PLACE, python_versions
 Say = Callable[[str], None]
 STAGES = ("base", "libraries", "torch", "rest", "kernels", "image")  # a layer each, as in the Dockerfile
 OURS = ("pyproject.toml", "README.md", "LICENSE", "bench")
-NEEDS_BYTES = {True: 40 * 2**30, False: 6 * 2**30}  # with CUDA, without: the cache, buildah's store, the result
+NEEDS_BYTES = {
+    True: 40 * 2**30,
+    False: 6 * 2**30,
+}  # with CUDA, without: the cache, buildah's store, the result
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +90,8 @@ def build(recipe: Recipe, out: Path, tag: str, say: Say) -> ImageFacts:
         _copy_ours(recipe.root, folder / "source")
         say("building the layers")
         with tempfile.TemporaryDirectory(prefix="layers-", dir=recipe.cache) as work:
-            saved = buildah(folder, recipe, Path(work) / "saved.tar")
+            saved = Path(work) / "saved.tar"
+            buildah(folder, recipe, saved)
             facts = _finish(recipe, saved, Path(work), out, tag, say)
     _check_installed(recipe, pins, out, facts)
     return facts
@@ -105,7 +117,9 @@ def context(recipe: Recipe, pins: Sequence[Pin], say: Say) -> Iterator[Path]:
 def _base(recipe: Recipe, say: Say) -> Path:
     lock = recipe.root / DEBIAN
     code = Path(__file__).with_name("base.py")
-    key = hashlib.sha256(b"".join([lock.read_bytes(), code.read_bytes(), b"%d" % images().epoch])).hexdigest()[:16]
+    key = hashlib.sha256(
+        b"".join([lock.read_bytes(), code.read_bytes(), b"%d" % images().epoch])
+    ).hexdigest()[:16]
     base = recipe.cache / f"base-{key}.tar"
     if not base.exists():
         say("making the base of Debian packages")
@@ -121,12 +135,16 @@ def _pip(recipe: Recipe) -> Pin:
 
 def _check_place(recipe: Recipe) -> None:
     if not (recipe.root / "Dockerfile").exists():
-        raise BadInput("holds no Dockerfile", where=str(recipe.root), advice="run it in bench's repository, or --source")
+        raise BadInput(
+            "holds no Dockerfile", where=str(recipe.root), advice="run it in bench's repository, or --source"
+        )
     for program in ("buildah", "mmdebstrap"):
         if shutil.which(program) is None:
             raise EnvironmentCannot(f"there is no {program} here", advice=f"apt-get install {program}")
     if os.geteuid() != 0:
-        raise EnvironmentCannot("a Debian can only be made by root", advice="sudo, or `buildah unshare` and fakeroot")
+        raise EnvironmentCannot(
+            "a Debian can only be made by root", advice="sudo, or `buildah unshare` and fakeroot"
+        )
     recipe.cache.mkdir(parents=True, exist_ok=True)
     free, needed = shutil.disk_usage(recipe.cache).free, NEEDS_BYTES[recipe.variant.cuda is not None]
     if free < needed:
@@ -159,18 +177,33 @@ def _copy_ours(root: Path, folder: Path) -> None:
             shutil.copy(source, folder)
 
 
-def buildah(folder: Path, recipe: Recipe, saved: Path, *, target: str = "image", volumes: Sequence[str] = ()) -> Path:
-    """Builds one stage of the Dockerfile and saves it, in a store that nothing was in before."""
+def buildah(
+    folder: Path,
+    recipe: Recipe,
+    saved: Path | None,
+    *,
+    target: str = "image",
+    arguments: Mapping[str, str] | None = None,
+    volumes: Sequence[str] = (),
+) -> None:
+    """Builds one stage of the Dockerfile, and saves it, in a store that nothing was in before."""
     store = Path(tempfile.mkdtemp(prefix="store-", dir=recipe.cache))
     program = ["buildah", f"--root={store}/root", f"--runroot={store}/run"]
-    options = ["--isolation=chroot", f"--target={target}", "--identity-label=false", "--quiet", "--format=docker"]
+    options = [
+        "--isolation=chroot",
+        f"--target={target}",
+        "--identity-label=false",
+        "--quiet",
+        "--format=docker",
+    ]
+    options += [f"--build-arg={name}={value}" for name, value in (arguments or {}).items()]
     try:
         _run([*program, "build", *options, *(f"--volume={v}" for v in volumes), "--tag=bench", str(folder)])
-        _run([*program, "push", "--quiet", "bench", f"docker-archive:{saved}"])
+        if saved:
+            _run([*program, "push", "--quiet", "bench", f"docker-archive:{saved}"])
     finally:
         subprocess.run(["umount", "-q", f"{store}/root/overlay"], check=False)
         shutil.rmtree(store, ignore_errors=True)
-    return saved
 
 
 def _run(command: Sequence[str]) -> None:
@@ -233,5 +266,6 @@ def _check_installed(recipe: Recipe, pins: Mapping[str, Pin], out: Path, facts: 
     wanted = {name: pin.version for name, pin in pins.items()} | ours
     if differing := sorted(dict(installed.items() ^ wanted.items())):
         raise EnvironmentCannot(
-            f"the image and {recipe.variant.lock} disagree about {', '.join(differing[:5])}", advice="a defect of bench"
+            f"the image and {recipe.variant.lock} disagree about {', '.join(differing[:5])}",
+            advice="a defect of bench",
         )

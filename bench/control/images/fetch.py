@@ -64,7 +64,12 @@ def _cached(wanted: Mapping[str, Pin], cache: Path, ending: str) -> dict[str, Pa
 def _download(pins: Iterable[Pin], cache: Path, python: str) -> None:
     tags = [f"--platform={name}" for name in _PLATFORMS]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += ["--require-hashes", "--only-binary=:all:", f"--python-version={python}", "--implementation=cp"]
+    command += [
+        "--require-hashes",
+        "--only-binary=:all:",
+        f"--python-version={python}",
+        "--implementation=cp",
+    ]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
         requirements.write("".join(f"{pin.line}\n" for pin in pins))
         requirements.flush()
@@ -75,7 +80,9 @@ def _download(pins: Iterable[Pin], cache: Path, python: str) -> None:
             text=True,
         )
     if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr[-500:]]
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [
+            done.stderr[-500:]
+        ]
         raise EnvironmentCannot(f"pip could not fetch the locked wheels:\n  {errors[-1]}")
 
 
@@ -85,13 +92,17 @@ def source(pin: Pin, cache: Path) -> Path:
     if found := _cached({pin.name: pin}, cache, _SOURCE):
         return found[pin.name]
     for url, sha256 in _links(pin.name):
-        if sha256 in pin.sha256 and (name := urllib.parse.urlparse(url).path.rpartition("/")[2]).endswith(_SOURCE):
+        if sha256 in pin.sha256 and (name := urllib.parse.urlparse(url).path.rpartition("/")[2]).endswith(
+            _SOURCE
+        ):
             data = _get(url)
             if hashlib.sha256(data).hexdigest() == sha256:
                 part = cache / f".{name}.{os.getpid()}"
                 part.write_bytes(data)
                 return part.rename(cache / name)
-    raise EnvironmentCannot(f"the package index has no source of {pin.name} {pin.version} with the lock's digest")
+    raise EnvironmentCannot(
+        f"the package index has no source of {pin.name} {pin.version} with the lock's digest"
+    )
 
 
 def _links(name: str) -> Iterator[tuple[str, str]]:
@@ -107,11 +118,16 @@ def _index() -> str:
     """The index that pip would ask."""
     ask = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
     configured = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "get", "global.index-url"], check=False, capture_output=True, text=True
+        [sys.executable, "-m", "pip", "config", "get", "global.index-url"],
+        check=False,
+        capture_output=True,
+        text=True,
     )
     if url := os.environ.get("PIP_INDEX_URL") or configured.stdout.strip():
         return url
-    return subprocess.run([sys.executable, "-c", ask], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", ask], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def _get(url: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The locks, read and held against each other: what pyproject.toml asks for, what is pinned, what is compiled."""
+"""The locks, read and held against each other: what is asked for, what is pinned, what is compiled."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from bench.control.images import Variant, images
 from bench.control.images.base import read_debs
 from bench.errors import BadInput
 
-BUILT = "docker/built.lock"
 BUILDER = "docker/builder.lock"
 DEBIAN = "docker/debian.lock"
-_PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[A-Za-z0-9.+!]+)(?P<hashes>(?:\s+--hash=sha256:[0-9a-f]{64})+)")
+_PIN = re.compile(
+    r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[A-Za-z0-9.+!]+)(?P<hashes>(?:\s+--hash=sha256:[0-9a-f]{64})+)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +63,13 @@ def _check(root: Path, variant: Variant) -> Iterator[str]:
     pins = read_pins(root / variant.lock)
     for wanted in (*_asked(root, variant), *_wanted(root / f"docker/{variant.name}.in")):
         yield from _unmet(wanted, pins, variant.lock)
-    built = read_pins(root / BUILT)
+    path = root / f"docker/{variant.name}.built.lock"
+    built = read_pins(path) if path.exists() else {}
     for name in variant.kernels:
         if name not in pins:
             yield f"{variant.lock} lacks {name}, which the image compiles"
         elif name in built and built[name].version != pins[name].version:
-            yield f"{BUILT} has {name} {built[name].version}, {variant.lock} has {pins[name].version}"
+            yield f"{path.name} has {name} {built[name].version}, {variant.lock} has {pins[name].version}"
 
 
 def _asked(root: Path, variant: Variant) -> Iterator[str]:
