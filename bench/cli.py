@@ -138,6 +138,9 @@ def _image_parser(image: argparse.ArgumentParser) -> None:
         help="compute capabilities (default: 9.0; all: %(metavar)s)",
         metavar="8.0;8.6;8.9;9.0;10.0;12.0",
     )
+    kernels.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="of the wheels; repeatable (default: all)"
+    )
     kernels.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="files at a time")
     kernels.set_defaults(call=_image_kernels)
 
@@ -256,7 +259,7 @@ def _image_kernels(arguments: argparse.Namespace) -> int:
     from bench.control.commands import kernels, recipe
 
     made = recipe(arguments.variant, arguments.source, arguments.cache, arguments.mirror)
-    return kernels(made, arguments.arch, arguments.jobs)
+    return kernels(made, arguments.only, arguments.arch, arguments.jobs)
 
 
 def _image(arguments: argparse.Namespace) -> int:

@@ -112,7 +112,8 @@ def main() -> int:
         command.set_defaults(call=call)
     arguments = parser.parse_args()
     arguments.objects.mkdir(parents=True, exist_ok=True)
-    chosen = [p for p in PACKAGES if arguments.only in (None, p.name)]
+    there = [p for p in PACKAGES if (arguments.sources / p.archive).exists()]
+    chosen = [p for p in there if arguments.only in (None, p.name)]
     return int(arguments.call(arguments, chosen))
 
 

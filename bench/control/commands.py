@@ -62,9 +62,9 @@ def build(recipe: Recipe, out: Path | None, tag: str | None, load: str | None, a
     return 0
 
 
-def kernels(recipe: Recipe, arch: str, jobs: int) -> int:
+def kernels(recipe: Recipe, only: Sequence[str], arch: str, jobs: int) -> int:
     """Compiles the wheels that no index has, and writes their lock."""
-    for line in build_kernels(recipe, arch, jobs, _say()):
+    for line in build_kernels(recipe, only, arch, jobs, _say()):
         print(line)
     return 0
 

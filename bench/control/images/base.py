@@ -30,6 +30,7 @@ _CLEAN = (
     'find "$1" -xdev -perm /6000 -type f -exec chmod a-s {} +',
     'rm -rf "$1"/var/log/* "$1"/var/cache/debconf/*-old "$1"/var/lib/dpkg/*-old "$1"/etc/machine-id',
 )
+_WHEN = ("extract", "customize")
 _LINE = re.compile(r"(?P<name>[a-z0-9][a-z0-9+.-]+) (?P<version>[A-Za-z0-9.+:~-]+) (?P<sha256>[0-9a-f]{64})")
 
 
@@ -76,7 +77,8 @@ def bootstrap(
     with tempfile.TemporaryDirectory(prefix="bench-base-") as work:
         found = Path(work) / "debs"
         command = ["mmdebstrap", "--quiet", "--variant=essential", "--architectures=amd64", "--format=tar"]
-        command += [f"--include={' '.join(include)}", f"--customize-hook={_record(found)}"]
+        # Twice: apt's folder holds the essential packages first, and later all others.
+        command += [f"--include={' '.join(include)}", *(f"--{when}-hook={_record(found)}" for when in _WHEN)]
         command += [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED] + [
             f"--dpkgopt=path-include={_LICENCES}"
         ]
@@ -94,7 +96,7 @@ def bootstrap(
                 f"mmdebstrap could not make the base:\n  {tail}",
                 advice="for versions that the mirror has no more: --mirror with a snapshot, or `make lock`",
             )
-        return tuple(sorted(Deb(*line.split()) for line in found.read_text().splitlines()))
+        return tuple(sorted({Deb(*line.split()) for line in found.read_text().splitlines()}))
 
 
 def _record(found: Path) -> str:
@@ -102,5 +104,5 @@ def _record(found: Path) -> str:
     return (
         'for deb in "$1"/var/cache/apt/archives/*.deb; do '
         'echo "$(dpkg-deb -W --showformat=\'${Package} ${Version}\' "$deb") '
-        f'$(sha256sum "$deb" | cut -d\' \' -f1)"; done > {found}'
+        f'$(sha256sum "$deb" | cut -d\' \' -f1)"; done >> {found}'
     )
