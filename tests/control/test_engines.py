@@ -27,8 +27,9 @@ C = Container(
 @pytest.mark.parametrize("argv", [docker.argv(C), podman.argv(C)], ids=["docker", "podman"])
 def test_the_hardening_is_all_there(argv: list[str]) -> None:
     hardening = {
-        "--read-only", "--user=65534:65534", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none",
-        "--ipc=private", "--pids-limit=8192", f"--memory={32 * GIB}", f"--memory-swap={32 * GIB}", "--rm", "--init",
+        "--rm", "--init", "--read-only", "--user=65534:65534", "--cap-drop=ALL", "--network=none",
+        "--security-opt=no-new-privileges", "--ipc=private", "--pids-limit=8192",
+        f"--memory={32 * GIB}", f"--memory-swap={32 * GIB}",
     }  # fmt: skip
     assert hardening <= set(argv)
     assert not [

@@ -21,7 +21,7 @@ from bench.control.preflight import (
 from bench.errors import BadInput, EnvironmentCannot
 
 CUDA13, CUDA128 = find_variant("cuda13"), find_variant("cuda12.8")
-OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@x)  Tue\nGCC version"
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@x)\nGCC"
 CLOSED = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC version:"
 )

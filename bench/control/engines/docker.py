@@ -124,9 +124,8 @@ class Docker:
     @contextmanager
     def _client(self) -> Iterator[DockerClient]:
         try:
-            from docker.errors import DockerException
-
             import docker
+            from docker.errors import DockerException
         except ImportError:
             raise EnvironmentCannot(
                 "the Docker SDK is not installed", advice="pip install 'bench[engines]'"
