@@ -143,7 +143,10 @@ def run(
         network=network,
         environment={TOLD: json.dumps(to_json(found.identity))} if found else {},
     )
-    return engine.run(container)
+    code = engine.run(container)
+    if found:
+        print(f"{OUT} is {out} here", file=sys.stderr)
+    return code
 
 
 def load(archive: Path, engine_name: str) -> int:
