@@ -56,9 +56,13 @@ def debian(status: str) -> Iterator[dict[str, Any]]:
 
 
 def python() -> Iterator[dict[str, Any]]:
+    seen = set()
     for distribution in metadata.distributions():
         # As the package index normalises it, so that scanners find it.
         name = distribution.metadata["Name"].lower().replace("_", "-").replace(".", "-")
+        if name in seen:  # behind another on the path: never imported
+            continue
+        seen.add(name)
         purl = f"pkg:pypi/{quote(name)}@{quote(distribution.version, safe='')}"
         component: dict[str, Any] = {"type": "library", "name": name, "version": distribution.version}
         yield component | {"purl": purl, "bom-ref": purl} | _licence(distribution.metadata)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from bench.codec import DecodeError, from_json, strict_loads
 from bench.errors import BadInput, EnvironmentCannot
@@ -21,13 +22,19 @@ TOLD = "BENCH_IMAGE"  # {"config": ..., "diff_ids": [...]}; bench.control sets i
 def running_in(described: Path = DESCRIBED) -> Image | None:
     if not described.exists():
         return None
-    told = os.environ.get(TOLD)
     try:
-        fields = dict(strict_loads(described.read_bytes()))
-        fields.pop("schema")
-        return from_json(Image, fields | (dict(strict_loads(told.encode())) if told else {}))
-    except (DecodeError, ValueError, TypeError, KeyError) as error:
+        fields = _object(described.read_bytes()) | _object(os.environ.get(TOLD, "{}").encode())
+        fields.pop("schema", None)
+        return from_json(Image, fields)
+    except DecodeError as error:
         raise BadInput(f"does not say which image this is: {error}", where=TOLD) from None
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    found = strict_loads(data)
+    if not isinstance(found, dict):
+        raise DecodeError("expected an object")
+    return found
 
 
 def require_image(manifest: Manifest, image: Image | None) -> None:
