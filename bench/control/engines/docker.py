@@ -131,7 +131,7 @@ class Docker:
                 "the Docker SDK is not installed", advice="pip install 'bench[engines]'"
             ) from None
         try:
-            client = docker.from_env(timeout=600)
+            client = docker.from_env(timeout=3600)
             client.ping()
         except DockerException as error:
             raise EnvironmentCannot(
