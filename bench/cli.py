@@ -126,6 +126,13 @@ def _image_parser(image: argparse.ArgumentParser) -> None:
         "-o", "--out", type=Path, metavar="FILE", help="out/images/bench-VARIANT.tar if left out"
     )
     build.add_argument("--tag", metavar="REF", help="what engines call it (default: bench:VARIANT)")
+    build.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave a compiled kernel out; repeatable",
+    )
     build.add_argument("--load", choices=("docker", "podman"), help="and load it there")
     build.add_argument("--json", action="store_true", help="identity and layers as JSON on stdout")
     build.set_defaults(call=_image_build)
@@ -251,7 +258,7 @@ def _run_in_image(arguments: argparse.Namespace) -> int:
 def _image_build(arguments: argparse.Namespace) -> int:
     from bench.control.commands import build, recipe
 
-    made = recipe(arguments.variant, arguments.source, arguments.cache, arguments.mirror)
+    made = recipe(arguments.variant, arguments.source, arguments.cache, arguments.mirror, arguments.without)
     return build(made, arguments.out, arguments.tag, arguments.load, arguments.json)
 
 

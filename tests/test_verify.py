@@ -175,10 +175,10 @@ def test_a_missing_statement_or_signature(path: Path, name: str) -> None:
 
 def test_a_file_that_was_signed_but_has_no_place_in_a_bundle(path: Path) -> None:
     """Even the key's owner cannot give meaning to a file that this version does not know."""
-    files = {**FILES, "sbom.cdx.json": b"{}"}
+    files = {**FILES, "advice.json": b"{}"}
     statement = build_statement(digests(files), predicate())
     write_bundle(path, {**files, STATEMENT: statement, SIGNATURE: sign(statement, KEY)})
-    refused(path, r"sbom\.cdx\.json is no file of a bundle")
+    refused(path, r"advice\.json is no file of a bundle")
 
 
 def test_a_signed_bundle_without_samples(path: Path) -> None:

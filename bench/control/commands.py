@@ -46,9 +46,11 @@ from bench.sbom import PLACE
 UNPACKED = 2.2  # an archive's layers on the disk of an engine, of its size: unpacked, and the copy it reads
 
 
-def recipe(variant: str, source: Path, cache: Path | None, mirror: Sequence[str]) -> Recipe:
+def recipe(
+    variant: str, source: Path, cache: Path | None, mirror: Sequence[str], without: Sequence[str] = ()
+) -> Recipe:
     place = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bench/images"
-    return Recipe(source.resolve(), find_variant(variant), place.resolve(), tuple(mirror))
+    return Recipe(source.resolve(), find_variant(variant), place.resolve(), tuple(mirror), tuple(without))
 
 
 def build(recipe: Recipe, out: Path | None, tag: str | None, load: str | None, as_json: bool) -> int:

@@ -37,7 +37,7 @@ from bench.control.images.archive import (
 from bench.control.images.base import build_base, read_debs
 from bench.control.images.fetch import digest, wheels
 from bench.control.images.locks import BUILDER, DEBIAN, Pin, read_pins
-from bench.errors import BadInput, EnvironmentCannot
+from bench.errors import BadInput, EnvironmentCannot, nearest
 from bench.sbom import PLACE, python_versions
 
 Say = Callable[[str], None]
@@ -57,6 +57,7 @@ class Recipe:
     variant: Variant
     cache: Path
     mirror: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()  # kernels left out; the image says so in a label
 
     @property
     def lock(self) -> Path:
@@ -70,13 +71,20 @@ class Recipe:
     def pins(self) -> Mapping[str, Pin]:
         """What gets installed: the lock, with the compiled wheels' digests in place of their sources'."""
         pins, built = dict(read_pins(self.lock)), read_pins(self.built) if self.built.exists() else {}
+        if unknown := sorted(set(self.without) - set(self.variant.kernels)):
+            raise BadInput(
+                f'"{unknown[0]}" cannot be left out', advice=nearest(unknown[0], self.variant.kernels)
+            )
         for name in self.variant.kernels:
-            if name not in built:
+            if name in self.without:
+                del pins[name]
+            elif name in built:
+                pins[name] = built[name]
+            else:
                 raise EnvironmentCannot(
                     f"{self.built.name} has no wheel of {name}, which is compiled ahead",
-                    advice=f"bench image kernels {self.variant.name}",
+                    advice=f"bench image kernels {self.variant.name}, or --without {name}",
                 )
-            pins[name] = built[name]
         return pins
 
 
@@ -256,7 +264,8 @@ def labels(recipe: Recipe) -> Mapping[str, str]:
         "bench.lock": f"sha256:{digest(recipe.lock)}",
         "bench.debian": f"sha256:{digest(recipe.root / DEBIAN)}",
     }
-    return found | {f"bench.{k}": v for k, v in (("cuda", variant.cuda), ("driver", variant.driver)) if v}
+    more = {"cuda": variant.cuda, "driver": variant.driver, "without": " ".join(sorted(recipe.without))}
+    return found | {f"bench.{name}": value for name, value in more.items() if value}
 
 
 def _check_installed(recipe: Recipe, pins: Mapping[str, Pin], out: Path, facts: ImageFacts) -> None:
