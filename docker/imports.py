@@ -10,8 +10,8 @@ import sys
 
 MODULES = (
     "torch", "torchvision", "triton", "transformers", "accelerate", "timm", "deepspeed", "numpy", "pynvml",
-    "flash_attn", "flash_attn_2_cuda", "mamba_ssm", "selective_scan_cuda", "causal_conv1d", "causal_conv1d_cuda",
-    "deepspeed.ops.adam.cpu_adam_op",
+    "flash_attn", "flash_attn_2_cuda", "mamba_ssm", "selective_scan_cuda", "causal_conv1d",
+    "causal_conv1d_cuda", "deepspeed.ops.adam.cpu_adam_op",
 )  # fmt: skip
 
 failed = []
