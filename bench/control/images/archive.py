@@ -276,7 +276,7 @@ def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) ->
                 "mediaType": "application/vnd.oci.image.manifest.v1+json",
                 "digest": digest,
                 "size": len(manifest),
-                "annotations": {"org.opencontainers.image.ref.name": tag.rpartition(":")[2]},
+                "annotations": {"org.opencontainers.image.ref.name": tag},
             }
         ],
     }
