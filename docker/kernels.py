@@ -294,9 +294,9 @@ def _deepspeed(arguments: argparse.Namespace) -> None:
     text = re.sub(r"'cpu_adam': \w+", "'cpu_adam': True", files[installed].decode())
     text = re.sub(r"accelerator_name='\w*'", "accelerator_name='cuda'", text)
     text = re.sub(r"'version': '[\d.]+'", f"'version': '{version}'", text)
-    files[installed] = re.sub(
-        r"'cuda_version': '[\d.]+'", f"'cuda_version': '{_nvcc_release()}'", text
-    ).encode()
+    cuda = re.search(r"^cuda\b.*'([\d.]+)'", (_torch() / "version.py").read_text(), re.MULTILINE)
+    assert cuda, "torch is built without CUDA"
+    files[installed] = re.sub(r"'cuda_version': '[\d.]+'", f"'cuda_version': '{cuda[1]}'", text).encode()
     wheel = _pack(DEEPSPEED, files, arguments.out)
     print(f"{hashlib.sha256(wheel.read_bytes()).hexdigest()}  {wheel.name}", flush=True)
 
