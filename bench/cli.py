@@ -208,6 +208,8 @@ def _run(arguments: argparse.Namespace) -> int:
     on_cpu = arguments.device == "cpu"
     if arguments.engine != "none":
         return _run_in_image(arguments)
+    if arguments.image is not None:
+        raise BadInput("--image without an engine to run it", advice="--engine docker, podman or apptainer")
     place = (arguments.nodes, arguments.node, arguments.meet)
     if arguments.node > 0:
         return follow(arguments.manifest, on_cpu, place)

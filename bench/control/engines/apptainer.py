@@ -63,6 +63,10 @@ class Apptainer:
         return Inspected(facts.identity, facts.labels, str(sif(Path(image), facts.identity)))
 
     def run(self, container: Container) -> int:
+        if not Path(container.image).exists():
+            raise EnvironmentCannot(
+                f"{container.image} is not made yet", advice="bench image load FILE --engine apptainer"
+            )
         return subprocess.run(argv(container), check=False).returncode
 
 
