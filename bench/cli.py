@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import __version__
+from bench.control import cli as control
 from bench.errors import BadInput, BenchError
 
 EXIT_CODES = """exit codes:
@@ -111,83 +112,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("--json", action="store_true", help="the results as JSON on stdout")
     compare.set_defaults(call=_compare)
-    _image_parser(
-        commands.add_parser("image", help="build, name, list and save the images", allow_abbrev=False)
+    control.add_image(
+        commands.add_parser("image", help="build, name and carry the images", allow_abbrev=False)
     )
     return parser
-
-
-def _image_parser(image: argparse.ArgumentParser) -> None:
-    verbs = image.add_subparsers(title="commands", required=True, metavar="COMMAND")
-
-    build = verbs.add_parser("build", help="from the locks, the same bytes each time", allow_abbrev=False)
-    _recipe_arguments(build)
-    build.add_argument(
-        "-o", "--out", type=Path, metavar="FILE", help="out/images/bench-VARIANT.tar if left out"
-    )
-    build.add_argument("--tag", metavar="REF", help="what engines call it (default: bench:VARIANT)")
-    build.add_argument(
-        "--without",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="leave a compiled kernel out; repeatable",
-    )
-    build.add_argument("--load", choices=("docker", "podman"), help="and load it there")
-    build.add_argument("--json", action="store_true", help="identity and layers as JSON on stdout")
-    build.set_defaults(call=_image_build)
-
-    kernels = verbs.add_parser("kernels", help="compile the wheels that no index has", allow_abbrev=False)
-    _recipe_arguments(kernels)
-    kernels.add_argument(
-        "--arch",
-        default="9.0",
-        help="compute capabilities (default: 9.0; all: %(metavar)s)",
-        metavar="8.0;8.6;8.9;9.0;10.0;12.0",
-    )
-    kernels.add_argument(
-        "--only", action="append", default=[], metavar="NAME", help="of the wheels; repeatable (default: all)"
-    )
-    kernels.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="files at a time")
-    kernels.set_defaults(call=_image_kernels)
-
-    for name, words in (
-        ("id", "its identity, computed from its bytes"),
-        ("sbom", "what it holds, as CycloneDX"),
-        ("save", "as one compressed file, to carry"),
-        ("load", "a saved file into an engine, checked first"),
-    ):
-        verb = verbs.add_parser(name, help=words, allow_abbrev=False)
-        verb.add_argument(
-            "image",
-            metavar="IMAGE",
-            help="a file of build or save" + ""
-            if name == "load"
-            else "a file of build or save, or a name in the engine",
-        )
-        verb.add_argument("--engine", choices=("auto", "docker", "podman", "apptainer"), default="auto")
-        if name == "save":
-            verb.add_argument("-o", "--out", type=Path, required=True, metavar="FILE")
-        if name in ("id", "save"):
-            verb.add_argument("--json", action="store_true", help="identity and layers as JSON on stdout")
-        verb.set_defaults(call=_image, verb=name)
-
-
-def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("variant", metavar="VARIANT", help="cuda13, cuda12.8 or cpu")
-    parser.add_argument(
-        "--source", type=Path, default=Path(), metavar="DIR", help="bench's repository (default: .)"
-    )
-    parser.add_argument(
-        "--cache", type=Path, metavar="DIR", help="wheels and the base (default: ~/.cache/bench/images)"
-    )
-    parser.add_argument(
-        "--mirror",
-        action="append",
-        default=[],
-        metavar="LINE",
-        help="of Debian, as mmdebstrap takes it; repeatable",
-    )
 
 
 def _duration(text: str) -> float:
@@ -207,7 +135,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     on_cpu = arguments.device == "cpu"
     if arguments.engine != "none":
-        return _run_in_image(arguments)
+        return control.run_in_image(arguments)
     if arguments.image is not None:
         raise BadInput("--image without an engine to run it", advice="--engine docker, podman or apptainer")
     place = (arguments.nodes, arguments.node, arguments.meet)
@@ -223,65 +151,6 @@ def _run(arguments: argparse.Namespace) -> int:
         on_cpu=on_cpu,
         place=place,
     )
-
-
-def _run_in_image(arguments: argparse.Namespace) -> int:
-    """The same command, inside; only paths of this machine stay outside."""
-    from bench.control.commands import run
-
-    if arguments.key is not None:
-        raise BadInput(
-            "--key is of this machine; in the image a key is made for the run", advice="leave --key out"
-        )
-    inner = ["--device", arguments.device]
-    inner += [f"--{name}" for name in ("resume", "json") if getattr(arguments, name)]
-    if arguments.budget is not None:
-        inner += ["--budget", f"{arguments.budget}s"]
-    if arguments.nodes > 1:
-        inner += [
-            "--nodes",
-            str(arguments.nodes),
-            "--node",
-            str(arguments.node),
-            "--meet",
-            str(arguments.meet),
-        ]
-    return run(
-        arguments.manifest,
-        arguments.out,
-        arguments.engine,
-        arguments.image,
-        inner,
-        on_cpu=arguments.device == "cpu",
-        network=arguments.nodes > 1,
-    )
-
-
-def _image_build(arguments: argparse.Namespace) -> int:
-    from bench.control.commands import build, recipe
-
-    made = recipe(arguments.variant, arguments.source, arguments.cache, arguments.mirror, arguments.without)
-    return build(made, arguments.out, arguments.tag, arguments.load, arguments.json)
-
-
-def _image_kernels(arguments: argparse.Namespace) -> int:
-    from bench.control.commands import kernels, recipe
-
-    made = recipe(arguments.variant, arguments.source, arguments.cache, arguments.mirror)
-    return kernels(made, arguments.only, arguments.arch, arguments.jobs)
-
-
-def _image(arguments: argparse.Namespace) -> int:
-    from bench.control import commands
-
-    match arguments.verb:
-        case "id":
-            return commands.identity(arguments.image, arguments.engine, arguments.json)
-        case "sbom":
-            return commands.sbom(arguments.image, arguments.engine)
-        case "load":
-            return commands.load(Path(arguments.image), arguments.engine)
-    return commands.save(arguments.image, arguments.out, arguments.engine, arguments.json)
 
 
 def _plan(arguments: argparse.Namespace) -> int:

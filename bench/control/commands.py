@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.codec import pretty_json, to_json
 from bench.control.container import MANIFEST, NOBODY, OUT, TOLD, Container, limits
-from bench.control.engines import EngineFacts, find_engine, here
+from bench.control.engines import Engine, find_engine, here
 from bench.control.images import Variant, find_variant, images, variant_for
 from bench.control.images.archive import (
     Blob,
@@ -58,7 +58,7 @@ def build(recipe: Recipe, out: Path | None, tag: str | None, load: str | None, a
     path = out or Path(f"out/images/bench-{recipe.variant.name}.tar")
     facts = build_image(recipe, path, tag, _say())
     if load:
-        find_engine(load).load(path)
+        _load(find_engine(load), path)
         print(f"loaded into {load} as {tag}", file=sys.stderr)
     _show(facts, str(path), as_json)
     return 0
@@ -151,21 +151,20 @@ def run(
     return code
 
 
-def load(archive: Path, engine_name: str) -> int:
+def load(archive: Path, engine: str) -> int:
     """Into an engine's store, after its bytes were found to be what its configuration says."""
-    engine = find_engine(engine_name)
-    facts = engine.facts()
     with opened(archive) as file:
         found = read_facts(file, str(archive))
-    _require_room(facts, archive)
-    engine.load(archive)
+    _load(find_engine(engine), archive)
     _show(found, str(archive), as_json=False)
     return 0
 
 
-def _require_room(facts: EngineFacts, archive: Path) -> None:
-    if facts.storage and Path(facts.storage).exists():
-        check_room(Path(facts.storage), int(UNPACKED * archive.stat().st_size), f"the image {archive.name}")
+def _load(engine: Engine, archive: Path) -> None:
+    storage = engine.facts().storage
+    if storage and Path(storage).exists():
+        check_room(Path(storage), int(UNPACKED * archive.stat().st_size), f"the image {archive.name}")
+    engine.load(archive)
 
 
 def _default_image(host: HostFacts, on_cpu: bool) -> str:

@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import io
 import json
-import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,19 +20,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bench.codec import canonical_json
+from bench.control.images.normal import Hashing
 from bench.errors import BadInput, VerificationFailed
 
 _SMALL = 4 * 2**20  # a configuration or a manifest; layers are only hashed
 _CHUNK = 2**20
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
-
-# What a build leaves in a layer that is none of the image's: mount points, the build machine's network,
-# caches, logs, and bytecode, whose first lines hold a time.
-_DROPPED = re.compile(
-    r"(dev|proc|sys|run|tmp|root|build|var/(log|cache|tmp)|var/lib/apt/lists)/.+|build"
-    r"|etc/(hosts|hostname|resolv\.conf|machine-id|mtab)|.*/__pycache__(/.*)?|.*\.pyc"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,64 +176,6 @@ def extract(path: Path, facts: ImageFacts, wanted: str) -> bytes:
     raise BadInput(f"has no file /{wanted}", where=str(path), advice="build it anew with bench image build")
 
 
-# --- making it the same each time ------------------------------------------------------------------------
-
-
-def normalise(source: BinaryIO, out: BinaryIO, epoch: int) -> str:
-    """A layer's tar with everything taken out that differs from build to build; its digest."""
-    counted = _Hashing(out)
-    with (
-        tarfile.open(fileobj=source, mode="r|*") as old,
-        tarfile.open(fileobj=counted, mode="w|", format=tarfile.PAX_FORMAT) as new,
-    ):
-        for member in old:
-            member.name = member.name.removeprefix("./").rstrip("/")
-            if member.name in ("", ".") or _DROPPED.fullmatch(member.name):
-                continue
-            member.mtime, member.uname, member.gname, member.pax_headers = epoch, "", "", {}
-            new.addfile(member, old.extractfile(member) if member.isreg() else None)
-    return f"sha256:{counted.total.hexdigest()}"
-
-
-class _Hashing(io.RawIOBase):
-    """Hashes what is written through it."""
-
-    def __init__(self, out: BinaryIO) -> None:
-        self.total = hashlib.sha256()
-        self._out = out
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.total.update(data)
-        return self._out.write(data)
-
-
-_KEPT = ("User", "Env", "Entrypoint", "Cmd", "WorkingDir")
-
-
-def configuration(
-    built: Mapping[str, Any],
-    diff_ids: Sequence[str],
-    labels: Mapping[str, str],
-    made: Sequence[str],
-    created: str,
-) -> bytes:
-    """The one configuration of these layers: what the Dockerfile and our labels say, nothing of a builder."""
-    settings = built.get("config") or {}
-    return canonical_json(
-        {
-            "architecture": "amd64",
-            "os": "linux",
-            "created": created,
-            "config": {**{k: settings[k] for k in _KEPT if settings.get(k)}, "Labels": dict(labels)},
-            "rootfs": {"type": "layers", "diff_ids": list(diff_ids)},
-            "history": [{"created": created, "created_by": name} for name in made],
-        }
-    )
-
-
 # --- writing ---------------------------------------------------------------------------------------------
 
 
@@ -257,7 +192,7 @@ class Blob:
 def compress(path: Path, out: Path, level: int = 6) -> str:
     """gzip without a name or a time; every engine and registry reads it. Returns the digest."""
     with path.open("rb") as file, out.open("wb") as target:
-        counted = _Hashing(target)
+        counted = Hashing(target)
         with gzip.GzipFile("", "wb", level, counted, mtime=0) as packed:
             while chunk := file.read(_CHUNK):
                 packed.write(chunk)

@@ -27,9 +27,7 @@ from bench.control.images import Variant, images
 from bench.control.images.archive import (
     Blob,
     ImageFacts,
-    configuration,
     extract,
-    normalise,
     opened,
     read_facts,
     write_archive,
@@ -37,6 +35,7 @@ from bench.control.images.archive import (
 from bench.control.images.base import build_base, read_debs
 from bench.control.images.fetch import digest, wheels
 from bench.control.images.locks import BUILDER, DEBIAN, Pin, read_pins
+from bench.control.images.normal import configuration, normalise
 from bench.errors import BadInput, EnvironmentCannot, nearest
 from bench.sbom import PLACE, python_versions
 
