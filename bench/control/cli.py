@@ -50,13 +50,9 @@ def add_image(image: argparse.ArgumentParser) -> None:
         ("load", "a saved file into an engine, checked first"),
     ):
         verb = verbs.add_parser(name, help=words, allow_abbrev=False)
-        verb.add_argument(
-            "image",
-            metavar="IMAGE",
-            help="a file of build or save" + ""
-            if name == "load"
-            else "a file of build or save, or a name in the engine",
-        )
+        file = "a file of build or save"
+        named = file if name == "load" else f"{file}, or a name in the engine"
+        verb.add_argument("image", metavar="IMAGE", help=named)
         verb.add_argument("--engine", choices=("auto", "docker", "podman", "apptainer"), default="auto")
         if name == "save":
             verb.add_argument("-o", "--out", type=Path, required=True, metavar="FILE")
@@ -95,14 +91,7 @@ def run_in_image(arguments: argparse.Namespace) -> int:
     if arguments.budget is not None:
         inner += ["--budget", f"{arguments.budget}s"]
     if arguments.nodes > 1:
-        inner += [
-            "--nodes",
-            str(arguments.nodes),
-            "--node",
-            str(arguments.node),
-            "--meet",
-            str(arguments.meet),
-        ]
+        inner += [f"--nodes={arguments.nodes}", f"--node={arguments.node}", f"--meet={arguments.meet}"]
     return run(
         arguments.manifest,
         arguments.out,
