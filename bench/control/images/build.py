@@ -42,10 +42,8 @@ from bench.sbom import PLACE, python_versions
 Say = Callable[[str], None]
 STAGES = ("base", "libraries", "torch", "rest", "kernels", "image")  # a layer each, as in the Dockerfile
 OURS = ("pyproject.toml", "README.md", "LICENSE", "bench")
-NEEDS_BYTES = {
-    True: 40 * 2**30,
-    False: 6 * 2**30,
-}  # with CUDA, without: the cache, buildah's store, the result
+# With CUDA, and without: the cache, buildah's store, the result.
+NEEDS_BYTES = {True: 40 * 2**30, False: 6 * 2**30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +147,7 @@ def _check_place(recipe: Recipe) -> None:
         if shutil.which(program) is None:
             raise EnvironmentCannot(f"there is no {program} here", advice=f"apt-get install {program}")
     if os.geteuid() != 0:
-        raise EnvironmentCannot(
-            "a Debian can only be made by root", advice="sudo, or `buildah unshare` and fakeroot"
-        )
+        raise EnvironmentCannot("the files of a Debian can only be made by root", advice="sudo")
     recipe.cache.mkdir(parents=True, exist_ok=True)
     free, needed = shutil.disk_usage(recipe.cache).free, NEEDS_BYTES[recipe.variant.cuda is not None]
     if free < needed:
