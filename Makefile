@@ -6,11 +6,11 @@ MUTATIONS ?= 100000
 SEED ?= 0
 STAMP := $(VENV)/.installed
 
-.PHONY: quickstart test test-fast test-e2e lint bench-accuracy bench-cost bench-verify fuzz clean
+.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run bench-accuracy bench-cost bench-verify fuzz clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[run,zero,dev]'
+	$(BIN)/pip install --quiet --editable '.[run,zero,engines,dev]'
 	touch $@
 
 quickstart: $(STAMP)  ## measure five tiny models here, verify the bundle, print the table
@@ -24,13 +24,22 @@ test: $(STAMP)  ## all tests but the end-to-end ones
 test-fast: $(STAMP)  ## without the ones that take more than a few seconds
 	$(BIN)/python -m pytest -n 2 -m "not slow and not e2e"
 
-test-e2e: $(STAMP)  ## what takes minutes, or brings programs: every setting on two devices, cosign
+test-e2e: $(STAMP)  ## what takes minutes, or brings programs: two devices, cosign; the image, built and run (as root)
 	$(BIN)/python -m pytest -m e2e
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	PYTHONPATH=. $(BIN)/python docker/lock.py check
+
+lock: $(STAMP)  ## the newest packages into the images' locks; UV_FIND_LINKS says where torch without CUDA is
+	$(BIN)/pip install --quiet --editable '.[lock]'
+	PATH="$(BIN):$$PATH" PYTHONPATH=. $(BIN)/python docker/lock.py refresh
+
+lock-dry-run: $(STAMP)  ## pip's own word on every lock: downloads gigabytes, installs nothing
+	$(BIN)/pip install --quiet setuptools wheel packaging ninja
+	PYTHON=$(abspath $(BIN))/python docker/dry-run.sh
 
 bench-accuracy: $(STAMP)  ## estimate against reality, the tiny models
 	$(BIN)/python benchmarks/accuracy.py

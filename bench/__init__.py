@@ -24,6 +24,9 @@ ceiling      the best rate this machine reached on the bare operation
 check        one question about the node's health, with a verdict
 journal      the append-only file of a run, a line an event
 run          one execution of a manifest on one machine
+image        the software of a run, locked: named by the digest of its configuration
+variant      one of the images: cuda13, cuda12.8, cpu
+engine       what runs an image: docker, podman, apptainer; or none
 bundle       what a run leaves: manifest, results, samples, logs, signed
 operator     who asks for a run on a machine that need not be trusted
 challenge    his demand: one run, one manifest, one nonce

@@ -34,6 +34,7 @@ PAYLOAD: Mapping[str, bool] = {
     "samples.jsonl": True,
     "telemetry.jsonl": False,
     "env.json": False,
+    "sbom.cdx.json": False,
 }
 _LOG = re.compile(r"logs/[a-z0-9][a-z0-9._-]*\.txt")
 

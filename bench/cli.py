@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import __version__
-from bench.errors import BenchError
+from bench.control import cli as control
+from bench.errors import BadInput, BenchError
 
 EXIT_CODES = """exit codes:
   0  done
   1  it ran and the verdict is no
   2  bad input: the manifest, an argument, a file
-  3  the environment cannot: no torch, no such GPU
+  3  the environment cannot: no torch, no such GPU, no engine, another image
   4  verification failed
   5  incomplete: interrupted or out of budget; the partial result is kept
 """
@@ -86,6 +87,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes that train together")
     run.add_argument("--node", type=int, default=0, metavar="I", help="which of them this is; 0 leads")
     run.add_argument("--meet", metavar="HOST:PORT", help="where they meet: a free port of node 0")
+    run.add_argument(
+        "--engine",
+        choices=("auto", "docker", "podman", "apptainer", "none"),
+        default="none",
+        help="run in the image, hardened (default: none, with what is installed here)",
+    )
+    run.add_argument("--image", metavar="REF", help="the image (default: the variant that fits the driver)")
     run.set_defaults(call=_run)
 
     plan = commands.add_parser(
@@ -111,6 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     compare.set_defaults(call=_compare)
     _add_operator(commands)
     _add_keys(commands)
+    control.add_image(
+        commands.add_parser("image", help="build, name and carry the images", allow_abbrev=False)
+    )
     return parser
 
 
@@ -215,6 +226,10 @@ def _run(arguments: argparse.Namespace) -> int:
     from bench.commands import follow, run
 
     on_cpu = arguments.device == "cpu"
+    if arguments.engine != "none":
+        return control.run_in_image(arguments)
+    if arguments.image is not None:
+        raise BadInput("--image without an engine to run it", advice="--engine docker, podman or apptainer")
     place = (arguments.nodes, arguments.node, arguments.meet)
     if arguments.node > 0:
         return follow(arguments.manifest, on_cpu, place)

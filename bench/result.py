@@ -21,6 +21,17 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """The image that a run is in: its locks, and its identity where whoever started it told that."""
+
+    variant: str
+    lock: str  # sha256 of the lock of its wheels
+    debian: str  # and of its Debian packages
+    config: str | None = None  # sha256 of its configuration: what a manifest's "image" names
+    diff_ids: tuple[str, ...] = ()  # sha256 of each layer
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """What the trials can see of the machine; no address, no user name."""
 
@@ -33,6 +44,7 @@ class NodeFacts:
     gpus: tuple[Gpu, ...] = ()
     driver: str | None = None
     packages: Mapping[str, str] = field(default_factory=dict)
+    image: Image | None = None  # None: no image of ours
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:

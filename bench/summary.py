@@ -13,6 +13,7 @@ from bench.models import Model
 from bench.result import (
     Ceiling,
     Failure,
+    Image,
     Measured,
     Measurement,
     NodeFacts,
@@ -159,6 +160,7 @@ def recompute(files: Files) -> Mapping[str, Any]:
         raise VerificationFailed(f"does not have its form: {error}", where="results.json") from None
     if results.manifest_digest != "sha256:" + files.sha256["manifest.json"]:
         raise VerificationFailed("the results are of another manifest")
+    _check_image(files.read("manifest.json"), results.node.image)
     try:
         return _recompute(results, files)
     except (ArithmeticError, ValueError) as error:  # a step of no time at all, a clock in the year 10^300
@@ -188,6 +190,18 @@ def _recompute(results: Results, files: Files) -> Mapping[str, Any]:
         "samples": sum(s.samples for s in measured.values()),
         "measured_seconds": in_steps + sum(t.proof.seconds for t in results.trials if t.proof),
     }
+
+
+def _check_image(manifest: bytes, image: Image | None) -> None:
+    """A manifest that names its image has no results from anywhere else."""
+    try:
+        document = strict_loads(manifest)
+    except DecodeError as error:
+        raise VerificationFailed(f"is no manifest: {error}", where="manifest.json") from None
+    wanted = document.get("image") if isinstance(document, dict) else None
+    found = image.config if image else None
+    if wanted not in (None, found):
+        raise VerificationFailed(f"ran in {found or 'no known image'}, the manifest asks for {wanted}")
 
 
 def _require_same_run(ours: RunFacts, signed: Predicate) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from bench.estimate import Interval
-from bench.result import Crashed, Failure, OutOfMemory, TimedOut, Unsupported
+from bench.result import Crashed, Failure, Image, OutOfMemory, TimedOut, Unsupported
 from bench.summary import TrialResult
 
 
@@ -89,3 +89,12 @@ def outcome_line(result: TrialResult, unit: str) -> str:
     e = result.estimate
     rate = f"{figures(e.units_per_second)} {unit}/s"
     return f"{head} {interval_text(e.step_seconds)} s/step   {rate}   {interval_text(e.days)} days"
+
+
+def image_text(image: Image | None) -> str:
+    """What somebody needs who wants the same environment."""
+    if image is None:
+        return "none: nobody can rebuild this environment from the bundle"
+    if image.config is None:
+        return f"{image.variant}, of unknown identity (bench run --engine tells it): not reproducible"
+    return f"{image.variant} {image.config}"

@@ -10,7 +10,7 @@ from pathlib import Path
 import bench
 
 ROOT = Path(bench.__file__).parent
-# Each side sees those before it, never its siblings. control arrives with the push to nodes.
+# Each side sees those before it, never its siblings.
 SIDES = ("runner", "control", "report")
 HEAVY = {"torch", "transformers", "deepspeed", "mamba_ssm", "timm"}
 IN_WORKER = {

@@ -1,1 +1,1 @@
-"""The operator's side: challenges, certificates, receipts, keys. It never runs on a node."""
+"""The operator's side: keys and receipts, images and engines, what is checked before anything starts."""

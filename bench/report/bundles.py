@@ -15,6 +15,7 @@ from bench.places import ALLOWED_SIGNERS, REVOKED, config_path
 from bench.summary import Results, recompute
 from bench.verdict import Verdict
 from bench.verify import Rules, verify_bundle
+from bench.words import image_text
 
 MANY = 64  # bundles, from which on several processes are worth their start
 Checked = tuple[Path, Verdict | BenchError]
@@ -36,7 +37,8 @@ def verify(paths: list[Path], lists: Lists, as_json: bool) -> int:
         if isinstance(verdict, BenchError):
             print(verdict, file=sys.stderr)
         elif not as_json:
-            print(f"{path}", *verdict.to_lines(), sep="\n")
+            image = image_text(results_of(verdict).node.image)
+            print(f"{path}", *verdict.to_lines(), f"image      {image}", sep="\n")
     return _exit_code(checked)
 
 

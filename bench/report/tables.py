@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from tabulate import tabulate
 
 from bench.summary import Results, TrialResult
-from bench.words import bytes_text, error_text, failure_text, figures, interval_text
+from bench.words import bytes_text, error_text, failure_text, figures, image_text, interval_text
 
 HEADERS = ("", "setting", "batch", "s/step", "per second", "of limit", "memory", "loss vs naive", "days")
 PROVEN = ("real s/step", "error")
@@ -82,6 +82,7 @@ def _notes(results: Results) -> Iterable[str]:
         best[key] = max(best.get(key, 0.0), ceiling.rate)
     limits = [f"{name} {figures(rate / 1e9)} G{unit}" for (name, unit), rate in sorted(best.items())]
     yield f"limit  measured here: {', '.join(limits)}"
+    yield f"image  {image_text(results.node.image)}"
     if results.memory_cap_bytes is not None:
         yield f"memory capped at {bytes_text(results.memory_cap_bytes)}"
     for skip in results.skipped:

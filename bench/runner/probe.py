@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bench.errors import EnvironmentCannot
 from bench.result import Gpu, NodeFacts
+from bench.runner.image import running_in
 
 # What can change a result; everything else installed is in env.json too, but not in the identity.
 STACK = (
@@ -29,6 +30,7 @@ def probe(*, gpus_too: bool = True) -> NodeFacts:
         gpus=gpus,
         driver=driver,
         packages=packages(STACK),
+        image=running_in(),
     )
 
 

@@ -24,6 +24,7 @@ from bench.plan import Plan, make_plan, target_of
 from bench.result import NodeFacts
 from bench.runner import journal as journals
 from bench.runner import probe, telemetry
+from bench.runner.image import require_image
 from bench.runner.journal import Journal
 from bench.runner.measure import INTERRUPTED, measure, preload
 from bench.runner.nodes import LAST, Nodes
@@ -31,6 +32,7 @@ from bench.runner.progress import Progress
 from bench.runner.seal import Seal, Sealer
 from bench.runner.state import Run
 from bench.runner.supervise import Supervisor
+from bench.sbom import PLACE as SBOM
 from bench.statement import Predicate, utc
 from bench.summary import Results, samples_bytes
 
@@ -108,6 +110,7 @@ def follow(manifest: Manifest, nodes: Nodes, progress: Progress, *, on_cpu: bool
 
 def _plan(manifest: Manifest, on_cpu: bool, nodes: Nodes | None) -> tuple[NodeFacts, Plan]:
     node = probe.probe(gpus_too=not on_cpu)
+    require_image(manifest, node.image)
     _require_device(manifest, node, on_cpu)
     return node, make_plan(manifest, target_of(node, manifest.gpus, nodes.count if nodes else 1))
 
@@ -191,6 +194,8 @@ def _finish(run: Run, seal: Seal, stopped: str | None) -> Finished:
             {"node": to_json(run.node), "nodes": to_json(run.nodes), "packages": probe.all_packages()}
         ),
     }
+    if SBOM.exists():  # in an image
+        files["sbom.cdx.json"] = SBOM.read_bytes()
     for log in sorted((run.folder / "logs").glob("*.txt")):
         files[f"logs/{log.name}"] = log.read_bytes()
     bundle = run.folder.with_suffix(".tar")
@@ -204,7 +209,12 @@ def _predicate(run: Run, results: Results, seal: Seal) -> Predicate:
     return Predicate(
         run_id=run.id,
         manifest_sha256=run.manifest.digest.removeprefix("sha256:"),
-        node={"gpus": [gpu.uuid for gpu in run.node.gpus], "driver": run.node.driver, "cpu": run.node.cpu},
+        node={
+            "gpus": [gpu.uuid for gpu in run.node.gpus],
+            "driver": run.node.driver,
+            "cpu": run.node.cpu,
+            "image": run.node.image.config if run.node.image else None,
+        },
         started_at=utc(results.run.started_at),
         ended_at=utc(results.run.ended_at),
         complete=results.run.complete,

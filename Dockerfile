@@ -1,0 +1,53 @@
+# The image, of every variant: `bench image build VARIANT` brings the base, the locked wheels and our source
+# into the build's context and makes the result the same bytes each time; see docs/images.md.
+# One layer a stage: what changes least and weighs most first, our own code last. No step has a network.
+
+FROM scratch AS base
+ADD base.tar /
+ENV PATH=/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8 PYTHONHASHSEED=0
+
+FROM base AS libraries
+RUN --mount=type=bind,target=/build python3 -B /build/install.py libraries
+
+FROM libraries AS torch
+RUN --mount=type=bind,target=/build python3 -B /build/install.py torch
+
+FROM torch AS rest
+RUN --mount=type=bind,target=/build python3 -B /build/install.py rest
+
+# Compiles what no index has, for `bench image kernels`; the image itself takes the wheels that come out of it.
+FROM rest AS builder
+ARG ARCH=9.0
+ARG JOBS=2
+ENV PATH=/usr/local/lib/python3.11/dist-packages/nvidia/cu13/bin:/usr/local/bin:/usr/bin:/bin
+RUN --mount=type=bind,target=/build python3 -B /build/install.py builder
+RUN --mount=type=bind,target=/build \
+    python3 -B /build/kernels.py wheel --sources /build/sources --objects /objects --out /made --arch "$ARCH" --jobs "$JOBS"
+
+FROM rest AS kernels
+RUN --mount=type=bind,target=/build python3 -B /build/install.py kernels
+
+FROM kernels AS image
+RUN --mount=type=bind,target=/build python3 -B /build/install.py bench \
+ && mkdir -p /usr/share/bench /cache /out \
+ && cp /build/image.json /usr/share/bench/image.json \
+ && python3 -B -m bench.sbom > /usr/share/bench/sbom.cdx.json
+# All that is written at run time goes below /cache: the one place that is both writable and executable.
+ENV PATH=/usr/local/bin:/usr/bin:/bin \
+    LANG=C.UTF-8 \
+    HOME=/tmp \
+    XDG_CACHE_HOME=/cache \
+    PYTHONPYCACHEPREFIX=/cache/python \
+    TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+    TRITON_CACHE_DIR=/cache/triton \
+    TRITON_HOME=/cache \
+    TORCH_EXTENSIONS_DIR=/cache/extensions \
+    CUDA_CACHE_PATH=/cache/cuda \
+    HF_HOME=/cache/huggingface \
+    HF_HUB_OFFLINE=1 \
+    NVIDIA_VISIBLE_DEVICES=void \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+USER 65534:65534
+WORKDIR /out
+ENTRYPOINT ["bench"]
+CMD ["--help"]

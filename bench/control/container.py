@@ -1,0 +1,56 @@
+"""How a run is held in a container: one description, the same for every engine.
+
+An unprivileged user, a root file system that cannot be written, no capabilities and none to be gained, no
+network while one node works alone, limits on processes and memory, no engine's socket. Two places can be
+written: /out, where the run goes, and /cache, in memory, the only one from which anything is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+NOBODY = 65534  # owns no file on any machine
+TOLD = "BENCH_IMAGE"  # how the runner inside learns the identity that was found outside
+MANIFEST, OUT, CACHE = "/in/manifest.json", "/out", "/cache"
+PIDS = 8192  # compilers and loaders of eight ranks, with room; a fork bomb ends here
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    image: str  # as the engine knows it
+    command: tuple[str, ...]  # of `bench`
+    manifest: Path
+    out: Path
+    memory_bytes: int
+    user: tuple[int, int] = (NOBODY, NOBODY)  # uid and gid; never root
+    gpus: bool = False
+    network: bool = False  # the host's, for nodes that train together
+    pids: int = PIDS
+    cache_bytes: int = 8 * GIB  # compiled kernels
+    scratch_bytes: int = 2 * GIB
+    shared_bytes: int = 8 * GIB  # between the processes of one run
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tmpfs(self) -> Mapping[str, str]:
+        """Mount options by place, as Docker and Podman write them."""
+        uid, gid = self.user
+        mine = f"rw,nosuid,nodev,uid={uid},gid={gid},mode=0700"
+        return {
+            CACHE: f"{mine},exec,size={self.cache_bytes}",
+            "/tmp": f"{mine},noexec,size={self.scratch_bytes}",
+        }
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """The environment: nothing of the host's."""
+        # The key is made in memory, for this run alone: the node keeps no secret.
+        return {"XDG_CONFIG_HOME": "/tmp", "USER": "nobody", **self.environment}
+
+
+def limits(memory_bytes: int) -> int:
+    """What a container may have of the node's memory: all but what keeps the node reachable."""
+    return max(memory_bytes - max(2 * GIB, memory_bytes // 20), memory_bytes // 2)

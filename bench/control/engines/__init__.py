@@ -1,0 +1,91 @@
+"""What runs containers. One file an engine; each says how it does what `Engine` asks for."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from bench.control.container import Container
+from bench.control.images.archive import Identity
+from bench.errors import BadInput, EnvironmentCannot
+
+NAMES = ("docker", "podman", "apptainer", "none")
+Gpus = Literal["cdi", "runtime"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    name: str
+    version: str
+    gpus: Gpus | None  # how it hands GPUs to a container; None: it cannot
+    storage: str | None  # where images go, to ask how much room there is
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    identity: Identity
+    labels: Mapping[str, str]
+    runnable: str  # the name by which exactly this image is run, even if another takes its tag meanwhile
+
+
+class Engine(Protocol):
+    """Each call either does what it says or raises EnvironmentCannot with what to do."""
+
+    name: str
+
+    def facts(self) -> EngineFacts: ...
+
+    def load(self, archive: Path) -> None:
+        """Takes in what `bench image build` or `save` wrote."""
+
+    def save(self, image: str, out: Path) -> None:
+        """Writes an image of its store to a file."""
+
+    def inspect(self, image: str) -> Inspected | None:
+        """The image that would run; None where there is no image."""
+
+    def run(self, container: Container) -> int:
+        """Runs it to its end with this terminal's streams; its exit code. Ctrl-C ends it gently."""
+
+
+# Answers of commands, here or on another machine: exit status and output; None: there is no such program.
+Shell = Callable[[Sequence[str]], tuple[int, str] | None]
+
+
+def here(command: Sequence[str]) -> tuple[int, str] | None:
+    if shutil.which(command[0]) is None:
+        return None
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout + done.stderr
+
+
+def find_engine(name: str) -> Engine:
+    """The engine by name; `auto` is the first that answers here."""
+    if name == "auto":
+        return _first_that_answers()
+    if name not in NAMES:
+        raise BadInput(f'"{name}" is no engine', advice=f"there are: auto, {', '.join(NAMES)}")
+    module = importlib.import_module(f"bench.control.engines.{name}")
+    engine: Engine = module.ENGINE
+    return engine
+
+
+def _first_that_answers() -> Engine:
+    reasons = []
+    for name in ("docker", "podman", "apptainer"):
+        engine = find_engine(name)
+        try:
+            engine.facts()
+        except EnvironmentCannot as error:
+            reasons.append(f"{name}: {error.message}")
+            continue
+        return engine
+    raise EnvironmentCannot(
+        "no container engine answers here:\n  " + "\n  ".join(reasons),
+        advice="install docker.io or podman, or --engine none to measure without an image",
+    )

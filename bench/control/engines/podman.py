@@ -1,0 +1,65 @@
+"""Podman: Docker's command line without a daemon, and with two options that Docker lacks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from bench.control.container import NOBODY, OUT, Container
+from bench.control.engines import EngineFacts, Inspected, Shell, docker, here
+from bench.control.images.archive import Identity
+from bench.errors import EnvironmentCannot
+
+
+def argv(container: Container) -> list[str]:
+    """As Docker's, but /out is not executable, and no security label keeps a bind mount shut."""
+    command = ["podman", *docker.argv(container)[1:]]
+    bind = command.index(f"--mount=type=bind,source={container.out},target={OUT}")
+    command[bind] = f"--volume={container.out}:{OUT}:rw,noexec,nosuid,nodev"
+    command.insert(2, "--security-opt=label=disable")
+    if container.user[0] != NOBODY:  # rootless: the user inside is the one outside, whose folder /out is
+        command.insert(2, "--userns=keep-id")
+    return command
+
+
+class Podman:
+    name = "podman"
+
+    def __init__(self, shell: Shell = here) -> None:
+        self._shell = shell
+
+    def facts(self) -> EngineFacts:
+        info = json.loads(self._ask("info", "--format=json"))
+        specified = any(docker._specified(folder) for folder in docker._CDI)
+        storage = info.get("store", {}).get("graphRoot")
+        return EngineFacts("podman", info["version"]["Version"], "cdi" if specified else None, storage)
+
+    def load(self, archive: Path) -> None:
+        self._ask("load", "--quiet", f"--input={archive}")
+
+    def save(self, image: str, out: Path) -> None:
+        self._ask("save", "--quiet", "--format=docker-archive", f"--output={out}", image)
+
+    def inspect(self, image: str) -> Inspected:
+        (found,) = json.loads(self._ask("image", "inspect", image))
+        config = f"sha256:{found['Id'].removeprefix('sha256:')}"
+        return Inspected(
+            Identity(config, tuple(found["RootFS"]["Layers"])), found.get("Labels") or {}, config
+        )
+
+    def run(self, container: Container) -> int:
+        return subprocess.run(argv(container), check=False).returncode
+
+    def _ask(self, *arguments: str) -> str:
+        answer = self._shell(("podman", *arguments))
+        if answer is None:
+            raise EnvironmentCannot("there is no podman here", advice="apt-get install podman")
+        code, output = answer
+        if code:
+            last = (output.strip().splitlines() or ["no reason given"])[-1]
+            raise EnvironmentCannot(f"podman {arguments[0]}: {last[:300]}")
+        return output
+
+
+ENGINE = Podman()

@@ -1,0 +1,108 @@
+"""The base of every image: a Debian made of exactly the packages of docker/debian.lock.
+
+mmdebstrap asks for every package by its version, apt checks Debian's signatures, and we compare the sha256
+of each package that was used with the lock. Nothing of the machine that builds it gets in.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.errors import BadInput, EnvironmentCannot
+
+# Documents and other languages; set-id bits, which no-new-privileges makes useless anyway; traces of a build.
+_EXCLUDED = (
+    "/usr/share/doc/*",
+    "/usr/share/man/*",
+    "/usr/share/info/*",
+    "/usr/share/locale/*",
+    "/usr/share/lintian/*",
+)
+_LICENCES = "/usr/share/doc/*/copyright"
+_CLEAN = (
+    'find "$1" -xdev -perm /6000 -type f -exec chmod a-s {} +',
+    'rm -rf "$1"/var/log/* "$1"/var/cache/debconf/*-old "$1"/var/lib/dpkg/*-old "$1"/etc/machine-id',
+)
+_WHEN = ("extract", "customize")
+_LINE = re.compile(r"(?P<name>[a-z0-9][a-z0-9+.-]+) (?P<version>[A-Za-z0-9.+:~-]+) (?P<sha256>[0-9a-f]{64})")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Deb:
+    name: str
+    version: str
+    sha256: str
+
+    @property
+    def line(self) -> str:
+        return f"{self.name} {self.version} {self.sha256}"
+
+
+def read_debs(path: Path) -> tuple[Deb, ...]:
+    debs = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if line.startswith("#"):
+            continue
+        match = _LINE.fullmatch(line)
+        if not match:
+            raise BadInput("is no line of a lock: name version sha256", where=f"{path}: line {number}")
+        debs.append(Deb(**match.groupdict()))
+    return tuple(debs)
+
+
+def build_base(debs: Sequence[Deb], suite: str, out: Path, mirror: Sequence[str], epoch: int) -> None:
+    """Writes the tar of a Debian of these packages; EnvironmentCannot if the mirror has other ones."""
+    used = bootstrap([f"{deb.name}={deb.version}" for deb in debs], suite, out, mirror, epoch)
+    if missing := sorted({deb.line for deb in debs} ^ {deb.line for deb in used}):
+        out.unlink(missing_ok=True)
+        raise EnvironmentCannot(
+            f"the mirror's packages are not those of the lock: {missing[0]} and {len(missing) - 1} more",
+            advice="--mirror with a snapshot of the lock's date, or `make lock`",
+        )
+
+
+def bootstrap(
+    include: Iterable[str], suite: str, out: Path, mirror: Sequence[str], epoch: int
+) -> tuple[Deb, ...]:
+    """Runs mmdebstrap; what it installed, with the digest of each package file."""
+    if shutil.which("mmdebstrap") is None:
+        raise EnvironmentCannot("there is no mmdebstrap here", advice="apt-get install mmdebstrap")
+    with tempfile.TemporaryDirectory(prefix="bench-base-") as work:
+        found = Path(work) / "debs"
+        command = ["mmdebstrap", "--quiet", "--variant=essential", "--architectures=amd64", "--format=tar"]
+        # Twice: apt's folder holds the essential packages first, and later all others.
+        command += [f"--include={' '.join(include)}", *(f"--{when}-hook={_record(found)}" for when in _WHEN)]
+        command += [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED] + [
+            f"--dpkgopt=path-include={_LICENCES}"
+        ]
+        command += [f"--customize-hook={hook}" for hook in _CLEAN] + [suite, str(out), *mirror]
+        done = subprocess.run(
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C.UTF-8", "TZ": "UTC"},
+        )
+        if done.returncode:
+            tail = "\n  ".join(done.stderr.strip().splitlines()[-4:])
+            raise EnvironmentCannot(
+                f"mmdebstrap could not make the base:\n  {tail}",
+                advice="for versions that the mirror has no more: --mirror with a snapshot, or `make lock`",
+            )
+        return tuple(sorted({Deb(*line.split()) for line in found.read_text().splitlines()}))
+
+
+def _record(found: Path) -> str:
+    """A hook that writes name, version and digest of every package file that apt fetched."""
+    return (
+        'for deb in "$1"/var/cache/apt/archives/*.deb; do '
+        'echo "$(dpkg-deb -W --showformat=\'${Package} ${Version}\' "$deb") '
+        f'$(sha256sum "$deb" | cut -d\' \' -f1)"; done >> {found}'
+    )

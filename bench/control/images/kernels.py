@@ -1,0 +1,64 @@
+"""`bench image kernels`: the wheels that no index has, compiled in the Dockerfile's builder stage.
+
+What docker/kernels.py has compiled is kept in the cache, file by file: an interrupted build goes on, and
+objects that were compiled on a larger machine are taken when they lie there.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from bench.control.images.build import Recipe, Say, buildah, context
+from bench.control.images.fetch import digest, source
+from bench.control.images.locks import BUILDER, Pin, normal, read_pins
+from bench.errors import BadInput, nearest
+
+
+def build_kernels(recipe: Recipe, only: Sequence[str], arch: str, jobs: int, say: Say) -> Iterator[str]:
+    """Makes the wheels and their lock, or those named alone; the new lines of the lock."""
+    variant = recipe.variant
+    if not variant.kernels:
+        raise BadInput(f"the variant {variant.name} has nothing that is compiled")
+    if unknown := sorted(set(only) - set(variant.kernels)):
+        raise BadInput(f'"{unknown[0]}" is not compiled', advice=nearest(unknown[0], variant.kernels))
+    wanted = only or variant.kernels
+    locked, builder = read_pins(recipe.lock), read_pins(recipe.root / BUILDER)
+    ready = {name: pin for name, pin in locked.items() if name not in variant.kernels}
+    objects, made = recipe.cache / f"objects-{variant.name}", recipe.cache / f"made-{variant.name}"
+    objects.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir()
+    with context(recipe, [*ready.values(), *_beside(builder, ready)], say) as folder:
+        (folder / "sources").mkdir()
+        for name in wanted:
+            shutil.copy(source(locked[name], recipe.cache / "sources"), folder / "sources")
+        (folder / "pins.txt").write_text("".join(f"{pin.line}\n" for pin in ready.values()))
+        (folder / "builder.txt").write_text("".join(f"{pin.line}\n" for pin in _beside(builder, ready)))
+        say(f"compiling {', '.join(wanted)} for {arch}: hours, unless it was done before")
+        arguments = {"ARCH": arch, "JOBS": str(jobs)}
+        volumes = (f"{objects}:/objects:rw", f"{made}:/made:rw")
+        buildah(folder, recipe, None, target="builder", arguments=arguments, volumes=volumes)
+    yield from _lock(recipe, made)
+
+
+def _beside(builder: Mapping[str, Pin], ready: Mapping[str, Pin]) -> list[Pin]:
+    """What the builder has beyond the image's own wheels."""
+    return [pin for name, pin in builder.items() if name not in ready]
+
+
+def _lock(recipe: Recipe, made: Path) -> Iterator[str]:
+    """The new wheels, into the cache and into the lock of built ones."""
+    lines = {
+        name: pin.line for name, pin in (read_pins(recipe.built) if recipe.built.exists() else {}).items()
+    }
+    new = []
+    for wheel in sorted(made.glob("*.whl")):
+        name, version = wheel.name.split("-")[:2]
+        new.append(f"{normal(name)}=={version} --hash=sha256:{digest(wheel)}")
+        lines[normal(name)] = new[-1]
+        shutil.move(wheel, recipe.cache / "wheels" / wheel.name)
+    head = f"# Made by `bench image kernels {recipe.variant.name}`: the very wheels that the image has.\n"
+    recipe.built.write_text(head + "".join(f"{line}\n" for _, line in sorted(lines.items())))
+    yield from new

@@ -1,0 +1,74 @@
+"""A layer and a configuration without a trace of the machine, the day and the builder that made them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import tarfile
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO
+
+from bench.codec import canonical_json
+
+# What a build leaves in a layer that is none of the image's: mount points, the build machine's network,
+# caches, logs, and bytecode, whose first lines hold a time.
+_DROPPED = re.compile(
+    r"(dev|proc|sys|run|tmp|root|build|var/(log|cache|tmp)|var/lib/apt/lists)/.+|build"
+    r"|etc/(hosts|hostname|resolv\.conf|machine-id|mtab)|.*/__pycache__(/.*)?|.*\.pyc"
+)
+
+
+def normalise(source: BinaryIO, out: BinaryIO, epoch: int) -> str:
+    """A layer's tar with everything taken out that differs from build to build; its digest."""
+    counted = Hashing(out)
+    with (
+        tarfile.open(fileobj=source, mode="r|*") as old,
+        tarfile.open(fileobj=counted, mode="w|", format=tarfile.PAX_FORMAT) as new,
+    ):
+        for member in old:
+            member.name = member.name.removeprefix("./").rstrip("/")
+            if member.name in ("", ".") or _DROPPED.fullmatch(member.name):
+                continue
+            member.mtime, member.uname, member.gname, member.pax_headers = epoch, "", "", {}
+            new.addfile(member, old.extractfile(member) if member.isreg() else None)
+    return f"sha256:{counted.total.hexdigest()}"
+
+
+class Hashing(io.RawIOBase):
+    """Hashes what is written through it."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self.total = hashlib.sha256()
+        self._out = out
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.total.update(data)
+        return self._out.write(data)
+
+
+_KEPT = ("User", "Env", "Entrypoint", "Cmd", "WorkingDir")
+
+
+def configuration(
+    built: Mapping[str, Any],
+    diff_ids: Sequence[str],
+    labels: Mapping[str, str],
+    made: Sequence[str],
+    created: str,
+) -> bytes:
+    """The one configuration of these layers: what the Dockerfile and our labels say, nothing of a builder."""
+    settings = built.get("config") or {}
+    return canonical_json(
+        {
+            "architecture": "amd64",
+            "os": "linux",
+            "created": created,
+            "config": {**{k: settings[k] for k in _KEPT if settings.get(k)}, "Labels": dict(labels)},
+            "rootfs": {"type": "layers", "diff_ids": list(diff_ids)},
+            "history": [{"created": created, "created_by": name} for name in made],
+        }
+    )

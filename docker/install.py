@@ -1,0 +1,77 @@
+"""Runs inside the build, once a layer: installs one group of the lock's wheels, or our own code.
+
+    install.py libraries|torch|rest|kernels|bench|builder
+
+Everything comes from /build, which is mounted for the build and no part of the image: no network, no cache,
+no bytecode. pip itself runs from its wheel and is not in the image either.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+BUILD = Path("/build")
+# In the order of the layers: what changes least, and weighs most, comes first.
+GROUPS = {
+    "libraries": re.compile(r"nvidia-(?!ml-py|cutlass).*|cuda-.*"),
+    "torch": re.compile(r"torch|triton"),
+    "kernels": re.compile(r"flash-attn|mamba-ssm|causal-conv1d|deepspeed"),
+    "rest": re.compile(r".*"),
+}
+
+
+def main(group: str) -> int:
+    if group == "bench":
+        return install_ours()
+    pins = "builder.txt" if group == "builder" else "pins.txt"
+    lines = sorted((BUILD / pins).read_text().splitlines())
+    chosen = [line for line in lines if group in ("builder", _group(_name(line)))]
+    if not chosen:
+        return 0
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
+        requirements.write("\n".join(chosen) + "\n")
+        requirements.flush()
+        return pip("install", "--no-deps", "--require-hashes", "--only-binary=:all:", "-r", requirements.name)
+
+
+def install_ours() -> int:
+    """By way of a wheel: installed from a folder, it would record that folder's name."""
+    with tempfile.TemporaryDirectory() as work:
+        source, wheels = Path(work) / "source", Path(work) / "wheels"
+        shutil.copytree(BUILD / "source", source)  # setuptools writes beside what it builds
+        make = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(source))
+        return pip("wheel", *make) or pip("install", "--no-deps", f"--find-links={wheels}", "bench")
+
+
+def pip(verb: str, *arguments: str) -> int:
+    (wheel,) = (BUILD / "wheels").glob("pip-*.whl")
+    command = [
+        sys.executable,
+        "-B",
+        f"{wheel}/pip",
+        verb,
+        "--isolated",
+        "--disable-pip-version-check",
+        "--quiet",
+    ]
+    command += ["--no-index", f"--find-links={BUILD / 'wheels'}", "--no-cache-dir"]
+    if verb == "install":
+        command += ["--no-compile", "--break-system-packages", "--root-user-action=ignore"]
+    return subprocess.run([*command, *arguments], check=False).returncode
+
+
+def _name(line: str) -> str:
+    return line.partition("==")[0]
+
+
+def _group(name: str) -> str:
+    return next(group for group, pattern in GROUPS.items() if pattern.fullmatch(name))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1]))

@@ -1,0 +1,85 @@
+"""What goes into a build, decided before anything is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import bench
+from bench.control.images import find_variant
+from bench.control.images.build import Recipe, described, labels
+from bench.errors import BadInput, EnvironmentCannot
+
+ROOT = Path(bench.__file__).parent.parent
+HASH = "0" * 64
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    """The CUDA image, none of whose kernels are compiled yet."""
+    (tmp_path / "docker").mkdir()
+    shutil.copy(ROOT / "requirements.lock", tmp_path)
+    shutil.copy(ROOT / "docker/debian.lock", tmp_path / "docker")
+    return Recipe(tmp_path, find_variant("cuda13"), tmp_path / "cache")
+
+
+def built(recipe: Recipe, *names: str) -> None:
+    versions = {
+        "flash-attn": "2.8.3.post2",
+        "mamba-ssm": "2.3.2.post1",
+        "causal-conv1d": "1.7.0",
+        "deepspeed": "0.19.8",
+    }
+    recipe.built.write_text("".join(f"{n}=={versions[n]} --hash=sha256:{HASH}\n" for n in names))
+
+
+def test_an_image_is_made_of_the_wheels_that_were_compiled(recipe: Recipe) -> None:
+    built(recipe, "flash-attn", "mamba-ssm", "causal-conv1d", "deepspeed")
+    pins = recipe.pins()
+    assert {pins[name].sha256 for name in recipe.variant.kernels} == {frozenset({HASH})}
+    assert pins["torch"].version == "2.11.0"
+    assert HASH not in pins["torch"].sha256
+
+
+def test_a_kernel_that_is_not_compiled_is_named_with_what_to_do(recipe: Recipe) -> None:
+    built(recipe, "mamba-ssm")
+    with pytest.raises(EnvironmentCannot, match="no wheel of flash-attn") as caught:
+        recipe.pins()
+    assert caught.value.advice == "bench image kernels cuda13, or --without flash-attn"
+
+
+def test_what_is_left_out_is_left_out_and_said(recipe: Recipe) -> None:
+    built(recipe, "mamba-ssm", "causal-conv1d", "deepspeed")
+    less = dataclasses.replace(recipe, without=("flash-attn",))
+    assert "flash-attn" not in less.pins()
+    assert labels(less)["bench.without"] == "flash-attn"
+    with pytest.raises(BadInput, match='"torch" cannot be left out'):
+        dataclasses.replace(recipe, without=("torch",)).pins()
+
+
+def test_the_image_says_what_it_was_made_of(recipe: Recipe) -> None:
+    said = labels(recipe)
+    assert (said["bench.variant"], said["bench.cuda"], said["bench.driver"]) == (
+        "cuda13",
+        "13.0",
+        "580.65.06",
+    )
+    assert "bench.without" not in said
+    inside = json.loads(described(recipe))
+    assert (inside["variant"], inside["lock"], inside["debian"]) == (
+        "cuda13",
+        said["bench.lock"],
+        said["bench.debian"],
+    )
+    assert not any(str(recipe.root) in value for value in said.values())
+
+
+def test_another_lock_is_another_image(recipe: Recipe) -> None:
+    before = labels(recipe)
+    with recipe.lock.open("a") as lock:
+        lock.write("# a comment\n")
+    assert labels(recipe)["bench.lock"] != before["bench.lock"]

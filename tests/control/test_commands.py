@@ -1,0 +1,74 @@
+"""`bench image` and `bench run --engine` as a user calls them, where no engine is needed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.cli import main
+from tests.control.images import make_image
+
+SBOM = json.dumps({"components": []}).encode()
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    return make_image(tmp_path, [{"usr": None}, {"usr/share/bench/sbom.cdx.json": SBOM}])
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps({"schema": "bench/manifest/v1", "models": ["tiny-vit"], "methods": "naive"}))
+    return path
+
+
+def test_id_prints_the_identity_alone_on_stdout(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["image", "id", str(image)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("sha256:") and len(printed.out.split()) == 1
+    assert "variant cpu" in printed.err
+    assert main(["image", "id", str(image), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["config"], len(document["diff_ids"])) == (printed.out.strip(), 2)
+
+
+def test_save_compresses_and_keeps_the_identity(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["image", "id", str(image)])
+    wanted = capsys.readouterr().out
+    for name in ("one.tar", "two.tar"):
+        assert main(["image", "save", str(image), "-o", str(image.parent / name)]) == 0
+        assert capsys.readouterr().out == wanted
+    assert (image.parent / "one.tar").read_bytes() == (image.parent / "two.tar").read_bytes()
+    assert not list(image.parent.glob("save-*"))
+
+
+def test_sbom_prints_the_image_s_own(image: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert main(["image", "sbom", str(image)]) == 0
+    assert capfdbinary.readouterr().out == SBOM
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["image", "id", "nowhere.tar"], 2, "nowhere.tar: no such file"),
+        (["image", "build", "cuda14"], 2, 'nearest: "cuda13"'),
+        (["image", "build", "cpu", "--source", "/nowhere"], 2, "holds no Dockerfile"),
+        (["run", "M", "--image", "bench:cpu"], 2, "--image without an engine"),
+        (["run", "M", "--engine", "docker", "--key", "K"], 2, "in the image a key is made for the run"),
+        (["run", "M", "--engine", "docker"], 3, "does not answer"),
+    ],
+)
+def test_mistakes_are_named(
+    arguments: list[str],
+    code: int,
+    words: str,
+    manifest: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{manifest.parent}/no.sock")
+    assert main([str(manifest) if word == "M" else word for word in arguments]) == code
+    assert words in capsys.readouterr().err

@@ -1,0 +1,171 @@
+"""Every engine runs the same container as hard: what each is told, word by word."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from bench.control.container import GIB, Container, limits
+from bench.control.engines import NAMES, apptainer, docker, find_engine, none, podman
+from bench.control.engines.podman import Podman
+from bench.errors import BadInput, EnvironmentCannot
+
+C = Container(
+    image="sha256:abc",
+    command=("run", "/in/manifest.json", "--out", "/out"),
+    manifest=Path("/home/me/m.json"),
+    out=Path("/home/me/out"),
+    memory_bytes=32 * GIB,
+    gpus=True,
+)
+
+
+@pytest.mark.parametrize("argv", [docker.argv(C), podman.argv(C)], ids=["docker", "podman"])
+def test_the_hardening_is_all_there(argv: list[str]) -> None:
+    hardening = {
+        "--rm", "--init", "--read-only", "--user=65534:65534", "--cap-drop=ALL", "--network=none",
+        "--security-opt=no-new-privileges", "--ipc=private", "--pids-limit=8192",
+        f"--memory={32 * GIB}", f"--memory-swap={32 * GIB}",
+    }  # fmt: skip
+    assert hardening <= set(argv)
+    assert not [
+        word for word in argv if "sock" in word or "privileged" in word.replace("no-new-privileges", "")
+    ]
+
+
+@pytest.mark.parametrize("argv", [docker.argv(C), podman.argv(C)], ids=["docker", "podman"])
+def test_only_the_cache_is_writable_and_executable(argv: list[str]) -> None:
+    places = [word.partition("=")[2] for word in argv if word.startswith("--tmpfs=")]
+    assert [p.partition(":")[0] for p in places if "noexec" not in p] == ["/cache"]
+    assert all("nosuid" in p and "nodev" in p for p in places)
+    assert f"--mount=type=bind,source={C.manifest},target=/in/manifest.json,readonly" in argv
+
+
+def test_podman_s_results_are_not_executable_either() -> None:
+    assert f"--volume={C.out}:/out:rw,noexec,nosuid,nodev" in podman.argv(C)
+
+
+def test_the_api_is_told_the_same_as_the_command_line() -> None:
+    """Each option of the command line has its counterpart: none is forgotten on one of the two ways."""
+    pytest.importorskip("docker")
+    told = docker.options(C)
+    assert (told["read_only"], told["user"], told["init"]) == (True, "65534:65534", True)
+    assert (told["cap_drop"], told["security_opt"]) == (["ALL"], ["no-new-privileges"])
+    assert (told["network_mode"], told["ipc_mode"]) == ("none", "private")
+    assert (told["pids_limit"], told["mem_limit"], told["memswap_limit"]) == (8192, 32 * GIB, 32 * GIB)
+    assert [f"--tmpfs={place}:{how}" for place, how in told["tmpfs"].items()] == [
+        word for word in docker.argv(C) if word.startswith("--tmpfs")
+    ]
+    assert [(m["Target"], m["Source"], m["ReadOnly"]) for m in told["mounts"]] == [
+        ("/in/manifest.json", "/home/me/m.json", True),
+        ("/out", "/home/me/out", False),
+    ]
+    assert [r["DeviceIDs"] for r in told["device_requests"]] == [["nvidia.com/gpu=all"]]
+
+
+def test_a_network_only_for_several_nodes() -> None:
+    together = dataclasses.replace(C, network=True)
+    assert "--network=host" in docker.argv(together)
+    assert docker.options(together)["network_mode"] == "host"
+    assert "--net" in apptainer.argv(C)
+    assert "--net" not in apptainer.argv(together)
+
+
+def test_gpus_by_cdi_or_by_the_older_runtime_or_not_at_all() -> None:
+    assert "--device=nvidia.com/gpu=all" in docker.argv(C)
+    assert "--gpus=all" in docker.argv(C, "runtime")
+    without = dataclasses.replace(C, gpus=False)
+    assert not [word for word in docker.argv(without) if "gpu" in word]
+    assert "--nv" not in apptainer.argv(without)
+
+
+def test_apptainer_keeps_the_host_out() -> None:
+    argv = apptainer.argv(C)
+    assert {"--containall", "--cleanenv", "--no-home", "--drop-caps=all", "--no-privs"} <= set(argv)
+    assert argv[-5:] == ["sha256:abc", *C.command]
+
+
+def test_without_an_engine_the_paths_are_the_host_s() -> None:
+    assert none.argv(C)[1:] == ["-m", "bench", "run", "/home/me/m.json", "--out", "/home/me/out"]
+
+
+def test_a_rootless_user_keeps_their_own_number() -> None:
+    mine = dataclasses.replace(C, user=(1000, 100))
+    assert {"--userns=keep-id", "--user=1000:100"} <= set(podman.argv(mine))
+    assert "uid=1000,gid=100" in mine.tmpfs["/cache"]
+
+
+def test_the_environment_is_ours_alone() -> None:
+    told = dataclasses.replace(C, environment={"BENCH_IMAGE": "{}"})
+    assert {word for word in docker.argv(told) if word.startswith("--env")} == {
+        "--env=XDG_CONFIG_HOME=/tmp",
+        "--env=USER=nobody",
+        "--env=BENCH_IMAGE={}",
+    }
+
+
+@pytest.mark.parametrize(("memory", "kept"), [(2048, 5), (64, 3.2), (8, 2), (2, 1)])
+def test_the_node_keeps_some_memory_for_itself(memory: int, kept: float) -> None:
+    left = memory - limits(memory * GIB) / GIB
+    assert left == pytest.approx(kept if memory <= 64 else memory / 20, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("info", "way"),
+    [
+        (
+            {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}], "Runtimes": {"runc": {}}},
+            "cdi",
+        ),
+        ({"Runtimes": {"runc": {}, "nvidia": {}}}, "runtime"),
+        ({"Runtimes": {"runc": {}}, "CDISpecDirs": ["/nowhere"]}, None),
+        ({}, None),
+    ],
+)
+def test_how_docker_hands_out_gpus(info: dict[str, object], way: str | None) -> None:
+    assert docker.gpus_of(info) == way
+
+
+def test_a_specification_of_another_maker_is_no_gpu_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("kind: intel.com/gpu")
+    assert docker.gpus_of({"CDISpecDirs": [str(tmp_path)]}) is None
+    (tmp_path / "b.json").write_text('{"kind": "nvidia.com/gpu"}')
+    assert docker.gpus_of({"CDISpecDirs": [str(tmp_path)]}) == "cdi"
+
+
+def recorded(answers: dict[str, str]) -> Podman:
+    def shell(command: Sequence[str]) -> tuple[int, str] | None:
+        text = answers.get(command[1])
+        return (0, text) if text is not None else (125, f"Error: {command[-1]}: image not known")
+
+    return Podman(shell)
+
+
+def test_podman_s_identity_is_the_configuration_s_digest() -> None:
+    image = [
+        {"Id": "ab" * 32, "RootFS": {"Layers": ["sha256:1", "sha256:2"]}, "Labels": {"bench.variant": "cpu"}}
+    ]
+    found = recorded({"image": json.dumps(image)}).inspect("bench:cpu")
+    assert found.identity.config == "sha256:" + "ab" * 32
+    assert found.identity.diff_ids == ("sha256:1", "sha256:2")
+    assert found.runnable == found.identity.config
+
+
+def test_an_engine_that_is_not_here_says_what_to_do() -> None:
+    with pytest.raises(EnvironmentCannot, match="no podman here"):
+        Podman(lambda _: None).facts()
+    with pytest.raises(EnvironmentCannot, match="image not known"):
+        recorded({}).inspect("bench:nothing")
+    with pytest.raises(BadInput, match="is no engine"):
+        find_engine("lxc")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_engine_is_one_file_that_does_what_is_asked(name: str) -> None:
+    engine = find_engine(name)
+    assert engine.name == name
+    assert all(callable(getattr(engine, verb)) for verb in ("facts", "load", "save", "inspect", "run"))

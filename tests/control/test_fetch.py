@@ -1,0 +1,89 @@
+"""Files come by their digest: what was fetched before is used, what does not fit is never used."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from bench.control.images import fetch
+from bench.control.images.locks import Pin
+from bench.errors import EnvironmentCannot
+
+DATA = b"a source archive"
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package index on this machine: a folder a project, a page of links with digests."""
+    folder = tmp_path / "index"
+    (folder / "thing").mkdir(parents=True)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}")
+    yield folder
+    server.shutdown()
+    server.server_close()
+
+
+def publish(index: Path, name: str, data: bytes, digest: str | None = None) -> None:
+    (index / "thing" / name).write_bytes(data)
+    digest = digest or hashlib.sha256(data).hexdigest()
+    with (index / "thing/index.html").open("a") as page:
+        page.write(f'<a href="{name}#sha256={digest}" data-x="&gt;">{name}</a><br>\n')
+
+
+def pin(data: bytes = DATA) -> Pin:
+    return Pin("thing", "1.0", frozenset({hashlib.sha256(data).hexdigest()}))
+
+
+def test_a_source_is_found_by_its_digest_and_fetched_once(index: Path, tmp_path: Path) -> None:
+    publish(index, "thing-0.9.tar.gz", b"older")
+    publish(index, "thing-1.0-py3-none-any.whl", b"a wheel")
+    publish(index, "thing-1.0.tar.gz", DATA)
+    found = fetch.source(pin(), tmp_path / "cache")
+    assert (found.name, found.read_bytes()) == ("thing-1.0.tar.gz", DATA)
+    (index / "thing/index.html").unlink()
+    assert fetch.source(pin(), tmp_path / "cache") == found
+
+
+def test_what_an_index_serves_under_a_false_digest_is_not_taken(index: Path, tmp_path: Path) -> None:
+    publish(index, "thing-1.0.tar.gz", b"something else", digest=next(iter(pin().sha256)))
+    with pytest.raises(EnvironmentCannot, match=r"no source of thing 1\.0 with the lock's digest"):
+        fetch.source(pin(), tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_an_index_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
+    with pytest.raises(
+        EnvironmentCannot, match=r"127\.0\.0\.1:1/simple/thing/: the package index did not answer"
+    ):
+        fetch.source(pin(), tmp_path / "cache")
+
+
+def test_a_cached_wheel_counts_by_its_bytes_not_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "thing-1.0-py3-none-any.whl").write_bytes(b"damaged")
+    (tmp_path / "Thing-1.0-cp311-cp311-linux_x86_64.whl").write_bytes(DATA)
+    assert fetch.wheels([pin()], tmp_path, "3.11")["thing"].name == "Thing-1.0-cp311-cp311-linux_x86_64.whl"
+
+
+def test_a_wheel_that_nobody_has_is_named(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(index, "other.txt", b"")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(EnvironmentCannot, match="pip could not fetch the locked wheels"):
+        fetch.wheels([pin()], tmp_path / "cache", "3.11")

@@ -1,0 +1,89 @@
+"""Locks: everything pinned, everything hashed, and all of them agree with pyproject.toml and each other."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import bench
+from bench.control.images import images
+from bench.control.images.base import read_debs
+from bench.control.images.locks import BUILDER, DEBIAN, check_all, read_pins
+from bench.errors import BadInput
+
+ROOT = Path(bench.__file__).parent.parent
+HASH = "--hash=sha256:" + "0" * 64
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """What `check_all` reads, to be broken."""
+    (tmp_path / "docker").mkdir()
+    for path in (*ROOT.glob("docker/*.lock"), *ROOT.glob("docker/*.in"), ROOT / "pyproject.toml"):
+        shutil.copy(path, tmp_path / path.relative_to(ROOT))
+    shutil.copy(ROOT / "requirements.lock", tmp_path)
+    return tmp_path
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def test_the_locks_agree() -> None:
+    assert check_all(ROOT) == []
+
+
+@pytest.mark.parametrize("path", [*(v.lock for v in images().variants), BUILDER])
+def test_every_wheel_is_pinned_by_hash(path: str) -> None:
+    pins = read_pins(ROOT / path)
+    assert len(pins) > 10
+    assert all(pin.sha256 for pin in pins.values())
+
+
+def test_every_deb_is_pinned_by_hash() -> None:
+    names = {deb.name for deb in read_debs(ROOT / DEBIAN)}
+    assert {"libc6", "python3.11-minimal", "g++-12", "dpkg", "coreutils"} <= names
+
+
+def test_a_lock_that_lags_behind_pyproject_is_found(copy: Path) -> None:
+    edit(copy / "pyproject.toml", '"transformers>=5.17,<5.18"', '"transformers>=6,<7"')
+    assert any(
+        "requirements.lock has transformers 5.17.0, asked for is transformers>=6" in f
+        or "transformers<7" in f
+        for f in check_all(copy)
+    )
+
+
+def test_a_dependency_that_no_lock_has_is_found(copy: Path) -> None:
+    edit(copy / "pyproject.toml", '"tabulate>=0.9,<1"', '"tabulate>=0.9,<1",\n    "paramiko>=3"')
+    assert "requirements.lock lacks paramiko, asked for as paramiko>=3" in check_all(copy)
+
+
+def test_a_stack_that_differs_from_the_design_is_found(copy: Path) -> None:
+    edit(copy / "docker/cuda13.in", "torch==2.11.0", "torch==2.12.0")
+    assert check_all(copy) == ["requirements.lock has torch 2.11.0, asked for is torch==2.12.0"]
+
+
+def test_a_wheel_compiled_of_another_version_is_found(copy: Path) -> None:
+    (copy / "docker/cuda13.built.lock").write_text(f"flash-attn==2.0.0 {HASH}\n")
+    assert any(fault.startswith("cuda13.built.lock has flash-attn 2.0.0") for fault in check_all(copy))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["torch>=2", "torch==2.11.0", f"-e . {HASH}", f"torch==2.11.0 {HASH}\ntorch==2.11.0 {HASH}", "./x.whl"],
+)
+def test_what_is_not_pinned_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "x.lock").write_text(line + "\n")
+    with pytest.raises(BadInput, match=r"x\.lock"):
+        read_pins(tmp_path / "x.lock")
+
+
+def test_a_damaged_list_of_debs_is_named_by_its_line(tmp_path: Path) -> None:
+    (tmp_path / "debian.lock").write_text("# head\nlibc6 2.36\n")
+    with pytest.raises(BadInput, match="line 2"):
+        read_debs(tmp_path / "debian.lock")

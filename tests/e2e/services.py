@@ -1,0 +1,71 @@
+"""Real programs for end-to-end tests: from Debian's packages where they are missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+PACKAGES = {"dockerd": "docker.io", "mmdebstrap": "mmdebstrap", "buildah": "buildah"}
+SYSTEM = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # where daemons live, which a user's PATH may lack
+
+
+def require(*programs: str) -> None:
+    """Installs what is missing. Where that cannot be, a stranger's machine skips; CI fails."""
+    missing = [program for program in programs if shutil.which(program, path=SYSTEM) is None]
+    if not missing:
+        return
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+        subprocess.run(["apt-get", "update", "-qq"], check=True, env=environment)
+        packages = [PACKAGES[program] for program in missing]
+        install = ["apt-get", "install", "-qqy", "--no-install-recommends", *packages]
+        subprocess.run(install, check=True, env=environment, stdout=subprocess.DEVNULL)
+        return
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"no {missing[0]} here, and it cannot be installed")
+    pytest.skip(f"no {missing[0]} here, and only root can install it")
+
+
+@contextmanager
+def docker_engine(folder: Path) -> Iterator[str]:
+    """A Docker engine of its own, with its own store, without a network: its address."""
+    require("dockerd")
+    socket, log = folder / "docker.sock", folder / "dockerd.log"
+    command = [
+        "dockerd",
+        f"--data-root={folder}/data",
+        f"--exec-root={folder}/exec",
+        f"--host=unix://{socket}",
+    ]
+    command += [f"--pidfile={folder}/dockerd.pid", "--bridge=none", "--iptables=false", "--ip6tables=false"]
+    with log.open("wb") as out:
+        engine = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | {"PATH": SYSTEM})
+    try:
+        _await(engine, socket, log)
+        yield f"unix://{socket}"
+    finally:
+        engine.terminate()
+        engine.wait(timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)  # gigabytes, which pytest would keep
+
+
+def _await(engine: subprocess.Popen[bytes], socket: Path, log: Path) -> None:
+    import docker
+    from docker.errors import DockerException
+
+    for _ in range(600):
+        if engine.poll() is not None:
+            break
+        try:
+            docker.DockerClient(base_url=f"unix://{socket}").ping()
+            return
+        except DockerException:
+            time.sleep(0.1)
+    pytest.fail(f"dockerd did not come up:\n{log.read_text()[-2000:]}")

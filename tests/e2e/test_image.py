@@ -1,0 +1,279 @@
+"""The CPU image for real: built twice, run hardened by a Docker engine, its bundle verified.
+
+One module, in order: a build takes a minute or two, and everything here is about the same image.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bench as package
+from tests.e2e.services import SYSTEM, docker_engine, require
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("image")]
+
+ROOT = Path(package.__file__).parent.parent
+QUICKSTART = json.loads((ROOT / "manifests/quickstart.json").read_text())
+STAGES = ["base", "libraries", "torch", "rest", "kernels", "image"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A folder to work in, and the engine's address."""
+
+    folder: Path
+    docker: str
+
+    def bench(self, *arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.command(*arguments), **self.how(), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    def command(self, *arguments: str | Path) -> list[str]:
+        return [sys.executable, "-m", "bench", *map(str, arguments)]
+
+    def how(self) -> dict[str, Any]:
+        environment = {"PATH": SYSTEM, "DOCKER_HOST": self.docker, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+        return {"cwd": self.folder, "env": os.environ | environment}
+
+    def build(self, cache: str, out: str, source: Path = ROOT) -> dict[str, Any]:
+        arguments = ["--cache", self.folder / cache, "--out", self.folder / out, "--source", source, "--json"]
+        found: dict[str, Any] = json.loads(self.bench("image", "build", "cpu", *arguments).stdout)
+        return found
+
+    def manifest(self, **changes: Any) -> Path:
+        path = self.folder / "manifest.json"
+        path.write_text(json.dumps(QUICKSTART | changes))
+        return path
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    require("dockerd", "mmdebstrap", "buildah")
+    # Short, for a socket's path; removed at once, for it holds gigabytes.
+    with tempfile.TemporaryDirectory(prefix="bench-e2e-") as name:
+        engine = Path(name) / "docker"
+        engine.mkdir()
+        with docker_engine(engine) as address:
+            yield Machine(Path(name), address)
+
+
+@pytest.fixture(scope="module")
+def image(machine: Machine) -> dict[str, Any]:
+    """Built, and loaded as bench:cpu."""
+    found = machine.build("cache", "one.tar")
+    machine.bench("image", "load", machine.folder / "one.tar", "--engine", "docker")
+    return found
+
+
+def identity(machine: Machine, *arguments: str | Path) -> str:
+    return machine.bench("image", "id", *arguments).stdout.strip()
+
+
+def test_two_builds_from_clean_stores_are_the_same_image(machine: Machine, image: dict[str, Any]) -> None:
+    shutil.copytree(
+        machine.folder / "cache/wheels", machine.folder / "other/wheels"
+    )  # each checked by its digest
+    again = machine.build("other", "two.tar")
+    assert again["config"] == image["config"]
+    assert (machine.folder / "one.tar").read_bytes() == (machine.folder / "two.tar").read_bytes()
+    (machine.folder / "two.tar").unlink()
+    shutil.rmtree(machine.folder / "other")
+
+
+def test_a_change_of_our_code_ships_one_small_layer(machine: Machine, image: dict[str, Any]) -> None:
+    changed = machine.folder / "changed"
+    shutil.copytree(ROOT, changed, ignore=shutil.ignore_patterns(".git", ".venv", "results", "out", "tests"))
+    with (changed / "bench/words.py").open("a") as file:
+        file.write("# a change\n")
+    found = machine.build("cache", "changed.tar", changed)
+    same = [new == old for new, old in zip(found["diff_ids"], image["diff_ids"], strict=True)]
+    assert same == [True] * 5 + [False]
+    with tarfile.open(machine.folder / "changed.tar") as archive:
+        layer = archive.extractfile(found["layers"][-1]["name"])
+        assert layer is not None
+        assert len(gzip.compress(layer.read())) < 1_000_000
+    (machine.folder / "changed.tar").unlink()
+
+
+def test_no_trace_of_the_build_is_in_any_layer(machine: Machine, image: dict[str, Any]) -> None:
+    traces, set_id = [], []
+    with tarfile.open(machine.folder / "one.tar") as archive:
+        for layer in image["layers"]:
+            blob = archive.extractfile(layer["name"])
+            with tarfile.open(fileobj=blob, mode="r|*") as files:
+                for member in files:
+                    last = member.name.rpartition("/")[2]
+                    if last in ("__pycache__", "direct_url.json", "machine-id", "resolv.conf", "hosts"):
+                        traces.append(member.name)
+                    if member.isfile() and member.mode & 0o6000:
+                        set_id.append(member.name)
+    assert (traces, set_id) == ([], [])
+
+
+def test_identity_is_the_same_in_docker_and_in_podman_s_store_and_after_save_and_load(
+    machine: Machine, image: dict[str, Any]
+) -> None:
+    archive = machine.folder / "one.tar"
+    assert identity(machine, archive) == image["config"]
+    assert identity(machine, "bench:cpu", "--engine", "docker") == image["config"]
+    machine.bench("image", "save", "bench:cpu", "--engine", "docker", "-o", machine.folder / "saved.tar")
+    assert identity(machine, machine.folder / "saved.tar") == image["config"]
+    assert (machine.folder / "saved.tar").stat().st_size < 0.5 * archive.stat().st_size
+    machine.bench("image", "load", machine.folder / "saved.tar", "--engine", "docker")
+    assert identity(machine, "bench:cpu", "--engine", "docker") == image["config"]
+    # Podman and buildah share one store and its code; buildah runs where Podman's rights are missing.
+    store = ["buildah", f"--root={machine.folder}/store/root", f"--runroot={machine.folder}/store/run"]
+    name = image["config"].removeprefix("sha256:")
+    for verb in (
+        ("pull", f"docker-archive:{machine.folder}/saved.tar"),
+        ("push", name, f"docker-archive:{machine.folder}/podman.tar"),
+    ):
+        subprocess.run([*store, verb[0], "--quiet", *verb[1:]], check=True, stdout=subprocess.DEVNULL)
+    assert identity(machine, machine.folder / "podman.tar") == image["config"]
+    subprocess.run(["umount", "-q", f"{machine.folder}/store/root/overlay"], check=False)
+    shutil.rmtree(machine.folder / "store")
+    for name in ("saved.tar", "podman.tar"):
+        (machine.folder / name).unlink()
+
+
+def test_the_sbom_is_valid_and_lists_what_is_in_the_image(machine: Machine, image: dict[str, Any]) -> None:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    text = machine.bench("image", "sbom", machine.folder / "one.tar").stdout
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    found = {component["name"]: component["version"] for component in json.loads(text)["components"]}
+    debs = [line.split() for line in (ROOT / "docker/debian.lock").read_text().splitlines()[1:]]
+    assert found["torch"] == "2.13.0+cpu"
+    assert {(name, version) for name, version, _ in debs} <= found.items()
+
+
+PROBE = """
+import json, os, socket, subprocess
+def can(act, *arguments):
+    try:
+        act(*arguments)
+        return True
+    except OSError as error:
+        return error.strerror
+def connect():
+    socket.create_connection(("192.0.2.1", 80), 2)
+def limit(*places):
+    return next(open(place).read().strip() for place in places if os.path.exists(place))
+def write(folder):
+    open(folder + "/probe", "w").write("#!/bin/sh\\n")
+    os.chmod(folder + "/probe", 0o755)
+def execute(folder):
+    write(folder)
+    subprocess.run([folder + "/probe"], check=True)
+lines = open("/proc/self/status").read().splitlines()
+status = dict(line.split(":\\t", 1) for line in lines if ":\\t" in line)
+print(json.dumps({
+    "ids": [os.getuid(), os.getgid(), os.getgroups()],
+    "capabilities": sorted({status[f"Cap{name}"].strip() for name in ("Eff", "Prm", "Bnd", "Inh", "Amb")}),
+    "no_new_privileges": status["NoNewPrivs"].strip(),
+    "write": {place: can(write, place) for place in ("/", "/usr", "/etc", "/in", "/tmp", "/cache", "/out")},
+    "execute": {place: can(execute, place) for place in ("/tmp", "/cache")},
+    "network": can(connect),
+    "interfaces": sorted(os.listdir("/sys/class/net")),
+    "docker_socket": os.path.exists("/var/run/docker.sock") or os.path.exists("/run/docker.sock"),
+    "pids": limit("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max"),
+}))
+"""
+
+
+def test_the_container_can_do_nothing_but_measure(machine: Machine, image: dict[str, Any]) -> None:
+    import docker
+
+    from bench.control.container import GIB, Container
+    from bench.control.engines.docker import options
+
+    out = machine.folder / "probe"
+    out.mkdir()
+    os.chown(out, 65534, 65534)
+    container = Container("bench:cpu", ("-c", PROBE), machine.manifest(), out, memory_bytes=2 * GIB)
+    client = docker.DockerClient(base_url=machine.docker)
+    text = client.containers.run(**options(container), entrypoint=["python3"], remove=True)
+    found = json.loads(text)
+    assert found["ids"] == [65534, 65534, [65534]] or found["ids"] == [65534, 65534, []]
+    assert found["capabilities"] == ["0" * 16]
+    assert found["no_new_privileges"] == "1"
+    assert {place for place, answer in found["write"].items() if answer is True} == {"/tmp", "/cache", "/out"}
+    assert found["execute"] == {"/tmp": "Permission denied", "/cache": True}
+    assert found["network"] == "Network is unreachable"
+    assert found["interfaces"] == ["lo"]
+    assert found["docker_socket"] is False
+    assert found["pids"] == "8192"
+
+
+def test_quickstart_runs_hardened_and_its_bundle_is_verified(machine: Machine, image: dict[str, Any]) -> None:
+    out = machine.folder / "results"
+    manifest = machine.manifest(image=image["config"])
+    machine.bench("run", manifest, "--engine", "docker", "--image", "bench:cpu", "--out", out)
+    (bundle,) = out.glob("*.tar")
+    said = machine.bench("verify", bundle).stdout
+    assert f"image      cpu {image['config']}" in said
+    with tarfile.open(bundle) as archive:
+        results, environment, sbom = (
+            json.load(archive.extractfile(name))  # type: ignore[arg-type]
+            for name in ("results.json", "env.json", "sbom.cdx.json")
+        )
+    assert environment["node"]["image"]["diff_ids"] == image["diff_ids"]
+    assert environment["node"]["image"]["lock"] == image["labels"]["bench.lock"]
+    assert {trial["outcome"] for trial in results["trials"]} == {"measured"}, results["trials"]
+    assert any(trial["setting"] == ["compile-blocks"] for trial in results["trials"])
+    assert {c["name"] for c in sbom["components"]} >= {"torch", "transformers", "bench", "libc6"}
+
+
+def test_ctrl_c_leaves_a_valid_partial_bundle(machine: Machine, image: dict[str, Any]) -> None:
+    out = machine.folder / "interrupted"
+    command = machine.command(
+        "run", machine.manifest(), "--engine", "docker", "--image", "bench:cpu", "--out", out
+    )
+    process = subprocess.Popen(
+        command, **machine.how(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    while process.poll() is None and not any('"trial"' in p.read_text() for p in out.glob("*/journal.jsonl")):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 5, said
+    (bundle,) = out.glob("*.tar")
+    assert "incomplete" in machine.bench("verify", bundle).stdout
+
+
+def test_another_image_than_the_manifest_s_starts_nothing(machine: Machine, image: dict[str, Any]) -> None:
+    manifest = machine.manifest(image="sha256:" + "0" * 64)
+    out = machine.folder / "refused"
+    said = machine.bench(
+        "run", manifest, "--engine", "docker", "--image", "bench:cpu", "--out", out, code=3
+    ).stderr
+    assert f"bench:cpu is {image['config']}, the manifest asks for sha256:0000" in said
+    assert not out.exists()
+    assert "the manifest asks for the image" in machine.bench("run", manifest, "--out", out, code=3).stderr
+
+
+def test_an_image_that_is_not_there_and_an_engine_that_does_not_answer(machine: Machine) -> None:
+    manifest = machine.manifest()
+    said = machine.bench("run", manifest, "--engine", "docker", "--image", "bench:nothing", code=3).stderr
+    assert "docker has no image bench:nothing" in said
+    nowhere = Machine(machine.folder, f"unix://{machine.folder}/no.sock")
+    assert "does not answer" in nowhere.bench("run", manifest, "--engine", "docker", code=3).stderr

@@ -1,0 +1,84 @@
+"""What a run says of the image that it is in, and when it refuses to run at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.errors import BadInput, EnvironmentCannot
+from bench.manifest import parse_manifest
+from bench.result import Image
+from bench.runner.image import TOLD, require_image, running_in
+from bench.words import image_text
+
+DIGEST = "sha256:" + "a" * 64
+DESCRIBED = {"schema": "bench/image/v1", "variant": "cpu", "lock": "sha256:1", "debian": "sha256:2"}
+IMAGE = Image("cpu", "sha256:1", "sha256:2", DIGEST, ("sha256:3",))
+
+
+@pytest.fixture
+def described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv(TOLD, raising=False)
+    path = tmp_path / "image.json"
+    path.write_text(json.dumps(DESCRIBED))
+    return path
+
+
+def manifest(image: str | None) -> object:
+    document = {"schema": "bench/manifest/v1", "models": ["tiny-vit"], "methods": "naive"}
+    return parse_manifest(json.dumps(document | ({"image": image} if image else {})).encode(), "m.json")
+
+
+def test_outside_of_an_image_there_is_none_whatever_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOLD, json.dumps({"config": DIGEST, "diff_ids": []}))
+    assert running_in(tmp_path / "image.json") is None
+
+
+def test_the_identity_is_what_the_engine_outside_told(
+    described: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOLD, json.dumps({"config": DIGEST, "diff_ids": ["sha256:3"]}))
+    assert running_in(described) == IMAGE
+
+
+def test_an_image_that_was_told_nothing_knows_its_locks_alone(described: Path) -> None:
+    assert running_in(described) == Image("cpu", "sha256:1", "sha256:2")
+
+
+@pytest.mark.parametrize(
+    "told", ["no json", "[]", '{"config": 1}', '{"unknown": ""}', '{"config": "a", "config": "b"}']
+)
+def test_nonsense_is_refused(described: Path, monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+    monkeypatch.setenv(TOLD, told)
+    with pytest.raises(BadInput, match="does not say which image this is"):
+        running_in(described)
+
+
+def test_a_manifest_runs_in_its_own_image_alone() -> None:
+    wanted = manifest(DIGEST)
+    require_image(wanted, IMAGE)  # type: ignore[arg-type]
+    others = (
+        None,
+        dataclasses.replace(IMAGE, config=None),
+        dataclasses.replace(IMAGE, config="sha256:" + "b" * 64),
+    )
+    for other in others:
+        with pytest.raises(EnvironmentCannot, match=f"asks for the image {DIGEST}") as caught:
+            require_image(wanted, other)  # type: ignore[arg-type]
+        assert caught.value.exit_code == 3
+
+
+def test_a_manifest_without_an_image_runs_anywhere() -> None:
+    require_image(manifest(None), None)  # type: ignore[arg-type]
+    require_image(manifest(None), IMAGE)  # type: ignore[arg-type]
+
+
+def test_nothing_is_called_reproducible_that_is_not() -> None:
+    assert image_text(IMAGE) == f"cpu {DIGEST}"
+    assert "not reproducible" in image_text(dataclasses.replace(IMAGE, config=None))
+    assert "nobody can rebuild" in image_text(None)

@@ -1,0 +1,60 @@
+"""The list of what is in an image: valid CycloneDX, complete, and the same for the same software."""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+
+import pytest
+
+from bench import sbom
+
+STATUS = """Package: libc6
+Status: install ok installed
+Architecture: amd64
+Version: 2.36-9+deb12u14
+Description: GNU C Library
+ Package: nonsense in a description
+
+Package: gone
+Status: deinstall ok config-files
+Architecture: amd64
+Version: 1
+
+Package: libstdc++6
+Status: install ok installed
+Architecture: amd64
+Version: 1:12.2.0-14
+"""
+
+
+def test_debian_packages_as_dpkg_has_them() -> None:
+    found = list(sbom.debian(STATUS))
+    assert [(c["name"], c["version"]) for c in found] == [
+        ("libc6", "2.36-9+deb12u14"),
+        ("libstdc++6", "1:12.2.0-14"),
+    ]
+    assert found[1]["purl"] == "pkg:deb/debian/libstdc%2B%2B6@1%3A12.2.0-14?arch=amd64"
+
+
+def test_python_packages_are_those_that_are_installed() -> None:
+    found = {component["name"]: component["version"] for component in sbom.python()}
+    assert found["jsonschema"] == metadata.version("jsonschema")
+    assert not [name for name in found if "_" in name or name != name.lower()]
+
+
+def test_it_is_valid_and_the_same_each_time(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pathlib import Path
+
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    status = Path(str(tmp_path)) / "status"
+    status.write_text(STATUS)
+    monkeypatch.setattr(sbom, "DPKG", status)
+    text = sbom.sbom()
+    assert text == sbom.sbom()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text.decode()) is None
+    document = json.loads(text)
+    assert sbom.python_versions(document)["jsonschema"] == metadata.version("jsonschema")
+    assert "libc6" not in sbom.python_versions(document)
