@@ -66,7 +66,7 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
-    require("dockerd", "mmdebstrap", "buildah")
+    require("dockerd", "mmdebstrap", "buildah", "gpg")  # mmdebstrap finds its keys by gpg
     # Short, for a socket's path; removed at once, for it holds gigabytes.
     with tempfile.TemporaryDirectory(prefix="bench-e2e-") as name:
         engine = Path(name) / "docker"
