@@ -154,7 +154,9 @@ def recompute(files: Files) -> Mapping[str, Any]:
     In memory is one line of samples at a time, so that no bundle is too large to be checked.
     """
     try:
-        results = from_json(Results, strict_loads(files.read("results.json")))
+        document = strict_loads(files.read("results.json"))
+        _check_schema(document)
+        results = from_json(Results, document)
     except DecodeError as error:
         raise VerificationFailed(f"does not have its form: {error}", where="results.json") from None
     if results.manifest_digest != "sha256:" + files.sha256["manifest.json"]:
@@ -188,6 +190,13 @@ def _recompute(results: Results, files: Files) -> Mapping[str, Any]:
         "samples": sum(s.samples for s in measured.values()),
         "measured_seconds": in_steps + sum(t.proof.seconds for t in results.trials if t.proof),
     }
+
+
+def _check_schema(document: Any) -> None:
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if isinstance(schema, str) and schema != SCHEMA:
+        advice = "another version of bench wrote it: verify and compare it with that one, or a newer one"
+        raise VerificationFailed(f"its results are {schema:.40}, this bench knows {SCHEMA}", advice=advice)
 
 
 def _require_same_run(ours: RunFacts, signed: Predicate) -> None:
