@@ -101,10 +101,9 @@ def copies(source: Path, folder: Path, count: int) -> None:
         for gpu in results["node"]["gpus"]:
             gpu["uuid"] = f"GPU-{i}-{gpu['index']}"
         files["results.json"] = json.dumps(results).encode()
-        when, run = utc(START), results["run"]
-        pack(
-            folder / f"{i:06}.tar", files, Predicate(run["id"], digest, {}, when, when, run["complete"]), KEY
-        )
+        run = results["run"]
+        times = utc(run["started_at"]), utc(run["ended_at"])
+        pack(folder / f"{i:06}.tar", files, Predicate(run["id"], digest, {}, *times, run["complete"]), KEY)
 
 
 def measured(pass_seconds: float, spread: Sequence[float] = STEADY, started: float = START) -> Measured:
