@@ -6,7 +6,7 @@ MUTATIONS ?= 100000
 SEED ?= 0
 STAMP := $(VENV)/.installed
 
-.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run bench-accuracy bench-cost bench-verify fuzz clean
+.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery bench-accuracy bench-compare bench-cost bench-verify fuzz clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -43,6 +43,15 @@ lock-dry-run: $(STAMP)  ## pip's own word on every lock: downloads gigabytes, in
 
 bench-accuracy: $(STAMP)  ## estimate against reality, the tiny models
 	$(BIN)/python benchmarks/accuracy.py
+
+gallery: $(STAMP)  ## the pictures of the README, from the committed bundles
+	$(BIN)/bench compare results/every-setting-h200 --plots docs/pictures
+	$(BIN)/bench paper --figures docs/pictures
+	cd docs/pictures && rm -f run-* figure-12* figure-13* pythia-160m-feasibility.svg
+
+bench-compare: $(STAMP)  ## time and memory of comparing many bundles; how soon the report is interactive
+	$(BIN)/python benchmarks/compare.py results/proof-h200/pythia-1b.tar
+	$(BIN)/python benchmarks/report.py results/every-setting-h200/pythia-160m-2gpus.tar
 
 bench-cost: $(STAMP)  ## start-up and verification, as ratios to an empty Python
 	rm -rf out/cost && $(BIN)/bench run manifests/quickstart.json --out out/cost --budget 1s; $(BIN)/python benchmarks/cost.py out/cost/*.tar

@@ -33,6 +33,12 @@ challenge    his demand: one run, one manifest, one nonce
 certificate  his SSH key's word that a run's own key may sign that run's bundle
 receipt      his word that a bundle arrived, once, in time
 level        how much of that a verifier can be sure of: self, operator
+row          one model on one machine, as a bundle has it
+comparison   the rows that are ranked, those that stand apart, and what to buy or rent
+offer        one way to get a machine: to buy it, or to rent it
+claim        a figure of the paper's, with the utilisation that it implies
+guess        days on a machine that was not measured; people read ESTIMATE
+course       clocks, power and temperature over a run
 """
 
 __version__ = "0.1.0"

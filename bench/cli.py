@@ -112,11 +112,44 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--json", action="store_true", help="the verdicts as JSON on stdout")
     verify.set_defaults(call=_verify)
 
-    compare = commands.add_parser("compare", help="verify bundles and print their tables", allow_abbrev=False)
-    compare.add_argument("bundles", type=Path, metavar="BUNDLE", nargs="+")
-    _add_lists(compare)
-    compare.add_argument("--json", action="store_true", help="the results as JSON on stdout")
-    compare.set_defaults(call=_compare)
+    _add_compare(commands)
+
+    export = commands.add_parser(
+        "export", help="a measured setting as a training script and its files", allow_abbrev=False
+    )
+    export.add_argument("bundle", type=Path, metavar="BUNDLE")
+    export.add_argument("--to", required=True, choices=("script", "trainer", "accelerate", "deepspeed"))
+    export.add_argument("folder", type=Path, metavar="DIR", help="a new or empty directory")
+    export.add_argument("--model", metavar="NAME", help="which model, where the bundle holds several")
+    export.add_argument("--setting", metavar="LABEL", help="which setting (default: the model's fastest)")
+    _add_lists(export)
+    export.set_defaults(call=_export)
+
+    again = commands.add_parser(
+        "reproduce", help="run a bundle's manifest again here, and compare", allow_abbrev=False
+    )
+    again.add_argument("bundle", type=Path, metavar="BUNDLE")
+    again.add_argument("--with", type=Path, dest="again", metavar="BUNDLE", help="that run, if it is done")
+    again.add_argument("-o", "--out", type=Path, default=Path("out"), metavar="DIR")
+    _add_lists(again)
+    again.add_argument("--budget", type=_duration, metavar="TIME", help="start no trial after this long")
+    again.add_argument("--key", type=Path, metavar="FILE", help="an Ed25519 SSH key to sign with")
+    again.add_argument("--device", choices=("auto", "cpu"), default="auto")
+    again.add_argument("--any-stack", action="store_true", help="run although the software is another")
+    again.add_argument(
+        "--tolerance", type=_percent, default=0.02, metavar="PERCENT",
+        help="what two runs of one machine differ by anyway (default: 2)",
+    )  # fmt: skip
+    again.add_argument("--json", action="store_true", help="the verdict as JSON on stdout")
+    again.set_defaults(call=_reproduce)
+
+    paper = commands.add_parser(
+        "paper", help="what the paper claims, what that implies, its figures", allow_abbrev=False
+    )
+    paper.add_argument("--figures", type=Path, metavar="DIR", help="Figures 7, 12 and 13, drawn as SVG")
+    paper.add_argument("--png", action="store_true", help="with --figures: as PNG, too")
+    paper.add_argument("--json", action="store_true", help="tables and claims as JSON on stdout")
+    paper.set_defaults(call=_paper)
     _add_operator(commands)
     _add_keys(commands)
     control.add_image(
@@ -210,6 +243,63 @@ def _add_keys(commands: Commands[argparse.ArgumentParser]) -> None:
     revoke.set_defaults(call=_keys_revoke)
 
 
+def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    compare = commands.add_parser(
+        "compare", help="bundles to a decision: which machine, at what cost", allow_abbrev=False
+    )
+    add = compare.add_argument
+    add("bundles", type=Path, metavar="BUNDLE", nargs="+", help="files, directories, patterns")
+    _add_lists(compare)
+    add("--prices", type=Path, metavar="FILE", help="your quotes, before the shipped ones of September 2024")
+    add("--budget-usd", type=_positive, metavar="N", help="what there is to spend")
+    add("--deadline", type=_days, metavar="DAYS", help="when a run must be done: 14, 14d, 36h")
+    add("--runs", type=_count, default=1, metavar="N", help="how many runs the budget is for (default: 1)")
+    add(
+        "--utilisation", type=_percent, default=1.0, metavar="PERCENT",
+        help="of its life, how much an owned machine trains (default: 100, as the paper has it)",
+    )  # fmt: skip
+    add("--rank-all", action="store_true", help="rank what cannot be compared, too, and say so")
+    add(
+        "--estimate", action="append", default=[], metavar="NxGPU",
+        help="what a machine that was not measured would take, from those that were: 8xh100",
+    )  # fmt: skip
+    add("--settings", action="store_true", help="every setting that each bundle tried, too")
+    add("--format", choices=("table", "json", "csv", "markdown"), default="table")
+    add("--json", action="store_const", const="json", dest="format", help="the same as --format json")
+    add("--html", type=Path, metavar="FILE", help="a report in one file that needs no network")
+    add("--plots", type=Path, metavar="DIR", help="every plot as SVG")
+    add("--png", action="store_true", help="with --plots: as PNG, too (pip install 'bench[png]')")
+    compare.set_defaults(call=_compare)
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text.replace(",", ""))
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not more than 0")
+    return number
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return int(text)
+
+
+def _percent(text: str) -> float:
+    number = _positive(text.rstrip("%"))
+    if number > 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than 100%")
+    return number / 100
+
+
+def _days(text: str) -> float:
+    """Days from 14, 14d, 36h."""
+    return _positive(text[:-1]) / 24 if text.endswith("h") else _positive(text.removesuffix("d"))
+
+
 def _duration(text: str) -> float:
     """Seconds from 90s, 60m, 2h."""
     scale = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
@@ -260,12 +350,6 @@ def _verify(arguments: argparse.Namespace) -> int:
     return verify(arguments.bundles, Lists(arguments.trust, arguments.revoked), arguments.json)
 
 
-def _compare(arguments: argparse.Namespace) -> int:
-    from bench.report.bundles import Lists, compare
-
-    return compare(arguments.bundles, Lists(arguments.trust, arguments.revoked), arguments.json)
-
-
 def _challenge(arguments: argparse.Namespace) -> int:
     from bench.control.desk import challenge
 
@@ -306,3 +390,59 @@ def _keys_revoke(arguments: argparse.Namespace) -> int:
     from bench.control.desk import keys_revoke
 
     return keys_revoke(arguments.targets, arguments.authority, arguments.file)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from bench.commands import export
+    from bench.report.bundles import Lists
+
+    a = arguments
+    return export(a.bundle, a.to, a.folder, a.model, a.setting, Lists(a.trust, a.revoked))
+
+
+def _reproduce(arguments: argparse.Namespace) -> int:
+    from bench.commands import reproduce
+    from bench.report.bundles import Lists
+
+    return reproduce(
+        arguments.bundle,
+        arguments.again,
+        arguments.out,
+        lists=Lists(arguments.trust, arguments.revoked),
+        tolerance=arguments.tolerance,
+        budget_seconds=arguments.budget,
+        key=arguments.key,
+        on_cpu=arguments.device == "cpu",
+        any_stack=arguments.any_stack,
+        as_json=arguments.json,
+    )
+
+
+def _paper(arguments: argparse.Namespace) -> int:
+    from bench.report.paper import show
+
+    return show(arguments.figures, png=arguments.png, as_json=arguments.json)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from bench.report.bundles import Lists
+    from bench.report.compare import Request, compare
+
+    return compare(
+        Request(
+            tuple(arguments.bundles),
+            lists=Lists(arguments.trust, arguments.revoked),
+            prices=arguments.prices,
+            budget=arguments.budget_usd,
+            deadline_days=arguments.deadline,
+            runs=arguments.runs,
+            utilisation=arguments.utilisation,
+            rank_all=arguments.rank_all,
+            estimate=tuple(arguments.estimate),
+            format=arguments.format,
+            settings=arguments.settings,
+            html=arguments.html,
+            plots=arguments.plots,
+            png=arguments.png,
+        )
+    )

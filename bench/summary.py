@@ -155,7 +155,9 @@ def recompute(files: Files) -> Mapping[str, Any]:
     In memory is one line of samples at a time, so that no bundle is too large to be checked.
     """
     try:
-        results = from_json(Results, strict_loads(files.read("results.json")))
+        document = strict_loads(files.read("results.json"))
+        _check_schema(document)
+        results = from_json(Results, document)
     except DecodeError as error:
         raise VerificationFailed(f"does not have its form: {error}", where="results.json") from None
     if results.manifest_digest != "sha256:" + files.sha256["manifest.json"]:
@@ -202,6 +204,13 @@ def _check_image(manifest: bytes, image: Image | None) -> None:
     found = image.config if image else None
     if wanted not in (None, found):
         raise VerificationFailed(f"ran in {found or 'no known image'}, the manifest asks for {wanted}")
+
+
+def _check_schema(document: Any) -> None:
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if isinstance(schema, str) and schema != SCHEMA:
+        advice = "another version of bench wrote it: verify and compare it with that one, or a newer one"
+        raise VerificationFailed(f"its results are {schema:.40}, this bench knows {SCHEMA}", advice=advice)
 
 
 def _require_same_run(ours: RunFacts, signed: Predicate) -> None:

@@ -32,6 +32,15 @@ def _magnitude(value: float) -> int:
     return int(f"{value:e}".partition("e")[2])
 
 
+def money_text(amount: float, currency: str) -> str:
+    """$127,500, $14.84, EUR 640: cents below a hundred, and what is less than a cent in figures."""
+    if amount >= 99.995:
+        number = f"{amount:,.0f}"
+    else:
+        number = f"{amount:.2f}" if amount >= 0.01 or amount == 0 else figures(amount, 2)
+    return f"${number}" if currency == "USD" else f"{currency} {number}"
+
+
 def bytes_text(count: float) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 

@@ -1,23 +1,24 @@
-"""`bench verify` and `bench compare`: bundles in, verdicts and tables out. Nothing here imports torch."""
+"""`bench verify`: bundles in, verdicts out. Nothing here imports torch."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from bench.codec import pretty_json, to_json
 from bench.errors import BadInput, BenchError
 from bench.places import ALLOWED_SIGNERS, REVOKED, config_path
 from bench.summary import Results, recompute
 from bench.verdict import Verdict
-from bench.verify import Rules, verify_bundle
+from bench.verify import Recompute, Rules, verify_bundle
 from bench.words import image_text
 
 MANY = 64  # bundles, from which on several processes are worth their start
+T = TypeVar("T")
 Checked = tuple[Path, Verdict | BenchError]
 
 
@@ -42,22 +43,8 @@ def verify(paths: list[Path], lists: Lists, as_json: bool) -> int:
     return _exit_code(checked)
 
 
-def compare(paths: list[Path], lists: Lists, as_json: bool) -> int:
-    """Each bundle's table; one that does not verify is named and left out."""
-    checked = list(check_all(paths, lists))
-    good = [(path, verdict) for path, verdict in checked if isinstance(verdict, Verdict)]
-    if as_json:
-        found = [{"path": str(p), "level": v.level, "results": to_json(results_of(v))} for p, v in good]
-        sys.stdout.write(pretty_json(found).decode())
-    else:
-        print("\n\n".join(_section(path, verdict) for path, verdict in good))
-    for _, verdict in checked:
-        if isinstance(verdict, BenchError):
-            print(verdict, file=sys.stderr)
-    return _exit_code(checked)
-
-
-def _section(path: Path, verdict: Verdict) -> str:
+def section(path: Path, verdict: Verdict) -> str:
+    """One bundle: its machine, who signed it, and every setting that was tried."""
     from bench.report.tables import results_table  # tabulate is slow to import, and verify needs none
 
     results = results_of(verdict)
@@ -74,21 +61,35 @@ def results_of(verdict: Verdict) -> Results:
 
 
 def check_all(paths: Iterable[Path], lists: Lists | None = None) -> Iterator[Checked]:
+    return look_at_all(paths, lists, recompute, _whole)
+
+
+def look_at_all(
+    paths: Iterable[Path], lists: Lists | None, gather: Recompute, look: Callable[[Path, Verdict], T]
+) -> Iterator[tuple[Path, T | BenchError]]:
+    """Verifies every bundle, and of each good one keeps what `look` sees: in the process that verified it."""
     rules = _rules(lists or Lists())  # once: a wrong file is one mistake, not one a bundle
     every = list(_bundles(paths))
+    work = partial(_checked, rules, gather, look)
     if len(every) < MANY:
-        yield from map(partial(_checked, rules), every)
+        yield from map(work, every)
         return
     from concurrent.futures import ProcessPoolExecutor  # slow to import, and one bundle needs none
     from multiprocessing import get_context
 
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
-        yield from pool.map(partial(_checked, rules), every, chunksize=MANY // 4)
+        yield from pool.map(work, every, chunksize=MANY // 4)
 
 
-def _checked(rules: Rules, path: Path) -> Checked:
+def _whole(_path: Path, verdict: Verdict) -> Verdict:
+    return verdict
+
+
+def _checked(
+    rules: Rules, gather: Recompute, look: Callable[[Path, Verdict], T], path: Path
+) -> tuple[Path, T | BenchError]:
     try:
-        return path, verify_bundle(path, recompute, rules)
+        return path, look(path, verify_bundle(path, gather, rules))
     except BenchError as error:
         error.where = error.where if error.where and str(path) in error.where else _place(path, error.where)
         return path, error
@@ -117,8 +118,14 @@ def _place(path: Path, inside: str | None) -> str:
 
 
 def _bundles(paths: Iterable[Path]) -> Iterator[Path]:
-    """Files as they are named; of a directory, every .tar in it."""
+    """Files as they are named or match; of a directory, every .tar in it."""
     for path in paths:
+        if any(sign in str(path) for sign in "*?[") and not path.exists():
+            matching = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+            if not matching:
+                raise BadInput("matches no file", where=str(path))
+            yield from _bundles(map(Path, matching))
+            continue
         if not path.is_dir():
             yield path
             continue
@@ -135,5 +142,5 @@ def _verdict_json(path: Path, verdict: Verdict | BenchError) -> object:
     return {"valid": True} | to_json(replace(verdict, recomputed=counted))
 
 
-def _exit_code(checked: Iterable[Checked]) -> int:
+def _exit_code(checked: Iterable[tuple[Path, object]]) -> int:
     return max((v.exit_code for _, v in checked if isinstance(v, BenchError)), default=0)

@@ -1,0 +1,51 @@
+"""DeepSpeed: its configuration, and a loop around its engine. Without sharding it is stage 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.codec import pretty_json
+from bench.export import template
+from bench.methods import in_group
+from bench.result import Trial
+
+COMMAND = "deepspeed --num_gpus {gpus} train.py --out checkpoints"
+NOTE = ""
+
+
+def refuse(trial: Trial) -> str | None:
+    if "half-weights" in trial.setting:
+        return "half-precision weights with an fp32 copy are our own loop's"
+    sharding = in_group(trial.setting, "sharding") or ""
+    return "FSDP2 is PyTorch's own" if sharding.startswith("fsdp") else None
+
+
+def files(trial: Trial) -> dict[str, str]:
+    return {
+        "train.py": template("deepspeed"),
+        "deepspeed.json": pretty_json(configuration(trial, accumulation=trial.accumulation)).decode(),
+    }
+
+
+def configuration(trial: Trial, *, accumulation: int) -> dict[str, Any]:
+    """docs: deepspeed.ai, "DeepSpeed Configuration JSON"; the runner's own says the same (runner/zero.py)."""
+    recipe, offload = trial.model.recipe, "offload" in trial.setting
+    sharding = in_group(trial.setting, "sharding")
+    stage = int(sharding.removeprefix("zero-")) if sharding else 0
+    zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True}
+    if offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+        if stage == 3:
+            zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    return {
+        "train_batch_size": recipe.batch_size,
+        "train_micro_batch_size_per_gpu": trial.micro_batch,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": recipe.clip_norm or 0.0,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "bf16": {"enabled": recipe.precision == "bf16"},
+        "fp16": {"enabled": recipe.precision == "fp16"},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "steps_per_print": 1 << 40,
+    }

@@ -1,0 +1,85 @@
+"""Trains the model of trial.json with Hugging Face accelerate. README.md says how to start it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+
+from bench.codec import from_json, strict_loads
+from bench.methods import apply_all, in_group, known_methods
+from bench.models.inline import family_of
+from bench.result import Trial
+from bench.runner.data import Batches, make_pool
+from bench.runner.loop import WithLoss, make_optimizer, make_scheduler
+from bench.runner.team import Team
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    arguments = parse()
+    trial = from_json(Trial, strict_loads((HERE / "trial.json").read_bytes()))
+    recipe = trial.model.recipe
+    accelerator = Accelerator(gradient_accumulation_steps=trial.accumulation)
+    if accelerator.num_processes != trial.gpus:
+        here = accelerator.num_processes
+        raise SystemExit(f"this setting was measured on {trial.gpus} devices, here are {here}")
+    torch.manual_seed(trial.seed)
+    for name in trial.setting:
+        known_methods()[name].prepare()
+    family = family_of(trial.model)
+    built = family.build(trial.model, kernels="kernels" in trial.setting)
+    whole = WithLoss(built).to(accelerator.device)
+    apply_all(trial.setting, trial.model, whole, family.blocks(built))
+    optimizer = make_optimizer(whole.parameters(), recipe, "fused-optimizer" in trial.setting)
+    if in_group(trial.setting, "sharding"):  # there is no loader of torch's to read it from
+        accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = (
+            trial.micro_batch
+        )
+    model, optimizer = accelerator.prepare(whole, optimizer)
+    schedule = make_scheduler(optimizer, recipe)
+    with tempfile.TemporaryDirectory() as scratch:
+        team = Team(accelerator.process_index, accelerator.num_processes)
+        # Micro-batches on the device, without end. These are made up: yours go here.
+        pool = make_pool(trial.model, Path(scratch), trial.seed)
+        data = Batches(trial.model, pool, trial.micro_batch, trial.seed, accelerator.device, team, workers=0)
+        every = arguments.log_every or recipe.log_every_steps or 10
+        total, since, at = torch.zeros((), device=accelerator.device), 0, time.perf_counter()
+        for step in range(1, (arguments.steps or recipe.steps) + 1):
+            for _ in range(trial.accumulation):
+                with accelerator.accumulate(model):
+                    loss = model(next(data))
+                    accelerator.backward(loss)
+                    total += loss.detach() / trial.accumulation
+                    if accelerator.sync_gradients and recipe.clip_norm is not None:
+                        accelerator.clip_grad_norm_(model.parameters(), recipe.clip_norm)
+                    optimizer.step()
+                    optimizer.zero_grad()
+            schedule.step()
+            if step % every == 0:
+                mean = float(accelerator.reduce(total, "mean")) / (step - since)
+                seconds = (time.perf_counter() - at) / (step - since)
+                if accelerator.is_main_process:
+                    print(json.dumps({"step": step, "loss": mean, "step_seconds": seconds}), flush=True)
+                total, since, at = torch.zeros_like(total), step, time.perf_counter()
+            if arguments.out and recipe.save_every_steps and step % recipe.save_every_steps == 0:
+                accelerator.save_state(str(arguments.out / f"step-{step}"))
+    accelerator.end_training()
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, help="default: the recipe's")
+    parser.add_argument("--out", type=Path, help="where checkpoints go; without it nothing is saved")
+    parser.add_argument("--log-every", type=int, metavar="STEPS", help="default: the recipe's")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Trains the model of trial.json with DeepSpeed. README.md says how to start it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+import deepspeed
+import torch.distributed as dist
+
+from bench.codec import from_json, strict_loads
+from bench.methods import apply_all, known_methods
+from bench.models import Recipe
+from bench.models.inline import family_of
+from bench.result import Trial
+from bench.runner.data import Batches, make_pool
+from bench.runner.loop import WithLoss, make_optimizer, make_scheduler
+from bench.runner.team import Team
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    arguments = parse()
+    trial = from_json(Trial, strict_loads((HERE / "trial.json").read_bytes()))
+    recipe = trial.model.recipe
+    deepspeed.init_distributed()
+    team = Team(dist.get_rank(), dist.get_world_size())
+    if team.size != trial.gpus:
+        raise SystemExit(f"this setting was measured on {trial.gpus} devices, here are {team.size}")
+    torch.manual_seed(trial.seed)
+    for name in trial.setting:
+        known_methods()[name].prepare()
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    family = family_of(trial.model)
+    with device:
+        built = family.build(trial.model, kernels="kernels" in trial.setting)
+    whole = WithLoss(built)
+    apply_all(trial.setting, trial.model, whole, family.blocks(built))
+    fused, offload = "fused-optimizer" in trial.setting, "offload" in trial.setting
+    optimizer = on_host(whole, recipe) if offload else make_optimizer(whole.parameters(), recipe, fused)
+    schedule = make_scheduler(optimizer, recipe)
+    engine, *_ = deepspeed.initialize(
+        model=whole, optimizer=optimizer, config=str(HERE / "deepspeed.json"), lr_scheduler=schedule
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        # Micro-batches on the device, without end. These are made up: yours go here.
+        pool = make_pool(trial.model, Path(scratch) / str(team.rank), trial.seed)
+        data = Batches(trial.model, pool, trial.micro_batch, trial.seed, device, team, workers=0)
+        every = arguments.log_every or recipe.log_every_steps or 10
+        total, since, at = torch.zeros((), device=device), 0, time.perf_counter()
+        for step in range(1, (arguments.steps or recipe.steps) + 1):
+            for _ in range(trial.accumulation):
+                loss = engine(lowered(next(data), recipe.precision))
+                engine.backward(loss)
+                engine.step()  # of every accumulated pass: the engine knows which is the last
+                total += loss.detach() / trial.accumulation
+            if step % every == 0:
+                dist.all_reduce(total)
+                mean = float(total) / (step - since) / team.size
+                seconds = (time.perf_counter() - at) / (step - since)
+                if team.rank == 0:
+                    print(json.dumps({"step": step, "loss": mean, "step_seconds": seconds}), flush=True)
+                total, since, at = torch.zeros_like(total), step, time.perf_counter()
+            if arguments.out and recipe.save_every_steps and step % recipe.save_every_steps == 0:
+                engine.save_checkpoint(str(arguments.out), tag=f"step-{step}")
+    dist.destroy_process_group()
+
+
+def lowered(batch: dict[str, torch.Tensor], precision: str) -> dict[str, torch.Tensor]:
+    """There is no autocast here: pictures come in the weights' precision."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    return {name: t.to(dtype) if t.is_floating_point() else t for name, t in batch.items()}
+
+
+def on_host(whole: WithLoss, recipe: Recipe) -> torch.optim.Optimizer:
+    """Adam for what is offloaded."""
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    o = recipe.optimizer
+    return DeepSpeedCPUAdam(
+        whole.parameters(), lr=o.learning_rate, betas=(o.beta1, o.beta2), eps=o.epsilon,
+        weight_decay=o.weight_decay, adamw_mode=o.name == "adamw",
+    )  # fmt: skip
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, help="default: the recipe's")
+    parser.add_argument("--out", type=Path, help="where checkpoints go; without it nothing is saved")
+    parser.add_argument("--log-every", type=int, metavar="STEPS", help="default: the recipe's")
+    parser.add_argument("--local_rank", type=int, default=-1, help="given by the deepspeed launcher")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Trains the model of trial.json with the setting that was measured. README.md says how to start it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from bench.codec import from_json, strict_loads
+from bench.methods import in_group
+from bench.result import Trial
+from bench.runner.device import Device
+from bench.runner.loop import Strategy
+from bench.runner.team import Team, join
+from bench.runner.trial import TrialRun
+
+HERE = Path(__file__).parent
+SILENT = 10  # steps between two lines of the log, where the recipe names none
+
+
+def batches(run: TrialRun) -> Iterator[dict[str, Any]]:
+    """Micro-batches on the device, without end. These are made up: yours go here."""
+    made_up = run.load()
+    while True:
+        yield next(made_up)
+
+
+def main() -> None:
+    arguments = parse()
+    trial = from_json(Trial, strict_loads((HERE / "trial.json").read_bytes()))
+    device = Device("cuda" if torch.cuda.is_available() else "cpu", int(os.environ.get("LOCAL_RANK", "0")))
+    device.choose(trial.gpus)
+    team = join(device.kind, alone=trial.gpus == 1 and in_group(trial.setting, "sharding") is None)
+    if team.size != trial.gpus:
+        raise SystemExit(f"this setting was measured on {trial.gpus} devices, here are {team.size}")
+    with tempfile.TemporaryDirectory() as scratch:
+        run = TrialRun(trial, device, team, Path(scratch), lambda _event: None)
+        train(run, run.build(), batches(run), arguments, team)
+
+
+def train(
+    run: TrialRun,
+    strategy: Strategy,
+    data: Iterator[dict[str, Any]],
+    arguments: argparse.Namespace,
+    team: Team,
+) -> None:
+    recipe, passes = run.trial.model.recipe, run.trial.accumulation
+    done = load(strategy, arguments.out) if arguments.resume else 0
+    data = islice(data, done * passes, None)
+    total = torch.zeros((), device=run.device.torch)
+    since, at = done, time.perf_counter()
+    for step in range(done + 1, (arguments.steps or recipe.steps) + 1):
+        for i in range(passes):
+            total += strategy.forward_backward(next(data), passes, sync=i == passes - 1)
+        strategy.update()
+        if step % (arguments.log_every or recipe.log_every_steps or SILENT) == 0:
+            loss = team.mean(float(total) / (step - since))  # float: waits for the device
+            seconds = (time.perf_counter() - at) / (step - since)
+            if team.rank == 0:
+                print(json.dumps({"step": step, "loss": loss, "step_seconds": seconds}), flush=True)
+            total.zero_()
+            since, at = step, time.perf_counter()
+        if arguments.out and step % (arguments.save_every or recipe.save_every_steps or 1 << 62) == 0:
+            save(strategy, arguments.out, step, team)
+
+
+def save(strategy: Any, folder: Path, step: int, team: Team) -> None:
+    """Weights, moments, schedule; every member its part. `latest` names the last one that is whole."""
+    if hasattr(strategy, "engine"):
+        strategy.engine.save_checkpoint(str(folder), tag=f"step-{step}")
+    else:
+        dcp.save(state(strategy), checkpoint_id=folder / f"step-{step}")
+    if team.rank == 0:
+        rest = {"scheduler": strategy.scheduler.state_dict()}
+        if hasattr(strategy, "scaler"):
+            rest["scaler"] = strategy.scaler.state_dict()
+        torch.save(rest, folder / f"step-{step}" / "rest.pt")
+        (folder / "latest-step").write_text(str(step))
+
+
+def load(strategy: Any, folder: Path) -> int:
+    """The steps that were done when it was saved."""
+    step = int((folder / "latest-step").read_text())
+    if hasattr(strategy, "engine"):
+        strategy.engine.load_checkpoint(str(folder), tag=f"step-{step}")
+    else:
+        found = state(strategy)
+        dcp.load(found, checkpoint_id=folder / f"step-{step}")
+        set_state_dict(
+            strategy.whole, strategy.optimizer,
+            model_state_dict=found["model"], optim_state_dict=found["optimizer"],
+        )  # fmt: skip
+    rest = torch.load(folder / f"step-{step}" / "rest.pt", weights_only=True)
+    strategy.scheduler.load_state_dict(rest["scheduler"])
+    if "scaler" in rest:
+        strategy.scaler.load_state_dict(rest["scaler"])
+    return step
+
+
+def state(strategy: Any) -> dict[str, Any]:
+    model, optimizer = get_state_dict(strategy.whole, strategy.optimizer)
+    return {"model": model, "optimizer": optimizer}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, help="default: the recipe's")
+    parser.add_argument("--out", type=Path, help="where checkpoints go; without it nothing is saved")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
+    parser.add_argument("--log-every", type=int, metavar="STEPS", help="default: the recipe's")
+    parser.add_argument("--save-every", type=int, metavar="STEPS", help="default: the recipe's")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

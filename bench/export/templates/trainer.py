@@ -1,0 +1,129 @@
+"""Trains the model of trial.json with Hugging Face's Trainer. README.md says how to start it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments
+
+from bench.codec import from_json, strict_loads
+from bench.methods import known_methods
+from bench.models.inline import family_of
+from bench.result import Trial
+from bench.runner.data import PIXEL_DEVIATION, PIXEL_MEAN, Samples, Share, make_pool
+from bench.runner.loop import WithLoss, make_optimizer, make_scheduler
+from bench.runner.team import Team
+
+HERE = Path(__file__).parent
+# What the Trainer's arguments, or DeepSpeed's file, say; the other methods are applied here.
+SAID = ("compile", "checkpointing", "fused-optimizer", "zero-1", "zero-2", "zero-3", "offload")
+
+
+class Model(nn.Module):
+    """The model with its loss, as the Trainer calls it."""
+
+    accepts_loss_kwargs = False  # the loss is a mean: the Trainer divides it by the accumulated passes
+
+    def __init__(self, whole: WithLoss) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, **batch: Tensor) -> dict[str, Tensor]:
+        if (pixels := batch.get("pixel_values")) is not None and pixels.dtype == torch.uint8:
+            batch["pixel_values"] = pixels.float().div(255).sub(PIXEL_MEAN).div(PIXEL_DEVIATION)
+        return {"loss": self.whole(batch)}
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None, **_: Any) -> None:
+        """In every block, as measured: what else the Trainer may ask for is not in its arguments."""
+        self.whole.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs)
+
+
+class RecipeTrainer(Trainer):
+    """The Trainer with the recipe's own optimizer and schedule, and batches as the trial had them."""
+
+    def __init__(self, trial: Trial, pool: Path, **given: Any) -> None:
+        super().__init__(**given)
+        self.trial = trial
+        self.pool = pool
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        fused = "fused-optimizer" in self.trial.setting
+        self.optimizer = make_optimizer(self.model.parameters(), self.trial.model.recipe, fused)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        self.lr_scheduler = make_scheduler(optimizer or self.optimizer, self.trial.model.recipe)
+        return self.lr_scheduler
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """These data are made up: yours go here."""
+        team = Team(self.args.process_index, self.args.world_size)
+        samples = Samples(self.trial.model, self.pool, self.trial.seed)
+        return DataLoader(samples, batch_sampler=Share(self.trial.micro_batch, team), pin_memory=True)
+
+
+class Log(TrainerCallback):
+    """A line a logged step, as our own script writes it."""
+
+    def __init__(self) -> None:
+        self.at, self.since = time.perf_counter(), 0
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if state.is_world_process_zero and "loss" in logs:
+            seconds = (time.perf_counter() - self.at) / (state.global_step - self.since)
+            print(
+                json.dumps({"step": state.global_step, "loss": logs["loss"], "step_seconds": seconds}),
+                flush=True,
+            )
+            self.at, self.since = time.perf_counter(), state.global_step
+
+
+def main() -> None:
+    arguments = parse()
+    trial = from_json(Trial, strict_loads((HERE / "trial.json").read_bytes()))
+    given = json.loads((HERE / "training_arguments.json").read_text())
+    if arguments.steps:
+        given["max_steps"] = arguments.steps
+    given["output_dir"] = str(arguments.out or given["output_dir"])
+    given["logging_steps"] = arguments.log_every or given["logging_steps"]
+    if "deepspeed" in given:
+        given["deepspeed"] = str(HERE / given["deepspeed"])
+    (settings,) = HfArgumentParser(TrainingArguments).parse_dict({**given, "disable_tqdm": True})
+    if settings.world_size != trial.gpus:
+        raise SystemExit(f"this setting was measured on {trial.gpus} devices, here are {settings.world_size}")
+    torch.manual_seed(trial.seed)
+    applied = [known_methods()[name] for name in trial.setting if name not in SAID]
+    for method in applied:
+        method.prepare()
+    family = family_of(trial.model)
+    built = family.build(trial.model, kernels="kernels" in trial.setting)
+    whole = WithLoss(built)
+    for method in applied:
+        method.apply(trial.model, whole, family.blocks(built))
+    with tempfile.TemporaryDirectory() as scratch:
+        pool = make_pool(trial.model, Path(scratch), trial.seed)
+        trainer = RecipeTrainer(trial, pool, model=Model(whole), args=settings, callbacks=[Log()])
+        trainer.train(resume_from_checkpoint=arguments.resume or None)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, help="default: the recipe's")
+    parser.add_argument("--out", type=Path, help="where checkpoints go")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--log-every", type=int, metavar="STEPS", help="default: the recipe's")
+    parser.add_argument("--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", "0")))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

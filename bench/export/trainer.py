@@ -1,0 +1,73 @@
+"""Hugging Face Trainer: the setting as TrainingArguments, with DeepSpeed's file where it shards by ZeRO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.codec import pretty_json
+from bench.export import template
+from bench.export.deepspeed import configuration
+from bench.methods import in_group
+from bench.result import Trial
+
+COMMAND = "torchrun --standalone --nproc-per-node {gpus} train.py --out checkpoints"
+NOTE = """`train.py` gives the Trainer the recipe's own optimizer and schedule; `training_arguments.json`
+alone comes as near as its arguments can.
+"""
+
+
+def refuse(trial: Trial) -> str | None:
+    if "half-weights" in trial.setting:
+        return "half-precision weights with an fp32 copy are our own loop's"
+    sharding = in_group(trial.setting, "sharding") or ""
+    if sharding.startswith("fsdp"):
+        return "its FSDP wraps by class name, not block by block as measured"
+    return None
+
+
+def files(trial: Trial) -> dict[str, str]:
+    made = {
+        "train.py": template("trainer"),
+        "training_arguments.json": pretty_json(training_arguments(trial)).decode(),
+    }
+    if in_group(trial.setting, "sharding"):
+        made["deepspeed.json"] = pretty_json(configuration(trial, accumulation=trial.accumulation)).decode()
+    return made
+
+
+def training_arguments(trial: Trial) -> dict[str, Any]:
+    """As `HfArgumentParser.parse_json_file` reads them."""
+    recipe, setting = trial.model.recipe, trial.setting
+    o, schedule = recipe.optimizer, recipe.schedule
+    given: dict[str, Any] = {
+        "output_dir": "checkpoints",
+        "per_device_train_batch_size": trial.micro_batch,
+        "gradient_accumulation_steps": trial.accumulation,
+        "max_steps": recipe.steps,
+        "bf16": recipe.precision == "bf16",
+        "fp16": recipe.precision == "fp16",
+        "tf32": True if "tf32" in setting else None,
+        "torch_compile": "compile" in setting,
+        "gradient_checkpointing": "checkpointing" in setting,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "optim": "adamw_torch_fused" if "fused-optimizer" in setting else "adamw_torch",
+        "learning_rate": o.learning_rate,
+        "adam_beta1": o.beta1,
+        "adam_beta2": o.beta2,
+        "adam_epsilon": o.epsilon,
+        "weight_decay": o.weight_decay,
+        "max_grad_norm": recipe.clip_norm or 0.0,
+        "lr_scheduler_type": {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}[
+            schedule.name
+        ],
+        "warmup_steps": schedule.warmup_steps,
+        "seed": trial.seed,
+        "logging_steps": recipe.log_every_steps or 10,
+        "save_strategy": "steps" if recipe.save_every_steps else "no",
+        "save_steps": recipe.save_every_steps or 500,
+        "remove_unused_columns": False,
+        "report_to": "none",
+    }
+    if in_group(setting, "sharding"):
+        given["deepspeed"] = "deepspeed.json"
+    return {name: value for name, value in given.items() if value is not None}

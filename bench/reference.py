@@ -1,0 +1,162 @@
+"""The paper's tables and what its code was really seen to do: sourced claims, never thresholds.
+
+Each claim stands beside the utilisation that it implies: the model's own arithmetic over the vendor's peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from bench.catalogue import GpuModel, find_gpu_model, read_data
+from bench.codec import from_json
+from bench.estimate import SECONDS_A_DAY
+from bench.models import known_models
+from bench.models.inline import family_of
+
+Days = int | Literal["infeasible", "unreadable"]
+Sharding = Literal["none", "zero-1", "zero-2", "zero-3", "fsdp-2", "fsdp-3"]
+
+
+@dataclass(frozen=True, slots=True)
+class DaysRow:
+    """One model on one kind of GPU: days on 1, 2, 4 and 8 of them, rounded by the paper."""
+
+    model: str
+    gpu: str
+    days: tuple[Days, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedSetting:
+    """Appendix J; None where the text is not readable."""
+
+    model: str
+    gpu: str
+    gpus: int
+    micro_batch: int
+    accumulation: int
+    checkpointing: bool | None
+    sharding: Sharding | None
+    offload: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalRun:
+    """Figure 6a: what the first training took; None where the paper prints a question mark."""
+
+    model: str
+    gpus: int | None
+    gpu: str
+    days: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    schema: Literal["bench/reference/v1"]
+    source: str
+    dated: str
+    note: str
+    gpu_counts: tuple[int, ...]
+    gpus: dict[str, str]  # the paper's name to the driver's
+    optimal_days: tuple[DaysRow, ...]
+    naive_days: tuple[DaysRow, ...]
+    optimal_settings: tuple[ClaimedSetting, ...]
+    original_runs: tuple[OriginalRun, ...]
+    training_flops: dict[str, float]  # as the paper counts them
+    contradictions: tuple[str, ...]  # between parts of the paper
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRow:
+    """The paper's code on an H200: what it says, and the same passes by the wall clock."""
+
+    model: str
+    free_lunch: bool
+    micro_batch_size: int
+    accumulation: int
+    reference_estimate_days: float
+    same_code_synchronised_days: float
+    true_days: float
+    reference_pass_seconds: float
+    reference_update_seconds: float
+    true_pass_seconds: float
+    true_update_seconds: float
+    true_per_second: float
+    unit: str
+    peak_allocated_gib: float
+    gpus: int
+    sharding: str
+
+
+@dataclass(frozen=True, slots=True)
+class PaperCode:
+    schema: Literal["bench/reference/v1"]
+    source: str
+    dated: str
+    gpu: str
+    note: str
+    matmul_ceiling_bf16_tflops_8192: float
+    rows: tuple[TimedRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    method: Literal["optimal", "naive"]
+    model: str
+    gpu: str
+    gpus: int
+    days: int
+    utilisation: float  # of the vendor's peak, implied by the printed days
+    exceeds: Literal["yes", "perhaps", "no"]  # the chip: perhaps, where the rounding of the days decides
+
+
+@cache
+def paper() -> Paper:
+    return from_json(Paper, read_data("reference/paper.json"))
+
+
+@cache
+def paper_code() -> PaperCode:
+    return from_json(PaperCode, read_data("reference/paper_code_h200.json"))
+
+
+def claims() -> Iterator[Claim]:
+    """Every number of Tables 1 and 4."""
+    tables: tuple[tuple[Literal["optimal", "naive"], tuple[DaysRow, ...]], ...] = (
+        ("optimal", paper().optimal_days),
+        ("naive", paper().naive_days),
+    )
+    for method, rows in tables:
+        for row in rows:
+            for gpus, days in zip(paper().gpu_counts, row.days, strict=True):
+                if isinstance(days, int):
+                    yield claim(method, row.model, row.gpu, gpus, days)
+
+
+def claim(method: Literal["optimal", "naive"], model: str, gpu: str, gpus: int, days: int) -> Claim:
+    implied = training_flops(model) / (peak_flops(model, gpu) * gpus * days * SECONDS_A_DAY)
+    # Printed days are rounded: really they were up to half a day more or less.
+    low, high = implied * days / (days + 0.5), implied * days / (days - 0.5)
+    exceeds: Literal["yes", "perhaps", "no"] = "yes" if low > 1 else "perhaps" if high > 1 else "no"
+    return Claim(method, model, gpu, gpus, days, implied, exceeds)
+
+
+def training_flops(model: str) -> float:
+    """Of the whole recipe, by the family's own formula."""
+    known = known_models()[model]
+    recipe = known.recipe
+    return family_of(known).forward_flops(known).training * recipe.batch_size * recipe.steps
+
+
+def peak_flops(model: str, gpu: str) -> float:
+    """The vendor's dense peak of one GPU in the recipe's precision; fp32 recipes on TF32 units."""
+    return gpu_model(gpu).peak_flops(known_models()[model].recipe.precision, tf32=True)
+
+
+def gpu_model(gpu: str) -> GpuModel:
+    found = find_gpu_model(paper().gpus[gpu])
+    assert found is not None
+    return found

@@ -1,0 +1,113 @@
+"""`bench compare`: bundles in, a decision out. One that does not verify is named and left out."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from bench.catalogue import GpuModel, find_gpu_model, gpu_models
+from bench.decide import Wish
+from bench.errors import BadInput, BenchError
+from bench.prices import load_prices
+from bench.report.bundles import Lists, look_at_all
+from bench.report.comparing import Comparison, Refused, Terms, compare_rows
+from bench.report.rows import Row, gather, rows_of
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The command's arguments."""
+
+    bundles: tuple[Path, ...]
+    lists: Lists | None = None
+    prices: Path | None = None
+    budget: float | None = None
+    deadline_days: float | None = None
+    runs: int = 1
+    utilisation: float = 1.0
+    rank_all: bool = False
+    estimate: tuple[str, ...] = ()  # machines that were not measured: h100, 8xh100
+    format: Literal["table", "json", "csv", "markdown"] = "table"
+    settings: bool = False  # every setting of every bundle, too
+    html: Path | None = None
+    plots: Path | None = None
+    png: bool = False
+
+
+def compare(request: Request) -> int:
+    comparison = collect(request)
+    from bench.report.formats import FORMATS  # tabulate is slow to import
+
+    sys.stdout.write(FORMATS[request.format](comparison).rstrip("\n") + "\n")
+    if request.format == "table" and (request.settings or len(request.bundles) == comparison.bundles == 1):
+        _print_settings(request)
+    _write_files(comparison, request)
+    for refused in comparison.refused:
+        print(refused.reason, file=sys.stderr)
+    return max((refused.exit_code for refused in comparison.refused), default=0)
+
+
+def _write_files(comparison: Comparison, request: Request) -> None:
+    if request.html is not None:
+        from bench.report.html import write_html
+
+        write_html(request.html, comparison)
+        print(f"report {request.html}", file=sys.stderr)
+    if request.plots is not None:
+        from bench.report.pictures import write_plots
+        from bench.report.plots import all_plots
+
+        written = write_plots(request.plots, all_plots(comparison), png=request.png)
+        print(f"plots  {len(written)} files in {request.plots}", file=sys.stderr)
+
+
+def collect(request: Request) -> Comparison:
+    terms = _terms(request)
+    with_telemetry = request.html is not None or request.plots is not None
+    rows: list[Row] = []
+    refused: list[Refused] = []
+    bundles = 0
+    found = look_at_all(request.bundles, request.lists, partial(gather, with_telemetry), rows_of)
+    for path, seen in found:
+        bundles += 1
+        if isinstance(seen, BenchError):
+            refused.append(Refused(str(path), str(seen), seen.exit_code))
+        else:
+            rows += seen
+    return compare_rows(rows, refused, terms, bundles)
+
+
+def _terms(request: Request) -> Terms:
+    if request.png and request.plots is None:
+        raise BadInput("--png without --plots", advice="--plots DIR says where the plots go")
+    book = load_prices(request.prices)
+    wish = Wish(request.budget, request.deadline_days, request.runs)
+    if request.budget is not None and book.currency != "USD":
+        raise BadInput(
+            f"--budget-usd, but the prices are in {book.currency}",
+            advice='write the prices in USD, or give their worth in "exchange"',
+        )
+    return Terms(book, wish, request.utilisation, request.rank_all, tuple(map(_wanted, request.estimate)))
+
+
+def _wanted(text: str) -> tuple[GpuModel, int]:
+    """The machine that 8xh100, or h100, names."""
+    count, times, name = text.partition("x")
+    if not (times and count.isdigit()):
+        count, name = "1", text
+    gpu = find_gpu_model(name)
+    if gpu is None or int(count) < 1:
+        names = ", ".join(known.name for known in gpu_models())
+        raise BadInput(f"--estimate {text}: no such machine", advice=f"8xh100, say; known: {names}")
+    return gpu, int(count)
+
+
+def _print_settings(request: Request) -> None:
+    from bench.report.bundles import check_all, section
+
+    for path, verdict in check_all(request.bundles, request.lists):
+        if not isinstance(verdict, BenchError):
+            print(f"\n{section(path, verdict)}")

@@ -1,0 +1,306 @@
+"""Rows and prices to a comparison: what is ranked, what stands apart and why, what to buy. Pure.
+
+Everything that any output shows is in the Comparison, once: table, HTML, CSV and JSON only spell it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bench.catalogue import GpuModel, find_gpu_model
+from bench.decide import (
+    Answer,
+    BreakEven,
+    Option,
+    Place,
+    Wish,
+    break_even,
+    decide,
+    frontier,
+    meets,
+    places,
+)
+from bench.estimate import Interval
+from bench.prices import Gap, PriceBook, Priced
+from bench.report.rows import Row
+from bench.scaling import Evidence, Guess, guess
+
+Conditions = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the user wants to know, and at which prices."""
+
+    prices: PriceBook
+    wish: Wish
+    utilisation: float = 1.0  # share of its life that an owned machine trains
+    rank_all: bool = False  # rank what cannot be compared, too
+    wanted: tuple[tuple[GpuModel, int], ...] = ()  # machines to estimate, and how many GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One way to get a machine, with every figure that is shown of it."""
+
+    kind: Literal["buy", "rent"]
+    price: float  # to buy the machine, or to rent it for an hour
+    run_cost: float  # of one run: its share of price and electricity, or its rent
+    spend: float  # out of the door for all runs that were asked for
+    quotes: tuple[str, ...]  # source and date
+    in_budget: bool | None  # None: no budget was named
+    on_frontier: bool
+    break_even: BreakEven | None  # to buy: against the cheapest rented run of this model
+    marks: tuple[str, ...]  # what the recommendation says of it
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    row: Row
+    place: Place
+    kwh: float | None
+    offers: tuple[Offer, ...]
+    gaps: tuple[str, ...]  # prices that are not there
+    in_time: Literal["yes", "perhaps", "no"] | None  # None: no deadline was named
+    differs_in: tuple[str, ...]  # with --rank-all: why it should not be here
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """A row that is not ranked, and why."""
+
+    row: Row
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    model: str
+    unit: str
+    conditions: Conditions
+    entries: tuple[Entry, ...]  # the fastest first
+    apart: tuple[Apart, ...]
+    nothing_in_budget: bool = False
+    nothing_in_time: bool = False
+    guesses: tuple[Guess, ...] = ()  # of machines that were not measured: never ranked
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    path: str
+    reason: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    currency: str
+    life_years: float
+    utilisation: float
+    wish: Wish
+    bundles: int
+    parts: tuple[ModelPart, ...]
+    refused: tuple[Refused, ...]
+    quotes: tuple[str, ...]  # every source and date that a figure rests on
+    schema: Literal["bench/comparison/v1"] = field(default="bench/comparison/v1", kw_only=True)
+
+
+def compare_rows(rows: Iterable[Row], refused: Sequence[Refused], terms: Terms, bundles: int) -> Comparison:
+    by_model: dict[str, list[Row]] = {}
+    for row in rows:
+        by_model.setdefault(row.model, []).append(row)
+    evidence = _evidence(row for found in by_model.values() for row in found) if terms.wanted else []
+    parts = tuple(_part(model, found, terms, evidence) for model, found in by_model.items())
+    quotes = {q: None for part in parts for e in part.entries for offer in e.offers for q in offer.quotes}
+    book = terms.prices
+    if book.electricity is not None and quotes:
+        quotes[f"electricity: {book.electricity.source}, {book.electricity.date}"] = None
+    return Comparison(
+        book.currency, book.life_years, terms.utilisation, terms.wish, bundles, parts, tuple(refused),
+        tuple(quotes),
+    )  # fmt: skip
+
+
+def _evidence(rows: Iterable[Row]) -> list[Evidence]:
+    """One row a model and kind of machine: its fastest, from runs that came to their end."""
+    best: dict[tuple[str, str], Evidence] = {}
+    for row in rows:
+        gpu = find_gpu_model(row.machine.name) if row.machine.kind == "cuda" else None
+        if gpu is None or row.best is None or row.training_flops is None or not row.complete:
+            continue
+        found = Evidence(
+            row.model, row.family, gpu, row.machine.devices, row.precision, "tf32" in row.best.setting,
+            row.training_flops, _days(row).value,
+        )  # fmt: skip
+        key = (row.model, row.machine.label)
+        if key not in best or found.days < best[key].days:
+            best[key] = found
+    return list(best.values())
+
+
+def _guesses(rows: list[Row], terms: Terms, evidence: list[Evidence]) -> tuple[Guess, ...]:
+    row = next((row for row in rows if row.training_flops is not None), None)
+    if row is None or row.training_flops is None:
+        return ()
+    return tuple(
+        guess(gpu, gpus, row.family, row.precision, row.training_flops, evidence)
+        for gpu, gpus in terms.wanted
+    )
+
+
+def _part(model: str, rows: list[Row], terms: Terms, evidence: list[Evidence]) -> ModelPart:
+    apart: list[Apart] = []
+    measured = []
+    for row in rows:
+        if row.best is None:
+            apart.append(Apart(row, (_nothing(row),)))
+        else:
+            measured.append(row)
+    base = _base([row.conditions for row in measured])
+    alike = []
+    for row in measured:
+        differences = differing(row.conditions, base)
+        if differences and not terms.rank_all:
+            apart.append(Apart(row, differences))
+        else:
+            alike.append(row)
+    newest, repeated = _newest(alike)
+    apart += repeated
+    entries, answer = _entries(newest, base, terms)
+    wish = terms.wish
+    return ModelPart(
+        model, rows[0].unit, base, entries, tuple(apart),
+        nothing_in_budget=wish.budget is not None and bool(entries) and answer.fastest_in_budget is None,
+        nothing_in_time=(
+            wish.deadline_days is not None and bool(entries) and answer.cheapest_by_deadline is None
+        ),
+        guesses=_guesses(rows, terms, evidence),
+    )  # fmt: skip
+
+
+def _nothing(row: Row) -> str:
+    outcomes = Counter(attempt.outcome for attempt in row.attempts)
+    if not outcomes:
+        return "nothing of it was tried"
+    return "no figure: " + ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+
+
+def _base(conditions: Sequence[Conditions]) -> Conditions:
+    """What most rows have in common; of equally many, the first ones."""
+    counted = Counter(conditions)
+    return max(counted, key=lambda c: counted[c], default=())
+
+
+def differing(conditions: Conditions, base: Conditions) -> tuple[str, ...]:
+    """In words: "batch 512, not 1024"."""
+    if conditions == base:
+        return ()
+    ours, theirs = dict(conditions), dict(base)
+    names = dict.fromkeys([*ours, *theirs])
+    return tuple(
+        _difference(name, ours.get(name, "none"), theirs.get(name, "none"))
+        for name in names
+        if ours.get(name) != theirs.get(name)
+    )
+
+
+def _difference(name: str, ours: str, theirs: str) -> str:
+    if name in ("architecture", "rest of the recipe"):
+        return f"another {name}" if name == "architecture" else "another recipe"
+    return f"{name} {ours}, not {theirs}"
+
+
+def _newest(rows: list[Row]) -> tuple[list[Row], list[Apart]]:
+    """One row a machine: its newest run. The others are named, and so is a bundle that is there twice."""
+    latest: dict[str, Row] = {}
+    for row in rows:
+        before = latest.get(row.machine.identity)
+        if before is None or (row.started_at, row.run_id) > (before.started_at, before.run_id):
+            latest[row.machine.identity] = row
+    kept = {id(row) for row in latest.values()}
+    repeated = []
+    for row in rows:
+        if id(row) not in kept:
+            newer = latest[row.machine.identity]
+            same = newer.run_id == row.run_id
+            reason = f"the same run as {newer.path}" if same else f"the same machine ran again: {newer.path}"
+            repeated.append(Apart(row, (reason,)))
+    return list(latest.values()), repeated
+
+
+def _entries(rows: list[Row], base: Conditions, terms: Terms) -> tuple[tuple[Entry, ...], Answer]:
+    ordered = sorted(rows, key=lambda row: (_days(row).value, row.machine.label, row.path))
+    made = [(row, *_options(row, terms.prices)) for row in ordered]
+    options = [option for _, pairs, _ in made for option, _ in pairs]
+    answer = decide(options, terms.wish)
+    fronts = _frontiers(options, terms)
+    rented = min((o.a_run for o in options if o.kind == "rent"), default=None)
+    cheapest_rent = next((o for o in options if o.kind == "rent" and o.a_run == rented), None)
+    entries = []
+    for (row, pairs, gaps), place in zip(made, places([_days(row) for row in ordered]), strict=True):
+        deadline = terms.wish.deadline_days
+        offers = tuple(_offer(o, priced, terms, answer, fronts, cheapest_rent) for o, priced in pairs)
+        in_time = None if deadline is None else meets(_days(row), deadline)
+        entries.append(Entry(row, place, row.kwh, offers, gaps, in_time, differing(row.conditions, base)))
+    return tuple(entries), answer
+
+
+def _days(row: Row) -> Interval:
+    assert row.best is not None
+    assert row.best.days is not None
+    return row.best.days
+
+
+def _options(row: Row, book: PriceBook) -> tuple[list[tuple[Option, Priced]], tuple[str, ...]]:
+    machine, days = row.machine, _days(row)
+    electricity = (book.energy_cost(row.kwh) if row.kwh is not None else None) or 0.0
+    options: list[tuple[Option, Priced]] = []
+    gaps = []
+    if machine.kind != "cuda":
+        return [], (f"no price for a CPU: {machine.name}",)
+    match book.to_buy(machine.name, machine.devices):
+        case Priced() as priced:
+            options.append((Option(machine.label, "buy", days, priced.amount, electricity), priced))
+        case Gap() as gap:
+            gaps.append(gap.reason)
+    match book.to_rent(machine.name, machine.devices):
+        case Priced() as priced:
+            rent = priced.amount * days.value * 24
+            options.append((Option(machine.label, "rent", days, 0.0, rent), priced))
+        case Gap() as gap:
+            gaps.append(gap.reason)
+    return options, tuple(gaps)
+
+
+def _frontiers(options: list[Option], terms: Terms) -> set[int]:
+    """Of days against money: machines to buy by their price, and every run by its cost."""
+    life, share = terms.prices.life_days, terms.utilisation
+    bought = [o for o in options if o.kind == "buy"]
+    by_price = frontier(bought, lambda o: o.upfront, lambda o: o.days.value)
+    by_run = frontier(options, lambda o: o.run_cost(life, share), lambda o: o.days.value)
+    return {id(option) for option in [*by_price, *by_run]}
+
+
+def _offer(
+    option: Option, priced: Priced, terms: Terms, answer: Answer, fronts: set[int], rent: Option | None
+) -> Offer:
+    wish, book = terms.wish, terms.prices
+    marks = {
+        "fastest in budget": answer.fastest_in_budget,
+        "as fast within the interval, for less": answer.as_fast_for_less,
+        "cheapest by the deadline": answer.cheapest_by_deadline,
+    }
+    return Offer(
+        kind=option.kind,
+        price=priced.amount,
+        run_cost=option.run_cost(book.life_days, terms.utilisation),
+        spend=option.spend(wish.runs),
+        quotes=tuple(f"{s}, {d}" for s, d in zip(priced.sources, priced.dates, strict=True)),
+        in_budget=None if wish.budget is None else option.spend(wish.runs) <= wish.budget,
+        on_frontier=id(option) in fronts,
+        break_even=break_even(option, rent, book.life_days) if option.kind == "buy" and rent else None,
+        marks=tuple(words for words, chosen in marks.items() if chosen is option),
+    )

@@ -1,0 +1,266 @@
+"""A comparison spelled as table, Markdown, CSV or JSON. Every spelling of a number is made in `cells`."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+from bench.codec import pretty_json, to_json
+from bench.estimate import Interval
+from bench.report.comparing import Apart, Comparison, Entry, ModelPart, Offer
+from bench.scaling import Guess
+from bench.words import bytes_text, figures, interval_text, money_text
+
+HEADERS: Mapping[str, str] = {
+    "rank": "", "machine": "machine", "days": "days", "slower": "times the fastest", "setting": "setting",
+    "batch": "batch", "limit": "of limit", "memory": "memory", "kwh": "kWh a run",
+    "level": "level", "run": "run", "note": "",
+}  # fmt: skip
+TEXT_COLUMNS = frozenset({"machine", "setting", "level", "run", "note"})
+
+
+def cells(entry: Entry) -> dict[str, str]:
+    """One machine's figures in words; an empty text where there is none."""
+    row, best = entry.row, entry.row.best
+    assert best is not None
+    assert best.days is not None
+    devices = f" x {row.machine.devices}" if row.machine.devices > 1 else ""
+    return {
+        "rank": str(entry.place.rank),
+        "machine": row.machine.label,
+        "days": interval_text(best.days),
+        "slower": "" if entry.place.slower is None else interval_text(entry.place.slower),
+        "setting": best.label,
+        "batch": f"{best.micro_batch} x {best.accumulation}{devices}",
+        "limit": "" if best.utilisation is None else f"{100 * best.utilisation:.0f}%",
+        "memory": "" if best.peak_bytes is None else bytes_text(best.peak_bytes),
+        "kwh": "" if entry.kwh is None else figures(entry.kwh),
+        "level": row.level + (" (trusted)" if row.trusted else ""),
+        "run": row.run_id,
+        "note": "; ".join(_entry_notes(entry)),
+    }
+
+
+def _entry_notes(entry: Entry) -> Iterator[str]:
+    if not entry.row.complete:
+        yield "INCOMPLETE: more settings may be faster"
+    if entry.differs_in:
+        yield "NOT ALIKE: " + ", ".join(entry.differs_in)
+
+
+def columns(part: ModelPart) -> tuple[list[str], list[list[str]]]:
+    """The columns that say anything, and the texts in them."""
+    every = [cells(entry) for entry in part.entries]
+    kept = [name for name in HEADERS if any(row[name] for row in every)]
+    return kept, [[row[name] for name in kept] for row in every]
+
+
+def table(comparison: Comparison) -> str:
+    if not comparison.parts:
+        return "nothing to compare"
+    blocks = [_text_part(part, comparison) for part in comparison.parts]
+    return "\n\n".join([*blocks, "\n".join(notes(comparison))])
+
+
+def _text_part(part: ModelPart, comparison: Comparison) -> str:
+    lines = [part.model]
+    if part.entries:
+        names, rows = columns(part)
+        aligned = ["left" if name in TEXT_COLUMNS else "right" for name in names]
+        heads = [HEADERS[name] for name in names]
+        lines.append(tabulate(rows, heads, tablefmt="simple", disable_numparse=True, colalign=aligned))
+    if found := [row for row, _ in offers(part, comparison)]:
+        lines += ["", _offer_table(found, "simple")]
+    return "\n".join([*lines, *remarks(part, comparison)])
+
+
+OFFER_ALIGN = ("left", "left", "right", "right", "right", "left")
+OFFER_HEADERS = ("", "machine", "days", "price", "a run", "")
+
+
+def offers(part: ModelPart, comparison: Comparison) -> list[tuple[tuple[str, ...], bool]]:
+    """Buying and renting, a row an offer, and whether it is what was asked for."""
+    return [
+        (_offer_row(entry, offer, comparison), bool(offer.marks))
+        for entry in part.entries
+        for offer in entry.offers
+    ]
+
+
+def _offer_table(rows: list[tuple[str, ...]], form: str) -> str:
+    return tabulate(rows, OFFER_HEADERS, tablefmt=form, disable_numparse=True, colalign=OFFER_ALIGN)
+
+
+def _offer_row(entry: Entry, offer: Offer, comparison: Comparison) -> tuple[str, ...]:
+    currency, best = comparison.currency, entry.row.best
+    assert best is not None
+    assert best.days is not None
+    price = money_text(offer.price, currency) + (" an hour" if offer.kind == "rent" else "")
+    run = money_text(offer.run_cost, currency)
+    said = "; ".join(_offer_notes(entry, offer, comparison))
+    return offer.kind, entry.row.machine.label, interval_text(best.days), price, run, said
+
+
+def remarks(part: ModelPart, comparison: Comparison) -> list[str]:
+    """What no offer answers, which prices are missing, and what is not compared."""
+    wish, lines = comparison.wish, []
+    if part.nothing_in_budget:
+        lines.append(f"nothing fits the budget of {money_text(wish.budget or 0, comparison.currency)}")
+    if part.nothing_in_time:
+        where = " within the budget" if wish.budget is not None else ""
+        lines.append(f"nothing{where} surely meets {figures(wish.deadline_days or 0)} days")
+    priced = any(entry.offers for entry in part.entries)
+    if priced or wish.budget is not None or wish.deadline_days is not None:
+        missing = dict.fromkeys(gap for entry in part.entries for gap in entry.gaps)
+        lines += [f"{gap}: --prices can have one" for gap in missing]
+    lines += [_guess_line(one) for one in part.guesses]
+    return lines + [f"not compared: {text}" for text in apart(part)]
+
+
+def _guess_line(one: Guess) -> str:
+    """Never mistaken for a measurement."""
+    machine = f"{one.gpus}x {one.gpu.removeprefix('NVIDIA ')}"
+    floor = f"not under {figures(one.at_peak_days)} at the vendor's peak"
+    if one.days is None:
+        return f"ESTIMATE {machine}: {floor}; {one.basis}"
+    if one.low_days is None or one.high_days is None:
+        bar = f"no error bar: only {one.held_out} rows to hold out"
+    else:
+        bar = f"{figures(one.low_days)} to {figures(one.high_days)}, from {one.held_out} rows held out"
+    return f"ESTIMATE {machine}: about {figures(one.days)} days ({bar}); {floor}; from {one.basis}"
+
+
+def _offer_notes(entry: Entry, offer: Offer, comparison: Comparison) -> Iterator[str]:
+    if offer.marks:
+        yield "<- " + ", ".join(offer.marks)
+    if offer.in_budget is False:
+        yield "over budget"
+    if comparison.wish.runs > 1:
+        yield f"{money_text(offer.spend, comparison.currency)} for {comparison.wish.runs} runs"
+    match entry.in_time:
+        case "yes":
+            yield "meets the deadline"
+        case "perhaps":
+            yield "may miss the deadline"
+        case "no":
+            yield "misses the deadline"
+        case None:
+            pass
+    even, years = offer.break_even, f"{comparison.life_years:g} years"
+    if even is not None and even.reachable:
+        share = f"{100 * even.utilisation:.0f}% of its life"
+        yield f"beats the cheapest rent from {figures(even.runs)} runs in {years} on ({share})"
+    elif even is not None:
+        yield f"never beats the cheapest rent in {years}"
+
+
+def apart(part: ModelPart) -> list[str]:
+    return [f"{one.row.path}: {one.row.machine.label} ({'; '.join(one.reasons)})" for one in part.apart]
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What the columns mean, and what the money rests on."""
+    lines = [
+        "equal ranks are not provably different at 95%    ±  95% interval of the run's own samples",
+    ]
+    if any(part.apart for part in comparison.parts):
+        lines.append("--rank-all ranks what is not compared, too; --settings shows all its figures")
+    if any(e.kwh is not None for part in comparison.parts for e in part.entries):
+        lines.append(
+            "kWh a run: the GPUs alone, by their own energy counters while steps were timed; none where those"
+            " steps were more updates than training is"
+        )
+    if any(e.offers for part in comparison.parts for e in part.entries):
+        share = "" if comparison.utilisation == 1 else f", in use {100 * comparison.utilisation:g}% of it"
+        years = f"{comparison.life_years:g} years{share}"
+        lines.append(f"a run, owned: the machine's price over {years}, by the days of the run")
+        lines += [f"price  {quote}" for quote in comparison.quotes]
+    return lines
+
+
+def markdown(comparison: Comparison) -> str:
+    blocks = []
+    for part in comparison.parts:
+        lines = [f"### {part.model}", ""]
+        if part.entries:
+            names, rows = columns(part)
+            safe = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+            aligned = ["left" if name in TEXT_COLUMNS else "right" for name in names]
+            heads = [HEADERS[name] for name in names]
+            lines.append(tabulate(safe, heads, tablefmt="pipe", disable_numparse=True, colalign=aligned))
+        if said := [row for row, _ in offers(part, comparison)]:
+            lines += ["", _offer_table(said, "pipe")]
+        if more := remarks(part, comparison):
+            lines += ["", *(f"- {line}" for line in more)]
+        blocks.append("\n".join(lines))
+    return "\n\n".join([*blocks, "\n".join(f"- {note}" for note in notes(comparison))])
+
+
+CSV_COLUMNS = (
+    "model", "rank", "machine", "devices", "days", "days_half_width", "slower", "slower_half_width",
+    "setting", "micro_batch", "accumulation", "step_seconds", "units_per_second", "unit", "utilisation",
+    "peak_bytes", "kwh", "currency", "buy_price", "buy_run_cost", "rent_hour", "rent_run_cost", "level",
+    "trusted", "complete", "run", "bundle", "not_compared",
+)  # fmt: skip
+
+
+def csv_text(comparison: Comparison) -> str:
+    """Every digit of every figure; what is not ranked has no rank, and says why."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, CSV_COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for part in comparison.parts:
+        for entry in part.entries:
+            writer.writerow(_csv_entry(part, entry, comparison.currency))
+        for one in part.apart:
+            writer.writerow(_csv_apart(part, one))
+    return out.getvalue()
+
+
+def _csv_apart(part: ModelPart, one: Apart) -> dict[str, Any]:
+    row = one.row
+    return {
+        "model": part.model, "machine": row.machine.name, "devices": row.machine.devices, "level": row.level,
+        "run": row.run_id, "bundle": row.path, "not_compared": "; ".join(one.reasons),
+    }  # fmt: skip
+
+
+def _csv_entry(part: ModelPart, entry: Entry, currency: str) -> dict[str, Any]:
+    row, best = entry.row, entry.row.best
+    assert best is not None
+    assert best.days is not None
+    assert best.step_seconds is not None
+    offers = {offer.kind: offer for offer in entry.offers}
+    buy, rent = offers.get("buy"), offers.get("rent")
+    slower = entry.place.slower or Interval(1.0, 0.0)
+    found: dict[str, Any] = {
+        "model": part.model, "rank": entry.place.rank, "machine": row.machine.name,
+        "devices": row.machine.devices, "days": best.days.value, "days_half_width": best.days.half_width,
+        "slower": slower.value, "slower_half_width": slower.half_width, "setting": best.label,
+        "micro_batch": best.micro_batch, "accumulation": best.accumulation,
+        "step_seconds": best.step_seconds.value, "units_per_second": best.units_per_second,
+        "unit": row.unit, "utilisation": best.utilisation, "peak_bytes": best.peak_bytes, "kwh": entry.kwh,
+        "currency": currency, "buy_price": buy and buy.price, "buy_run_cost": buy and buy.run_cost,
+        "rent_hour": rent and rent.price, "rent_run_cost": rent and rent.run_cost, "level": row.level,
+        "trusted": row.trusted, "complete": row.complete, "run": row.run_id, "bundle": row.path,
+    }  # fmt: skip
+    return {name: "" if value is None else value for name, value in found.items()}
+
+
+def json_text(comparison: Comparison) -> str:
+    return pretty_json(to_json(comparison)).decode()
+
+
+FORMATS = {"table": table, "markdown": markdown, "csv": csv_text, "json": json_text}
+
+
+def texts(part: ModelPart, comparison: Comparison) -> Sequence[str]:
+    """Every spelled figure of a part, for those who hold one output against another."""
+    ranked = [cell for row in columns(part)[1] for cell in row]
+    return [
+        cell for cell in [*ranked, *(cell for row, _ in offers(part, comparison) for cell in row)] if cell
+    ]

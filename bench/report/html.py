@@ -1,0 +1,214 @@
+"""The report: one file that needs no network, light and dark, whole without its script.
+
+Its numbers are the comparison's, spelled by bench.report.formats as the table spells them; the comparison
+itself lies in the page as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from bench import __version__
+from bench.codec import canonical_json, to_json
+from bench.errors import EnvironmentCannot
+from bench.report.comparing import Comparison, Entry, ModelPart
+from bench.report.formats import (
+    HEADERS,
+    OFFER_ALIGN,
+    OFFER_HEADERS,
+    TEXT_COLUMNS,
+    cells,
+    notes,
+    offers,
+    remarks,
+)
+from bench.report.plots import model_plots
+from bench.report.plots.telemetry import plots as telemetry_plots
+from bench.report.svg import Plot, inline
+
+# Nothing is fetched and nothing sent, whatever a bundle's texts may hold.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+
+def write_html(path: Path, comparison: Comparison) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page(comparison), encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentCannot(f"the report cannot be written: {error.strerror}", where=str(path)) from None
+
+
+def page(comparison: Comparison) -> str:
+    body = "\n".join(
+        [
+            _head(comparison),
+            *(_section(part, comparison) for part in comparison.parts),
+            _courses(comparison),
+            _notes(comparison),
+        ]
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta name="generator" content="bench {__version__}">
+<title>bench: {_count(len(comparison.parts), "model")}, {_count(comparison.bundles, "bundle")}</title>
+<style>{_asset("style.css")}</style>
+</head>
+<body>
+{body}
+<script type="application/json" id="comparison">{_json(comparison)}</script>
+<script>{_asset("script.js")}</script>
+</body>
+</html>
+"""
+
+
+def _asset(name: str) -> str:
+    return (files("bench.data") / "report" / name).read_text(encoding="utf-8")
+
+
+def _json(comparison: Comparison) -> str:
+    """Without the telemetry, which the plots show; no text in it can end the element."""
+    parts = tuple(
+        replace(
+            part,
+            entries=tuple(replace(e, row=replace(e.row, telemetry=None)) for e in part.entries),
+            apart=tuple(replace(a, row=replace(a.row, telemetry=None)) for a in part.apart),
+        )
+        for part in comparison.parts
+    )
+    return canonical_json(to_json(replace(comparison, parts=parts))).decode().replace("<", "\\u003c")
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def _head(comparison: Comparison) -> str:
+    links = "".join(f'<a href="#{escape(p.model)}">{escape(p.model)}</a>' for p in comparison.parts)
+    ranked = sum(len(part.entries) for part in comparison.parts)
+    aside = sum(len(part.apart) for part in comparison.parts)
+    counted = f"{_count(comparison.bundles, 'bundle')}, {_count(ranked, 'row')} ranked, {aside} not compared"
+    return f"""<header>
+<h1>Which machine, at what cost</h1>
+<p class="muted">{counted}. Every bundle was verified before it was read. Made by bench {__version__}.</p>
+{_refused(comparison)}
+<nav aria-label="models">{links}</nav>
+<div class="tools" hidden>
+<label>Show only rows with <input id="filter" type="search" placeholder="h200 zero"></label>
+<span id="shown" role="status"></span><button id="theme" type="button">Light / dark</button>
+</div>
+</header>"""
+
+
+def _refused(comparison: Comparison) -> str:
+    if not comparison.refused:
+        return ""
+    rows = "".join(f"<li>{escape(one.reason)}</li>" for one in comparison.refused)
+    words = f"{_count(len(comparison.refused), 'file')} left out"
+    return f'<div class="alert" role="alert"><strong>{words}:</strong><ul>{rows}</ul></div>'
+
+
+def _section(part: ModelPart, comparison: Comparison) -> str:
+    blocks = [f'<section id="{escape(part.model)}"><h2>{escape(part.model)}</h2>']
+    if part.entries:
+        blocks.append(_table(part))
+    if found := offers(part, comparison):
+        blocks.append(_offers(found))
+    if said := remarks(part, comparison):
+        items = "".join(f"<li>{escape(line)}</li>" for line in said)
+        blocks.append(f'<ul class="said">{items}</ul>')
+    if plots := list(model_plots(part, comparison)):
+        blocks.append(f'<div class="plots">{"".join(map(_figure, plots))}</div>')
+    return "\n".join([*blocks, "</section>"])
+
+
+def _offers(found: list[tuple[tuple[str, ...], bool]]) -> str:
+    rows = "".join(
+        f"<tr{' class=chosen' * chosen}>{''.join(_offer_cells(texts))}</tr>" for texts, chosen in found
+    )
+    heads = "".join(
+        f'<th scope="col"{_side(align)}>{head}</th>'
+        for head, align in zip(OFFER_HEADERS, OFFER_ALIGN, strict=True)
+    )
+    return (
+        '<div class="scroll" tabindex="0"><table class="offers"><caption hidden>To buy and to rent</caption>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _offer_cells(texts: tuple[str, ...]) -> Iterator[str]:
+    for cell, align in zip(texts, OFFER_ALIGN, strict=True):
+        yield f"<td{_side(align)}>{escape(cell)}</td>"
+
+
+def _side(align: str) -> str:
+    return ' class="t"' if align == "left" else ""
+
+
+def _figure(plot: Plot) -> str:
+    return f"<figure><figcaption>{escape(plot.title)}</figcaption>{inline(plot)}</figure>"
+
+
+def _table(part: ModelPart) -> str:
+    every = [(entry, cells(entry)) for entry in part.entries]
+    names = [name for name in HEADERS if any(texts[name] for _, texts in every)]
+    heads = "".join(
+        f'<th scope="col"{_left(name)}><button type="button">{escape(HEADERS[name] or name)}</button></th>'
+        for name in names
+    )
+    rows = "".join(f"<tr>{''.join(_row(entry, texts, names))}</tr>" for entry, texts in every)
+    caption = f"<caption hidden>{escape(part.model)}: machines by days</caption>"
+    return (
+        f'<div class="scroll" tabindex="0"><table class="ranked">{caption}<thead><tr>{heads}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _row(entry: Entry, texts: dict[str, str], names: list[str]) -> Iterator[str]:
+    exact = _exact(entry)
+    for name in names:
+        value = f' data-v="{exact[name]!r}"' if exact.get(name) is not None else ""
+        yield f"<td{_left(name)}{value}>{escape(texts[name])}</td>"
+
+
+def _left(name: str) -> str:
+    return f' class="{"t long" if name == "note" else "t"}"' if name in TEXT_COLUMNS else ""
+
+
+def _exact(entry: Entry) -> dict[str, float | None]:
+    """What a column is sorted by: the number behind its text."""
+    best = entry.row.best
+    assert best is not None
+    assert best.days is not None
+    return {
+        "rank": entry.place.rank,
+        "days": best.days.value,
+        "slower": entry.place.slower.value if entry.place.slower else 1.0,
+        "batch": best.micro_batch,
+        "limit": best.utilisation,
+        "memory": best.peak_bytes,
+        "kwh": entry.kwh,
+    }
+
+
+def _courses(comparison: Comparison) -> str:
+    plots = list(telemetry_plots(comparison))
+    if not plots:
+        return ""
+    shown = "".join(
+        f"<details><summary>{escape(plot.title)}</summary>{inline(plot)}</details>" for plot in plots
+    )
+    return f'<section id="runs"><h2>The runs themselves</h2>{shown}</section>'
+
+
+def _notes(comparison: Comparison) -> str:
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes(comparison))
+    return f'<section id="notes"><h2>How to read this</h2><ul>{items}</ul></section>'

@@ -1,0 +1,58 @@
+"""Plots as files: SVG always, PNG of the very same drawing where asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bench.errors import EnvironmentCannot
+from bench.report.svg import Plot, standalone
+
+SCALE = 2  # pixels of a PNG for each of the drawing
+
+
+def write_plots(folder: Path, plots: Iterable[Plot], *, png: bool) -> list[Path]:
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for plot in plots:
+            drawing = standalone(plot)
+            written.append(folder / f"{_file_name(plot.name)}.svg")
+            written[-1].write_text(drawing, encoding="utf-8")
+            if png:
+                written.append(written[-1].with_suffix(".png"))
+                written[-1].write_bytes(as_png(drawing))
+    except OSError as error:
+        raise EnvironmentCannot(f"plots cannot be written: {error.strerror}", where=str(folder)) from None
+    return written
+
+
+def _file_name(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-._" else "-" for c in name).strip(".") or "plot"
+
+
+def as_png(drawing: str) -> bytes:
+    resvg = _resvg()
+    if not _can_write(resvg):
+        raise EnvironmentCannot("there is no font to draw with", advice="apt install fonts-dejavu-core, say")
+    return bytes(resvg.svg_to_bytes(svg_string=drawing, zoom=SCALE))
+
+
+def _resvg() -> Any:
+    try:
+        import resvg_py
+    except ImportError:
+        raise EnvironmentCannot("PNG needs resvg-py", advice="pip install 'bench[png]'") from None
+    return resvg_py
+
+
+@cache
+def _can_write(resvg: Any) -> bool:
+    """Without a font resvg leaves texts out, and says nothing."""
+    box = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="20">{}</svg>'
+    letters = '<text y="15" font-family="DejaVu Sans, Arial, sans-serif">bench</text>'
+    return bytes(resvg.svg_to_bytes(svg_string=box.format(letters))) != bytes(
+        resvg.svg_to_bytes(svg_string=box.format(""))
+    )

@@ -1,0 +1,51 @@
+"""How the throughput of a kind of GPU grows with their number, against a straight line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bench.report.comparing import Comparison, ModelPart
+from bench.report.plots.scatter import key
+from bench.report.rows import Row
+from bench.report.svg import Box, Linear, Plot, Ticked, axes, mark, polyline
+from bench.words import figures
+
+WIDTH, HEIGHT = 640, 340
+BOX = Box(72, 36, 470, 280)
+
+
+def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
+    kinds: dict[str, dict[int, Row]] = {}
+    for entry in reversed(part.entries):  # the fastest of as many comes last, and stays
+        kinds.setdefault(entry.row.machine.name, {})[entry.row.machine.devices] = entry.row
+    curves = {name: rows for name, rows in kinds.items() if len(rows) > 1}
+    if not curves:
+        return
+    counts = [devices for rows in curves.values() for devices in rows]
+    most = max(_rate(row) for rows in curves.values() for row in rows.values())
+    x = Linear(0, max(counts) * 1.08, BOX.left, BOX.right)
+    y = Linear(0, most * 1.1, BOX.bottom, BOX.top)
+    parts = [axes(Ticked(x, tuple(sorted(set(counts)))), y, BOX, "GPUs", f"{part.unit} a second")]
+    told = []
+    for number, rows in enumerate(curves.values()):
+        least = min(rows)
+        per = _rate(rows[least]) / least
+        end = min(max(rows), most * 1.1 / per)
+        parts.append(polyline([(x(0), y(0)), (x(end), y(per * end))], "ideal"))
+        ordered = sorted(rows.items())
+        parts.append(polyline(((x(n), y(_rate(r))) for n, r in ordered), f"s{number % 8} line"))
+        for devices, row in ordered:
+            share = _rate(row) / (per * devices)
+            rate = f"{figures(_rate(row))} {part.unit}/s"
+            words = f"{row.machine.label}: {rate}, {100 * share:.0f}% of a straight line"
+            parts.append(mark(x(devices), y(_rate(row)), number, words=words))
+            told.append(words)
+    parts.append(key([name.removeprefix("NVIDIA ") for name in curves], 496, 48, None))
+    title = f"{part.model}: throughput by the number of GPUs"
+    yield Plot(f"{part.model}-scaling", title, "; ".join(told), WIDTH, HEIGHT, "".join(parts))
+
+
+def _rate(row: Row) -> float:
+    assert row.best is not None
+    assert row.best.units_per_second is not None
+    return row.best.units_per_second

@@ -1,0 +1,52 @@
+"""A run's course: clocks, power and temperature, the mean over its GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bench.report.comparing import Comparison
+from bench.report.rows import Row, Telemetry
+from bench.report.svg import Box, Linear, Plot, Ticked, axes, polyline, text
+from bench.words import figures
+
+WIDTH, HEIGHT = 640, 300
+PANES = (("watts", "watts a GPU"), ("sm_mhz", "clock, MHz"), ("celsius", "°C"))
+
+
+def plots(comparison: Comparison) -> Iterator[Plot]:
+    """One for each run, whatever models it measured."""
+    runs: dict[str, Row] = {}
+    for part in comparison.parts:
+        for row in [*(e.row for e in part.entries), *(a.row for a in part.apart)]:
+            if row.telemetry is not None:
+                runs.setdefault(row.run_id, row)
+    for row in runs.values():
+        assert row.telemetry is not None
+        yield plot(row, row.telemetry)
+
+
+def plot(row: Row, course: Telemetry) -> Plot:
+    minutes = [seconds / 60 for seconds in course.seconds]
+    parts, told = [], []
+    panes = [(name, words) for name, words in PANES if getattr(course, name)]
+    height = 70
+    for i, (name, words) in enumerate(panes):
+        values: tuple[float, ...] = getattr(course, name)
+        top = 22 + i * (height + 20)
+        box = Box(64, top, 610, top + height)
+        x = Linear(0, max(minutes), box.left, box.right)
+        y = Linear(0, (max(values) or 1.0) * 1.1, box.bottom, box.top)
+        last = i == len(panes) - 1
+        parts.append(_frame(x, y, box, "minutes" if last else ""))
+        parts.append(text(box.left, box.top - 5, words, class_="small"))
+        parts.append(polyline(((x(t), y(v)) for t, v in zip(minutes, values, strict=True)), f"s{i} line"))
+        told.append(f"{words} {figures(min(values))} to {figures(max(values))}")
+    title = f"run {row.run_id} on {row.machine.label}: its course"
+    return Plot(
+        f"run-{row.run_id}", title, "; ".join(told), WIDTH, 40 + len(panes) * (height + 20), "".join(parts)
+    )
+
+
+def _frame(x: Linear, y: Linear, box: Box, x_title: str) -> str:
+    few = Linear(y.low, y.high, y.start, y.end).ticks(3)
+    return axes(x, Ticked(y, tuple(few)), box, x_title, "", x_text=None if x_title else lambda _: "")

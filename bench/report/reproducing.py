@@ -1,0 +1,127 @@
+"""`bench reproduce`: bundles read for it, and its verdict in words."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.codec import pretty_json, strict_loads, to_json
+from bench.errors import BenchError, VerificationFailed
+from bench.report.bundles import Lists, look_at_all
+from bench.report.rows import telemetry_lines
+from bench.reproduce import Compared, Course, Figure, Reproduction, Run
+from bench.summary import Results, recompute
+from bench.verdict import Verdict
+from bench.verify import Files
+from bench.words import bytes_text, figures
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A verified bundle and the manifest that it ran."""
+
+    run: Run
+    manifest: bytes
+    image: str | None
+
+
+def read_subject(path: Path, lists: Lists | None) -> Subject:
+    ((_, found),) = look_at_all([path], lists, _gather, _look)
+    if isinstance(found, BenchError):
+        raise found
+    return found
+
+
+def _gather(files: Files) -> Mapping[str, Any]:
+    found = recompute(files)
+    try:
+        manifest = strict_loads(files.read("manifest.json"))
+        lines = [strict_loads(line) for line in files.lines("samples.jsonl")]
+        measured = {line["trial"]: line["measurement"] for line in lines}
+        losses = {name: tuple(map(float, m["losses"])) for name, m in measured.items()}
+        courses = dict(_courses(files, measured))
+        image = manifest.get("image")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise VerificationFailed(f"the manifest or the telemetry does not have its form: {error}") from None
+    subject = {"losses": losses, "courses": courses, "manifest": files.read("manifest.json"), "image": image}
+    return {**found, "subject": subject}
+
+
+def _courses(files: Files, measured: Mapping[str, Any]) -> Iterator[tuple[str, Course]]:
+    lines = telemetry_lines(files)
+    for name, measurement in measured.items():
+        readings = [strict_loads(line) for line in lines if name.encode() in line]
+        gpus = [
+            gpu
+            for reading in readings
+            if measurement["started_at"] <= reading["at"] <= measurement["ended_at"]
+            for gpu in reading["gpus"]
+        ]
+        yield name, Course(_mean(gpus, "sm_mhz"), _mean(gpus, "power_watts"))
+
+
+def _mean(gpus: list[Any], name: str) -> float | None:
+    values = [float(gpu[name]) for gpu in gpus if name in gpu]
+    return sum(values) / len(values) if values else None
+
+
+def _look(_path: Path, verdict: Verdict) -> Subject:
+    results: Any = verdict.recomputed["results"]
+    assert isinstance(results, Results)
+    subject: Any = verdict.recomputed["subject"]
+    run = Run(results, subject["losses"], subject["courses"])
+    return Subject(run, subject["manifest"], subject["image"])
+
+
+def show(found: Reproduction, *, as_json: bool) -> int:
+    """0 if all was reproduced, 1 if not."""
+    if as_json:
+        sys.stdout.write(pretty_json({"reproduced": found.reproduced, **to_json(found)}).decode())
+    else:
+        print("\n".join(_lines(found)))
+    return 0 if found.reproduced else 1
+
+
+def _lines(found: Reproduction) -> Iterator[str]:
+    width = max((len(f"{one.model} {one.label}") for one in found.compared), default=0)
+    for one in found.compared:
+        yield (
+            f"{one.model} {one.label}".ljust(width) + "  " + "; ".join(map(_figure, one.figures)) + _why(one)
+        )
+    for missing in found.missing:
+        yield f"{missing}: not measured here"
+    counted = sum(one.reproduced for one in found.compared)
+    every = len(found.compared) + len(found.missing)
+    yield f"{counted} of {every} settings reproduced: run {found.here} here, {found.there} there"
+    yield f"a step counts as reproduced within both 95% intervals, or {100 * found.tolerance:g}%"
+
+
+def _figure(figure: Figure) -> str:
+    verdict = figure.verdict if figure.verdict == "reproduced" else figure.verdict.upper()
+    if isinstance(figure.here, str) or isinstance(figure.there, str):
+        return f"{figure.there} there, {figure.here} here: {verdict}"
+    match figure.name:
+        case "step seconds":
+            allowed = f" ±{figures(figure.half_width, 2)}" if figure.half_width else ""
+            said = f"step {figures(figure.here, 4)} s, was {figures(figure.there, 4)} s{allowed}"
+        case "peak bytes":
+            said = f"memory {bytes_text(figure.here)}, was {bytes_text(figure.there)}"
+        case _:
+            said = f"loss {figures(figure.here, 5)}, was {figures(figure.there, 5)}"
+    far = (
+        f" ({figure.percent:+.1f}%)" if figure.verdict != "reproduced" and figure.percent is not None else ""
+    )
+    return f"{said}: {verdict}{far}"
+
+
+def _why(one: Compared) -> str:
+    if one.reproduced:
+        return ""
+    return (
+        "   because, perhaps: " + "; ".join(one.reasons)
+        if one.reasons
+        else "   nothing else that was recorded differs"
+    )

@@ -1,0 +1,313 @@
+"""A verified bundle to rows: one for each model, with all that comparing needs and no more.
+
+This runs in the process that verified the bundle, so that thousands of bundles never lie in memory at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.codec import canonical_json, strict_loads, to_json
+from bench.errors import VerificationFailed
+from bench.estimate import Interval
+from bench.models import Model, Recipe
+from bench.report.tables import fastest
+from bench.result import NodeFacts
+from bench.summary import Results, TrialResult, recompute
+from bench.verdict import Verdict
+from bench.verify import Files
+from bench.words import failure_text
+
+TELEMETRY_POINTS = 90
+MOST_WATTS = 10_000  # of one GPU: more is a counter that went wrong
+# What decides how fast the same code runs; the rest of the packages does not.
+STACK = ("torch", "triton", "transformers", "flash-attn")
+STACK_OF_A_FAMILY = {"mamba": ("mamba-ssm", "causal-conv1d")}
+# Timed steps have fewer passes than the recipe's: where updates took so much more of them than they take
+# of the recipe's step, the power drawn meanwhile is not that of training.
+UPDATE_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    name: str  # of its GPUs, or of its CPU
+    kind: str  # cuda, cpu
+    devices: int  # that trained together
+    memory_bytes: int  # of one device
+    identity: str  # this very machine, or this run where a machine says nothing of itself
+
+    @property
+    def label(self) -> str:
+        short = self.name.removeprefix("NVIDIA ")
+        return f"{self.devices}x {short}" if self.kind == "cuda" or self.devices > 1 else short
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One trial, as plots and tables show it."""
+
+    label: str
+    setting: tuple[str, ...]
+    micro_batch: int
+    accumulation: int
+    outcome: str  # as in the bundle, or "implausible"
+    reason: str | None = None  # why there are no days
+    days: Interval | None = None
+    step_seconds: Interval | None = None
+    units_per_second: float | None = None
+    utilisation: float | None = None
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """A run's own course, thinned for a plot: the mean over the machine's GPUs."""
+
+    seconds: tuple[float, ...]
+    watts: tuple[float, ...]
+    sm_mhz: tuple[float, ...]
+    celsius: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    path: str
+    run_id: str
+    started_at: str
+    level: str
+    trusted: bool
+    complete: bool
+    machine: Machine
+    model: str
+    family: str
+    precision: str
+    unit: str
+    conditions: tuple[tuple[str, str], ...]  # what must be equal before rows are ranked
+    training_flops: float | None  # of the whole recipe, by the bundle's own count
+    best: Attempt | None
+    attempts: tuple[Attempt, ...]
+    watts: float | None = None  # of the GPUs that trained, by their own energy counters, at `best`
+    telemetry: Telemetry | None = None
+
+    @property
+    def kwh(self) -> float | None:
+        """What the GPUs draw in one run of the recipe."""
+        if self.watts is None or self.best is None or self.best.days is None:
+            return None
+        return self.watts * self.best.days.value * 24 / 1000
+
+
+def gather(with_telemetry: bool, files: Files) -> Mapping[str, Any]:
+    """What verification recomputes, and what rows need besides. No byte here can be trusted to make sense."""
+    found = recompute(files)
+    results = found["results"]
+    bests = {t.id: t for m in results.models if (t := fastest(_of(results, m.name))) is not None}
+    lines = telemetry_lines(files)
+    try:
+        manifest = strict_loads(files.read("manifest.json"))
+        own = {model.name: _asked(manifest, model.name) for model in results.models}
+        watts = _watts(files, bests, lines, len(results.node.gpus))
+        course = _course(lines) if with_telemetry else None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise VerificationFailed(f"the manifest or the telemetry does not have its form: {error}") from None
+    return {**found, "asked": own, "watts": watts, "course": course}
+
+
+def rows_of(path: Path, verdict: Verdict) -> tuple[Row, ...]:
+    results: Any = verdict.recomputed["results"]
+    return tuple(_row(path, verdict, results, model) for model in results.models)
+
+
+def _of(results: Results, model: str) -> list[TrialResult]:
+    return [trial for trial in results.trials if trial.model == model]
+
+
+def _row(path: Path, verdict: Verdict, results: Results, model: Model) -> Row:
+    trials = _of(results, model.name)
+    best = fastest(trials)
+    watts: Any = verdict.recomputed["watts"]
+    course: Any = verdict.recomputed["course"]
+    devices = best.gpus if best else max((trial.gpus for trial in trials), default=1)
+    flops = None
+    if best is not None and best.estimate is not None:
+        e = best.estimate
+        flops = e.flops_per_second * e.step_seconds.value * model.recipe.steps
+    return Row(
+        path=str(path),
+        run_id=verdict.run_id,
+        started_at=verdict.started_at,
+        level=verdict.level,
+        trusted=verdict.trusted,
+        complete=verdict.complete,
+        machine=_machine(results.node, devices, verdict),
+        model=model.name,
+        family=model.family,
+        precision=model.recipe.precision,
+        unit=model.recipe.unit,
+        conditions=tuple(_conditions(results, model, verdict)),
+        training_flops=flops,
+        best=_attempt(best) if best else None,
+        attempts=tuple(_attempt(trial) for trial in trials),
+        watts=watts.get(best.id) if best else None,
+        telemetry=course,
+    )
+
+
+def _machine(node: NodeFacts, devices: int, verdict: Verdict) -> Machine:
+    if not node.gpus:
+        return Machine(node.cpu, "cpu", devices, node.memory_bytes, f"run {verdict.run_id}")
+    used = node.gpus[:devices]
+    identity = hashlib.sha256(" ".join(sorted(gpu.uuid for gpu in used)).encode()).hexdigest()[:12]
+    # Of several nodes that train together the leader's GPUs stand for all.
+    return Machine(used[0].name, "cuda", devices, min(g.memory_bytes for g in used), f"{identity}-{devices}")
+
+
+def _attempt(trial: TrialResult) -> Attempt:
+    base = (trial.label, trial.setting, trial.micro_batch, trial.accumulation)
+    if trial.failure is not None:
+        return Attempt(*base, trial.outcome, failure_text(trial.failure))
+    e = trial.estimate
+    if e is None:
+        return Attempt(*base, trial.outcome, "too few samples for an interval")
+    outcome = "measured" if e.plausible else "implausible"
+    reason = None if e.plausible else "implies more arithmetic than this machine reached: never ranked"
+    return Attempt(
+        *base, outcome, reason, e.days, e.step_seconds, e.units_per_second, e.utilisation, e.peak_bytes
+    )
+
+
+# What must be equal
+
+
+def _conditions(results: Results, model: Model, verdict: Verdict) -> Iterator[tuple[str, str]]:
+    asked: Any = verdict.recomputed["asked"]
+    yield from _recipe_conditions(model)
+    cap = results.memory_cap_bytes
+    yield "memory cap", "none" if cap is None else f"{cap / 2**30:g} GiB"
+    yield from asked[model.name]
+    yield "device", results.node.device
+    zero = any("zero" in method for t in _of(results, model.name) for method in t.setting)
+    for name in (*STACK, *STACK_OF_A_FAMILY.get(model.family, ()), *["deepspeed"] * zero):
+        if name in results.node.packages:
+            yield name, results.node.packages[name]
+    yield "assurance level", verdict.level
+
+
+def _recipe_conditions(model: Model) -> Iterator[tuple[str, str]]:
+    recipe = model.recipe
+    words = {
+        "batch": recipe.batch_size, "steps": recipe.steps, "precision": recipe.precision,
+        "sequence length": recipe.sequence_length, "image size": recipe.image_size,
+        "optimizer": recipe.optimizer.name,
+    }  # fmt: skip
+    for name, value in words.items():
+        if value is not None:
+            yield name, str(value)
+    yield "architecture", _short_digest([model.family, dict(model.architecture)])
+    yield "rest of the recipe", _short_digest(_rest(recipe))
+
+
+def _rest(recipe: Recipe) -> object:
+    named = {"batch_size", "steps", "precision", "sequence_length", "image_size", "source"}
+    return {key: value for key, value in to_json(recipe).items() if key not in named}
+
+
+def _asked(manifest: Any, name: str) -> tuple[tuple[str, str], ...]:
+    """What the manifest asks for this model that no result tells: which settings were in the race."""
+    entries = (entry for entry in manifest["models"] if isinstance(entry, dict))
+    own = next((entry for entry in entries if entry.get("name") == name), {})
+    return (
+        ("methods", _methods_text(own.get("methods", manifest.get("methods", "guided")))),
+        ("micro-batch", str(own.get("micro_batch", manifest.get("micro_batch", "auto")))),
+        ("image", str(manifest.get("image") or "none")),
+    )
+
+
+def _methods_text(value: Any) -> str:
+    """Short enough to be told, and different for whatever is different."""
+    entries = [value] if isinstance(value, str) else list(value)
+    if all(isinstance(entry, str) for entry in entries):
+        return ", ".join(entries)
+    return f"{len(entries)} listed settings ({_short_digest(entries)})"
+
+
+def _short_digest(value: object) -> str:
+    return hashlib.sha256(canonical_json(value)).hexdigest()[:8]
+
+
+# Telemetry
+
+
+def telemetry_lines(files: Files) -> list[bytes]:
+    """An optional file."""
+    return list(files.lines("telemetry.jsonl")) if "telemetry.jsonl" in files.sha256 else []
+
+
+def _watts(
+    files: Files, bests: Mapping[str, TrialResult], lines: list[bytes], gpus: int
+) -> Mapping[str, float | None]:
+    """Of each best trial, while its steps were timed."""
+    if not gpus or not lines:
+        return {}
+    samples = list(files.lines("samples.jsonl"))
+    found: dict[str, float | None] = {}
+    for name, trial in bests.items():
+        measurement = strict_loads(next(line for line in samples if name.encode() in line))["measurement"]
+        if _like_training(measurement["steps"], trial):
+            span = (measurement["started_at"], measurement["ended_at"])
+            own = [line for line in lines if name.encode() in line]
+            found[name] = _mean_watts(span, own, trial.gpus)
+    return found
+
+
+def _like_training(steps: list[Any], trial: TrialResult) -> bool:
+    e = trial.estimate
+    if e is None or e.update_seconds is None or not steps:
+        return True
+    timed = len(steps) * e.update_seconds / sum(step["seconds"] for step in steps)
+    return bool(timed - e.update_seconds / e.step_seconds.value <= UPDATE_SHARE)
+
+
+def _mean_watts(span: tuple[float, float], lines: list[bytes], gpus: int) -> float | None:
+    """Joules over seconds between the first and the last reading inside the span; all GPUs of the trial."""
+    inside = [line for line in lines if span[0] <= _at(line) <= span[1]]
+    if len(inside) < 2:
+        return None
+    first, last = strict_loads(inside[0]), strict_loads(inside[-1])
+    pairs = list(zip(first["gpus"][:gpus], last["gpus"][:gpus], strict=True))
+    seconds = last["at"] - first["at"]
+    if not pairs or seconds <= 0 or any("energy_joules" not in gpu for pair in pairs for gpu in pair):
+        return None  # a card without an energy counter
+    joules = sum(after["energy_joules"] - before["energy_joules"] for before, after in pairs)
+    # Of several nodes, the leader's GPUs are read: the others are like them.
+    watts = float(joules / seconds / len(pairs) * gpus)
+    return watts if 0 < watts < gpus * MOST_WATTS else None
+
+
+def _at(line: bytes) -> float:
+    """A reading's time, without reading the rest: canonical JSON has it first."""
+    head, _, rest = line.partition(b":")
+    if head != b'{"at"':
+        raise ValueError(f"a reading does not begin with its time: {line[:40]!r}")
+    return float(rest.partition(b",")[0])
+
+
+def _course(lines: list[bytes]) -> Telemetry | None:
+    step = max(1, -(-len(lines) // TELEMETRY_POINTS))
+    readings = [strict_loads(line) for line in lines[::step]]
+    readings = [r for r in readings if r["gpus"]]
+    if len(readings) < 2:
+        return None
+
+    def mean(name: str) -> tuple[float, ...]:
+        if any(name not in gpu for r in readings for gpu in r["gpus"]):
+            return ()
+        return tuple(sum(gpu[name] for gpu in r["gpus"]) / len(r["gpus"]) for r in readings)
+
+    start = readings[0]["at"]
+    seconds = tuple(r["at"] - start for r in readings)
+    return Telemetry(seconds, mean("power_watts"), mean("sm_mhz"), mean("celsius"))

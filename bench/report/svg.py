@@ -1,0 +1,259 @@
+"""SVG by small pure functions: elements, scales, axes.
+
+Colours are classes: a page gives them, light or dark, and so does a paper.
+No colour carries a meaning alone: series differ in the shape of their marks, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Protocol
+
+from bench.words import figures
+
+FONT = "system-ui, 'DejaVu Sans', Arial, sans-serif"
+SERIES = 8  # classes s0 to s7; then they begin again
+SHAPES = ("circle", "square", "diamond", "triangle", "cross", "plus", "down", "ring")
+
+# Okabe and Ito's colours, which the colour-blind tell apart, darkened where white paper needs it.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b8489a", "#a67c00", "#3b8fc2", "#6b6b6b", "#000000")
+PAPER_STYLE = "".join(
+    [
+        f"text{{font-family:{FONT};font-size:12px;fill:#222}}",
+        ".title{font-size:14px;font-weight:600}.small{font-size:10.5px}.muted{fill:#555}",
+        ".grid{stroke:#e2e2e2;stroke-width:1}.axis{stroke:#888;stroke-width:1}",
+        ".front{stroke:#222;stroke-width:1.5;stroke-dasharray:5 4;fill:none}.ideal{stroke:#999;fill:none}",
+        ".good{fill:#cfe8d8}.bad{fill:#f3d3c6}.none{fill:#eeeeee}",
+        *(f".s{i}{{fill:{c};stroke:{c}}}" for i, c in enumerate(_COLOURS)),
+        ".line{fill:none;stroke-width:1.5}.mark{fill-opacity:.85;stroke-width:1}.bar{fill-opacity:.8}",
+        ".hollow{fill-opacity:0;stroke-width:1.5}",
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One picture, without a style of its own."""
+
+    name: str  # of its file
+    title: str
+    description: str  # for those who do not see it
+    width: int
+    height: int
+    body: str
+
+
+def el(name: str, *children: str, **attributes: object) -> str:
+    """An element; class_ is class, and an underscore in a name a hyphen."""
+    given = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return f"<{name}{given}>{''.join(children)}</{name}>" if children else f"<{name}{given}/>"
+
+
+def _value(value: object) -> str:
+    return number(value) if isinstance(value, float) else escape(str(value), quote=True)
+
+
+def number(value: float) -> str:
+    """A coordinate: a tenth of a pixel is enough."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def text(x: float, y: float, words: str, *, anchor: str = "start", class_: str | None = None) -> str:
+    return el(
+        "text", escape(words), x=x, y=y, text_anchor=None if anchor == "start" else anchor, class_=class_
+    )
+
+
+def title(words: str) -> str:
+    """What a pointer, or a screen reader, finds on a mark."""
+    return el("title", escape(words))
+
+
+def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> str:
+    return el("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
+
+
+def polyline(points: Iterable[tuple[float, float]], class_: str) -> str:
+    return el("polyline", points=" ".join(f"{number(x)},{number(y)}" for x, y in points), class_=class_)
+
+
+def mark(x: float, y: float, series: int, size: float = 5.0, words: str = "") -> str:
+    """A point of a series, in its colour and its shape."""
+    shape, inside = SHAPES[series % len(SHAPES)], [title(words)] if words else []
+    class_ = f"s{series % SERIES} mark"
+    if shape in ("circle", "ring"):
+        class_ += " hollow" if shape == "ring" else ""
+        return el("circle", *inside, cx=x, cy=y, r=size, class_=class_)
+    d = {
+        "square": f"M{-size} {-size}h{2 * size}v{2 * size}h{-2 * size}z",
+        "diamond": f"M0 {-1.3 * size}L{1.3 * size} 0L0 {1.3 * size}L{-1.3 * size} 0z",
+        "triangle": f"M0 {-1.2 * size}L{1.2 * size} {size}H{-1.2 * size}z",
+        "down": f"M0 {1.2 * size}L{1.2 * size} {-size}H{-1.2 * size}z",
+        "cross": f"M{-size} {-size}L{size} {size}M{size} {-size}L{-size} {size}",
+        "plus": f"M0 {-1.2 * size}V{1.2 * size}M{-1.2 * size} 0H{1.2 * size}",
+    }[shape]
+    class_ += " hollow" if shape in ("cross", "plus") else ""
+    return el("path", *inside, d=d, transform=f"translate({number(x)} {number(y)})", class_=class_)
+
+
+class Scale(Protocol):
+    def __call__(self, value: float) -> float: ...
+    def ticks(self) -> list[float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    low: float
+    high: float
+    start: float  # in pixels
+    end: float
+
+    def __call__(self, value: float) -> float:
+        span = (self.high - self.low) or 1.0
+        return self.start + (value - self.low) / span * (self.end - self.start)
+
+    def ticks(self, about: int = 5) -> list[float]:
+        rough = ((self.high - self.low) or 1.0) / about
+        unit = 10.0 ** math.floor(math.log10(rough))
+        step = next(f * unit for f in (1, 2, 2.5, 5, 10) if f * unit >= rough * 0.999)
+        first = math.ceil(self.low / step - 1e-9)
+        return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """A scale with ticks of its own."""
+
+    scale: Scale
+    chosen: tuple[float, ...]
+
+    def __call__(self, value: float) -> float:
+        return self.scale(value)
+
+    def ticks(self) -> list[float]:
+        return list(self.chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        span = math.log(self.high / self.low) or 1.0
+        return self.start + math.log(value / self.low) / span * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """1, 2, 5 of each decade, or the decades alone where those are too many."""
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        factors = (1, 2, 5) if self.high / self.low < 2000 else (1,)
+        every = [f * 10.0**e for e in range(first, last + 1) for f in factors]
+        return [t for t in every if self.low * 0.999 <= t <= self.high * 1.001]
+
+
+def around(values: Iterable[float], *, log: bool = False, zero: bool = False) -> tuple[float, float]:
+    """A range that holds the values with a margin."""
+    found = list(values)
+    low, high = min(found), max(found)
+    if log:
+        return low / 1.35, high * 1.35
+    margin = 0.08 * ((high - low) or abs(high) or 1.0)
+    return (0.0 if zero else low - margin), high + margin
+
+
+def axes(
+    x: Scale, y: Scale, box: Box, x_title: str, y_title: str, *,
+    x_text: Callable[[float], str] | None = None, y_text: Callable[[float], str] | None = None,
+) -> str:  # fmt: skip
+    """Grid, ticks and titles."""
+    say_x = x_text or _tick_text(x.ticks())
+    say_y = y_text or _tick_text(y.ticks())
+    parts = []
+    for tick in x.ticks():
+        at = x(tick)
+        parts.append(line(at, box.top, at, box.bottom, "grid"))
+        parts.append(text(at, box.bottom + 16, say_x(tick), anchor="middle", class_="small muted"))
+    for tick in y.ticks():
+        at = y(tick)
+        parts.append(line(box.left, at, box.right, at, "grid"))
+        parts.append(text(box.left - 6, at + 4, say_y(tick), anchor="end", class_="small muted"))
+    parts.append(line(box.left, box.bottom, box.right, box.bottom, "axis"))
+    parts.append(line(box.left, box.top, box.left, box.bottom, "axis"))
+    parts.append(text((box.left + box.right) / 2, box.bottom + 34, x_title, anchor="middle"))
+    parts.append(text(box.left - 40, box.top - 10, y_title))
+    return "".join(parts)
+
+
+def _tick_text(ticks: Sequence[float]) -> Callable[[float], str]:
+    """As many figures as it takes to tell the ticks apart."""
+    enough = (d for d in range(3, 8) if len({figures(tick, d) for tick in ticks}) == len(ticks))
+    digits = next(enough, 8)
+    return lambda tick: figures(tick, digits)
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+def legend(names: Sequence[str], x: float, y: float, first: int = 0) -> str:
+    rows = (
+        mark(x, y + 18 * i, first + i) + text(x + 12, y + 4 + 18 * i, name) for i, name in enumerate(names)
+    )
+    return "".join(rows)
+
+
+def placed(labels: Sequence[tuple[float, float, float, str]], box: Box) -> str:
+    """Labels beside their points where there is room; one that would cover another is left to its title."""
+    taken = [(x - size, y - size, x + size, y + size) for x, y, size, _ in labels]
+    found = []
+    for x, y, size, words in labels:
+        width, gap = 6.2 * len(words), size + 4
+        sides = (("start", x + gap, y + 4), ("end", x - gap, y + 4), ("middle", x, y - gap))
+        for anchor, at_x, at_y in sides:
+            left = at_x - {"start": 0.0, "end": width, "middle": width / 2}[anchor]
+            area = (left, at_y - 10, left + width, at_y + 2)
+            if area[0] < box.left or area[2] > box.right + 60 or any(_overlap(area, t) for t in taken):
+                continue
+            taken.append(area)
+            found.append(text(at_x, at_y, words, anchor=anchor, class_="small"))
+            break
+    return "".join(found)
+
+
+Area = tuple[float, float, float, float]
+
+
+def _overlap(a: Area, b: Area) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def inline(plot: Plot) -> str:
+    """For a page that has the style."""
+    return el(
+        "svg", title(plot.title), el("desc", escape(plot.description)), plot.body,
+        viewBox=f"0 0 {plot.width} {plot.height}", role="img", class_="plot",
+        style=f"max-width:{plot.width}px",
+    )  # fmt: skip
+
+
+def standalone(plot: Plot) -> str:
+    """A file of its own, on white."""
+    return el(
+        "svg", title(plot.title), el("desc", escape(plot.description)), el("style", PAPER_STYLE),
+        el("rect", width=plot.width, height=plot.height, fill="#ffffff"), plot.body,
+        xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {plot.width} {plot.height}",
+        width=plot.width, height=plot.height,
+    ) + "\n"  # fmt: skip

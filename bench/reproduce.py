@@ -1,0 +1,166 @@
+"""Was a result reproduced? Two runs of one manifest, figure by figure. Pure: the runs are there already."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from bench.estimate import Interval
+from bench.result import NodeFacts
+from bench.summary import Results, TrialResult
+
+Verdict = Literal["reproduced", "not reproduced", "undecided", "not measured"]
+# The same seed on the same stack: what is left is the order in which sums are taken.
+LOSS_TOLERANCE: Mapping[str, float] = {"fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
+MEMORY_TOLERANCE = 0.03
+UNDECIDED = 0.1  # of a step: within intervals wider than this, agreement shows nothing
+CLOCK_MATTERS = 0.02  # a smaller difference explains nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What the GPUs did while a trial's steps were timed: means."""
+
+    sm_mhz: float | None = None
+    watts: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A verified bundle, as far as it can be reproduced."""
+
+    results: Results
+    losses: Mapping[str, tuple[float, ...]]  # by trial
+    courses: Mapping[str, Course]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    name: str  # step seconds, peak bytes, first losses, outcome
+    verdict: Verdict
+    here: float | str
+    there: float | str
+    half_width: float | None  # what the two intervals, or the tolerance, allow
+    percent: float | None  # how far this one lies from that one
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    model: str
+    label: str
+    figures: tuple[Figure, ...]
+    reasons: tuple[str, ...]  # what differs, where something was not reproduced
+
+    @property
+    def reproduced(self) -> bool:
+        return all(figure.verdict == "reproduced" for figure in self.figures)
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    here: str  # run ids
+    there: str
+    tolerance: float
+    compared: tuple[Compared, ...]
+    missing: tuple[str, ...]  # trials of theirs that were not run here
+    schema: Literal["bench/reproduction/v1"] = "bench/reproduction/v1"
+
+    @property
+    def reproduced(self) -> bool:
+        return not self.missing and all(one.reproduced for one in self.compared)
+
+
+def reproduce(here: Run, there: Run, tolerance: float) -> Reproduction:
+    """`tolerance`: a share of a step by which two runs of one machine differ anyway."""
+    found = {_key(trial): trial for trial in here.results.trials}
+    compared, missing = [], []
+    for theirs in there.results.trials:
+        ours = found.get(_key(theirs))
+        if ours is None:
+            missing.append(f"{theirs.model}, {theirs.label}, micro-batch {theirs.micro_batch}")
+        else:
+            compared.append(_compare(here, there, ours, theirs, tolerance))
+    return Reproduction(here.results.run.id, there.results.run.id, tolerance, tuple(compared), tuple(missing))
+
+
+def _key(trial: TrialResult) -> tuple[object, ...]:
+    return trial.model, trial.setting, trial.micro_batch, trial.gpus
+
+
+def _compare(here: Run, there: Run, ours: TrialResult, theirs: TrialResult, tolerance: float) -> Compared:
+    figures = tuple(_figures(here, there, ours, theirs, tolerance))
+    reasons: tuple[str, ...] = ()
+    if any(figure.verdict != "reproduced" for figure in figures):
+        reasons = tuple(_reasons(here, there, ours, theirs))
+    return Compared(theirs.model, theirs.label, figures, reasons)
+
+
+def _figures(
+    here: Run, there: Run, ours: TrialResult, theirs: TrialResult, tolerance: float
+) -> Iterator[Figure]:
+    if ours.outcome != theirs.outcome or ours.estimate is None or theirs.estimate is None:
+        same = ours.outcome == theirs.outcome != "measured"
+        verdict: Verdict = "reproduced" if same else "not measured" if ours.failure else "not reproduced"
+        yield Figure("outcome", verdict, ours.outcome, theirs.outcome, None, None)
+        return
+    yield _step(ours.estimate.step_seconds, theirs.estimate.step_seconds, tolerance)
+    yield _within("peak bytes", ours.estimate.peak_bytes, theirs.estimate.peak_bytes, MEMORY_TOLERANCE)
+    precision = next(m.recipe.precision for m in there.results.models if m.name == theirs.model)
+    pairs = list(zip(here.losses.get(ours.id, ()), there.losses.get(theirs.id, ()), strict=False))
+    if pairs:
+        worst = max(pairs, key=lambda pair: abs(pair[0] / pair[1] - 1))
+        yield _within("first losses", *worst, LOSS_TOLERANCE[precision])
+
+
+def _step(ours: Interval, theirs: Interval, tolerance: float) -> Figure:
+    """Both intervals, or what two runs differ by anyway: whichever is wider."""
+    allowed = max(math.hypot(ours.half_width, theirs.half_width), tolerance * theirs.value)
+    close = abs(ours.value - theirs.value) <= allowed
+    percent = 100 * (ours.value / theirs.value - 1)
+    verdict: Verdict = "reproduced" if close else "not reproduced"
+    if close and allowed > max(UNDECIDED, tolerance) * theirs.value:
+        verdict = "undecided"
+    return Figure("step seconds", verdict, ours.value, theirs.value, allowed, percent)
+
+
+def _within(name: str, ours: float, theirs: float, tolerance: float) -> Figure:
+    close = abs(ours - theirs) <= tolerance * abs(theirs)
+    percent = 100 * (ours / theirs - 1) if theirs else None
+    verdict: Verdict = "reproduced" if close else "not reproduced"
+    return Figure(name, verdict, float(ours), float(theirs), tolerance * abs(theirs), percent)
+
+
+def _reasons(here: Run, there: Run, ours: TrialResult, theirs: TrialResult) -> Iterator[str]:
+    if ours.failure is not None and ours.outcome != theirs.outcome:
+        yield f"{ours.outcome} here, {theirs.outcome} there"
+    yield from differences(here.results.node, there.results.node)
+    a, b = here.courses.get(ours.id, Course()), there.courses.get(theirs.id, Course())
+    for words, x, y in (("MHz", a.sm_mhz, b.sm_mhz), ("W a GPU", a.watts, b.watts)):
+        if x is not None and y is not None and abs(x - y) > CLOCK_MATTERS * y:
+            yield f"{x:,.0f} {words} here, {y:,.0f} there"
+
+
+def differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
+    """Between two machines and their software, in words."""
+    for words, ours, theirs in (
+        ("", _devices(here), _devices(there)),
+        ("driver ", here.driver, there.driver),
+        ("CPU ", f"{here.cpu}, {here.cpu_cores} cores", f"{there.cpu}, {there.cpu_cores} cores"),
+        ("Python ", here.python, there.python),
+    ):
+        if ours != theirs:
+            yield f"{words}{ours} here, {theirs} there"
+    yield from stack_differences(here, there)
+
+
+def stack_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
+    for name in sorted({*here.packages, *there.packages}):
+        ours, theirs = here.packages.get(name, "none"), there.packages.get(name, "none")
+        if ours != theirs:
+            yield f"{name} {ours} here, {theirs} there"
+
+
+def _devices(node: NodeFacts) -> str:
+    return f"{len(node.gpus)}x {node.gpus[0].name}" if node.gpus else "no GPU"

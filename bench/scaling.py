@@ -1,0 +1,114 @@
+"""What a machine that was not measured would take: at the vendor's peak, and as efficient as what was.
+
+Always an estimate, and never ranked among measurements. Its error bar is what the same rule gets wrong on
+rows that it is not shown: of the same kind of GPU, or, for a kind that was not measured, of kinds left out.
+Where fewer than three rows can be held out, there is no bar, and that is said. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bench.catalogue import GpuModel
+from bench.estimate import SECONDS_A_DAY, quantile95
+
+LEAST = 3  # rows held out, from which on their errors say something
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One measured row."""
+
+    model: str
+    family: str
+    gpu: GpuModel
+    gpus: int
+    precision: str
+    tf32: bool
+    flops: float  # of the whole recipe
+    days: float
+
+    @property
+    def efficiency(self) -> float:
+        """Share of the vendor's peak."""
+        return peak_days(self.flops, self.gpu, self.gpus, self.precision, self.tf32) / self.days
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    gpu: str
+    gpus: int
+    at_peak_days: float  # no machine of this kind is faster
+    days: float | None  # calibrated; None without a row to go by
+    low_days: float | None  # 95%, by rows held out; None where there are too few
+    high_days: float | None
+    held_out: int  # rows behind the interval
+    basis: str  # which row, or why there is none
+
+
+def peak_days(flops: float, gpu: GpuModel, gpus: int, precision: str, tf32: bool) -> float:
+    return flops / (gpu.peak_flops(precision, tf32) * gpus * SECONDS_A_DAY)
+
+
+def guess(
+    target: GpuModel, gpus: int, family: str, precision: str, flops: float,
+    evidence: Sequence[Evidence],
+) -> Guess:  # fmt: skip
+    """For one model on so many of a kind of GPU."""
+    at_peak = peak_days(flops, target, gpus, precision, tf32=True)
+    nearest = _nearest(target, family, gpus, flops, evidence)
+    if nearest is None:
+        return Guess(target.name, gpus, at_peak, None, None, None, 0, f"no {family} was measured")
+    days = at_peak / nearest.efficiency
+    known = nearest.gpu.name == target.name
+    errors = held_out_errors(evidence, family, known_kind=known)
+    low = high = None
+    if len(errors) >= LEAST:
+        # Rows of one kind of GPU err together: of unknown kinds there are as many errors as kinds.
+        kinds = len({e.gpu.name for e in evidence if e.family == family})
+        factor = math.exp(_half_width(errors, len(errors) if known else kinds))
+        low, high = days / factor, days * factor
+    share = f"{100 * nearest.efficiency:.0f}% of the vendor's peak"
+    basis = f"{nearest.model} on {nearest.gpus}x {nearest.gpu.name}, {share}"
+    return Guess(target.name, gpus, at_peak, days, low, high, len(errors), basis)
+
+
+def _nearest(
+    target: GpuModel, family: str, gpus: int, flops: float, evidence: Iterable[Evidence]
+) -> Evidence | None:
+    """Of the same family: the same kind of GPU, then a like one, then the nearest size."""
+    alike = [e for e in evidence if e.family == family]
+
+    def distance(e: Evidence) -> tuple[bool, bool, float, str]:
+        size = abs(math.log(e.flops / flops)) + abs(math.log(e.gpus / gpus))
+        generation = e.gpu.compute_capability != target.compute_capability
+        return e.gpu.name != target.name, generation, size, e.model
+
+    return min(alike, key=distance, default=None)
+
+
+def held_out_errors(evidence: Sequence[Evidence], family: str, *, known_kind: bool) -> list[float]:
+    """ln(estimated / measured) of each row of this family that the others can estimate.
+
+    With `known_kind` a row alone is left out; otherwise all rows of its kind of GPU are.
+    """
+    errors = []
+    for row in evidence:
+        if row.family != family:
+            continue
+        if known_kind:
+            shown = [e for e in evidence if e is not row and e.gpu.name == row.gpu.name]
+        else:
+            shown = [e for e in evidence if e.gpu.name != row.gpu.name]
+        nearest = _nearest(row.gpu, row.family, row.gpus, row.flops, shown)
+        if nearest is not None:
+            errors.append(math.log(row.efficiency / nearest.efficiency))
+    return errors
+
+
+def _half_width(errors: Sequence[float], independent: int) -> float:
+    """Of a further row's error around nothing: a bias widens it too."""
+    spread = math.sqrt(math.fsum(e * e for e in errors) / len(errors))
+    return quantile95(independent) * spread * math.sqrt(1 + 1 / independent)

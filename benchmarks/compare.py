@@ -1,0 +1,41 @@
+"""What comparing costs: time and memory of many bundles, each another machine's, made from a real one.
+
+python benchmarks/compare.py BUNDLE [COUNT...]     default: 100, 1,000 and 10,000
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.report.made import copies
+
+
+def measured(command: list[str], out: Path) -> tuple[float, float]:
+    """Seconds, and the largest resident set of any of its processes in MiB."""
+    started = time.perf_counter()
+    with out.open("w") as file:
+        subprocess.run(command, check=True, stdout=file)
+    return time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+
+
+def main() -> int:
+    source = Path(sys.argv[1])
+    counts = [int(text) for text in sys.argv[2:]] or [100, 1_000, 10_000]
+    bench = str(Path(sys.executable).with_name("bench"))
+    for count in counts:
+        with tempfile.TemporaryDirectory() as name:
+            copies(source, Path(name), count)
+            seconds, peak = measured([bench, "compare", name, "--json"], Path(name, "out.json"))
+            size = sum(path.stat().st_size for path in Path(name).glob("*.tar")) / count
+        print(f"{count:>7,} bundles of {size:,.0f} bytes: {seconds:6.2f} s, {peak:4.0f} MiB", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""How large the report of many bundles is, and how soon a headless Chromium can be used with it.
+
+python benchmarks/report.py BUNDLE [COUNT]     default: 100; beside it, the same for an empty page
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench.report.compare import Request, collect
+from bench.report.html import write_html
+from tests.e2e.browser import chromium
+from tests.report.made import copies
+
+RUNS = 5
+READY = "<!doctype html><title>empty</title><script>document.documentElement.dataset.ready = 'yes'</script>"
+
+
+def main() -> int:
+    source, count = Path(sys.argv[1]), int((sys.argv[2:] or ["100"])[0])
+    with tempfile.TemporaryDirectory() as name, chromium() as browser:
+        folder = Path(name)
+        copies(source, folder, count)
+        report, empty = folder / "report.html", folder / "empty.html"
+        write_html(report, collect(Request((folder,), html=report)))
+        empty.write_text(READY)
+        times: dict[Path, list[float]] = {report: [], empty: []}
+        for _ in range(RUNS):
+            for path, found in times.items():
+                page = browser.new_page()
+                page.goto(path.as_uri(), wait_until="commit")
+                page.wait_for_selector("html[data-ready=yes]", state="attached")
+                page.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
+                found.append(page.evaluate("performance.now()"))
+                page.close()
+        for path, found in times.items():
+            size, middle = path.stat().st_size, statistics.median(found)
+            print(f"{path.name:<12} {size:>10,} bytes   usable after {middle:5.0f} ms, median of {RUNS}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""What bench export writes really trains: a few steps on the CPU give the losses that the trial measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.bundle import open_bundle
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("export")]
+
+ROOT = Path(__file__).parents[2]
+TIMING = {"target_percent": 50, "measure_seconds": 0.2, "warmup_seconds": 0.2}
+PATHS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+ENVIRONMENT = {
+    **os.environ, "PATH": PATHS, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu",
+    "ACCELERATE_USE_CPU": "1",
+}  # fmt: skip
+
+
+def do(*command: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, command)],
+        check=False, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-9000:]}"
+    return done
+
+
+def bundle_of(folder: Path, gpus: int, settings: list[object]) -> Path:
+    manifest = folder / "manifest.json"
+    document = {
+        "schema": "bench/manifest/v1", "models": ["tiny-gpt-neox"], "methods": settings, "gpus": gpus,
+        "micro_batch": 16, "timing": TIMING, "seed": 3,
+    }  # fmt: skip
+    manifest.write_text(json.dumps(document))
+    do("bench", "run", manifest, "--device", "cpu", "--out", folder / "out", folder=folder)
+    (found,) = (folder / "out").glob("*.tar")
+    return found
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bundle_of(tmp_path_factory.mktemp("one"), 1, ["naive", ["checkpointing"], ["kernels"]])
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bundle_of(tmp_path_factory.mktemp("two"), 2, ["naive", ["zero-2"], ["fsdp-3"]])
+
+
+def measured_losses(bundle: Path, label: str) -> list[float]:
+    with open_bundle(bundle) as opened:
+        results = json.loads(opened.read("results.json"))
+        (trial,) = (t["id"] for t in results["trials"] if t["label"] == label)
+        lines = map(json.loads, opened.read("samples.jsonl").splitlines())
+        (losses,) = (line["measurement"]["losses"] for line in lines if line["trial"] == trial)
+    assert len(losses) == 3
+    return [float(loss) for loss in losses]
+
+
+def exported(bundle: Path, kind: str, label: str, folder: Path) -> Path:
+    do("bench", "export", bundle, "--to", kind, folder, "--setting", label, folder=folder.parent)
+    return folder
+
+
+def trained(folder: Path, gpus: int, *arguments: str) -> list[dict[str, float]]:
+    """The lines of its log."""
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus))
+    command = (*launcher, "train.py", "--steps", "3", "--log-every", "1", *arguments)
+    done = do(*command, folder=folder)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')]
+
+
+def agree(log: list[dict[str, float]], losses: list[float]) -> None:
+    assert [line["step"] for line in log] == [1, 2, 3]
+    assert [line["loss"] for line in log] == pytest.approx(losses, rel=1e-5)
+    assert all(line["step_seconds"] > 0 for line in log)
+
+
+@pytest.mark.parametrize("label", ["naive", "checkpointing", "free-lunch"])
+@pytest.mark.parametrize("kind", ["script", "trainer", "accelerate", "deepspeed"])
+def test_on_one_device(one: Path, kind: str, label: str, tmp_path: Path) -> None:
+    label = _spelled(one, label)
+    folder = exported(one, kind, label, tmp_path / "made")
+    agree(trained(folder, 1), measured_losses(one, label))
+
+
+def _spelled(bundle: Path, label: str) -> str:
+    """ "kernels" alone may be called a free lunch."""
+    with open_bundle(bundle) as opened:
+        labels = [t["label"] for t in json.loads(opened.read("results.json"))["trials"]]
+    return label if label in labels else "kernels"
+
+
+@pytest.mark.parametrize(
+    ("kind", "label"),
+    [
+        *((kind, "naive") for kind in ("script", "trainer", "accelerate")),
+        *((kind, "zero-2") for kind in ("script", "trainer", "deepspeed")),
+        ("script", "fsdp-3"),
+    ],
+)
+def test_on_two_devices(two: Path, kind: str, label: str, tmp_path: Path) -> None:
+    folder = exported(two, kind, label, tmp_path / "made")
+    agree(trained(folder, 2), measured_losses(two, label))
+
+
+def test_accelerate_reads_its_configuration(one: Path, tmp_path: Path) -> None:
+    folder = exported(one, "accelerate", "naive", tmp_path / "made")
+    command = ("accelerate.commands.launch", "--cpu", "--config_file", "accelerate.json", "train.py")
+    done = do(*command, "--steps", "3", "--log-every", "1", folder=folder)
+    agree([json.loads(s) for s in done.stdout.splitlines() if s[:1] == "{"], measured_losses(one, "naive"))
+
+
+@pytest.mark.parametrize(("label", "gpus"), [("naive", 1), ("fsdp-3", 2), ("zero-2", 2)])
+def test_our_script_goes_on_where_it_stopped(
+    one: Path, two: Path, label: str, gpus: int, tmp_path: Path
+) -> None:
+    bundle = one if gpus == 1 else two
+    folder = exported(bundle, "script", label, tmp_path / "made")
+    whole = trained(folder, gpus, "--out", "checkpoints", "--save-every", "2")
+    resumed = trained(folder, gpus, "--out", "checkpoints", "--resume")
+    assert [line["step"] for line in resumed] == [3]
+    assert resumed[0]["loss"] == pytest.approx(whole[2]["loss"], rel=1e-6)
+
+
+def test_another_number_of_devices_is_refused(two: Path, tmp_path: Path) -> None:
+    folder = exported(two, "script", "naive", tmp_path / "made")
+    done = subprocess.run(
+        [sys.executable, "train.py", "--steps", "1"],
+        check=False, cwd=folder, env=ENVIRONMENT | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "measured on 2 devices, here are 1" in done.stderr

@@ -1,0 +1,50 @@
+"""PNG of every plot: needs a font, which the script that installs Chromium brings."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bench.errors import EnvironmentCannot
+from bench.report import pictures
+from bench.report.compare import Request, collect
+from bench.report.paper import figures_of_the_paper
+from bench.report.pictures import as_png, write_plots
+from bench.report.plots import all_plots
+from bench.report.svg import standalone
+from tests.e2e.browser import SCRIPT
+
+pytestmark = pytest.mark.e2e
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fonts() -> None:
+    subprocess.run([SCRIPT], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_every_plot_is_written_as_svg_and_png(tmp_path: Path) -> None:
+    comparison = collect(Request((ROOT / "results",), rank_all=True, plots=tmp_path))
+    plots = [*all_plots(comparison), *figures_of_the_paper()]
+    written = write_plots(tmp_path, plots, png=True)
+    assert len(written) == 2 * len(plots) > 20
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written if path.suffix == ".png")
+
+
+def test_a_png_has_letters_in_it() -> None:
+    drawing = standalone(next(figures_of_the_paper()))
+    assert len(as_png(drawing)) > len(as_png(re.sub(r"<text.*?</text>", "", drawing)))
+
+
+def test_without_a_font_it_says_so_rather_than_leave_the_letters_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Blind:
+        @staticmethod
+        def svg_to_bytes(**_: object) -> bytes:
+            return b"the same whatever is written"
+
+    monkeypatch.setattr(pictures, "_resvg", lambda: Blind)
+    with pytest.raises(EnvironmentCannot, match="no font"):
+        as_png("<svg/>")

@@ -1,0 +1,221 @@
+"""The report in a real browser: offline, light and dark, on a phone, sorted, filtered, without a script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from bench.report.compare import Request, collect
+from bench.report.comparing import Comparison
+from bench.report.formats import json_text, texts
+from bench.report.html import write_html
+from tests.e2e.browser import chromium
+from tests.report.made import copies
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("browser")]
+
+ROOT = Path(__file__).parents[2]
+QUOTE = {"date": "2026-06-01", "source": "made up for this test"}
+PRICES = {
+    "schema": "bench/prices/v1", "currency": "USD",
+    "machines": [{"gpu": ["NVIDIA H200"], "gpus": n, "price": 40_000 * n, **QUOTE} for n in (1, 2)],
+    "rents": [{"gpu": ["NVIDIA H200"], "price": 3.5, **QUOTE}],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, Path]:
+    """Every committed bundle, ranked together so that there is something to see."""
+    folder = tmp_path_factory.mktemp("report")
+    prices = folder / "prices.json"
+    prices.write_text(json.dumps(PRICES))
+    request = Request(
+        (ROOT / "results",), prices=prices, budget=50_000.0, deadline_days=20.0, rank_all=True,
+        html=folder / "report.html",
+    )  # fmt: skip
+    comparison = collect(request)
+    assert request.html is not None
+    write_html(request.html, comparison)
+    return comparison, request.html
+
+
+@pytest.fixture
+def opened(browser: Browser, real: tuple[Comparison, Path]) -> Iterator[Page]:
+    with_trouble: list[str] = []
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.on("console", lambda message: with_trouble.append(message.text))
+    page.on("pageerror", lambda error: with_trouble.append(str(error)))
+    page.on(
+        "request", lambda request: with_trouble.append(request.url) if not _is_file(request.url) else None
+    )
+    page.goto(real[1].as_uri())
+    yield page
+    page.close()
+    assert with_trouble == []  # nothing fetched, nothing complained of
+
+
+def _is_file(url: str) -> bool:
+    return url.startswith("file:")
+
+
+def test_every_figure_of_the_table_is_in_the_page(opened: Page, real: tuple[Comparison, Path]) -> None:
+    comparison, _ = real
+    assert len(comparison.parts) >= 9
+    for part in comparison.parts:
+        section = opened.locator(f"section[id='{part.model}']")
+        shown = section.locator("td").all_inner_texts()
+        spelled = texts(part, comparison)
+        assert len(spelled) > 10
+        missing = [text for text in spelled if text not in shown]
+        assert missing == []
+
+
+def test_the_page_holds_the_comparison_itself(opened: Page, real: tuple[Comparison, Path]) -> None:
+    inside = json.loads(opened.locator("#comparison").text_content() or "")
+    outside = json.loads(json_text(real[0]))
+    for part in outside["parts"]:
+        for one in [*part["entries"], *part["apart"]]:
+            one["row"]["telemetry"] = None  # drawn, not listed
+    assert inside == outside
+
+
+def test_a_click_sorts_and_another_turns_it_round(opened: Page) -> None:
+    table = opened.locator("section#pythia-160m table.ranked")
+    days = [head.strip() for head in table.locator("th").all_inner_texts()].index("days")
+
+    def column() -> list[float]:
+        cells = table.locator(f"tbody tr td:nth-child({days + 1})")
+        return [float(v) for v in cells.evaluate_all("cells => cells.map(c => c.dataset.v)")]
+
+    before = column()
+    assert len(before) > 2
+    button = table.locator("th button", has_text="days")
+    button.click()
+    assert column() == sorted(before)
+    button.press("Enter")  # by keyboard, too
+    assert column() == sorted(before, reverse=True)
+    assert table.locator("th[aria-sort=descending]").count() == 1
+
+
+def test_the_filter_hides_what_does_not_match(opened: Page) -> None:
+    rows = opened.locator("table.ranked tbody tr")
+    every = rows.count()
+    opened.get_by_label("Show only rows with").fill("fsdp 2x")
+    visible = [row for row in rows.all() if row.is_visible()]
+    assert 0 < len(visible) < every
+    assert all("fsdp" in row.inner_text() and "2x H200" in row.inner_text() for row in visible)
+    assert opened.get_by_role("status").inner_text() == f"{len(visible)} rows"
+
+
+LUMINANCE = """() => {
+  const of = (text) => {
+    const [r, g, b] = text.match(/[\\d.]+/g).map(Number).map(v => v / 255)
+      .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const paper = of(getComputedStyle(document.body).backgroundColor);
+  const inks = ['h1', '.muted', 'nav a', 'td', 'th button', 'figcaption'].map(s => document.querySelector(s));
+  const texts = [...document.querySelectorAll('svg.plot text')].slice(0, 50);
+  const found = inks.map(e => of(getComputedStyle(e).color));
+  found.push(...texts.map(e => of(getComputedStyle(e).fill)));
+  return found.map(ink => (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05));
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_in_both_themes(browser: Browser, real: tuple[Comparison, Path], scheme: Any) -> None:
+    page = browser.new_page(color_scheme=scheme)
+    page.goto(real[1].as_uri())
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(255, 255, 255)") == (scheme == "light")
+    assert min(page.evaluate(LUMINANCE)) >= 4.5  # WCAG AA
+    page.get_by_role("button", name="Light / dark").click()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != background
+    assert min(page.evaluate(LUMINANCE)) >= 4.5
+    page.close()
+
+
+def test_on_a_phone_nothing_is_wider_than_the_page_but_what_scrolls_itself(
+    browser: Browser, real: tuple[Comparison, Path]
+) -> None:
+    page = browser.new_page(viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
+    page.goto(real[1].as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    sizes = page.evaluate(
+        "[...document.querySelectorAll('.plots svg')].map(s => s.getBoundingClientRect().width"
+        " / s.viewBox.baseVal.width * 10.5)"
+    )
+    assert min(sizes) > 7.5  # pixels of the smallest letters
+    page.close()
+
+
+def test_it_is_whole_without_its_script(browser: Browser, real: tuple[Comparison, Path]) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(real[1].as_uri())
+    for part in real[0].parts:
+        shown = page.locator(f"section[id='{part.model}'] td").all_inner_texts()
+        assert set(texts(part, real[0])) <= set(shown)
+    assert not page.locator(".tools").is_visible()  # no button that does nothing
+    context.close()
+
+
+def test_those_who_do_not_see_it_are_told_everything(opened: Page) -> None:
+    assert opened.locator("html").get_attribute("lang") == "en"
+    plots = opened.locator("svg.plot")
+    assert plots.count() > 15
+    for plot in plots.all():
+        assert plot.get_attribute("role") == "img"
+        assert len(plot.locator("> title").text_content() or "") > 10
+        assert len(plot.locator("> desc").text_content() or "") > 10
+    for head in opened.locator("th").all():
+        assert head.get_attribute("scope") == "col"
+    levels = opened.locator("h1, h2, h3").evaluate_all("all => all.map(h => Number(h.tagName[1]))")
+    assert levels[0] == 1
+    assert all(b - a <= 1 for a, b in pairwise(levels))
+    assert opened.locator("button, input, a").evaluate_all(
+        "all => all.every(e => (e.textContent + (e.labels?.[0]?.textContent ?? '')).trim().length > 0)"
+    )
+
+
+def test_no_text_is_drawn_outside_of_its_picture(opened: Page) -> None:
+    opened.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    outside = opened.evaluate(
+        """[...document.querySelectorAll('svg.plot')].flatMap(s => {
+          const box = s.getBoundingClientRect();
+          return [...s.querySelectorAll('text')].filter(t => {
+            const r = t.getBoundingClientRect();
+            return r.left < box.left - 1 || r.right > box.right + 1 || r.bottom > box.bottom + 1;
+          }).map(t => s.querySelector('title').textContent + ': ' + t.textContent);
+        })"""
+    )
+    assert outside == []
+
+
+def test_a_hundred_bundles_make_less_than_two_megabytes_and_still_work(
+    browser: Browser, tmp_path: Path
+) -> None:
+    copies(ROOT / "results/every-setting-h200/pythia-160m-2gpus.tar", tmp_path, 100)
+    request = Request((tmp_path,), html=tmp_path / "report.html")
+    assert request.html is not None
+    write_html(request.html, collect(request))
+    assert request.html.stat().st_size < 2_000_000
+    page = browser.new_page()
+    page.goto(request.html.as_uri())
+    page.wait_for_selector("html[data-ready=yes]", state="attached")
+    assert page.locator("table.ranked tbody tr").count() == 100
+    page.get_by_label("Show only rows with").fill("000000000063")
+    assert page.get_by_role("status").inner_text() == "1 rows"
+    page.close()

@@ -1,0 +1,46 @@
+"""A run, and the same again: what does not depend on the machine's mood must come out the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("export")]
+ROOT = Path(__file__).parents[2]
+
+
+def bench(*arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(folder / "config")}
+    return subprocess.run(
+        [sys.executable, "-m", "bench", *map(str, arguments)],
+        check=False, cwd=folder, env=environment, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+
+
+def test_a_run_is_reproduced_here(tmp_path: Path) -> None:
+    manifest = tmp_path / "manifest.json"
+    document = {
+        "schema": "bench/manifest/v1", "models": ["tiny-gpt-neox"], "methods": ["naive", ["checkpointing"]],
+        "micro_batch": 16, "seed": 5,
+        "timing": {"target_percent": 5, "measure_seconds": 1, "warmup_seconds": 1},
+    }  # fmt: skip
+    manifest.write_text(json.dumps(document))
+    assert bench("run", manifest, "--device", "cpu", folder=tmp_path).returncode == 0
+    (first,) = (tmp_path / "out").glob("*.tar")
+    done = bench("reproduce", first, "--device", "cpu", "-o", "again", "--json", folder=tmp_path)
+    assert done.returncode in (0, 1), done.stderr  # how busy this machine is decides over its seconds
+    found = json.loads(done.stdout)
+    assert found["missing"] == []
+    assert [one["label"] for one in found["compared"]] == ["naive", "checkpointing"]
+    for one in found["compared"]:
+        verdicts = {figure["name"]: figure["verdict"] for figure in one["figures"]}
+        assert verdicts["first losses"] == "reproduced"
+        assert "step seconds" in verdicts
+        assert not [reason for reason in one["reasons"] if "torch" in reason]
+    (again,) = (tmp_path / "again").glob("*.tar")
+    assert bench("verify", again, folder=tmp_path).returncode == 0

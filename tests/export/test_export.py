@@ -1,0 +1,112 @@
+"""The files that bench export writes, without running them; tests/e2e trains with each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.cli import main
+from bench.codec import from_json
+from bench.export import KINDS
+from bench.result import Trial
+from tests.report.made import CRASH, bundle, manifest
+
+ROOT = Path(__file__).parents[2]
+EVERY_SETTING = ROOT / "results/every-setting-h200/pythia-160m-2gpus.tar"
+
+
+def export(*arguments: str | Path) -> int:
+    return main(["export", *map(str, arguments)])
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_real_setting_is_said_to_each(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    assert export(EVERY_SETTING, "--to", kind, folder, "--setting", "free-lunch + zero-2") == 0
+    trial = from_json(Trial, read(folder / "trial.json"))
+    assert (trial.model.name, trial.gpus, trial.micro_batch) == ("pythia-160m", 2, 16)
+    assert "zero-2" in trial.setting
+    compile((folder / "train.py").read_text(), "train.py", "exec")
+    readme = (folder / "README.md").read_text()
+    assert "3.398 ±0.025 s a step" in readme  # as the table has it
+    assert "run ba16513b266c on NVIDIA H200" in readme
+    assert "torch==2.11.0" in (folder / "requirements.txt").read_text().splitlines()
+    listed = {line[3:-1] for line in readme.splitlines() if line.startswith("- `")}
+    assert listed == {path.name for path in folder.iterdir()} - {"README.md"}
+
+
+def test_training_arguments_say_the_recipe_and_the_setting(tmp_path: Path) -> None:
+    export(
+        EVERY_SETTING, "--to", "trainer", tmp_path / "a", "--setting", "free-lunch + checkpointing + zero-3"
+    )
+    given = read(tmp_path / "a" / "training_arguments.json")
+    assert given["per_device_train_batch_size"] * given["gradient_accumulation_steps"] * 2 == 1024
+    assert (given["max_steps"], given["fp16"], given["bf16"]) == (143_000, True, False)
+    assert (given["tf32"], given["gradient_checkpointing"]) == (True, True)
+    assert given["deepspeed"] == "deepspeed.json"
+    zero = read(tmp_path / "a" / "deepspeed.json")
+    assert zero["zero_optimization"]["stage"] == 3
+    assert zero["train_batch_size"] == 1024
+    assert zero["fp16"] == {"enabled": True}
+
+
+def test_offloading_is_said_to_deepspeed(tmp_path: Path) -> None:
+    export(EVERY_SETTING, "--to", "deepspeed", tmp_path / "a", "--setting", "free-lunch + zero-3 + offload")
+    zero = read(tmp_path / "a" / "deepspeed.json")["zero_optimization"]
+    assert zero["offload_optimizer"]["device"] == zero["offload_param"]["device"] == "cpu"
+
+
+def test_without_a_setting_it_is_the_fastest(tmp_path: Path) -> None:
+    assert export(EVERY_SETTING, "--to", "script", tmp_path / "a") == 0
+    assert "fsdp-2" in read(tmp_path / "a" / "trial.json")["setting"]
+
+
+def refused(capsys: Any, *arguments: str | Path) -> str:
+    assert export(*arguments) == 2
+    return str(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("kind", ["trainer", "accelerate", "deepspeed"])
+def test_what_cannot_be_said_is_refused_with_what_can(kind: str, tmp_path: Path, capsys: Any) -> None:
+    said = refused(capsys, EVERY_SETTING, "--to", kind, tmp_path / "a", "--setting", "free-lunch + fsdp-3")
+    assert f"free-lunch + fsdp-3 cannot be said to {kind}" in said
+    assert "it can to: script" in said
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    assert "is not empty" in refused(capsys, EVERY_SETTING, "--to", "script", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_unknown_names_are_answered_with_what_there_is(tmp_path: Path, capsys: Any) -> None:
+    folder = tmp_path / "a"
+    assert "free-lunch + zero-1" in refused(capsys, EVERY_SETTING, "--to", "script", folder, "--setting", "x")
+    assert "pythia-160m" in refused(capsys, EVERY_SETTING, "--to", "script", folder, "--model", "pythia-1b")
+
+
+def test_of_several_models_one_must_be_named(tmp_path: Path, capsys: Any) -> None:
+    both = manifest(models=["tiny-gpt-neox", "tiny-roberta"])
+    path = bundle(tmp_path / "a.tar", of=both)
+    assert "--model: tiny-gpt-neox, tiny-roberta" in refused(capsys, path, "--to", "script", tmp_path / "b")
+    assert export(path, "--to", "script", tmp_path / "b", "--model", "tiny-roberta") == 0
+
+
+def test_a_setting_without_a_figure_is_refused(tmp_path: Path, capsys: Any) -> None:
+    path = bundle(tmp_path / "a.tar", settings=[((), CRASH)])
+    assert "has no figure" in refused(capsys, path, "--to", "script", tmp_path / "b")
+
+
+def test_nothing_is_made_of_a_bundle_that_does_not_verify(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.tar"
+    bad.write_bytes(b"x" * 2000)
+    assert export(bad, "--to", "script", tmp_path / "a") == 4
+    assert not (tmp_path / "a").exists()

@@ -1,0 +1,129 @@
+"""Bundles as a run would leave them, for machines that are not here: real form, real signature."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from bench.bundle import SIGNING, open_bundle
+from bench.codec import canonical_json, to_json
+from bench.manifest import Manifest, parse_manifest
+from bench.methods import Setting
+from bench.pack import pack
+from bench.result import Ceiling, Crashed, Gpu, Measured, NodeFacts, Outcome, OutOfMemory, StepSample, Trial
+from bench.statement import Predicate, utc
+from bench.summary import Results, RunFacts, samples_bytes, summarise
+from tests.builders import measurement
+
+KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
+H100 = "NVIDIA H100 80GB HBM3"
+START = 1_790_000_000.0
+STEADY = (0.99, 1.0, 1.01, 1.0, 0.99, 1.01)
+
+
+def manifest(**changes: Any) -> Manifest:
+    document = {"schema": "bench/manifest/v1", "models": ["tiny-gpt-neox"], "methods": ["naive"]}
+    return parse_manifest(json.dumps({**document, **changes}).encode(), "made")
+
+
+def seconds(pass_seconds: float, spread: Sequence[float] = STEADY) -> list[StepSample]:
+    """Steps of one and of three passes."""
+    return [StepSample(n, n * pass_seconds * f) for f in spread for n in (1, 3)]
+
+
+def bundle(
+    path: Path,
+    *,
+    run_id: str = "aaaa",
+    gpu: str = H100,
+    gpus: int = 1,
+    uuid: str = "GPU-1",
+    pass_seconds: float = 0.5,
+    settings: Sequence[tuple[Setting, float | Outcome]] | None = None,
+    of: Manifest | None = None,
+    complete: bool = True,
+    watts: float | None = 400.0,
+    started: float = START,
+    spread: Sequence[float] = STEADY,
+    packages: dict[str, str] | None = None,
+    telemetry: bytes | None = None,
+    micro_batch: int = 16,
+) -> Path:
+    """One run. `settings` are those that were tried, with their pass's seconds or another outcome."""
+    asked = of or manifest()
+    node = NodeFacts(
+        "some CPU", 16, 2**37, "Linux", "6", "3.12",
+        tuple(Gpu(i, gpu, f"{uuid}-{i}", 80 * 2**30, "9.0") for i in range(gpus)), "580",
+        packages or {"torch": "2.11.0"},
+    )  # fmt: skip
+    trials: list[tuple[Trial, str, Outcome]] = []
+    for model in asked.models:
+        for setting, found in settings or [((), pass_seconds)]:
+            trial = Trial(model, setting, micro_batch, gpus, asked.seed, asked.timing, asked.memory_cap_bytes)
+            outcome: Outcome = found if not isinstance(found, float) else measured(found, spread, started)
+            trials.append((trial, " + ".join(setting) or "naive", outcome))
+    ceilings = tuple(Ceiling("matmul-fp32", i, "FLOP/s", 10**13, (1.0, 1.1)) for i in range(gpus))
+    run = RunFacts(run_id, started, started + 60, complete, None if complete else "the budget was spent")
+    results = Results(
+        "0.1.0", asked.digest, run, node, asked.models, asked.seed, asked.timing, asked.memory_cap_bytes,
+        ceilings, summarise(trials, ceilings, {}), (),
+    )  # fmt: skip
+    files: dict[str, bytes | Path] = {
+        "manifest.json": asked.data,
+        "results.json": results.to_bytes(),
+        "samples.jsonl": samples_bytes(trials),
+    }
+    course = telemetry if telemetry is not None else course_of(trials, gpus, watts, started)
+    if course:
+        files["telemetry.jsonl"] = course
+    predicate = Predicate(
+        run_id=run_id, manifest_sha256=asked.digest.removeprefix("sha256:"), node={}, complete=complete,
+        started_at=utc(started), ended_at=utc(started + 60),
+    )  # fmt: skip
+    pack(path, files, predicate, KEY)
+    return path
+
+
+def copies(source: Path, folder: Path, count: int) -> None:
+    """A real bundle's figures under other run ids and other GPUs, signed anew."""
+    with open_bundle(source) as opened:
+        files: dict[str, bytes | Path] = {
+            name: opened.read(name) for name in opened.members if name not in SIGNING
+        }
+    results = json.loads(files["results.json"])  # type: ignore[arg-type]
+    digest = results["manifest_digest"].removeprefix("sha256:")
+    for i in range(count):
+        results["run"]["id"] = f"{i:012x}"
+        for gpu in results["node"]["gpus"]:
+            gpu["uuid"] = f"GPU-{i}-{gpu['index']}"
+        files["results.json"] = json.dumps(results).encode()
+        run = results["run"]
+        times = utc(run["started_at"]), utc(run["ended_at"])
+        pack(folder / f"{i:06}.tar", files, Predicate(run["id"], digest, {}, *times, run["complete"]), KEY)
+
+
+def measured(pass_seconds: float, spread: Sequence[float] = STEADY, started: float = START) -> Measured:
+    steps = seconds(pass_seconds, spread)
+    return Measured(measurement(steps, started_at=started + 10, ended_at=started + 50, peak_bytes=2**34))
+
+
+def course_of(
+    trials: Sequence[tuple[Trial, str, Outcome]], gpus: int, watts: float | None, at: float
+) -> bytes:
+    """A reading a second: every trial draws so many watts on each GPU."""
+    if watts is None:
+        return b""
+    lines = []
+    for trial, _, _ in trials:
+        for second in range(60):
+            one = {"energy_joules": watts * second, "power_watts": watts, "sm_mhz": 1980, "celsius": 60}
+            lines.append({"at": at + second, "trial": trial.id, "load": 1.0, "gpus": [one] * gpus})
+    return b"".join(canonical_json(to_json(line)) + b"\n" for line in lines)
+
+
+NO_MEMORY = OutOfMemory("gpu", "out of it")
+CRASH = Crashed("it fell over")

@@ -1,0 +1,233 @@
+"""What is ranked, what stands apart and why: bundles in, a Comparison out."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.errors import BadInput
+from bench.report.compare import Request, collect
+from bench.report.comparing import Comparison, ModelPart
+from bench.result import Measured, StepSample
+from tests.builders import measurement
+from tests.report.made import CRASH, H100, NO_MEMORY, START, bundle, manifest
+
+LONG = {"name": "tiny-gpt-neox", "recipe": {"batch_size": 4096}}  # 256 passes a step
+
+
+def compared(*paths: Path, **request: Any) -> Comparison:
+    return collect(Request(tuple(paths), **request))
+
+
+def only(comparison: Comparison) -> ModelPart:
+    (part,) = comparison.parts
+    return part
+
+
+def labels(part: ModelPart) -> list[tuple[int, str]]:
+    return [(entry.place.rank, entry.row.machine.label) for entry in part.entries]
+
+
+def reasons(part: ModelPart) -> dict[str, tuple[str, ...]]:
+    return {Path(one.row.path).name: one.reasons for one in part.apart}
+
+
+def two(folder: Path, **second: Any) -> tuple[Path, Path]:
+    first = bundle(folder / "a.tar", run_id="aaaa", uuid="A")
+    return first, bundle(folder / "b.tar", **{"run_id": "bbbb", "uuid": "B", **second})
+
+
+def test_machines_are_ranked_by_days_and_only_what_differs_gets_another_rank(tmp_path: Path) -> None:
+    paths = [
+        bundle(tmp_path / f"{name}.tar", run_id=name, uuid=name, gpu=gpu, pass_seconds=seconds)
+        for name, gpu, seconds in [("a", H100, 0.5), ("b", "NVIDIA RTX A6000", 1.5), ("c", H100, 0.5005)]
+    ]
+    random.Random(0).shuffle(paths)
+    part = only(compared(*paths))
+    assert labels(part) == [(1, "1x H100 80GB HBM3"), (1, "1x H100 80GB HBM3"), (3, "1x RTX A6000")]
+    slower = part.entries[2].place.slower
+    assert slower is not None
+    assert slower.value == pytest.approx(3.0)
+
+
+def test_the_best_plausible_setting_stands_for_a_machine(tmp_path: Path) -> None:
+    impossible, fast = 1e-9, 0.25
+    path = bundle(
+        tmp_path / "a.tar",
+        settings=[
+            ((), 0.5),
+            (("kernels",), fast),
+            (("compile",), impossible),
+            (("checkpointing",), NO_MEMORY),
+        ],
+    )
+    entry = only(compared(path)).entries[0]
+    assert entry.row.best is not None
+    assert entry.row.best.setting == ("kernels",)
+    outcomes = [attempt.outcome for attempt in entry.row.attempts]
+    assert outcomes == ["measured", "measured", "implausible", "out-of-memory"]
+
+
+@pytest.mark.parametrize(
+    ("of", "reason"),
+    [
+        ({"models": [{"name": "tiny-gpt-neox", "recipe": {"batch_size": 32}}]}, "batch 32, not 64"),
+        ({"models": [{"name": "tiny-gpt-neox", "recipe": {"steps": 99}}]}, "steps 99, not 2000"),
+        (
+            {"models": [{"name": "tiny-gpt-neox", "recipe": {"precision": "bf16"}}]},
+            "precision bf16, not fp32",
+        ),
+        ({"models": [{"name": "tiny-gpt-neox", "recipe": {"clip_norm": 2.0}}]}, "another recipe"),
+        ({"memory_cap_gib": 24}, "memory cap 24 GiB, not none"),
+        ({"methods": "exhaustive"}, "methods exhaustive, not naive"),
+        ({"methods": [["checkpointing"], "naive"]}, "methods 2 listed settings"),
+        ({"micro_batch": 16}, "micro-batch 16, not auto"),
+        ({"image": "sha256:" + "0" * 64}, "image sha256:"),
+    ],
+)
+def test_what_was_asked_differently_is_not_ranked(tmp_path: Path, of: dict[str, Any], reason: str) -> None:
+    a, b = two(tmp_path, of=manifest(**of))
+    third = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C")
+    part = only(compared(b, a, third))
+    assert len(part.entries) == 2
+    (why,) = reasons(part)["b.tar"]
+    assert why.startswith(reason)
+
+
+def test_another_stack_is_not_ranked(tmp_path: Path) -> None:
+    a, b = two(tmp_path, packages={"torch": "2.9.0"})
+    assert reasons(only(compared(a, b))) == {"b.tar": ("torch 2.9.0, not 2.11.0",)}
+
+
+@pytest.mark.parametrize("of", [{"name": "other"}, {"gpus": 1}, {"budget_minutes": 5}, {"seed": 7}])
+def test_what_changes_no_figure_does_not_set_bundles_apart(tmp_path: Path, of: dict[str, Any]) -> None:
+    a, b = two(tmp_path, of=manifest(**of))
+    assert len(only(compared(a, b)).entries) == 2
+
+
+def test_more_gpus_of_a_kind_are_another_machine(tmp_path: Path) -> None:
+    a, b = two(tmp_path, gpus=2, pass_seconds=0.5)
+    assert labels(only(compared(a, b))) == [(1, "2x H100 80GB HBM3"), (2, "1x H100 80GB HBM3")]
+
+
+def test_told_to_it_ranks_everything_and_says_what_differs(tmp_path: Path) -> None:
+    a, b = two(tmp_path, packages={"torch": "2.9.0"}, pass_seconds=0.1)
+    part = only(compared(a, b, rank_all=True))
+    assert [entry.differs_in for entry in part.entries] == [("torch 2.9.0, not 2.11.0",), ()]
+    assert not part.apart
+
+
+def test_a_machine_that_ran_twice_stands_once_with_its_newest_run(tmp_path: Path) -> None:
+    old = bundle(tmp_path / "old.tar", run_id="old", started=1_790_000_000.0, pass_seconds=0.4)
+    new = bundle(tmp_path / "new.tar", run_id="new", started=1_790_009_000.0)
+    part = only(compared(old, new))
+    assert [entry.row.run_id for entry in part.entries] == ["new"]
+    assert reasons(part) == {"old.tar": (f"the same machine ran again: {new}",)}
+
+
+def test_a_bundle_that_is_there_twice_counts_once(tmp_path: Path) -> None:
+    first = bundle(tmp_path / "a.tar")
+    copy = tmp_path / "b.tar"
+    copy.write_bytes(first.read_bytes())
+    part = only(compared(first, copy))
+    assert len(part.entries) == 1
+    assert reasons(part) == {"b.tar": (f"the same run as {first}",)}
+
+
+def test_a_model_without_a_figure_is_named(tmp_path: Path) -> None:
+    a, b = two(tmp_path, settings=[((), NO_MEMORY), (("kernels",), NO_MEMORY), (("compile",), CRASH)])
+    assert reasons(only(compared(a, b))) == {"b.tar": ("no figure: 2 out-of-memory, 1 crashed",)}
+
+
+def test_energy_is_what_the_gpus_counters_say_while_steps_were_timed(tmp_path: Path) -> None:
+    a = bundle(tmp_path / "a.tar", gpus=2, watts=350.0)
+    entry = only(compared(a)).entries[0]
+    assert entry.row.watts == pytest.approx(700.0)
+    assert entry.row.best is not None
+    assert entry.row.best.days is not None
+    assert entry.kwh == pytest.approx(0.7 * 24 * entry.row.best.days.value)
+
+
+def test_power_drawn_in_timed_updates_is_not_that_of_training(tmp_path: Path) -> None:
+    """Steps of one and three passes with a long update: the recipe's step has 256 passes to one."""
+    steps = [StepSample(n, n * 0.1 + 2.0 + f) for f in (-0.001, 0.0, 0.001) for n in (1, 3)]
+    outcome = Measured(measurement(steps, started_at=START + 10, ended_at=START + 50))
+    path = bundle(tmp_path / "a.tar", settings=[((), outcome)], of=manifest(models=[LONG]))
+    assert only(compared(path)).entries[0].kwh is None
+
+
+@pytest.mark.parametrize("watts", [None, 1e9, 0.0])
+def test_without_a_sane_counter_there_is_no_energy(tmp_path: Path, watts: float | None) -> None:
+    assert only(compared(bundle(tmp_path / "a.tar", watts=watts))).entries[0].kwh is None
+
+
+@pytest.mark.parametrize(
+    "telemetry", [b"[]\n" * 3, b'{"at": 1}\n' * 3, b"{", b"\xff\n", b'{"gpus": 3}\n' * 4]
+)
+def test_telemetry_that_makes_no_sense_refuses_the_bundle(tmp_path: Path, telemetry: bytes) -> None:
+    good = bundle(tmp_path / "a.tar")
+    bad = bundle(tmp_path / "b.tar", run_id="bbbb", telemetry=telemetry)
+    found = compared(good, bad, html=tmp_path / "x.html")
+    assert len(only(found).entries) == 1
+    (refused,) = found.refused
+    assert (refused.path, refused.exit_code) == (str(bad), 4)
+    assert "telemetry" in refused.reason
+
+
+def test_a_bundle_that_does_not_verify_is_named_and_the_others_are_compared(tmp_path: Path) -> None:
+    a, b = two(tmp_path)
+    data = bytearray(b.read_bytes())
+    data[700] ^= 1
+    b.write_bytes(bytes(data))
+    found = compared(a, b, tmp_path / "gone.tar")
+    assert len(only(found).entries) == 1
+    assert [(refused.path, refused.exit_code) for refused in found.refused] == [
+        (str(b), 4),
+        (str(tmp_path / "gone.tar"), 2),
+    ]
+
+
+def test_an_empty_directory_or_a_pattern_without_a_match_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "*.tar"):
+        with pytest.raises(BadInput, match=r"holds no \.tar|matches no file"):
+            compared(path)
+
+
+def test_a_pattern_and_a_directory_stand_for_their_bundles(tmp_path: Path) -> None:
+    two(tmp_path)
+    for path in (tmp_path, tmp_path / "*.tar", tmp_path / "[ab].tar"):
+        assert compared(path).bundles == 2
+
+
+def test_prices_that_are_missing_are_named_and_the_machine_stays(tmp_path: Path) -> None:
+    a, b = two(tmp_path, gpu="NVIDIA H200")
+    part = only(compared(a, b, budget=40_000.0))
+    found = {entry.row.machine.name: entry for entry in part.entries}
+    assert found["NVIDIA H200"].gaps == ("no price for NVIDIA H200", "no rent for 1x NVIDIA H200")
+    assert found[H100].offers[0].price == 31_000
+    assert found[H100].offers[0].marks == ("fastest in budget",)
+
+
+def test_nothing_in_budget_is_said(tmp_path: Path) -> None:
+    part = only(compared(*two(tmp_path), budget=10.0, deadline_days=1e-9))
+    assert (part.nothing_in_budget, part.nothing_in_time) == (True, True)
+
+
+def test_trust_is_shown_and_not_assumed(tmp_path: Path) -> None:
+    a, _ = two(tmp_path)
+    assert only(compared(a)).entries[0].row.trusted is False
+
+
+def test_many_bundles_give_what_few_do(tmp_path: Path) -> None:
+    """Past MANY they are verified in other processes."""
+    paths = [
+        bundle(tmp_path / f"{i:03}.tar", run_id=f"r{i}", uuid=f"G{i}", pass_seconds=0.5 + i / 100)
+        for i in range(70)
+    ]
+    part = only(compared(*paths))
+    assert [Path(e.row.path).name for e in part.entries] == [path.name for path in paths]
+    few = only(compared(*paths[:3]))
+    assert [e.row for e in few.entries] == [e.row for e in part.entries[:3]]

@@ -1,0 +1,185 @@
+"""One comparison, four spellings, the same numbers; and the command around it."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.cli import main
+from bench.pack import pack
+from bench.report.compare import Request, collect
+from bench.report.comparing import Comparison
+from bench.report.formats import csv_text, json_text, markdown, table, texts
+from bench.statement import Predicate
+from bench.words import money_text
+from tests.report.made import KEY, bundle, manifest
+
+ROOT = Path(__file__).parents[2]
+QUOTE = {"date": "2026-06-01", "source": "a quote"}
+
+
+@pytest.fixture
+def comparison(tmp_path: Path) -> Comparison:
+    """Three machines, one of them apart, with every price there is."""
+    prices = tmp_path / "prices.json"
+    rents = [{"gpu": ["NVIDIA H100 80GB HBM3"], "price": 2.5, **QUOTE}]
+    prices.write_text(
+        json.dumps(
+            {
+                "schema": "bench/prices/v1",
+                "currency": "USD",
+                "rents": rents,
+                "electricity": {"price": 0.2, **QUOTE},
+            }
+        )
+    )
+    paths = [
+        bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", pass_seconds=700.0),
+        bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", pass_seconds=400.0, gpus=2),
+        bundle(tmp_path / "c.tar", run_id="cccc", uuid="C", of=manifest(methods="exhaustive")),
+    ]
+    return collect(Request(tuple(paths), prices=prices, budget=50_000.0, deadline_days=20.0, runs=3))
+
+
+def test_every_text_of_the_table_is_in_the_markdown_too(comparison: Comparison) -> None:
+    spelled = texts(comparison.parts[0], comparison)
+    assert len(spelled) > 20
+    for text in spelled:
+        assert text in table(comparison)
+        assert text in markdown(comparison)
+
+
+def test_csv_and_json_hold_the_very_same_numbers(comparison: Comparison) -> None:
+    rows = {row["run"]: row for row in csv.DictReader(io.StringIO(csv_text(comparison)))}
+    document = json.loads(json_text(comparison))
+    for part in document["parts"]:
+        for entry in part["entries"]:
+            row, best = rows[entry["row"]["run_id"]], entry["row"]["best"]
+            assert float(row["days"]) == best["days"]["value"]
+            assert float(row["days_half_width"]) == best["days"]["half_width"]
+            assert float(row["utilisation"]) == best["utilisation"]
+            assert float(row["kwh"]) == entry["kwh"]
+            offers = {offer["kind"]: offer for offer in entry["offers"]}
+            assert float(row["buy_price"]) == offers["buy"]["price"]
+            assert float(row["buy_run_cost"]) == offers["buy"]["run_cost"]
+            assert float(row["rent_run_cost"]) == offers["rent"]["run_cost"]
+        for one in part["apart"]:
+            assert rows[one["row"]["run_id"]]["not_compared"] == "; ".join(one["reasons"])
+            assert rows[one["row"]["run_id"]]["rank"] == ""
+
+
+def test_the_table_spells_the_numbers_of_the_json(comparison: Comparison) -> None:
+    for entry in json.loads(json_text(comparison))["parts"][0]["entries"]:
+        for offer in entry["offers"]:
+            assert money_text(offer["price"], "USD") in table(comparison)
+            assert money_text(offer["run_cost"], "USD") in table(comparison)
+
+
+def test_the_decision_is_told_in_words(comparison: Comparison) -> None:
+    text = table(comparison)
+    assert "fastest in budget" in text
+    assert "beats the cheapest rent from" in text
+    assert "not compared: " in text
+    assert "methods exhaustive, not naive" in text
+    assert "price  a quote, 2026-06-01" in text
+
+
+@pytest.mark.parametrize(
+    ("amount", "currency", "text"),
+    [
+        (127_500.0, "USD", "$127,500"),
+        (99.999, "USD", "$100"),
+        (14.836, "USD", "$14.84"),
+        (0.00047, "USD", "$0.00047"),
+        (0.0, "USD", "$0.00"),
+        (640.2, "EUR", "EUR 640"),
+    ],
+)
+def test_money(amount: float, currency: str, text: str) -> None:
+    assert money_text(amount, currency) == text
+
+
+# The command
+
+
+def run(capsys: Any, *arguments: str | Path) -> tuple[int, str, str]:
+    code = main(["compare", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_real_bundles_make_a_table(capsys: Any) -> None:
+    code, out, err = run(capsys, ROOT / "results/proof-h200")
+    assert (code, err) == (0, "")
+    for model in ("pythia-160m", "pythia-410m", "pythia-1b", "roberta-large", "convnext-xl", "vit-l"):
+        assert model in out
+    assert "39.18 ±0.22" in out  # as docs/accuracy.md has it
+    assert "1x H200" in out
+
+
+def test_one_bundle_shows_its_settings_too(capsys: Any) -> None:
+    code, out, _ = run(capsys, ROOT / "results/every-setting-h200/pythia-160m-2gpus.tar")
+    assert code == 0
+    assert "free-lunch + checkpointing + zero-3 + offload" in out
+
+
+def test_a_bundle_that_does_not_verify_gives_exit_4(tmp_path: Path, capsys: Any) -> None:
+    bad = tmp_path / "bad.tar"
+    bad.write_bytes(b"x" * 2000)
+    code, out, err = run(capsys, bad, ROOT / "results/proof-h200/vit.tar", "--json")
+    assert code == 4
+    assert str(bad) in err
+    document = json.loads(out)
+    assert [part["model"] for part in document["parts"]] == ["vit-l"]
+    assert document["refused"][0]["path"] == str(bad)
+
+
+def test_a_bundle_of_a_newer_version_is_named(tmp_path: Path, capsys: Any) -> None:
+    path = tmp_path / "new.tar"
+    results = b'{"schema": "bench/results/v2", "planets": 9}'
+    files = {"manifest.json": b"{}", "results.json": results, "samples.jsonl": b""}
+    when = "2026-01-01T00:00:00Z"
+    pack(path, files, Predicate("aa", hashlib.sha256(b"{}").hexdigest(), {}, when, when, True), KEY)
+    code, out, err = run(capsys, path, ROOT / "results/proof-h200/vit.tar")
+    assert code == 4
+    assert f"{path}: its results are bench/results/v2, this bench knows bench/results/v1" in err
+    assert "vit-l" in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--budget-usd", "0"],
+        ["--budget-usd", "x"],
+        ["--deadline", "soon"],
+        ["--utilisation", "101"],
+        ["--runs", "0"],
+        ["--format", "pdf"],
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: list[str], capsys: Any) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["compare", "x.tar", *arguments])
+    assert caught.value.code == 2
+
+
+def test_a_budget_in_dollars_needs_prices_in_dollars(tmp_path: Path, capsys: Any) -> None:
+    prices = tmp_path / "p.json"
+    prices.write_text('{"schema": "bench/prices/v1", "currency": "EUR", "shipped": false}')
+    code, out, err = run(capsys, ROOT / "results/proof-h200", "--prices", prices, "--budget-usd", "5")
+    assert (code, out) == (2, "")
+    assert "EUR" in err
+
+
+@pytest.mark.parametrize("format", ["table", "json", "csv", "markdown"])
+def test_every_format_is_one_document_on_stdout(format: str, capsys: Any) -> None:
+    code, out, err = run(capsys, ROOT / "results/proof-h200", "--format", format)
+    assert (code, err) == (0, "")
+    assert out.endswith("\n")
+    assert not out.endswith("\n\n")

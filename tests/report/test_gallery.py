@@ -1,0 +1,28 @@
+"""What the README shows is what the committed bundles give: `make gallery` draws the pictures again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.report.compare import Request, collect
+from bench.report.formats import table
+from bench.report.paper import figures_of_the_paper
+from bench.report.plots import all_plots
+from bench.report.svg import standalone
+
+ROOT = Path(__file__).parents[2]
+BUNDLES = ROOT / "results/every-setting-h200"
+
+
+def test_the_readmes_table_is_what_bench_compare_prints() -> None:
+    assert table(collect(Request((BUNDLES,)))) in (ROOT / "README.md").read_text()
+
+
+def test_the_pictures_are_drawn_from_the_bundles() -> None:
+    plots = [*all_plots(collect(Request((BUNDLES,)))), *figures_of_the_paper()]
+    drawn = {f"{plot.name}.svg": standalone(plot) for plot in plots}
+    kept = {path.name: path.read_text() for path in (ROOT / "docs/pictures").glob("*.svg")}
+    assert len(kept) >= 4
+    assert [name for name, text in kept.items() if drawn.get(name) != text] == []
+    readme = (ROOT / "README.md").read_text()
+    assert all(f"docs/pictures/{name}" in readme for name in ("pythia-160m-settings-1.svg", "figure-7.svg"))

@@ -1,0 +1,191 @@
+"""What is recommended, as rules that must hold for any machines, prices and wishes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.decide import Option, Wish, break_even, decide, differs, frontier, meets, places, ratio
+from bench.estimate import Interval
+
+money = st.floats(0.01, 1e7)
+days = st.builds(Interval, st.floats(0.01, 1e4), st.floats(0, 10))
+
+
+@st.composite
+def options(draw: st.DrawFn) -> list[Option]:
+    made = []
+    for i in range(draw(st.integers(1, 12))):
+        buys = draw(st.booleans())
+        upfront = draw(money) if buys else 0.0
+        made.append(Option(f"m{i}", "buy" if buys else "rent", draw(days), upfront, draw(money)))
+    return made
+
+
+runs = st.integers(1, 50)
+
+
+def beats(a: Option, b: Option, wish: Wish) -> bool:
+    """Cheaper and faster."""
+    return a.spend(wish.runs) < b.spend(wish.runs) and a.days.value < b.days.value
+
+
+@given(options(), money, st.floats(0.01, 1e4), runs)
+def test_a_cheaper_and_faster_machine_is_never_recommended_against(
+    every: list[Option], budget: float, deadline: float, count: int
+) -> None:
+    wish = Wish(budget, deadline, count)
+    answer = decide(every, wish)
+    for chosen in (answer.fastest_in_budget, answer.as_fast_for_less):
+        assert chosen is None or not any(beats(other, chosen, wish) for other in every)
+    cheapest = answer.cheapest_by_deadline
+    in_time = [o for o in every if meets(o.days, deadline) == "yes"]
+    assert cheapest is None or not any(beats(other, cheapest, wish) for other in in_time)
+
+
+@given(options(), money, st.floats(1, 100), runs)
+def test_raising_the_budget_never_worsens_the_answer(
+    every: list[Option], budget: float, factor: float, count: int
+) -> None:
+    poor = decide(every, Wish(budget, None, count)).fastest_in_budget
+    rich = decide(every, Wish(budget * factor, None, count)).fastest_in_budget
+    if poor is not None:
+        assert rich is not None
+        assert rich.days.value <= poor.days.value
+
+
+@given(options(), money, st.floats(1, 100), st.floats(0.01, 1e4))
+def test_raising_the_budget_never_makes_a_deadline_dearer(
+    every: list[Option], budget: float, factor: float, deadline: float
+) -> None:
+    poor = decide(every, Wish(budget, deadline)).cheapest_by_deadline
+    rich = decide(every, Wish(budget * factor, deadline)).cheapest_by_deadline
+    if poor is not None:
+        assert rich is not None
+        assert rich.spend() <= poor.spend()
+
+
+@given(options(), st.floats(0.01, 1e4), st.floats(1, 100))
+def test_a_later_deadline_never_costs_more(every: list[Option], deadline: float, factor: float) -> None:
+    soon = decide(every, Wish(None, deadline)).cheapest_by_deadline
+    late = decide(every, Wish(None, deadline * factor)).cheapest_by_deadline
+    if soon is not None:
+        assert late is not None
+        assert late.spend() <= soon.spend()
+
+
+@given(options(), money, st.floats(0.01, 1e4), st.randoms())
+def test_the_order_of_the_bundles_decides_nothing(
+    every: list[Option], budget: float, deadline: float, random: object
+) -> None:
+    wish = Wish(budget, deadline)
+    shuffled = every[:]
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert decide(every, wish) == decide(shuffled, wish)
+
+
+@given(options(), money, st.floats(0.01, 1e4), st.sampled_from([0.5, 2.0, 4.0]))
+def test_another_currency_decides_nothing(
+    every: list[Option], budget: float, deadline: float, rate: float
+) -> None:
+    def worth(option: Option) -> Option:
+        return dataclasses.replace(option, upfront=option.upfront * rate, a_run=option.a_run * rate)
+
+    def names(all_of: list[Option], wish: Wish) -> list[str | None]:
+        answer = decide(all_of, wish)
+        chosen = (answer.fastest_in_budget, answer.cheapest_by_deadline, answer.as_fast_for_less)
+        return [one and one.label for one in chosen]
+
+    converted = [worth(option) for option in every]
+    assert names(every, Wish(budget, deadline)) == names(converted, Wish(budget * rate, deadline))
+
+
+@given(options(), money, runs)
+def test_what_is_recommended_is_affordable_and_something_affordable_is_recommended(
+    every: list[Option], budget: float, count: int
+) -> None:
+    chosen = decide(every, Wish(budget, None, count)).fastest_in_budget
+    affordable = [o for o in every if o.spend(count) <= budget]
+    assert (chosen in affordable) if affordable else (chosen is None)
+
+
+@given(st.lists(st.tuples(money, st.floats(0.01, 1e4)), max_size=30))
+def test_the_frontier_beats_all_that_is_not_on_it_and_nothing_on_it_is_beaten(
+    points: list[tuple[float, float]],
+) -> None:
+    best = frontier(points, lambda p: p[0], lambda p: p[1])
+    assert all(any(b[0] <= p[0] and b[1] <= p[1] for b in best) for p in points)
+    assert not any(a[0] <= b[0] and a[1] <= b[1] for a in best for b in best if a is not b)
+
+
+def test_nothing_is_answered_that_was_not_asked() -> None:
+    answer = decide([Option("m", "rent", Interval(1, 0), 0, 1)], Wish())
+    assert (answer.fastest_in_budget, answer.cheapest_by_deadline) == (None, None)
+
+
+def test_of_two_that_cannot_be_told_apart_the_cheaper_is_named_too() -> None:
+    dear = Option("dear", "buy", Interval(10.0, 0.5), 200_000, 0)
+    cheap = Option("cheap", "buy", Interval(10.2, 0.5), 100_000, 0)
+    slow = Option("slow", "buy", Interval(20.0, 0.5), 10_000, 0)
+    answer = decide([dear, cheap, slow], Wish(budget=300_000))
+    assert (answer.fastest_in_budget, answer.as_fast_for_less) == (dear, cheap)
+
+
+@pytest.mark.parametrize(("deadline", "expected"), [(11.0, "yes"), (10.0, "perhaps"), (9.0, "no")])
+def test_a_deadline_inside_the_interval_is_perhaps_met(deadline: float, expected: str) -> None:
+    assert meets(Interval(10.0, 0.5), deadline) == expected
+
+
+def test_owning_breaks_even_where_the_saved_rent_has_paid_for_the_machine() -> None:
+    own = Option("m", "buy", Interval(10.0, 0.1), 90_000, 100.0)
+    rent = Option("m", "rent", Interval(5.0, 0.1), 0.0, 1_000.0)
+    even = break_even(own, rent, life_days=1825)
+    assert even is not None
+    assert even.runs == 100
+    assert own.spend(100) == rent.spend(100)
+    assert even.utilisation == pytest.approx(100 * 10 / 1825)
+    assert even.reachable
+
+
+@given(money, money, money)
+def test_owning_never_breaks_even_against_a_rent_below_its_own_electricity(
+    price: float, electricity: float, rent: float
+) -> None:
+    own = Option("m", "buy", Interval(10.0, 0.1), price, electricity)
+    assert (break_even(own, Option("m", "rent", Interval(10.0, 0.1), 0, rent), 1825) is None) == (
+        rent <= electricity
+    )
+
+
+def test_more_runs_than_one_life_holds_are_not_reachable() -> None:
+    own = Option("m", "buy", Interval(100.0, 1.0), 90_000, 0.0)
+    even = break_even(own, Option("m", "rent", Interval(100.0, 1.0), 0.0, 1_000.0), 1825)
+    assert even is not None
+    assert not even.reachable
+
+
+def test_a_run_costs_its_share_of_the_machines_life_as_in_the_paper() -> None:
+    # Section 4.1: 8 A100 train Pythia-1B in 9 days for about $800, 4 H100 in 8 for about $600.
+    a100 = Option("8x A100", "buy", Interval(9, 0), 8 * 19_000 + 10_500, 0)
+    h100 = Option("4x H100", "buy", Interval(8, 0), 4 * 30_000 + 7_500, 0)
+    assert a100.run_cost(5 * 365) == pytest.approx(801, abs=1)
+    assert h100.run_cost(5 * 365) == pytest.approx(559, abs=1)
+    assert h100.run_cost(5 * 365, utilisation=0.5) == pytest.approx(2 * h100.run_cost(5 * 365))
+
+
+def test_equal_ranks_go_to_what_cannot_be_told_from_their_leader() -> None:
+    found = places([Interval(10, 0.5), Interval(10.4, 0.5), Interval(11, 0.5), Interval(11.2, 0.5)])
+    assert [place.rank for place in found] == [1, 1, 3, 3]
+    assert found[0].slower is None
+    assert found[2].slower == ratio(Interval(11, 0.5), Interval(10, 0.5))
+
+
+@given(days, days)
+def test_a_difference_is_symmetric_and_never_from_oneself(a: Interval, b: Interval) -> None:
+    assert differs(a, b) == differs(b, a)
+    assert not differs(a, a)
+    assert not math.isnan(ratio(a, b).half_width)

@@ -1,0 +1,152 @@
+"""Prices: dated, sourced, in one currency; a gap or a mixture is named and never filled in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.errors import BadInput
+from bench.prices import Gap, Priced, load_prices, shipped_prices
+
+WHEN = {"date": "2026-06-01", "source": "a quote"}
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def file(folder: Path, **document: Any) -> Path:
+    path = folder / "prices.json"
+    path.write_text(json.dumps({"schema": "bench/prices/v1", "currency": "USD", **document}))
+    return path
+
+
+def mistakes(folder: Path, **document: Any) -> dict[str, str]:
+    with pytest.raises(BadInput) as caught:
+        load_prices(file(folder, **document))
+    assert caught.value.exit_code == 2
+    return {m.path: m.found for m in caught.value.mistakes}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "count", "price"),
+    [
+        ("NVIDIA GeForce RTX 3090", 2, 4_100),  # "$4k" in the footnote of page 1
+        ("NVIDIA GeForce RTX 3090", 8, 20_900),
+        ("NVIDIA RTX A6000", 1, 5_800),
+        ("NVIDIA A100-SXM4-80GB", 4, 83_500),  # "$85k"
+        ("NVIDIA A100-SXM4-80GB", 8, 162_500),  # "$160k"
+        (H100, 4, 127_500),  # "$130k"
+        (H100, 8, 250_500),  # "$250k"
+    ],
+)
+def test_the_papers_machines_cost_what_the_paper_says(gpu: str, count: int, price: float) -> None:
+    found = shipped_prices().to_buy(gpu, count)
+    assert isinstance(found, Priced)
+    assert found.amount == price
+    assert set(found.dates) == {"2024-09-21"}
+
+
+def test_what_no_quote_covers_has_no_price() -> None:
+    book = shipped_prices()
+    assert book.to_buy("NVIDIA H200", 1) == Gap("no price for NVIDIA H200")
+    assert book.to_buy(H100, 16) == Gap("no price for a system that holds 16 GPUs")
+    assert book.to_rent(H100, 8) == Gap(f"no rent for 8x {H100}")
+    assert book.energy_cost(100) is None
+
+
+def test_three_gpus_go_into_the_system_for_four() -> None:
+    assert shipped_prices().to_buy(H100, 3) == Priced(
+        3 * 30_000 + 7_500,
+        (shipped_prices().gpus[3].source, shipped_prices().systems[2].source),
+        ("2024-09-21", "2024-09-21"),
+    )
+
+
+def test_ones_own_quotes_go_before_the_shipped_ones(tmp_path: Path) -> None:
+    book = load_prices(
+        file(
+            tmp_path,
+            gpus=[{"gpu": [H100], "price": 20_000, **WHEN}],
+            machines=[{"gpu": [H100], "gpus": 8, "price": 150_000, **WHEN}],
+            electricity={"price": 0.2, "overhead": 1.5, **WHEN},
+        )
+    )
+    four, eight = book.to_buy(H100, 4), book.to_buy(H100, 8)
+    assert isinstance(four, Priced)
+    assert isinstance(eight, Priced)
+    assert (four.amount, eight.amount) == (87_500, 150_000)
+    assert isinstance(book.to_buy("NVIDIA RTX A6000", 1), Priced)
+    assert book.energy_cost(100) == pytest.approx(30)
+
+
+def test_without_the_shipped_quotes_there_are_only_ones_own(tmp_path: Path) -> None:
+    book = load_prices(file(tmp_path, shipped=False))
+    assert book.to_buy(H100, 1) == Gap(f"no price for {H100}")
+
+
+def test_rent_is_by_the_gpu_or_by_the_machine_whichever_is_cheaper(tmp_path: Path) -> None:
+    rents = [{"gpu": [H100], "price": 3, **WHEN}, {"gpu": [H100], "gpus": 8, "price": 20, **WHEN}]
+    book = load_prices(file(tmp_path, rents=rents))
+    hourly = {count: book.to_rent(H100, count) for count in (1, 7, 8, 9)}
+    amounts = {count: p.amount for count, p in hourly.items() if isinstance(p, Priced)}
+    assert amounts == {1: 3, 7: 20, 8: 20, 9: 27}
+
+
+def test_mixed_currencies_need_a_rate(tmp_path: Path) -> None:
+    euros = [{"gpu": [H100], "price": 25_000, "currency": "EUR", **WHEN}]
+    assert mistakes(tmp_path, gpus=euros) == {"/gpus/0/currency": "EUR among prices in USD"}
+    rate = [{"currency": "EUR", "price": 1.1, **WHEN}]
+    book = load_prices(file(tmp_path, gpus=euros, exchange=rate))
+    single = book.to_buy(H100, 1)
+    assert isinstance(single, Priced)
+    assert single.amount == pytest.approx(27_500 + 1_000)
+
+
+def test_a_file_in_another_currency_needs_the_worth_of_the_shipped_ones(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="its prices are in EUR, the shipped ones in USD"):
+        load_prices(file(tmp_path, currency="EUR"))
+    assert load_prices(file(tmp_path, currency="EUR", shipped=False)).currency == "EUR"
+    book = load_prices(file(tmp_path, currency="EUR", exchange=[{"currency": "USD", "price": 0.5, **WHEN}]))
+    four = book.to_buy(H100, 4)
+    assert isinstance(four, Priced)
+    assert four.amount == pytest.approx(127_500 / 2)
+
+
+@pytest.mark.parametrize(
+    ("document", "path"),
+    [
+        ({"gpus": [{"gpu": [H100], "price": 0, **WHEN}]}, "/gpus/0/price"),
+        ({"gpus": [{"gpu": [H100], "price": -1, **WHEN}]}, "/gpus/0/price"),
+        ({"gpus": [{"gpu": [], "price": 1, **WHEN}]}, "/gpus/0/gpu"),
+        ({"gpus": [{"gpu": [H100], "price": 1, "date": "June", "source": "x"}]}, "/gpus/0/date"),
+        ({"gpus": [{"gpu": [H100], "price": 1, "date": "2026-06-01", "source": " "}]}, "/gpus/0/source"),
+        ({"systems": [{"gpus": 0, "price": 1, **WHEN}]}, "/systems/0/gpus"),
+        ({"electricity": {"price": 0.1, "overhead": 0.5, **WHEN}}, "/electricity/overhead"),
+        ({"currency": "dollars"}, "/currency"),
+        ({"life_years": 0}, "/life_years"),
+        ({"exchange": [{"currency": "EUR", "price": 0, **WHEN}]}, "/exchange/0/price"),
+    ],
+)
+def test_every_mistake_has_its_place(tmp_path: Path, document: dict[str, Any], path: str) -> None:
+    assert path in mistakes(tmp_path, **document)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"schema": "bench/prices/v2", "currency": "USD"}', '{"currency": NaN}', "\x00"]
+)
+def test_what_is_no_price_file_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "prices.json"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=r"prices\.json"):
+        load_prices(path)
+
+
+def test_a_quote_with_a_gap_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="/gpus/0: missing field 'source'"):
+        load_prices(file(tmp_path, gpus=[{"gpu": [H100], "price": 1, "date": "2026-06-01"}]))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"no\.json"):
+        load_prices(tmp_path / "no.json")

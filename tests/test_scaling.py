@@ -1,0 +1,118 @@
+"""Estimates for machines that were not measured: floors, calibration, and what the error bar is worth."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.catalogue import GpuModel, find_gpu_model
+from bench.models import known_models
+from bench.reference import claims, gpu_model, training_flops
+from bench.report.compare import Request, collect
+from bench.scaling import Evidence, guess, held_out_errors
+
+ROOT = Path(__file__).parents[1]
+
+
+def gpu(name: str) -> GpuModel:
+    found = find_gpu_model(name)
+    assert found is not None
+    return found
+
+
+H100, A100, H200 = gpu("h100 80gb hbm3"), gpu("a100-sxm4-80gb"), gpu("h200")
+
+
+def row(
+    model: str = "m", *, on: GpuModel = H100, gpus: int = 1, flops: float = 1e21, share: float = 0.5
+) -> Evidence:
+    days = flops / (on.bf16_tflops * 1e12 * 86_400 * share)
+    return Evidence(model, "gpt_neox", on, 1, "bf16", True, flops, days)
+
+
+def test_a_machine_like_the_measured_one_is_as_efficient() -> None:
+    found = guess(A100, 4, "gpt_neox", "bf16", 1e21, [row(share=0.5)])
+    assert found.days == pytest.approx(2 * found.at_peak_days)
+    assert "m on 1x NVIDIA H100 80GB HBM3, 50% of the vendor's peak" in found.basis
+
+
+def test_without_a_row_of_the_family_there_is_only_the_floor() -> None:
+    found = guess(H100, 1, "mamba", "bf16", 1e21, [row()])
+    assert (found.days, found.low_days, found.basis) == (None, None, "no mamba was measured")
+    assert found.at_peak_days > 0
+
+
+def test_the_same_kind_goes_before_a_like_one_and_a_like_one_before_others() -> None:
+    rows = [row("a100", on=A100, share=0.2), row("h100", share=0.4), row("h200", on=H200, share=0.6)]
+    assert guess(H200, 8, "gpt_neox", "bf16", 1e21, rows).basis.startswith("h200")
+    assert guess(H200, 8, "gpt_neox", "bf16", 1e21, rows[:2]).basis.startswith("h100")
+    near = [row("small", flops=1e18), row("large", flops=9e20)]
+    assert guess(H100, 1, "gpt_neox", "bf16", 1e21, near).basis.startswith("large")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_fewer_than_three_rows_to_hold_out_make_no_error_bar(count: int) -> None:
+    rows = [row(f"m{i}", flops=1e20 * 3**i) for i in range(count)]
+    found = guess(H100, 1, "gpt_neox", "bf16", 1e21, rows)
+    assert (found.low_days is None) == (count < 3)
+
+
+def test_a_kind_that_was_not_measured_needs_kinds_to_hold_out() -> None:
+    one_kind = [row(f"m{i}", flops=1e20 * 3**i, share=0.3 + i / 20) for i in range(5)]
+    assert guess(H100, 1, "gpt_neox", "bf16", 1e21, one_kind).low_days is not None
+    assert guess(A100, 1, "gpt_neox", "bf16", 1e21, one_kind).low_days is None
+    assert held_out_errors(one_kind, "gpt_neox", known_kind=False) == []
+
+
+@given(st.lists(st.floats(0.05, 0.9), min_size=3, max_size=8), st.integers(1, 16))
+def test_no_estimate_is_under_its_floor_and_its_bar_holds_it(shares: list[float], gpus: int) -> None:
+    rows = [row(f"m{i}", flops=1e19 * 2**i, share=share) for i, share in enumerate(shares)]
+    found = guess(H100, gpus, "gpt_neox", "bf16", 3e20, rows)
+    assert found.days is not None
+    assert found.low_days is not None
+    assert found.high_days is not None
+    assert found.at_peak_days < found.days
+    assert found.low_days <= found.days * (1 + 1e-12)
+    assert found.days <= found.high_days * (1 + 1e-12)
+    twice = guess(H100, 2 * gpus, "gpt_neox", "bf16", 3e20, rows)
+    assert twice.at_peak_days == pytest.approx(found.at_peak_days / 2)
+
+
+def test_the_bar_holds_nearly_all_rows_of_the_papers_table_that_it_was_not_shown() -> None:
+    """Claims, not measurements, but the only rows here of several kinds of GPU: each in turn is unknown."""
+    rows = [
+        Evidence(
+            c.model, known_models()[c.model].family, gpu_model(c.gpu), c.gpus,
+            known_models()[c.model].recipe.precision, True, training_flops(c.model), float(c.days),
+        )
+        for c in claims()
+        if c.method == "optimal" and c.exceeds == "no" and c.gpu != "RTX 3090"
+    ]  # fmt: skip
+    inside = []
+    for held in rows:
+        shown = [r for r in rows if r.gpu.name != held.gpu.name]
+        found = guess(held.gpu, held.gpus, held.family, held.precision, held.flops, shown)
+        assert found.low_days is not None
+        assert found.high_days is not None
+        inside.append(found.low_days <= held.days <= found.high_days)
+    assert len(inside) > 80
+    assert sum(inside) / len(inside) > 0.9
+
+
+def test_the_bar_holds_the_two_gpus_that_were_measured() -> None:
+    """Estimated from one H200, held against two: real bundles."""
+    comparison = collect(Request((ROOT / "results/proof-h200",), estimate=("2xh200",)))
+    part = next(p for p in comparison.parts if p.model == "pythia-160m")
+    (found,) = part.guesses
+    measured = collect(Request((ROOT / "results/every-setting-h200/pythia-160m-2gpus.tar",)))
+    best = measured.parts[0].entries[0].row.best
+    assert best is not None
+    assert best.days is not None
+    assert found.low_days is not None
+    assert found.high_days is not None
+    assert found.low_days < best.days.value < found.high_days
+    assert dataclasses.asdict(found)["held_out"] >= 3
