@@ -182,7 +182,8 @@ def _run_again(
 
     others = list(stack_differences(probe(gpus_too=not on_cpu), there.run.results.node))
     if others and not any_stack:
-        image = f"image {there.image}" if there.image else "the versions in its env.json"
+        node = there.run.results.node
+        image = f"image {node.image.config}" if node.image else "the versions in its env.json"
         raise EnvironmentCannot(
             f"another software stack: {'; '.join(others)}",
             where=where,

@@ -156,10 +156,18 @@ def differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
 
 
 def stack_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
+    if here.image != there.image:
+        yield f"image {_image(here)} here, {_image(there)} there"
     for name in sorted({*here.packages, *there.packages}):
         ours, theirs = here.packages.get(name, "none"), there.packages.get(name, "none")
         if ours != theirs:
             yield f"{name} {ours} here, {theirs} there"
+
+
+def _image(node: NodeFacts) -> str:
+    if node.image is None:
+        return "none"
+    return node.image.config or f"{node.image.variant}, wheels {node.image.lock}"
 
 
 def _devices(node: NodeFacts) -> str:

@@ -25,7 +25,6 @@ class Subject:
 
     run: Run
     manifest: bytes
-    image: str | None
 
 
 def read_subject(path: Path, lists: Lists | None) -> Subject:
@@ -38,15 +37,13 @@ def read_subject(path: Path, lists: Lists | None) -> Subject:
 def _gather(files: Files) -> Mapping[str, Any]:
     found = recompute(files)
     try:
-        manifest = strict_loads(files.read("manifest.json"))
         lines = [strict_loads(line) for line in files.lines("samples.jsonl")]
         measured = {line["trial"]: line["measurement"] for line in lines}
         losses = {name: tuple(map(float, m["losses"])) for name, m in measured.items()}
         courses = dict(_courses(files, measured))
-        image = manifest.get("image")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise VerificationFailed(f"the manifest or the telemetry does not have its form: {error}") from None
-    subject = {"losses": losses, "courses": courses, "manifest": files.read("manifest.json"), "image": image}
+    subject = {"losses": losses, "courses": courses, "manifest": files.read("manifest.json")}
     return {**found, "subject": subject}
 
 
@@ -73,7 +70,7 @@ def _look(_path: Path, verdict: Verdict) -> Subject:
     assert isinstance(results, Results)
     subject: Any = verdict.recomputed["subject"]
     run = Run(results, subject["losses"], subject["courses"])
-    return Subject(run, subject["manifest"], subject["image"])
+    return Subject(run, subject["manifest"])
 
 
 def show(found: Reproduction, *, as_json: bool) -> int:

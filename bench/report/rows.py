@@ -189,6 +189,8 @@ def _conditions(results: Results, model: Model, verdict: Verdict) -> Iterator[tu
     cap = results.memory_cap_bytes
     yield "memory cap", "none" if cap is None else f"{cap / 2**30:g} GiB"
     yield from asked[model.name]
+    image = results.node.image
+    yield "image", (image.config or f"{image.variant}, wheels {image.lock}") if image else "none"
     yield "device", results.node.device
     zero = any("zero" in method for t in _of(results, model.name) for method in t.setting)
     for name in (*STACK, *STACK_OF_A_FAMILY.get(model.family, ()), *["deepspeed"] * zero):
@@ -223,7 +225,6 @@ def _asked(manifest: Any, name: str) -> tuple[tuple[str, str], ...]:
     return (
         ("methods", _methods_text(own.get("methods", manifest.get("methods", "guided")))),
         ("micro-batch", str(own.get("micro_batch", manifest.get("micro_batch", "auto")))),
-        ("image", str(manifest.get("image") or "none")),
     )
 
 

@@ -14,7 +14,18 @@ from bench.codec import canonical_json, to_json
 from bench.manifest import Manifest, parse_manifest
 from bench.methods import Setting
 from bench.pack import pack
-from bench.result import Ceiling, Crashed, Gpu, Measured, NodeFacts, Outcome, OutOfMemory, StepSample, Trial
+from bench.result import (
+    Ceiling,
+    Crashed,
+    Gpu,
+    Image,
+    Measured,
+    NodeFacts,
+    Outcome,
+    OutOfMemory,
+    StepSample,
+    Trial,
+)
 from bench.statement import Predicate, utc
 from bench.summary import Results, RunFacts, samples_bytes, summarise
 from tests.builders import measurement
@@ -59,6 +70,7 @@ def bundle(
         "some CPU", 16, 2**37, "Linux", "6", "3.12",
         tuple(Gpu(i, gpu, f"{uuid}-{i}", 80 * 2**30, "9.0") for i in range(gpus)), "580",
         packages or {"torch": "2.11.0"},
+        Image("cuda13", "0" * 64, "1" * 64, asked.image) if asked.image else None,
     )  # fmt: skip
     trials: list[tuple[Trial, str, Outcome]] = []
     for model in asked.models:
