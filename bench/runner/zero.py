@@ -6,6 +6,9 @@ Stage 1 exchanges gradients once a step. From stage 2 on they are divided, so ea
 from __future__ import annotations
 
 import os
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +17,8 @@ from torch import Tensor, nn
 from bench.models import Recipe
 from bench.runner.loop import Batch, make_optimizer, make_scheduler
 
+STALE_SECONDS = 240.0  # the slowest operator compiles in half of that; a trial's silence ends it after 300
+
 
 class Zero:
     def __init__(
@@ -21,6 +26,7 @@ class Zero:
         stage: int, offload: bool, fused: bool,
     ) -> None:  # fmt: skip
         os.environ["DS_ACCELERATOR"] = device.type
+        drop_stale_locks()
         import deepspeed
 
         optimizer = (
@@ -55,6 +61,20 @@ class Zero:
         """There is no autocast here: pictures come in the weights' precision."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.recipe.precision, torch.float32)
         return {name: t.to(dtype) if t.is_floating_point() else t for name, t in batch.items()}
+
+
+def drop_stale_locks() -> None:
+    """A process that was killed while it compiled an operator leaves its lock behind.
+
+    Whoever needs that operator next waits for the lock without end (torch/utils/file_baton.py).
+    """
+    from torch.utils.cpp_extension import get_default_build_root
+
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    for lock in root.glob("**/lock"):
+        with suppress(FileNotFoundError):
+            if time.time() - lock.stat().st_mtime > STALE_SECONDS:
+                lock.unlink()
 
 
 def configuration(recipe: Recipe, micro_batch: int, stage: int, offload: bool) -> dict[str, Any]:
