@@ -79,7 +79,7 @@ def bound(trial: Trial, timed: Sequence[Timed], curve: float | None) -> float:
 
 def _bound_by(trial: Trial, setting: Setting, timed: Sequence[Timed], curve: float | None) -> float:
     """What the trials of one measured setting say."""
-    same = sorted((one for one in timed if one.trial.setting == setting), key=lambda o: o.trial.micro_batch)
+    same = _of(setting, timed)
     update = max(0.0, min(one.update_seconds for one in same))
     if setting != trial.setting:
         update *= OTHERWISE / (trial.gpus if in_group(trial.setting, "sharding") else 1)
@@ -88,11 +88,16 @@ def _bound_by(trial: Trial, setting: Setting, timed: Sequence[Timed], curve: flo
     return trial.accumulation * a_pass + update
 
 
+def _of(setting: Setting, timed: Sequence[Timed]) -> list[Timed]:
+    """One setting's, the smallest micro-batch first."""
+    return sorted((o for o in timed if o.trial.setting == setting), key=lambda o: o.trial.micro_batch)
+
+
 def _curve(timed: Sequence[Timed]) -> float | None:
     """Overhead of a pass, in samples: from the setting with two micro-batches, the least of several."""
     found = []
     for setting in {one.trial.setting for one in timed}:
-        same = sorted((o for o in timed if o.trial.setting == setting), key=lambda o: o.trial.micro_batch)
+        same = _of(setting, timed)
         if len(same) > 1:
             small, large = same[-2], same[-1]
             rate = (large.pass_seconds - small.pass_seconds) / (

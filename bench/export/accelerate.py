@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.codec import pretty_json
 from bench.export import template
-from bench.export.deepspeed import configuration
+from bench.export.deepspeed import configuration, refuse_ours
 from bench.methods import in_group
 from bench.result import Trial
 
@@ -15,12 +15,7 @@ NOTE = ""
 
 
 def refuse(trial: Trial) -> str | None:
-    if "half-weights" in trial.setting:
-        return "half-precision weights with an fp32 copy are our own loop's"
-    sharding = in_group(trial.setting, "sharding") or ""
-    if sharding.startswith("fsdp"):
-        return "its FSDP wraps by class name, not block by block as measured"
-    return None
+    return refuse_ours(trial, "its FSDP wraps by class name, not block by block as measured")
 
 
 def files(trial: Trial) -> dict[str, str]:

@@ -14,10 +14,15 @@ NOTE = ""
 
 
 def refuse(trial: Trial) -> str | None:
+    return refuse_ours(trial, "FSDP2 is PyTorch's own")
+
+
+def refuse_ours(trial: Trial, why_not_fsdp: str) -> str | None:
+    """What no loop but ours does, and FSDP2 with this one's own reason."""
     if "half-weights" in trial.setting:
         return "half-precision weights with an fp32 copy are our own loop's"
     sharding = in_group(trial.setting, "sharding") or ""
-    return "FSDP2 is PyTorch's own" if sharding.startswith("fsdp") else None
+    return why_not_fsdp if sharding.startswith("fsdp") else None
 
 
 def files(trial: Trial) -> dict[str, str]:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.models import Recipe
-from bench.runner.loop import HALF, Batch, Loop
+from bench.runner.loop import HALF, Batch, Loop, lowered
 from bench.runner.team import Team
 
 ALIGNED = 128  # elements: what vectorised kernels want to start at
@@ -35,7 +35,7 @@ class Halved(Loop):
         return [nn.Parameter(weight.detach().clone()) for weight in self.whole.parameters()]
 
     def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
-        loss = self.forward(self._lowered(batch)) / passes
+        loss = self.forward(lowered(batch, self.recipe)) / passes
         self.scaler.scale(loss).backward()
         if sync and self.team.size > 1:
             dist.all_reduce(self.gradients)
@@ -53,11 +53,7 @@ class Halved(Loop):
 
     def evaluate(self, batch: Batch) -> Tensor:
         with torch.no_grad():
-            return self.forward(self._lowered(batch))
-
-    def _lowered(self, batch: Batch) -> Batch:
-        half = HALF[self.recipe.precision]
-        return {name: t.to(half) if t.is_floating_point() else t for name, t in batch.items()}
+            return self.forward(lowered(batch, self.recipe))
 
 
 def _flat_gradients(weights: list[nn.Parameter]) -> Tensor:

@@ -128,6 +128,12 @@ class Replicated(Loop):
             return super().forward_backward(batch, passes, sync)
 
 
+def lowered(batch: Batch, recipe: Recipe) -> Batch:
+    """Without autocast, pictures come in the weights' precision."""
+    dtype = HALF.get(recipe.precision, torch.float32)
+    return {name: t.to(dtype) if t.is_floating_point() else t for name, t in batch.items()}
+
+
 def _number(norm: Tensor | None) -> float:
     """On the host; of a sharded model, of all its shards."""
     assert norm is not None

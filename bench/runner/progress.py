@@ -34,13 +34,13 @@ class Progress:
         self._outcomes: Mapping[str, Outcome] = {}
         self._deadline: float | None = None
         self._begun = self._started = time.monotonic()
-        self._decided_before = 0
+        self._decided = self._decided_before = 0
         self._next_plain = 0.0
 
     def start(self, run_id: str, plan: Plan, outcomes: Mapping[str, Outcome], deadline: float | None) -> None:
         self._plan, self._outcomes, self._deadline = plan, outcomes, deadline
         self._started = time.monotonic()
-        self._decided_before = self._decided()
+        self._decided = self._decided_before = self._count()
         self.console.print(f"run {run_id}   {len(plan.cells)} settings   {plan.target.name}", soft_wrap=True)
         for skip in plan.skipped:
             self.console.print(
@@ -67,6 +67,7 @@ class Progress:
             self.console.print(self._status(), soft_wrap=True)
 
     def end(self, trial: Trial, results: Sequence[TrialResult]) -> None:
+        self._decided = self._count()
         result = next(r for r in results if r.id == trial.id)
         self.console.print(outcome_line(result, trial.model.recipe.unit), soft_wrap=True)
 
@@ -83,7 +84,8 @@ class Progress:
             self._live.stop()
             self._live = None
 
-    def _decided(self) -> int:
+    def _count(self) -> int:
+        """Settings decided. Only an outcome changes that; it is too dear for every redraw."""
         return len(self._plan.cells) - remaining(self._plan, self._outcomes) if self._plan else 0
 
     def _draw(self) -> None:
@@ -98,7 +100,7 @@ class Progress:
     def _left(self) -> str:
         """Time left, from what the decided settings took so far, and never past the budget."""
         assert self._plan is not None
-        decided, total = self._decided(), len(self._plan.cells)
+        decided, total = self._decided, len(self._plan.cells)
         done_now = decided - self._decided_before
         text = f"{decided} of {total} decided"
         guess = None

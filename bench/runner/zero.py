@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.models import Recipe
-from bench.runner.loop import Batch, make_optimizer, make_scheduler
+from bench.runner.loop import Batch, lowered, make_optimizer, make_scheduler
 
 STALE_SECONDS = 240.0  # the slowest operator compiles in half of that; a trial's silence ends it after 300
 
@@ -43,7 +43,7 @@ class Zero:
 
     def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
         self.engine.set_gradient_accumulation_boundary(sync)
-        loss: Tensor = self.engine(self._lowered(batch)) / passes
+        loss: Tensor = self.engine(lowered(batch, self.recipe)) / passes
         self.engine.backward(loss, scale_wrt_gas=False)
         return loss.detach()
 
@@ -54,13 +54,8 @@ class Zero:
 
     def evaluate(self, batch: Batch) -> Tensor:
         with torch.no_grad():
-            loss: Tensor = self.engine(self._lowered(batch))
+            loss: Tensor = self.engine(lowered(batch, self.recipe))
             return loss
-
-    def _lowered(self, batch: Batch) -> Batch:
-        """There is no autocast here: pictures come in the weights' precision."""
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.recipe.precision, torch.float32)
-        return {name: t.to(dtype) if t.is_floating_point() else t for name, t in batch.items()}
 
 
 def drop_stale_locks() -> None:
