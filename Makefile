@@ -6,7 +6,7 @@ MUTATIONS ?= 100000
 SEED ?= 0
 STAMP := $(VENV)/.installed
 
-.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery bench-accuracy bench-compare bench-cost bench-verify fuzz clean
+.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery bench-accuracy bench-compare bench-cost bench-verify replay fuzz clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -54,7 +54,11 @@ bench-compare: $(STAMP)  ## time and memory of comparing many bundles; how soon 
 	$(BIN)/python benchmarks/report.py results/every-setting-h200/pythia-160m-2gpus.tar
 
 bench-cost: $(STAMP)  ## start-up and verification, as ratios to an empty Python
-	rm -rf out/cost && $(BIN)/bench run manifests/quickstart.json --out out/cost --budget 1s; $(BIN)/python benchmarks/cost.py out/cost/*.tar
+	rm -rf out/cost && $(BIN)/bench run manifests/quickstart.json --out out/cost
+	$(BIN)/python benchmarks/cost.py out/cost/*.tar
+
+replay: $(STAMP)  ## the guided search against every setting measured: regret and cost
+	$(BIN)/python benchmarks/replay.py results/every-setting-h200
 
 bench-verify: $(STAMP)  ## verification as bundles grow: time beyond an empty Python, and memory
 	$(BIN)/python benchmarks/verify_size.py

@@ -15,9 +15,10 @@ from bench.manifest import Manifest, load_manifest, parse_manifest
 from bench.methods import Target
 from bench.models import known_models
 from bench.plan import Plan, make_plan, target_of
-from bench.report.tables import fastest, results_table
+from bench.report.tables import results_table
 from bench.result import Trial
 from bench.summary import Results, TrialResult
+from bench.winner import fastest
 from bench.words import bytes_text, figures
 
 if TYPE_CHECKING:

@@ -78,10 +78,13 @@ def _seconds(trial: Trial, outcome: Outcome | None) -> float | None:
 
 
 def remaining(plan: Plan, known: Mapping[str, Outcome]) -> int:
-    """Settings that are not decided: of a guided model, those that may yet be its fastest."""
-    plain = (cell for cell in plan.cells if cell.model.name not in plan.guided)
-    hopeful = (
-        {trial.setting for trial in guide.promising(cells, known, plan.memory_bytes)}
-        for cells in _guided(plan)
-    )
-    return sum(open_trial(cell, known) is not None for cell in plain) + sum(map(len, hopeful))
+    """Settings that are not decided, of all models."""
+    return sum(undecided(plan, known, model) for model in dict.fromkeys(c.model.name for c in plan.cells))
+
+
+def undecided(plan: Plan, known: Mapping[str, Outcome], model: str) -> int:
+    """One model's: of a guided one, the settings that may yet be its fastest."""
+    cells = [cell for cell in plan.cells if cell.model.name == model]
+    if model in plan.guided:
+        return len({trial.setting for trial in guide.promising(cells, known, plan.memory_bytes)})
+    return sum(open_trial(cell, known) is not None for cell in cells)

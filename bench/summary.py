@@ -25,6 +25,7 @@ from bench.result import (
     Trial,
 )
 from bench.statement import Predicate, utc
+from bench.winner import Winner, winner
 
 if TYPE_CHECKING:
     from bench.verify import Files
@@ -72,6 +73,7 @@ class Results:
     ceilings: tuple[Ceiling, ...]
     trials: tuple[TrialResult, ...]
     skipped: tuple[Skipped, ...]
+    winners: tuple[Winner, ...] = ()  # one a model; none in bundles from before there were any
     schema: Literal["bench/results/v1"] = SCHEMA
 
     def to_bytes(self) -> bytes:
@@ -186,6 +188,9 @@ def _recompute(results: Results, files: Files) -> Mapping[str, Any]:
     for theirs, ours in zip(results.trials, _results(found, proofs), strict=True):
         if difference := _difference(theirs, ours):
             raise VerificationFailed(f"trial {theirs.id}: {difference} does not follow from the samples")
+    for claimed in results.winners:
+        if _difference(claimed, winner(claimed.model, results.trials, claimed.undecided)):
+            raise VerificationFailed(f"the fastest of {claimed.model} is not the one that its trials show")
     in_steps = sum(s.seconds for s in measured.values())
     return {
         "results": results,

@@ -26,6 +26,8 @@ def seconds(command: list[str]) -> float:
 
 def main() -> int:
     bundle = Path(sys.argv[1])
+    # A shell starts what runs in its background with interrupts ignored, and the child would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     bench = str(Path(sys.executable).with_name("bench"))
     commands = {
         "python3 -c pass": [sys.executable, "-c", "pass"],

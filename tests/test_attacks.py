@@ -394,6 +394,17 @@ def test_edited_summaries_with_intact_samples(tmp_path: Path) -> None:
     refused(path, "trial .*: value does not follow from the samples", recompute)
 
 
+def test_a_winner_that_the_trials_do_not_show(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+
+    def crowned(results: dict[str, Any]) -> None:
+        model = results["models"][0]["name"]
+        results["winners"] = [{"model": model, "trial": "0" * 16, "undecided": 0, "confidence": 1.0}]
+
+    real(path, crowned)
+    refused(path, "the fastest of .* is not the one that its trials show", recompute)
+
+
 def test_more_samples_than_the_operator_saw_time_for(tmp_path: Path) -> None:
     path = tmp_path / "b.tar"
     real(path, lambda results: None, received_at=CHALLENGED + 10)

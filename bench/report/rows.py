@@ -15,11 +15,11 @@ from bench.codec import canonical_json, strict_loads, to_json
 from bench.errors import VerificationFailed
 from bench.estimate import Interval
 from bench.models import Model, Recipe
-from bench.report.tables import fastest
 from bench.result import NodeFacts
 from bench.summary import Results, TrialResult, recompute
 from bench.verdict import Verdict
 from bench.verify import Files
+from bench.winner import fastest
 from bench.words import failure_text
 
 TELEMETRY_POINTS = 90

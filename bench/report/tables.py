@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from tabulate import tabulate
 
 from bench.summary import Results, TrialResult
+from bench.winner import Winner, fastest
 from bench.words import bytes_text, error_text, failure_text, figures, image_text, interval_text
 
 HEADERS = ("", "setting", "batch", "s/step", "per second", "of limit", "memory", "loss vs naive", "days")
 PROVEN = ("real s/step", "error")
+SURE = 0.95  # below it a table says so
 
 
 def results_table(results: Results) -> str:
@@ -22,12 +24,6 @@ def results_table(results: Results) -> str:
         if any(t.model == model.name for t in results.trials)
     ]
     return "\n\n".join([*blocks, "\n".join(_notes(results))])
-
-
-def fastest(trials: Iterable[TrialResult]) -> TrialResult | None:
-    """The ranking: an implausible figure is our defect and never ranked."""
-    ranked = [(t.estimate.days.value, t) for t in trials if t.estimate is not None and t.estimate.plausible]
-    return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
 
 def _model_block(name: str, unit: str, trials: list[TrialResult]) -> str:
@@ -85,7 +81,20 @@ def _notes(results: Results) -> Iterable[str]:
     yield f"image  {image_text(results.node.image)}"
     if results.memory_cap_bytes is not None:
         yield f"memory capped at {bytes_text(results.memory_cap_bytes)}"
+    for found in results.winners:
+        yield from _how_sure(found, results)
     for skip in results.skipped:
         yield f"skipped  {skip.model}  {skip.label}: {skip.reason}"
     if results.run.stopped:
         yield f"INCOMPLETE  {results.run.stopped}"
+
+
+def _how_sure(found: Winner, results: Results) -> Iterable[str]:
+    """Nothing where the fastest is decided and stands apart."""
+    if found.undecided:
+        settings = "1 setting" if found.undecided == 1 else f"{found.undecided} settings"
+        yield f"NOT DECIDED  {found.model}: {settings} not measured may yet be faster"
+    if found.confidence is not None and found.confidence < SURE:
+        label = next(t.label for t in results.trials if t.id == found.trial)
+        sure = f"with {found.confidence:.0%} confidence"
+        yield f"close  {found.model}: {label} is within 1% of the fastest measured {sure}"

@@ -13,7 +13,7 @@ from bench.errors import EnvironmentCannot
 from bench.estimate import ceiling_precision
 from bench.methods import in_group
 from bench.plan import Cell, Plan
-from bench.result import Proof, Proving, Trial
+from bench.result import Proof, Proving, TimedOut, Trial
 from bench.runner import telemetry
 from bench.runner.nodes import Nodes
 from bench.runner.progress import Progress
@@ -56,12 +56,12 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
                 if deadline is not None and time.monotonic() > deadline:
                     return f"the budget of {budget_seconds or 0:.0f} s is spent, {_open(run)}"
                 settle(meter.used_bytes, before, progress.say)
-                _measure_trial(run, supervisor, progress, trial, Path(scratch))
+                _measure_trial(run, supervisor, progress, trial, Path(scratch), deadline)
             while run.manifest.prove and (trial := unproven(run.plan, run.outcomes, run.proofs)):
                 if deadline is not None and time.monotonic() > deadline:
                     return f"the budget of {budget_seconds or 0:.0f} s is spent before all was proven"
                 settle(meter.used_bytes, before, progress.say)
-                _prove_trial(run, supervisor, progress, trial, run.manifest.prove, Path(scratch))
+                _prove_trial(run, supervisor, progress, trial, run.manifest.prove, Path(scratch), deadline)
             if nodes is not None:
                 _dismiss(run, supervisor, progress)
     except KeyboardInterrupt:
@@ -128,32 +128,54 @@ def _measure_ceilings(run: Run, supervisor: Supervisor, progress: Progress) -> N
     run.record({"event": "ceilings", "ceilings": to_json(ceilings)})
 
 
-def _measure_trial(run: Run, supervisor: Supervisor, progress: Progress, trial: Trial, scratch: Path) -> None:
+def _measure_trial(
+    run: Run, supervisor: Supervisor, progress: Progress, trial: Trial, scratch: Path, deadline: float | None
+) -> None:
     cell = _cell_of(run.plan, trial)
     progress.begin(trial.id, f"{trial.model.name}  {cell.label}  micro-batch {trial.micro_batch}")
-    seconds = run.manifest.trial_seconds
+    seconds = _until(deadline, run.manifest.trial_seconds)
     log = run.folder / "logs" / f"{trial.id}.txt"
     limits = Limits(seconds, min(seconds, 300.0), _host_limit(run, trial))
     outcome = supervisor.trial(trial, run.plan.target.device, scratch, log, limits)
+    if _cut_off(outcome, deadline):
+        return
     run.record({"event": "trial", "id": trial.id, "outcome": to_json(outcome)})
     progress.end(trial, run.results(None).trials)
 
 
 def _prove_trial(
-    run: Run, supervisor: Supervisor, progress: Progress, trial: Trial, proving: Proving, scratch: Path
+    run: Run,
+    supervisor: Supervisor,
+    progress: Progress,
+    trial: Trial,
+    proving: Proving,
+    scratch: Path,
+    deadline: float | None,
 ) -> None:
     """The estimate is in the journal by now, and so cannot follow what comes out here."""
     cell = _cell_of(run.plan, trial)
     progress.begin(trial.id, f"{trial.model.name}  {cell.label}  proof")
     log = run.folder / "logs" / f"{trial.id}-proof.txt"
-    seconds = run.manifest.trial_seconds + 2 * proving.minutes * 60
+    seconds = _until(deadline, run.manifest.trial_seconds + 2 * proving.minutes * 60)
     limits = Limits(seconds, seconds, _host_limit(run, trial))
     match supervisor.proof(trial, proving, run.plan.target.device, scratch, log, limits):
         case Proof() as proof:
             run.record({"event": "proof", "id": trial.id, "proof": to_json(proof)})
+        case failure if _cut_off(failure, deadline):
+            return
         case failure:
             run.record({"event": "unproven", "id": trial.id, "outcome": to_json(failure)})
     progress.proven(trial, run.results(None).trials)
+
+
+def _until(deadline: float | None, seconds: float) -> float:
+    """A budget is kept: what is running when it is spent ends then."""
+    return seconds if deadline is None else max(0.0, min(seconds, deadline - time.monotonic()))
+
+
+def _cut_off(outcome: object, deadline: float | None) -> bool:
+    """By the end of the budget, which says nothing about the trial: it stays open."""
+    return isinstance(outcome, TimedOut) and deadline is not None and time.monotonic() >= deadline
 
 
 def _host_limit(run: Run, trial: Trial) -> int | None:

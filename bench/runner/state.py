@@ -13,7 +13,9 @@ from bench.manifest import Manifest
 from bench.plan import Plan
 from bench.result import Ceiling, Failure, NodeFacts, Outcome, Proof, ProofOrFailure, Trial
 from bench.runner.journal import Journal
+from bench.search import undecided
 from bench.summary import Results, RunFacts, summarise
+from bench.winner import winner
 
 
 class Run:
@@ -57,6 +59,7 @@ class Run:
         self._replay(event)
 
     def results(self, stopped: str | None) -> Results:
+        trials = summarise(self.trials(), self.ceilings, self.proofs)
         return Results(
             bench_version=__version__,
             manifest_digest=self.manifest.digest,
@@ -67,8 +70,12 @@ class Run:
             timing=self.manifest.timing,
             memory_cap_bytes=self.manifest.memory_cap_bytes,
             ceilings=self.ceilings,
-            trials=summarise(self.trials(), self.ceilings, self.proofs),
+            trials=trials,
             skipped=self.plan.skipped,
+            winners=tuple(
+                winner(model.name, trials, undecided(self.plan, self.outcomes, model.name))
+                for model in self.manifest.models
+            ),
         )
 
     def trials(self) -> list[tuple[Trial, str, Outcome]]:

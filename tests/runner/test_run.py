@@ -175,6 +175,31 @@ def test_a_spent_budget_is_incomplete_and_resumable(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out").glob("*.tar"))) == 1
 
 
+def test_a_budget_ends_the_trial_that_runs_and_leaves_it_open(tmp_path: Path) -> None:
+    timing = {"target_percent": 0.001, "measure_seconds": 120, "warmup_seconds": 1}
+    path = manifest(tmp_path, timing=timing, models=["tiny-vit"], methods=["naive"])
+    done = bench("run", path, "--budget", "20s", "--json", folder=tmp_path)
+    assert done.returncode == 5, done.stderr
+    results = json.loads(done.stdout)["results"]
+    assert results["trials"] == []
+    assert results["winners"] == [{"confidence": None, "model": "tiny-vit", "trial": None, "undecided": 1}]
+    assert results["run"]["ended_at"] - results["run"]["started_at"] < 100
+
+
+def test_a_bundle_says_which_models_are_decided_and_how_surely(tmp_path: Path) -> None:
+    done = bench("run", manifest(tmp_path), "--json", folder=tmp_path)
+    results = json.loads(done.stdout)["results"]
+    by_id = {trial["id"]: trial for trial in results["trials"]}
+    assert [found["model"] for found in results["winners"]] == list(
+        dict.fromkeys(t["model"] for t in by_id.values())
+    )
+    for found in results["winners"]:
+        own = [t["estimate"]["days"]["value"] for t in by_id.values() if t["model"] == found["model"]]
+        assert by_id[found["trial"]]["estimate"]["days"]["value"] == min(own)
+        assert found["undecided"] == 0
+        assert 0 < found["confidence"] <= 1
+
+
 def test_without_room_for_the_model_the_outcome_is_out_of_memory(tmp_path: Path) -> None:
     path = manifest(tmp_path, models=["tiny-vit"], methods="naive", memory_cap_gib=0.05, micro_batch="auto")
     done = bench("run", path, "--json", folder=tmp_path)

@@ -1,0 +1,57 @@
+"""The answer of a run for each model: its fastest trial, whether all is measured that could beat it, and
+how sure it is that none of the others is faster. Pure, so that whoever verifies recomputes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bench.estimate import Interval
+
+if TYPE_CHECKING:
+    from bench.summary import TrialResult
+
+NEAR = 0.99  # of the fastest: whatever is no faster than this does not matter
+# By how much two processes that train the same differ, beside a trial's own interval (docs/accuracy.md).
+BETWEEN_PROCESSES = 0.005
+_TO_SIGMA = 1 / 1.96
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    model: str
+    trial: str | None  # None: none was measured
+    undecided: int  # settings that may yet be faster, when the run ended
+    confidence: float | None  # that no other trial measured is more than a percent faster
+
+
+def fastest(trials: Iterable[TrialResult]) -> TrialResult | None:
+    """The ranking: an implausible figure is our defect and never ranked."""
+    ranked = [(t.estimate.days.value, t) for t in trials if t.estimate is not None and t.estimate.plausible]
+    return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
+
+
+def winner(model: str, trials: Sequence[TrialResult], undecided: int) -> Winner:
+    own = [trial for trial in trials if trial.model == model]
+    best = fastest(own)
+    if best is None or best.estimate is None:
+        return Winner(model, None, undecided, None)
+    others = [t.estimate.days for t in own if t is not best and t.estimate and t.estimate.plausible]
+    return Winner(model, best.id, undecided, confidence(best.estimate.days, others))
+
+
+def confidence(best: Interval, others: Sequence[Interval]) -> float:
+    """The chance that NEAR times the best time is below all others', each on its own."""
+    return math.prod(_below(best.scaled(NEAR), other) for other in others)
+
+
+def _below(one: Interval, other: Interval) -> float:
+    spread = math.hypot(_sigma(one), _sigma(other))
+    return 0.5 * (1 + math.erf((other.value - one.value) / (spread * math.sqrt(2))))
+
+
+def _sigma(interval: Interval) -> float:
+    return math.hypot(interval.half_width * _TO_SIGMA, BETWEEN_PROCESSES * interval.value)

@@ -1,0 +1,187 @@
+"""The guided search, replayed against every setting measured: how far from the fastest, and at what cost?
+
+    python benchmarks/replay.py BUNDLE_OR_FOLDER... [--replays 1000]
+
+What each trial took, compiling included, is read off the bundle's telemetry; the search sees a measurement
+drawn anew from the trial's own samples, as another run would have it. It may ask for nothing that was not
+measured: regret and cost are against the same trials.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import mean
+
+from tabulate import tabulate
+
+from bench.codec import from_json, strict_loads
+from bench.estimate import step_interval
+from bench.manifest import parse_manifest
+from bench.methods import Setting
+from bench.plan import Cell, Plan, make_plan, target_of
+from bench.report.bundles import look_at_all
+from bench.result import Measured, Measurement, NodeFacts, Outcome, StepSample, Trial
+from bench.search import fastest, next_trial
+from bench.summary import Results, recompute
+from bench.verify import Files
+from bench.winner import BETWEEN_PROCESSES
+
+NEAR = 0.01  # of the fastest: the regret that is allowed
+HEADERS = (
+    "model", "GPUs", "trials", "all, s", "guided, s", "share", "asked", "mean regret", "95th %", "<= 1%",
+)  # fmt: skip
+Key = tuple[Setting, int]  # with the micro-batch, all that tells two trials of a world apart
+
+
+@dataclass
+class World:
+    """One model on so many GPUs: every trial's outcome, and the seconds until it was there."""
+
+    node: NodeFacts
+    outcomes: dict[Key, Outcome] = field(default_factory=dict)
+    seconds: dict[Key, float] = field(default_factory=dict)
+
+
+def main() -> int:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("bundles", nargs="+", type=Path)
+    parser.add_argument("--replays", type=int, default=1000)
+    arguments = parser.parse_args()
+    found = worlds(arguments.bundles)
+    rows, good, total = [], 0, 0
+    for (model, gpus), world in sorted(found.items()):
+        results = list(replays(model, gpus, world, arguments.replays))
+        rows.append(row(model, gpus, world, results))
+        good += sum(regret <= NEAR for regret, _ in results)
+        total += len(results)
+    print(tabulate(rows, HEADERS, disable_numparse=True))
+    print(f"\nregret at most {NEAR:.0%} in {good / total:.1%} of {total} replays")
+    return 0
+
+
+def worlds(paths: Iterable[Path]) -> Mapping[tuple[str, int], World]:
+    """Several bundles may hold parts of one world."""
+    found: dict[tuple[str, int], World] = {}
+    for path, parts in look_at_all(paths, None, gathered, lambda _, verdict: verdict.recomputed["parts"]):
+        if isinstance(parts, Exception):
+            raise SystemExit(f"{path}: {parts}")
+        for model, gpus, node, key, outcome, seconds in parts:
+            world = found.setdefault((model, gpus), World(node))
+            world.outcomes[key], world.seconds[key] = outcome, seconds
+    return found
+
+
+def gathered(files: Files) -> Mapping[str, object]:
+    results = recompute(files)["results"]
+    assert isinstance(results, Results)
+    lines = map(strict_loads, files.lines("samples.jsonl"))
+    measured = {line["trial"]: from_json(Measurement, line["measurement"]) for line in lines}
+    spans = _spans(files)
+    parts = []
+    for t in results.trials:
+        outcome = t.failure or Measured(measured[t.id])
+        key = (t.setting, t.micro_batch)
+        parts.append((t.model, t.gpus, results.node, key, outcome, spans.get(t.id, 0.0)))
+    return {"results": results, "parts": parts}
+
+
+def _spans(files: Files) -> Mapping[str, float]:
+    """Seconds from a trial's first line of telemetry to the next trial's."""
+    starts: dict[str, float] = {}
+    ended = 0.0
+    for line in files.lines("telemetry.jsonl"):
+        entry = json.loads(line)
+        ended = entry["at"]
+        if entry["trial"]:
+            starts.setdefault(entry["trial"], ended)
+    order = sorted(starts.items(), key=lambda pair: pair[1])
+    until = [start for _, start in order[1:]] + [ended]
+    return {name: end - start for (name, start), end in zip(order, until, strict=True)}
+
+
+def replays(model: str, gpus: int, world: World, count: int) -> Iterator[tuple[float, list[Key]]]:
+    """The regret of each replay, and what it asked for."""
+    plan = plan_of(model, gpus, world)
+    true = {key: _seconds(trial, world.outcomes[key]) for key, trial in _trials(plan).items()}
+    best = min(seconds for seconds in true.values() if seconds is not None)
+    for seed in range(count):
+        draw = random.Random(seed)
+        known: dict[str, Outcome] = {}
+        asked: list[Key] = []
+        while trial := next_trial(plan, known):
+            asked.append((trial.setting, trial.micro_batch))
+            known[trial.id] = drawn(world.outcomes[asked[-1]], draw)
+        chosen = fastest(plan, known, model)
+        assert chosen is not None, f"no trial of {model} was measured"
+        took = true[chosen.setting, chosen.micro_batch]
+        assert took is not None
+        yield took / best - 1, asked
+
+
+def plan_of(model: str, gpus: int, world: World) -> Plan:
+    """What a guided run there would choose from, as far as it was measured."""
+    document = {"schema": "bench/manifest/v1", "models": [model], "methods": "guided", "gpus": gpus}
+    plan = make_plan(parse_manifest(json.dumps(document).encode(), model), target_of(world.node, gpus))
+    cells = (_known(cell, world) for cell in plan.cells)
+    return replace(plan, cells=tuple(cell for cell in cells if cell.trials))
+
+
+def _known(cell: Cell, world: World) -> Cell:
+    kept = [t for t in cell.trials if (t.setting, t.micro_batch) in world.outcomes]
+    return replace(cell, trials=tuple(kept), ids=tuple(t.id for t in kept))
+
+
+def _trials(plan: Plan) -> Mapping[Key, Trial]:
+    return {(trial.setting, trial.micro_batch): trial for cell in plan.cells for trial in cell.trials}
+
+
+def _seconds(trial: Trial, outcome: Outcome) -> float | None:
+    if not isinstance(outcome, Measured):
+        return None
+    interval = step_interval(outcome.measurement.steps, trial.accumulation)
+    return interval.value if interval else None
+
+
+def drawn(outcome: Outcome, draw: random.Random) -> Outcome:
+    """The same trial in another process: its samples with replacement, all a little faster or slower."""
+    if not isinstance(outcome, Measured):
+        return outcome
+    factor = draw.gauss(1.0, BETWEEN_PROCESSES)
+    by_count: dict[int, list[float]] = defaultdict(list)
+    for step in outcome.measurement.steps:
+        by_count[step.accumulation].append(step.seconds)
+    steps = tuple(
+        StepSample(count, factor * seconds)
+        for count, samples in by_count.items()
+        for seconds in draw.choices(samples, k=len(samples))
+    )
+    return Measured(replace(outcome.measurement, steps=steps))
+
+
+def row(model: str, gpus: int, world: World, results: list[tuple[float, list[Key]]]) -> tuple[str, ...]:
+    regrets = sorted(regret for regret, _ in results)
+    everything = sum(world.seconds.values())
+    spent = mean(sum(world.seconds[key] for key in asked) for _, asked in results)
+    return (
+        model,
+        str(gpus),
+        str(len(world.outcomes)),
+        f"{everything:.0f}",
+        f"{spent:.0f}",
+        f"{spent / everything:.0%}",
+        f"{mean(len(asked) for _, asked in results):.1f}",
+        f"{mean(regrets):.2%}",
+        f"{regrets[int(0.95 * (len(regrets) - 1))]:.2%}",
+        f"{sum(r <= NEAR for r in regrets) / len(regrets):.1%}",
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

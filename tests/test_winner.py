@@ -1,0 +1,71 @@
+"""Which trial of a model is its answer, and how sure that is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.estimate import Interval
+from bench.result import Crashed, Measured, Outcome, StepSample, Trial
+from bench.summary import TrialResult, summarise
+from bench.winner import confidence, winner
+from tests.builders import measurement, trial
+
+
+def results(*seconds: float | None) -> tuple[TrialResult, ...]:
+    """One trial for each, at micro-batches of its own; None crashes."""
+    ended: list[tuple[Trial, str, Outcome]] = []
+    for number, value in enumerate(seconds):
+        steps = (
+            [StepSample(n, n * value * jitter) for jitter in (0.999, 1.001) * 4 for n in (1, 2)]
+            if value
+            else []
+        )
+        outcome: Outcome = Measured(measurement(steps)) if steps else Crashed("no")
+        ended.append((trial(seed=number), f"setting {number}", outcome))
+    return summarise(ended, (), {})
+
+
+def test_the_winner_is_the_fastest_that_was_measured() -> None:
+    found = winner("test-model", made := results(0.3, None, 0.2, 0.5), undecided=2)
+    assert (found.trial, found.undecided) == (made[2].id, 2)
+    assert found.confidence is not None and found.confidence > 0.999
+
+
+def test_without_a_measurement_there_is_none() -> None:
+    found = winner("test-model", results(None), undecided=3)
+    assert (found.trial, found.confidence, found.undecided) == (None, None, 3)
+    assert winner("another", results(0.2), undecided=0).trial is None
+
+
+def test_two_that_are_alike_leave_less_confidence_than_two_that_differ() -> None:
+    near = winner("test-model", results(0.2, 0.2005), 0).confidence
+    far = winner("test-model", results(0.2, 0.23), 0).confidence
+    assert near is not None and far is not None
+    assert 0.5 < near < 0.97 < far
+
+
+def test_one_alone_is_certain() -> None:
+    assert confidence(Interval(1.0, 0.5), []) == 1.0
+
+
+@given(
+    st.floats(1e-3, 1e3),
+    st.floats(0, 0.3),
+    st.lists(st.tuples(st.floats(1, 3), st.floats(0, 0.3)), max_size=6),
+)
+def test_confidence_is_a_chance_and_falls_with_every_rival(
+    best: float, width: float, others: list[tuple[float, float]]
+) -> None:
+    rivals = [Interval(best * factor, best * wide) for factor, wide in others]
+    chances = [confidence(Interval(best, best * width), rivals[:count]) for count in range(len(rivals) + 1)]
+    assert all(0 <= chance <= 1 for chance in chances)
+    assert chances == sorted(chances, reverse=True)
+    assert all(chance >= 0.5 ** len(rivals) for chance in chances)  # none of them is faster than the best
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_the_unit_does_not_matter(factor: float) -> None:
+    best, other = Interval(1.0, 0.02), Interval(1.01, 0.03)
+    assert confidence(best.scaled(factor), [other.scaled(factor)]) == pytest.approx(confidence(best, [other]))
