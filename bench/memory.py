@@ -51,21 +51,25 @@ def state_bytes(parts: Parts, setting: Setting, gpus: int, half: bool) -> int:
 
 
 def _fsdp(parts: Parts, gpus: int, half: bool, *, parameters_too: bool, offload: bool) -> int:
-    """Shards; what is gathered; gradients of a block on their way, as computed and as reduced."""
+    """Shards; what is gathered; the largest part's gradients on their way."""
     gathered = HALF if half else FP32
     largest = max(parts.blocks, default=0)
     # The block at work and the one fetched ahead; what lies outside of the blocks stays for the whole pass.
     together = parts.outside + 2 * largest if parameters_too else parts.total
-    on_their_way = max(largest, parts.outside) * (gathered + FP32)
+    on_their_way = max(largest, parts.outside) * gathered
     shards = 0 if offload else parts.total * (FP32 + FP32 + MOMENTS) // gpus
     return shards + together * gathered + on_their_way
 
 
 def _zero(parts: Parts, gpus: int, half: bool, *, stage: int, offload: bool) -> int:
-    """Weights as computed with, an fp32 copy and moments divided, gradients whole or divided, buckets."""
+    """Weights as computed with, an fp32 copy and moments divided, gradients whole or divided, buckets.
+
+    Gradients leave in buckets when most activations are gone, so that these do not add to the height; those
+    on their way to the host, or of gathered weights, are there all the time.
+    """
     computed = HALF if half else FP32
     total = parts.total
-    bucket = IN_FLIGHT * min(BUCKET, total) * computed
+    bucket = IN_FLIGHT * min(BUCKET, total) * computed if offload or stage == 3 else 0
     weights = total * computed
     # Stage 1 adds up whole gradients in fp32, beside those in half precision.
     gradients = total * (computed + FP32 * half) if stage == 1 else total * FP32 // gpus

@@ -12,29 +12,42 @@ cat > "$out/recovery.json" <<JSON
 JSON
 python3 -m bench run "$out/recovery.json" --out "$out/recovery" &
 run=$!
-trap 'kill $run 2>/dev/null' EXIT
+hog=
+trap 'kill -9 $run $hog 2>/dev/null' EXIT
+rm -f "$out/take"
 journal() { cat "$out"/recovery/*/journal.jsonl 2>/dev/null | grep -c "\"event\":\"$1\""; }
 ranks() { nvidia-smi --query-compute-apps=pid --format=csv,noheader | sort -nu; }
 has() { [ "$(journal "$1")" -ge "$2" ]; }
-computing() { [ "$(ranks | wc -l)" -ge "$gpus" ]; }
+computing() { [ "$(ranks | wc -l)" -gt "$gpus" ]; }  # the hog is one of them
 wait_until() {
   for _ in $(seq 1200); do "$@" && return; sleep 0.2; done
   echo "gave up waiting: $*"; exit 1
 }
 
+# Ready before it is needed: the second trial takes what it wants within two seconds of its start.
+python3 -c "
+import os, time, torch
+torch.zeros(1, device='cuda:$((gpus - 1))')
+while not os.path.exists('$out/take'):
+    time.sleep(0.01)
+held, deadline = [], time.time() + 60
+while len(held) < 120 and time.time() < deadline:
+    try:
+        held.append(torch.empty(1 << 30, dtype=torch.uint8, device='cuda:$((gpus - 1))'))
+    except torch.OutOfMemoryError:
+        time.sleep(0.01)
+print(f'holding {len(held)} GiB', flush=True)
+time.sleep(600)" &
+hog=$!
 wait_until has ceilings 1
 wait_until computing
 sleep 8
-victim=$(ranks | tail -1)
+victim=$(ranks | grep -v "^$hog$" | tail -1)
 echo "$(date +%T) kill -9 $victim, a rank of the first trial"
 kill -9 "$victim"
 wait_until has trial 1
 echo "$(date +%T) taking 120 GiB of the last GPU away from the second trial"
-python3 -c "
-import time, torch
-held = torch.empty(120 << 30, dtype=torch.uint8, device='cuda:$((gpus - 1))')
-time.sleep(600)" &
-hog=$!
+touch "$out/take"
 wait_until has trial 2
 echo "$(date +%T) giving them back"
 kill -9 $hog

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import tempfile
@@ -26,6 +27,7 @@ from bench.runner.trial import TrialRun
 
 HERE = Path(__file__).parent
 SILENT = 10  # steps between two lines of the log, where the recipe names none
+WARM_STEPS = 3
 
 
 def batches(run: TrialRun) -> Iterator[dict[str, Any]]:
@@ -64,6 +66,9 @@ def train(
         for i in range(passes):
             total += strategy.forward_backward(next(data), passes, sync=i == passes - 1)
         strategy.update()
+        if step == done + WARM_STEPS:  # all is compiled: the collector need not look through it again
+            gc.collect()
+            gc.freeze()
         if step % (arguments.log_every or recipe.log_every_steps or SILENT) == 0:
             loss = team.mean(float(total) / (step - since))  # float: waits for the device
             seconds = (time.perf_counter() - at) / (step - since)
