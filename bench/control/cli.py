@@ -1,4 +1,4 @@
-"""The arguments of `bench image`, and what `bench run --engine` passes on; imports its side when called."""
+"""The arguments of the operator's side, and what `bench run --engine` passes on; imports it when called."""
 
 from __future__ import annotations
 
@@ -6,7 +6,78 @@ import argparse
 import os
 from pathlib import Path
 
+from bench.arguments import Commands, duration
 from bench.errors import BadInput
+
+
+def add_operator(commands: Commands[argparse.ArgumentParser]) -> None:
+    challenge = commands.add_parser(
+        "challenge", help="ask for a run: a nonce for the node", allow_abbrev=False
+    )
+    challenge.add_argument("manifest", type=Path, metavar="MANIFEST")
+    challenge.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: challenge-RUN.json")
+    challenge.add_argument("--run", metavar="ID", help="again for this run, whose node was lost")
+    challenge.set_defaults(call=_challenge)
+
+    certify = commands.add_parser(
+        "certify", help="certify the key of a run with your SSH key", allow_abbrev=False
+    )
+    certify.add_argument("request", type=Path, metavar="REQUEST", help="request.json, from the run's folder")
+    certify.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: run-cert.pub beside it")
+    certify.add_argument(
+        "--valid", type=duration, default=7200.0, metavar="TIME", help="from now on (default: 2h)"
+    )
+    certify.set_defaults(call=_certify)
+
+    receive = commands.add_parser(
+        "receive", help="verify a bundle that came back, once, and countersign it", allow_abbrev=False
+    )
+    receive.add_argument("bundle", type=Path, metavar="BUNDLE")
+    receive.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: in its place")
+    receive.set_defaults(call=_receive)
+
+    for command in (certify, receive):
+        command.add_argument(
+            "--key",
+            type=Path,
+            metavar="FILE",
+            help="your SSH key, or the .pub of one in an agent or a token, instead of bench's own",
+        )
+    for command in (challenge, certify, receive):
+        command.add_argument(
+            "--ledger", type=Path, metavar="FILE", help="default: ~/.local/state/bench/ledger.jsonl"
+        )
+
+
+def add_keys(commands: Commands[argparse.ArgumentParser]) -> None:
+    keys = commands.add_parser("keys", help="your key, whom you trust, what is revoked", allow_abbrev=False)
+    actions = keys.add_subparsers(title="actions", required=True, metavar="ACTION")
+
+    new = actions.add_parser("new", help="make a key with ssh-keygen", allow_abbrev=False)
+    new.add_argument("file", type=Path, metavar="FILE", nargs="?", help="default: ~/.config/bench/id_ed25519")
+    new.add_argument("--token", action="store_true", help="in a FIDO token; FILE is only a handle to it")
+    new.add_argument("--no-passphrase", action="store_true", help="whoever reads the file can sign")
+    new.set_defaults(call=_keys_new)
+
+    show = actions.add_parser("show", help="your key, and how others trust it", allow_abbrev=False)
+    show.add_argument("file", type=Path, metavar="FILE", nargs="?")
+    show.set_defaults(call=_keys_show)
+
+    trust = actions.add_parser("trust", help="add a key to your allowed_signers", allow_abbrev=False)
+    trust.add_argument("file", type=Path, metavar="FILE.pub")
+    trust.add_argument("--as", dest="name", metavar="NAME", help="whose it is (default: the file's name)")
+    trust.set_defaults(call=_keys_trust)
+
+    revoke = actions.add_parser("revoke", help="add to your revocation list (KRL)", allow_abbrev=False)
+    revoke.add_argument(
+        "targets",
+        metavar="WHAT",
+        nargs="+",
+        help="a .pub file (a run's key, a certificate, an authority), a bundle, SHA256:..., or a run's id",
+    )
+    revoke.add_argument("--authority", type=Path, metavar="FILE.pub", help="who certified that run's id")
+    revoke.add_argument("--file", type=Path, metavar="KRL", help="default: ~/.config/bench/revoked.krl")
+    revoke.set_defaults(call=_keys_revoke)
 
 
 def add_image(image: argparse.ArgumentParser) -> None:
@@ -130,3 +201,45 @@ def _image(arguments: argparse.Namespace) -> int:
         case "load":
             return commands.load(Path(arguments.image), arguments.engine)
     return commands.save(arguments.image, arguments.out, arguments.engine, arguments.json)
+
+
+def _challenge(arguments: argparse.Namespace) -> int:
+    from bench.control.desk import challenge
+
+    return challenge(arguments.manifest, arguments.out, arguments.run, arguments.ledger)
+
+
+def _certify(arguments: argparse.Namespace) -> int:
+    from bench.control.desk import certify
+
+    return certify(arguments.request, arguments.out, arguments.key, arguments.valid, arguments.ledger)
+
+
+def _receive(arguments: argparse.Namespace) -> int:
+    from bench.control.desk import receive
+
+    return receive(arguments.bundle, arguments.out, arguments.key, arguments.ledger)
+
+
+def _keys_new(arguments: argparse.Namespace) -> int:
+    from bench.control.desk import keys_new
+
+    return keys_new(arguments.file, arguments.token, not arguments.no_passphrase and not arguments.token)
+
+
+def _keys_show(arguments: argparse.Namespace) -> int:
+    from bench.control.desk import keys_show
+
+    return keys_show(arguments.file)
+
+
+def _keys_trust(arguments: argparse.Namespace) -> int:
+    from bench.control.desk import keys_trust
+
+    return keys_trust(arguments.file, arguments.name)
+
+
+def _keys_revoke(arguments: argparse.Namespace) -> int:
+    from bench.control.desk import keys_revoke
+
+    return keys_revoke(arguments.targets, arguments.authority, arguments.file)

@@ -13,7 +13,8 @@ from bench.decide import Wish
 from bench.errors import BadInput, BenchError
 from bench.prices import load_prices
 from bench.report.bundles import Lists, look_at_all
-from bench.report.comparing import Comparison, Refused, Terms, compare_rows
+from bench.report.comparing import Comparison, Refused, compare_rows
+from bench.report.offers import Terms
 from bench.report.rows import Row, gather, rows_of
 
 

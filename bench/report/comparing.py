@@ -10,51 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bench.catalogue import GpuModel, find_gpu_model
-from bench.decide import (
-    Answer,
-    BreakEven,
-    Option,
-    Place,
-    Wish,
-    break_even,
-    decide,
-    frontier,
-    meets,
-    places,
-)
-from bench.estimate import Interval
-from bench.prices import Gap, PriceBook, Priced
+from bench.catalogue import find_gpu_model
+from bench.decide import Answer, Place, Wish, meets, places
+from bench.report.offers import Offer, Terms, days_of, offers_of
 from bench.report.rows import Row
 from bench.scaling import Evidence, Guess, guess
 
 Conditions = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What the user wants to know, and at which prices."""
-
-    prices: PriceBook
-    wish: Wish
-    utilisation: float = 1.0  # share of its life that an owned machine trains
-    rank_all: bool = False  # rank what cannot be compared, too
-    wanted: tuple[tuple[GpuModel, int], ...] = ()  # machines to estimate, and how many GPUs
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """One way to get a machine, with every figure that is shown of it."""
-
-    kind: Literal["buy", "rent"]
-    price: float  # to buy the machine, or to rent it for an hour
-    run_cost: float  # of one run: its share of price and electricity, or its rent
-    spend: float  # out of the door for all runs that were asked for
-    quotes: tuple[str, ...]  # source and date
-    in_budget: bool | None  # None: no budget was named
-    on_frontier: bool
-    break_even: BreakEven | None  # to buy: against the cheapest rented run of this model
-    marks: tuple[str, ...]  # what the recommendation says of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +95,7 @@ def _evidence(rows: Iterable[Row]) -> list[Evidence]:
             continue
         found = Evidence(
             row.model, row.family, gpu, row.machine.devices, row.precision, "tf32" in row.best.setting,
-            row.training_flops, _days(row).value,
+            row.training_flops, days_of(row).value,
         )  # fmt: skip
         key = (row.model, row.machine.label)
         if key not in best or found.days < best[key].days:
@@ -232,75 +194,17 @@ def _newest(rows: list[Row]) -> tuple[list[Row], list[Apart]]:
 
 
 def _entries(rows: list[Row], base: Conditions, terms: Terms) -> tuple[tuple[Entry, ...], Answer]:
-    ordered = sorted(rows, key=lambda row: (_days(row).value, row.machine.label, row.path))
-    made = [(row, *_options(row, terms.prices)) for row in ordered]
-    options = [option for _, pairs, _ in made for option, _ in pairs]
-    answer = decide(options, terms.wish)
-    fronts = _frontiers(options, terms)
-    rented = min((o.a_run for o in options if o.kind == "rent"), default=None)
-    cheapest_rent = next((o for o in options if o.kind == "rent" and o.a_run == rented), None)
-    entries = []
-    for (row, pairs, gaps), place in zip(made, places([_days(row) for row in ordered]), strict=True):
-        deadline = terms.wish.deadline_days
-        offers = tuple(_offer(o, priced, terms, answer, fronts, cheapest_rent) for o, priced in pairs)
-        in_time = None if deadline is None else meets(_days(row), deadline)
-        entries.append(Entry(row, place, row.kwh, offers, gaps, in_time, differing(row.conditions, base)))
-    return tuple(entries), answer
-
-
-def _days(row: Row) -> Interval:
-    assert row.best is not None
-    assert row.best.days is not None
-    return row.best.days
-
-
-def _options(row: Row, book: PriceBook) -> tuple[list[tuple[Option, Priced]], tuple[str, ...]]:
-    machine, days = row.machine, _days(row)
-    electricity = (book.energy_cost(row.kwh) if row.kwh is not None else None) or 0.0
-    options: list[tuple[Option, Priced]] = []
-    gaps = []
-    if machine.kind != "cuda":
-        return [], (f"no price for a CPU: {machine.name}",)
-    match book.to_buy(machine.name, machine.devices):
-        case Priced() as priced:
-            options.append((Option(machine.label, "buy", days, priced.amount, electricity), priced))
-        case Gap() as gap:
-            gaps.append(gap.reason)
-    match book.to_rent(machine.name, machine.devices):
-        case Priced() as priced:
-            rent = priced.amount * days.value * 24
-            options.append((Option(machine.label, "rent", days, 0.0, rent), priced))
-        case Gap() as gap:
-            gaps.append(gap.reason)
-    return options, tuple(gaps)
-
-
-def _frontiers(options: list[Option], terms: Terms) -> set[int]:
-    """Of days against money: machines to buy by their price, and every run by its cost."""
-    life, share = terms.prices.life_days, terms.utilisation
-    bought = [o for o in options if o.kind == "buy"]
-    by_price = frontier(bought, lambda o: o.upfront, lambda o: o.days.value)
-    by_run = frontier(options, lambda o: o.run_cost(life, share), lambda o: o.days.value)
-    return {id(option) for option in [*by_price, *by_run]}
-
-
-def _offer(
-    option: Option, priced: Priced, terms: Terms, answer: Answer, fronts: set[int], rent: Option | None
-) -> Offer:
-    wish, book = terms.wish, terms.prices
-    marks = {
-        "fastest in budget": answer.fastest_in_budget,
-        "as fast within the interval, for less": answer.as_fast_for_less,
-        "cheapest by the deadline": answer.cheapest_by_deadline,
-    }
-    return Offer(
-        kind=option.kind,
-        price=priced.amount,
-        run_cost=option.run_cost(book.life_days, terms.utilisation),
-        spend=option.spend(wish.runs),
-        quotes=tuple(f"{s}, {d}" for s, d in zip(priced.sources, priced.dates, strict=True)),
-        in_budget=None if wish.budget is None else option.spend(wish.runs) <= wish.budget,
-        on_frontier=id(option) in fronts,
-        break_even=break_even(option, rent, book.life_days) if option.kind == "buy" and rent else None,
-        marks=tuple(words for words, chosen in marks.items() if chosen is option),
-    )
+    ordered = sorted(rows, key=lambda row: (days_of(row).value, row.machine.label, row.path))
+    offered, answer = offers_of(ordered, terms)
+    deadline = terms.wish.deadline_days
+    entries = tuple(
+        Entry(
+            row, place, row.kwh, offers, gaps,
+            None if deadline is None else meets(days_of(row), deadline),
+            differing(row.conditions, base),
+        )
+        for row, (offers, gaps), place in zip(
+            ordered, offered, places([days_of(row) for row in ordered]), strict=True
+        )
+    )  # fmt: skip
+    return entries, answer

@@ -11,7 +11,8 @@ from tabulate import tabulate
 
 from bench.codec import pretty_json, to_json
 from bench.estimate import Interval
-from bench.report.comparing import Apart, Comparison, Entry, ModelPart, Offer
+from bench.report.comparing import Apart, Comparison, Entry, ModelPart
+from bench.report.offers import Offer
 from bench.scaling import Guess
 from bench.words import bytes_text, figures, interval_text, money_text
 

@@ -11,7 +11,7 @@ from typing import Any
 from bench.codec import pretty_json, strict_loads, to_json
 from bench.errors import BenchError, VerificationFailed
 from bench.report.bundles import Lists, look_at_all
-from bench.report.rows import telemetry_lines
+from bench.report.power import telemetry_lines
 from bench.reproduce import Compared, Course, Figure, Reproduction, Run
 from bench.summary import Results, recompute
 from bench.verdict import Verdict

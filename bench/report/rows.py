@@ -15,6 +15,7 @@ from bench.codec import canonical_json, strict_loads, to_json
 from bench.errors import VerificationFailed
 from bench.estimate import Interval
 from bench.models import Model, Recipe
+from bench.report.power import Telemetry, course_of, telemetry_lines, watts_of
 from bench.result import NodeFacts
 from bench.summary import Results, TrialResult, recompute
 from bench.verdict import Verdict
@@ -22,14 +23,9 @@ from bench.verify import Files
 from bench.winner import fastest
 from bench.words import failure_text
 
-TELEMETRY_POINTS = 90
-MOST_WATTS = 10_000  # of one GPU: more is a counter that went wrong
 # What decides how fast the same code runs; the rest of the packages does not.
 STACK = ("torch", "triton", "transformers", "flash-attn")
 STACK_OF_A_FAMILY = {"mamba": ("mamba-ssm", "causal-conv1d")}
-# Timed steps have fewer passes than the recipe's: where updates took so much more of them than they take
-# of the recipe's step, the power drawn meanwhile is not that of training.
-UPDATE_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +57,6 @@ class Attempt:
     units_per_second: float | None = None
     utilisation: float | None = None
     peak_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Telemetry:
-    """A run's own course, thinned for a plot: the mean over the machine's GPUs."""
-
-    seconds: tuple[float, ...]
-    watts: tuple[float, ...]
-    sm_mhz: tuple[float, ...]
-    celsius: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +96,8 @@ def gather(with_telemetry: bool, files: Files) -> Mapping[str, Any]:
     try:
         manifest = strict_loads(files.read("manifest.json"))
         own = {model.name: _asked(manifest, model.name) for model in results.models}
-        watts = _watts(files, bests, lines, len(results.node.gpus))
-        course = _course(lines) if with_telemetry else None
+        watts = watts_of(files, bests, lines, len(results.node.gpus))
+        course = course_of(lines) if with_telemetry else None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise VerificationFailed(f"the manifest or the telemetry does not have its form: {error}") from None
     return {**found, "asked": own, "watts": watts, "course": course}
@@ -238,77 +224,3 @@ def _methods_text(value: Any) -> str:
 
 def _short_digest(value: object) -> str:
     return hashlib.sha256(canonical_json(value)).hexdigest()[:8]
-
-
-# Telemetry
-
-
-def telemetry_lines(files: Files) -> list[bytes]:
-    """An optional file."""
-    return list(files.lines("telemetry.jsonl")) if "telemetry.jsonl" in files.sha256 else []
-
-
-def _watts(
-    files: Files, bests: Mapping[str, TrialResult], lines: list[bytes], gpus: int
-) -> Mapping[str, float | None]:
-    """Of each best trial, while its steps were timed."""
-    if not gpus or not lines:
-        return {}
-    samples = list(files.lines("samples.jsonl"))
-    found: dict[str, float | None] = {}
-    for name, trial in bests.items():
-        measurement = strict_loads(next(line for line in samples if name.encode() in line))["measurement"]
-        if _like_training(measurement["steps"], trial):
-            span = (measurement["started_at"], measurement["ended_at"])
-            own = [line for line in lines if name.encode() in line]
-            found[name] = _mean_watts(span, own, trial.gpus)
-    return found
-
-
-def _like_training(steps: list[Any], trial: TrialResult) -> bool:
-    e = trial.estimate
-    if e is None or e.update_seconds is None or not steps:
-        return True
-    timed = len(steps) * e.update_seconds / sum(step["seconds"] for step in steps)
-    return bool(timed - e.update_seconds / e.step_seconds.value <= UPDATE_SHARE)
-
-
-def _mean_watts(span: tuple[float, float], lines: list[bytes], gpus: int) -> float | None:
-    """Joules over seconds between the first and the last reading inside the span; all GPUs of the trial."""
-    inside = [line for line in lines if span[0] <= _at(line) <= span[1]]
-    if len(inside) < 2:
-        return None
-    first, last = strict_loads(inside[0]), strict_loads(inside[-1])
-    pairs = list(zip(first["gpus"][:gpus], last["gpus"][:gpus], strict=True))
-    seconds = last["at"] - first["at"]
-    if not pairs or seconds <= 0 or any("energy_joules" not in gpu for pair in pairs for gpu in pair):
-        return None  # a card without an energy counter
-    joules = sum(after["energy_joules"] - before["energy_joules"] for before, after in pairs)
-    # Of several nodes, the leader's GPUs are read: the others are like them.
-    watts = float(joules / seconds / len(pairs) * gpus)
-    return watts if 0 < watts < gpus * MOST_WATTS else None
-
-
-def _at(line: bytes) -> float:
-    """A reading's time, without reading the rest: canonical JSON has it first."""
-    head, _, rest = line.partition(b":")
-    if head != b'{"at"':
-        raise ValueError(f"a reading does not begin with its time: {line[:40]!r}")
-    return float(rest.partition(b",")[0])
-
-
-def _course(lines: list[bytes]) -> Telemetry | None:
-    step = max(1, -(-len(lines) // TELEMETRY_POINTS))
-    readings = [strict_loads(line) for line in lines[::step]]
-    readings = [r for r in readings if r["gpus"]]
-    if len(readings) < 2:
-        return None
-
-    def mean(name: str) -> tuple[float, ...]:
-        if any(name not in gpu for r in readings for gpu in r["gpus"]):
-            return ()
-        return tuple(sum(gpu[name] for gpu in r["gpus"]) / len(r["gpus"]) for r in readings)
-
-    start = readings[0]["at"]
-    seconds = tuple(r["at"] - start for r in readings)
-    return Telemetry(seconds, mean("power_watts"), mean("sm_mhz"), mean("celsius"))

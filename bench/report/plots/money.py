@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from bench.report.comparing import Comparison, Entry, ModelPart, Offer
+from bench.report.comparing import Comparison, Entry, ModelPart
+from bench.report.offers import Offer
 from bench.report.plots.scatter import Point, key, scatter
 from bench.report.svg import Box, Plot
 from bench.words import interval_text, money_text

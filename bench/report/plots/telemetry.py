@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.report.comparing import Comparison
-from bench.report.rows import Row, Telemetry
+from bench.report.power import Telemetry
+from bench.report.rows import Row
 from bench.report.svg import Box, Linear, Plot, Ticked, axes, polyline, text
 from bench.words import figures
 

@@ -1,0 +1,47 @@
+"""What arguments of the command line are made of. Imports nothing that is slow."""
+
+from __future__ import annotations
+
+import argparse
+
+Commands = argparse._SubParsersAction  # argparse has no public name for what add_subparsers returns
+
+
+def positive(text: str) -> float:
+    try:
+        number = float(text.replace(",", ""))
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not more than 0")
+    return number
+
+
+def count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return int(text)
+
+
+def percent(text: str) -> float:
+    number = positive(text.rstrip("%"))
+    if number > 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than 100%")
+    return number / 100
+
+
+def days(text: str) -> float:
+    """Days from 14, 14d, 36h."""
+    return positive(text[:-1]) / 24 if text.endswith("h") else positive(text.removesuffix("d"))
+
+
+def duration(text: str) -> float:
+    """Seconds from 90s, 60m, 2h."""
+    scale = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
+    try:
+        seconds = float(text[:-1]) * (scale or 0)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write 90s, 60m or 2h")
+    return seconds

@@ -1,0 +1,113 @@
+"""Rows at their prices: ways to get each machine, and which of them to choose. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bench.catalogue import GpuModel
+from bench.decide import Answer, BreakEven, Option, Wish, break_even, decide, frontier
+from bench.estimate import Interval
+from bench.prices import Gap, PriceBook, Priced
+from bench.report.rows import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the user wants to know, and at which prices."""
+
+    prices: PriceBook
+    wish: Wish
+    utilisation: float = 1.0  # share of its life that an owned machine trains
+    rank_all: bool = False  # rank what cannot be compared, too
+    wanted: tuple[tuple[GpuModel, int], ...] = ()  # machines to estimate, and how many GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One way to get a machine, with every figure that is shown of it."""
+
+    kind: Literal["buy", "rent"]
+    price: float  # to buy the machine, or to rent it for an hour
+    run_cost: float  # of one run: its share of price and electricity, or its rent
+    spend: float  # out of the door for all runs that were asked for
+    quotes: tuple[str, ...]  # source and date
+    in_budget: bool | None  # None: no budget was named
+    on_frontier: bool
+    break_even: BreakEven | None  # to buy: against the cheapest rented run of this model
+    marks: tuple[str, ...]  # what the recommendation says of it
+
+
+def offers_of(
+    rows: Sequence[Row], terms: Terms
+) -> tuple[list[tuple[tuple[Offer, ...], tuple[str, ...]]], Answer]:
+    """For each row its offers and the prices that are not there; and, over all, what to buy or rent."""
+    made = [_options(row, terms.prices) for row in rows]
+    options = [option for pairs, _ in made for option, _ in pairs]
+    answer = decide(options, terms.wish)
+    fronts = _frontiers(options, terms)
+    cheapest_rent = min((o for o in options if o.kind == "rent"), key=lambda o: o.a_run, default=None)
+    offered = [
+        (tuple(_offer(o, priced, terms, answer, fronts, cheapest_rent) for o, priced in pairs), gaps)
+        for pairs, gaps in made
+    ]
+    return offered, answer
+
+
+def days_of(row: Row) -> Interval:
+    assert row.best is not None
+    assert row.best.days is not None
+    return row.best.days
+
+
+def _options(row: Row, book: PriceBook) -> tuple[list[tuple[Option, Priced]], tuple[str, ...]]:
+    machine, days = row.machine, days_of(row)
+    electricity = (book.energy_cost(row.kwh) if row.kwh is not None else None) or 0.0
+    options: list[tuple[Option, Priced]] = []
+    gaps = []
+    if machine.kind != "cuda":
+        return [], (f"no price for a CPU: {machine.name}",)
+    match book.to_buy(machine.name, machine.devices):
+        case Priced() as priced:
+            options.append((Option(machine.label, "buy", days, priced.amount, electricity), priced))
+        case Gap() as gap:
+            gaps.append(gap.reason)
+    match book.to_rent(machine.name, machine.devices):
+        case Priced() as priced:
+            rent = priced.amount * days.value * 24
+            options.append((Option(machine.label, "rent", days, 0.0, rent), priced))
+        case Gap() as gap:
+            gaps.append(gap.reason)
+    return options, tuple(gaps)
+
+
+def _frontiers(options: list[Option], terms: Terms) -> set[int]:
+    """Of days against money: machines to buy by their price, and every run by its cost."""
+    life, share = terms.prices.life_days, terms.utilisation
+    bought = [o for o in options if o.kind == "buy"]
+    by_price = frontier(bought, lambda o: o.upfront, lambda o: o.days.value)
+    by_run = frontier(options, lambda o: o.run_cost(life, share), lambda o: o.days.value)
+    return {id(option) for option in [*by_price, *by_run]}
+
+
+def _offer(
+    option: Option, priced: Priced, terms: Terms, answer: Answer, fronts: set[int], rent: Option | None
+) -> Offer:
+    wish, book = terms.wish, terms.prices
+    marks = {
+        "fastest in budget": answer.fastest_in_budget,
+        "as fast within the interval, for less": answer.as_fast_for_less,
+        "cheapest by the deadline": answer.cheapest_by_deadline,
+    }
+    return Offer(
+        kind=option.kind,
+        price=priced.amount,
+        run_cost=option.run_cost(book.life_days, terms.utilisation),
+        spend=option.spend(wish.runs),
+        quotes=tuple(f"{s}, {d}" for s, d in zip(priced.sources, priced.dates, strict=True)),
+        in_budget=None if wish.budget is None else option.spend(wish.runs) <= wish.budget,
+        on_frontier=id(option) in fronts,
+        break_even=break_even(option, rent, book.life_days) if option.kind == "buy" and rent else None,
+        marks=tuple(words for words, chosen in marks.items() if chosen is option),
+    )
