@@ -55,6 +55,20 @@ WITH_KERNELS = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_is_asked_for_what_naive_computes(tmp_path: Path) -> None:
+    """Forward alone: on a CPU it does not train."""
+    found = []
+    for setting in (NAIVE, ("flex-attention",)):
+        one = trial(model=without_dropout(TINY["vit"]), setting=setting, micro_batch=8, seed=3)
+        run = TrialRun(one, CPU, Team(), tmp_path, lambda event: None)
+        run.strategy = run.build()
+        run.batches = run.load()
+        with torch.no_grad():
+            found.append(run.strategy.evaluate(next(run.batches)))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("family", WITH_KERNELS)
 def test_kernels_compute_what_naive_computes(family: str, tmp_path: Path) -> None:
     model = without_dropout(TINY[family])

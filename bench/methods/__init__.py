@@ -25,6 +25,8 @@ NAIVE: Setting = ()
 _METHOD_FILES = (
     "tf32",
     "kernels",
+    "flex",
+    "depthwise",
     "masked_head",
     "half_weights",
     "optimizer",
@@ -100,6 +102,8 @@ def conflict(setting: Setting) -> str | None:
         groups[group] = name
     if "offload" in setting and "sharding" not in groups:
         return "offload needs a sharding method beside it"
+    if "flex-attention" in setting and "compilation" not in groups:
+        return "flex-attention is slow unless it is compiled: add compile or compile-blocks"
     if "half-weights" in setting and "sharding" in groups:
         return f"half-weights and {groups['sharding']} both say how weights are held: choose one"
     return None

@@ -179,3 +179,21 @@ def unmasked_attention() -> Literal["bench_unmasked"]:
 
     AttentionInterface.register("bench_unmasked", attend)
     return "bench_unmasked"
+
+
+@cache
+def flex_attention() -> Literal["bench_flex"]:
+    """Attention by PyTorch's FlexAttention, without a mask; worth its name once it is compiled."""
+    from torch.nn.attention.flex_attention import flex_attention
+    from transformers import AttentionInterface
+
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None,
+        scaling: float | None = None, dropout: float = 0.0, **_: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        assert attention_mask is None and not dropout and not module.is_causal
+        out = flex_attention(query, key, value, scale=scaling)
+        return out.transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register("bench_flex", attend)
+    return "bench_flex"

@@ -1,0 +1,38 @@
+"""Attention in fp32 on tensor cores: PyTorch's other kernels leave them idle where nothing is halved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from bench.methods import Method, Target
+from bench.models import Model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Flex(Method):
+    name: str = "flex-attention"
+    summary: str = "attention by FlexAttention's Triton kernels, in TF32 where the recipe is fp32"
+    free_lunch: ClassVar[bool] = False
+
+    def refuse(self, model: Model, target: Target) -> str | None:
+        if model.family != "vit":
+            return "known to pay for ViT alone: attention without a mask, in fp32"
+        if model.recipe.precision != "fp32":
+            return "in half precision the usual kernels use tensor cores"
+        if model.architecture.get("attention_probs_dropout_prob"):
+            return "FlexAttention has no dropout"
+        if target.device == "cpu":
+            return "FlexAttention trains on GPUs alone"
+        return None
+
+    def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
+        from bench.models._common import flex_attention
+
+        whole.model.set_attn_implementation(flex_attention())
+
+
+METHODS = (Flex(),)
