@@ -6,7 +6,7 @@ MUTATIONS ?= 100000
 SEED ?= 0
 STAMP := $(VENV)/.installed
 
-.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery bench-accuracy bench-compare bench-cost bench-verify replay fuzz clean
+.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery bench-accuracy bench-compare bench-cost bench-export bench-verify replay fuzz clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -52,6 +52,9 @@ gallery: $(STAMP)  ## the pictures of the README, from the committed bundles
 bench-compare: $(STAMP)  ## time and memory of comparing many bundles; how soon the report is interactive
 	$(BIN)/python benchmarks/compare.py results/proof-h200/pythia-1b.tar
 	$(BIN)/python benchmarks/report.py results/every-setting-h200/pythia-160m-2gpus.tar
+
+bench-export: $(STAMP)  ## a step by the exported scripts, as ratios to the bundle's
+	$(BIN)/python benchmarks/export.py
 
 bench-cost: $(STAMP)  ## start-up and verification, as ratios to an empty Python
 	rm -rf out/cost && $(BIN)/bench run manifests/quickstart.json --out out/cost

@@ -44,4 +44,4 @@ def find_gpu_model(name: str) -> GpuModel | None:
     wanted = name.lower().split()
     exact = [gpu for gpu in gpu_models() if gpu.name.lower() == name.lower()]
     close = [gpu for gpu in gpu_models() if all(word in gpu.name.lower() for word in wanted)]
-    return next(iter(exact + close), None)
+    return next(iter(exact + close), None) if wanted else None

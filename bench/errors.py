@@ -17,6 +17,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 
+def printable(text: str) -> str:
+    """Texts of strangers, without what a terminal would obey: escapes, other controls, reversed writing."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
 class BenchError(Exception):
     """Base of all errors that a user may see; `advice` says what to do next."""
 
@@ -30,7 +37,7 @@ class BenchError(Exception):
 
     def __str__(self) -> str:
         first = f"{self.where}: {self.message}" if self.where else self.message
-        return f"{first}\n  {self.advice}" if self.advice else first
+        return printable(f"{first}\n  {self.advice}" if self.advice else first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,7 @@ class BadInput(BenchError):
             return super().__str__()
         width = max(len(m.path) for m in self.mistakes)
         rows = [f"  {m.path:<{width}}  {m.found}; {m.allowed}" for m in self.mistakes]
-        return "\n".join([super().__str__(), *rows])
+        return printable("\n".join([super().__str__(), *rows]))
 
 
 class EnvironmentCannot(BenchError):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench.estimate import Interval
 from bench.result import NodeFacts
 from bench.summary import Results, TrialResult
+from bench.winner import fastest
 
 Verdict = Literal["reproduced", "not reproduced", "undecided", "not measured"]
 # The same seed on the same stack: what is left is the order in which sums are taken.
@@ -34,11 +35,12 @@ class Run:
     results: Results
     losses: Mapping[str, tuple[float, ...]]  # by trial
     courses: Mapping[str, Course]
+    searched: frozenset[str] = frozenset()  # models whose settings or micro-batches a search chose
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    name: str  # step seconds, peak bytes, first losses, outcome
+    name: str  # step seconds, peak bytes, first losses, outcome, days
     verdict: Verdict
     here: float | str
     there: float | str
@@ -65,6 +67,7 @@ class Reproduction:
     tolerance: float
     compared: tuple[Compared, ...]
     missing: tuple[str, ...]  # trials of theirs that were not run here
+    not_needed: tuple[str, ...] = ()  # of a search, which ends where it knows its answer: that is compared
     schema: Literal["bench/reproduction/v1"] = "bench/reproduction/v1"
 
     @property
@@ -75,14 +78,41 @@ class Reproduction:
 def reproduce(here: Run, there: Run, tolerance: float) -> Reproduction:
     """`tolerance`: a share of a step by which two runs of one machine differ anyway."""
     found = {_key(trial): trial for trial in here.results.trials}
-    compared, missing = [], []
-    for theirs in there.results.trials:
-        ours = found.get(_key(theirs))
-        if ours is None:
-            missing.append(f"{theirs.model}, {theirs.label}, micro-batch {theirs.micro_batch}")
-        else:
-            compared.append(_compare(here, there, ours, theirs, tolerance))
-    return Reproduction(here.results.run.id, there.results.run.id, tolerance, tuple(compared), tuple(missing))
+    compared: list[Compared] = []
+    missing: list[str] = []
+    not_needed: list[str] = []
+    for model in there.results.models:
+        searched = model.name in there.searched and here.results.run.complete
+        before = len(not_needed)
+        of_model = [trial for trial in there.results.trials if trial.model == model.name]
+        for theirs in of_model:
+            ours = found.get(_key(theirs))
+            if ours is not None:
+                compared.append(_compare(here, there, ours, theirs, tolerance))
+            else:
+                name = f"{theirs.model}, {theirs.label}, micro-batch {theirs.micro_batch}"
+                (not_needed if searched else missing).append(name)
+        if len(not_needed) > before:
+            compared += _answers(here, there, model.name, tolerance)
+    run_ids = here.results.run.id, there.results.run.id
+    return Reproduction(*run_ids, tolerance, tuple(compared), tuple(missing), tuple(not_needed))
+
+
+def _answers(here: Run, there: Run, model: str, tolerance: float) -> Iterator[Compared]:
+    """What a search found, whichever way it took there."""
+    ours, theirs = (fastest(t for t in run.results.trials if t.model == model) for run in (here, there))
+    if theirs is None or theirs.estimate is None:
+        return
+    if ours is None or ours.estimate is None:
+        figure = Figure("outcome", "not measured", "nothing", "measured", None, None)
+        yield Compared(model, "fastest", (figure,), tuple(differences(here.results.node, there.results.node)))
+        return
+    figure = replace(_step(ours.estimate.days, theirs.estimate.days, tolerance), name="days")
+    reasons: tuple[str, ...] = ()
+    if figure.verdict != "reproduced":
+        settings = (f"{t.label} at micro-batch {t.micro_batch}" for t in (ours, theirs))
+        reasons = ("{} here, {} there".format(*settings), *_reasons(here, there, ours, theirs))
+    yield Compared(model, "fastest", (figure,), reasons)
 
 
 def _key(trial: TrialResult) -> tuple[object, ...]:
@@ -101,17 +131,29 @@ def _figures(
     here: Run, there: Run, ours: TrialResult, theirs: TrialResult, tolerance: float
 ) -> Iterator[Figure]:
     if ours.outcome != theirs.outcome or ours.estimate is None or theirs.estimate is None:
-        same = ours.outcome == theirs.outcome != "measured"
-        verdict: Verdict = "reproduced" if same else "not measured" if ours.failure else "not reproduced"
-        yield Figure("outcome", verdict, ours.outcome, theirs.outcome, None, None)
+        yield Figure("outcome", _outcome(ours, theirs), _ended(ours), _ended(theirs), None, None)
         return
     yield _step(ours.estimate.step_seconds, theirs.estimate.step_seconds, tolerance)
     yield _within("peak bytes", ours.estimate.peak_bytes, theirs.estimate.peak_bytes, MEMORY_TOLERANCE)
     precision = next(m.recipe.precision for m in there.results.models if m.name == theirs.model)
     pairs = list(zip(here.losses.get(ours.id, ()), there.losses.get(theirs.id, ()), strict=False))
     if pairs:
-        worst = max(pairs, key=lambda pair: abs(pair[0] / pair[1] - 1))
+        worst = max(pairs, key=lambda pair: abs(pair[0] - pair[1]) / max(abs(pair[1]), 1e-12))
         yield _within("first losses", *worst, LOSS_TOLERANCE[precision])
+
+
+def _outcome(ours: TrialResult, theirs: TrialResult) -> Verdict:
+    if ours.outcome == theirs.outcome and ours.failure is not None:
+        return "reproduced"
+    if ours.estimate is None:
+        return "not measured"
+    # They failed, and we did not; or they had too few samples to be held to anything.
+    return "not reproduced" if theirs.failure is not None else "undecided"
+
+
+def _ended(trial: TrialResult) -> str:
+    few = trial.outcome == "measured" and trial.estimate is None
+    return "too few samples" if few else trial.outcome
 
 
 def _step(ours: Interval, theirs: Interval, tolerance: float) -> Figure:

@@ -61,7 +61,7 @@ def guess(
     nearest = _nearest(target, family, gpus, flops, evidence)
     if nearest is None:
         return Guess(target.name, gpus, at_peak, None, None, None, 0, f"no {family} was measured")
-    days = at_peak / nearest.efficiency
+    days = _as_efficient(flops, target, gpus, precision, nearest)
     known = nearest.gpu.name == target.name
     errors = held_out_errors(evidence, family, known_kind=known)
     low = high = None
@@ -69,10 +69,15 @@ def guess(
         # Rows of one kind of GPU err together: of unknown kinds there are as many errors as kinds.
         kinds = len({e.gpu.name for e in evidence if e.family == family})
         factor = math.exp(_half_width(errors, len(errors) if known else kinds))
-        low, high = days / factor, days * factor
+        low, high = max(days / factor, at_peak), days * factor
     share = f"{100 * nearest.efficiency:.0f}% of the vendor's peak"
     basis = f"{nearest.model} on {nearest.gpus}x {nearest.gpu.name}, {share}"
     return Guess(target.name, gpus, at_peak, days, low, high, len(errors), basis)
+
+
+def _as_efficient(flops: float, gpu: GpuModel, gpus: int, precision: str, nearest: Evidence) -> float:
+    """Days at the share of its peak that the row reached, on the units that the row used: TF32 or not."""
+    return peak_days(flops, gpu, gpus, precision, nearest.tf32) / nearest.efficiency
 
 
 def _nearest(
@@ -104,7 +109,8 @@ def held_out_errors(evidence: Sequence[Evidence], family: str, *, known_kind: bo
             shown = [e for e in evidence if e.gpu.name != row.gpu.name]
         nearest = _nearest(row.gpu, row.family, row.gpus, row.flops, shown)
         if nearest is not None:
-            errors.append(math.log(row.efficiency / nearest.efficiency))
+            estimated = _as_efficient(row.flops, row.gpu, row.gpus, row.precision, nearest)
+            errors.append(math.log(estimated / row.days))
     return errors
 
 

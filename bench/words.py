@@ -17,13 +17,17 @@ def figures(value: float, digits: int = 3) -> str:
     if "e" not in text:
         number = float(text)
         return f"{number:,.0f}" if abs(number) >= 10 ** (digits - 1) else text
-    return f"{float(text):,.0f}" if abs(value) >= 1 else f"{float(text):.10f}".rstrip("0")
+    return (
+        f"{float(text):,.0f}"
+        if abs(value) >= 1
+        else f"{float(text):.{digits - 1 - _magnitude(value)}f}".rstrip("0")
+    )
 
 
 def interval_text(interval: Interval) -> str:
     """1.234 ±0.012: the value as far as the half-width makes its digits meaningful."""
     if interval.half_width <= 0:
-        return f"{interval.value:.4g} ±0"
+        return f"{figures(interval.value, 4)} ±0"
     places = max(0, 2 - _magnitude(interval.half_width) - 1)
     return f"{interval.value:,.{places}f} ±{interval.half_width:.{places}f}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,24 @@ def test_fewer_than_three_rows_to_hold_out_make_no_error_bar(count: int) -> None
     rows = [row(f"m{i}", flops=1e20 * 3**i) for i in range(count)]
     found = guess(H100, 1, "gpt_neox", "bf16", 1e21, rows)
     assert (found.low_days is None) == (count < 3)
+
+
+def test_a_row_without_tf32_stands_for_one_without_tf32() -> None:
+    """Half of the plain units' peak is no half of what the TF32 units could do."""
+    days = 1e21 / (H100.fp32_tflops * 1e12 * 86_400 * 0.5)
+    plain = Evidence("m", "vit", H100, 1, "fp32", False, 1e21, days)
+    found = guess(H100, 2, "vit", "fp32", 1e21, [plain])
+    assert found.days == pytest.approx(days / 2)
+    assert found.at_peak_days == pytest.approx(1e21 / (2 * H100.tf32_tflops * 1e12 * 86_400))
+    rows = [plain, dataclasses.replace(plain, model="n", tf32=True, days=days / 8)]
+    errors = held_out_errors(rows, "vit", known_kind=True)
+    assert sorted(errors) == pytest.approx([-math.log(8), math.log(8)])
+
+
+def test_a_bar_ends_at_the_vendors_peak() -> None:
+    rows = [row(f"m{i}", flops=1e20 * 3**i, share=share) for i, share in enumerate((0.2, 0.5, 0.9))]
+    found = guess(H100, 1, "gpt_neox", "bf16", 1e21, rows)
+    assert found.low_days == found.at_peak_days
 
 
 def test_a_kind_that_was_not_measured_needs_kinds_to_hold_out() -> None:

@@ -15,9 +15,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 
+from bench.cli import main
 from bench.dsse import PAYLOAD_TYPE, pae, unseal
 from bench.errors import VerificationFailed
+from bench.handshake import BUNDLE_NAMESPACE
 from bench.ssh import ED25519, FormatError, PublicKey, wire_string
+from bench.sshsig import verify
 from bench.statement import parse_statement
 
 VECTORS = Path(__file__).parent / "vectors"
@@ -151,3 +154,59 @@ def test_sigstore_envelopes_under_the_wrong_key_or_algorithm(name: str) -> None:
         assert isinstance(key, ec.EllipticCurvePublicKey)
         with pytest.raises(InvalidSignature):
             key.verify(signature, signed, ec.ECDSA(hashes.SHA256()))
+
+
+# The cases called managed-key-*: an ECDSA signature over an artifact's digest, which no bundle of ours is.
+MANAGED = vectors("sigstore")["message_signatures"]["cases"]
+ARTIFACT = base64.b64decode(vectors("sigstore")["message_signatures"]["artifact"])
+
+
+@pytest.mark.parametrize("name", MANAGED)
+def test_sigstore_managed_key_data_are_sound(name: str) -> None:
+    """What sigstore accepts fits its key, what it refuses does not: our refusals are not for damaged data."""
+    case = MANAGED[name]
+    digest = case["messageSignature"]["messageDigest"]
+    assert digest["algorithm"] == "SHA2_256"
+    assert base64.b64decode(digest["digest"]) == hashlib.sha256(ARTIFACT).digest()
+    signature = base64.b64decode(case["messageSignature"]["signature"])
+    if name == "managed-key-no-key_fail":
+        assert case["key"] is None
+        assert case["hint"] == MANAGED["managed-key-happy-path"]["hint"]
+    elif case["expect"] == "reject":
+        with pytest.raises(ValueError):  # its key.pub is no point of the curve
+            load_pem_public_key(case["key"].encode())
+    else:
+        key = load_pem_public_key(case["key"].encode())
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        assert base64.b64encode(hashlib.sha256(der).digest()).decode() == case["hint"]
+        key.verify(signature, ARTIFACT, ec.ECDSA(hashes.SHA256()))
+        with pytest.raises(InvalidSignature):
+            key.verify(signature, ARTIFACT + b"\n", ec.ECDSA(hashes.SHA256()))
+
+
+@pytest.mark.parametrize("name", MANAGED)
+def test_sigstore_managed_key_bundles_are_none_of_ours(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither by any door that reads a signature nor as a file; its key is nobody whom we could trust."""
+    case = MANAGED[name]
+    document = {"mediaType": case["mediaType"], "messageSignature": case["messageSignature"]}
+    file = tmp_path / "bundle.sigstore.json"
+    file.write_text(json.dumps(document))
+    with pytest.raises(VerificationFailed, match="it is no DSSE envelope"):
+        unseal(file.read_bytes(), PublicKey(bytes.fromhex(vectors("dsse")["keys"]["A"])))
+    with pytest.raises(VerificationFailed, match="is no SSH signature"):
+        verify(ARTIFACT, file.read_bytes(), BUNDLE_NAMESPACE)
+    assert not accepts(
+        bytes.fromhex(vectors("dsse")["keys"]["A"]),
+        base64.b64decode(case["messageSignature"]["signature"]),
+        ARTIFACT,
+    )
+    assert main(["verify", str(file)]) == 4
+    assert capsys.readouterr().err.count("\n") == 1
+    if case["key"] is not None:
+        key = tmp_path / "key.pub"
+        key.write_text(case["key"])
+        assert main(["verify", str(file), "--trust", str(key)]) == 2
+        assert str(key) in capsys.readouterr().err

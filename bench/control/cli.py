@@ -157,8 +157,6 @@ def run_in_image(arguments: argparse.Namespace) -> int:
         raise BadInput(
             "--key is of this machine; in the image a key is made for the run", advice="leave --key out"
         )
-    if arguments.challenge is not None:
-        raise BadInput("--challenge goes with a run outside of an image", advice="leave --engine out")
     inner = ["--device", arguments.device]
     inner += [f"--{name}" for name in ("resume", "json") if getattr(arguments, name)]
     if arguments.budget is not None:
@@ -173,6 +171,7 @@ def run_in_image(arguments: argparse.Namespace) -> int:
         inner,
         on_cpu=arguments.device == "cpu",
         network=arguments.nodes > 1,
+        challenge=arguments.challenge,
     )
 
 

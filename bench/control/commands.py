@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.codec import pretty_json, to_json
-from bench.control.container import MANIFEST, NOBODY, OUT, TOLD, Container, limits
+from bench.control.container import CHALLENGE, MANIFEST, NOBODY, OUT, TOLD, Container, limits
 from bench.control.engines import Engine, find_engine, here
 from bench.control.images import Variant, find_variant, images, variant_for
 from bench.control.images.archive import (
@@ -117,10 +117,15 @@ def run(
     *,
     on_cpu: bool,
     network: bool,
+    challenge: Path | None = None,
+    identity: str | None = None,
 ) -> int:
-    """`bench run` in the image: checks all that can be checked first, then runs, hardened."""
+    """`bench run` in the image: checks all that can be checked first, then runs, hardened.
+
+    `identity`, or what the manifest names, is the only image that may run it.
+    """
     engine = find_engine(engine_name)
-    wanted = load_manifest(manifest).image
+    wanted = identity or load_manifest(manifest).image
     facts, host = engine.facts(), read_host(here)
     image = image or _default_image(host, on_cpu)
     found = engine.inspect(image)
@@ -134,9 +139,10 @@ def run(
         check_gpus(host, facts)
     out.mkdir(parents=True, exist_ok=True)
     check_room(out, OUT_BYTES, "a run's results")
+    asked = ("--challenge", CHALLENGE) if challenge else ()
     container = Container(
         image=found.runnable if found else image,
-        command=("run", MANIFEST, "--out", OUT, *arguments),
+        command=("run", MANIFEST, "--out", OUT, *arguments, *asked),
         manifest=manifest.resolve(),
         out=out.resolve(),
         user=_user(out),
@@ -144,7 +150,10 @@ def run(
         gpus=gpus,
         network=network,
         environment={TOLD: json.dumps(to_json(found.identity))} if found else {},
+        challenge=challenge.resolve() if challenge else None,
     )
+    if found and challenge:  # now: the request is there to be fetched while it runs
+        print(f"{OUT} is {out} here", file=sys.stderr)
     code = engine.run(container)
     if found:
         print(f"{OUT} is {out} here", file=sys.stderr)

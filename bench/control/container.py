@@ -13,7 +13,7 @@ from pathlib import Path
 
 NOBODY = 65534  # owns no file on any machine
 TOLD = "BENCH_IMAGE"  # how the runner inside learns the identity that was found outside
-MANIFEST, OUT, CACHE = "/in/manifest.json", "/out", "/cache"
+MANIFEST, CHALLENGE, OUT, CACHE = "/in/manifest.json", "/in/challenge.json", "/out", "/cache"
 PIDS = 8192  # compilers and loaders of eight ranks, with room; a fork bomb ends here
 GIB = 2**30
 
@@ -33,6 +33,12 @@ class Container:
     scratch_bytes: int = 2 * GIB
     shared_bytes: int = 8 * GIB  # between the processes of one run
     environment: Mapping[str, str] = field(default_factory=dict)
+    challenge: Path | None = None  # an operator's
+
+    @property
+    def inputs(self) -> Mapping[str, Path]:
+        """Files of this machine by their place inside, where they can only be read."""
+        return {MANIFEST: self.manifest} | ({CHALLENGE: self.challenge} if self.challenge else {})
 
     @property
     def tmpfs(self) -> Mapping[str, str]:

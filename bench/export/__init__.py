@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from bench import __version__
 from bench.codec import pretty_json, to_json
@@ -20,6 +20,11 @@ from bench.summary import TrialResult
 from bench.words import bytes_text, interval_text
 
 Kind = Literal["script", "trainer", "accelerate", "deepspeed"]
+# On several nodes, unless a kind has a way of its own.
+SEVERAL = (
+    "torchrun --nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d --rdzv-endpoint HOST:29400 "
+    "train.py --out checkpoints"
+)
 KINDS: tuple[Kind, ...] = ("script", "trainer", "accelerate", "deepspeed")
 # What must be the same for the same figures; the rest of the environment is in the bundle.
 PINNED = ("torch", "transformers", "accelerate", "deepspeed", "numpy", "mamba-ssm", "causal-conv1d", "triton")
@@ -42,9 +47,17 @@ def write(
         "trial.json": pretty_json(to_json(trial)).decode(),
         "requirements.txt": _requirements(node),
     }
-    command = maker.COMMAND.format(gpus=trial.gpus)
-    made["README.md"] = _readme(trial, found, source, command, maker.NOTE, made)
+    made["README.md"] = _readme(trial, found, source, _command(maker, trial, node), maker.NOTE, made)
     return _written(folder, made)
+
+
+def _command(maker: Any, trial: Trial, node: NodeFacts) -> str:
+    """How to start it. A bundle knows the GPUs of the node that led; the others had as many."""
+    nodes = -(-trial.gpus // len(node.gpus)) if node.gpus else 1
+    if nodes == 1:
+        return str(maker.COMMAND.format(gpus=trial.gpus))
+    several = getattr(maker, "SEVERAL", SEVERAL).format(nodes=nodes, each=trial.gpus // nodes)
+    return f"{several}\n# on each of {nodes} nodes; HOST is one of them, and the same for all"
 
 
 def _written(folder: Path, made: Mapping[str, str]) -> list[Path]:
@@ -60,8 +73,9 @@ def _written(folder: Path, made: Mapping[str, str]) -> list[Path]:
 
 
 def _requirements(node: NodeFacts) -> str:
-    pins = [f"{name}=={node.packages[name]}" for name in PINNED if name in node.packages]
-    return "\n".join([f"bench=={__version__}", *pins]) + "\n"
+    """Without bench, which is on no index, and without what a local build adds to a version."""
+    pins = [f"{name}=={node.packages[name].partition('+')[0]}" for name in PINNED if name in node.packages]
+    return "\n".join(pins) + "\n"
 
 
 def _readme(
@@ -81,6 +95,7 @@ def _readme(
 From {source}, trial {trial.id}: {shape}. {measured}
 
 ```
+pip install PATH/TO/bench                # version {__version__}: from its repository, it is on no index
 pip install -r requirements.txt
 {command}
 ```

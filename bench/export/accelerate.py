@@ -6,32 +6,57 @@ from typing import Any
 
 from bench.codec import pretty_json
 from bench.export import template
-from bench.export.deepspeed import configuration, refuse_ours
+from bench.export.deepspeed import configuration
 from bench.methods import in_group
 from bench.result import Trial
 
 COMMAND = "accelerate launch --config_file accelerate.json train.py --out checkpoints"
+SEVERAL = (
+    "accelerate launch --config_file accelerate.json --num_machines {nodes} --machine_rank NODE "
+    "--main_process_ip HOST --main_process_port 29400 train.py --out checkpoints  # NODE: 0 on HOST, then 1"
+)
 NOTE = ""
 
 
 def refuse(trial: Trial) -> str | None:
-    return refuse_ours(trial, "its FSDP wraps by class name, not block by block as measured")
+    if "half-weights" in trial.setting:
+        return "it keeps weights in fp32: half-precision ones with an fp32 copy are our own loop's"
+    if fsdp(trial) and "offload" in trial.setting:
+        return "offloaded FSDP2 was never run under it"
+    return None
+
+
+def fsdp(trial: Trial) -> bool:
+    return (in_group(trial.setting, "sharding") or "").startswith("fsdp")
+
+
+def zero(trial: Trial) -> bool:
+    return (in_group(trial.setting, "sharding") or "").startswith("zero")
+
+
+def fsdp_config(trial: Trial) -> dict[str, Any]:
+    """The model comes to it sharded already, block by block as measured: it has nothing to wrap."""
+    return {
+        "version": 2,
+        "reshard_after_forward": "fsdp-3" in trial.setting,
+        "auto_wrap_policy": "NO_WRAP",
+        "state_dict_type": "SHARDED_STATE_DICT",
+    }
 
 
 def files(trial: Trial) -> dict[str, str]:
     made = {"train.py": template("accelerate"), "accelerate.json": pretty_json(launch(trial)).decode()}
-    if in_group(trial.setting, "sharding"):
+    if zero(trial):
         made["deepspeed.json"] = pretty_json(configuration(trial, accumulation=trial.accumulation)).decode()
     return made
 
 
 def launch(trial: Trial) -> dict[str, Any]:
     """What `accelerate config` would have asked for; a JSON file is one that it reads."""
-    shards = in_group(trial.setting, "sharding") is not None
     several = "MULTI_GPU" if trial.gpus > 1 else "NO"
     given: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "DEEPSPEED" if shards else several,
+        "distributed_type": "DEEPSPEED" if zero(trial) else "FSDP" if fsdp(trial) else several,
         "num_machines": 1,
         "machine_rank": 0,
         "num_processes": trial.gpus,
@@ -40,7 +65,9 @@ def launch(trial: Trial) -> dict[str, Any]:
         "main_training_function": "main",
         "debug": False,
     }
-    if shards:
+    if fsdp(trial):
+        given["fsdp_config"] = {f"fsdp_{name}": value for name, value in fsdp_config(trial).items()}
+    if zero(trial):
         given["mixed_precision"] = "no"  # deepspeed.json says it
         given["deepspeed_config"] = {"deepspeed_config_file": "deepspeed.json", "zero3_init_flag": False}
     return given

@@ -14,15 +14,10 @@ NOTE = ""
 
 
 def refuse(trial: Trial) -> str | None:
-    return refuse_ours(trial, "FSDP2 is PyTorch's own")
-
-
-def refuse_ours(trial: Trial, why_not_fsdp: str) -> str | None:
-    """What no loop but ours does, and FSDP2 with this one's own reason."""
     if "half-weights" in trial.setting:
-        return "half-precision weights with an fp32 copy are our own loop's"
+        return "without sharding it adds the gradients of half-precision weights up in half precision"
     sharding = in_group(trial.setting, "sharding") or ""
-    return why_not_fsdp if sharding.startswith("fsdp") else None
+    return "FSDP2 is PyTorch's own" if sharding.startswith("fsdp") else None
 
 
 def files(trial: Trial) -> dict[str, str]:
@@ -49,8 +44,15 @@ def configuration(trial: Trial, *, accumulation: int) -> dict[str, Any]:
         "gradient_clipping": recipe.clip_norm or 0.0,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
-        "bf16": {"enabled": recipe.precision == "bf16"},
-        "fp16": {"enabled": recipe.precision == "fp16"},
+        "bf16": {"enabled": bool(stage) and recipe.precision == "bf16"},
+        "fp16": {"enabled": bool(stage) and recipe.precision == "fp16"},
         "data_types": {"grad_accum_dtype": "fp32"},
         "steps_per_print": 1 << 40,
+        **({} if stage or recipe.precision == "fp32" else {"torch_autocast": _autocast(recipe.precision)}),
     }
+
+
+def _autocast(precision: str) -> dict[str, Any]:
+    """As a trial that shards nothing computes: fp32 weights, whose gradients travel in fp32, too."""
+    dtype = {"bf16": "bfloat16", "fp16": "float16"}[precision]
+    return {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": []}

@@ -6,18 +6,16 @@ from typing import Any
 
 from bench.codec import pretty_json
 from bench.export import template
-from bench.export.deepspeed import configuration, refuse_ours
-from bench.methods import in_group
+from bench.export.accelerate import fsdp, fsdp_config, refuse, zero
+from bench.export.deepspeed import configuration
 from bench.result import Trial
 
 COMMAND = "torchrun --standalone --nproc-per-node {gpus} train.py --out checkpoints"
+__all__ = ["COMMAND", "NOTE", "files", "refuse"]  # refuse: what accelerate cannot, its Trainer cannot
+
 NOTE = """`train.py` gives the Trainer the recipe's own optimizer and schedule; `training_arguments.json`
 alone comes as near as its arguments can.
 """
-
-
-def refuse(trial: Trial) -> str | None:
-    return refuse_ours(trial, "its FSDP wraps by class name, not block by block as measured")
 
 
 def files(trial: Trial) -> dict[str, str]:
@@ -25,7 +23,7 @@ def files(trial: Trial) -> dict[str, str]:
         "train.py": template("trainer"),
         "training_arguments.json": pretty_json(training_arguments(trial)).decode(),
     }
-    if in_group(trial.setting, "sharding"):
+    if zero(trial):
         made["deepspeed.json"] = pretty_json(configuration(trial, accumulation=trial.accumulation)).decode()
     return made
 
@@ -63,6 +61,11 @@ def training_arguments(trial: Trial) -> dict[str, Any]:
         "remove_unused_columns": False,
         "report_to": "none",
     }
-    if in_group(setting, "sharding"):
+    if zero(trial):
         given["deepspeed"] = "deepspeed.json"
+    if fsdp(trial):
+        given["fsdp"] = True
+        given["fsdp_config"] = fsdp_config(trial)
+        # Divided gradients are sent on in each pass: that is what keeps them small.
+        given["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     return {name: value for name, value in given.items() if value is not None}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from bench.codec import pretty_json, to_json
-from bench.errors import BadInput, BenchError
+from bench.errors import BadInput, BenchError, printable
 from bench.places import ALLOWED_SIGNERS, REVOKED, config_path
 from bench.summary import Results, recompute
 from bench.verdict import Verdict
@@ -39,7 +39,7 @@ def verify(paths: list[Path], lists: Lists, as_json: bool) -> int:
             print(verdict, file=sys.stderr)
         elif not as_json:
             image = image_text(results_of(verdict).node.image)
-            print(f"{path}", *verdict.to_lines(), f"image      {image}", sep="\n")
+            print(printable("\n".join([f"{path}", *verdict.to_lines(), f"image      {image}"])))
     return _exit_code(checked)
 
 

@@ -77,6 +77,13 @@ def _add_reproduce(commands: Commands[argparse.ArgumentParser]) -> None:
     again.add_argument("--budget", type=duration, metavar="TIME", help="start no trial after this long")
     again.add_argument("--key", type=Path, metavar="FILE", help="an Ed25519 SSH key to sign with")
     again.add_argument("--device", choices=("auto", "cpu"), default="auto")
+    again.add_argument(
+        "--engine", choices=("auto", "docker", "podman", "apptainer", "none"), default="none",
+        help="run in the bundle's own image, by its identity (default: none, with what is installed here)",
+    )  # fmt: skip
+    again.add_argument(
+        "--image", metavar="REF", help="what the engine calls that image (default: its identity)"
+    )
     again.add_argument("--any-stack", action="store_true", help="run although the software is another")
     again.add_argument(
         "--tolerance", type=percent, default=0.02, metavar="PERCENT",
@@ -160,6 +167,8 @@ def _reproduce(arguments: argparse.Namespace) -> int:
         key=arguments.key,
         on_cpu=arguments.device == "cpu",
         any_stack=arguments.any_stack,
+        engine=arguments.engine,
+        image=arguments.image,
         as_json=arguments.json,
     )
 

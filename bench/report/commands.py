@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,17 +49,26 @@ def reproduce(
     key: Path | None,
     on_cpu: bool,
     any_stack: bool,
+    engine: str,
+    image: str | None,
     as_json: bool,
 ) -> int:
     """Runs a bundle's manifest here, unless `again` is that run already, and holds one against the other."""
     from bench.report.reproducing import read_subject, show
     from bench.reproduce import reproduce as compare
 
+    if engine != "none" and key is not None:
+        raise BadInput("--key is of this machine; in the image a key is made for the run")
     there = read_subject(bundle, lists)
-    stopped = None
-    if again is None:
-        again, stopped = _run_again(there, out, budget_seconds, key, on_cpu, any_stack, str(bundle))
+    ran = again is None
+    if engine != "none" and again is None:
+        again = _run_in_image(there, out, engine, image, budget_seconds, on_cpu, str(bundle))
+    elif again is None:
+        again = _run_again(there, out, budget_seconds, key, on_cpu, any_stack, str(bundle))
     here = read_subject(again, None)
+    stopped = here.run.results.run.stopped if ran else None
+    if here.run.results.run.id == there.run.results.run.id:
+        raise BadInput("is that very run: it reproduces nothing", where=str(again))
     if here.manifest != there.manifest:
         raise BadInput("ran another manifest", where=str(again), advice="bench compare shows what differs")
     verdict = show(compare(here.run, there.run, tolerance), as_json=as_json)
@@ -71,7 +81,7 @@ def reproduce(
 def _run_again(
     there: Subject, out: Path, budget_seconds: float | None, key: Path | None, on_cpu: bool,
     any_stack: bool, where: str,
-) -> tuple[Path, str | None]:  # fmt: skip
+) -> Path:  # fmt: skip
     from bench.reproduce import stack_differences
     from bench.runner.probe import probe
     from bench.runner.progress import Progress
@@ -80,11 +90,12 @@ def _run_again(
     others = list(stack_differences(probe(gpus_too=not on_cpu), there.run.results.node))
     if others and not any_stack:
         node = there.run.results.node
-        image = f"image {node.image.config}" if node.image else "the versions in its env.json"
+        known = node.image is not None and node.image.config is not None
+        same = "--engine auto runs in its image" if known else "use the versions in its env.json"
         raise EnvironmentCannot(
             f"another software stack: {'; '.join(others)}",
             where=where,
-            advice=f"use {image}, or --any-stack to run here all the same",
+            advice=f"{same}, or --any-stack to run here all the same",
         )
     manifest = parse_manifest(there.manifest, f"{where}: manifest.json")
     finished = execute(
@@ -92,7 +103,33 @@ def _run_again(
         resume=False, budget_seconds=budget_seconds, on_cpu=on_cpu,
     )  # fmt: skip
     print(f"bundle {finished.bundle}   {signed_text(finished.seal)}", file=sys.stderr)
-    return finished.bundle, finished.results.run.stopped
+    return finished.bundle
+
+
+def _run_in_image(
+    there: Subject, out: Path, engine: str, image: str | None, budget_seconds: float | None, on_cpu: bool,
+    where: str,
+) -> Path:  # fmt: skip
+    """Its manifest, byte for byte, in the image that it ran in."""
+    from bench.control.commands import run
+
+    facts = there.run.results.node.image
+    if facts is None or facts.config is None:
+        raise BadInput("ran in no image whose identity is known", where=where, advice="leave --engine out")
+    arguments = ["--device", "cpu"] if on_cpu else []
+    arguments += ["--budget", f"{budget_seconds}s"] if budget_seconds else []
+    before = set(out.glob("*.tar"))
+    with tempfile.TemporaryDirectory(prefix="bench-reproduce-") as folder:
+        manifest = Path(folder) / "manifest.json"
+        manifest.write_bytes(there.manifest)
+        code = run(
+            manifest, out, engine, image or facts.config, arguments,
+            on_cpu=on_cpu, network=False, identity=facts.config,
+        )  # fmt: skip
+    made = set(out.glob("*.tar")) - before
+    if len(made) != 1:
+        raise EnvironmentCannot(f"the run in the image left no bundle: it ended with {code}", where=str(out))
+    return made.pop()
 
 
 def _verified(bundle: Path, lists: Lists) -> Results:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from bench.catalogue import GpuModel, find_gpu_model, gpu_models
 from bench.decide import Wish
-from bench.errors import BadInput, BenchError
+from bench.errors import BadInput, BenchError, printable
 from bench.prices import load_prices
 from bench.report.bundles import Lists, look_at_all
 from bench.report.comparing import Comparison, Refused, compare_rows
@@ -42,7 +42,7 @@ def compare(request: Request) -> int:
     comparison = collect(request)
     from bench.report.formats import FORMATS  # tabulate is slow to import
 
-    sys.stdout.write(FORMATS[request.format](comparison).rstrip("\n") + "\n")
+    sys.stdout.write(printable(FORMATS[request.format](comparison).rstrip("\n")) + "\n")
     if request.format == "table" and (request.settings or len(request.bundles) == comparison.bundles == 1):
         _print_settings(request)
     _write_files(comparison, request)
@@ -97,7 +97,7 @@ def _terms(request: Request) -> Terms:
 def _wanted(text: str) -> tuple[GpuModel, int]:
     """The machine that 8xh100, or h100, names."""
     count, times, name = text.partition("x")
-    if not (times and count.isdigit()):
+    if not (times and count.isdecimal()):
         count, name = "1", text
     gpu = find_gpu_model(name)
     if gpu is None or int(count) < 1:
@@ -111,4 +111,4 @@ def _print_settings(request: Request) -> None:
 
     for path, verdict in check_all(request.bundles, request.lists):
         if not isinstance(verdict, BenchError):
-            print(f"\n{section(path, verdict)}")
+            print(printable(f"\n{section(path, verdict)}"))

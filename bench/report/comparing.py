@@ -132,12 +132,15 @@ def _part(model: str, rows: list[Row], terms: Terms, evidence: list[Evidence]) -
     newest, repeated = _newest(alike)
     apart += repeated
     entries, answer = _entries(newest, base, terms)
-    wish = terms.wish
+    wish, priced = terms.wish, any(entry.offers for entry in entries)
+    in_time = any(entry.in_time == "yes" for entry in entries)
     return ModelPart(
         model, rows[0].unit, base, entries, tuple(apart),
-        nothing_in_budget=wish.budget is not None and bool(entries) and answer.fastest_in_budget is None,
+        nothing_in_budget=wish.budget is not None and priced and answer.fastest_in_budget is None,
         nothing_in_time=(
-            wish.deadline_days is not None and bool(entries) and answer.cheapest_by_deadline is None
+            wish.deadline_days is not None
+            and bool(entries)
+            and not (in_time if wish.budget is None or not priced else answer.cheapest_by_deadline)
         ),
         guesses=_guesses(rows, terms, evidence),
     )  # fmt: skip
@@ -176,21 +179,34 @@ def _difference(name: str, ours: str, theirs: str) -> str:
 
 
 def _newest(rows: list[Row]) -> tuple[list[Row], list[Apart]]:
-    """One row a machine: its newest run. The others are named, and so is a bundle that is there twice."""
+    """One row a machine: its newest run, of those that came to their end where one did.
+
+    The others are named, and so is a bundle that is there twice.
+    """
     latest: dict[str, Row] = {}
     for row in rows:
         before = latest.get(row.machine.identity)
-        if before is None or (row.started_at, row.run_id) > (before.started_at, before.run_id):
+        if before is None or _age(row) > _age(before):
             latest[row.machine.identity] = row
     kept = {id(row) for row in latest.values()}
     repeated = []
     for row in rows:
         if id(row) not in kept:
             newer = latest[row.machine.identity]
-            same = newer.run_id == row.run_id
-            reason = f"the same run as {newer.path}" if same else f"the same machine ran again: {newer.path}"
-            repeated.append(Apart(row, (reason,)))
+            repeated.append(Apart(row, (_why_another(row, newer),)))
     return list(latest.values()), repeated
+
+
+def _age(row: Row) -> tuple[bool, str, str]:
+    return row.complete, row.started_at, row.run_id
+
+
+def _why_another(row: Row, kept: Row) -> str:
+    if kept.run_id == row.run_id:
+        return f"the same run as {kept.path}"
+    if kept.complete and not row.complete:
+        return f"incomplete, and the same machine has a complete run: {kept.path}"
+    return f"the same machine ran again: {kept.path}"
 
 
 def _entries(rows: list[Row], base: Conditions, terms: Terms) -> tuple[tuple[Entry, ...], Answer]:

@@ -51,6 +51,8 @@ def _entry_notes(entry: Entry) -> Iterator[str]:
         yield "INCOMPLETE: more settings may be faster"
     if entry.differs_in:
         yield "NOT ALIKE: " + ", ".join(entry.differs_in)
+    if entry.in_time and not entry.offers:  # with a price, its offers say so
+        yield IN_TIME[entry.in_time]
 
 
 def columns(part: ModelPart) -> tuple[list[str], list[list[str]]]:
@@ -79,6 +81,9 @@ def _text_part(part: ModelPart, comparison: Comparison) -> str:
     return "\n".join([*lines, *remarks(part, comparison)])
 
 
+IN_TIME = {
+    "yes": "meets the deadline", "perhaps": "may miss the deadline", "no": "misses the deadline",
+}  # fmt: skip
 OFFER_ALIGN = ("left", "left", "right", "right", "right", "left")
 OFFER_HEADERS = ("", "machine", "days", "price", "a run", "")
 
@@ -109,12 +114,12 @@ def _offer_row(entry: Entry, offer: Offer, comparison: Comparison) -> tuple[str,
 def remarks(part: ModelPart, comparison: Comparison) -> list[str]:
     """What no offer answers, which prices are missing, and what is not compared."""
     wish, lines = comparison.wish, []
+    priced = any(entry.offers for entry in part.entries)
     if part.nothing_in_budget:
         lines.append(f"nothing fits the budget of {money_text(wish.budget or 0, comparison.currency)}")
     if part.nothing_in_time:
-        where = " within the budget" if wish.budget is not None else ""
+        where = " within the budget" if wish.budget is not None and priced else ""
         lines.append(f"nothing{where} surely meets {figures(wish.deadline_days or 0)} days")
-    priced = any(entry.offers for entry in part.entries)
     if priced or wish.budget is not None or wish.deadline_days is not None:
         missing = dict.fromkeys(gap for entry in part.entries for gap in entry.gaps)
         lines += [f"{gap}: --prices can have one" for gap in missing]
@@ -142,15 +147,10 @@ def _offer_notes(entry: Entry, offer: Offer, comparison: Comparison) -> Iterator
         yield "over budget"
     if comparison.wish.runs > 1:
         yield f"{money_text(offer.spend, comparison.currency)} for {comparison.wish.runs} runs"
-    match entry.in_time:
-        case "yes":
-            yield "meets the deadline"
-        case "perhaps":
-            yield "may miss the deadline"
-        case "no":
-            yield "misses the deadline"
-        case None:
-            pass
+    if entry.in_time:
+        yield IN_TIME[entry.in_time]
+    if offer.unmetered:
+        yield "without electricity: what it draws was not measured"
     even, years = offer.break_even, f"{comparison.life_years:g} years"
     if even is not None and even.reachable:
         share = f"{100 * even.utilisation:.0f}% of its life"
@@ -186,19 +186,24 @@ def notes(comparison: Comparison) -> list[str]:
 def markdown(comparison: Comparison) -> str:
     blocks = []
     for part in comparison.parts:
-        lines = [f"### {part.model}", ""]
+        lines = [f"### {_safe(part.model)}", ""]
         if part.entries:
             names, rows = columns(part)
-            safe = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+            safe = [[_safe(cell) for cell in row] for row in rows]
             aligned = ["left" if name in TEXT_COLUMNS else "right" for name in names]
             heads = [HEADERS[name] for name in names]
             lines.append(tabulate(safe, heads, tablefmt="pipe", disable_numparse=True, colalign=aligned))
         if said := [row for row, _ in offers(part, comparison)]:
-            lines += ["", _offer_table(said, "pipe")]
+            lines += ["", _offer_table([tuple(map(_safe, row)) for row in said], "pipe")]
         if more := remarks(part, comparison):
-            lines += ["", *(f"- {line}" for line in more)]
+            lines += ["", *(f"- {_safe(line)}" for line in more)]
         blocks.append("\n".join(lines))
-    return "\n\n".join([*blocks, "\n".join(f"- {note}" for note in notes(comparison))])
+    return "\n\n".join([*blocks, "\n".join(f"- {_safe(note)}" for note in notes(comparison))])
+
+
+def _safe(cell: str) -> str:
+    """Text of a bundle never begins a column of its own."""
+    return cell.replace("|", "\\|")
 
 
 CSV_COLUMNS = (

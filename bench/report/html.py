@@ -37,7 +37,8 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 def write_html(path: Path, comparison: Comparison) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page(comparison), encoding="utf-8")
+        # backslashreplace: the names of files need not be UTF-8
+        path.write_text(page(comparison), encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise EnvironmentCannot(f"the report cannot be written: {error.strerror}", where=str(path)) from None
 

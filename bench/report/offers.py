@@ -37,6 +37,7 @@ class Offer:
     on_frontier: bool
     break_even: BreakEven | None  # to buy: against the cheapest rented run of this model
     marks: tuple[str, ...]  # what the recommendation says of it
+    unmetered: bool = False  # electricity has a price, but what this machine draws was not measured
 
 
 def offers_of(
@@ -49,8 +50,8 @@ def offers_of(
     fronts = _frontiers(options, terms)
     cheapest_rent = min((o for o in options if o.kind == "rent"), key=lambda o: o.a_run, default=None)
     offered = [
-        (tuple(_offer(o, priced, terms, answer, fronts, cheapest_rent) for o, priced in pairs), gaps)
-        for pairs, gaps in made
+        (tuple(_offer(row, o, priced, terms, answer, fronts, cheapest_rent) for o, priced in pairs), gaps)
+        for row, (pairs, gaps) in zip(rows, made, strict=True)
     ]
     return offered, answer
 
@@ -92,8 +93,9 @@ def _frontiers(options: list[Option], terms: Terms) -> set[int]:
 
 
 def _offer(
-    option: Option, priced: Priced, terms: Terms, answer: Answer, fronts: set[int], rent: Option | None
-) -> Offer:
+    row: Row, option: Option, priced: Priced, terms: Terms, answer: Answer, fronts: set[int],
+    rent: Option | None,
+) -> Offer:  # fmt: skip
     wish, book = terms.wish, terms.prices
     marks = {
         "fastest in budget": answer.fastest_in_budget,
@@ -110,4 +112,5 @@ def _offer(
         on_frontier=id(option) in fronts,
         break_even=break_even(option, rent, book.life_days) if option.kind == "buy" and rent else None,
         marks=tuple(words for words, chosen in marks.items() if chosen is option),
+        unmetered=option.kind == "buy" and book.electricity is not None and row.kwh is None,
     )

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.codec import pretty_json, strict_loads, to_json
-from bench.errors import BenchError, VerificationFailed
+from bench.errors import BenchError, VerificationFailed, printable
 from bench.report.bundles import Lists, look_at_all
 from bench.report.power import telemetry_lines
+from bench.report.rows import asked_of
 from bench.reproduce import Compared, Course, Figure, Reproduction, Run
 from bench.summary import Results, recompute
 from bench.verdict import Verdict
@@ -41,9 +42,14 @@ def _gather(files: Files) -> Mapping[str, Any]:
         measured = {line["trial"]: line["measurement"] for line in lines}
         losses = {name: tuple(map(float, m["losses"])) for name, m in measured.items()}
         courses = dict(_courses(files, measured))
+        manifest = strict_loads(files.read("manifest.json"))
+        asked = {model.name: dict(asked_of(manifest, model.name)) for model in found["results"].models}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise VerificationFailed(f"the manifest or the telemetry does not have its form: {error}") from None
-    subject = {"losses": losses, "courses": courses, "manifest": files.read("manifest.json")}
+    searched = {n for n, a in asked.items() if a["methods"] == "guided" or a["micro-batch"] == "auto"}
+    subject = {
+        "losses": losses, "courses": courses, "manifest": files.read("manifest.json"), "searched": searched,
+    }  # fmt: skip
     return {**found, "subject": subject}
 
 
@@ -69,7 +75,7 @@ def _look(_path: Path, verdict: Verdict) -> Subject:
     results: Any = verdict.recomputed["results"]
     assert isinstance(results, Results)
     subject: Any = verdict.recomputed["subject"]
-    run = Run(results, subject["losses"], subject["courses"])
+    run = Run(results, subject["losses"], subject["courses"], frozenset(subject["searched"]))
     return Subject(run, subject["manifest"])
 
 
@@ -78,7 +84,7 @@ def show(found: Reproduction, *, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(pretty_json({"reproduced": found.reproduced, **to_json(found)}).decode())
     else:
-        print("\n".join(_lines(found)))
+        print(printable("\n".join(_lines(found))))
     return 0 if found.reproduced else 1
 
 
@@ -90,6 +96,8 @@ def _lines(found: Reproduction) -> Iterator[str]:
         )
     for missing in found.missing:
         yield f"{missing}: not measured here"
+    for name in found.not_needed:
+        yield f"{name}: the search did not need it here"
     counted = sum(one.reproduced for one in found.compared)
     every = len(found.compared) + len(found.missing)
     yield f"{counted} of {every} settings reproduced: run {found.here} here, {found.there} there"
@@ -104,6 +112,9 @@ def _figure(figure: Figure) -> str:
         case "step seconds":
             allowed = f" ±{figures(figure.half_width, 2)}" if figure.half_width else ""
             said = f"step {figures(figure.here, 4)} s, was {figures(figure.there, 4)} s{allowed}"
+        case "days":
+            allowed = f" ±{figures(figure.half_width, 2)}" if figure.half_width else ""
+            said = f"{figures(figure.here, 4)} days, was {figures(figure.there, 4)}{allowed}"
         case "peak bytes":
             said = f"memory {bytes_text(figure.here)}, was {bytes_text(figure.there)}"
         case _:

@@ -6,6 +6,7 @@ This runs in the process that verified the bundle, so that thousands of bundles 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,9 @@ class Machine:
 
     @property
     def label(self) -> str:
-        short = self.name.removeprefix("NVIDIA ")
+        short = self.name.replace("NVIDIA ", "")
+        if " + " in self.name and self.kind == "cuda":  # several kinds, each with its own number
+            return short
         return f"{self.devices}x {short}" if self.kind == "cuda" or self.devices > 1 else short
 
 
@@ -95,7 +98,7 @@ def gather(with_telemetry: bool, files: Files) -> Mapping[str, Any]:
     lines = telemetry_lines(files)
     try:
         manifest = strict_loads(files.read("manifest.json"))
-        own = {model.name: _asked(manifest, model.name) for model in results.models}
+        own = {model.name: asked_of(manifest, model.name) for model in results.models}
         watts = watts_of(files, bests, lines, len(results.node.gpus))
         course = course_of(lines) if with_telemetry else None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -147,9 +150,11 @@ def _machine(node: NodeFacts, devices: int, verdict: Verdict) -> Machine:
     if not node.gpus:
         return Machine(node.cpu, "cpu", devices, node.memory_bytes, f"run {verdict.run_id}")
     used = node.gpus[:devices]
+    names = Counter(gpu.name for gpu in used)
     identity = hashlib.sha256(" ".join(sorted(gpu.uuid for gpu in used)).encode()).hexdigest()[:12]
     # Of several nodes that train together the leader's GPUs stand for all.
-    return Machine(used[0].name, "cuda", devices, min(g.memory_bytes for g in used), f"{identity}-{devices}")
+    name = used[0].name if len(names) == 1 else " + ".join(f"{n}x {gpu}" for gpu, n in names.items())
+    return Machine(name, "cuda", devices, min(g.memory_bytes for g in used), f"{identity}-{devices}")
 
 
 def _attempt(trial: TrialResult) -> Attempt:
@@ -204,7 +209,7 @@ def _rest(recipe: Recipe) -> object:
     return {key: value for key, value in to_json(recipe).items() if key not in named}
 
 
-def _asked(manifest: Any, name: str) -> tuple[tuple[str, str], ...]:
+def asked_of(manifest: Any, name: str) -> tuple[tuple[str, str], ...]:
     """What the manifest asks for this model that no result tells: which settings were in the race."""
     entries = (entry for entry in manifest["models"] if isinstance(entry, dict))
     own = next((entry for entry in entries if entry.get("name") == name), {})

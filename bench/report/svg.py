@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Protocol
 
+from bench.errors import printable
 from bench.words import figures
 
 FONT = "system-ui, 'DejaVu Sans', Arial, sans-serif"
@@ -67,13 +68,18 @@ def number(value: float) -> str:
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", class_: str | None = None) -> str:
     return el(
-        "text", escape(words), x=x, y=y, text_anchor=None if anchor == "start" else anchor, class_=class_
+        "text", _words(words), x=x, y=y, text_anchor=None if anchor == "start" else anchor, class_=class_
     )
 
 
 def title(words: str) -> str:
     """What a pointer, or a screen reader, finds on a mark."""
-    return el("title", escape(words))
+    return el("title", _words(words))
+
+
+def _words(text: str) -> str:
+    """XML has no place for controls, not even escaped ones."""
+    return escape(printable(text))
 
 
 def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> str:
@@ -243,7 +249,7 @@ def _overlap(a: Area, b: Area) -> bool:
 def inline(plot: Plot) -> str:
     """For a page that has the style."""
     return el(
-        "svg", title(plot.title), el("desc", escape(plot.description)), plot.body,
+        "svg", title(plot.title), el("desc", _words(plot.description)), plot.body,
         viewBox=f"0 0 {plot.width} {plot.height}", role="img", class_="plot",
         style=f"max-width:{plot.width}px",
     )  # fmt: skip
@@ -252,7 +258,7 @@ def inline(plot: Plot) -> str:
 def standalone(plot: Plot) -> str:
     """A file of its own, on white."""
     return el(
-        "svg", title(plot.title), el("desc", escape(plot.description)), el("style", PAPER_STYLE),
+        "svg", title(plot.title), el("desc", _words(plot.description)), el("style", PAPER_STYLE),
         el("rect", width=plot.width, height=plot.height, fill="#ffffff"), plot.body,
         xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {plot.width} {plot.height}",
         width=plot.width, height=plot.height,

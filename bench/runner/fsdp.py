@@ -31,21 +31,29 @@ class Sharded(Loop):
         offload: bool,
         fused: bool,
     ) -> None:
-        half = HALF.get(recipe.precision)
         self.parameters_too = parameters_too
-        options = {
-            "mesh": init_device_mesh(device.type, (team.size,)),
-            # Reduced in fp32, as replicas are; inputs stay what they are, as under autocast alone.
-            "mp_policy": MixedPrecisionPolicy(half, torch.float32 if half else None, None, False),
-            "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
-            "reshard_after_forward": parameters_too,
-        }
-        for block in blocks:
-            fully_shard(block, **options)
-        fully_shard(whole, **options)
+        shard(whole, blocks, recipe, device, team, parameters_too=parameters_too, offload=offload)
         super().__init__(whole, recipe, device, fused or offload)  # on the host the plain update crawls
 
     def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
         # Where parameters are not divided, they stay together between the passes of a step.
         self.whole.set_reshard_after_backward(sync or self.parameters_too)
         return super().forward_backward(batch, passes, sync)
+
+
+def shard(
+    whole: nn.Module, blocks: list[nn.Module], recipe: Recipe, device: torch.device, team: Team, *,
+    parameters_too: bool, offload: bool,
+) -> None:  # fmt: skip
+    """Block by block, and what is left with the whole; in place."""
+    half = HALF.get(recipe.precision)
+    options = {
+        "mesh": init_device_mesh(device.type, (team.size,)),
+        # Reduced in fp32, as replicas are; inputs stay what they are, as under autocast alone.
+        "mp_policy": MixedPrecisionPolicy(half, torch.float32 if half else None, None, False),
+        "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
+        "reshard_after_forward": parameters_too,
+    }
+    for block in blocks:
+        fully_shard(block, **options)
+    fully_shard(whole, **options)

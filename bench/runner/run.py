@@ -6,6 +6,7 @@ OUT/<run id>.tar       the bundle
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import signal
 import tempfile
@@ -36,6 +37,7 @@ from bench.sbom import PLACE as SBOM
 from bench.statement import Predicate, utc
 from bench.summary import Results, samples_bytes
 
+MACHINE_ID = Path("/etc/machine-id")
 PATIENCE = 40  # meetings in a row that come to nothing before a node that follows gives up
 NUMBERS = 3  # how many jobs ahead it looks, for those that failed before it came
 
@@ -135,8 +137,18 @@ def _header(run: Run) -> dict[str, Any]:
         "bench": __version__,
         "manifest": run.manifest.digest,
         "node": to_json(run.node),
+        "machine": machine(run.id),
         "started_at": run.started_at,
     }
+
+
+def machine(run_id: str) -> str | None:
+    """Tells two equal machines apart, for this run alone; in no bundle. None where a machine has no name."""
+    try:
+        name = MACHINE_ID.read_bytes().strip()
+    except OSError:  # in a container
+        return None
+    return hashlib.sha256(b"%s %s" % (run_id.encode(), name)).hexdigest()[:16] if name else None
 
 
 def _choose_folder(out: Path, manifest: Manifest, node: NodeFacts, resume: bool, run_id: str | None) -> Path:
@@ -151,7 +163,8 @@ def _choose_folder(out: Path, manifest: Manifest, node: NodeFacts, resume: bool,
         if not resume:
             raise BadInput("this run was begun before", where=str(folder), advice="--resume goes on with it")
         if events := list(journals.read_journal(folder / journals.FILE_NAME)):
-            _require_same(folder, events[0], manifest, node)
+            advice = "--out names another directory: there this machine begins the run anew, for the operator"
+            _require_same(folder, events[0], manifest, node, advice)
         return folder
     if resume and not run_id and (found := _unfinished(out, manifest, node)):
         return found
@@ -170,14 +183,19 @@ def _unfinished(out: Path, manifest: Manifest, node: NodeFacts) -> Path | None:
     return None
 
 
-def _require_same(folder: Path, header: Mapping[str, Any], manifest: Manifest, node: NodeFacts) -> None:
+def _require_same(
+    folder: Path, header: Mapping[str, Any], manifest: Manifest, node: NodeFacts,
+    advice: str = "leave --resume out to start anew",
+) -> None:  # fmt: skip
     if header.get("manifest") != manifest.digest:
         raise BadInput("was begun with another manifest", where=str(folder))
-    if canonical_json(header.get("node")) != canonical_json(to_json(node)):
+    begun, here = header.get("machine"), machine(folder.name)
+    moved = begun is not None and here is not None and begun != here
+    if moved or canonical_json(header.get("node")) != canonical_json(to_json(node)):
         raise BadInput(
             "was begun on another machine or software stack; results must not be mixed",
             where=str(folder),
-            advice="leave --resume out to start anew",
+            advice=advice,
         )
     if header.get("bench") != __version__:
         raise BadInput(f"was begun by bench {header.get('bench')}", where=str(folder))

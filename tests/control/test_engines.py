@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,21 @@ def test_only_the_cache_is_writable_and_executable(argv: list[str]) -> None:
     assert [p.partition(":")[0] for p in places if "noexec" not in p] == ["/cache"]
     assert all("nosuid" in p and "nodev" in p for p in places)
     assert f"--mount=type=bind,source={C.manifest},target=/in/manifest.json,readonly" in argv
+
+
+@pytest.mark.parametrize("engine", [docker, podman, apptainer, none], ids=lambda e: e.__name__[22:])
+def test_a_challenge_goes_in_to_be_read_and_only_where_there_is_one(engine: Any) -> None:
+    asked = dataclasses.replace(
+        C, challenge=Path("/home/me/c.json"), command=(*C.command, "--challenge", "/in/challenge.json")
+    )
+    told = engine.argv(asked)
+    if engine is none:
+        assert told[-2:] == ["--challenge", "/home/me/c.json"]
+    else:
+        (mount,) = [word for word in told if "/home/me/c.json" in word]
+        assert "/in/challenge.json" in mount
+        assert mount.endswith((",readonly", ":ro"))
+    assert not [word for word in engine.argv(C) if "challenge" in word]
 
 
 def test_podman_s_results_are_not_executable_either() -> None:

@@ -73,12 +73,86 @@ def refused(capsys: Any, *arguments: str | Path) -> str:
     return str(capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("kind", ["trainer", "accelerate", "deepspeed"])
-def test_what_cannot_be_said_is_refused_with_what_can(kind: str, tmp_path: Path, capsys: Any) -> None:
-    said = refused(capsys, EVERY_SETTING, "--to", kind, tmp_path / "a", "--setting", "free-lunch + fsdp-3")
-    assert f"free-lunch + fsdp-3 cannot be said to {kind}" in said
-    assert "it can to: script" in said
+@pytest.mark.parametrize(
+    ("kind", "setting", "can"),
+    [
+        ("deepspeed", "free-lunch + fsdp-3", "script, trainer, accelerate"),
+        ("deepspeed", "free-lunch + fsdp-2 + offload", "script"),
+        ("trainer", "free-lunch + fsdp-2 + offload", "script"),
+        ("accelerate", "free-lunch + fsdp-2 + offload", "script"),
+    ],
+)
+def test_what_cannot_be_said_is_refused_with_what_can(
+    kind: str, setting: str, can: str, tmp_path: Path, capsys: Any
+) -> None:
+    said = refused(capsys, EVERY_SETTING, "--to", kind, tmp_path / "a", "--setting", setting)
+    assert f"{setting} cannot be said to {kind}" in said
+    assert said.endswith(f"it can to: {can}\n")
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("kind", ["trainer", "accelerate", "deepspeed"])
+def test_half_precision_weights_are_our_own_loops(kind: str, tmp_path: Path, capsys: Any) -> None:
+    of = manifest(models=[{"name": "tiny-gpt-neox", "recipe": {"precision": "bf16"}}])
+    path = bundle(tmp_path / "a.tar", of=of, settings=[(("half-weights",), 0.5)])
+    assert "it can to: script" in refused(capsys, path, "--to", kind, tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("setting", "divided"), [("free-lunch + fsdp-2", False), ("free-lunch + fsdp-3", True)]
+)
+def test_fsdp_is_said_to_accelerate_and_to_the_trainer(setting: str, divided: bool, tmp_path: Path) -> None:
+    """Sharded block by block by the script: neither has anything to wrap."""
+    assert export(EVERY_SETTING, "--to", "accelerate", tmp_path / "a", "--setting", setting) == 0
+    given = read(tmp_path / "a" / "accelerate.json")
+    assert (given["distributed_type"], given["mixed_precision"]) == ("FSDP", "fp16")
+    assert given["fsdp_config"]["fsdp_version"] == 2
+    assert given["fsdp_config"]["fsdp_reshard_after_forward"] is divided
+    assert given["fsdp_config"]["fsdp_auto_wrap_policy"] == "NO_WRAP"
+    assert export(EVERY_SETTING, "--to", "trainer", tmp_path / "t", "--setting", setting) == 0
+    given = read(tmp_path / "t" / "training_arguments.json")
+    assert given["fsdp"] is True
+    assert (given["fsdp_config"]["version"], given["fsdp_config"]["reshard_after_forward"]) == (2, divided)
+    assert "deepspeed" not in given
+    assert not (tmp_path / "t" / "deepspeed.json").exists()
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", None)])
+def test_without_sharding_deepspeed_keeps_fp32_weights_as_the_trial_did(
+    precision: str, dtype: str | None, tmp_path: Path
+) -> None:
+    of = manifest(models=[{"name": "tiny-gpt-neox", "recipe": {"precision": precision}}])
+    assert export(bundle(tmp_path / "a.tar", of=of), "--to", "deepspeed", tmp_path / "b") == 0
+    given = read(tmp_path / "b" / "deepspeed.json")
+    assert not given["bf16"]["enabled"] and not given["fp16"]["enabled"]
+    assert given.get("torch_autocast", {}).get("dtype") == dtype
+
+
+def test_requirements_are_such_that_an_index_has_them(tmp_path: Path) -> None:
+    packages = {"torch": "2.13.0+cpu", "transformers": "5.17.0", "unrelated": "1"}
+    assert export(bundle(tmp_path / "a.tar", packages=packages), "--to", "script", tmp_path / "b") == 0
+    assert (tmp_path / "b" / "requirements.txt").read_text() == "torch==2.13.0\ntransformers==5.17.0\n"
+    assert "from its repository" in (tmp_path / "b" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("script", "torchrun --nnodes 2 --nproc-per-node 2 "),
+        ("trainer", "torchrun --nnodes 2 --nproc-per-node 2 "),
+        ("deepspeed", "torchrun --nnodes 2 --nproc-per-node 2 "),
+        (
+            "accelerate",
+            "accelerate launch --config_file accelerate.json --num_machines 2 --machine_rank NODE ",
+        ),
+    ],
+)
+def test_several_nodes_are_started_as_such(kind: str, words: str, tmp_path: Path) -> None:
+    path = bundle(tmp_path / "a.tar", gpus=4, on_one_node=2)
+    assert export(path, "--to", kind, tmp_path / "b") == 0
+    readme = (tmp_path / "b" / "README.md").read_text()
+    assert words in readme
+    assert "on each of 2 nodes" in readme
 
 
 def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path, capsys: Any) -> None:

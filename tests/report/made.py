@@ -63,12 +63,17 @@ def bundle(
     packages: dict[str, str] | None = None,
     telemetry: bytes | None = None,
     micro_batch: int = 16,
+    on_one_node: int | None = None,
 ) -> Path:
     """One run. `settings` are those that were tried, with their pass's seconds or another outcome."""
     asked = of or manifest()
     node = NodeFacts(
         "some CPU", 16, 2**37, "Linux", "6", "3.12",
-        tuple(Gpu(i, gpu, f"{uuid}-{i}", 80 * 2**30, "9.0") for i in range(gpus)), "580",
+        tuple(
+            Gpu(i, name, f"{uuid}-{i}", 80 * 2**30, "9.0")
+            for i, name in enumerate(gpu.split(",") if "," in gpu else [gpu] * (on_one_node or gpus))
+        ),
+        "580",
         packages or {"torch": "2.11.0"},
         Image("cuda13", "0" * 64, "1" * 64, asked.image) if asked.image else None,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from bench.errors import BadInput
 from bench.report.compare import Request, collect
 from bench.report.comparing import Comparison, ModelPart
+from bench.report.formats import table
 from bench.result import Measured, StepSample
 from tests.builders import measurement
 from tests.report.made import CRASH, H100, NO_MEMORY, START, bundle, manifest
@@ -128,6 +130,25 @@ def test_a_machine_that_ran_twice_stands_once_with_its_newest_run(tmp_path: Path
     assert reasons(part) == {"old.tar": (f"the same machine ran again: {new}",)}
 
 
+def test_an_interrupted_run_does_not_hide_the_complete_one_before_it(tmp_path: Path) -> None:
+    old = bundle(tmp_path / "old.tar", run_id="old", started=1_790_000_000.0, pass_seconds=0.4)
+    new = bundle(tmp_path / "new.tar", run_id="new", started=1_790_009_000.0, complete=False)
+    part = only(compared(old, new))
+    assert [entry.row.run_id for entry in part.entries] == ["old"]
+    assert reasons(part) == {"new.tar": (f"incomplete, and the same machine has a complete run: {old}",)}
+    alone = only(compared(new))
+    assert [entry.row.run_id for entry in alone.entries] == ["new"]
+
+
+def test_a_machine_of_two_kinds_of_gpus_is_neither(tmp_path: Path) -> None:
+    """It has the price of none of them, and never passes for eight of the first."""
+    path = bundle(tmp_path / "a.tar", gpu=f"{H100},{H100},NVIDIA A100-SXM4-80GB", gpus=3)
+    (entry,) = only(compared(path, budget=1e9)).entries
+    assert entry.row.machine.label == "2x H100 80GB HBM3 + 1x A100-SXM4-80GB"
+    assert entry.offers == ()
+    assert entry.gaps[0] == f"no price for 2x {H100} + 1x NVIDIA A100-SXM4-80GB"
+
+
 def test_a_bundle_that_is_there_twice_counts_once(tmp_path: Path) -> None:
     first = bundle(tmp_path / "a.tar")
     copy = tmp_path / "b.tar"
@@ -211,9 +232,42 @@ def test_prices_that_are_missing_are_named_and_the_machine_stays(tmp_path: Path)
     assert found[H100].offers[0].marks == ("fastest in budget",)
 
 
+def test_a_deadline_needs_no_price(tmp_path: Path) -> None:
+    """Nobody quotes this card: it meets the deadline all the same, and no budget is said to be too small."""
+    path = bundle(tmp_path / "a.tar", gpu="NVIDIA H200")
+    part = only(compared(path, budget=1.0, deadline_days=1000.0))
+    assert (part.nothing_in_budget, part.nothing_in_time) == (False, False)
+    text = table(compared(path, budget=1.0, deadline_days=1000.0))
+    assert "meets the deadline" in text
+    assert "nothing" not in text
+    late = only(compared(path, deadline_days=1e-9))
+    assert late.nothing_in_time
+    assert "nothing surely meets" in table(compared(path, deadline_days=1e-9))
+
+
+def test_electricity_that_was_not_measured_is_not_free_in_silence(tmp_path: Path) -> None:
+    quote = {"date": "2026-06-01", "source": "contract"}
+    prices = tmp_path / "prices.json"
+    given = {"schema": "bench/prices/v1", "currency": "USD", "electricity": {"price": 0.2, **quote}}
+    prices.write_text(json.dumps(given))
+    a, b = two(tmp_path, watts=None)
+    found = compared(a, b, prices=prices)
+    unmetered = {
+        entry.row.run_id: [offer.unmetered for offer in entry.offers] for entry in only(found).entries
+    }
+    assert unmetered == {"aaaa": [False], "bbbb": [True]}
+    assert table(found).count("without electricity: what it draws was not measured") == 1
+
+
 def test_nothing_in_budget_is_said(tmp_path: Path) -> None:
     part = only(compared(*two(tmp_path), budget=10.0, deadline_days=1e-9))
     assert (part.nothing_in_budget, part.nothing_in_time) == (True, True)
+
+
+@pytest.mark.parametrize("wanted", ["8x", "", "0xh100", "²xh100", "8xpotato"])
+def test_an_estimate_is_of_a_machine_that_is_known(tmp_path: Path, wanted: str) -> None:
+    with pytest.raises(BadInput, match="no such machine"):
+        compared(bundle(tmp_path / "a.tar"), estimate=(wanted,))
 
 
 def test_trust_is_shown_and_not_assumed(tmp_path: Path) -> None:

@@ -6,18 +6,21 @@ import csv
 import hashlib
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.cli import main
+from bench.estimate import Interval
 from bench.pack import pack
 from bench.report.compare import Request, collect
 from bench.report.comparing import Comparison
 from bench.report.formats import csv_text, json_text, markdown, table, texts
+from bench.result import Crashed
 from bench.statement import Predicate
-from bench.words import money_text
+from bench.words import figures, interval_text, money_text
 from tests.report.made import KEY, bundle, manifest
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +108,23 @@ def test_money(amount: float, currency: str, text: str) -> None:
     assert money_text(amount, currency) == text
 
 
+def test_a_text_of_a_bundle_makes_no_column_of_its_own(tmp_path: Path) -> None:
+    path = bundle(tmp_path / "a|b.tar", gpu="H|100", complete=False)
+    rows = [line for line in markdown(collect(Request((path,)))).splitlines() if line.startswith("|")]
+    assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
+    assert any("H\\|100" in row for row in rows)
+
+
+@pytest.mark.parametrize("value", [1.23e-12, 1e-5, 0.0999999, 0.0])
+def test_small_numbers_are_plain_decimals(value: float) -> None:
+    assert float(figures(value)) == pytest.approx(value, rel=0.01)
+    assert "e" not in figures(value)
+
+
+def test_an_interval_without_a_width_is_a_plain_decimal_too() -> None:
+    assert interval_text(Interval(123_456.0, 0.0)) == "123,500 ±0"
+
+
 # The command
 
 
@@ -175,6 +195,39 @@ def test_a_budget_in_dollars_needs_prices_in_dollars(tmp_path: Path, capsys: Any
     code, out, err = run(capsys, ROOT / "results/proof-h200", "--prices", prices, "--budget-usd", "5")
     assert (code, out) == (2, "")
     assert "EUR" in err
+
+
+@pytest.mark.parametrize("format", ["table", "csv", "markdown", "json"])
+def test_a_bundle_does_not_write_to_the_terminal_what_it_obeys(
+    format: str, tmp_path: Path, capsys: Any
+) -> None:
+    """A GPU, an outcome and a file that are named by a stranger: none of it moves the cursor."""
+    evil = "\x1b[2J\x1b[1;31m\u202edna"
+    path = bundle(
+        tmp_path / f"a{evil}.tar", gpu=f"H100{evil}", settings=[((), 0.5), (("tf32",), Crashed(evil))]
+    )
+    bad = tmp_path / f"bad{evil}.tar"
+    bad.write_bytes(b"x")
+    code, out, err = run(capsys, path, bad, "--format", format, "--settings")
+    assert code == 4
+    assert main(["verify", str(path), str(bad)]) == 4
+    verified = capsys.readouterr()
+    for text in (out, err, verified.out, verified.err):
+        assert "2J" in text
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+
+
+def test_a_file_need_not_have_a_name_in_utf8(tmp_path: Path, capsys: Any) -> None:
+    path = bundle(Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.tar")))
+    report = tmp_path / "report.html"
+    code, out, err = run(
+        capsys, path, path.with_name("gone\udce9.tar"), "--html", report, "--plots", tmp_path / "p"
+    )
+    assert code == 2
+    assert "gone" in err
+    assert "tiny-gpt-neox" in out
+    assert "gone" in report.read_text()
 
 
 @pytest.mark.parametrize("format", ["table", "json", "csv", "markdown"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from bench.report.paper import figures_of_the_paper, option_of
 from bench.report.pictures import write_plots
 from bench.report.plots import all_plots
 from bench.report.svg import Linear, Log, standalone
-from tests.report.made import CRASH, NO_MEMORY, bundle
+from tests.report.made import CRASH, NO_MEMORY, bundle, manifest
 
 EVIL = "</script><script>alert(1)</script>&<img src=x onerror=alert(2)>"
 
@@ -75,6 +76,29 @@ def test_every_plot_is_well_formed_and_tells_what_it_shows(tmp_path: Path) -> No
         assert tree.find("{*}title") is not None
         assert "nan" not in plot.body
         assert "inf" not in plot.body.replace("info", "")
+
+
+def test_a_smaller_cards_memory_has_a_column_of_its_own(tmp_path: Path) -> None:
+    settings: list[Any] = [((), 0.5), (("kernels",), NO_MEMORY), (("tf32",), 0.4)]
+    of = manifest(memory_cap_gib=24)
+    paths = (
+        bundle(tmp_path / "a.tar", settings=settings),
+        bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", settings=settings, of=of),
+    )
+    plots = {plot.name: plot for plot in all_plots(collect(Request(paths, plots=tmp_path)))}
+    grid = plots["tiny-gpt-neox-feasibility"]
+    assert "on 2 kinds of machine" in grid.description
+    assert "80.0 GiB each" in grid.body
+    assert "capped at 24 GiB" in grid.body
+
+
+def test_a_name_that_xml_forbids_makes_no_broken_picture(tmp_path: Path) -> None:
+    settings: list[Any] = [((), 0.5), (("kernels",), NO_MEMORY), (("tf32",), 0.4)]
+    path = bundle(tmp_path / "a.tar", gpu="H100\x1b\x00\ud800", settings=settings)
+    plots = list(all_plots(collect(Request((path,), plots=tmp_path))))
+    assert len(plots) > 1
+    for plot in plots:
+        ET.fromstring(standalone(plot))
 
 
 def test_files_of_plots_stay_in_their_folder(tmp_path: Path) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.cli import main
+from bench.result import Measured, StepSample
+from tests.builders import measurement
 from tests.report.made import CRASH, H100, NO_MEMORY, bundle, manifest
 
 WIDE = (0.2, 1.0, 1.8, 1.0, 0.2, 1.8)
@@ -87,6 +91,65 @@ def test_what_was_not_run_here_is_named(tmp_path: Path, capsys: Any) -> None:
     assert document["missing"] == ["tiny-gpt-neox, checkpointing, micro-batch 16"]
 
 
+def test_a_run_does_not_reproduce_itself(tmp_path: Path, capsys: Any) -> None:
+    there = bundle(tmp_path / "a.tar")
+    copy = tmp_path / "b.tar"
+    copy.write_bytes(there.read_bytes())
+    assert main(["reproduce", str(there), "--with", str(copy)]) == 2
+    assert "is that very run" in capsys.readouterr().err
+
+
+FEW = Measured(measurement([StepSample(1, 0.5), StepSample(3, 1.5)]))
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "verdict"),
+    [
+        (FEW, 0.5, "not measured"),
+        (0.5, FEW, "undecided"),
+        (0.5, NO_MEMORY, "not reproduced"),
+        (NO_MEMORY, CRASH, "not measured"),
+    ],
+)
+def test_how_a_trial_ended(here: Any, there: Any, verdict: str, tmp_path: Path, capsys: Any) -> None:
+    a = bundle(tmp_path / "a.tar", settings=[((), there)])
+    b = bundle(tmp_path / "b.tar", run_id="bbbb", settings=[((), here)])
+    code, document = reproduce(capsys, a, b)
+    assert code == 1
+    assert figure(document, "outcome")["verdict"] == verdict
+
+
+def test_a_loss_of_nothing_divides_nothing(tmp_path: Path, capsys: Any) -> None:
+    steps = [StepSample(n, n * 0.5 * f) for f in (0.99, 1.0, 1.01) for n in (1, 3)]
+    flat = Measured(measurement(steps, losses=(0.0, 0.0)))
+    a = bundle(tmp_path / "a.tar", settings=[((), flat)])
+    b = bundle(tmp_path / "b.tar", run_id="bbbb", settings=[((), flat)])
+    assert reproduce(capsys, a, b)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("fastest_here", "code", "verdict"), [(0.3003, 0, "reproduced"), (0.4, 1, "not reproduced")]
+)
+def test_a_search_may_take_another_way_to_the_same_answer(
+    fastest_here: float, code: int, verdict: str, tmp_path: Path, capsys: Any
+) -> None:
+    """Which settings a search leaves out depends on what it measures; what it finds must not."""
+    of = manifest(methods="guided")
+    there = bundle(tmp_path / "a.tar", of=of, settings=[((), 0.5), (("kernels",), 0.3), (("tf32",), 0.303)])
+    settings: list[Any] = [((), 0.5), (("tf32",), fastest_here), (("compile",), 0.9)]
+    here = bundle(tmp_path / "b.tar", of=of, run_id="bbbb", settings=settings)
+    found, document = reproduce(capsys, there, here)
+    assert document["missing"] == []
+    assert document["not_needed"] == ["tiny-gpt-neox, kernels, micro-batch 16"]
+    (answer,) = [one for one in document["compared"] if one["label"] == "fastest"]
+    assert [(figure["name"], figure["verdict"]) for figure in answer["figures"]] == [("days", verdict)]
+    assert found == code
+    if code:
+        assert answer["reasons"][0] == "tf32 at micro-batch 16 here, kernels at micro-batch 16 there"
+    assert main(["reproduce", str(there), "--with", str(here)]) == found
+    assert "kernels, micro-batch 16: the search did not need it here" in capsys.readouterr().out
+
+
 def test_another_manifest_is_no_reproduction(tmp_path: Path) -> None:
     there, here = pair(tmp_path, of=manifest(seed=1))
     assert main(["reproduce", str(there), "--with", str(here)]) == 2
@@ -109,6 +172,77 @@ def test_another_stack_is_refused_before_anything_runs(tmp_path: Path, capsys: A
     assert "0.1 there" in said
     assert "--any-stack" in said
     assert not (tmp_path / "out").exists()
+
+
+PODMAN = """#!{python}
+import json, pathlib, shutil, sys
+words, here = sys.argv[1:], pathlib.Path(__file__).parent
+if words[0] == "info":
+    print(json.dumps({{"version": {{"Version": "5"}}, "store": {{}}}}))
+elif words[:2] == ["image", "inspect"]:
+    found = {{"Id": "{config}", "RootFS": {{"Layers": []}}, "Labels": {{"bench.variant": "cpu"}}}}
+    print(json.dumps([found]))
+else:
+    (here / "told.json").write_text(json.dumps(words))
+    (mount,) = [word for word in words if word.endswith("/in/manifest.json,readonly")]
+    shutil.copy(mount.split("source=")[1].split(",")[0], here / "asked.json")
+    (out,) = [w.split("=")[1].split(":")[0] for w in words if ":/out:" in w]
+    if (here / "here.tar").exists():
+        shutil.copy(here / "here.tar", out)
+"""
+IMAGE = "0" * 64
+
+
+@pytest.fixture
+def podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An engine that runs nothing, and leaves the bundle here.tar."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "podman").write_text(PODMAN.format(python=sys.executable, config=IMAGE))
+    (folder / "podman").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    return folder
+
+
+def in_image(there: Path, *more: str) -> int:
+    out = there.parent / "out"
+    return main(["reproduce", str(there), "--engine", "podman", "--device", "cpu", "-o", str(out), *more])
+
+
+def test_it_runs_in_the_image_of_the_bundle(tmp_path: Path, podman: Path, capsys: Any) -> None:
+    of = manifest(image=f"sha256:{IMAGE}")
+    there = bundle(tmp_path / "there.tar", of=of)
+    bundle(podman / "here.tar", of=of, run_id="here", uuid="other")
+    assert in_image(there, "--budget", "60s") == 0
+    assert "1 of 1 settings reproduced" in capsys.readouterr().out
+    assert (podman / "asked.json").read_bytes() == of.data
+    told = read(podman / "told.json")
+    assert told[told.index("run", 1) - 1] == f"sha256:{IMAGE}"
+    assert told[-4:] == ["--device", "cpu", "--budget", "60.0s"]
+
+
+def test_no_other_image_passes_for_it(tmp_path: Path, podman: Path, capsys: Any) -> None:
+    there = bundle(tmp_path / "there.tar", of=manifest(image="sha256:" + "1" * 64))
+    assert in_image(there, "--image", "bench:cpu") == 3
+    assert f"bench:cpu is sha256:{IMAGE}" in capsys.readouterr().err
+    assert not (podman / "told.json").exists()
+
+
+def test_a_run_in_the_image_that_leaves_nothing_says_so(tmp_path: Path, podman: Path, capsys: Any) -> None:
+    there = bundle(tmp_path / "there.tar", of=manifest(image=f"sha256:{IMAGE}"))
+    assert in_image(there) == 3
+    assert "left no bundle" in capsys.readouterr().err
+
+
+def test_without_an_image_there_is_none_to_run_in(tmp_path: Path, podman: Path, capsys: Any) -> None:
+    there = bundle(tmp_path / "there.tar")
+    assert in_image(there) == 2
+    assert "in no image whose identity is known" in capsys.readouterr().err
+    assert in_image(there, "--key", "id") == 2
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
 
 
 def test_for_people_it_is_a_line_a_setting(tmp_path: Path, capsys: Any) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench.bundle import SIGNATURE, STATEMENT
+from bench.codec import canonical_json
 from tests.authority import contents
 from tests.needs import needs
 from tests.runner.test_run import bench, environment, gone, manifest, wait_for_trials
@@ -145,6 +146,55 @@ def test_a_node_that_was_lost_goes_on_with_a_new_key_under_the_same_run(desk: De
         assert process.wait(120) == 0
     assert (node.place / "request.json").read_bytes() != first
     assert (node.place / "journal.jsonl").read_bytes().startswith(measured)
+    assert level(desk, receive(desk, node)) == "operator"
+
+
+def test_another_node_begins_a_lost_run_anew_and_one_of_the_two_is_received(
+    desk: Desk, node: Node, tmp_path: Path
+) -> None:
+    """The same challenge on another machine: a key of its own, nothing of the first one's, one receipt."""
+    with node.runs() as process:
+        wait_for_trials(node.folder, 1)
+        process.kill()
+        process.wait(10)
+    (tmp_path / "other").mkdir()
+    other = Node(tmp_path / "other", desk, Path(node.command[3]))
+    with other.runs() as process:
+        certify(desk, other)
+        assert process.wait(120) == 0
+    assert level(desk, receive(desk, other)) == "operator"
+    # The first node comes back: its answer to the same challenge is not received too.
+    (node.place / "request.json").unlink()
+    with node.runs("--resume") as process:
+        carried = desk.folder / "request.json"
+        carried.write_bytes(node.requested().read_bytes())
+        assert "was received" in desk.does("certify", carried, code=4).stderr
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+    receive(desk, node, code=4)
+
+
+def test_what_one_node_began_another_does_not_go_on_with(desk: Desk, node: Node) -> None:
+    """The run's folder was carried to a machine that says of itself that it is another."""
+    with node.runs() as process:
+        wait_for_trials(node.folder, 1)
+        process.kill()
+        process.wait(10)
+    journal = node.place / "journal.jsonl"
+    first, rest = journal.read_bytes().split(b"\n", 1)
+    header = json.loads(first)
+    if header["machine"] is None:  # a container has no name of its own: then the node's facts tell
+        header["node"]["cpu"] = "another"
+    header["machine"] = "0" * 16
+    journal.write_bytes(canonical_json(header) + b"\n" + rest)
+    done = bench(*node.command, "--resume", folder=node.folder)
+    assert done.returncode == 2
+    assert "was begun on another machine" in done.stderr
+    assert "--out names another directory" in done.stderr
+    with node.runs("--out", "anew") as process:
+        node.place = node.folder / "anew" / node.run_id
+        certify(desk, node)
+        assert process.wait(120) == 0
     assert level(desk, receive(desk, node)) == "operator"
 
 

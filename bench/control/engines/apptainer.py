@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from bench.control.container import CACHE, MANIFEST, OUT, Container
+from bench.control.container import CACHE, OUT, Container
 from bench.control.engines import EngineFacts, Inspected, Shell, here
 from bench.control.images.archive import Identity, opened, read_facts
 from bench.errors import BadInput, EnvironmentCannot
@@ -17,7 +17,7 @@ def argv(container: Container) -> list[str]:
     command = ["apptainer", "run", "--containall", "--cleanenv", "--no-home", "--drop-caps=all", "--no-privs"]
     command += [
         "--no-mount=hostfs,bind-paths",
-        f"--bind={c.manifest}:{MANIFEST}:ro",
+        *(f"--bind={file}:{at}:ro" for at, file in c.inputs.items()),
         f"--bind={c.out}:{OUT}:rw",
     ]
     command += [f"--scratch={CACHE}", f"--pwd={OUT}"]

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from bench.control.container import MANIFEST, OUT, Container
+from bench.control.container import OUT, Container
 from bench.control.engines import EngineFacts, Gpus, Inspected
 from bench.control.images.archive import Identity, read_facts
 from bench.errors import EnvironmentCannot
@@ -32,7 +32,7 @@ def argv(container: Container, gpus: Gpus | None = "cdi") -> list[str]:
     ]
     command += [f"--pids-limit={c.pids}", f"--memory={c.memory_bytes}", f"--memory-swap={c.memory_bytes}"]
     command += [f"--shm-size={c.shared_bytes}", *(f"--tmpfs={place}:{how}" for place, how in c.tmpfs.items())]
-    command += [f"--mount=type=bind,source={c.manifest},target={MANIFEST},readonly"]
+    command += [f"--mount=type=bind,source={file},target={at},readonly" for at, file in c.inputs.items()]
     command += [f"--mount=type=bind,source={c.out},target={OUT}"]
     command += [f"--env={name}={value}" for name, value in c.settings.items()]
     if c.gpus:
@@ -66,7 +66,7 @@ def options(container: Container, gpus: Gpus | None = "cdi") -> dict[str, Any]:
         "shm_size": c.shared_bytes,
         "tmpfs": dict(c.tmpfs),
         "mounts": [
-            Mount(MANIFEST, str(c.manifest), type="bind", read_only=True),
+            *(Mount(at, str(file), type="bind", read_only=True) for at, file in c.inputs.items()),
             Mount(OUT, str(c.out), type="bind"),
         ],
         "environment": dict(c.settings),

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.control.container import MANIFEST, OUT, Container
+from bench.control.container import OUT, Container
 from bench.control.engines import EngineFacts, Inspected
 from bench.errors import BadInput
 
 
 def argv(container: Container) -> list[str]:
-    places = {MANIFEST: str(container.manifest), OUT: str(container.out)}
+    places = {at: str(file) for at, file in container.inputs.items()} | {OUT: str(container.out)}
     return [sys.executable, "-m", "bench", *(places.get(word, word) for word in container.command)]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import FullyShardedDataParallelPlugin, GradientAccumulationPlugin
 
 from bench.codec import from_json, strict_loads
 from bench.methods import apply_all, in_group, known_methods
@@ -20,13 +21,25 @@ from bench.runner.loop import WithLoss, make_optimizer, make_scheduler
 from bench.runner.team import Team
 
 HERE = Path(__file__).parent
+MIXED = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
 def main() -> None:
     arguments = parse()
     trial = from_json(Trial, strict_loads((HERE / "trial.json").read_bytes()))
     recipe = trial.model.recipe
-    accelerator = Accelerator(gradient_accumulation_steps=trial.accumulation)
+    sharding = in_group(trial.setting, "sharding") or ""
+    fsdp = sharding.startswith("fsdp")
+    accelerator = Accelerator(
+        # Gradients that FSDP divides are sent on in each pass: that is what keeps them small.
+        gradient_accumulation_plugin=GradientAccumulationPlugin(trial.accumulation, sync_each_batch=fsdp),
+        fsdp_plugin=FullyShardedDataParallelPlugin(
+            fsdp_version=2, reshard_after_forward=sharding == "fsdp-3", auto_wrap_policy="NO_WRAP",
+            state_dict_type="SHARDED_STATE_DICT",
+        ) if fsdp else None,
+        # Of ZeRO it stands in deepspeed.json.
+        mixed_precision=None if sharding.startswith("zero") else MIXED[recipe.precision],
+    )  # fmt: skip
     if accelerator.num_processes != trial.gpus:
         here = accelerator.num_processes
         raise SystemExit(f"this setting was measured on {trial.gpus} devices, here are {here}")
@@ -37,15 +50,22 @@ def main() -> None:
     built = family.build(trial.model, kernels="kernels" in trial.setting)
     whole = WithLoss(built).to(accelerator.device)
     apply_all(trial.setting, trial.model, whole, family.blocks(built))
+    team = Team(accelerator.process_index, accelerator.num_processes)
+    if fsdp:  # block by block, as measured; accelerate leaves what is sharded already as it is
+        from bench.runner.fsdp import shard
+
+        blocks, device = family.blocks(built), accelerator.device
+        shard(whole, blocks, recipe, device, team, parameters_too=sharding == "fsdp-3", offload=False)
     optimizer = make_optimizer(whole.parameters(), recipe, "fused-optimizer" in trial.setting)
-    if in_group(trial.setting, "sharding"):  # there is no loader of torch's to read it from
+    if sharding.startswith("zero"):  # there is no loader of torch's to read it from
         accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = (
             trial.micro_batch
         )
     model, optimizer = accelerator.prepare(whole, optimizer)
+    if fsdp:  # by name: it finds them by their address, which empty shards have in common
+        optimizer.param_groups[0]["params"] = list(model.parameters())
     schedule = make_scheduler(optimizer, recipe)
     with tempfile.TemporaryDirectory() as scratch:
-        team = Team(accelerator.process_index, accelerator.num_processes)
         # Micro-batches on the device, without end. These are made up: yours go here.
         pool = make_pool(trial.model, Path(scratch), trial.seed)
         data = Batches(trial.model, pool, trial.micro_batch, trial.seed, accelerator.device, team, workers=0)
@@ -54,7 +74,10 @@ def main() -> None:
         for step in range(1, (arguments.steps or recipe.steps) + 1):
             for _ in range(trial.accumulation):
                 with accelerator.accumulate(model):
-                    loss = model(next(data))
+                    if fsdp:  # parameters that are not divided stay together between the passes of a step
+                        model.set_reshard_after_backward(accelerator.sync_gradients or sharding == "fsdp-3")
+                    with accelerator.autocast():
+                        loss = model(next(data))
                     accelerator.backward(loss)
                     total += loss.detach() / trial.accumulation
                     if accelerator.sync_gradients and recipe.clip_norm is not None:

@@ -16,7 +16,7 @@ import deepspeed
 import torch.distributed as dist
 
 from bench.codec import from_json, strict_loads
-from bench.methods import apply_all, known_methods
+from bench.methods import apply_all, in_group, known_methods
 from bench.models import Recipe
 from bench.models.inline import family_of
 from bench.result import Trial
@@ -48,6 +48,7 @@ def main() -> None:
     whole = WithLoss(built)
     apply_all(trial.setting, trial.model, whole, family.blocks(built))
     fused, offload = "fused-optimizer" in trial.setting, "offload" in trial.setting
+    shards = in_group(trial.setting, "sharding") is not None
     optimizer = on_host(whole, recipe) if offload else make_optimizer(whole.parameters(), recipe, fused)
     schedule = make_scheduler(optimizer, recipe)
     engine, *_ = deepspeed.initialize(
@@ -61,7 +62,8 @@ def main() -> None:
         total, since, at = torch.zeros((), device=device), 0, time.perf_counter()
         for step in range(1, (arguments.steps or recipe.steps) + 1):
             for _ in range(trial.accumulation):
-                loss = engine(lowered(next(data), recipe.precision))
+                batch = next(data)
+                loss = engine(lowered(batch, recipe.precision) if shards else batch)
                 engine.backward(loss)
                 engine.step()  # of every accumulated pass: the engine knows which is the last
                 total += loss.detach() / trial.accumulation
@@ -78,7 +80,7 @@ def main() -> None:
 
 
 def lowered(batch: dict[str, torch.Tensor], precision: str) -> dict[str, torch.Tensor]:
-    """There is no autocast here: pictures come in the weights' precision."""
+    """ZeRO has no autocast: pictures come in the weights' precision."""
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     return {name: t.to(dtype) if t.is_floating_point() else t for name, t in batch.items()}
 

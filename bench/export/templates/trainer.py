@@ -25,7 +25,10 @@ from bench.runner.team import Team
 
 HERE = Path(__file__).parent
 # What the Trainer's arguments, or DeepSpeed's file, say; the other methods are applied here.
-SAID = ("compile", "checkpointing", "fused-optimizer", "zero-1", "zero-2", "zero-3", "offload")
+SAID = (
+    "compile", "checkpointing", "fused-optimizer", "offload",
+    "zero-1", "zero-2", "zero-3", "fsdp-2", "fsdp-3",
+)  # fmt: skip
 
 
 class Model(nn.Module):
@@ -61,8 +64,19 @@ class RecipeTrainer(Trainer):
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        if self.is_fsdp_enabled:  # accelerate finds them by their address, which empty shards have in common
+            self.optimizer.param_groups[0]["params"] = list(self.model.parameters())
         self.lr_scheduler = make_scheduler(optimizer or self.optimizer, self.trial.model.recipe)
         return self.lr_scheduler
+
+    def compute_loss(self, model: Any, *given: Any, **more: Any) -> Any:
+        if not self.is_fsdp_enabled:
+            return super().compute_loss(model, *given, **more)
+        # Parameters that are not divided stay together between the passes of a step.
+        last, divided = self.accelerator.sync_gradients, "fsdp-3" in self.trial.setting
+        model.set_reshard_after_backward(last or divided)
+        with self.accelerator.autocast():  # which accelerate leaves to us where the model comes sharded
+            return super().compute_loss(model, *given, **more)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """These data are made up: yours go here."""
@@ -111,7 +125,17 @@ def main() -> None:
         method.apply(trial.model, whole, family.blocks(built))
     with tempfile.TemporaryDirectory() as scratch:
         pool = make_pool(trial.model, Path(scratch), trial.seed)
-        trainer = RecipeTrainer(trial, pool, model=Model(whole), args=settings, callbacks=[Log()])
+        model = Model(whole)
+        if settings.fsdp:  # block by block, as measured; the Trainer leaves what is sharded already as it is
+            from bench.runner.fsdp import shard
+
+            model.to(settings.device)
+            shard(
+                model, family.blocks(built), trial.model.recipe, settings.device,
+                Team(settings.process_index, settings.world_size),
+                parameters_too="fsdp-3" in trial.setting, offload=False,
+            )  # fmt: skip
+        trainer = RecipeTrainer(trial, pool, model=model, args=settings, callbacks=[Log()])
         trainer.train(resume_from_checkpoint=arguments.resume or None)
 
 

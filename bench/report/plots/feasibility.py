@@ -19,11 +19,11 @@ WORDS = {
 
 
 def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
-    """One column a kind of machine: forty equal nodes tell no more than one."""
+    """One column a kind of machine and memory: forty equal nodes tell no more than one."""
     rows: dict[str, Row] = {}
     for row in [*(e.row for e in part.entries), *(a.row for a in part.apart)]:
         if row.attempts:
-            rows.setdefault(row.machine.label, row)
+            rows.setdefault(f"{row.machine.label}, {_memory(row)}", row)
     columns = list(rows.values())[:MOST_COLUMNS]
     labels = list(dict.fromkeys(attempt.label for row in columns for attempt in row.attempts))
     if len(labels) < 3:
@@ -45,8 +45,14 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
 def _head(i: int, row: Row) -> str:
     x = LEFT + CELL_W * i + CELL_W / 2
     return text(x, TOP - 24, row.machine.label[:15], anchor="middle", class_="small") + text(
-        x, TOP - 10, f"{bytes_text(row.machine.memory_bytes)} each", anchor="middle", class_="small muted"
+        x, TOP - 10, _memory(row), anchor="middle", class_="small muted"
     )
+
+
+def _memory(row: Row) -> str:
+    """What a trial could use of each device: a smaller card's, where the manifest asked for that."""
+    cap = dict(row.conditions).get("memory cap", "none")
+    return f"{bytes_text(row.machine.memory_bytes)} each" if cap == "none" else f"capped at {cap}"
 
 
 def _cell(x: float, y: float, label: str, row: Row) -> str:

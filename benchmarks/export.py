@@ -1,0 +1,78 @@
+"""What bench export writes, against what it was made from: a step's time by the script over the bundle's.
+
+python benchmarks/export.py [ROUNDS]     the smallest model on the CPU; 3 rounds of bundle and scripts in turn
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench.bundle import open_bundle
+from bench.export import KINDS
+
+ROOT = Path(__file__).parents[1]
+MANIFEST = {
+    "schema": "bench/manifest/v1", "models": ["tiny-gpt-neox"], "methods": ["naive"], "micro_batch": 16,
+    "timing": {"target_percent": 2, "measure_seconds": 10, "warmup_seconds": 5},
+}  # fmt: skip
+STEPS, EVERY = 80, 10  # of a script; the first lines of its log are its warm-up
+WARM = 3
+ENVIRONMENT = {
+    **os.environ, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu", "ACCELERATE_USE_CPU": "1",
+}  # fmt: skip
+
+
+def do(*command: str | Path, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, command)],
+        check=False, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        sys.exit(f"{command}: exit code {done.returncode}\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def measured(folder: Path) -> tuple[Path, float]:
+    """A bundle of this machine, and its seconds a step."""
+    (folder / "manifest.json").write_text(json.dumps(MANIFEST))
+    do("bench", "run", "manifest.json", "--device", "cpu", "--out", "out", folder=folder)
+    (bundle,) = (folder / "out").glob("*.tar")
+    with open_bundle(bundle) as opened:
+        (trial,) = json.loads(opened.read("results.json"))["trials"]
+    return bundle, float(trial["estimate"]["step_seconds"]["value"])
+
+
+def trained(folder: Path) -> float:
+    """Seconds a step by the script's own log: the median of its lines once it is warm."""
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "1")
+    log = do(*launcher, "train.py", "--steps", str(STEPS), "--log-every", str(EVERY), folder=folder)
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith('{"step"')]
+    return statistics.median(line["step_seconds"] for line in lines[WARM:])
+
+
+def main() -> int:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    ratios: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for number in range(rounds):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            bundle, step = measured(folder)
+            print(f"round {number + 1}: bundle {1000 * step:.1f} ms a step", flush=True)
+            for kind in KINDS:
+                do("bench", "export", bundle, "--to", kind, folder / kind, folder=folder)
+                ratios[kind].append(trained(folder / kind) / step)
+    print(f"{'step by the script / by the bundle':<36} {'median':>7} {'least':>7} {'most':>7}")
+    for kind, found in ratios.items():
+        print(f"{kind:<36} {statistics.median(found):7.3f} {min(found):7.3f} {max(found):7.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
