@@ -59,7 +59,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"bench {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    # With its name given, argparse formats nothing here, for which it would import half of shutil.
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", prog="bench")
     _add_run(commands)
     _add_plan(commands)
     report.add_commands(commands)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.models import Flops, Model
@@ -89,7 +89,13 @@ def variance(values: Sequence[float]) -> float:
 
 def step_interval(samples: Iterable[StepSample], accumulation: int) -> Interval | None:
     """A step at the recipe's accumulation; None until each count has two samples."""
-    groups = _by_accumulation(samples)
+    return _interval(_by_accumulation(samples), accumulation)
+
+
+Groups = Mapping[int, Sequence[float]]  # seconds of steps by their accumulation
+
+
+def _interval(groups: Groups, accumulation: int) -> Interval | None:
     weights = _weights(tuple(groups), accumulation)
     if weights is None or any(len(groups[count]) < 2 for count in weights):
         return None
@@ -123,7 +129,10 @@ def _weights(counts: tuple[int, ...], accumulation: int) -> dict[int, float] | N
 
 
 def pass_and_update(samples: Iterable[StepSample]) -> tuple[float, float] | tuple[None, None]:
-    groups = _by_accumulation(samples)
+    return _line(_by_accumulation(samples))
+
+
+def _line(groups: Groups) -> tuple[float, float] | tuple[None, None]:
     if len(groups) < 2:
         return None, None
     low, high = min(groups), max(groups)
@@ -164,13 +173,14 @@ def estimate(
     trial: Trial, measurement: Measurement, flops: Flops, ceilings: Iterable[Ceiling]
 ) -> Estimate | None:
     """None if there are too few samples for an interval."""
-    step = step_interval(measurement.steps, trial.accumulation)
+    groups = _by_accumulation(measurement.steps)
+    step = _interval(groups, trial.accumulation)
     if step is None:
         return None
     recipe = trial.model.recipe
     overhead = overhead_seconds(measurement, trial.model)
     whole = step.shifted(overhead)
-    one_pass, update = pass_and_update(measurement.steps)
+    one_pass, update = _line(groups)
     return Estimate(
         step_seconds=step,
         pass_seconds=one_pass,

@@ -269,6 +269,8 @@ def _end(entry: TrialResult, measured: Mapping[str, Summarised]) -> Summarised |
 
 def _difference(theirs: Any, ours: Any, name: str = "it") -> str | None:
     """The first field that differs by more than rounding; None if all agree."""
+    if theirs == ours:
+        return None
     if is_dataclass(theirs) and type(theirs) is type(ours):
         parts = (_difference(getattr(theirs, f.name), getattr(ours, f.name), f.name) for f in fields(theirs))
         return next(filter(None, parts), None)

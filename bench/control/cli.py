@@ -51,7 +51,7 @@ def add_operator(commands: Commands[argparse.ArgumentParser]) -> None:
 
 def add_keys(commands: Commands[argparse.ArgumentParser]) -> None:
     keys = commands.add_parser("keys", help="your key, whom you trust, what is revoked", allow_abbrev=False)
-    actions = keys.add_subparsers(title="actions", required=True, metavar="ACTION")
+    actions = keys.add_subparsers(title="actions", required=True, metavar="ACTION", prog="bench keys")
 
     new = actions.add_parser("new", help="make a key with ssh-keygen", allow_abbrev=False)
     new.add_argument("file", type=Path, metavar="FILE", nargs="?", help="default: ~/.config/bench/id_ed25519")
@@ -81,7 +81,7 @@ def add_keys(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 def add_image(image: argparse.ArgumentParser) -> None:
-    verbs = image.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    verbs = image.add_subparsers(title="commands", required=True, metavar="COMMAND", prog="bench image")
 
     build = verbs.add_parser("build", help="from the locks, the same bytes each time", allow_abbrev=False)
     _recipe_arguments(build)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -68,6 +69,8 @@ def look_at_all(
     paths: Iterable[Path], lists: Lists | None, gather: Recompute, look: Callable[[Path, Verdict], T]
 ) -> Iterator[tuple[Path, T | BenchError]]:
     """Verifies every bundle, and of each good one keeps what `look` sees: in the process that verified it."""
+    gc.freeze()  # what is there stays, and samples are freed as they are read: little of it is worth a look
+    gc.set_threshold(50_000)
     rules = _rules(lists or Lists())  # once: a wrong file is one mistake, not one a bundle
     every = list(_bundles(paths))
     work = partial(_checked, rules, gather, look)
