@@ -129,7 +129,9 @@ class PriceBook:
             for rent in self.rents
             if gpu in rent.gpu and (rent.gpus is None or rent.gpus >= count)
         ]
-        return min(offers, key=lambda p: p.amount, default=None) or Gap(f"no rent for {count}x {gpu}")
+        return min(offers, key=lambda p: p.amount, default=None) or Gap(
+            f"no rent for {gpu if ' + ' in gpu else f'{count}x {gpu}'}"  # of several kinds it says how many
+        )
 
     def energy_cost(self, kwh: float) -> float | None:
         """Of what the GPUs drew; None without a price."""

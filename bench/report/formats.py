@@ -157,6 +157,8 @@ def _offer_notes(entry: Entry, offer: Offer, comparison: Comparison) -> Iterator
         yield f"beats the cheapest rent from {figures(even.runs)} runs in {years} on ({share})"
     elif even is not None:
         yield f"never beats the cheapest rent in {years}"
+    if offer.rent_always_less:
+        yield "its electricity alone costs more than the cheapest rent"
 
 
 def apart(part: ModelPart) -> list[str]:

@@ -30,6 +30,7 @@ from bench.report.plots import model_plots
 from bench.report.plots.telemetry import plots as telemetry_plots
 from bench.report.svg import Plot, inline
 
+WIDE = 760  # pixels, past which a plot has the whole row
 # Nothing is fetched and nothing sent, whatever a bundle's texts may hold.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
@@ -155,7 +156,8 @@ def _side(align: str) -> str:
 
 
 def _figure(plot: Plot) -> str:
-    return f"<figure><figcaption>{escape(plot.title)}</figcaption>{inline(plot)}</figure>"
+    wide = ' class="wide"' if plot.width > WIDE else ""
+    return f"<figure{wide}><figcaption>{escape(plot.title)}</figcaption>{inline(plot)}</figure>"
 
 
 def _table(part: ModelPart) -> str:

@@ -37,6 +37,7 @@ class Offer:
     on_frontier: bool
     break_even: BreakEven | None  # to buy: against the cheapest rented run of this model
     marks: tuple[str, ...]  # what the recommendation says of it
+    rent_always_less: bool = False  # than this machine's electricity alone
     unmetered: bool = False  # electricity has a price, but what this machine draws was not measured
 
 
@@ -102,6 +103,7 @@ def _offer(
         "as fast within the interval, for less": answer.as_fast_for_less,
         "cheapest by the deadline": answer.cheapest_by_deadline,
     }
+    even = break_even(option, rent, book.life_days) if option.kind == "buy" and rent else None
     return Offer(
         kind=option.kind,
         price=priced.amount,
@@ -110,7 +112,8 @@ def _offer(
         quotes=tuple(f"{s}, {d}" for s, d in zip(priced.sources, priced.dates, strict=True)),
         in_budget=None if wish.budget is None else option.spend(wish.runs) <= wish.budget,
         on_frontier=id(option) in fronts,
-        break_even=break_even(option, rent, book.life_days) if option.kind == "buy" and rent else None,
+        break_even=even,
         marks=tuple(words for words, chosen in marks.items() if chosen is option),
+        rent_always_less=option.kind == "buy" and rent is not None and even is None,
         unmetered=option.kind == "buy" and book.electricity is not None and row.kwh is None,
     )

@@ -16,6 +16,7 @@ from bench.errors import printable
 from bench.words import figures
 
 FONT = "system-ui, 'DejaVu Sans', Arial, sans-serif"
+LONGEST = 24  # letters of a name beside a plot
 SERIES = 8  # classes s0 to s7; then they begin again
 SHAPES = ("circle", "square", "diamond", "triangle", "cross", "plus", "down", "ring")
 
@@ -216,7 +217,8 @@ class Box:
 
 def legend(names: Sequence[str], x: float, y: float, first: int = 0) -> str:
     rows = (
-        mark(x, y + 18 * i, first + i) + text(x + 12, y + 4 + 18 * i, name) for i, name in enumerate(names)
+        mark(x, y + 18 * i, first + i) + text(x + 12, y + 4 + 18 * i, name[:LONGEST])
+        for i, name in enumerate(names)
     )
     return "".join(rows)
 
@@ -226,12 +228,12 @@ def placed(labels: Sequence[tuple[float, float, float, str]], box: Box) -> str:
     taken = [(x - size, y - size, x + size, y + size) for x, y, size, _ in labels]
     found = []
     for x, y, size, words in labels:
-        width, gap = 6.2 * len(words), size + 4
+        width, gap = 6.8 * len(words), size + 4
         sides = (("start", x + gap, y + 4), ("end", x - gap, y + 4), ("middle", x, y - gap))
         for anchor, at_x, at_y in sides:
             left = at_x - {"start": 0.0, "end": width, "middle": width / 2}[anchor]
             area = (left, at_y - 10, left + width, at_y + 2)
-            if area[0] < box.left or area[2] > box.right + 60 or any(_overlap(area, t) for t in taken):
+            if area[0] < box.left or area[2] > box.right + 16 or any(_overlap(area, t) for t in taken):
                 continue
             taken.append(area)
             found.append(text(at_x, at_y, words, anchor=anchor, class_="small"))

@@ -259,6 +259,18 @@ def test_electricity_that_was_not_measured_is_not_free_in_silence(tmp_path: Path
     assert table(found).count("without electricity: what it draws was not measured") == 1
 
 
+def test_a_machine_whose_electricity_costs_more_than_a_rent_says_so(tmp_path: Path) -> None:
+    quote = {"date": "2026-06-01", "source": "contract"}
+    prices = tmp_path / "prices.json"
+    rents = [{"gpu": [H100], "price": 0.001, **quote}]
+    given = {"schema": "bench/prices/v1", "currency": "USD", "electricity": {"price": 0.2, **quote}}
+    prices.write_text(json.dumps({**given, "rents": rents}))
+    found = compared(bundle(tmp_path / "a.tar"), prices=prices)
+    buy, rent = only(found).entries[0].offers
+    assert (buy.break_even, buy.rent_always_less, rent.rent_always_less) == (None, True, False)
+    assert table(found).count("its electricity alone costs more than the cheapest rent") == 1
+
+
 def test_nothing_in_budget_is_said(tmp_path: Path) -> None:
     part = only(compared(*two(tmp_path), budget=10.0, deadline_days=1e-9))
     assert (part.nothing_in_budget, part.nothing_in_time) == (True, True)

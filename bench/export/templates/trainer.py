@@ -111,6 +111,8 @@ def main() -> None:
     given["logging_steps"] = arguments.log_every or given["logging_steps"]
     if "deepspeed" in given:
         given["deepspeed"] = str(HERE / given["deepspeed"])
+    if not torch.cuda.is_available() and (given["bf16"] or given["fp16"]):  # to try it out
+        given["use_cpu"] = True
     (settings,) = HfArgumentParser(TrainingArguments).parse_dict({**given, "disable_tqdm": True})
     if settings.world_size != trial.gpus:
         raise SystemExit(f"this setting was measured on {trial.gpus} devices, here are {settings.world_size}")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import wrap
 
 from bench.report.comparing import Comparison, ModelPart
 from bench.report.rows import Attempt, Row
 from bench.report.svg import Plot, el, text, title
 from bench.words import bytes_text
 
-CELL_W, CELL_H, LEFT, TOP = 92, 22, 290, 56
+CELL_W, CELL_H, LEFT, TOP = 104, 22, 290, 56
+HEAD = 14  # letters of one of a head's two lines
 MOST_COLUMNS = 8
 WORDS = {
     "out-of-memory": "no memory",
@@ -35,18 +37,22 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
         for i, row in enumerate(columns):
             parts.append(_cell(LEFT + CELL_W * i, y, label, row))
     width, height = LEFT + CELL_W * len(columns) + 16, TOP + CELL_H * len(labels) + 16
+    left_out = len(rows) - len(columns)
+    most = f", the first {len(columns)} of {len(rows)} kinds of machine" if left_out else ""
     told = f"{len(labels)} settings on {len(columns)} kinds of machine, with the memory that each took"
     yield Plot(
-        f"{part.model}-feasibility", f"{part.model}: what fits, and in how much memory", told,
+        f"{part.model}-feasibility", f"{part.model}: what fits, and in how much memory{most}", told,
         max(width, 360), height, "".join(parts),
     )  # fmt: skip
 
 
 def _head(i: int, row: Row) -> str:
     x = LEFT + CELL_W * i + CELL_W / 2
-    return text(x, TOP - 24, row.machine.label[:15], anchor="middle", class_="small") + text(
-        x, TOP - 10, _memory(row), anchor="middle", class_="small muted"
-    )
+    lines = wrap(row.machine.label, HEAD)[:2]
+    return "".join(
+        text(x, TOP - 36 + 13 * n, said[:HEAD], anchor="middle", class_="small")
+        for n, said in enumerate(lines)
+    ) + text(x, TOP - 8, _memory(row), anchor="middle", class_="small muted")
 
 
 def _memory(row: Row) -> str:

@@ -11,7 +11,7 @@ from bench.report.plots.scatter import Point, key, scatter
 from bench.report.svg import Box, Plot
 from bench.words import interval_text, money_text
 
-WIDTH, HEIGHT = 640, 360
+WIDTH, HEIGHT = 700, 360
 BOX = Box(64, 36, 470, 300)
 
 
@@ -53,4 +53,4 @@ def _point(entry: Entry, offer: Offer, x: float, money: Callable[[float], str]) 
     days = row.best.days
     words = f"{row.machine.label}, {offer.kind}: {interval_text(days)} days, {money(x)}"
     series = f"{offer.kind} {row.machine.name.removeprefix('NVIDIA ')}"
-    return Point(x, days.value, series[:24], row.machine.label, words, half_width=days.half_width)
+    return Point(x, days.value, series, row.machine.label, words, half_width=days.half_width)

@@ -10,7 +10,7 @@ from bench.report.rows import Row
 from bench.report.svg import Box, Linear, Plot, Ticked, axes, mark, polyline
 from bench.words import figures
 
-WIDTH, HEIGHT = 640, 340
+WIDTH, HEIGHT = 700, 340
 BOX = Box(72, 36, 470, 280)
 
 

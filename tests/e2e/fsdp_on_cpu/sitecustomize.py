@@ -1,0 +1,36 @@
+"""accelerate has FSDP on GPUs alone. With this folder on PYTHONPATH it takes processes on the CPU for some.
+
+All that follows is accelerate's own: its plugin, its preparation of a sharded model, its clipping.
+"""
+
+import importlib.util
+import sys
+from importlib.abc import MetaPathFinder
+
+
+class State(MetaPathFinder):
+    """Changes accelerate.state once it is imported, for whoever imports it."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "accelerate.state":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+
+        def exec_module(module):
+            run(module)
+            begin = module.PartialState.__init__
+
+            def start(self, *given, **more):
+                begin(self, *given, **more)
+                if self.distributed_type == module.DistributedType.MULTI_CPU:
+                    self.distributed_type = module.DistributedType.MULTI_GPU
+
+            module.PartialState.__init__ = start
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, State())
