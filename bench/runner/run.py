@@ -68,14 +68,14 @@ def execute(
             f"nothing in this manifest can run here: {reasons}", advice="bench plan shows all"
         )
     folder = _choose_folder(out, manifest, node, resume, sealer.run_id)
-    with Journal(folder) as journal, _interruptible():
+    with Journal(folder) as journal, interruptible():
         run = Run(manifest, node, plan, journal, folder)
         if not journal.events:
             run.record(_header(run))
         sealer.begin(folder, progress.say)
         stopped = measure(run, progress, budget_seconds or manifest.budget_seconds, nodes)
         seal = _seal(sealer, folder, progress, stopped)
-        with _uninterruptible():
+        with uninterruptible():
             return _finish(run, seal, stopped)
 
 
@@ -93,7 +93,7 @@ def follow(manifest: Manifest, nodes: Nodes, progress: Progress, *, on_cpu: bool
     _, plan = _plan(manifest, on_cpu, nodes)
     device, gpus = plan.target.device, plan.target.gpus
     number, missed = 0, 0
-    with tempfile.TemporaryDirectory(prefix="bench-follow-") as name, _interruptible():
+    with tempfile.TemporaryDirectory(prefix="bench-follow-") as name, interruptible():
         log = Path(name) / "log.txt"
         with Supervisor(preload(plan), lambda _: None, log, nodes=nodes) as supervisor:
             while (kind := supervisor.follow(number + missed % NUMBERS, device, gpus, log)) != LAST["kind"]:
@@ -242,7 +242,7 @@ def _predicate(run: Run, results: Results, seal: Seal) -> Predicate:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """A polite kill or a lost terminal ends the run as Ctrl-C does."""
 
     def interrupt(_number: int, _frame: object) -> None:
@@ -257,7 +257,7 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def _uninterruptible() -> Iterator[None]:
+def uninterruptible() -> Iterator[None]:
     """While the bundle is written, which takes a moment."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
