@@ -76,6 +76,8 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         raise BadInput(str(error), where=where) from None
     if _depth(document) > MAX_DEPTH:
         raise BadInput(f"nested more than {MAX_DEPTH} levels deep", where=where)
+    if isinstance(document, dict) and document.get("schema") == "bench/node-check/v1":
+        raise BadInput("is a node check, without models", where=where, advice=f"bench check {where}")
     mistakes = list(schema_mistakes(document, "manifest-v1"))
     models: list[Model] = []
     if isinstance(document, dict):

@@ -109,6 +109,7 @@ class Check:
     least_gpus: int = 0
     limit_seconds: float = 60.0  # and twice its soak, where it soaks
     soaks: bool = False
+    collective: bool = False  # on the GPUs, and so through NCCL; starting that takes its time
     about_gpus: bool = False  # a CPU cannot be asked, though something is measured
     needs: tuple[str, ...] = ()  # packages
     environment: Mapping[str, str] = field(default_factory=dict)  # of the worker, before it starts

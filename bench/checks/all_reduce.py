@@ -124,6 +124,7 @@ CHECK = Check(
     judge,
     measure,
     workers="team",
+    collective=True,
     least_gpus=2,
     limit_seconds=180,
     needs=("torch",),

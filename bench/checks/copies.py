@@ -13,6 +13,7 @@ from bench.checks import Check, Effort, Rig
 from bench.codec import to_json
 
 COPIED_BYTES, TINY_BYTES = 512 << 20, 1 << 20
+LEAST_SECONDS = 0.4
 RULES = Rules(
     # A GPU behind the other socket has a longer way.
     peers_warn=10, peers_fail=25, history_warn=8,
@@ -32,12 +33,13 @@ def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
         "device-to-host": lambda: here.copy_(there, non_blocking=True),
     }
     mine = []
+    seconds = max(LEAST_SECONDS, effort.seconds / rig.size)  # one after the other: eight take eight times
     for turn in range(rig.size):
         rig.wait()
         if turn == rig.rank:
             rig.say(f"GPU {rig.gpu} alone")
             for name, call in ways.items():
-                timed = rig.timed(call, float(size), wait=False)
+                timed = rig.timed(call, float(size), wait=False, seconds=seconds, warm_seconds=0.1)
                 mine.append(Figure(name, rig.gpu, "B/s", timed.work, timed.samples))
     if rig.size > 1 and effort.level != "quick":
         rig.say("all at once")

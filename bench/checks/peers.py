@@ -18,7 +18,7 @@ RULES = Rules(
     peers_warn=8, peers_fail=20, history_warn=8,
     advice="look at the NVLink states and error counters of both GPUs (check nvlink), and at the topology",
 )  # fmt: skip
-P2P_READ, P2P_WRITE = 0, 1  # NVML's capabilities
+FIGURES_TIME, LEAST_SECONDS = 8, 0.1
 
 
 def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
@@ -26,6 +26,9 @@ def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
 
     size = TINY_BYTES if effort.tiny else COPIED_BYTES
     figures, direct = [], {}
+    # Eight GPUs have 56 pairs: all together take what some figures may.
+    pairs = rig.size * (rig.size - 1)
+    seconds = max(LEAST_SECONDS, min(effort.seconds, FIGURES_TIME * effort.seconds / pairs))
     for a in range(rig.size):
         source = torch.randint(0, 255, (size,), device=rig.at(a), dtype=torch.uint8)
         for b in range(rig.size):
@@ -38,6 +41,8 @@ def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
                 lambda source=source, target=target: target.copy_(source, non_blocking=True),  # type: ignore[misc]
                 float(size),
                 wait=False,
+                seconds=seconds,
+                warm_seconds=0.0,
             )
             figures.append(Figure(f"peer {one}-{other}", None, "B/s", timed.work, timed.samples, "peer"))
             if rig.kind == "cuda":

@@ -76,4 +76,6 @@ def _rig(job: dict[str, Any], effort: Effort, say: Callable[[str], None]) -> Any
     if job["device"] == "cuda" or members > 1:
         device.choose(members)
     say("joining")
-    return TorchRig(device, team.join(device.kind, members == 1), job["gpus"], effort, say)
+    # What the members tell each other lies on the host; only a collective of the GPUs needs NCCL.
+    joined = team.join(device.kind if job["collective"] else "cpu", members == 1)
+    return TorchRig(device, joined, job["gpus"], effort, say)

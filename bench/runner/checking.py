@@ -243,6 +243,7 @@ class Work:
             "gpus": self._places(),
             "effort": to_json(effort),
             "torch": "torch" in check.needs,
+            "collective": check.collective,
             "environment": environment,
             "device": self.asked.device if check.workers != "host" else "cpu",
         }
