@@ -12,7 +12,7 @@ from bench.acceptance.finding import VERDICTS, Finding, Verdict, quantity, tally
 from bench.acceptance.results import CheckResults
 
 WORDS: dict[Verdict, str] = {"pass": "pass", "warn": "WARN", "fail": "FAIL", "not-run": "NOT-RUN"}
-LAGS = 1.0  # percent under the median, from which a GPU is named
+MOST_FIGURES = 6  # that a row has room for
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,27 +84,54 @@ def _said(finding: Finding, findings: Sequence[Finding]) -> str:
     if finding.verdict != "pass" or not figures:
         return f"{finding.subject}: {finding.found}"
     parts = []
-    for name in dict.fromkeys(f.figure for f in figures):
+    names = dict.fromkeys(f.figure for f in figures)
+    if len(names) > MOST_FIGURES:
+        return f"{len(names)} figures, {_shown([f.value for f in figures if f.value], figures[0].unit or '')}"
+    for name in names:
         values = [f.value for f in figures if f.figure == name and f.value is not None]
         unit = next(f.unit for f in figures if f.figure == name) or ""
-        shown = quantity(median(values), unit)
-        spread = f" ±{100 * (max(values) - min(values)) / 2 / median(values):.1f}%" if len(values) > 1 else ""
-        parts.append(f"{name} {shown}{spread}")
-    return ", ".join(parts[:8]) + (", ..." if len(parts) > 8 else "")
+        parts.append(f"{name} {_shown(values, unit)}")
+    return ", ".join(parts)
+
+
+def _shown(values: Sequence[float], unit: str) -> str:
+    spread = f" ±{100 * (max(values) - min(values)) / 2 / median(values):.1f}%" if len(values) > 1 else ""
+    return f"{quantity(median(values), unit)}{spread}"
 
 
 def _problems(findings: Sequence[Finding]) -> Iterator[str]:
+    """The gravest first; what is the same on several GPUs once, and each advice once."""
+    advice = ""
     for verdict in ("fail", "not-run", "warn"):
-        found = [f for f in findings if f.verdict == verdict and f.counts]
-        for f in found:
-            alike = [g for g in found if g.found == f.found and verdict == "not-run" and not g.advice]
-            if len(alike) < 2:
-                yield f"{WORDS[f.verdict]:<8} {f.check}: {f.subject}: {f.found}"
-                yield f"         expected {f.expected} ({f.source})"
-                if f.advice:
-                    yield f"         {f.advice}"
-            elif f is alike[0]:  # one reason, told once
-                yield f"{WORDS[f.verdict]:<8} {', '.join(dict.fromkeys(g.check for g in alike))}: {f.found}"
+        groups: dict[tuple[str, ...], list[Finding]] = {}
+        for f in findings:
+            if f.verdict == verdict and f.counts:
+                silent = verdict == "not-run" and not f.advice  # one reason for several checks
+                key = (f.found, "", "", "") if silent else (f.check, _rest(f), f.found, f.expected)
+                groups.setdefault(key, []).append(f)
+        for group in groups.values():
+            f = group[0]
+            if len({g.check for g in group}) > 1:
+                yield f"{WORDS[f.verdict]:<8} {', '.join(dict.fromkeys(g.check for g in group))}: {f.found}"
+                continue
+            if advice and (f.advice != advice):
+                yield f"         {advice}"
+            advice = f.advice
+            yield f"{WORDS[f.verdict]:<8} {f.check}: {_subjects(group)}: {f.found}"
+            yield f"         expected {f.expected} ({f.source})"
+    if advice:
+        yield f"         {advice}"
+
+
+def _rest(finding: Finding) -> str:
+    """Of "GPU 3 persistence", what does not name the GPU."""
+    return finding.subject.removeprefix(f"GPU {finding.gpu}")
+
+
+def _subjects(group: Sequence[Finding]) -> str:
+    if len(group) == 1 or group[0].gpu is None:
+        return group[0].subject
+    return f"GPUs {', '.join(str(f.gpu) for f in group)}{_rest(group[0])}"
 
 
 def not_possible(findings: Sequence[Finding]) -> list[str]:
