@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 
 from bench import __version__
 from bench.acceptance.evidence import Evidence, GpuSample
-from bench.acceptance.finding import Finding, quantity
+from bench.acceptance.finding import VERDICTS, Finding, quantity
 from bench.acceptance.results import CheckResults
 from bench.errors import EnvironmentCannot
 from bench.report.checks import WORDS, by_check, node_text, not_possible, stragglers, verdict_line, verdict_of
@@ -19,7 +19,10 @@ from bench.report.svg import Box, Linear, Plot, Ticked, axes, inline, polyline, 
 PANES = (("power_watts", "power, W"), ("sm_mhz", "clock, MHz"), ("celsius", "temperature, °C"))
 POINTS = 300
 TONES = {"pass": "good", "fail": "bad", "warn": "warned", "not-run": "warned"}
-STYLE = "td.good{background:var(--good)}td.bad{background:var(--bad)}td.warned{background:var(--warn)}"
+STYLE = (
+    "td.good{background:var(--good)}td.bad{background:var(--bad)}"
+    "td.warned{background:var(--warn)}td.long{min-width:9rem}"
+)
 
 
 def write_check_html(path: Path, results: CheckResults, evidence: Evidence) -> None:
@@ -60,17 +63,15 @@ def _body(results: CheckResults, evidence: Evidence) -> str:
         f"run {escape(results.run.id)}; "
         f"bench {escape(results.bench_version)}</p>",
     ]
-    for check, findings in by_check(results.findings).items():
-        rows = "".join(map(_row, findings))
-        opened = " open" if any(f.verdict != "pass" and f.counts for f in findings) else ""
-        blocks.append(
-            f"<details{opened}><summary>{escape(check)}: {verdict_of(findings)}</summary>"
-            '<div class="scroll" tabindex="0"><table><thead><tr><th class="t">verdict</th>'
-            '<th class="t">what</th>'
-            '<th class="t">found</th><th class="t">expected</th><th class="t">by whose word</th>'
-            f'<th class="t">what to do</th></tr></thead><tbody>{rows}</tbody></table></div></details>'
-        )
+    bad = [f for f in results.findings if f.verdict != "pass" and f.counts]
+    if bad:
+        blocks.append(f"<h2>What is not as it should be</h2>{_table(sorted(bad, key=_gravity))}")
     blocks += _stragglers(results)
+    blocks.append("<h2>Every check</h2>")
+    blocks += [
+        f"<details><summary>{escape(check)}: {verdict_of(found)}</summary>{_table(found)}</details>"
+        for check, found in by_check(results.findings).items()
+    ]
     plots = "".join(
         f"<figure><figcaption>{escape(p.title)}</figcaption>{inline(p)}</figure>"
         for p in _plots(results, evidence)
@@ -81,6 +82,20 @@ def _body(results: CheckResults, evidence: Evidence) -> str:
         items = "".join(f"<li>{escape(line)}</li>" for line in left)
         blocks.append(f"<h2>Not possible here</h2><ul>{items}</ul>")
     return "\n".join(blocks)
+
+
+def _gravity(finding: Finding) -> int:
+    return VERDICTS.index(finding.verdict)
+
+
+def _table(findings: Sequence[Finding]) -> str:
+    names = ("verdict", "what", "found", "expected", "by whose word", "what to do")
+    heads = "".join(f'<th class="t">{name}</th>' for name in names)
+    rows = "".join(map(_row, findings))
+    return (
+        f'<div class="scroll" tabindex="0"><table><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
 
 
 def _row(f: Finding) -> str:
