@@ -88,6 +88,9 @@ def _show(done: Checked, request: Request) -> int:
     if results.run.stopped:
         print(f"incomplete: {results.run.stopped}", file=sys.stderr)
         return 5
+    if request.challenge is not None and done.seal.certificate is None:
+        print("no certificate came: the bundle's level is self", file=sys.stderr)
+        return 5
     return EXITS[results.verdict]
 
 

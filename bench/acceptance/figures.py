@@ -19,7 +19,6 @@ class Rules:
     peers_fail: float
     history_warn: float
     advice: str
-    needs_reference: bool = True  # a note is due where the profile has no such figure
 
 
 def judge_figures(

@@ -13,15 +13,14 @@ from bench.summary import recompute
 from bench.verify import verify_bundle
 
 KEPT = 10  # of a GPU's checks, the newest
+READ = 32  # bundles that are looked at, the newest: of several nodes, perhaps
 ALSO = ("matmul", "memory", "copies")
 
 
 def read(paths: Iterable[Path]) -> tuple[Mapping[str, Past], tuple[str, ...]]:
     """By GPU UUID; and the bundles that were left out, with the reason."""
     judged, refused = [], []
-    for path in sorted(
-        path for place in paths for path in (place.glob("*.tar") if place.is_dir() else [place])
-    ):
+    for path in _newest(paths):
         try:
             found = verify_bundle(path, recompute).recomputed.get("check")
         except BenchError as error:
@@ -30,6 +29,12 @@ def read(paths: Iterable[Path]) -> tuple[Mapping[str, Past], tuple[str, ...]]:
         if isinstance(found, Judged) and not found.results.simulated:
             judged.append(found)
     return past_of(judged), tuple(refused)
+
+
+def _newest(places: Iterable[Path]) -> list[Path]:
+    """Who checks every half hour has thousands: the last ones are enough."""
+    found = [path for place in places for path in (place.glob("*.tar") if place.is_dir() else [place])]
+    return sorted(found, key=lambda path: path.stat().st_mtime if path.exists() else 0.0)[-READ:]
 
 
 def past_of(checks: Iterable[Judged]) -> Mapping[str, Past]:

@@ -37,7 +37,6 @@ class Profile:
     nvlinks: int | None = None  # None: it has none, or it depends on the bridge
     ecc: bool = True
     power_watts: int | None = None  # the card's own limit
-    slowdown_celsius: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ def _other_bits(mine: Mapping[str, Any], gpus: list[Mapping[str, Any]], evidence
     found = []
     for name, digest in mine["digests"].items():
         votes = Counter(other["digests"].get(name) for other in alike)
-        if votes[digest] < len(alike) and votes[digest] <= max(votes.values()) and digest != _winner(votes):
+        if votes[digest] < len(alike) and digest != _winner(votes):
             found.append(name)
     return found
 

@@ -15,9 +15,9 @@ from bench.acceptance.standards import Expect, Standards, profile_of
 from bench.codec import pretty_json, to_json
 from bench.pack import pack
 from bench.runner import nvml, probe, telemetry
+from bench.runner.run import predicate
 from bench.runner.seal import Seal
 from bench.sbom import PLACE as SBOM
-from bench.statement import Predicate, utc
 from bench.summary import RunFacts
 
 if TYPE_CHECKING:
@@ -41,13 +41,8 @@ def finish(
         run=RunFacts(folder.name, started, time.time(), stopped is None, stopped),
     )  # fmt: skip
     bundle = folder.with_suffix(".tar")
-    pack(
-        bundle,
-        _files(asked, folder, results, evidence, course),
-        _predicate(asked, results, seal),
-        seal.key,
-        seal.certificate,
-    )
+    signed = predicate(results.run, node, asked.manifest.digest, seal)
+    pack(bundle, _files(asked, folder, results, evidence, course), signed, seal.key, seal.certificate)
     return results, evidence, bundle
 
 
@@ -73,21 +68,3 @@ def _files(
     for log in sorted((folder / "logs").glob("*.txt")):
         files[f"logs/{log.name}"] = log.read_bytes()
     return files
-
-
-def _predicate(asked: Asked, results: CheckResults, seal: Seal) -> Predicate:
-    return Predicate(
-        run_id=results.run.id,
-        manifest_sha256=asked.manifest.digest.removeprefix("sha256:"),
-        node={
-            "gpus": [gpu.uuid for gpu in results.node.gpus],
-            "driver": results.node.driver,
-            "cpu": results.node.cpu,
-            "image": results.node.image.config if results.node.image else None,
-        },
-        started_at=utc(results.run.started_at),
-        ended_at=utc(results.run.ended_at),
-        complete=results.run.complete,
-        level="operator" if seal.certificate else "self",
-        nonce=seal.nonce,
-    )

@@ -35,7 +35,7 @@ from bench.runner.state import Run
 from bench.runner.supervise import Supervisor
 from bench.sbom import PLACE as SBOM
 from bench.statement import Predicate, utc
-from bench.summary import Results, samples_bytes
+from bench.summary import Results, RunFacts, samples_bytes
 
 MACHINE_ID = Path("/etc/machine-id")
 PATIENCE = 40  # meetings in a row that come to nothing before a node that follows gives up
@@ -217,25 +217,26 @@ def _finish(run: Run, seal: Seal, stopped: str | None) -> Finished:
     for log in sorted((run.folder / "logs").glob("*.txt")):
         files[f"logs/{log.name}"] = log.read_bytes()
     bundle = run.folder.with_suffix(".tar")
-    pack(bundle, files, _predicate(run, results, seal), seal.key, seal.certificate)
+    signed = predicate(results.run, run.node, run.manifest.digest, seal)
+    pack(bundle, files, signed, seal.key, seal.certificate)
     if stopped is None:
         run.record({"event": "end", "bundle": bundle.name})
     return Finished(results, bundle, seal)
 
 
-def _predicate(run: Run, results: Results, seal: Seal) -> Predicate:
+def predicate(run: RunFacts, node: NodeFacts, manifest_digest: str, seal: Seal) -> Predicate:
     return Predicate(
         run_id=run.id,
-        manifest_sha256=run.manifest.digest.removeprefix("sha256:"),
+        manifest_sha256=manifest_digest.removeprefix("sha256:"),
         node={
-            "gpus": [gpu.uuid for gpu in run.node.gpus],
-            "driver": run.node.driver,
-            "cpu": run.node.cpu,
-            "image": run.node.image.config if run.node.image else None,
+            "gpus": [gpu.uuid for gpu in node.gpus],
+            "driver": node.driver,
+            "cpu": node.cpu,
+            "image": node.image.config if node.image else None,
         },
-        started_at=utc(results.run.started_at),
-        ended_at=utc(results.run.ended_at),
-        complete=results.run.complete,
+        started_at=utc(run.started_at),
+        ended_at=utc(run.ended_at),
+        complete=run.complete,
         level="operator" if seal.certificate else "self",
         nonce=seal.nonce,
     )

@@ -12,11 +12,11 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, BinaryIO
 
 from bench.codec import canonical_json
+from bench.runner import telemetry
 from bench.runner.nvml import load
 from bench.runner.processes import die_with_parent
 
@@ -76,20 +76,12 @@ class Watch:
         nvml = self._nvml
         if handle is None:
             return {"lost": "it has no handle"}
-        questions: dict[str, Callable[[], Any]] = {
-            "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-            "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-            "power_watts": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-            "energy_joules": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
-            "celsius": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-            "throttle_reasons": lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
-            "used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
-            "busy_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+        asked = telemetry.questions(nvml, handle) | {
             "pcie_generation": lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle),
             "pcie_width": lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
         }
         found: dict[str, Any] = {}
-        for name, ask in questions.items():
+        for name, ask in asked.items():
             try:
                 found[name] = ask()
             except nvml.NVMLError as error:
