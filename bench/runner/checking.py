@@ -79,6 +79,7 @@ def check_node(asked: Asked, sealer: Sealer, talk: Talk) -> Checked:
         raise BadInput("this run was begun before", where=str(folder)) from None
     (folder / "logs").mkdir()
     (folder / telemetry.FILE_NAME).touch()
+    nvml.begin()
     started = time.time()
     with interruptible():
         sealer.begin(folder, talk.say)

@@ -49,6 +49,12 @@ def is_fake() -> bool:
     return FAKE in os.environ
 
 
+def begin() -> None:
+    """A machine that is not there begins anew with every check: what goes wrong with it goes by its turns."""
+    if path := os.environ.get(FAKE):
+        Path(path).with_suffix(".inits").unlink(missing_ok=True)
+
+
 def read_inventory(say: Callable[[str], None]) -> dict[str, Any]:
     nvml = load()
     say("starting NVML")

@@ -42,15 +42,15 @@ print("  ", results["verdict"], {v: sum(f["verdict"] == v for f in results["find
 for f in results["findings"]:
     if f["verdict"] != "pass":
         print("  ", f["verdict"] if f["counts"] else "not possible", "|", f["check"], "|", f["subject"], "|", f["found"][:160], "|", f["expected"][:100])
+sys.exit(results["verdict"] != "pass")
 PY
 }
 
 mkdir -p "$out/none"
 for run in 1 2 3; do
     check "run$run" "$out/node-check.json"
-    show "run$run"
+    show "run$run" || bad=1 # a warning is a false one here
     tail -3 "$out/run$run.err"
-    [ "$(cat "$out/run$run.rc")" = 0 ] || bad=1
 done
 python3 -m bench verify "$out"/run*/*.tar || bad=1
 

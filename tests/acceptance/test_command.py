@@ -29,7 +29,6 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def machine(monkeypatch: pytest.MonkeyPatch, **scenario: Any) -> None:
     Path("machine.json").write_text(json.dumps({"count": 4, **scenario}))
-    Path("machine.inits").unlink(missing_ok=True)
     monkeypatch.setenv("BENCH_FAKE_NVML", str(Path("machine.json").absolute()))
 
 
