@@ -35,6 +35,7 @@ LOOK_SECONDS = 30.0  # for NVML to answer; a healthy driver takes one
 WATCH_SECONDS = 1.0
 WATCH_PATIENCE_SECONDS = 10.0
 LOG_BYTES = 100_000
+SOAK_START_SECONDS = 20.0  # for its processes to begin and to end
 LEAST_SECONDS = 5.0  # left, or a check is not begun
 
 
@@ -231,9 +232,13 @@ class Work:
 
     def _job(self, check: Check, count: int) -> dict[str, Any]:
         pains, tiny = self.pains, self.asked.device == "cpu"
+        # Many GPUs take longer over the other checks: the soak has what is left of the level's time.
+        soak = max(
+            LEAST_SECONDS, min(pains.soak_seconds, self._deadline - time.monotonic() - SOAK_START_SECONDS)
+        )
         effort = Effort(
             self.asked.level, 0.05 if tiny else pains.warm_seconds, 0.2 if tiny else pains.seconds,
-            min(pains.soak_seconds, 2.0) if tiny else pains.soak_seconds,
+            min(soak, 2.0) if tiny else soak,
             str(self.asked.scratch or self.folder), tiny,
         )  # fmt: skip
         environment = {k: v.format(logs=self.folder / "logs") for k, v in check.environment.items()}
