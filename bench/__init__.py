@@ -22,6 +22,13 @@ estimate     what follows from a measurement: days, utilisation, intervals
 proof        a piece of real training that an estimate is held against
 ceiling      the best rate this machine reached on the bare operation
 check        one question about the node's health, with a verdict
+verdict      pass, warn, fail or not-run; what was not run is never a pass
+finding      one answer of a check: verdict, number, expectation, its source, what to do
+reading      what one check measured, or what NVML said: from which findings follow, again and again
+profile      what one kind of GPU in one form reaches, each figure with its source and tolerance
+soak         full load for long, watched
+fleet        the checks of many nodes, held against each other
+lemon        a GPU that was bad in more than one check, wherever it was
 journal      the append-only file of a run, a line an event
 run          one execution of a manifest on one machine
 image        the software of a run, locked: named by the digest of its configuration

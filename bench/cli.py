@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import __version__
+from bench.acceptance.cli import add_check
 from bench.arguments import Commands, duration
 from bench.control import cli as control
 from bench.errors import BadInput, BenchError
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", prog="bench")
     _add_run(commands)
     _add_plan(commands)
+    add_check(commands.add_parser("check", help="is this node good? in minutes", allow_abbrev=False))
     report.add_commands(commands)
     control.add_operator(commands)
     control.add_keys(commands)

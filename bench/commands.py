@@ -75,7 +75,7 @@ def sealer(manifest: Manifest, key: Path | None, challenge: Path | None) -> Seal
     from bench.runner.seal import CertifiedKey, OwnKey, read_challenge
 
     if challenge is not None:
-        return CertifiedKey(read_challenge(challenge), manifest)
+        return CertifiedKey(read_challenge(challenge), manifest.digest)
     signer = load_or_make_key(key)
     if signer.made:
         print(f"made a key to sign with: {signer.path}", file=sys.stderr)

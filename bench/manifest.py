@@ -76,7 +76,9 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         raise BadInput(str(error), where=where) from None
     if _depth(document) > MAX_DEPTH:
         raise BadInput(f"nested more than {MAX_DEPTH} levels deep", where=where)
-    mistakes = list(_schema_mistakes(document))
+    if isinstance(document, dict) and document.get("schema") == "bench/node-check/v1":
+        raise BadInput("is a node check, without models", where=where, advice=f"bench check {where}")
+    mistakes = list(schema_mistakes(document, "manifest-v1"))
     models: list[Model] = []
     if isinstance(document, dict):
         models, more = _resolve_models(document.get("models"))
@@ -129,10 +131,11 @@ def _methods(value: Any) -> Methods:
 # Mistakes, in words
 
 
-def _schema_mistakes(document: Any) -> Iterator[Mistake]:
+def schema_mistakes(document: Any, name: str) -> Iterator[Mistake]:
+    """Against one of bench/data/schema, in words."""
     from jsonschema import Draft202012Validator  # slow to import, and only needed here
 
-    schema = read_data("schema/manifest-v1.json")
+    schema = read_data(f"schema/{name}.json")
     for error in sorted(
         Draft202012Validator(schema).iter_errors(document), key=lambda e: list(map(str, e.path))
     ):

@@ -158,13 +158,17 @@ def recompute(files: Files) -> Mapping[str, Any]:
     """
     try:
         document = strict_loads(files.read("results.json"))
+        if isinstance(document, dict) and document.get("schema") == "bench/check-results/v1":
+            from bench.acceptance.results import recompute as judge_again  # brings every check
+
+            return judge_again(files)
         _check_schema(document)
         results = from_json(Results, document)
     except DecodeError as error:
         raise VerificationFailed(f"does not have its form: {error}", where="results.json") from None
     if results.manifest_digest != "sha256:" + files.sha256["manifest.json"]:
         raise VerificationFailed("the results are of another manifest")
-    _check_image(files.read("manifest.json"), results.node.image)
+    check_image(files.read("manifest.json"), results.node.image)
     try:
         return _recompute(results, files)
     except (ArithmeticError, ValueError) as error:  # a step of no time at all, a clock in the year 10^300
@@ -199,7 +203,7 @@ def _recompute(results: Results, files: Files) -> Mapping[str, Any]:
     }
 
 
-def _check_image(manifest: bytes, image: Image | None) -> None:
+def check_image(manifest: bytes, image: Image | None) -> None:
     """A manifest that names its image has no results from anywhere else."""
     try:
         document = strict_loads(manifest)

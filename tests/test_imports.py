@@ -16,7 +16,7 @@ HEAVY = {"torch", "transformers", "deepspeed", "mamba_ssm", "timm"}
 TEMPLATES = ("export", "templates")  # copied out, never imported here
 IN_WORKER = {
     "worker", "member", "trial", "team", "loop", "saving", "fsdp", "halved", "zero", "data", "device",
-    "ceilings",
+    "ceilings", "rig",
 }  # fmt: skip
 
 READERS = {"bundle", "pack", "ssh", "sshsig", "dsse", "statement", "handshake", "krl", "trust", "verify",

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from bench.acceptance import manifest as node_check
 from bench.bundle import open_regular
 from bench.control import keyring, operator
 from bench.control.ledger import Ledger
@@ -16,7 +17,7 @@ from bench.errors import BadInput, EnvironmentCannot, VerificationFailed
 from bench.handshake import write
 from bench.keys import default_key_path, public_half
 from bench.krl import Revoked
-from bench.manifest import load_manifest
+from bench.manifest import load_manifest, read_bounded
 from bench.places import ALLOWED_SIGNERS, LEDGER, REVOKED, config_path, state_path
 from bench.statement import utc
 from bench.words import seconds_text
@@ -25,7 +26,8 @@ MAX_REQUEST_BYTES = 16 * 2**10
 
 
 def challenge(manifest: Path, out: Path | None, run_id: str | None, ledger: Path | None) -> int:
-    loaded = load_manifest(manifest)
+    checks = node_check.is_check(read_bounded(manifest))
+    loaded = node_check.load(manifest) if checks else load_manifest(manifest)
     if out and out.exists():
         raise BadInput("exists; nothing is overwritten", where=str(out))
     with _ledger(ledger) as opened:
@@ -33,7 +35,8 @@ def challenge(manifest: Path, out: Path | None, run_id: str | None, ledger: Path
     path = out or Path(f"challenge-{asked.run_id}.json")
     _write(path, write(asked))
     print(path)
-    print(f"run {asked.run_id}: on the node, bench run {manifest} --challenge {path}", file=sys.stderr)
+    command = "check" if checks else "run"
+    print(f"run {asked.run_id}: on the node, bench {command} {manifest} --challenge {path}", file=sys.stderr)
     return 0
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from bench.acceptance.results import Judged
 from bench.codec import pretty_json, to_json
 from bench.errors import BadInput, BenchError, printable
 from bench.places import ALLOWED_SIGNERS, REVOKED, config_path
@@ -39,9 +40,22 @@ def verify(paths: list[Path], lists: Lists, as_json: bool) -> int:
         if isinstance(verdict, BenchError):
             print(verdict, file=sys.stderr)
         elif not as_json:
-            image = image_text(results_of(verdict).node.image)
-            print(printable("\n".join([f"{path}", *verdict.to_lines(), f"image      {image}"])))
+            print(printable("\n".join([f"{path}", *verdict.to_lines(), *_about(verdict)])))
     return _exit_code(checked)
+
+
+def _about(verdict: Verdict) -> Iterator[str]:
+    """What was run, and what its figures say."""
+    check = verdict.recomputed.get("check")
+    if not isinstance(check, Judged):
+        yield f"image      {image_text(results_of(verdict).node.image)}"
+        return
+    yield f"image      {image_text(check.results.node.image)}"
+    simulated = ", SIMULATED: of no real node" if check.results.simulated else ""
+    readings = f"judged again from {len(check.evidence.readings)} readings"
+    yield f"check      {check.results.verdict}, {readings}{simulated}"
+    if not check.shipped_profile:
+        yield "           against another profile of its GPUs than this bench has"
 
 
 def section(path: Path, verdict: Verdict) -> str:
@@ -56,8 +70,9 @@ def section(path: Path, verdict: Verdict) -> str:
 
 
 def results_of(verdict: Verdict) -> Results:
-    results = verdict.recomputed["results"]
-    assert isinstance(results, Results)
+    results = verdict.recomputed.get("results")
+    if not isinstance(results, Results):
+        raise BadInput("is a node check, without models", where=verdict.path, advice="bench compare shows it")
     return results
 
 
@@ -141,7 +156,9 @@ def _bundles(paths: Iterable[Path]) -> Iterator[Path]:
 def _verdict_json(path: Path, verdict: Verdict | BenchError) -> object:
     if isinstance(verdict, BenchError):
         return {"path": str(path), "valid": False, "reason": verdict.message, "exit_code": verdict.exit_code}
-    counted = {name: value for name, value in verdict.recomputed.items() if name != "results"}
+    counted = {name: value for name, value in verdict.recomputed.items() if name not in ("results", "check")}
+    if isinstance(check := verdict.recomputed.get("check"), Judged):
+        counted |= {"check_verdict": check.results.verdict, "shipped_profile": check.shipped_profile}
     return {"valid": True} | to_json(replace(verdict, recomputed=counted))
 
 

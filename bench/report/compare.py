@@ -8,7 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from bench.acceptance.finding import EXITS
+from bench.acceptance.fleet import Fleet, Seen, compare_fleet, seen_of
+from bench.acceptance.results import Judged
 from bench.catalogue import GpuModel, find_gpu_model, gpu_models
+from bench.codec import pretty_json, to_json
 from bench.decide import Wish
 from bench.errors import BadInput, BenchError, printable
 from bench.prices import load_prices
@@ -16,6 +20,7 @@ from bench.report.bundles import Lists, look_at_all
 from bench.report.comparing import Comparison, Refused, compare_rows
 from bench.report.offers import Terms
 from bench.report.rows import Row, gather, rows_of
+from bench.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,16 @@ class Request:
 
 
 def compare(request: Request) -> int:
-    comparison = collect(request)
+    comparison, fleet = gather_all(request)
+    if fleet is not None and not comparison.parts:
+        code = _show_fleet(fleet, request)
+        for refused in comparison.refused:
+            print(refused.reason, file=sys.stderr)
+        return max([code, *(refused.exit_code for refused in comparison.refused)])
+    if fleet is not None:
+        raise BadInput(
+            "some are node checks and some are not", advice="compare them apart: bench compare checks/"
+        )
     from bench.report.formats import FORMATS  # tabulate is slow to import
 
     sys.stdout.write(printable(FORMATS[request.format](comparison).rstrip("\n")) + "\n")
@@ -66,19 +80,51 @@ def _write_files(comparison: Comparison, request: Request) -> None:
 
 
 def collect(request: Request) -> Comparison:
+    return gather_all(request)[0]
+
+
+def gather_all(request: Request) -> tuple[Comparison, Fleet | None]:
+    """What was measured, ranked; and what was checked, as a fleet."""
     terms = _terms(request)
     with_telemetry = request.html is not None or request.plots is not None
     rows: list[Row] = []
+    checks: list[Seen] = []
     refused: list[Refused] = []
     bundles = 0
-    found = look_at_all(request.bundles, request.lists, partial(gather, with_telemetry), rows_of)
+    found = look_at_all(request.bundles, request.lists, partial(gather, with_telemetry), _look)
     for path, seen in found:
         bundles += 1
         if isinstance(seen, BenchError):
             refused.append(Refused(str(path), str(seen), seen.exit_code))
+        elif isinstance(seen, Seen):
+            checks.append(seen)
         else:
             rows += seen
-    return compare_rows(rows, refused, terms, bundles)
+    comparison = compare_rows(rows, refused, terms, bundles - len(checks))
+    return comparison, compare_fleet(checks) if checks else None
+
+
+def _look(path: Path, verdict: Verdict) -> tuple[Row, ...] | Seen:
+    check = verdict.recomputed.get("check")
+    return seen_of(path, check) if isinstance(check, Judged) else rows_of(path, verdict)
+
+
+def _show_fleet(fleet: Fleet, request: Request) -> int:
+    from bench.report import fleet as shown
+
+    match request.format:
+        case "json":
+            sys.stdout.write(pretty_json(to_json(fleet)).decode())
+        case "csv":
+            sys.stdout.write(printable(shown.as_csv(fleet)))
+        case "markdown":
+            print(printable(shown.as_markdown(fleet)))
+        case _:
+            print(printable(shown.table(fleet)))
+    if request.html is not None:
+        shown.write_fleet_html(request.html, fleet)
+        print(f"report {request.html}", file=sys.stderr)
+    return EXITS[fleet.verdict]
 
 
 def _terms(request: Request) -> Terms:
@@ -110,5 +156,5 @@ def _print_settings(request: Request) -> None:
     from bench.report.bundles import check_all, section
 
     for path, verdict in check_all(request.bundles, request.lists):
-        if not isinstance(verdict, BenchError):
+        if not isinstance(verdict, BenchError) and "check" not in verdict.recomputed:
             print(printable(f"\n{section(path, verdict)}"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.codec import pretty_json, strict_loads, to_json
-from bench.errors import BenchError, VerificationFailed, printable
+from bench.errors import BadInput, BenchError, VerificationFailed, printable
 from bench.report.bundles import Lists, look_at_all
 from bench.report.power import telemetry_lines
 from bench.report.rows import asked_of
@@ -37,6 +37,8 @@ def read_subject(path: Path, lists: Lists | None) -> Subject:
 
 def _gather(files: Files) -> Mapping[str, Any]:
     found = recompute(files)
+    if "check" in found:
+        raise BadInput("is a node check", advice="bench check MANIFEST does it again; bench compare compares")
     try:
         lines = [strict_loads(line) for line in files.lines("samples.jsonl")]
         measured = {line["trial"]: line["measurement"] for line in lines}

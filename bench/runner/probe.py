@@ -84,7 +84,7 @@ def _gpus() -> tuple[tuple[Gpu, ...], str | None]:
     try:
         count = pynvml.nvmlDeviceGetCount()
         everything = [_gpu(index) for index in range(count)]
-        return _visible(everything), pynvml.nvmlSystemGetDriverVersion()
+        return visible(everything), pynvml.nvmlSystemGetDriverVersion()
     finally:
         pynvml.nvmlShutdown()
 
@@ -103,7 +103,7 @@ def _gpu(index: int) -> Gpu:
     )
 
 
-def _visible(gpus: list[Gpu]) -> tuple[Gpu, ...]:
+def visible(gpus: list[Gpu]) -> tuple[Gpu, ...]:
     """CUDA_VISIBLE_DEVICES as CUDA reads it: indices or UUID prefixes, up to the first bad one."""
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:

@@ -35,7 +35,7 @@ from bench.runner.state import Run
 from bench.runner.supervise import Supervisor
 from bench.sbom import PLACE as SBOM
 from bench.statement import Predicate, utc
-from bench.summary import Results, samples_bytes
+from bench.summary import Results, RunFacts, samples_bytes
 
 MACHINE_ID = Path("/etc/machine-id")
 PATIENCE = 40  # meetings in a row that come to nothing before a node that follows gives up
@@ -68,14 +68,14 @@ def execute(
             f"nothing in this manifest can run here: {reasons}", advice="bench plan shows all"
         )
     folder = _choose_folder(out, manifest, node, resume, sealer.run_id)
-    with Journal(folder) as journal, _interruptible():
+    with Journal(folder) as journal, interruptible():
         run = Run(manifest, node, plan, journal, folder)
         if not journal.events:
             run.record(_header(run))
         sealer.begin(folder, progress.say)
         stopped = measure(run, progress, budget_seconds or manifest.budget_seconds, nodes)
         seal = _seal(sealer, folder, progress, stopped)
-        with _uninterruptible():
+        with uninterruptible():
             return _finish(run, seal, stopped)
 
 
@@ -93,7 +93,7 @@ def follow(manifest: Manifest, nodes: Nodes, progress: Progress, *, on_cpu: bool
     _, plan = _plan(manifest, on_cpu, nodes)
     device, gpus = plan.target.device, plan.target.gpus
     number, missed = 0, 0
-    with tempfile.TemporaryDirectory(prefix="bench-follow-") as name, _interruptible():
+    with tempfile.TemporaryDirectory(prefix="bench-follow-") as name, interruptible():
         log = Path(name) / "log.txt"
         with Supervisor(preload(plan), lambda _: None, log, nodes=nodes) as supervisor:
             while (kind := supervisor.follow(number + missed % NUMBERS, device, gpus, log)) != LAST["kind"]:
@@ -217,32 +217,33 @@ def _finish(run: Run, seal: Seal, stopped: str | None) -> Finished:
     for log in sorted((run.folder / "logs").glob("*.txt")):
         files[f"logs/{log.name}"] = log.read_bytes()
     bundle = run.folder.with_suffix(".tar")
-    pack(bundle, files, _predicate(run, results, seal), seal.key, seal.certificate)
+    signed = predicate(results.run, run.node, run.manifest.digest, seal)
+    pack(bundle, files, signed, seal.key, seal.certificate)
     if stopped is None:
         run.record({"event": "end", "bundle": bundle.name})
     return Finished(results, bundle, seal)
 
 
-def _predicate(run: Run, results: Results, seal: Seal) -> Predicate:
+def predicate(run: RunFacts, node: NodeFacts, manifest_digest: str, seal: Seal) -> Predicate:
     return Predicate(
         run_id=run.id,
-        manifest_sha256=run.manifest.digest.removeprefix("sha256:"),
+        manifest_sha256=manifest_digest.removeprefix("sha256:"),
         node={
-            "gpus": [gpu.uuid for gpu in run.node.gpus],
-            "driver": run.node.driver,
-            "cpu": run.node.cpu,
-            "image": run.node.image.config if run.node.image else None,
+            "gpus": [gpu.uuid for gpu in node.gpus],
+            "driver": node.driver,
+            "cpu": node.cpu,
+            "image": node.image.config if node.image else None,
         },
-        started_at=utc(results.run.started_at),
-        ended_at=utc(results.run.ended_at),
-        complete=results.run.complete,
+        started_at=utc(run.started_at),
+        ended_at=utc(run.ended_at),
+        complete=run.complete,
         level="operator" if seal.certificate else "self",
         nonce=seal.nonce,
     )
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """A polite kill or a lost terminal ends the run as Ctrl-C does."""
 
     def interrupt(_number: int, _frame: object) -> None:
@@ -257,7 +258,7 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def _uninterruptible() -> Iterator[None]:
+def uninterruptible() -> Iterator[None]:
     """While the bundle is written, which takes a moment."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}

@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from bench.bundle import CERTIFICATE, open_regular
 from bench.errors import BadInput, VerificationFailed
 from bench.handshake import Challenge, certificate_fault, make_request, read
-from bench.manifest import Manifest
 from bench.ssh import Certificate, FormatError, PublicKey, Signer
 
 REQUEST = "request.json"
@@ -69,9 +68,9 @@ class CertifiedKey:
     """A key of this run alone. FOLDER/request.json goes to the operator, FOLDER/run-cert.pub comes back."""
 
     def __init__(
-        self, challenge: Challenge, manifest: Manifest, patience_seconds: float = PATIENCE_SECONDS
+        self, challenge: Challenge, manifest_digest: str, patience_seconds: float = PATIENCE_SECONDS
     ) -> None:
-        if manifest.digest != f"sha256:{challenge.manifest_sha256}":
+        if manifest_digest != f"sha256:{challenge.manifest_sha256}":
             raise BadInput(
                 "the challenge is for another manifest", advice="bench challenge makes one for this"
             )

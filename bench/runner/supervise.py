@@ -43,9 +43,17 @@ from bench.runner.processes import group_bytes, kill_group, oom_kills
 TICK_SECONDS = 0.25
 START_SECONDS = 300.0  # a cold disk reads torch slowly
 SILENCE_SECONDS = 300.0  # between two events of a job: a compile that loops is silent
+ABANDON_SECONDS = 15.0  # for a job that was killed to end: inside a driver that hangs it never does
 
 Event = dict[str, Any]
-FINAL = {"outcome", "ceilings", "proof", "facts", "followed"}  # the last word of a job is one of these
+FINAL = {
+    "outcome",
+    "ceilings",
+    "proof",
+    "facts",
+    "followed",
+    "reading",
+}  # the last word of a job is one of these
 
 
 class ServerGoneError(Exception):
@@ -123,6 +131,13 @@ class Supervisor:
         failure: Failure = union_from_json(Failure, final["outcome"])
         return failure
 
+    def reading(self, job: Event, log: Path, limits: Limits) -> Any:
+        """What a check read, or the outcome that says why there is nothing."""
+        final = self._run(job, log, limits)
+        if isinstance(final, dict) and "reading" in final:
+            return final["reading"]
+        return union_from_json(Failure, final["outcome"]) if isinstance(final, dict) else final
+
     def facts(self, device: str, gpus: int, log: Path, limits: Limits) -> tuple[NodeFacts, ...]:
         """What each of several nodes is."""
         final = self._run({"kind": "facts", "device": device, "gpus": gpus}, log, limits)
@@ -159,14 +174,18 @@ class Supervisor:
     def _watch(self, limits: Limits, kills_before: int) -> Event | Outcome:
         started = heard = time.monotonic()
         phase, final, verdict = "start", None, None
+        killed = 0.0
         for event in self._events():
             now = time.monotonic()
             self.tick(event)
             if event is None:
                 if verdict is None:
-                    verdict = self._overstepped(limits, now - started, now - heard, phase)
+                    verdict, killed = self._overstepped(limits, now - started, now - heard, phase), now
                     if verdict is not None and self._group is not None:
                         kill_group(self._group)
+                elif now - killed > ABANDON_SECONDS:
+                    self.close()  # the next job gets a new server
+                    return verdict
                 continue
             heard = now
             phase = event.get("phase", phase)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -63,18 +64,21 @@ def _gpu(handle: Any) -> dict[str, Any]:
     """Each reading alone may be missing on a card; the others still count."""
     import pynvml
 
-    readings = {
-        "sm_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
-        "memory_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
-        "power_watts": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-        "energy_joules": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
-        "celsius": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
-        "throttle_reasons": lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
-        "used_bytes": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used,
-        "busy_percent": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-    }
     found = {}
-    for name, read in readings.items():
+    for name, read in questions(pynvml, handle).items():
         with suppress(pynvml.NVMLError):
             found[name] = read()
     return found
+
+
+def questions(nvml: Any, handle: Any) -> dict[str, Callable[[], Any]]:
+    return {
+        "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+        "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+        "power_watts": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "energy_joules": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
+        "celsius": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        "throttle_reasons": lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
+        "used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+        "busy_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+    }

@@ -37,7 +37,7 @@ def words() -> list[str]:
 
 
 def begun(challenge: Challenge, manifest: Manifest, folder: Path, words: list[str]) -> CertifiedKey:
-    sealer = CertifiedKey(challenge, manifest, patience_seconds=5)
+    sealer = CertifiedKey(challenge, manifest.digest, patience_seconds=5)
     sealer.begin(folder, words.append)
     return sealer
 
@@ -158,7 +158,7 @@ def test_what_is_no_certificate_is_put_aside(
 
 def test_a_challenge_for_another_manifest_is_refused_before_anything_runs(manifest: Manifest) -> None:
     with pytest.raises(BadInput, match="the challenge is for another manifest"):
-        CertifiedKey(Challenge(RUN_ID, NONCE, "0" * 64, 0), manifest)
+        CertifiedKey(Challenge(RUN_ID, NONCE, "0" * 64, 0), manifest.digest)
 
 
 def test_a_challenge_is_read_from_its_file(challenge: Challenge, tmp_path: Path) -> None:

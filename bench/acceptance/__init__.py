@@ -1,0 +1,4 @@
+"""Is this node good? What was read of it, what that is held against, and the verdicts that follow.
+
+Everything here is pure but `commands`: the runner reads, the report shows, `bench verify` judges again.
+"""

@@ -1,0 +1,119 @@
+"""`bench check`: from arguments to what a person, a program or a monitoring system reads."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.acceptance.evidence import Level
+from bench.acceptance.finding import EXITS, Verdict
+from bench.checks import known_checks
+from bench.codec import pretty_json, to_json
+from bench.errors import BadInput, nearest
+
+if TYPE_CHECKING:
+    from bench.acceptance.manifest import CheckManifest
+    from bench.runner.checking import Checked
+    from bench.runner.seal import Sealer
+
+NAGIOS: dict[Verdict, int] = {"pass": 0, "warn": 1, "fail": 2, "not-run": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The command's arguments."""
+
+    manifest: Path | None
+    level: Level | None
+    out: Path
+    skip: tuple[str, ...]
+    scratch: Path | None
+    history: tuple[Path, ...]
+    on_cpu: bool
+    junit: Path | None
+    html: Path | None
+    as_json: bool
+    nagios: bool
+    key: Path | None
+    challenge: Path | None
+
+
+def check(request: Request) -> int:
+    from bench.acceptance import history, manifest
+    from bench.runner.check_progress import CheckProgress
+    from bench.runner.checking import Asked, check_node
+
+    asked_for = manifest.load(request.manifest)
+    _check_names(request.skip)
+    talk = CheckProgress(quiet=request.nagios)
+    places = request.history or ((request.out,) if request.out.is_dir() else ())
+    past, refused = history.read(places)
+    for reason in refused if request.history else ():
+        talk.say(f"not used as history: {reason}")
+    done = check_node(
+        Asked(
+            asked_for, request.level or asked_for.level, request.out, "cpu" if request.on_cpu else "cuda",
+            request.skip, request.scratch, past,
+        ),
+        _sealer(asked_for, request),
+        talk,
+    )  # fmt: skip
+    talk.stop()
+    return _show(done, request)
+
+
+def _show(done: Checked, request: Request) -> int:
+    from bench.report.checks import nagios_line, text
+
+    results = done.results
+    if request.junit is not None:
+        from bench.report.junit import write_junit
+
+        write_junit(request.junit, results)
+    if request.html is not None:
+        from bench.report.check_html import write_check_html
+
+        write_check_html(request.html, results, done.evidence)
+    if request.nagios:
+        print(nagios_line(results))
+        return NAGIOS[results.verdict]
+    if request.as_json:
+        found = {"bundle": str(done.bundle), "results": to_json(results)}
+        sys.stdout.write(pretty_json(found).decode())
+    else:
+        print(text(results))
+    print(f"bundle {done.bundle}", file=sys.stderr)
+    if results.run.stopped:
+        print(f"incomplete: {results.run.stopped}", file=sys.stderr)
+        return 5
+    if request.challenge is not None and done.seal.certificate is None:
+        print("no certificate came: the bundle's level is self", file=sys.stderr)
+        return 5
+    return EXITS[results.verdict]
+
+
+def _check_names(names: tuple[str, ...]) -> None:
+    for name in names:
+        if name not in known_checks():
+            raise BadInput(f"--skip {name}: no such check", advice=nearest(name, known_checks()))
+
+
+def _sealer(asked_for: CheckManifest, request: Request) -> Sealer:
+    from bench.keys import load_or_make_key
+    from bench.runner.seal import CertifiedKey, OwnKey, read_challenge
+
+    if request.challenge is not None:
+        return CertifiedKey(read_challenge(request.challenge), asked_for.digest)
+    signer = load_or_make_key(request.key)
+    if signer.made:
+        print(f"made a key to sign with: {signer.path}", file=sys.stderr)
+    return OwnKey(signer.private)
+
+
+def list_checks() -> int:
+    width = max(map(len, known_checks()))
+    for name, found in known_checks().items():
+        print(f"{name:<{width}}  {found.question}")
+    return 0

@@ -1,0 +1,215 @@
+"""Many nodes' checks against each other: who lags behind the fleet, and which GPU was bad before. Pure.
+
+Robust statistics: medians, and deviations from them, which a tenth of bad nodes does not move. A figure is
+held only against those of the same GPU model and, for collectives, the same algorithm and GPU count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from bench.acceptance.evidence import Evidence
+from bench.acceptance.finding import VERDICTS, Finding, Verdict, overall, quantity, worst
+from bench.acceptance.results import Judged
+from bench.statement import utc
+
+LEAST_VALUES = 4  # or there is no fleet
+DEVIATIONS = 4.0  # of the fleet's own spread
+WARN_PERCENT, FAIL_PERCENT = 4.0, 10.0  # and at least so much under the median
+MAD_TO_SIGMA = 1.4826
+FIGURES = ("matmul", "memory", "copies", "peers", "all-reduce")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    check: str
+    figure: str  # with the algorithm, for a collective
+    unit: str
+    rate: float
+    gpu: int | None
+    uuid: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One check of one node, as far as the fleet needs it."""
+
+    path: str
+    run_id: str
+    started_at: str
+    identity: str  # of these very GPUs together
+    kind: str  # the model of its GPUs
+    uuids: Mapping[str, str]  # by GPU index, as text
+    level: str
+    simulated: bool
+    findings: tuple[Finding, ...]
+    values: tuple[Value, ...]
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).stem
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """One figure over the fleet."""
+
+    kind: str
+    figure: str
+    unit: str
+    count: int
+    median: float
+    spread_percent: float  # robust: 1.4826 times the median deviation, of the median
+
+
+@dataclass(frozen=True, slots=True)
+class Lemon:
+    """A GPU that was bad in more than one check."""
+
+    uuid: str
+    times: tuple[str, ...]  # "GPU 5 of r7-n01 on 2026-06-02: matmul"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    seen: Seen
+    verdict: Verdict  # its own, or worse by the fleet's
+    findings: tuple[Finding, ...]  # its own that are not passes, and the fleet's
+    worst: Finding | None
+    deviation_percent: float | None  # of its worst figure, from the fleet's median
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    nodes: tuple[Ranked, ...]  # the worst first
+    spreads: tuple[Spread, ...]
+    lemons: tuple[Lemon, ...]
+    older: tuple[str, ...]  # bundles of nodes of which there is a newer one
+    verdict: Verdict
+    schema: Literal["bench/fleet/v1"] = field(default="bench/fleet/v1", kw_only=True)
+
+
+def seen_of(path: Path, judged: Judged) -> Seen:
+    results, evidence = judged.results, judged.evidence
+    uuids = {str(gpu.index): gpu.uuid for gpu in results.node.gpus}
+    identity = " ".join(sorted(uuids.values())) or f"run {results.run.id}"
+    return Seen(
+        str(path),
+        results.run.id,
+        utc(results.run.started_at),
+        hashlib.sha256(identity.encode()).hexdigest()[:12],
+        results.node.gpus[0].name if results.node.gpus else results.node.cpu,
+        uuids,
+        results.level,
+        results.simulated,
+        results.findings,
+        tuple(_values(evidence)),
+    )
+
+
+def _values(evidence: Evidence) -> Iterable[Value]:
+    data = evidence.data("all-reduce") or {}
+    for check in FIGURES:
+        for figure in evidence.figures(check):
+            gpu = evidence.gpu(figure.gpu) if figure.gpu is not None else None
+            name = figure.kind or figure.name
+            if check == "all-reduce":
+                chosen = set(data.get("algorithms", {}).values()) or {"unknown"}
+                name = f"{figure.name} by {'/'.join(sorted(chosen))}"
+            yield Value(check, name, figure.unit, figure.rate, figure.gpu, gpu.uuid if gpu else None)
+
+
+def compare_fleet(every: Sequence[Seen]) -> Fleet:
+    newest, older = _newest(every)
+    pools: dict[tuple[str, str], list[Value]] = {}
+    for seen in newest:
+        for value in seen.values:
+            pools.setdefault((seen.kind, value.figure), []).append(value)
+    spreads = {key: _spread(*key, pool) for key, pool in pools.items() if len(pool) >= LEAST_VALUES}
+    nodes = sorted((_rank(seen, spreads) for seen in newest), key=_order)
+    outliers = {node.seen.run_id: node.findings for node in nodes}
+    return Fleet(
+        tuple(nodes),
+        tuple(sorted(spreads.values(), key=lambda s: (s.kind, s.figure))),
+        _lemons(every, outliers),
+        tuple(seen.path for seen in older),
+        next((v for v in VERDICTS if v in {node.verdict for node in nodes}), "not-run"),
+    )
+
+
+def _newest(every: Sequence[Seen]) -> tuple[list[Seen], list[Seen]]:
+    latest: dict[str, Seen] = {}
+    for seen in every:
+        before = latest.get(seen.identity)
+        if before is None or (seen.started_at, seen.run_id) > (before.started_at, before.run_id):
+            latest[seen.identity] = seen
+    kept = {id(seen) for seen in latest.values()}
+    return list(latest.values()), [seen for seen in every if id(seen) not in kept]
+
+
+def _spread(kind: str, figure: str, pool: Sequence[Value]) -> Spread:
+    middle = median(v.rate for v in pool)
+    deviation = MAD_TO_SIGMA * median(abs(v.rate - middle) for v in pool)
+    return Spread(kind, figure, pool[0].unit, len(pool), middle, 100 * deviation / middle)
+
+
+def _rank(seen: Seen, spreads: Mapping[tuple[str, str], Spread]) -> Ranked:
+    own = tuple(f for f in seen.findings if f.verdict != "pass" and f.counts)
+    fleet = []
+    lowest: float | None = None
+    for value in seen.values:
+        spread = spreads.get((seen.kind, value.figure))
+        if spread is None:
+            continue
+        under = 100 * (1 - value.rate / spread.median)
+        lowest = under if lowest is None else max(lowest, under)
+        if under >= max(WARN_PERCENT, DEVIATIONS * spread.spread_percent):
+            fleet.append(_outlier(value, spread, under))
+    findings = (*own, *fleet)
+    verdict = overall([*seen.findings, *fleet])
+    return Ranked(seen, verdict, findings, worst(findings), -lowest if lowest is not None else None)
+
+
+def _outlier(value: Value, spread: Spread, under: float) -> Finding:
+    where = "" if value.gpu is None else f"GPU {value.gpu} "
+    return Finding(
+        value.check,
+        f"{where}{value.figure}",
+        "fail" if under >= FAIL_PERCENT else "warn",
+        f"{quantity(value.rate, value.unit)}, {under:.1f}% under the fleet's median",
+        f"at most {max(WARN_PERCENT, DEVIATIONS * spread.spread_percent):.1f}% under "
+        f"{quantity(spread.median, value.unit)}",
+        "fleet",
+        f"{spread.count} values of {spread.kind} in this comparison",
+        "check that node again; if it stays behind, its GPU or its slot is worse than the others",
+        value.gpu,
+        value.figure,
+        value.rate,
+        spread.median,
+        value.unit,
+    )
+
+
+def _order(node: Ranked) -> tuple[int, float, str]:
+    deviation = node.deviation_percent if node.deviation_percent is not None else 0.0
+    return VERDICTS.index(node.verdict), deviation, node.seen.path
+
+
+def _lemons(every: Sequence[Seen], outliers: Mapping[str, tuple[Finding, ...]]) -> tuple[Lemon, ...]:
+    """By UUID, over all bundles: a GPU keeps its name when it moves to another node."""
+    times: dict[str, dict[str, str]] = {}
+    for seen in sorted(every, key=lambda s: s.started_at):
+        findings = [f for f in (*seen.findings, *outliers.get(seen.run_id, ())) if f.verdict == "fail"]
+        for index in dict.fromkeys(f.gpu for f in findings if f.gpu is not None):
+            uuid = seen.uuids.get(str(index))
+            checks = ", ".join(dict.fromkeys(f.check for f in findings if f.gpu == index))
+            if uuid is not None:
+                times.setdefault(uuid, {})[seen.run_id] = (
+                    f"GPU {index} of {seen.name} on {seen.started_at[:10]}: {checks}"
+                )
+    return tuple(Lemon(uuid, tuple(runs.values())) for uuid, runs in times.items() if len(runs) > 1)

@@ -1,0 +1,120 @@
+"""A node-check manifest: how hard to look, at what, and what the owner expects of the node."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from bench.acceptance.evidence import LEVELS, Level
+from bench.acceptance.standards import Expect
+from bench.checks import known_checks
+from bench.codec import DecodeError, from_json, strict_loads
+from bench.errors import BadInput, Mistake, nearest
+from bench.manifest import read_bounded, schema_mistakes
+
+SCHEMA = "bench/node-check/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Pains:
+    """What a level may take."""
+
+    minutes: float  # in all; what has not begun by then is not run
+    warm_seconds: float  # before each figure
+    seconds: float  # of each figure
+    soak_seconds: float
+
+
+DEFAULTS: Mapping[Level, Pains] = {
+    "quick": Pains(2, 0.7, 1.0, 15),
+    "standard": Pains(10, 1.5, 3.0, 180),
+    "soak": Pains(60, 2.0, 4.0, 3000),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckManifest:
+    data: bytes
+    name: str
+    level: Level = "standard"
+    gpus: int | None = None
+    skip: tuple[str, ...] = ()
+    require: tuple[str, ...] = ()  # checks without whose answer the node does not pass
+    expect: Expect = field(default_factory=Expect)
+    levels: Mapping[str, Pains] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        return "sha256:" + hashlib.sha256(self.data).hexdigest()
+
+    def pains(self, level: Level) -> Pains:
+        return self.levels.get(level, DEFAULTS[level])
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    schema: Literal["bench/node-check/v1"]
+    name: str = "node-check"
+    level: Level = "standard"
+    gpus: int | None = None
+    skip: tuple[str, ...] = ()
+    require: tuple[str, ...] = ()
+    expect: Expect = field(default_factory=Expect)
+    levels: Mapping[str, Pains] = field(default_factory=dict)
+
+
+def shipped() -> CheckManifest:
+    """The one that manifests/node-check.json links to."""
+    data = (files("bench.data") / "node-check.json").read_bytes()
+    return parse(data, "node-check.json")
+
+
+def load(path: Path | None) -> CheckManifest:
+    return shipped() if path is None else parse(read_bounded(path), str(path))
+
+
+def parse(data: bytes, where: str) -> CheckManifest:
+    """Bytes to manifest, or BadInput with every mistake at once."""
+    try:
+        document = strict_loads(data)
+    except DecodeError as error:
+        raise BadInput(str(error), where=where) from None
+    if isinstance(document, dict) and document.get("schema") == "bench/manifest/v1":
+        raise BadInput("is no node check but a manifest of models", where=where, advice=f"bench run {where}")
+    mistakes = [*schema_mistakes(document, "node-check-v1"), *_names(document)]
+    if mistakes:
+        mistakes.sort(key=lambda mistake: mistake.path)
+        count = f"{len(mistakes)} mistake{'s' * (len(mistakes) > 1)}"
+        raise BadInput(count, where=where, mistakes=tuple(mistakes))
+    found = from_json(_Document, document)
+    return CheckManifest(
+        data, found.name, found.level, found.gpus, found.skip, found.require, found.expect, found.levels
+    )
+
+
+def _names(document: Any) -> list[Mistake]:
+    """Checks that there are none of."""
+    found = []
+    for key in ("skip", "require") if isinstance(document, dict) else ():
+        entries = document.get(key)
+        for i, name in enumerate(entries if isinstance(entries, list) else []):
+            if isinstance(name, str) and name not in known_checks():
+                found.append(Mistake(f"/{key}/{i}", f'"{name}" is no check', nearest(name, known_checks())))
+    levels = document.get("levels") if isinstance(document, dict) else None
+    for name in levels if isinstance(levels, dict) else ():
+        if name not in LEVELS:
+            found.append(Mistake(f"/levels/{name}", "no such level", nearest(name, LEVELS)))
+    return found
+
+
+def is_check(data: bytes) -> bool:
+    """Whether these bytes say of themselves that they are a node check."""
+    try:
+        document = strict_loads(data)
+    except DecodeError:
+        return False
+    return isinstance(document, dict) and document.get("schema") == SCHEMA

@@ -1,0 +1,165 @@
+"""results.json of a node check: the verdicts, and all that they follow from besides the readings.
+
+The readings are in samples.jsonl and telemetry.jsonl. `recompute` judges them again: a verdict that does not
+follow from what was read is no verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from bench.acceptance.evidence import Evidence, Level, Reading, checked_figures, read_course
+from bench.acceptance.finding import Finding, Verdict, overall
+from bench.acceptance.standards import Expect, Past, Profile, Standards, profile_of
+from bench.checks import known_checks, not_read
+from bench.codec import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
+from bench.errors import VerificationFailed
+from bench.result import NodeFacts
+from bench.statement import Predicate, utc
+from bench.summary import RunFacts, check_image
+
+if TYPE_CHECKING:
+    from bench.verify import Files
+
+SCHEMA: Literal["bench/check-results/v1"] = "bench/check-results/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResults:
+    bench_version: str
+    manifest_digest: str
+    run: RunFacts
+    node: NodeFacts
+    level: Level
+    device: Literal["cpu", "cuda"]
+    simulated: bool  # by a fake NVML: no node at all
+    profile: Profile | None  # as it was applied: another version of bench may have another
+    expect: Expect
+    require: tuple[str, ...]
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    history: Mapping[str, Past] = field(default_factory=dict)
+    schema: Literal["bench/check-results/v1"] = SCHEMA
+
+    def to_bytes(self) -> bytes:
+        return pretty_json(to_json(self))
+
+    @property
+    def standards(self) -> Standards:
+        return Standards(self.profile, self.expect, self.history)
+
+
+def judge(evidence: Evidence, standards: Standards, require: Sequence[str]) -> tuple[Finding, ...]:
+    """Every check's findings. A check that finds nothing was not run: silence is no pass."""
+    return tuple(
+        _required(finding) if name in require else finding
+        for name in known_checks()
+        for finding in _judged(name, evidence, standards)
+    )
+
+
+def _judged(name: str, evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    check = known_checks()[name]
+    reading = evidence.readings.get(name)
+    if reading is not None and reading.reason is not None:
+        yield not_read(name, reading.reason, counts=reading.counts)
+        return
+    findings = list(check.judge(evidence, standards))
+    yield from findings
+    if not findings:
+        yield not_read(name, "nothing was there to judge" if evidence.gpus else "no GPU answers")
+
+
+def _required(finding: Finding) -> Finding:
+    if finding.counts:
+        return finding
+    from dataclasses import replace
+
+    return replace(finding, counts=True)
+
+
+def results_of(
+    evidence: Evidence, standards: Standards, require: Sequence[str], **header: Any
+) -> CheckResults:
+    findings = judge(evidence, standards, require)
+    return CheckResults(
+        level=evidence.level,
+        device=evidence.device,
+        profile=standards.profile,
+        expect=standards.expect,
+        require=tuple(require),
+        verdict=overall(findings),
+        findings=findings,
+        history=standards.history,
+        **header,
+    )
+
+
+def readings_bytes(readings: Mapping[str, Reading]) -> bytes:
+    """A line a reading, in the order in which they were made."""
+    return b"".join(canonical_json(to_json(reading)) + b"\n" for reading in readings.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A verified node check: its results, and the evidence that they follow from."""
+
+    results: CheckResults
+    evidence: Evidence
+    shipped_profile: bool  # it was held against what this bench would hold it against
+
+
+def recompute(files: Files) -> Mapping[str, Any]:
+    """Every verdict again, from the readings; VerificationFailed where one differs."""
+    try:
+        results = from_json(CheckResults, strict_loads(files.read("results.json")))
+        if results.manifest_digest != "sha256:" + files.sha256["manifest.json"]:
+            raise VerificationFailed("the results are of another manifest")
+        check_image(files.read("manifest.json"), results.node.image)
+        _require_same_run(results.run, files.run)
+        readings = [from_json(Reading, strict_loads(line)) for line in files.lines("samples.jsonl")]
+        named = {reading.name: reading for reading in readings}
+        if len(named) != len(readings):
+            raise VerificationFailed("holds a reading twice", where="samples.jsonl")
+        checked_figures(readings)
+        course = read_course([strict_loads(line) for line in files.lines("telemetry.jsonl")])
+    except DecodeError as error:
+        raise VerificationFailed(f"does not have its form: {error}", where="results.json") from None
+    evidence = Evidence(results.level, results.device, results.node.gpus, named, course)
+    try:
+        findings = judge(evidence, results.standards, results.require)
+    except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise VerificationFailed(f"the readings make no sense: {error}", where="samples.jsonl") from None
+    _require_equal(results, findings)
+    name = results.node.gpus[0].name if results.node.gpus else ""
+    spent = sum(r.ended_at - r.started_at for r in readings if r.reason is None and r.ended_at > r.started_at)
+    return {
+        "check": Judged(results, evidence, results.profile == profile_of(name)),
+        "samples": sum(
+            len(f["samples"]) for r in readings if r.reason is None for f in r.data.get("figures", ())
+        ),
+        "measured_seconds": float(spent),
+    }
+
+
+def _require_equal(results: CheckResults, findings: tuple[Finding, ...]) -> None:
+    for theirs, ours in zip(results.findings, findings, strict=False):
+        if theirs != ours:
+            what = f"{theirs.check}: {theirs.subject} {theirs.verdict}"
+            raise VerificationFailed(
+                f"the verdict does not follow from the readings: {what}; {ours.verdict} does"
+            )
+    if len(results.findings) != len(findings):
+        raise VerificationFailed("the results do not hold every verdict that follows from the readings")
+    if results.verdict != overall(findings):
+        raise VerificationFailed(
+            f"the whole is said to {results.verdict}, and follows to {overall(findings)}"
+        )
+
+
+def _require_same_run(ours: RunFacts, signed: Predicate) -> None:
+    found = (ours.id, ours.complete, utc(ours.started_at), utc(ours.ended_at))
+    if found != (signed.run_id, signed.complete, signed.started_at, signed.ended_at):
+        raise VerificationFailed("the results are of another run than the statement")

@@ -1,0 +1,51 @@
+"""Matrix products in every precision that training uses, on all GPUs at once, as they will train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bench.acceptance.evidence import Evidence, Figure
+from bench.acceptance.figures import Rules, judge_figures
+from bench.acceptance.finding import Finding
+from bench.acceptance.standards import Standards
+from bench.checks import Check, Effort, Rig
+from bench.codec import to_json
+
+PRECISIONS = ("bf16", "fp16", "tf32", "fp32")
+SIZE, TINY_SIZE = 8192, 256
+RULES = Rules(
+    # Power and leakage differ from chip to chip: two healthy H200 of one node were 3% apart.
+    peers_warn=6, peers_fail=10, history_warn=5,
+    advice="look at its clocks, power and temperature in the soak, and at who else computes there; "
+    "if it stays slow alone and cool, return it",
+)  # fmt: skip
+
+
+def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
+    import torch
+
+    size = TINY_SIZE if effort.tiny else SIZE
+    figures = []
+    for precision in ("bf16", "fp32") if rig.kind == "cpu" else PRECISIONS:
+        rig.say(precision)
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+        if rig.kind == "cuda":
+            torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+        # Random, never zeros: on zeros a GPU draws less power and runs faster than it ever would.
+        a, b = (torch.randn(size, size, device=rig.device, dtype=dtype) for _ in range(2))
+        out = torch.empty_like(a)
+        timed = rig.timed(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), 2.0 * size**3)  # type: ignore[misc]
+        figures.append(Figure(f"matmul-{precision}", rig.gpu, "FLOP/s", timed.work, timed.samples))
+    everyone = rig.gather(figures)
+    return {"figures": to_json([figure for mine in everyone for figure in mine])}
+
+
+def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    yield from judge_figures("matmul", evidence.figures("matmul"), evidence, standards, RULES)
+
+
+CHECK = Check(
+    "matmul", "does every GPU reach the arithmetic of its kind?", judge, measure,
+    workers="team", limit_seconds=120, needs=("torch",),
+)  # fmt: skip

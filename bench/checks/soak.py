@@ -1,0 +1,168 @@
+"""Full load for long: does the rate hold, and what do clocks, power, temperature and throttling say?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from math import fsum
+from statistics import mean, median
+from typing import Any
+
+from bench.acceptance.evidence import BEFORE, Evidence, Figure, Sample
+from bench.acceptance.figures import Rules, judge_figures
+from bench.acceptance.finding import Finding, quantity
+from bench.acceptance.standards import Standards
+from bench.checks import Check, Effort, Rig, not_read
+from bench.codec import to_json
+
+SIZE, TINY_SIZE = 8192, 256
+WINDOW_SECONDS = 5.0
+SAGS_WARN, SAGS_FAIL = 4.0, 10.0  # percent, from its first steady third to its last
+MARGIN_CELSIUS = 5  # below the temperature at which the card slows itself down
+RULES = Rules(
+    peers_warn=6, peers_fail=10, history_warn=5,
+    advice="look at power and temperature under load: airflow, power supply, a neighbour that heats",
+)  # fmt: skip
+# nvmlClocksEventReasons: what the hardware does in need is a fault; the power cap is how it works.
+BAD_REASONS = {
+    0x08: ("hardware slowdown", "fail"),
+    0x40: ("hardware thermal slowdown", "fail"),
+    0x80: ("power brake", "fail"),
+    0x20: ("software thermal slowdown", "warn"),
+}
+REASONS_SOURCE = "NVML: nvmlClocksEventReasons"
+SETTLING = 0.2  # of the samples: clocks rise at the beginning
+
+
+def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
+    import torch
+
+    size = TINY_SIZE if effort.tiny else SIZE
+    dtype = torch.bfloat16 if rig.kind == "cuda" else torch.float32
+    a, b = (torch.randn(size, size, device=rig.device, dtype=dtype) for _ in range(2))
+    out, first = torch.empty_like(a), torch.mm(a, b)
+    figures: list[Figure] = []
+    wrong = 0
+    rig.wait()
+    deadline = time.monotonic() + effort.soak_seconds
+    while (left := deadline - time.monotonic()) > 0:
+        rig.say(f"{left:.0f} s left")
+        timed = rig.timed(
+            lambda: torch.mm(a, b, out=out), 2.0 * size**3, wait=False,
+            seconds=min(WINDOW_SECONDS, left), warm_seconds=0.0,
+        )  # fmt: skip
+        # A window is one sample: its length is what it is.
+        figures.append(
+            Figure("soak", rig.gpu, "FLOP/s", timed.work * len(timed.samples), (sum(timed.samples),))
+        )
+        wrong += not torch.equal(out, first)
+    everyone = rig.gather({"gpu": rig.gpu, "windows": to_json(figures), "wrong_windows": wrong})
+    return {"gpus": everyone}
+
+
+def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    data = evidence.data("soak")
+    if data is None:
+        return
+    whole = []
+    for one in data["gpus"]:
+        windows = [w["work"] / w["samples"][0] for w in one["windows"]]
+        work = fsum(w["work"] for w in one["windows"])
+        spent = fsum(w["samples"][0] for w in one["windows"])
+        whole.append(Figure("soak", one["gpu"], "FLOP/s", work, (spent,)))
+        yield _held(one, windows)
+    yield from judge_figures("soak", whole, evidence, standards, RULES)
+    if evidence.device == "cuda":
+        yield from _course(evidence)
+
+
+def _held(one: Mapping[str, Any], windows: list[float]) -> Finding:
+    third = max(1, len(windows) // 3)
+    begin, end = median(windows[:third]), median(windows[-third:])
+    sag = 100 * (1 - end / begin)
+    verdict = "fail" if sag > SAGS_FAIL or one["wrong_windows"] else "warn" if sag > SAGS_WARN else "pass"
+    bits = f"; {one['wrong_windows']} windows ended in other bits" if one["wrong_windows"] else ""
+    return Finding(
+        "soak",
+        f"GPU {one['gpu']} over time",
+        verdict,  # type: ignore[arg-type]
+        f"{quantity(begin, 'FLOP/s')} at first, {quantity(end, 'FLOP/s')} at last ({-sag:+.1f}%){bits}",
+        f"at most {SAGS_WARN:g}% less at last, and the same bits",
+        "rule",
+        "bench",
+        RULES.advice if verdict != "pass" else "",
+        one["gpu"],
+    )
+
+
+def _course(evidence: Evidence) -> Iterator[Finding]:
+    samples = list(evidence.during("soak"))
+    if not samples:
+        yield not_read(
+            "soak", "no sample of clocks, power and temperature was taken", advice="see logs/watch.txt"
+        )
+        return
+    for gpu in evidence.gpus:
+        yield from _throttling(gpu.index, samples)
+        yield from _heat(gpu.index, samples, evidence)
+
+
+def _throttling(index: int, samples: list[Sample]) -> Iterator[Finding]:
+    seen = [r for s in samples if index < len(s.gpus) and (r := s.gpus[index].throttle_reasons) is not None]
+    if not seen:
+        yield not_read("soak", f"GPU {index} says nothing of why it slows down", gpu=index)
+        return
+    kinds = {"warn": 1, "fail": 2}
+    found = [(name, kind, sum(bool(r & bit) for r in seen)) for bit, (name, kind) in BAD_REASONS.items()]
+    found = [entry for entry in found if entry[2]]
+    worst = max((kind for _, kind, _ in found), key=lambda kind: kinds[kind], default="pass")
+    yield Finding(
+        "soak", f"GPU {index} throttling", worst,  # type: ignore[arg-type]
+        "; ".join(f"{name} in {count} of {len(seen)} samples" for name, _, count in found)
+        or "none but the power cap",
+        "no thermal or hardware slowdown", "rule", REASONS_SOURCE,
+        "look at airflow, inlet temperature, power cables and supplies" if found else "", index,
+    )  # fmt: skip
+
+
+def _heat(index: int, samples: list[Sample], evidence: Evidence) -> Iterator[Finding]:
+    late = samples[int(SETTLING * len(samples)) :]
+    of = [s.gpus[index] for s in late if index < len(s.gpus)]
+    celsius = [g.celsius for g in of if g.celsius is not None]
+    watts = [g.power_watts for g in of if g.power_watts is not None]
+    clocks = [g.sm_mhz for g in of if g.sm_mhz is not None]
+    answers = evidence.alive(BEFORE).get(index)
+    slow = answers.number("TemperatureThreshold.1") if answers else None
+    if not celsius:
+        yield not_read("soak", f"GPU {index} says nothing of its temperature", gpu=index)
+        return
+    hot = slow is not None and max(celsius) > slow - MARGIN_CELSIUS
+    parts = [f"up to {max(celsius)} °C"]
+    if watts:
+        parts.append(f"{mean(watts):.0f} W")
+    if clocks:
+        parts.append(f"{median(clocks):.0f} MHz")
+    limit = (
+        f"{slow - MARGIN_CELSIUS:.0f} °C" if slow is not None else "the card's limit, which it does not say"
+    )
+    yield Finding(
+        "soak",
+        f"GPU {index} temperature",
+        "warn" if hot else "pass",
+        ", ".join(parts),
+        f"at most {limit}",
+        "rule",
+        "the card's own slowdown temperature (NVML)",
+        "look at airflow and inlet temperature" if hot else "",
+        index,
+        None,
+        float(max(celsius)),
+        None,
+        "°C",
+    )
+
+
+CHECK = Check(
+    "soak", "does it hold full load without heat, throttling or wrong bits?", judge, measure,
+    workers="team", limit_seconds=60, soaks=True, needs=("torch",),
+)  # fmt: skip

@@ -1,0 +1,198 @@
+"""A node check for people: a row a check, what is wrong, what to do, who lags behind; one line for cron."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from tabulate import tabulate
+
+from bench.acceptance.finding import VERDICTS, Finding, Verdict, quantity, tally, worst
+from bench.acceptance.results import CheckResults
+
+WORDS: dict[Verdict, str] = {"pass": "pass", "warn": "WARN", "fail": "FAIL", "not-run": "NOT-RUN"}
+MOST_FIGURES = 6  # that a row has room for
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """The slowest GPU of one figure."""
+
+    figure: str
+    unit: str
+    median: float
+    slowest: float
+    gpu: int
+    spread_percent: float  # between the best and the worst
+
+    @property
+    def under_percent(self) -> float:
+        return 100 * (1 - self.slowest / self.median)
+
+
+def text(results: CheckResults) -> str:
+    blocks = [_head(results), _table(results)]
+    if found := list(_problems(results.findings)):
+        blocks.append("\n".join(found))
+    if lags := stragglers(results.findings):
+        blocks.append(_lag_table(lags))
+    if left := not_possible(results.findings):
+        blocks.append(
+            "not possible here, and so neither good nor bad:\n" + "\n".join(f"  {line}" for line in left)
+        )
+    return "\n\n".join([*blocks, verdict_line(results)])
+
+
+def node_text(results: CheckResults) -> str:
+    gpus = results.node.gpus
+    names = sorted({gpu.name for gpu in gpus})
+    what = f"{len(gpus)} x {' and '.join(names)}, driver {results.node.driver}" if gpus else results.node.cpu
+    return f"SIMULATED {what}" if results.simulated else what
+
+
+def _head(results: CheckResults) -> str:
+    profile = f"profile {results.profile.name}" if results.profile else "no profile of this device"
+    return f"{node_text(results)}   level {results.level}   {profile}   run {results.run.id}"
+
+
+def by_check(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+    found: dict[str, list[Finding]] = {}
+    for finding in findings:
+        found.setdefault(finding.check, []).append(finding)
+    return found
+
+
+def verdict_of(findings: Sequence[Finding]) -> str:
+    """Of one check: "-" where there was nothing to ask."""
+    counted = {f.verdict for f in findings if f.counts}
+    return next((WORDS[verdict] for verdict in VERDICTS if verdict in counted), "-")
+
+
+def _table(results: CheckResults) -> str:
+    rows = []
+    for check, findings in by_check(results.findings).items():
+        said = worst(findings)
+        assert said is not None
+        rows.append((check, verdict_of(findings), _said(said, findings)))
+    return tabulate(rows, ("check", "verdict", ""), disable_numparse=True, maxcolwidths=[None, None, 84])
+
+
+def _said(finding: Finding, findings: Sequence[Finding]) -> str:
+    """Of a check that passes, the figures; of one that does not, the worst."""
+    figures = [f for f in findings if f.figure and f.basis == "reference" and f.value is not None]
+    if finding.verdict != "pass" or not figures:
+        return f"{finding.subject}: {finding.found}"
+    parts = []
+    names = dict.fromkeys(f.figure for f in figures)
+    if len(names) > MOST_FIGURES:
+        return f"{len(names)} figures, {_shown([f.value for f in figures if f.value], figures[0].unit or '')}"
+    for name in names:
+        values = [f.value for f in figures if f.figure == name and f.value is not None]
+        unit = next(f.unit for f in figures if f.figure == name) or ""
+        parts.append(f"{name} {_shown(values, unit)}")
+    return ", ".join(parts)
+
+
+def _shown(values: Sequence[float], unit: str) -> str:
+    spread = f" ±{100 * (max(values) - min(values)) / 2 / median(values):.1f}%" if len(values) > 1 else ""
+    return f"{quantity(median(values), unit)}{spread}"
+
+
+def _problems(findings: Sequence[Finding]) -> Iterator[str]:
+    """The gravest first; what is the same on several GPUs once, and each advice once."""
+    advice = ""
+    for verdict in ("fail", "not-run", "warn"):
+        groups: dict[tuple[str, ...], list[Finding]] = {}
+        for f in findings:
+            if f.verdict == verdict and f.counts:
+                silent = verdict == "not-run" and not f.advice  # one reason for several checks
+                key = (f.found, "", "", "") if silent else (f.check, _rest(f), f.found, f.expected)
+                groups.setdefault(key, []).append(f)
+        for group in groups.values():
+            f = group[0]
+            if len({g.check for g in group}) > 1:
+                yield f"{WORDS[f.verdict]:<8} {', '.join(dict.fromkeys(g.check for g in group))}: {f.found}"
+                continue
+            if advice and (f.advice != advice):
+                yield f"         {advice}"
+            advice = f.advice
+            yield f"{WORDS[f.verdict]:<8} {f.check}: {_subjects(group)}: {f.found}"
+            yield f"         expected {f.expected} ({f.source})"
+    if advice:
+        yield f"         {advice}"
+
+
+def _rest(finding: Finding) -> str:
+    """Of "GPU 3 persistence", what does not name the GPU."""
+    return finding.subject.removeprefix(f"GPU {finding.gpu}")
+
+
+def _subjects(group: Sequence[Finding]) -> str:
+    if len(group) == 1 or group[0].gpu is None:
+        return group[0].subject
+    return f"GPUs {', '.join(str(f.gpu) for f in group)}{_rest(group[0])}"
+
+
+def not_possible(findings: Sequence[Finding]) -> list[str]:
+    """What was not asked or could not be: a line a reason, root's among them."""
+    lines: dict[str, None] = {}
+    for f in findings:
+        if f.verdict == "not-run" and not f.counts:
+            if f.basis == "reference":
+                lines[f"{f.check}: no reference figure ({f.source})"] = None
+            else:
+                lines[f"{f.check}: {f.found}" + (f" ({f.advice})" if f.advice else "")] = None
+    return list(lines)
+
+
+def stragglers(findings: Sequence[Finding]) -> list[Lag]:
+    """A row a figure that several GPUs have, the one that lags most first."""
+    values: dict[tuple[str, str], dict[int, float]] = {}
+    for f in findings:
+        if f.figure and f.gpu is not None and f.value is not None and f.unit:
+            values.setdefault((f.figure, f.unit), {})[f.gpu] = f.value
+    lags = []
+    for (figure, unit), of in values.items():
+        if len(of) > 1:
+            middle = median(of.values())
+            gpu = min(of, key=lambda index: of[index])
+            spread = 100 * (max(of.values()) - of[gpu]) / middle
+            lags.append(Lag(figure, unit, middle, of[gpu], gpu, spread))
+    return sorted(lags, key=lambda lag: -lag.under_percent)
+
+
+def _lag_table(lags: Sequence[Lag]) -> str:
+    rows = [
+        (
+            lag.figure, quantity(lag.median, lag.unit), f"{lag.spread_percent:.1f}%",
+            f"GPU {lag.gpu}", quantity(lag.slowest, lag.unit), f"{lag.under_percent:.1f}%",
+        )
+        for lag in lags
+    ]  # fmt: skip
+    headers = ("stragglers", "median", "spread", "slowest", "", "under the median")
+    return tabulate(rows, headers, disable_numparse=True, colalign=("left", *["right"] * 5))
+
+
+def counted_text(findings: Sequence[Finding]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in tally(findings).items())
+
+
+def verdict_line(results: CheckResults) -> str:
+    line = f"{WORDS[results.verdict].upper()}   {counted_text(results.findings)}"
+    return f"{line}   SIMULATED, of no real node" if results.simulated else line
+
+
+def nagios_line(results: CheckResults) -> str:
+    """Monitoring plug-ins' form: STATE - text | figures."""
+    state = {"pass": "OK", "warn": "WARNING", "fail": "CRITICAL", "not-run": "UNKNOWN"}[results.verdict]
+    said = worst([f for f in results.findings if f.counts])
+    finding = f"; {said.check}: {said.subject}: {said.found}" if said and results.verdict != "pass" else ""
+    figures = {
+        f"gpu{f.gpu}_{f.figure}": f.value
+        for f in results.findings
+        if f.gpu is not None and f.figure and f.value is not None
+    }
+    performance = " ".join(f"'{name}'={value:.4g}" for name, value in figures.items())
+    line = f"BENCH {state} - {node_text(results)}: {counted_text(results.findings)}{finding}"
+    return f"{line.replace('|', '/')} | {performance}".rstrip(" |")

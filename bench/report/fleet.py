@@ -1,0 +1,145 @@
+"""A fleet of checked nodes, as a table, CSV, Markdown or a page."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+from tabulate import tabulate
+
+from bench.acceptance.finding import quantity
+from bench.acceptance.fleet import Fleet, Ranked
+from bench.report.check_html import page, put
+from bench.report.checks import WORDS
+
+COLUMNS = ("node", "verdict", "worst finding")
+
+
+def table(fleet: Fleet) -> str:
+    blocks = [tabulate(_rows(fleet), COLUMNS, disable_numparse=True, maxcolwidths=[28, None, 90])]
+    if fleet.spreads:
+        rows = [
+            (s.kind, s.figure, quantity(s.median, s.unit), f"{s.spread_percent:.1f}%", str(s.count))
+            for s in fleet.spreads
+        ]
+        headers = ("the fleet", "figure", "median", "spread", "values")
+        blocks.append(
+            tabulate(rows, headers, disable_numparse=True, colalign=("left", "left", *["right"] * 3))
+        )
+    return "\n\n".join([*blocks, "\n".join(_notes(fleet))])
+
+
+def _rows(fleet: Fleet) -> Iterator[tuple[str, str, str]]:
+    lemons = {lemon.uuid for lemon in fleet.lemons}
+    good = [node for node in fleet.nodes if node.verdict == "pass"]
+    for node in fleet.nodes:
+        if node.verdict != "pass":
+            yield node.seen.name, WORDS[node.verdict], _worst(node, lemons)
+    for node in good[:8]:
+        yield node.seen.name, WORDS["pass"], _worst(node, lemons)
+    if len(good) > 8:
+        yield f"and {len(good) - 8} more", WORDS["pass"], ""
+
+
+def _worst(node: Ranked, lemons: set[str]) -> str:
+    if node.worst is None:
+        off = node.deviation_percent
+        return f"its worst figure is {off:+.1f}% of the fleet's median" if off is not None else ""
+    f = node.worst
+    text = f"{f.check}: {f.subject}: {f.found}"
+    uuid = node.seen.uuids.get(str(f.gpu)) if f.gpu is not None else None
+    return f"{text}; {uuid} failed before" if uuid in lemons else text
+
+
+def _notes(fleet: Fleet) -> Iterator[str]:
+    for lemon in fleet.lemons:
+        yield f"repeat lemon  {lemon.uuid}"
+        yield from (f"              {line}" for line in lemon.times)
+    for path in fleet.older:
+        yield f"older         {path}: the same GPUs were checked again"
+    if any(node.seen.simulated for node in fleet.nodes):
+        yield "SIMULATED     some of these nodes were never there"
+    counts = {word: sum(node.verdict == v for node in fleet.nodes) for v, word in WORDS.items()}
+    yield ", ".join(f"{count} {word.upper()}" for word, count in counts.items() if count)
+
+
+def as_csv(fleet: Fleet) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        (
+            "node",
+            "run",
+            "started_at",
+            "level",
+            "gpu_model",
+            "verdict",
+            "check",
+            "subject",
+            "finding_verdict",
+            "basis",
+            "value",
+            "reference",
+            "unit",
+            "uuid",
+            "found",
+            "advice",
+        )
+    )
+    for node in fleet.nodes:
+        for f in node.findings or (None,):
+            cells = ("",) * 10 if f is None else (
+                f.check, f.subject, f.verdict, f.basis, f.value, f.reference, f.unit,
+                node.seen.uuids.get(str(f.gpu), ""), f.found, f.advice,
+            )  # fmt: skip
+            writer.writerow(
+                (
+                    node.seen.name,
+                    node.seen.run_id,
+                    node.seen.started_at,
+                    node.seen.level,
+                    node.seen.kind,
+                    node.verdict,
+                    *cells,
+                )
+            )
+    return out.getvalue()
+
+
+def as_markdown(fleet: Fleet) -> str:
+    body = tabulate(list(_rows(fleet)), COLUMNS, tablefmt="github", disable_numparse=True)
+    return "\n".join([body, "", *(f"- {line.strip()}" for line in _notes(fleet))])
+
+
+def write_fleet_html(path: Path, fleet: Fleet) -> None:
+    lemons = {lemon.uuid for lemon in fleet.lemons}
+    rows = "".join(
+        f'<tr><td class="t">{escape(node.seen.name)}</td>'
+        f'<td class="t {_tone(node)}">{WORDS[node.verdict]}</td>'
+        f'<td class="t long">{escape(_worst(node, lemons))}</td>'
+        f'<td class="t">{escape(node.seen.kind)}</td><td class="t">{escape(node.seen.started_at)}</td></tr>'
+        for node in fleet.nodes
+    )
+    spreads = "".join(
+        f'<tr><td class="t">{escape(s.kind)}</td><td class="t">{escape(s.figure)}</td>'
+        f"<td>{escape(quantity(s.median, s.unit))}</td><td>{s.spread_percent:.1f}%</td>"
+        f"<td>{s.count}</td></tr>"
+        for s in fleet.spreads
+    )
+    notes = "".join(f"<li>{escape(line.strip())}</li>" for line in _notes(fleet))
+    body = (
+        f"<h1>Which of these nodes are good</h1><ul class=said>{notes}</ul>"
+        '<div class="scroll" tabindex="0"><table><thead><tr><th class="t">node</th><th class="t">verdict</th>'
+        '<th class="t">worst finding</th><th class="t">GPU</th><th class="t">checked</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table></div><h2>The fleet</h2>"
+        '<div class="scroll" tabindex="0"><table><thead><tr><th class="t">GPU</th><th class="t">figure</th>'
+        f"<th>median</th><th>spread</th><th>values</th></tr></thead><tbody>{spreads}</tbody></table></div>"
+    )
+    put(path, page(f"bench: {len(fleet.nodes)} nodes", body))
+
+
+def _tone(node: Ranked) -> str:
+    return {"pass": "good", "fail": "bad"}.get(node.verdict, "warned")

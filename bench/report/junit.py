@@ -1,0 +1,76 @@
+"""A node check as JUnit XML: a case a finding.
+
+What was not run is an error, since most readers of JUnit count a skipped case as a good one. Only what this
+machine cannot be asked is skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+from bench.acceptance.finding import Finding
+from bench.acceptance.results import CheckResults
+from bench.errors import EnvironmentCannot
+from bench.report.checks import node_text
+from bench.statement import utc
+
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit(results: CheckResults) -> bytes:
+    findings = results.findings
+    suite = ElementTree.Element(
+        "testsuite",
+        name="bench check",
+        hostname="",
+        timestamp=utc(results.run.started_at).removesuffix("Z"),
+        time=f"{results.run.ended_at - results.run.started_at:.1f}",
+        tests=str(len(findings)),
+        failures=str(sum(f.verdict == "fail" for f in findings)),
+        errors=str(sum(f.verdict == "not-run" and f.counts for f in findings)),
+        skipped=str(sum(f.verdict == "not-run" and not f.counts for f in findings)),
+    )
+    properties = ElementTree.SubElement(suite, "properties")
+    facts = {
+        "node": node_text(results), "level": results.level, "run": results.run.id, "verdict": results.verdict
+    }  # fmt: skip
+    for name, value in facts.items():
+        ElementTree.SubElement(properties, "property", name=name, value=_clean(value))
+    for finding in findings:
+        _case(suite, finding)
+    ElementTree.indent(suite)
+    data: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return data
+
+
+def _case(suite: ElementTree.Element, finding: Finding) -> None:
+    name = f"{finding.subject} ({finding.basis})" if finding.figure else finding.subject
+    case = ElementTree.SubElement(
+        suite, "testcase", classname=f"bench.{finding.check}", name=_clean(name), time="0"
+    )
+    said = f"{finding.found}; expected {finding.expected} ({finding.source})"
+    match finding.verdict:
+        case "fail":
+            _child(case, "failure", said, finding.advice)
+        case "not-run":
+            _child(case, "error" if finding.counts else "skipped", said, finding.advice)
+        case "warn":
+            ElementTree.SubElement(case, "system-out").text = _clean(f"WARN {said}\n{finding.advice}")
+
+
+def _child(case: ElementTree.Element, kind: str, message: str, advice: str) -> None:
+    ElementTree.SubElement(case, kind, message=_clean(message)).text = _clean(advice)
+
+
+def _clean(text: str) -> str:
+    return _NOT_XML.sub("?", text)
+
+
+def write_junit(path: Path, results: CheckResults) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(junit(results))
+    except OSError as error:
+        raise EnvironmentCannot(f"cannot be written: {error.strerror}", where=str(path)) from None

@@ -1,0 +1,70 @@
+"""What a node check leaves: judged, packed and signed."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench import __version__
+from bench.acceptance.evidence import Evidence, read_course
+from bench.acceptance.results import CheckResults, readings_bytes, results_of
+from bench.acceptance.standards import Expect, Standards, profile_of
+from bench.codec import pretty_json, to_json
+from bench.pack import pack
+from bench.runner import nvml, probe, telemetry
+from bench.runner.run import predicate
+from bench.runner.seal import Seal
+from bench.sbom import PLACE as SBOM
+from bench.summary import RunFacts
+
+if TYPE_CHECKING:
+    from bench.runner.checking import Asked, Work
+
+
+def finish(
+    asked: Asked, folder: Path, work: Work, seal: Seal, started: float, stopped: str | None
+) -> tuple[CheckResults, Evidence, Path]:
+    node = replace(probe.probe(gpus_too=False), gpus=work.gpus, driver=work.driver)
+    course = (folder / telemetry.FILE_NAME).read_bytes()
+    course = course[: course.rfind(b"\n") + 1]  # one that was killed leaves half a line
+    lines = [json.loads(line) for line in course.splitlines()]
+    evidence = Evidence(asked.level, asked.device, work.gpus, work.readings, read_course(lines))
+    alive = next((gpu.name for gpu in work.gpus if gpu.memory_bytes), "")
+    ours = {gpu.uuid for gpu in work.gpus}
+    past = {uuid: found for uuid, found in asked.history.items() if uuid in ours}
+    results = results_of(
+        evidence, Standards(profile_of(alive), _expected(asked), past), asked.manifest.require,
+        bench_version=__version__, manifest_digest=asked.manifest.digest, node=node, simulated=nvml.is_fake(),
+        run=RunFacts(folder.name, started, time.time(), stopped is None, stopped),
+    )  # fmt: skip
+    bundle = folder.with_suffix(".tar")
+    signed = predicate(results.run, node, asked.manifest.digest, seal)
+    pack(bundle, _files(asked, folder, results, evidence, course), signed, seal.key, seal.certificate)
+    return results, evidence, bundle
+
+
+def _expected(asked: Asked) -> Expect:
+    """As many GPUs as are asked for must be there."""
+    expect = asked.manifest.expect
+    wanted = expect.gpus or (asked.manifest.gpus if asked.device == "cuda" else None)
+    return replace(expect, gpus=wanted)
+
+
+def _files(
+    asked: Asked, folder: Path, results: CheckResults, evidence: Evidence, course: bytes
+) -> dict[str, bytes | Path]:
+    files: dict[str, bytes | Path] = {
+        "manifest.json": asked.manifest.data,
+        "results.json": results.to_bytes(),
+        "samples.jsonl": readings_bytes(evidence.readings),
+        "telemetry.jsonl": course,
+        "env.json": pretty_json({"node": to_json(results.node), "packages": probe.all_packages()}),
+    }
+    if SBOM.exists():  # in an image
+        files["sbom.cdx.json"] = SBOM.read_bytes()
+    for log in sorted((folder / "logs").glob("*.txt")):
+        files[f"logs/{log.name}"] = log.read_bytes()
+    return files

@@ -1,0 +1,48 @@
+"""A node check as people watch it: a line a reading, and on a terminal what goes on now."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.status import Status
+
+from bench.acceptance.evidence import Reading
+from bench.words import seconds_text
+
+
+class CheckProgress:
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, highlight=False, quiet=quiet)
+        self._status: Status | None = None
+        self._name, self._begun = "", 0.0
+
+    def begin(self, name: str) -> None:
+        self._name, self._begun = name, time.monotonic()
+        if self.console.is_terminal:
+            self.stop()
+            self._status = self.console.status(name)
+            self._status.start()
+
+    def phase(self, text: str) -> None:
+        if self._status is not None:
+            self._status.update(f"{self._name}   {text}")
+
+    def end(self, reading: Reading) -> None:
+        self.stop()
+        seconds = seconds_text(reading.ended_at - reading.started_at)
+        done = f"read in {seconds}" if reading.reason is None else f"not run: {reading.reason}"
+        self.console.print(
+            f"{reading.name:<17} {done}",
+            soft_wrap=True,
+            style="dim" if reading.reason else None,
+            markup=False,
+        )
+
+    def say(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True, markup=False)
+
+    def stop(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None

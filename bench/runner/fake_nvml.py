@@ -1,0 +1,240 @@
+"""A machine that is not there: NVML's functions, answered from a file, with every fault one can think of.
+
+It stands where pynvml stands, so that what asks, judges and shows is the real thing; the answers it begins
+with were recorded on real cards (bench/data/fake). A bundle of such a machine says that it is simulated.
+
+A scenario, all of it optional:
+
+    {"machine": "h200", "count": 8,
+     "all":   {"PersistenceMode": 0},            answers of every GPU, by query
+     "gpus":  {"3": {"RemappedRows": [0, 1, 1, 0]}},
+     "later": {"3": {"NvLinkErrorCounter.7.0": 5}},   from when the load begins
+     "load":  {"3": {"CurrPcieLinkGeneration": 4}},   while there is load
+     "xids":  {"3": [79]},
+     "lost":  {"3": 3},      lost from this nvmlInit on: 1 first, 2 idle, 3 load, 4 last
+     "hang":  {"gpu": 3, "query": "NvLinkState.0", "from": 1},
+     "rates": {"matmul": {"5": 0.8}, "all-reduce": {"*": 0.7}},   of what a good one does
+     "wrong": {"2": {"wrong_passes": 1}},        in the check agreement
+     "sag":   {"4": 0.8}, "algorithm": "RING"}
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from bench.acceptance.evidence import Figure
+from bench.acceptance.standards import profile_of
+from bench.catalogue import read_data
+from bench.checks import Effort
+from bench.codec import to_json
+
+FIRST, IDLE, LOAD, LAST = 1, 2, 3, 4
+UNDER_LOAD = {
+    "ClockInfo.SM": 1800, "PowerUsage": 698_000, "Temperature.GPU": 62, "CurrentClocksEventReasons": 4,
+    "UtilizationRates": {"gpu": 100, "memory": 60},
+}  # fmt: skip
+LOAD_SECONDS = 0.12  # long enough to be watched
+
+
+class NVMLError(Exception):
+    def __init__(self, value: int) -> None:
+        super().__init__(f"{type(self).__name__} ({value})")
+        self.value = value
+
+
+def _error(name: str, value: int) -> NVMLError:
+    kind: type[NVMLError] = type(name, (NVMLError,), {})
+    return kind(value)
+
+
+class _FabricInfo(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_uint) for name in ("status", "state", "healthMask"))
+
+
+class FakeNvml:
+    NVMLError = NVMLError
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = "SM", "MEM", "GPU"
+    nvmlEventTypeXidCriticalError = 8  # noqa: N815
+    c_nvmlGpuFabricInfo_v2_t = _FabricInfo  # noqa: N815
+
+    def __init__(self, scenario: Mapping[str, Any], marks: Path | None = None) -> None:
+        self._scenario = scenario
+        self._marks = marks  # a byte for each nvmlInit, since every look is a process of its own
+        self._turn = 0
+        self._machine = read_data(f"fake/{scenario.get('machine', 'h200')}.json")
+        self._count = int(scenario.get("count", 1))
+        self._xids = {int(gpu): list(xids) for gpu, xids in scenario.get("xids", {}).items()}
+
+    @classmethod
+    def from_file(cls, path: Path) -> FakeNvml:
+        return cls(json.loads(path.read_text()), path.with_suffix(".inits"))
+
+    @classmethod
+    def from_environment(cls) -> FakeNvml:
+        return cls.from_file(Path(os.environ["BENCH_FAKE_NVML"]))
+
+    # What NVML does
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if self._marks is not None:
+            with self._marks.open("ab") as file:
+                file.write(b".")
+            self._turn = self._marks.stat().st_size
+        if self._scenario.get("no_driver"):
+            raise _error("NVMLError_DriverNotLoaded", 9)
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        """Nothing was opened."""
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return self._count
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        return str(self._scenario.get("driver", self._machine["driver"]))
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetIndex(self, handle: int) -> int:  # noqa: N802
+        return handle
+
+    def nvmlDeviceGetFieldValues(self, handle: int, fields: list[str]) -> Any:  # noqa: N802
+        return self._ask(handle, f"field.{fields[0]}")
+
+    def nvmlDeviceGetGpuFabricInfoV(self, handle: int, reference: Any) -> None:  # noqa: N802
+        found = self._ask(handle, "FabricInfo")
+        for name, value in found.items():
+            setattr(reference._obj, name, value)
+
+    def nvmlEventSetCreate(self) -> object:  # noqa: N802
+        return object()
+
+    def nvmlDeviceRegisterEvents(self, handle: int, kinds: int, events: object) -> None:  # noqa: N802
+        """All events come anyway."""
+
+    def nvmlEventSetWait(self, events: object, milliseconds: int) -> SimpleNamespace:  # noqa: N802
+        for gpu, xids in self._xids.items():
+            if xids:
+                return SimpleNamespace(device=gpu, eventData=xids.pop(0))
+        raise _error("NVMLError_Timeout", 10)
+
+    def __getattr__(self, name: str) -> Any:
+        """nvmlDeviceGetX(handle, a, b) is the answer "X.a.b"; constants of fields are their own names."""
+        if name.startswith("NVML_FI_DEV_"):
+            return name
+        if not name.startswith("nvmlDeviceGet"):
+            raise AttributeError(name)
+        query = name.removeprefix("nvmlDeviceGet")
+        return lambda handle, *arguments: self._object(
+            self._ask(handle, ".".join([query, *map(str, arguments)]))
+        )
+
+    def _object(self, value: Any) -> Any:
+        """NVML gives structures, whose fields are attributes."""
+        return SimpleNamespace(**value) if isinstance(value, dict) else value
+
+    def _ask(self, gpu: int, query: str) -> Any:
+        self._misbehave(gpu, query)
+        value = self._answers(gpu).get(query, {"error": "NVMLError_NotSupported", "value": 3})
+        if isinstance(value, dict) and "error" in value:
+            raise _error(value["error"], value.get("value", 999))
+        return value
+
+    def _misbehave(self, gpu: int, query: str) -> None:
+        hang = self._scenario.get("hang")
+        if hang and hang["gpu"] == gpu and hang["query"] == query and self._turn >= hang.get("from", 1):
+            time.sleep(3600)
+        lost = self._scenario.get("lost", {}).get(str(gpu))
+        if lost is not None and self._turn >= lost:
+            raise _error("NVMLError_GpuIsLost", 15)
+
+    def _answers(self, gpu: int) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            **self._machine["gpu"],
+            "UUID": f"GPU-0000000{gpu}-0000-0000-0000-000000000000",
+            "FabricInfo": {"state": 3, "status": 0, "healthMask": 0},
+        }
+        found["PciInfo"] = {"busId": f"00000000:{0x10 + gpu:02X}:00.0"}
+        found |= {f"P2PStatus.{other}.{what}": 0 for other in range(self._count) for what in (0, 4)}
+        parts = [self._scenario.get("all", {}), self._scenario.get("gpus", {}).get(str(gpu), {})]
+        if self._turn == LOAD:
+            parts += [UNDER_LOAD, self._scenario.get("load", {}).get(str(gpu), {})]
+        if self._turn >= LOAD:
+            parts.append(self._scenario.get("later", {}).get(str(gpu), {}))
+        for part in parts:
+            found |= part
+        return found
+
+    # What its GPUs do
+
+    def measure(self, check: str, gpus: list[int], effort: Effort) -> dict[str, Any]:
+        """As the check's own measure gives it, of GPUs as their profile has them, but for the faults."""
+        time.sleep(LOAD_SECONDS)
+        if check in self._scenario.get("crash", ()):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        if check in self._scenario.get("stuck", ()):
+            time.sleep(3600)
+        makers = {
+            "peers": self._peers,
+            "all-reduce": self._all_reduce,
+            "agreement": self._agreement,
+            "soak": self._soak,
+        }
+        if check in makers:
+            return makers[check](gpus)
+        names = {
+            "matmul": [f"matmul-{p}" for p in ("bf16", "fp16", "tf32", "fp32")],
+            "memory": ["memory"],
+            "copies": ["host-to-device", "device-to-host"],
+        }[check]
+        return {"figures": to_json([self._figure(check, name, gpu) for gpu in gpus for name in names])}
+
+    def _figure(self, check: str, name: str, gpu: int | None, kind: str = "", place: str = "") -> Figure:
+        profile = profile_of(str(self._answers(0)["Name"]))
+        wanted = profile.figures.get(kind or name) if profile else None
+        factors = self._scenario.get("rates", {}).get(check, {})
+        factor = factors.get(place or str(gpu), factors.get("*", 1.0))
+        spread = 1 + 0.002 * ((7 * (gpu or 0)) % 5 - 2)  # cards differ
+        rate = (wanted.value if wanted else 1e11) * factor * spread
+        unit = wanted.unit if wanted else "B/s"
+        return Figure(name, gpu, unit, rate * 0.05, (0.05,) * 4, kind)
+
+    def _peers(self, gpus: list[int]) -> dict[str, Any]:
+        pairs = [(a, b) for a in gpus for b in gpus if a != b]
+        figures = [self._figure("peers", f"peer {a}-{b}", None, "peer", f"{a}-{b}") for a, b in pairs]
+        return {"figures": to_json(figures), "direct": {f"{a}-{b}": True for a, b in pairs}}
+
+    def _all_reduce(self, gpus: list[int]) -> dict[str, Any]:
+        algorithm, count = self._scenario.get("algorithm", "RING"), len(gpus)
+        figure = self._figure(
+            "all-reduce", f"all-reduce {count} x 1 GiB", None, f"all-reduce {algorithm} {count}"
+        )
+        return {"figures": to_json([figure]), "algorithms": {str(1 << 30): algorithm}, "nvls": "0"}
+
+    def _agreement(self, gpus: list[int]) -> dict[str, Any]:
+        good = {
+            "digests": {"bf16": "a" * 32},
+            "passes": 80,
+            "wrong_passes": 0,
+            "memory_bytes": 2**37,
+            "wrong_words": 0,
+        }
+        wrong = self._scenario.get("wrong", {})
+        return {"gpus": [{"gpu": gpu, **good, **wrong.get(str(gpu), {})} for gpu in gpus]}
+
+    def _soak(self, gpus: list[int]) -> dict[str, Any]:
+        entries = []
+        for gpu in gpus:
+            base = self._figure("soak", "soak", gpu, "matmul-bf16")
+            ends = self._scenario.get("sag", {}).get(str(gpu), 1.0)
+            factors = [1.0 if i < 3 else ends for i in range(9)]
+            windows = [Figure("soak", gpu, "FLOP/s", base.rate * f * 5.0, (5.0,)) for f in factors]
+            entries.append({"gpu": gpu, "windows": to_json(windows), "wrong_windows": 0})
+        return {"gpus": entries}

@@ -1,0 +1,60 @@
+"""Bundles of node checks as `bench check` leaves them, of machines that are not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bench import __version__
+from bench.acceptance.evidence import Evidence
+from bench.acceptance.manifest import shipped
+from bench.acceptance.results import CheckResults, readings_bytes, results_of
+from bench.acceptance.standards import Standards, profile_of
+from bench.codec import canonical_json, to_json
+from bench.pack import pack
+from bench.result import NodeFacts
+from bench.statement import Predicate, utc
+from bench.summary import RunFacts
+from tests.bundles import KEY
+from tests.checks.node import evidence
+
+START = 1_790_000_000.0
+
+
+def results(found: Evidence, run: str = "0a1b2c", at: float = START, **changes: Any) -> CheckResults:
+    node = NodeFacts("a CPU", 8, 2**40, "Debian", "6.1", "3.12.1", found.gpus, "580.159.04")
+    header = {
+        "bench_version": __version__, "manifest_digest": shipped().digest, "node": node, "simulated": False,
+        "run": RunFacts(run, at, at + 90, True, None),
+    }  # fmt: skip
+    return results_of(found, Standards(profile_of(found.gpus[0].name)), (), **(header | changes))
+
+
+def files(done: CheckResults, found: Evidence) -> dict[str, bytes | Path]:
+    course = b"".join(canonical_json(to_json(sample)) + b"\n" for sample in found.course)
+    return {
+        "manifest.json": shipped().data,
+        "results.json": done.to_bytes(),
+        "samples.jsonl": readings_bytes(found.readings),
+        "telemetry.jsonl": course,
+    }
+
+
+def packed(path: Path, done: CheckResults, contents: dict[str, bytes | Path]) -> Path:
+    predicate = Predicate(
+        run_id=done.run.id, manifest_sha256=done.manifest_digest.removeprefix("sha256:"), node={},
+        started_at=utc(done.run.started_at), ended_at=utc(done.run.ended_at), complete=done.run.complete,
+    )  # fmt: skip
+    pack(path, contents, predicate, KEY)
+    return path
+
+
+def bundle(path: Path, folder: Path, at: float = START, **scenario: Any) -> Path:
+    """A whole one; the GPUs of a node are named after its file."""
+    count = scenario.get("count", 8)
+    own = {str(i): {"UUID": f"GPU-{path.stem}-{i}"} for i in range(count)}
+    for gpu, answers in scenario.pop("gpus", {}).items():
+        own[gpu] = own[gpu] | answers
+    found = evidence(folder, gpus=own, **scenario)
+    done = results(found, run=path.stem.replace("-", "")[-12:], at=at)
+    return packed(path, done, files(done, found))

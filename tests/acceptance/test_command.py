@@ -1,0 +1,206 @@
+"""`bench check` as a user sees it: what it prints, the exit code, the bundle. The machine is a scenario."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from bench.cli import main
+from bench.runner import checking
+
+FAST = ("--level", "quick", "--skip", "disk", "--skip", "host-memory")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    yield
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, **scenario: Any) -> None:
+    Path("machine.json").write_text(json.dumps({"count": 4, **scenario}))
+    monkeypatch.setenv("BENCH_FAKE_NVML", str(Path("machine.json").absolute()))
+
+
+def test_a_good_node(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    machine(monkeypatch)
+    assert main(["check", *FAST, "--junit", "j.xml", "--html", "h.html"]) == 0
+    out = capsys.readouterr().out
+    assert "SIMULATED 4 x NVIDIA H200" in out
+    assert "PASS" in out.splitlines()[-1]
+    assert "NOT-RUN" not in out
+    assert "disk: left out on purpose" in out
+    (bundle,) = Path("out").glob("*.tar")
+    assert main(["verify", str(bundle)]) == 0
+    assert "check      pass, judged again" in capsys.readouterr().out
+    suite = ElementTree.parse("j.xml").getroot()
+    assert (suite.get("failures"), suite.get("errors")) == ("0", "0")
+    assert int(suite.get("skipped") or 0) >= 2
+    assert "stragglers" in Path("h.html").read_text().lower()
+    assert main(["compare", str(bundle)]) == 0
+    assert main(["export", str(bundle), "--to", "script", "x"]) == 2
+    assert main(["reproduce", str(bundle)]) == 2
+
+
+def test_a_bad_node_fails_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(monkeypatch, rates={"matmul": {"2": 0.884}}, xids={"1": [79]})
+    assert main(["check", *FAST, "--json", "--junit", "j.xml"]) == 1
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert results["verdict"] == "fail"
+    assert {(f["check"], f["gpu"]) for f in results["findings"] if f["verdict"] == "fail"} == {
+        ("matmul", 2),
+        ("xid", 1),
+    }
+    assert int(ElementTree.parse("j.xml").getroot().get("failures") or 0) >= 2
+
+
+@pytest.mark.parametrize(
+    ("scenario", "code", "state"),
+    [
+        ({}, 0, "BENCH OK"),
+        ({"all": {"PersistenceMode": 0}}, 1, "BENCH WARNING"),
+        ({"rates": {"memory": {"0": 0.5}}}, 2, "BENCH CRITICAL"),
+        ({"crash": ["soak"]}, 3, "BENCH UNKNOWN"),
+    ],
+)
+def test_monitoring_gets_one_line_and_its_own_codes(
+    scenario: dict[str, Any],
+    code: int,
+    state: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    machine(monkeypatch, **scenario)
+    assert main(["check", *FAST, "--nagios"]) == code
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(state)
+    text, _, figures = line.partition(" | ")
+    assert "'gpu0_matmul-bf16'=" in figures
+    assert "|" not in text
+
+
+def test_a_driver_that_hangs_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checking, "LOOK_SECONDS", 1.0)
+    for turn in (1, 4):
+        machine(monkeypatch, hang={"gpu": 1, "query": "NvLinkState.3", "from": turn})
+        assert main(["check", *FAST, "--json"]) == 3
+        results = json.loads(capsys.readouterr().out)["results"]
+        assert results["verdict"] == "not-run"
+        said = next(f for f in results["findings"] if f["check"] == "present" and f["verdict"] == "not-run")
+        assert "timed out after 1 s in NVML on GPU 1" in said["found"]
+
+
+def test_a_check_that_hangs_is_ended_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(monkeypatch, stuck=["memory"])
+    short = dict(checking.known_checks())
+    from dataclasses import replace
+
+    short["memory"] = replace(short["memory"], limit_seconds=1.0)
+    monkeypatch.setattr(checking, "known_checks", lambda: short)
+    assert main(["check", *FAST, "--json"]) == 3
+    findings = json.loads(capsys.readouterr().out)["results"]["findings"]
+    assert {f["check"] for f in findings if f["verdict"] == "not-run" and f["counts"]} == {"memory"}
+
+
+def test_what_the_time_does_not_reach_is_not_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(monkeypatch)
+    short = {"minutes": 0.01, "warm_seconds": 0, "seconds": 1, "soak_seconds": 1}
+    Path("short.json").write_text(json.dumps({"schema": "bench/node-check/v1", "levels": {"quick": short}}))
+    assert main(["check", "short.json", *FAST, "--json"]) == 3
+    assert "minutes of this level were over" in capsys.readouterr().out
+
+
+def test_no_driver_at_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    machine(monkeypatch, no_driver=True)
+    assert main(["check", *FAST]) == 3
+    out = capsys.readouterr().out
+    assert "no NVIDIA driver answers" in out
+    assert " pass" not in out.splitlines()[-1]
+
+
+def test_a_gpu_that_is_gone_leaves_the_others_checked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(monkeypatch, lost={"2": 1})
+    assert main(["check", *FAST, "--json"]) == 1
+    findings = json.loads(capsys.readouterr().out)["results"]["findings"]
+    assert [f["gpu"] for f in findings if f["check"] == "present" and f["verdict"] == "fail"] == [2]
+    assert {f["gpu"] for f in findings if f["figure"] == "memory"} == {0, 1, 3}
+
+
+def test_fewer_gpus_than_asked_for_fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(monkeypatch)
+    Path("eight.json").write_text('{"schema": "bench/node-check/v1", "gpus": 8}')
+    assert main(["check", "eight.json", *FAST]) == 1
+    assert "4 NVIDIA H200" in capsys.readouterr().out
+
+
+def test_only_the_gpus_that_are_shown_are_judged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(monkeypatch, gpus={"0": {"EccMode": [0, 0]}})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert main(["check", *FAST, "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)["results"]["findings"]
+    assert {f["gpu"] for f in findings if f["gpu"] is not None} == {2, 3}
+
+
+def test_the_second_check_is_held_against_the_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But a machine that is not there is nobody's past."""
+    machine(monkeypatch)
+    assert main(["check", *FAST]) == 0
+    machine(monkeypatch)
+    capsys.readouterr()
+    assert main(["check", *FAST, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"]["history"] == {}
+
+
+def test_wrong_arguments_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--skip", "matmull"]) == 2
+    assert 'nearest: "matmul"' in capsys.readouterr().err
+    assert main(["check", "nowhere.json"]) == 2
+
+
+def test_the_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(checking.known_checks())
+
+
+@pytest.mark.slow
+def test_the_real_thing_on_a_cpu_with_gloo_in_place_of_nccl(tmp_path: Path) -> None:
+    """The same checks, torch and process groups; tiny sizes. Nothing here is simulated."""
+    Path("two.json").write_text('{"schema": "bench/node-check/v1", "gpus": 2, "level": "quick"}')
+    environment = {k: v for k, v in os.environ.items() if k != "BENCH_FAKE_NVML"}
+    command = [sys.executable, "-m", "bench", "check", "two.json", "--device", "cpu", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, check=False)
+    document = json.loads(done.stdout)
+    results = document["results"]
+    assert not results["simulated"]
+    read = {f["check"] for f in results["findings"] if f["value"] is not None}
+    assert {"matmul", "memory", "copies", "peers", "all-reduce", "soak", "disk", "host-memory"} <= read
+    agreed = [f["verdict"] for f in results["findings"] if f["check"] == "agreement"]
+    assert agreed == ["pass", "pass"]
+    assert not [f for f in results["findings"] if f["verdict"] == "not-run" and f["counts"]]
+    assert main(["verify", document["bundle"]]) == 0

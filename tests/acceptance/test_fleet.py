@@ -1,0 +1,113 @@
+"""Forty nodes, some of them bad: they are named, in order, and nobody else is."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.acceptance.finding import Finding
+from bench.acceptance.fleet import Fleet, compare_fleet, seen_of
+from bench.cli import main
+from bench.summary import recompute
+from bench.verify import verify_bundle
+from tests.acceptance.made import START, bundle
+
+DAY = 86_400.0
+
+
+@pytest.fixture(scope="module")
+def rack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve nodes; one slow by the reference, one a little behind all others, one that lost a GPU."""
+    folder = tmp_path_factory.mktemp("rack")
+    made = tmp_path_factory.mktemp("made")
+    for number in range(12):
+        scenario = {
+            3: {"rates": {"matmul": {"5": 0.7}}},
+            7: {"rates": {"matmul": {"*": 0.945}}},
+            9: {"lost": {"0": 4}},
+        }.get(number, {})
+        bundle(folder / f"n{number:02}.tar", made, START + number, **scenario)  # type: ignore[arg-type]
+    return folder
+
+
+def compared(folder: Path) -> Fleet:
+    seen = []
+    for path in sorted(folder.glob("*.tar")):
+        check = verify_bundle(path, recompute).recomputed["check"]
+        seen.append(seen_of(path, check))  # type: ignore[arg-type]
+    return compare_fleet(seen)
+
+
+def test_the_worst_come_first_and_nobody_else_is_named(rack: Path) -> None:
+    fleet = compared(rack)
+    assert [node.seen.name for node in fleet.nodes if node.verdict != "pass"] == ["n03", "n09", "n07"]
+    assert fleet.verdict == "fail"
+
+
+def test_a_node_that_passed_alone_is_behind_the_fleet(rack: Path) -> None:
+    (node,) = [node for node in compared(rack).nodes if node.seen.name == "n07"]
+    assert node.verdict == "warn"
+    assert isinstance(node.worst, Finding)
+    assert (node.worst.basis, node.worst.check) == ("fleet", "matmul")
+    assert node.worst.share == pytest.approx(0.945, abs=0.01)
+
+
+def test_a_gpu_that_failed_twice_is_a_lemon_wherever_it_was(tmp_path: Path) -> None:
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    for number in range(5):
+        bundle(rack / f"n{number}.tar", tmp_path, START + number)
+    bad = {"rates": {"matmul": {"5": 0.7}}, "gpus": {"5": {"UUID": "GPU-bad"}}}
+    bundle(rack / "before.tar", tmp_path, START - 30 * DAY, **bad)
+    bundle(rack / "moved.tar", tmp_path, START + 9, **bad)
+    fleet = compared(rack)
+    (lemon,) = fleet.lemons
+    assert lemon.uuid == "GPU-bad"
+    assert "GPU 5 of before on 2026-08-22: matmul" in lemon.times[0]
+    assert "of moved" in lemon.times[1]
+
+
+def test_a_node_that_was_checked_again_stands_there_once(tmp_path: Path) -> None:
+    rack = tmp_path / "rack"
+    (rack / "later").mkdir(parents=True)
+    bundle(rack / "n1.tar", tmp_path, START, rates={"matmul": {"1": 0.7}})
+    bundle(rack / "later" / "n1.tar", tmp_path, START + DAY)
+    seen = [
+        seen_of(path, verify_bundle(path, recompute).recomputed["check"])  # type: ignore[arg-type]
+        for path in sorted(rack.rglob("*.tar"))
+    ]
+    fleet = compare_fleet(seen)
+    assert [node.verdict for node in fleet.nodes] == ["pass"]
+    assert fleet.older == (str(rack / "n1.tar"),)
+
+
+def test_bench_compare_shows_it_in_every_format(
+    rack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", str(rack), "--html", str(tmp_path / "rack.html")]) == 1
+    table = capsys.readouterr().out
+    assert table.index("n03") < table.index("n09") < table.index("n07")
+    assert "9 PASS" in table
+    page = (tmp_path / "rack.html").read_text()
+    assert "n03" in page and "<script" not in page and "http" not in page.replace("http-equiv", "")
+    assert main(["compare", str(rack), "--format", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)["schema"] == "bench/fleet/v1"
+    assert main(["compare", str(rack), "--format", "csv"]) == 1
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {row["node"] for row in rows} == {f"n{i:02}" for i in range(12)}
+    assert main(["compare", str(rack), "--format", "markdown"]) == 1
+    assert "| n03" in capsys.readouterr().out
+
+
+def test_one_that_does_not_verify_is_named_and_left_out(
+    rack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = (rack / "n00.tar").read_bytes()
+    (tmp_path / "good.tar").write_bytes(good)
+    (tmp_path / "damaged.tar").write_bytes(good.replace(b"NVIDIA H200", b"NVIDIA H299", 1))
+    assert main(["compare", str(tmp_path)]) == 4
+    assert "damaged.tar" in capsys.readouterr().err

@@ -1,0 +1,61 @@
+"""A node-check manifest, and every mistake in it at its place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.acceptance.manifest import DEFAULTS, parse, shipped
+from bench.errors import BadInput
+
+ROOT = Path(__file__).parents[2]
+
+
+def read(**document: Any) -> Any:
+    return parse(json.dumps({"schema": "bench/node-check/v1", **document}).encode(), "mine.json")
+
+
+def test_the_shipped_one_is_the_one_in_manifests_and_says_the_defaults() -> None:
+    assert (ROOT / "manifests" / "node-check.json").read_bytes() == shipped().data
+    assert shipped().level == "standard"
+    assert {level: shipped().pains(level) for level in DEFAULTS} == dict(DEFAULTS)
+    assert [shipped().pains(level).minutes for level in DEFAULTS] == [2, 10, 60]
+
+
+@pytest.mark.parametrize(
+    ("document", "place", "words"),
+    [
+        ({"level": "hard"}, "/level", "quick, standard, soak"),
+        ({"skip": ["matmull"]}, "/skip/0", 'nearest: "matmul"'),
+        ({"require": ["xids"]}, "/require/0", 'nearest: "xid"'),
+        ({"gpus": 0}, "/gpus", "at least 1"),
+        ({"expect": {"gpuz": 8}}, "/expect/gpuz", "no such field"),
+        ({"expect": {"driver": 580}}, "/expect/driver", "a text"),
+        (
+            {"levels": {"quik": {"minutes": 1, "warm_seconds": 0, "seconds": 1, "soak_seconds": 1}}},
+            "/levels/quik",
+            "quick",
+        ),
+        ({"levels": {"quick": {"minutes": 1}}}, "/levels/quick", "missing"),
+        ({"colour": "red"}, "/colour", "no such field"),
+    ],
+)
+def test_mistakes_are_told_with_their_place(document: dict[str, Any], place: str, words: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        read(**document)
+    assert any(mistake.path.startswith(place) for mistake in caught.value.mistakes)
+    assert words in str(caught.value)
+
+
+def test_a_manifest_of_models_is_sent_to_bench_run() -> None:
+    with pytest.raises(BadInput, match="bench run"):
+        parse(b'{"schema":"bench/manifest/v1","models":["pythia-1b"]}', "mine.json")
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"schema":"bench/node-check/v9"}', b'"x"'])
+def test_what_is_none_is_refused(data: bytes) -> None:
+    with pytest.raises(BadInput):
+        parse(data, "mine.json")

@@ -1,0 +1,113 @@
+"""A verdict in a bundle follows from the readings in it, or the bundle is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.acceptance import history
+from bench.acceptance.results import Judged
+from bench.errors import VerificationFailed
+from bench.summary import recompute
+from bench.verify import verify_bundle
+from tests.acceptance.made import START, bundle, files, packed, results
+from tests.checks.node import evidence
+
+
+def judged(path: Path) -> Judged:
+    found = verify_bundle(path, recompute).recomputed["check"]
+    assert isinstance(found, Judged)
+    return found
+
+
+def test_it_is_judged_again_by_whoever_verifies(tmp_path: Path) -> None:
+    for name, scenario, verdict in (
+        ("good", {}, "pass"),
+        ("slow", {"rates": {"matmul": {"5": 0.8}}}, "fail"),
+        ("doubtful", {"all": {"PersistenceMode": 0}}, "warn"),
+    ):
+        found = judged(bundle(tmp_path / f"{name}.tar", tmp_path, **scenario))
+        assert found.results.verdict == verdict
+        assert found.shipped_profile
+
+
+def forged(folder: Path, **changes: Any) -> Path:
+    """Of a node that fails, with other results than follow."""
+    found = evidence(folder, rates={"matmul": {"5": 0.8}})
+    done = results(found)
+    other = replace(done, **{name: change(done) for name, change in changes.items()})
+    return packed(folder / "forged.tar", other, files(other, found))
+
+
+def test_a_verdict_that_does_not_follow_is_refused(tmp_path: Path) -> None:
+    better = forged(tmp_path, findings=lambda d: tuple(replace(f, verdict="pass") for f in d.findings))
+    with pytest.raises(VerificationFailed, match="does not follow from the readings"):
+        judged(better)
+
+
+def test_findings_that_are_left_out_are_missed(tmp_path: Path) -> None:
+    with pytest.raises(VerificationFailed, match=r"does not hold every verdict|does not follow|do not hold"):
+        judged(forged(tmp_path, findings=lambda d: d.findings[:-1]))
+
+
+def test_the_whole_must_follow_from_its_parts(tmp_path: Path) -> None:
+    with pytest.raises(VerificationFailed, match="the whole is said to pass, and follows to fail"):
+        judged(forged(tmp_path, verdict=lambda _: "pass"))
+
+
+def test_a_lenient_profile_of_its_own_is_told(tmp_path: Path) -> None:
+    found = evidence(tmp_path)
+    done = results(found)
+    assert done.profile is not None
+    lenient = replace(done, profile=replace(done.profile, name="ours"))
+    assert not judged(packed(tmp_path / "lenient.tar", lenient, files(lenient, found))).shipped_profile
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {
+            "name": "matmul",
+            "data": {
+                "figures": [{"name": "a", "gpu": 0, "unit": "B/s", "work": 1.0, "samples": [0.0], "kind": ""}]
+            },
+        },
+        {"name": "matmul", "data": {"figures": "many"}},
+        {"name": "soak", "data": {"gpus": [{"gpu": 0}]}},
+        {"name": "agreement", "data": {"gpus": 3}},
+        {"name": "inventory-before", "data": {"gpus": [7]}},
+        {"name": "disk", "data": {"free_bytes": "much"}},
+    ],
+)
+def test_readings_that_make_no_sense_are_refused_in_words(line: dict[str, Any], tmp_path: Path) -> None:
+    found = evidence(tmp_path)
+    done = results(found)
+    contents = files(done, found)
+    samples = contents["samples.jsonl"]
+    assert isinstance(samples, bytes)
+    kept = [text for text in samples.splitlines() if json.loads(text)["name"] != line["name"]]
+    contents["samples.jsonl"] = b"\n".join([*kept, json.dumps(line).encode()]) + b"\n"
+    with pytest.raises(VerificationFailed):
+        judged(packed(tmp_path / "senseless.tar", done, contents))
+
+
+def test_the_past_of_a_gpu_is_read_from_bundles_and_what_failed_is_no_measure(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    for i, factor in enumerate((1.0, 1.0, 0.7)):
+        scenario = {"rates": {"memory": {"2": factor}}}
+        found = evidence(tmp_path, **scenario)
+        done = results(found, run=f"run{i}", at=START + i)
+        packed(store / f"run{i}.tar", done, files(done, found))
+    (store / "other.tar").write_bytes(b"no bundle")
+    past, refused = history.read([store])
+    assert len(refused) == 1
+    second = past[found.gpus[2].uuid]
+    assert second.runs == ("run0", "run1", "run2")
+    assert len(second.figures["memory"]) == 2
+    assert len(second.figures["matmul-bf16"]) == 3
+    assert second.counters == {"remapped rows": 0}

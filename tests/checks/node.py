@@ -1,0 +1,103 @@
+"""A node that is not there, looked at as a real one is: the same queries, watching and judging."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from bench.acceptance.evidence import AFTER, BEFORE, IDLE, Answers, Evidence, Reading, read_course
+from bench.acceptance.finding import Finding
+from bench.acceptance.results import judge
+from bench.acceptance.standards import Standards, profile_of
+from bench.checks import Effort, known_checks
+from bench.codec import canonical_json, strict_loads
+from bench.runner import fake_nvml, nvml
+from bench.runner.checking import _gpu
+from bench.runner.watch import Watch
+
+EFFORT = Effort("quick", 0.0, 0.0, 0.0, "/nowhere", True)
+HOST: Mapping[str, Any] = {
+    "clock": {
+        "state": 0,
+        "status": 0,
+        "max_error_seconds": 0.01,
+        "estimated_error_seconds": 0.001,
+        "virtual": False,
+    },
+    "disk": {
+        "free_bytes": 400 << 30,
+        "written_bytes": 1 << 30,
+        "write_seconds": 0.5,
+        "read_bytes": 1 << 30,
+        "read_seconds": 0.2,
+    },
+    "host-memory": {
+        "figures": [
+            {
+                "name": "host-memory",
+                "gpu": None,
+                "unit": "B/s",
+                "work": 1e10,
+                "samples": [0.1, 0.1],
+                "kind": "",
+            }
+        ]
+    },
+    "xid": {"lines": []},
+}
+
+
+def evidence(folder: Path, host: Mapping[str, Any] | None = None, **scenario: Any) -> Evidence:
+    """What is read of a machine with these faults: first look, idle, load, last look."""
+    path = folder / f"scenario-{len(list(folder.iterdir()))}.json"
+    path.write_text(json.dumps({"count": 8, **scenario}))
+    fake = fake_nvml.FakeNvml.from_file(path)
+    with (
+        mock.patch.object(nvml, "load", return_value=fake),
+        mock.patch.object(nvml, "is_fake", return_value=True),
+        mock.patch.object(fake_nvml, "LOAD_SECONDS", 0.0),
+    ):
+        readings = {
+            BEFORE: _reading(BEFORE, nvml.read_inventory(print)),
+            IDLE: _reading(IDLE, nvml.watch_idle(print)),
+        }
+        everyone = tuple(_gpu(Answers(i, raw)) for i, raw in enumerate(readings[BEFORE].data["gpus"]))
+        places = [gpu.index for gpu in everyone if gpu.memory_bytes]
+        course = io.BytesIO()
+        watch = Watch(fake, course)
+        for name, check in known_checks().items():
+            if name in HOST:
+                readings[name] = _reading(name, (host or {}).get(name, HOST[name]))
+            elif (why := check.refuse("cuda", everyone, len(places))) is not None:
+                readings[name] = Reading(name, reason=why, counts=False)
+            elif check.measure is not None:
+                started = time.time() - 0.002
+                data = fake.measure(name, places, EFFORT)
+                watch.look()
+                readings[name] = replace(
+                    _reading(name, data), started_at=started, ended_at=time.time() + 0.002
+                )
+        readings[AFTER] = _reading(AFTER, nvml.read_inventory(print))
+    lines = [strict_loads(line) for line in course.getvalue().splitlines()]
+    return Evidence("quick", "cuda", everyone, readings, read_course(lines))
+
+
+def _reading(name: str, data: Mapping[str, Any]) -> Reading:
+    """Through JSON and back, as a bundle has it."""
+    return Reading(name, strict_loads(canonical_json(data)))
+
+
+def findings(
+    found: Evidence, standards: Standards | None = None, require: tuple[str, ...] = ()
+) -> tuple[Finding, ...]:
+    return judge(found, standards or Standards(profile_of(found.gpus[0].name)), require)
+
+
+def bad(every: tuple[Finding, ...]) -> list[Finding]:
+    return [f for f in every if f.verdict != "pass" and f.counts]

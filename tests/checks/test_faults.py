@@ -1,0 +1,251 @@
+"""Every fault that can be injected is found, by the check that is for it, on the GPU that has it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from bench.acceptance.finding import overall
+from bench.acceptance.standards import Expect, Past, Standards, profile_of
+from tests.checks.node import HOST, bad, evidence, findings
+
+
+class Fault(NamedTuple):
+    check: str
+    verdict: str
+    gpu: int | None
+    scenario: dict[str, Any]
+
+
+def speed(value: int) -> list[dict[str, Any]]:
+    """A field's answer, as NVML gives it."""
+    return [{"nvmlReturn": 0, "valueType": 1, "value": {"uiVal": value, "ullVal": value}}]
+
+
+FAULTS = {
+    "a GPU that is lost from the start": Fault("present", "fail", 3, {"lost": {"3": 1}}),
+    "a GPU that is lost under load": Fault("present", "fail", 3, {"lost": {"3": 3}}),
+    "a GPU that is lost at the end": Fault("present", "fail", 3, {"lost": {"3": 4}}),
+    "a GPU that wants a reset": Fault(
+        "present", "fail", 2, {"gpus": {"2": {"field.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION": speed(1)}}}
+    ),
+    "another model": Fault("alike", "fail", 6, {"gpus": {"6": {"Name": "NVIDIA H100 80GB HBM3"}}}),
+    "another VBIOS": Fault("alike", "warn", 6, {"gpus": {"6": {"VbiosVersion": "96.00.00.00.01"}}}),
+    "another power limit": Fault("alike", "fail", 6, {"gpus": {"6": {"PowerManagementLimit": 500000}}}),
+    "a GPU in MIG mode": Fault("alike", "fail", 6, {"gpus": {"6": {"MigMode": [1, 1]}}}),
+    "a stranger's process": Fault(
+        "strangers",
+        "fail",
+        1,
+        {"gpus": {"1": {"ComputeRunningProcesses": [{"pid": 4711, "usedGpuMemory": None}]}}},
+    ),
+    "memory held by a stranger": Fault(
+        "strangers",
+        "fail",
+        1,
+        {"gpus": {"1": {"MemoryInfo": {"total": 150754820096, "free": 1, "used": 9 << 30}}}},
+    ),
+    "a tenth of the GPU taken": Fault(
+        "strangers", "fail", 1, {"gpus": {"1": {"UtilizationRates": {"gpu": 10, "memory": 1}}}}
+    ),
+    "traffic on the bus": Fault("strangers", "fail", 1, {"gpus": {"1": {"PcieThroughput.0": 12_000_000}}}),
+    "slow arithmetic": Fault("matmul", "fail", 5, {"rates": {"matmul": {"5": 0.884}}}),
+    "slow arithmetic everywhere": Fault("matmul", "fail", 0, {"rates": {"matmul": {"*": 0.7}}}),
+    "slow memory": Fault("memory", "fail", 4, {"rates": {"memory": {"4": 0.9}}}),
+    "slow copies": Fault("copies", "fail", 0, {"rates": {"copies": {"0": 0.5}}}),
+    "a slow pair": Fault("peers", "fail", None, {"rates": {"peers": {"2-5": 0.5}}}),
+    "a slow all-reduce": Fault("all-reduce", "fail", None, {"rates": {"all-reduce": {"*": 0.6}}}),
+    "NVLS that is slow as rings": Fault(
+        "all-reduce", "fail", None, {"algorithm": "NVLS", "rates": {"all-reduce": {"*": 0.75}}}
+    ),
+    "passes that give other bits": Fault("agreement", "fail", 2, {"wrong": {"2": {"wrong_passes": 1}}}),
+    "memory that forgets": Fault("agreement", "fail", 2, {"wrong": {"2": {"wrong_words": 3}}}),
+    "a GPU that computes otherwise": Fault(
+        "agreement", "fail", 2, {"wrong": {"2": {"digests": {"bf16": "b" * 32}}}}
+    ),
+    "a rate that sags": Fault("soak", "fail", 4, {"sag": {"4": 0.85}}),
+    "thermal throttling": Fault("soak", "fail", 4, {"load": {"4": {"CurrentClocksEventReasons": 0x44}}}),
+    "software thermal throttling": Fault(
+        "soak", "warn", 4, {"load": {"4": {"CurrentClocksEventReasons": 0x24}}}
+    ),
+    "a power brake": Fault("soak", "fail", 4, {"load": {"4": {"CurrentClocksEventReasons": 0x80}}}),
+    "heat": Fault("soak", "warn", 4, {"load": {"4": {"Temperature.GPU": 88}}}),
+    "an older PCIe generation under load": Fault(
+        "pcie", "fail", 2, {"load": {"2": {"CurrPcieLinkGeneration": 4}}}
+    ),
+    "half the PCIe lanes": Fault("pcie", "fail", 2, {"load": {"2": {"CurrPcieLinkWidth": 8}}}),
+    "PCIe replays": Fault(
+        "pcie", "warn", 2, {"later": {"2": {"field.NVML_FI_DEV_PCIE_REPLAY_COUNTER": speed(400)}}}
+    ),
+    "fatal PCIe errors": Fault(
+        "pcie", "fail", 2, {"later": {"2": {"field.NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR": speed(1)}}}
+    ),
+    "an NVLink that is down": Fault("nvlink", "fail", 7, {"gpus": {"7": {"NvLinkState.11": 0}}}),
+    "NVLink replays": Fault("nvlink", "fail", 7, {"later": {"7": {"NvLinkErrorCounter.11.0": 4}}}),
+    "NVLink CRC errors": Fault("nvlink", "warn", 7, {"later": {"7": {"NvLinkErrorCounter.11.2": 5000}}}),
+    "a slow NVLink": Fault(
+        "nvlink", "fail", 7, {"gpus": {"7": {"field.NVML_FI_DEV_NVLINK_GET_SPEED": speed(13281)}}}
+    ),
+    "a fabric that is not up": Fault(
+        "fabric", "fail", 0, {"gpus": {"0": {"FabricInfo": {"state": 2, "status": 0, "healthMask": 0}}}}
+    ),
+    "a fabric with errors": Fault(
+        "fabric", "fail", 0, {"gpus": {"0": {"FabricInfo": {"state": 3, "status": 999, "healthMask": 0}}}}
+    ),
+    "a degraded fabric": Fault(
+        "fabric", "fail", 0, {"gpus": {"0": {"FabricInfo": {"state": 3, "status": 0, "healthMask": 1}}}}
+    ),
+    "a lowered power limit everywhere": Fault("power", "fail", 0, {"all": {"EnforcedPowerLimit": 500000}}),
+    "no persistence": Fault("power", "warn", 0, {"all": {"PersistenceMode": 0}}),
+    "ECC off": Fault("ecc", "fail", 1, {"gpus": {"1": {"EccMode": [0, 0]}}}),
+    "ECC off after the next reset": Fault("ecc", "warn", 1, {"gpus": {"1": {"EccMode": [1, 0]}}}),
+    "uncorrected errors since boot": Fault("ecc", "fail", 1, {"gpus": {"1": {"TotalEccErrors.1.0": 2}}}),
+    "uncorrected errors under load": Fault("ecc", "fail", 1, {"later": {"1": {"TotalEccErrors.1.0": 1}}}),
+    "uncorrected errors long ago": Fault("ecc", "warn", 1, {"gpus": {"1": {"TotalEccErrors.1.1": 7}}}),
+    "very many corrected errors": Fault("ecc", "warn", 1, {"gpus": {"1": {"TotalEccErrors.0.0": 90000}}}),
+    "a row that waits for its remapping": Fault(
+        "rows", "fail", 3, {"gpus": {"3": {"RemappedRows": [0, 1, 1, 0]}}}
+    ),
+    "remapping that failed": Fault("rows", "fail", 3, {"gpus": {"3": {"RemappedRows": [0, 9, 0, 1]}}}),
+    "rows remapped for uncorrected errors": Fault(
+        "rows", "warn", 3, {"gpus": {"3": {"RemappedRows": [0, 1, 0, 0]}}}
+    ),
+    "an Xid under load": Fault("xid", "fail", 5, {"xids": {"5": [79]}}),
+    "a repaired memory error under load": Fault("xid", "warn", 5, {"xids": {"5": [63]}}),
+    "a query that this driver cannot answer": Fault(
+        "ecc",
+        "not-run",
+        1,
+        {"gpus": {"1": {"TotalEccErrors.1.0": {"error": "NVMLError_Unknown", "value": 999}}}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_it_is_found_by_its_check(name: str, tmp_path: Path) -> None:
+    fault = FAULTS[name]
+    every = findings(evidence(tmp_path, **fault.scenario))
+    found = [f for f in bad(every) if f.check == fault.check and f.verdict == fault.verdict]
+    assert any(f.gpu == fault.gpu for f in found), [f"{f.check}: {f.subject}: {f.found}" for f in bad(every)]
+    assert all(f.expected and f.source for f in every)
+    assert all(f.advice for f in found if f.verdict in ("warn", "fail"))
+    assert overall(every) != "pass"
+
+
+def test_a_good_node_passes_whatever_its_size(tmp_path: Path) -> None:
+    for count in (1, 2, 4, 8):
+        every = findings(evidence(tmp_path, count=count))
+        assert not bad(every), [f"{f.check}: {f.subject}: {f.found}" for f in bad(every)]
+        assert overall(every) == "pass"
+
+
+def test_a_node_is_not_failed_for_nvls_being_off(tmp_path: Path) -> None:
+    by_rings = evidence(tmp_path, algorithm="RING")
+    (finding,) = [f for f in findings(by_rings) if f.check == "all-reduce" and f.figure]
+    assert finding.verdict == "pass"
+    assert "370 GB/s" in finding.expected
+    nvls = evidence(tmp_path, algorithm="NVLS")
+    assert "480 GB/s" in next(f for f in findings(nvls) if f.check == "all-reduce" and f.figure).expected
+
+
+HOST_FAULTS = {
+    "clock": (
+        {
+            "state": 5,
+            "status": 0x40,
+            "max_error_seconds": 16.0,
+            "estimated_error_seconds": 16.0,
+            "virtual": False,
+        },
+        "warn",
+    ),
+    "disk": ({**HOST["disk"], "write_seconds": 60.0}, "warn"),
+    "host-memory": ({"figures": [{**HOST["host-memory"]["figures"][0], "samples": [2.0, 2.0]}]}, "warn"),
+    "xid": (
+        {"lines": ["[ 12.3] NVRM: Xid (PCI:0000:12:00): 95, pid=4711, Uncontained ECC error"]},
+        "fail",
+    ),
+}
+
+
+@pytest.mark.parametrize("check", HOST_FAULTS)
+def test_faults_of_the_host_are_found(check: str, tmp_path: Path) -> None:
+    data, verdict = HOST_FAULTS[check]
+    every = findings(evidence(tmp_path, host={check: data}))
+    assert {f.check for f in bad(every)} == {check}
+    assert {f.verdict for f in bad(every)} == {verdict}
+
+
+def test_a_full_disk_fails(tmp_path: Path) -> None:
+    every = findings(evidence(tmp_path, host={"disk": {**HOST["disk"], "free_bytes": 1 << 30}}))
+    assert [(f.check, f.verdict) for f in bad(every)] == [("disk", "fail")]
+
+
+def test_an_earlier_xid_of_another_gpu_is_laid_at_its_door(tmp_path: Path) -> None:
+    data, _ = HOST_FAULTS["xid"]
+    every = findings(evidence(tmp_path, host={"xid": data}))
+    assert [f.gpu for f in bad(every)] == [2]  # bus 12 in this machine
+
+
+def test_a_program_that_crashed_is_no_fault_of_the_hardware(tmp_path: Path) -> None:
+    assert not bad(findings(evidence(tmp_path, xids={"3": [13, 31, 43]})))
+
+
+def test_what_was_ordered_is_what_must_be_there(tmp_path: Path) -> None:
+    found = evidence(tmp_path, count=7)
+    profile = profile_of("NVIDIA H200")
+    for expect, check in (
+        (Expect(gpus=8), "present"),
+        (Expect(gpu="NVIDIA H100 80GB HBM3"), "present"),
+        (Expect(driver="999."), "alike"),
+        (Expect(vbios="0"), "alike"),
+        (Expect(power_watts=1000), "power"),
+        (Expect(pcie_generation=6), "pcie"),
+        (Expect(disk_gb_per_second=50), "disk"),
+        (Expect(host_gb_per_second=900), "host-memory"),
+    ):
+        assert {(f.check, f.verdict) for f in bad(findings(found, Standards(profile, expect)))} == {
+            (check, "fail")
+        }
+
+
+def test_a_gpu_that_was_faster_before_is_warned_of(tmp_path: Path) -> None:
+    found = evidence(tmp_path)
+    uuid = found.gpus[2].uuid
+    usual = next(f.rate for f in found.figures("memory") if f.gpu == 2)
+    past = {uuid: Past(("a", "b"), {"memory": (1.08 * usual, 1.09 * usual)})}
+    (finding,) = bad(findings(found, Standards(profile_of("NVIDIA H200"), Expect(), past)))
+    assert (finding.check, finding.gpu, finding.basis) == ("memory", 2, "history")
+
+
+def test_rows_remapped_since_the_last_check_are_warned_of(tmp_path: Path) -> None:
+    found = evidence(tmp_path, gpus={"2": {"RemappedRows": [3, 0, 0, 0]}})
+    past = {found.gpus[2].uuid: Past(("a",), {}, {"remapped rows": 1})}
+    standards = Standards(profile_of("NVIDIA H200"), Expect(), past)
+    (finding,) = bad(findings(found, standards))
+    assert (finding.check, finding.gpu, finding.basis) == ("rows", 2, "history")
+    assert "2 more than at its last check" in finding.found
+
+
+def test_two_that_differ_are_both_named_since_nobody_knows_who_is_right(tmp_path: Path) -> None:
+    found = evidence(tmp_path, count=2, wrong={"1": {"digests": {"bf16": "b" * 32}}})
+    assert {f.gpu for f in bad(findings(found)) if f.check == "agreement"} == {0, 1}
+
+
+def test_what_is_required_counts(tmp_path: Path) -> None:
+    """A kernel log that is closed keeps no node from passing, unless its owner wants it read."""
+    found = evidence(tmp_path, host={"xid": {"closed": "/dev/kmsg: Operation not permitted"}})
+    assert overall(findings(found)) == "pass"
+    assert any("root adds it" in f.advice for f in findings(found) if f.check == "xid")
+    assert overall(findings(found, require=("xid",))) == "not-run"
+
+
+def test_silence_is_no_pass(tmp_path: Path) -> None:
+    found = evidence(tmp_path)
+    for name in ("matmul", "soak", "inventory-before", "inventory-after", "idle"):
+        readings = {k: v for k, v in found.readings.items() if k != name}
+        assert overall(findings(replace(found, readings=readings))) == "not-run", name
+    assert overall(findings(replace(found, course=()))) == "not-run"
