@@ -119,7 +119,7 @@ def _values(evidence: Evidence) -> Iterable[Value]:
             gpu = evidence.gpu(figure.gpu) if figure.gpu is not None else None
             name = figure.kind or figure.name
             if check == "all-reduce":
-                chosen = set(data.get("algorithms", {}).values()) or {"unknown"}
+                chosen = {str(name) for name in data.get("algorithms", {}).values()} or {"unknown"}
                 name = f"{figure.name} by {'/'.join(sorted(chosen))}"
             yield Value(check, name, figure.unit, figure.rate, figure.gpu, gpu.uuid if gpu else None)
 
