@@ -22,8 +22,8 @@ MANIFEST = {
     "schema": "bench/manifest/v1", "models": ["tiny-gpt-neox"], "methods": ["naive"], "micro_batch": 16,
     "timing": {"target_percent": 2, "measure_seconds": 10, "warmup_seconds": 5},
 }  # fmt: skip
-STEPS, EVERY = 80, 10  # of a script; the first lines of its log are its warm-up
-WARM = 3
+EVERY = 10  # steps a line of a script's log; the first is its warm-up
+SECONDS = 10.0  # of training by a script, in four lines at least
 ENVIRONMENT = {
     **os.environ, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu", "ACCELERATE_USE_CPU": "1",
 }  # fmt: skip
@@ -49,12 +49,13 @@ def measured(folder: Path) -> tuple[Path, float]:
     return bundle, float(trial["estimate"]["step_seconds"]["value"])
 
 
-def trained(folder: Path) -> float:
+def trained(folder: Path, step: float) -> float:
     """Seconds a step by the script's own log: the median of its lines once it is warm."""
+    steps = EVERY * max(4, round(SECONDS / step / EVERY))
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "1")
-    log = do(*launcher, "train.py", "--steps", str(STEPS), "--log-every", str(EVERY), folder=folder)
+    log = do(*launcher, "train.py", "--steps", str(steps), "--log-every", str(EVERY), folder=folder)
     lines = [json.loads(line) for line in log.splitlines() if line.startswith('{"step"')]
-    return statistics.median(line["step_seconds"] for line in lines[WARM:])
+    return statistics.median(line["step_seconds"] for line in lines[1:])
 
 
 def main() -> int:
@@ -67,7 +68,7 @@ def main() -> int:
             print(f"round {number + 1}: bundle {1000 * step:.1f} ms a step", flush=True)
             for kind in KINDS:
                 do("bench", "export", bundle, "--to", kind, folder / kind, folder=folder)
-                ratios[kind].append(trained(folder / kind) / step)
+                ratios[kind].append(trained(folder / kind, step) / step)
     print(f"{'step by the script / by the bundle':<36} {'median':>7} {'least':>7} {'most':>7}")
     for kind, found in ratios.items():
         print(f"{kind:<36} {statistics.median(found):7.3f} {min(found):7.3f} {max(found):7.3f}")
