@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[run,zero,engines,dev]'
+	$(BIN)/pip install --quiet --editable '.[run,zero,engines,push,ansible,dev]'
 	touch $@
 
 quickstart: $(STAMP)  ## measure five tiny models here, verify the bundle, print the table
@@ -65,6 +65,9 @@ replay: $(STAMP)  ## the guided search against every setting measured: regret an
 
 bench-verify: $(STAMP)  ## verification as bundles grow: time beyond an empty Python, and memory
 	$(BIN)/python benchmarks/verify_size.py
+
+bench-push: $(STAMP)  ## what pushing costs over running by hand (as root: it starts an sshd)
+	$(BIN)/python benchmarks/push.py
 
 fuzz: $(STAMP)  ## 100,000 damaged or forged bundles: none accepted, no traceback, bounded memory
 	$(BIN)/python -m tests.fuzz $(MUTATIONS) $(SEED)

@@ -34,6 +34,11 @@ run          one execution of a manifest on one machine
 image        the software of a run, locked: named by the digest of its configuration
 variant      one of the images: cuda13, cuda12.8, cpu
 engine       what runs an image: docker, podman, apptainer; or none
+node         a machine that is reached by SSH, and what is asked of it there
+push         one command that sends a run to nodes, and all that it begins
+preflight    what is found out about a node before anything is sent; each thing found is a finding
+place        the folder on a node below which everything of ours lies
+mirror       the copy here of a run's files there, which grows as they do
 bundle       what a run leaves: manifest, results, samples, logs, signed
 operator     who asks for a run on a machine that need not be trusted
 challenge    his demand: one run, one manifest, one nonce

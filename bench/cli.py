@@ -12,6 +12,7 @@ from bench import __version__
 from bench.acceptance.cli import add_check
 from bench.arguments import Commands, duration
 from bench.control import cli as control
+from bench.control.push import cli as pushing
 from bench.errors import BadInput, BenchError
 from bench.report import cli as report
 
@@ -66,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     add_check(commands.add_parser("check", help="is this node good? in minutes", allow_abbrev=False))
     report.add_commands(commands)
+    pushing.add_push(commands)
     control.add_operator(commands)
     control.add_keys(commands)
     control.add_image(
@@ -95,6 +97,11 @@ def _add_run(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     run.add_argument(
         "--resume", action="store_true", help="go on with the newest unfinished run of this manifest"
+    )
+    run.add_argument(
+        "--moved",
+        action="store_true",
+        help="with --challenge --resume: go on with a run of another machine of the same kind, and say so",
     )
     run.add_argument("--json", action="store_true", help="the results as JSON on stdout")
     run.add_argument(
@@ -146,6 +153,7 @@ def _run(arguments: argparse.Namespace) -> int:
         as_json=arguments.json,
         on_cpu=on_cpu,
         place=place,
+        moved=arguments.moved,
     )
 
 

@@ -37,6 +37,7 @@ def run(
     as_json: bool,
     on_cpu: bool,
     place: Place,
+    moved: bool = False,
 ) -> int:
     from bench.runner.progress import Progress
     from bench.runner.run import execute
@@ -52,6 +53,7 @@ def run(
         budget_seconds=budget_seconds,
         on_cpu=on_cpu,
         nodes=nodes,
+        moved=moved,
     )
     if as_json:
         sys.stdout.write(

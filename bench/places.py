@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from bench.errors import EnvironmentCannot
+
 KEY = "id_ed25519"
 ALLOWED_SIGNERS = "allowed_signers"
 REVOKED = "revoked.krl"
@@ -19,6 +21,15 @@ def config_path(name: str) -> Path | None:
 def state_path(name: str) -> Path | None:
     """${XDG_STATE_HOME:-~/.local/state}/bench/name; None where there is no home."""
     return _below("XDG_STATE_HOME", ".local/state", name)
+
+
+def ledger_path(given: Path | None) -> Path:
+    path = given or state_path(LEDGER)
+    if path is None:
+        raise EnvironmentCannot(
+            "there is no home directory for the ledger", advice="--ledger FILE is a place"
+        )
+    return path
 
 
 def _below(variable: str, default: str, name: str) -> Path | None:

@@ -49,6 +49,15 @@ def bytes_text(count: float) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
+def size_text(count: float) -> str:
+    """What goes over a line: from bytes to gigabytes."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"
+
+
 def seconds_text(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.0f} s"

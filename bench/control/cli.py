@@ -152,13 +152,15 @@ def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
 def run_in_image(arguments: argparse.Namespace) -> int:
     """The same command, inside; only paths of this machine stay outside."""
     from bench.control.commands import run
+    from bench.control.container import CHALLENGE
 
     if arguments.key is not None:
         raise BadInput(
             "--key is of this machine; in the image a key is made for the run", advice="leave --key out"
         )
     inner = ["--device", arguments.device]
-    inner += [f"--{name}" for name in ("resume", "json") if getattr(arguments, name)]
+    inner += ["--challenge", CHALLENGE] if arguments.challenge else []
+    inner += [f"--{name}" for name in ("resume", "moved", "json") if getattr(arguments, name)]
     if arguments.budget is not None:
         inner += ["--budget", f"{arguments.budget}s"]
     if arguments.nodes > 1:

@@ -33,11 +33,12 @@ class Container:
     scratch_bytes: int = 2 * GIB
     shared_bytes: int = 8 * GIB  # between the processes of one run
     environment: Mapping[str, str] = field(default_factory=dict)
-    challenge: Path | None = None  # an operator's
+    challenge: Path | None = None  # an operator's, for a key of this run alone
+    name: str | None = None  # by which an engine's own commands find it
 
     @property
     def inputs(self) -> Mapping[str, Path]:
-        """Files of this machine by their place inside, where they can only be read."""
+        """What can only be read, by place."""
         return {MANIFEST: self.manifest} | ({CHALLENGE: self.challenge} if self.challenge else {})
 
     @property

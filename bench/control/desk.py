@@ -18,7 +18,7 @@ from bench.handshake import write
 from bench.keys import default_key_path, public_half
 from bench.krl import Revoked
 from bench.manifest import load_manifest, read_bounded
-from bench.places import ALLOWED_SIGNERS, LEDGER, REVOKED, config_path, state_path
+from bench.places import ALLOWED_SIGNERS, REVOKED, config_path, ledger_path
 from bench.statement import utc
 from bench.words import seconds_text
 
@@ -117,12 +117,7 @@ def _me() -> str:
 
 
 def _ledger(path: Path | None) -> Ledger:
-    path = path or state_path(LEDGER)
-    if path is None:
-        raise EnvironmentCannot(
-            "there is no home directory for the ledger", advice="--ledger FILE is a place"
-        )
-    return Ledger(path)
+    return Ledger(ledger_path(path))
 
 
 def _write(path: Path, data: bytes) -> None:

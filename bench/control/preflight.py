@@ -81,11 +81,14 @@ def check_gpus(host: HostFacts, engine: EngineFacts) -> None:
 
 
 def check_room(place: Path, needed: int, what: str) -> None:
-    free = shutil.disk_usage(place).free
+    check_free(shutil.disk_usage(place).free, needed, what, str(place))
+
+
+def check_free(free: int, needed: int, what: str, where: str) -> None:
     if free < needed:
         raise EnvironmentCannot(
             f"{free / GIB:.1f} GiB are free, {what} needs {needed / GIB:.1f}",
-            where=str(place),
+            where=where,
             advice="make room there",
         )
 

@@ -10,7 +10,7 @@ import hashlib
 import secrets
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,7 @@ def execute(
     budget_seconds: float | None,
     on_cpu: bool = False,
     nodes: Nodes | None = None,
+    moved: bool = False,
 ) -> Finished:
     """Measures here. An interrupt or a spent budget leaves an incomplete but valid bundle."""
     node, plan = _plan(manifest, on_cpu, nodes)
@@ -67,11 +68,10 @@ def execute(
         raise EnvironmentCannot(
             f"nothing in this manifest can run here: {reasons}", advice="bench plan shows all"
         )
-    folder = _choose_folder(out, manifest, node, resume, sealer.run_id)
+    folder = _choose_folder(out, manifest, node, resume, sealer.run_id, moved)
     with Journal(folder) as journal, interruptible():
         run = Run(manifest, node, plan, journal, folder)
-        if not journal.events:
-            run.record(_header(run))
+        _open_run(run)
         sealer.begin(folder, progress.say)
         stopped = measure(run, progress, budget_seconds or manifest.budget_seconds, nodes)
         seal = _seal(sealer, folder, progress, stopped)
@@ -130,6 +130,16 @@ def _require_device(manifest: Manifest, node: NodeFacts, on_cpu: bool) -> None:
         raise EnvironmentCannot(f"{bf16[0]} trains in bf16, which {old[0]} does not have")
 
 
+def _open_run(run: Run) -> None:
+    """The journal's first line; or, where another machine of the same kind goes on, which one."""
+    if not run.journal.events:
+        run.record(_header(run))
+        return
+    here = {"machine": machine(run.id), "gpus": [gpu.uuid for gpu in run.node.gpus]}
+    if run.machines[-1] != here:
+        run.record({"event": "moved", **here})
+
+
 def _header(run: Run) -> dict[str, Any]:
     return {
         "event": "run",
@@ -143,7 +153,7 @@ def _header(run: Run) -> dict[str, Any]:
 
 
 def machine(run_id: str) -> str | None:
-    """Tells two equal machines apart, for this run alone; in no bundle. None where a machine has no name."""
+    """Tells two equal machines apart, for this run alone. None where a machine has no name."""
     try:
         name = MACHINE_ID.read_bytes().strip()
     except OSError:  # in a container
@@ -151,7 +161,9 @@ def machine(run_id: str) -> str | None:
     return hashlib.sha256(b"%s %s" % (run_id.encode(), name)).hexdigest()[:16] if name else None
 
 
-def _choose_folder(out: Path, manifest: Manifest, node: NodeFacts, resume: bool, run_id: str | None) -> Path:
+def _choose_folder(
+    out: Path, manifest: Manifest, node: NodeFacts, resume: bool, run_id: str | None, moved: bool = False
+) -> Path:
     """A new run's folder, or the newest unfinished one of the same manifest on the same machine.
 
     A run that an operator asked for has its id, and goes on even if it was finished: to be signed again,
@@ -164,7 +176,7 @@ def _choose_folder(out: Path, manifest: Manifest, node: NodeFacts, resume: bool,
             raise BadInput("this run was begun before", where=str(folder), advice="--resume goes on with it")
         if events := list(journals.read_journal(folder / journals.FILE_NAME)):
             advice = "--out names another directory: there this machine begins the run anew, for the operator"
-            _require_same(folder, events[0], manifest, node, advice)
+            _require_same(folder, events[0], manifest, node, advice, moved)
         return folder
     if resume and not run_id and (found := _unfinished(out, manifest, node)):
         return found
@@ -185,13 +197,17 @@ def _unfinished(out: Path, manifest: Manifest, node: NodeFacts) -> Path | None:
 
 def _require_same(
     folder: Path, header: Mapping[str, Any], manifest: Manifest, node: NodeFacts,
-    advice: str = "leave --resume out to start anew",
+    advice: str = "leave --resume out to start anew", moved: bool = False,
 ) -> None:  # fmt: skip
+    """`moved`: somebody decided that another machine of the same kind goes on; the bundle will say so."""
     if header.get("manifest") != manifest.digest:
         raise BadInput("was begun with another manifest", where=str(folder))
     begun, here = header.get("machine"), machine(folder.name)
-    moved = begun is not None and here is not None and begun != here
-    if moved or canonical_json(header.get("node")) != canonical_json(to_json(node)):
+    known, found = header.get("node"), to_json(node)
+    if moved:
+        known, found = _kind(known), _kind(found)
+    elsewhere = not moved and begun is not None and here is not None and begun != here
+    if elsewhere or canonical_json(known) != canonical_json(found):
         raise BadInput(
             "was begun on another machine or software stack; results must not be mixed",
             where=str(folder),
@@ -199,6 +215,13 @@ def _require_same(
         )
     if header.get("bench") != __version__:
         raise BadInput(f"was begun by bench {header.get('bench')}", where=str(folder))
+
+
+def _kind(node: Any) -> Any:
+    """Of a machine, all but which one it is: a run may go on where the last node was lost."""
+    if not isinstance(node, dict):
+        return node
+    return node | {"gpus": [{**gpu, "uuid": ""} for gpu in node.get("gpus", [])]}
 
 
 def _finish(run: Run, seal: Seal, stopped: str | None) -> Finished:
@@ -209,7 +232,12 @@ def _finish(run: Run, seal: Seal, stopped: str | None) -> Finished:
         "samples.jsonl": samples_bytes(run.trials()),
         "telemetry.jsonl": (run.folder / telemetry.FILE_NAME).read_bytes(),
         "env.json": pretty_json(
-            {"node": to_json(run.node), "nodes": to_json(run.nodes), "packages": probe.all_packages()}
+            {
+                "node": to_json(run.node),
+                "nodes": to_json(run.nodes),
+                "packages": probe.all_packages(),
+                **({"machines": run.machines} if len(run.machines) > 1 else {}),
+            }
         ),
     }
     if SBOM.exists():  # in an image
@@ -217,19 +245,22 @@ def _finish(run: Run, seal: Seal, stopped: str | None) -> Finished:
     for log in sorted((run.folder / "logs").glob("*.txt")):
         files[f"logs/{log.name}"] = log.read_bytes()
     bundle = run.folder.with_suffix(".tar")
-    signed = predicate(results.run, run.node, run.manifest.digest, seal)
+    signed = predicate(results.run, run.node, run.manifest.digest, seal, run.gpus)
     pack(bundle, files, signed, seal.key, seal.certificate)
     if stopped is None:
         run.record({"event": "end", "bundle": bundle.name})
     return Finished(results, bundle, seal)
 
 
-def predicate(run: RunFacts, node: NodeFacts, manifest_digest: str, seal: Seal) -> Predicate:
+def predicate(
+    run: RunFacts, node: NodeFacts, manifest_digest: str, seal: Seal, gpus: Sequence[str] | None = None
+) -> Predicate:
+    """`gpus` are those of all machines that the run was on, where there were several."""
     return Predicate(
         run_id=run.id,
         manifest_sha256=manifest_digest.removeprefix("sha256:"),
         node={
-            "gpus": [gpu.uuid for gpu in node.gpus],
+            "gpus": [gpu.uuid for gpu in node.gpus] if gpus is None else list(gpus),
             "driver": node.driver,
             "cpu": node.cpu,
             "image": node.image.config if node.image else None,

@@ -31,6 +31,7 @@ class Run:
         self.ceilings: tuple[Ceiling, ...] = ()
         self.nodes: tuple[NodeFacts, ...] = ()  # all of them, where there are several
         self.proofs: dict[str, ProofOrFailure] = {}
+        self.machines: list[dict[str, Any]] = []  # that began it, and that went on with it
         self.id = folder.name
         self.started_at = time.time()
         for event in journal.events:
@@ -41,6 +42,10 @@ class Run:
             match event["event"]:
                 case "run":
                     self.started_at = event["started_at"]
+                    gpus = [gpu["uuid"] for gpu in event["node"]["gpus"]]
+                    self.machines = [{"machine": event.get("machine"), "gpus": gpus}]
+                case "moved":
+                    self.machines.append({"machine": event["machine"], "gpus": event["gpus"]})
                 case "nodes":
                     self.nodes = from_json(tuple[NodeFacts, ...], event["nodes"])
                 case "ceilings":
@@ -53,6 +58,11 @@ class Run:
                     self.proofs[event["id"]] = union_from_json(Failure, event["outcome"])
         except (DecodeError, KeyError) as error:
             raise BadInput(f"not a journal of this version: {error}", where=str(self.journal.path)) from None
+
+    @property
+    def gpus(self) -> list[str]:
+        """Of every machine that it was on."""
+        return list(dict.fromkeys(uuid for one in self.machines for uuid in one["gpus"]))
 
     def record(self, event: dict[str, Any]) -> None:
         self.journal.append(event)

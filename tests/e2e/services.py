@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 PACKAGES = {"dockerd": "docker.io", "mmdebstrap": "mmdebstrap", "buildah": "buildah", "gpg": "gpg"}
+PACKAGES |= {"sshd": "openssh-server", "ssh-keygen": "openssh-client"}
+PACKAGES |= {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}
 SYSTEM = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # where daemons live, which a user's PATH may lack
 
 
@@ -31,6 +33,14 @@ def require(*programs: str) -> None:
     if os.environ.get("CI") == "true":
         pytest.fail(f"no {missing[0]} here, and it cannot be installed")
     pytest.skip(f"no {missing[0]} here, and only root can install it")
+
+
+def require_root(what: str) -> None:
+    if os.geteuid() == 0:
+        return
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{what} takes root")
+    pytest.skip(f"{what} takes root")
 
 
 @contextmanager

@@ -35,6 +35,7 @@ def argv(container: Container, gpus: Gpus | None = "cdi") -> list[str]:
     command += [f"--mount=type=bind,source={file},target={at},readonly" for at, file in c.inputs.items()]
     command += [f"--mount=type=bind,source={c.out},target={OUT}"]
     command += [f"--env={name}={value}" for name, value in c.settings.items()]
+    command += [f"--name={c.name}"] if c.name else []
     if c.gpus:
         command += ["--gpus=all"] if gpus == "runtime" else ["--device=nvidia.com/gpu=all"]
     return [*command, c.image, *c.command]
@@ -52,6 +53,7 @@ def options(container: Container, gpus: Gpus | None = "cdi") -> dict[str, Any]:
         requests = [DeviceRequest(driver="cdi", device_ids=["nvidia.com/gpu=all"])]
     return {
         "image": c.image,
+        "name": c.name,
         "command": list(c.command),
         "init": True,
         "read_only": True,
@@ -158,10 +160,15 @@ def _found(client: DockerClient, image: str) -> Any:
 
 
 def gpus_of(info: Mapping[str, Any]) -> Gpus | None:
-    """From `docker info`: CDI where a specification of NVIDIA's lies, else NVIDIA's own runtime."""
+    """From `docker info` of this machine."""
+    return gpu_access(info, any(_specified(Path(folder)) for folder in info.get("CDISpecDirs") or []))
+
+
+def gpu_access(info: Mapping[str, Any], specified: bool) -> Gpus | None:
+    """CDI where a specification of NVIDIA's lies and the engine reads it, else NVIDIA's own runtime."""
     devices = [str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or []]
-    folders = [Path(folder) for folder in info.get("CDISpecDirs") or []]
-    if any(d.startswith("nvidia.com/gpu") for d in devices) or any(_specified(folder) for folder in folders):
+    reads = bool(info.get("CDISpecDirs"))
+    if any(d.startswith("nvidia.com/gpu") for d in devices) or (reads and specified):
         return "cdi"
     return "runtime" if "nvidia" in (info.get("Runtimes") or {}) else None
 

@@ -199,6 +199,22 @@ def compress(path: Path, out: Path, level: int = 6) -> str:
     return f"sha256:{counted.total.hexdigest()}"
 
 
+def pack_layer(path: Path, layer: Layer, out: Path) -> str:
+    """One layer of an archive as a compressed file, with the bytes that save() gives it; its digest."""
+    with opened(path) as file, tarfile.open(fileobj=file) as archive, out.open("wb") as target:
+        blob = archive.extractfile(layer.name)
+        assert blob is not None
+        counted = Hashing(target)
+        if layer.compressed:
+            while chunk := blob.read(_CHUNK):
+                counted.write(chunk)
+        else:
+            with gzip.GzipFile("", "wb", 6, counted, mtime=0) as packed:
+                while chunk := blob.read(_CHUNK):
+                    packed.write(chunk)
+    return f"sha256:{counted.total.hexdigest()}"
+
+
 def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) -> None:
     """One file: Docker's and Podman's `load` read manifest.json, OCI's tools read index.json."""
     config_digest = f"sha256:{hashlib.sha256(config).hexdigest()}"

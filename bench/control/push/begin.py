@@ -1,0 +1,92 @@
+"""A run's beginning: noted here first, challenged, then started there."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from bench.control import operator
+from bench.control.container import NOBODY
+from bench.control.images import find_variant
+from bench.control.ledger import Ledger
+from bench.control.push import follow, launch
+from bench.control.push.depot import variant_name
+from bench.control.push.ready import Chosen
+from bench.control.push.record import Record, now
+from bench.control.push.ship import Landed
+from bench.control.push.traveller import Traveller
+from bench.handshake import write
+from bench.places import ledger_path
+
+
+def begin(t: Traveller, chosen: Chosen, landed: Landed, before: Record | None) -> Record:
+    t.phase("start")
+    record = _note(t, chosen, before)
+    t.but(run_id=record.run_id, changed=True)
+    job = _job(t, chosen, landed, record)
+    if before and follow.look(t.node, record).state != "gone":
+        follow.forget_journal(record)
+    challenge = b"{}" if record.follows else _challenge(t, record)
+    launch.prepare(t.node, job, t.order.manifest.data, challenge)
+    owner = f"{NOBODY}:{NOBODY}" if job.user[0] == NOBODY and job.engine != "none" else ""
+    if before and follow.give_back(t.node, record, owner):
+        t.say(f"what was mirrored of run {record.run_id} is there again")
+    slurm_job = launch.start(t.node, job)
+    (record.mirror / "run.sh").write_text(launch.script(job))
+    return t.shared.records.move(record, "running", slurm_job=slurm_job)
+
+
+def _note(t: Traveller, chosen: Chosen, before: Record | None) -> Record:
+    """Noted before anything starts: a run that nobody knows of could not be fetched."""
+    order, host = t.order, t.part.host
+    if before is not None:
+        return t.shared.records.save(
+            dataclasses.replace(
+                before,
+                place=chosen.found.place,
+                engine=chosen.engine,
+                valid_seconds=order.valid_seconds,
+                keep=order.keep,
+            )
+        )
+    with Ledger(ledger_path(order.ledger)) as ledger:
+        run_id = operator.challenge(ledger, t.manifest_sha256, now()).run_id
+    record = Record(
+        run_id=run_id, push=order.push,
+        host=host.name, address=host.address, user=host.user, port=host.port,
+        identity=str(host.identity) if host.identity else None,
+        ssh_config=str(order.ssh_config) if order.ssh_config else None,
+        local=t.part.local, place=chosen.found.place, engine=chosen.engine,
+        image=chosen.image.config if chosen.image else None, manifest_sha256=t.manifest_sha256,
+        out=str(order.out.resolve()), key=str(order.key.path),
+        ledger=str(order.ledger) if order.ledger else None,
+        valid_seconds=order.valid_seconds, keep=order.keep, began_at=now(),
+        follows=t.part.node > 0 and order.together is not None, python=host.python,
+    )  # fmt: skip
+    record.mirror.mkdir(parents=True, exist_ok=True)
+    (record.mirror / "manifest.json").write_bytes(order.manifest.data)
+    return t.shared.records.save(record)
+
+
+def _challenge(t: Traveller, record: Record) -> bytes:
+    """Each start answers a nonce of its own: the last one may have been consumed."""
+    with Ledger(ledger_path(t.order.ledger)) as ledger:
+        return write(operator.challenge(ledger, record.manifest_sha256, now(), record.run_id))
+
+
+def _job(t: Traveller, chosen: Chosen, landed: Landed, record: Record) -> launch.Job:
+    order, found, part = t.order, chosen.found, t.part
+    facts = found.engines[chosen.engine].facts if chosen.engine != "none" else None
+    driver = chosen.image is None or find_variant(variant_name(chosen.image.facts, "")).driver is not None
+    wants = not order.on_cpu and driver and (bool(found.gpus) or order.slurm is not None)
+    access = facts.gpus if facts else None
+    return launch.Job(
+        record.run_id, found.place, chosen.engine, landed.runnable,
+        landed.identity,
+        part.host.python or order.python,
+        (NOBODY, NOBODY) if found.uid == 0 else (found.uid, found.gid),
+        found.memory_bytes,
+        (access or ("cdi" if order.slurm else None)) if wants else None,
+        on_cpu=order.on_cpu or (not wants and chosen.engine != "none"),
+        budget_seconds=order.budget_seconds, slurm=order.slurm, moved=order.goes_on is not None,
+        together=launch.Together(part.nodes, part.node, order.together) if order.together else None,
+    )  # fmt: skip

@@ -1,0 +1,250 @@
+"""The arguments of `bench push` and of what follows it; the side itself is imported when called."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.arguments import Commands, duration
+from bench.errors import BadInput
+
+if TYPE_CHECKING:
+    from bench.control.push.hosts import Host
+    from bench.control.push.record import Record
+    from bench.control.push.slurm import Slurm
+
+AT_ONCE = 64
+_LONG = 24 * 3600  # to come back and fetch, with nobody watching
+_SHORT = 2 * 3600
+
+
+class _Mixed(argparse.ArgumentParser):
+    """Takes hosts behind options, too: push m.json --budget 60m gpu1"""
+
+    _inside = False
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        if self._inside:
+            return super().parse_known_args(args, namespace)
+        self._inside = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._inside = False
+
+
+def add_push(commands: Commands[argparse.ArgumentParser]) -> None:
+    push = commands.add_parser("push", help="measure on other machines, over SSH", allow_abbrev=False)
+    push.__class__ = _Mixed  # add_parser() takes no class
+    add = push.add_argument
+    add("manifest", type=Path, metavar="MANIFEST")
+    add("hosts", metavar="HOST", nargs="*", help="HOST, USER@HOST, HOST:PORT, or a name in ~/.ssh/config")
+    _add_hosts(push)
+    _add_run(push)
+    _add_stages(push)
+    _add_slurm(push)
+    add("--parallel", type=int, default=AT_ONCE, metavar="N", help=f"nodes at a time (default: {AT_ONCE})")
+    add("--json", action="store_true", help="what became of every node as JSON on stdout")
+    push.set_defaults(call=_push)
+
+    for name, words, call in (
+        ("status", "what was pushed, and how it goes", _status),
+        ("attach", "watch a run again, and fetch it", _attach),
+        ("fetch", "the bundles of runs that are over", _fetch),
+        ("cancel", "end runs; what was measured is kept", _cancel),
+        ("clean", "leave nothing of a run on its node", _clean),
+    ):
+        verb = commands.add_parser(name, help=words, allow_abbrev=False)
+        verb.add_argument(
+            "runs",
+            metavar="RUN",
+            nargs="*",
+            help="a run's id or its beginning, a push's, or a host (default: the newest push)",
+        )
+        if name in ("status", "attach", "fetch"):
+            verb.add_argument("--json", action="store_true", help="as JSON on stdout")
+        verb.set_defaults(call=call)
+
+
+def _add_hosts(push: argparse.ArgumentParser) -> None:
+    add = push.add_argument_group("hosts").add_argument
+    add("-i", "--inventory", type=Path, metavar="FILE", help="of Ansible's: every host in it")
+    add("--limit", metavar="PATTERN", help="of these alone, as Ansible has it")
+    add(
+        "--identity",
+        type=Path,
+        metavar="FILE",
+        help="the SSH key to log in with; an agent's are tried anyway",
+    )
+    add("--ssh-config", type=Path, metavar="FILE", help="instead of ~/.ssh/config")
+    add("--place", metavar="DIR", help="where to work there (default: $HOME/.bench)")
+
+
+def _add_run(push: argparse.ArgumentParser) -> None:
+    add = push.add_argument_group("the run").add_argument
+    add(
+        "-o",
+        "--out",
+        type=Path,
+        default=Path("results"),
+        metavar="DIR",
+        help="bundles go here (default: results)",
+    )
+    add("--budget", type=duration, metavar="TIME", help="start no trial after this long: 90s, 60m, 2h")
+    add("--engine", choices=("auto", "docker", "podman", "apptainer", "none"), default="auto",
+        help="there (default: auto, the first that answers); none: an environment of Python's")  # fmt: skip
+    add("--image", metavar="REF", help="a file of bench image build or save, or a name in the engine here "
+        "(default: the variant that fits the node's driver)")  # fmt: skip
+    add("--pull", metavar="REF", help="the node gets the image from a registry itself")
+    add("--python", default="python3", metavar="FILE", help="there, for --engine none (default: python3)")
+    add("--device", choices=("auto", "cpu"), default="auto", help="cpu: leave the GPUs alone (default: auto)")
+    add("--together", metavar="HOST:PORT", help="all hosts train as one; a port of the first that all reach")
+    add(
+        "--key",
+        type=Path,
+        metavar="FILE",
+        help="your SSH key to certify with, or the .pub of one in an agent or token",
+    )
+    add("--ledger", type=Path, metavar="FILE", help="default: ~/.local/state/bench/ledger.jsonl")
+    add("--valid", type=duration, metavar="TIME", help="of a run's certificate: fetch within it "
+        "(default: the budget and 2h; a day more with --detach or without a budget)")  # fmt: skip
+
+
+def _add_stages(push: argparse.ArgumentParser) -> None:
+    stages = push.add_argument_group("how far")
+    until = stages.add_mutually_exclusive_group()
+    until.add_argument("--dry-run", action="store_true", help="look, and change nothing")
+    until.add_argument("--no-run", action="store_true", help="bring the image, and start nothing")
+    until.add_argument("-d", "--detach", action="store_true", help="start it, and come back: bench attach")
+    stages.add_argument("--keep", action="store_true", help="leave the image there for the next push")
+    stages.add_argument(
+        "--once", action="store_true", help="a host whose bundle of this manifest is here is done"
+    )
+    stages.add_argument("--new", action="store_true", help="another run, though one was begun before")
+    stages.add_argument(
+        "--continue", dest="goes_on", metavar="RUN", help="of a node that is gone, from the mirror"
+    )
+    stages.add_argument("--anyway", action="store_true", help="run in spite of what preflight finds")
+
+
+def _add_slurm(push: argparse.ArgumentParser) -> None:
+    slurm = push.add_argument_group("Slurm").add_argument
+    slurm("--slurm", action="store_true", help="as a job; HOST is a login node, none at all: this machine")
+    slurm("--partition", metavar="NAME")
+    slurm("--account", metavar="NAME")
+    slurm("--constraint", metavar="FEATURES")
+    slurm("--gpus-per-node", metavar="N", help="or TYPE:N")
+    slurm("--slurm-nodes", type=int, default=1, metavar="N", help="that train together (default: 1)")
+    slurm("--time", type=int, default=120, metavar="MINUTES", help="the job's limit (default: 120)")
+    slurm("--shared", action="store_true", help="let other jobs onto the node meanwhile")
+    slurm(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="any other, as --sbatch=--qos=high; repeatable",
+    )
+
+
+def _push(arguments: argparse.Namespace) -> int:
+    from bench.control.push.commands import operator_key, push
+    from bench.control.push.hosts import find_hosts
+    from bench.control.push.order import Order
+    from bench.manifest import load_manifest
+
+    a = arguments
+    manifest = load_manifest(a.manifest)
+    hosts = find_hosts(a.hosts, a.inventory, a.limit, a.identity)
+    _check(a, bool(hosts))
+    order = Order(
+        manifest, a.engine, a.out, operator_key(a.key), a.ledger, a.image, a.pull, a.python, a.place,
+        on_cpu=a.device == "cpu",
+        budget_seconds=a.budget,
+        valid_seconds=_valid_seconds(a),
+        keep=a.keep,
+        until="preflight" if a.dry_run else "ship" if a.no_run else "start" if a.detach else "fetch",
+        once=a.once, anew=a.new, anyway=a.anyway,
+        goes_on=_begun(a.goes_on, hosts) if a.goes_on else None,
+        slurm=_slurm(a) if a.slurm else None,
+        together=a.together,
+        ssh_config=a.ssh_config,
+    )  # fmt: skip
+    return push(order, hosts, a.parallel, as_json=a.json)
+
+
+def _valid_seconds(a: argparse.Namespace) -> int:
+    watched = a.budget is not None and not a.detach
+    return int(a.valid or min((a.budget or 0) + _SHORT + (0 if watched else _LONG), 7 * _LONG))
+
+
+def _check(a: argparse.Namespace, has_hosts: bool) -> None:
+    if not has_hosts and not a.slurm:
+        raise BadInput("push to whom?", advice="a HOST, --inventory FILE, or --slurm on a login node")
+    if a.parallel < 1:
+        raise BadInput(f"--parallel {a.parallel} is not at least 1")
+    if a.together and (len(a.hosts) < 2 and a.inventory is None):
+        raise BadInput("--together takes two hosts at least")
+    if a.together and not a.together.rpartition(":")[2].isdigit():
+        raise BadInput(
+            f"--together {a.together}: no HOST:PORT", advice="a port of the first host that all reach"
+        )
+    if a.pull and a.image:
+        raise BadInput("--pull and --image name two images", advice="leave one out")
+    if a.pull and a.engine not in ("docker", "podman"):
+        raise BadInput("--pull goes with --engine docker or podman")
+
+
+def _begun(name: str, hosts: Sequence[Host]) -> Record:
+    from bench.control.push.record import Records
+
+    found = Records().find([name])
+    if len(found) != 1 or len(hosts) != 1:
+        raise BadInput("--continue takes one run and one host")
+    return found[0]
+
+
+def _slurm(a: argparse.Namespace) -> Slurm:
+    from bench.control.push.slurm import Slurm
+
+    return Slurm(
+        a.partition,
+        a.account,
+        a.constraint,
+        a.gpus_per_node,
+        a.slurm_nodes,
+        a.time,
+        not a.shared,
+        tuple(a.sbatch),
+    )
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from bench.control.push.commands import status
+
+    return status(arguments.runs, as_json=arguments.json)
+
+
+def _attach(arguments: argparse.Namespace) -> int:
+    from bench.control.push.commands import attach
+
+    return attach(arguments.runs, AT_ONCE, wait=True, as_json=arguments.json)
+
+
+def _fetch(arguments: argparse.Namespace) -> int:
+    from bench.control.push.commands import attach
+
+    return attach(arguments.runs, AT_ONCE, wait=False, as_json=arguments.json)
+
+
+def _cancel(arguments: argparse.Namespace) -> int:
+    from bench.control.push.commands import cancel
+
+    return cancel(arguments.runs)
+
+
+def _clean(arguments: argparse.Namespace) -> int:
+    from bench.control.push.commands import clean
+
+    return clean(arguments.runs)

@@ -1,0 +1,238 @@
+"""How a run starts, is asked after and is ended on its node: by itself, or as a job of Slurm's.
+
+PLACE/runs/RUN/     manifest.json, challenge.json, run.sh; log.txt, pid, exit; out/, as `bench run` leaves it
+
+run.sh is a plain shell script that anybody may read, and start again: the run goes on with its journal.
+It belongs to no SSH session, so neither a lost connection nor a closed laptop ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.codec import to_json
+from bench.control.container import CHALLENGE, MANIFEST, NOBODY, OUT, TOLD, Container, limits
+from bench.control.engines import Gpus, apptainer, docker, podman
+from bench.control.images.archive import Identity
+from bench.control.push.remote import Node, demand
+from bench.control.push.slurm import Slurm, header
+from bench.errors import EnvironmentCannot
+
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")  # of a variable of run.sh's, inside a word
+_NODES, _NODE, _MEET, _MEMORY = "{BENCH_NODES}", "{BENCH_NODE}", "{BENCH_MEET}", "{BENCH_MEMORY}"
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """One of several nodes that train together."""
+
+    nodes: int
+    node: int
+    meet: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    run_id: str
+    place: str  # absolute, on the node
+    engine: str
+    runnable: str  # the image there, or the folder of our code
+    identity: Identity | None
+    python: str  # for the engine none
+    user: tuple[int, int]
+    memory_bytes: int  # the node's
+    gpus: Gpus | None
+    on_cpu: bool
+    budget_seconds: float | None
+    slurm: Slurm | None = None
+    together: Together | None = None
+    moved: bool = False  # it was begun on another machine of the same kind
+
+    @property
+    def folder(self) -> str:
+        return f"{self.place}/runs/{self.run_id}"
+
+    @property
+    def container(self) -> str:
+        return f"bench-{self.run_id}"
+
+
+def script(job: Job) -> str:
+    """run.sh, whole."""
+    several = job.slurm is not None and job.slurm.nodes > 1
+    lead = together = job.together
+    if several:
+        assert job.slurm is not None
+        together = lead = Together(job.slurm.nodes, 0, _MEET)
+    command = words(argv(job, lead))
+    if several:
+        assert together is not None
+        follow = words(argv(job, Together(together.nodes, 1, _MEET)))
+        each = f'if [ "$SLURM_NODEID" = 0 ]; then exec {command}; else exec {follow}; fi'
+        command = f"srun --kill-on-bad-exit=1 sh -c {shlex.quote(each)}"
+    lines = ["#!/bin/sh", *(header(job.slurm, job.run_id, job.folder) if job.slurm else [])]
+    lines += [
+        f"# Run {job.run_id}, written by bench push. Started again, it goes on where it was.",
+        f"cd {shlex.quote(job.folder)} || exit 3",
+        "umask 022",
+        "rm -f exit pid",
+        *_settings(job, several=several),
+        f"{command} >/dev/null 2>>log.txt </dev/null &",
+        "child=$!",
+        # A polite end is passed on: what was measured is packed and signed before it is over.
+        "trap 'kill -TERM $child 2>/dev/null' TERM INT",
+        "echo $$ >pid",
+        "trap '' HUP",
+        "wait $child; code=$?",
+        "while kill -0 $child 2>/dev/null; do wait $child; code=$?; done",
+        "echo $code >exit.part && mv exit.part exit",
+        "exit $code",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _settings(job: Job, *, several: bool) -> list[str]:
+    lines = []
+    if job.slurm is not None:  # the machine that it runs on is not the one that was asked
+        lines.append("BENCH_MEMORY=$(awk '/^MemTotal/ {printf \"%.0f\", $2 * 1024 * 0.95}' /proc/meminfo)")
+        lines.append("export BENCH_MEMORY")
+    if several:
+        assert job.slurm is not None
+        lines.append(
+            'BENCH_MEET=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+            ":$((20000 + SLURM_JOB_ID % 20000))"
+        )
+        lines.append("export BENCH_MEET")
+    if job.engine in ("docker", "podman"):
+        lines.append(f"{job.engine} rm -f {job.container} >/dev/null 2>&1  # of an attempt that was killed")
+    if job.engine == "none":
+        lines += [
+            f"export PYTHONPATH={shlex.quote(job.runnable)} PYTHONDONTWRITEBYTECODE=1",
+            # What compilers leave goes with the run.
+            "mkdir -p tmp",
+            'export TMPDIR="$PWD/tmp" XDG_CACHE_HOME="$PWD/tmp" TRITON_CACHE_DIR="$PWD/tmp/triton"',
+        ]
+    return lines
+
+
+def argv(job: Job, together: Together | None) -> list[str]:
+    """The command of one node; a word may hold {NAME}, a variable of run.sh's."""
+    follows = together is not None and together.node > 0
+    inner = ["run", MANIFEST, "--device", "cpu" if job.on_cpu else "auto"]
+    if not follows:
+        inner += ["--out", OUT, "--challenge", CHALLENGE, "--resume"]
+        # A job that Slurm starts again may be on another of its nodes.
+        inner += ["--moved"] if job.moved or job.slurm else []
+        inner += ["--budget", f"{job.budget_seconds:g}s"] if job.budget_seconds else []
+    if together is not None:
+        node = _NODE if job.slurm and follows else str(together.node)
+        inner += ["--nodes", str(together.nodes), "--node", node, "--meet", together.meet]
+    if job.engine == "none":
+        places = {MANIFEST: "manifest.json", CHALLENGE: "challenge.json", OUT: "out"}
+        return [job.python, "-m", "bench", *(places.get(word, word) for word in inner)]
+    command = _engine_argv(job, Container(
+        image=job.runnable,
+        command=tuple(inner),
+        manifest=Path(f"{job.folder}/manifest.json"),
+        challenge=None if follows else Path(f"{job.folder}/challenge.json"),
+        out=Path(f"{job.folder}/out"),
+        memory_bytes=limits(job.memory_bytes),
+        user=job.user,
+        gpus=not job.on_cpu and job.gpus is not None,
+        network=together is not None,
+        environment={TOLD: json.dumps(to_json(job.identity))} if job.identity else {},
+        name=job.container,
+    ))  # fmt: skip
+    if job.slurm is None:
+        return command
+    return [re.sub(r"^(--memory(?:-swap)?)=\d+$", rf"\1={_MEMORY}", word) for word in command]
+
+
+def _engine_argv(job: Job, container: Container) -> list[str]:
+    if job.engine == "docker":
+        return docker.argv(container, job.gpus)
+    return {"podman": podman.argv, "apptainer": apptainer.argv}[job.engine](container)
+
+
+def words(command: Sequence[str]) -> str:
+    """As one line of shell: everything is quoted but our own variables."""
+    return " ".join(_word(word) for word in command)
+
+
+def _word(word: str) -> str:
+    parts = _PLACEHOLDER.split(word)  # text, name, text, name, text
+    if not any(name.startswith("BENCH_") for name in parts[1::2]):
+        return shlex.quote(word)
+    parts[1::2] = ['"$SLURM_NODEID"' if name == "BENCH_NODE" else f'"${name}"' for name in parts[1::2]]
+    parts[0::2] = [shlex.quote(text) if text else "" for text in parts[0::2]]
+    return "".join(parts)
+
+
+# --- on the node ----------------------------------------------------------------------------------------
+
+
+def prepare(node: Node, job: Job, manifest: bytes, challenge: bytes) -> None:
+    """The run's folder and what it reads. A folder of an earlier attempt is kept: its journal goes on."""
+    folder = shlex.quote(job.folder)
+    owner = f"chown {NOBODY}:{NOBODY} out; " if job.user[0] == NOBODY and job.engine != "none" else ""
+    files = {"manifest.json": manifest, "challenge.json": challenge, "run.sh": script(job).encode()}
+    stale = f"rm -f out/{job.run_id}/request.json out/{job.run_id}/run-cert.pub; "  # of a key that is gone
+    write = "; ".join(f"head -c {len(data)} >{name}" for name, data in files.items())
+    made = node.ask(
+        f"set -e; umask 022; mkdir -p {folder}/out; cd {folder}; {owner}{stale}{write}", files.values()
+    )
+    if made.code:
+        raise EnvironmentCannot(f"the run's folder cannot be made there: {made.reason}", where=job.folder)
+
+
+def start(node: Node, job: Job) -> str | None:
+    """Starts run.sh; the number of the job, where Slurm has it."""
+    folder = shlex.quote(job.folder)
+    if job.slurm is None:
+        demand(
+            node,
+            f"cd {folder} && setsid -f sh {folder}/run.sh </dev/null >/dev/null 2>&1",
+            "starting the run",
+        )
+        return None
+    return demand(node, f"cd {folder} && sbatch --parsable run.sh", "sbatch").strip().split(";")[0]
+
+
+def state_script(folder: str, run_id: str, engine: str, slurm_job: str | None) -> str:
+    """`alive`, `waiting`, `exit CODE`, `dead` or `gone`, on one line."""
+    quoted = shlex.quote(folder)
+    if slurm_job is not None:
+        job = shlex.quote(slurm_job)
+        alive = (
+            f"state=$(squeue -h -j {job} -o %T 2>/dev/null); "
+            "case $state in '') echo dead;; PENDING|REQUEUED|CONFIGURING) echo waiting;; *) echo alive;; esac"
+        )
+    else:
+        alive = (
+            f"if tr '\\0' ' ' <\"/proc/$(cat pid 2>/dev/null || echo none)/cmdline\" 2>/dev/null | "
+            f"grep -q {run_id}; then echo alive; "
+        )
+        if engine in ("docker", "podman"):
+            alive += f'elif [ -n "$({engine} ps -q --filter name=^bench-{run_id}$)" ]; then echo alive; '
+        alive += "else echo dead; fi"
+    return (
+        f"cd {quoted} 2>/dev/null || {{ echo gone; exit 0; }}; "
+        f'if [ -f exit ]; then echo "exit $(cat exit)"; else {alive}; fi'
+    )
+
+
+def cancel(node: Node, folder: str, slurm_job: str | None) -> None:
+    """Asks the run to end; it packs and signs what it has."""
+    if slurm_job is not None:
+        job = shlex.quote(slurm_job)
+        polite = f"scancel --batch --signal=TERM {job}"
+        script = f'if [ "$(squeue -h -j {job} -o %T)" = PENDING ]; then scancel {job}; else {polite}; fi'
+    else:
+        script = f'kill -TERM "$(cat {shlex.quote(folder)}/pid)"'
+    demand(node, script, "ending the run")

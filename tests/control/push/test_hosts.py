@@ -1,0 +1,84 @@
+"""Who is meant, and every mistake in saying so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.control.push.hosts import Host, find_hosts, from_inventory, parse_host
+from bench.errors import BadInput
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "user", "port"),
+    [
+        ("gpu1", "gpu1", None, None),
+        ("ubuntu@203.0.113.7", "203.0.113.7", "ubuntu", None),
+        ("gpu1:2222", "gpu1", None, 2222),
+        ("me@[2001:db8::1]:22", "2001:db8::1", "me", 22),
+    ],
+)
+def test_hosts_as_people_write_them(text: str, address: str, user: str | None, port: int | None) -> None:
+    assert parse_host(text) == Host(text, address, user, port)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-oProxyCommand=x", "a b", "me@", "gpu1:0", "gpu1:99999", "gpu1:ssh", "a@b@c"]
+)
+def test_what_is_no_host(text: str) -> None:
+    with pytest.raises(BadInput, match="is no host"):
+        parse_host(text)
+
+
+def test_a_host_twice_and_every_mistake_at_once() -> None:
+    with pytest.raises(BadInput) as caught:
+        find_hosts(["gpu1", "GPU1", "a b", "me@gpu1", "gpu1:99999"], None, None, None)
+    assert len(caught.value.mistakes) == 3
+    assert "the same machine as gpu1" in str(caught.value)
+
+
+def test_an_inventory_as_ansible_lists_it() -> None:
+    listed = {
+        "_meta": {"hostvars": {"r1": {
+            "ansible_host": "10.0.0.1", "ansible_user": "ops", "ansible_port": "2222",
+            "ansible_ssh_private_key_file": "/k", "bench_python": "/v/bin/python",
+        }}},
+        "all": {"children": ["rack"]},
+        "rack": {"hosts": ["r1", "r2"]},
+    }  # fmt: skip
+    first, second = from_inventory(listed, "hosts.ini", None)
+    assert first == Host("r1", "10.0.0.1", "ops", 2222, Path("/k"), "/v/bin/python")
+    assert second == Host("r2", "r2")
+
+
+def test_passwords_in_an_inventory_are_refused_and_never_shown() -> None:
+    listed = {"_meta": {"hostvars": {"r1": {"ansible_password": "hunter2"}}}, "all": {"hosts": ["r1"]}}
+    with pytest.raises(BadInput) as caught:
+        from_inventory(listed, "hosts.ini", None)
+    assert "ansible_password" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_inventory_without_hosts_or_with_a_port_that_is_none() -> None:
+    with pytest.raises(BadInput, match="names no hosts"):
+        from_inventory({"_meta": {"hostvars": {}}, "all": {"children": ["ungrouped"]}}, "hosts.ini", None)
+    with pytest.raises(BadInput, match="is no port"):
+        from_inventory({"_meta": {"hostvars": {"r1": {"ansible_port": "ssh"}}}}, "hosts.ini", None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["m.json", "gpu1", "gpu2", "--budget", "60m"],
+        ["--budget", "60m", "m.json", "gpu1", "gpu2"],
+        ["m.json", "--budget", "60m", "gpu1", "gpu2"],
+        ["m.json", "gpu1", "--budget", "60m", "gpu2"],
+    ],
+)
+def test_hosts_may_stand_where_people_put_them(words: list[str]) -> None:
+    from bench.cli import _parser
+
+    arguments = _parser().parse_args(["push", *words])
+    assert (str(arguments.manifest), arguments.hosts) == ("m.json", ["gpu1", "gpu2"])
+    assert arguments.budget == 3600

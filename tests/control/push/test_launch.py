@@ -1,0 +1,175 @@
+"""How a run starts, is asked after, ends and starts again: the very scripts, on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import stat
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.control.images.archive import Identity
+from bench.control.push import launch
+from bench.control.push.launch import Job, Together
+from bench.control.push.remote import Here
+from bench.control.push.slurm import Slurm, header
+from bench.errors import BadInput
+
+RUN = "0123456789ab"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """With a Python that measures nothing: it waits to be told to end."""
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\ntrap 'echo ending >&2; exit 5' TERM\necho \"told: $*\" >&2\n"
+        "while [ ! -e finish ]; do sleep 0.05; done\n"
+    )
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    return Job(
+        RUN, str(tmp_path / "a place"), "none", str(tmp_path / "code"), None, str(python),
+        (os.getuid(), os.getgid()), 2**34, None, on_cpu=True, budget_seconds=60,
+    )  # fmt: skip
+
+
+def state(job: Job) -> str:
+    return Here().ask(launch.state_script(job.folder, RUN, job.engine, None)).text.strip()
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def begin(job: Job) -> None:
+    log = Path(job.folder) / "log.txt"
+    before = log.read_text() if log.exists() else ""
+    launch.prepare(Here(), job, b'{"a": 1}', b'{"nonce": 2}')
+    launch.start(Here(), job)
+    until(lambda: state(job) == "alive" and log.read_text() != before)
+
+
+def test_it_runs_on_its_own_and_leaves_its_exit_code(job: Job) -> None:
+    assert state(job) == "gone"
+    begin(job)
+    folder = Path(job.folder)
+    assert (folder / "manifest.json").read_bytes() == b'{"a": 1}'
+    assert (folder / "challenge.json").read_bytes() == b'{"nonce": 2}'
+    assert os.getsid(int((folder / "pid").read_text())) != os.getsid(0)
+    (folder / "finish").touch()
+    until(lambda: state(job) == "exit 0")
+    told = (folder / "log.txt").read_text()
+    assert "told: -m bench run manifest.json --device cpu --out out --challenge challenge.json" in told
+    assert "--resume --budget 60s" in told
+
+
+def test_a_polite_end_reaches_the_run_and_it_may_start_again(job: Job) -> None:
+    begin(job)
+    launch.cancel(Here(), job.folder, None)
+    until(lambda: state(job) == "exit 5")
+    assert "ending" in (Path(job.folder) / "log.txt").read_text()
+    begin(job)
+    launch.cancel(Here(), job.folder, None)
+    until(lambda: state(job) == "exit 5")
+
+
+def test_a_killed_run_is_dead_not_over(job: Job) -> None:
+    begin(job)
+    os.killpg(int((Path(job.folder) / "pid").read_text()), 9)
+    until(lambda: state(job) == "dead")
+
+
+def in_docker(job: Job, **changes: object) -> Job:
+    image = {"engine": "docker", "runnable": "sha256:abc", "identity": Identity("sha256:abc", ("sha256:l",))}
+    return dataclasses.replace(job, **(image | changes))  # type: ignore[arg-type]
+
+
+def test_a_container_is_as_hard_as_here_and_is_given_its_challenge(job: Job) -> None:
+    command = launch.argv(in_docker(job), None)
+    hardening = {"--read-only", "--cap-drop=ALL", "--network=none", "--security-opt=no-new-privileges"}
+    assert hardening <= set(command)
+    assert f"--name=bench-{RUN}" in command
+    assert (
+        f"--mount=type=bind,source={job.folder}/challenge.json,target=/in/challenge.json,readonly" in command
+    )
+    told = command[command.index("sha256:abc") + 1 :]
+    assert told[:2] == ["run", "/in/manifest.json"]
+    assert "--challenge" in told and "/in/challenge.json" in told and "--resume" in told
+    assert not any("--gpus" in word or "nvidia.com" in word for word in command)
+    with_gpus = launch.argv(in_docker(job, gpus="cdi", on_cpu=False), None)
+    assert "--device=nvidia.com/gpu=all" in with_gpus
+
+
+@pytest.mark.parametrize("engine", ["podman", "apptainer"])
+def test_other_engines_are_asked_in_their_words(job: Job, engine: str) -> None:
+    command = launch.argv(in_docker(job, engine=engine), None)
+    assert command[0] == engine
+    assert any("/in/challenge.json" in word and "challenge.json" in word for word in command)
+
+
+def test_followers_get_no_challenge_and_all_share_the_network(job: Job) -> None:
+    leader = launch.argv(in_docker(job), Together(2, 0, "gpu1:29500"))
+    follower = launch.argv(in_docker(job), Together(2, 1, "gpu1:29500"))
+    assert "--network=host" in leader and "--network=host" in follower
+    assert "--challenge" in leader and "--challenge" not in follower
+    assert follower[-6:] == ["--nodes", "2", "--node", "1", "--meet", "gpu1:29500"]
+
+
+# --- Slurm ----------------------------------------------------------------------------------------------
+
+SLURM = Slurm("gpu", "proj-7", "h100&ib", "h100:8", 1, 90, options=("--qos=high",))
+
+
+def test_the_header_asks_for_what_the_user_asked_for() -> None:
+    lines = header(SLURM, RUN, "/home/me/.bench/runs/x")
+    assert {
+        "#SBATCH --partition=gpu", "#SBATCH --account=proj-7", "#SBATCH --time=90",
+        '#SBATCH --constraint="h100&ib"',
+        "#SBATCH --gpus-per-node=h100:8", "#SBATCH --requeue", "#SBATCH --exclusive", "#SBATCH --qos=high",
+        "#SBATCH --signal=B:TERM@90", "#SBATCH --open-mode=append", "#SBATCH --nodes=1",
+    } <= set(lines)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "slurm", [{"options": ("qos=high",)}, {"partition": "a\n#SBATCH --uid=0"}, {"nodes": 0}]
+)
+def test_what_is_no_option(slurm: dict[str, object]) -> None:
+    with pytest.raises(BadInput):
+        Slurm(**slurm)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("engine", ["none", "docker", "podman", "apptainer"])
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_every_script_is_one_that_a_shell_reads(job: Job, engine: str, nodes: int) -> None:
+    changed = in_docker(job, engine=engine, slurm=dataclasses.replace(SLURM, nodes=nodes))
+    text = launch.script(changed)
+    assert text.startswith("#!/bin/sh\n#SBATCH ")
+    assert subprocess.run(["sh", "-n"], input=text, text=True, check=False).returncode == 0
+    assert ("srun " in text) == (nodes > 1)
+    if engine in (
+        "docker",
+        "podman",
+    ):  # the memory of the node that it runs on, not of the one that was asked
+        assert '--memory="$BENCH_MEMORY"' in text or '--memory="$BENCH_MEMORY"' in text
+        assert str(job.memory_bytes) not in text
+
+
+def test_several_nodes_meet_at_the_first(job: Job) -> None:
+    text = launch.script(in_docker(job, engine="none", slurm=dataclasses.replace(SLURM, nodes=2)))
+    line = next(line for line in text.splitlines() if line.startswith("srun"))
+    each = shlex.split(line.partition(">>")[0].partition(">/")[0])[-1]
+    shown = subprocess.run(
+        ["sh", "-c", each.replace("exec ", "echo ")],
+        env={"SLURM_NODEID": "1", "BENCH_MEET": "n1:20001", "PATH": os.environ["PATH"]},
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert shown.strip().endswith("--nodes 2 --node 1 --meet n1:20001")
+    assert "--challenge" not in shown

@@ -1,0 +1,121 @@
+"""What was begun is found again; one exit code for all."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from bench.control.push.campaign import exit_code
+from bench.control.push.follow import read_status
+from bench.control.push.hosts import Host
+from bench.control.push.order import Outcome, Result
+from bench.control.push.record import Record, Records
+from bench.errors import BadInput, EnvironmentCannot
+
+R = Record(
+    "aaaa00000000", "p1p1p1", "gpu1", "10.0.0.1", None, None, None, None, False, "/home/me/.bench", "docker",
+    "sha256:i", "m" * 64, "/here/results", None, None, 7200, False, 100,
+)  # fmt: skip
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Records:
+    made = Records(tmp_path / "runs")
+    made.save(R)
+    made.save(dataclasses.replace(R, run_id="bbbb00000000", host="gpu2", address="10.0.0.2"))
+    made.save(dataclasses.replace(R, run_id="cccc00000000", push="p2p2p2", began_at=200))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("names", "ids"),
+    [
+        ([], ["cccc00000000"]),
+        (["aa"], ["aaaa00000000"]),
+        (["p1p"], ["aaaa00000000", "bbbb00000000"]),
+        (["gpu1"], ["cccc00000000"]),
+        (["gpu2", "cccc00000000"], ["bbbb00000000", "cccc00000000"]),
+    ],
+)
+def test_runs_by_the_names_that_people_have(records: Records, names: list[str], ids: list[str]) -> None:
+    assert sorted(record.run_id for record in records.find(names)) == ids
+
+
+def test_what_was_never_begun(records: Records, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match='no run is called "gpu9"'):
+        records.find(["gpu9"])
+    with pytest.raises(BadInput, match="nothing was pushed"):
+        Records(tmp_path / "none").find([])
+
+
+def test_the_newest_unfinished_run_of_the_same_manifest_and_place(records: Records) -> None:
+    host, out = Host("x", "10.0.0.1"), Path("/here/results")
+    found = records.unfinished(host, "m" * 64, "docker", out)
+    assert found is not None and found.run_id == "cccc00000000"
+    records.move(found, "fetched")
+    found = records.unfinished(host, "m" * 64, "docker", out)
+    assert found is not None and found.run_id == "aaaa00000000"
+    for other in (
+        (host, "n" * 64, "docker"),
+        (host, "m" * 64, "none"),
+        (Host("x", "10.0.0.9"), "m" * 64, "docker"),
+    ):
+        assert records.unfinished(*other, out) is None
+
+
+def test_a_damaged_note_is_named(records: Records) -> None:
+    (records.folder / "dddd00000000.json").write_text("{}")
+    with pytest.raises(BadInput, match="dddd00000000"):
+        records.all()
+
+
+def result(outcome: Outcome, code: int = 3) -> Result:
+    kinds = {2: BadInput, 3: EnvironmentCannot}
+    return Result("h", outcome=outcome, error=kinds[code]("x") if outcome == "failed" else None)
+
+
+@pytest.mark.parametrize(
+    ("results", "code"),
+    [
+        ([result("done"), result("unchanged"), result("would"), result("running")], 0),
+        ([result("failed")], 3),
+        ([result("failed", 2), result("failed", 2)], 2),
+        ([result("failed", 2), result("failed", 3)], 3),
+        ([result("done"), result("failed")], 5),
+        ([result("incomplete")], 5),
+        ([result("incomplete"), result("failed")], 5),
+    ],
+)
+def test_one_exit_code_for_all(results: list[Result], code: int) -> None:
+    assert exit_code(results) == code
+
+
+def test_a_node_s_word_on_a_run() -> None:
+    text = (
+        "alive\nfile 12 log.txt\nfile 99 out/0123456789ab/journal.jsonl\n"
+        "file 7 out/0123456789ab/logs/one-2.txt\n"
+        "request 123 456\nbundle 1000\n"
+    )
+    status = read_status(text)
+    assert (status.state, status.code, status.request, status.bundle_bytes) == (
+        "alive",
+        None,
+        "123 456",
+        1000,
+    )
+    assert set(status.files.values()) == {12, 99, 7}
+    assert read_status("exit 5\n").code == 5
+
+
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "../x", "out/0a/../../x", "out/0a/logs/../../x.txt", "out/0a/logs/a b.txt"]
+)
+def test_a_name_that_we_did_not_ask_for_is_not_mirrored(name: str) -> None:
+    assert read_status(f"alive\nfile 5 {name}\n").files == {}
+
+
+def test_what_is_no_state_is_dead() -> None:
+    assert read_status("").state == "dead"
+    assert read_status("exit \n").state == "dead"

@@ -1,0 +1,184 @@
+"""What is sent, and what becomes of it when sending goes wrong; the node is a folder of this machine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from bench.control.engines import EngineFacts
+from bench.control.images.archive import Blob, Identity, ImageFacts, Layer
+from bench.control.push import ship
+from bench.control.push.depot import Depot, Shippable
+from bench.control.push.remote import ANSWER_SECONDS, Answer, Here, Unreachable
+from bench.control.push.survey import Engine, Stored
+from bench.errors import EnvironmentCannot
+from tests.control.push.test_survey import found
+
+DATA = bytes(range(256)) * 4096
+
+
+@pytest.fixture
+def blob(tmp_path: Path) -> Blob:
+    path = tmp_path / "layer"
+    path.write_bytes(DATA)
+    return Blob(path, "sha256:plain", f"sha256:{hashlib.sha256(DATA).hexdigest()}", compressed=True)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "place/blobs").mkdir(parents=True)
+    return tmp_path / "place"
+
+
+def name(blob: Blob) -> str:
+    return blob.digest.removeprefix("sha256:")
+
+
+def send(place: Path, blob: Blob, node: Here | None = None) -> int:
+    return ship._send_all(node or Here(), str(place), [blob], lambda done, total: None)
+
+
+def test_what_arrived_is_not_sent_again(place: Path, blob: Blob) -> None:
+    assert send(place, blob) == len(DATA)
+    assert (place / "blobs" / name(blob)).read_bytes() == DATA
+    assert send(place, blob) == 0
+
+
+def test_a_part_that_arrived_is_gone_on_from(place: Path, blob: Blob) -> None:
+    (place / f"blobs/{name(blob)}.part").write_bytes(DATA[:100_000])
+    assert send(place, blob) == len(DATA) - 100_000
+    assert (place / "blobs" / name(blob)).read_bytes() == DATA
+
+
+@pytest.mark.parametrize("wrong", [b"x" * 100_000, b"x" * (len(DATA) + 1)], ids=["other bytes", "too many"])
+def test_a_part_that_is_damaged_is_sent_anew(place: Path, blob: Blob, wrong: bytes) -> None:
+    (place / f"blobs/{name(blob)}.part").write_bytes(wrong)
+    send(place, blob)
+    assert (place / "blobs" / name(blob)).read_bytes() == DATA
+
+
+class Breaks(Here):
+    """A line that breaks in the middle of what is sent."""
+
+    def ask(self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS) -> Answer:
+        sent = list(pieces)
+        if len(sent) > 1:
+            super().ask(script, sent[: len(sent) // 2])
+            raise Unreachable("the connection broke")
+        return super().ask(script, sent, seconds=seconds)
+
+
+def test_a_broken_line_leaves_what_the_next_push_goes_on_from(place: Path, blob: Blob) -> None:
+    with pytest.raises(Unreachable):
+        send(place, blob, Breaks())
+    assert 0 < send(place, blob) < len(DATA)
+    assert (place / "blobs" / name(blob)).read_bytes() == DATA
+
+
+class Full(Here):
+    """A disk that takes nothing more."""
+
+    def ask(self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS) -> Answer:
+        if "cat " in script:
+            return Answer(1, b"", b"cat: write error: No space left on device")
+        return super().ask(script, pieces, seconds=seconds)
+
+
+def test_a_full_disk_says_so(place: Path, blob: Blob) -> None:
+    with pytest.raises(EnvironmentCannot, match="its disk is full") as caught:
+        send(place, blob, Full())
+    assert "push again" in str(caught.value)
+
+
+class Damages(Here):
+    """A disk that keeps other bytes than it was given."""
+
+    def ask(self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS) -> Answer:
+        return super().ask(script, [piece[::-1] for piece in pieces], seconds=seconds)
+
+
+def test_what_arrives_damaged_every_time_is_not_taken(place: Path, blob: Blob) -> None:
+    blob.path.write_bytes(b"abc")
+    good = Blob(blob.path, blob.diff_id, f"sha256:{hashlib.sha256(b'abc').hexdigest()}", compressed=True)
+    with pytest.raises(EnvironmentCannot, match="damaged 3 times"):
+        send(place, good, Damages())
+    assert list((place / "blobs").iterdir()) == []
+
+
+def test_our_code_arrives_as_it_is_here(tmp_path: Path) -> None:
+    depot = Depot(lambda text: None)
+    landed = ship.ship_code(Here(), str(tmp_path / "p"), depot, lambda done, total: None)
+    assert landed.changed and 0 < landed.sent_bytes < 2_000_000
+    assert (Path(landed.runnable) / "bench/__init__.py").read_bytes() == Path(ship.__file__).parents[
+        2
+    ].joinpath("__init__.py").read_bytes()
+    again = ship.ship_code(Here(), str(tmp_path / "p"), depot, lambda done, total: None)
+    assert (again.changed, again.sent_bytes) == (False, 0)
+
+
+# --- the difference -------------------------------------------------------------------------------------
+
+
+def image(*diff_ids: str) -> Shippable:
+    layers = tuple(Layer(diff_id, 10, diff_id, compressed=True) for diff_id in diff_ids)
+    return Shippable(Path("image.tar"), ImageFacts(Identity("sha256:ours", diff_ids), {}, b"{}", layers, ()))
+
+
+def with_images(*stored: Stored, named_by_configuration: bool = True):  # type: ignore[no-untyped-def]
+    import dataclasses
+
+    engine = Engine(EngineFacts("docker", "27", None, None), "", None, stored, named_by_configuration)
+    return dataclasses.replace(found(), engines={"docker": engine, "podman": engine})
+
+
+def test_layers_below_the_first_difference_stay_where_they_are() -> None:
+    ours = image("a", "b", "c")
+    assert ship.layers_held(with_images(), "docker", ours) == 0
+    assert (
+        ship.layers_held(with_images(Stored("x", ("a", "b", "old")), Stored("y", ("b", "c"))), "docker", ours)
+        == 2
+    )
+    assert ship.layers_held(with_images(Stored("x", ("z", "b", "c"))), "docker", ours) == 0
+
+
+def test_engines_that_take_whole_archives_only_get_them() -> None:
+    ours, theirs = image("a", "b"), Stored("x", ("a", "old"))
+    assert ship.layers_held(with_images(theirs), "podman", ours) == 0
+    assert ship.layers_held(with_images(theirs, named_by_configuration=False), "docker", ours) == 0
+
+
+def test_an_image_is_known_by_its_identity_never_by_a_name() -> None:
+    ours = image("a", "b")
+    assert ship.present(with_images(Stored("sha256:ours", ("a", "b"))), "docker", ours) == "sha256:ours"
+    assert ship.present(with_images(Stored("sha256:other", ("a", "b"))), "docker", ours) is None
+    by_manifest = with_images(Stored("sha256:manifest", ("a", "b")), named_by_configuration=False)
+    assert ship.present(by_manifest, "docker", ours) == "sha256:manifest"
+
+
+class Pulls(Here):
+    """A node whose engine gets an image from a registry."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def ask(self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS) -> Answer:
+        self.asked.append(script)
+        return Answer(0, b'sha256:ours ["a", "b"]\n' if "inspect" in script else b"", b"")
+
+
+def test_what_a_registry_has_must_be_what_the_manifest_names() -> None:
+    node = Pulls()
+    landed = ship.pull(node, with_images(), "docker", "example.org/bench@sha256:abc", "sha256:ours")
+    assert (landed.runnable, landed.changed, landed.identity) == (
+        "sha256:ours",
+        True,
+        Identity("sha256:ours", ("a", "b")),
+    )
+    assert "docker tag sha256:ours bench-push:ours && docker image rm example.org/" in node.asked[-1]
+    there = with_images(Stored("sha256:ours", ("a", "b")))
+    assert not ship.pull(Pulls(), there, "docker", "example.org/bench", None).changed
+    with pytest.raises(EnvironmentCannot, match="the manifest asks for sha256:other"):
+        ship.pull(Pulls(), with_images(), "docker", "example.org/bench", "sha256:other")

@@ -1,0 +1,134 @@
+"""What a node says of itself, recorded, and what follows from it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from bench.control.engines import EngineFacts
+from bench.control.images import find_variant
+from bench.control.preflight import HostFacts
+from bench.control.push.judge import Need, judge
+from bench.control.push.remote import Here
+from bench.control.push.survey import GpuState, Survey, answered, read_survey, survey
+from bench.errors import EnvironmentCannot
+
+GIB = 2**30
+DOCKER = (
+    '{"ServerVersion":"27.5.1","DockerRootDir":"/var/lib/docker",'
+    '"DriverStatus":[["Backing Filesystem","extfs"]],"CDISpecDirs":["/etc/cdi"],"Runtimes":{"runc":{}}}'
+)
+LAYER = "sha256:" + "a" * 64
+ANSWERS: dict[str, tuple[int, str]] = {
+    "who": (0, "ubuntu\n1000\n1000\n/home/ubuntu\nnode7\n6.8.0-45-generic\n"),
+    "clock": (0, "1763730000.123456789\n"),
+    "os": (0, "Ubuntu 22.04.5 LTS\n"),
+    "memory": (0, "MemTotal:       2113492236 kB\nMemFree: 1 kB\nMemAvailable:   2050000000 kB\n"),
+    "load": (0, "224\n0.42 0.30 0.20 1/2000 4242\n"),
+    "place": (0, "/home/ubuntu/.bench\n/dev/sda1  500000000 70000000 430000000  14% /\nwritable\n"),
+    "programs": (0, ""),
+    "cat /proc/driver/nvidia/version": (
+        0,
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build\n",
+    ),
+    "nvidia-ctk --version": (0, "NVIDIA Container Toolkit CLI version 1.17.8\n"),
+    "gpus": (0, "0, NVIDIA H100 80GB HBM3, 81559, 1, 0, 0\n1, NVIDIA H100 80GB HBM3, 81559, 1, 0, [N/A]\n"),
+    "gpu users": (0, ""),
+    "slurm": (127, "sh: 1: sinfo: not found\n"),
+    "docker": (0, f"WARNING: something\n{DOCKER}\n"),
+    "docker images": (0, f'sha256:{"b" * 64} ["{LAYER}"]\n'),
+    "docker room": (0, "/dev/sda1  500000000 70000000 430000000  14% /\n"),
+    "cdi": (0, "/etc/cdi/nvidia.yaml\n"),
+}
+
+
+def found(**changes: tuple[int, str]) -> Survey:
+    return read_survey(
+        ANSWERS | {k.replace("_", " "): v for k, v in changes.items()}, 1763730000.5, ["docker"]
+    )
+
+
+def test_a_rented_node_as_recorded() -> None:
+    node = found()
+    assert (node.user, node.uid, node.hostname, node.cores) == ("ubuntu", 1000, "node7", 224)
+    assert node.memory_bytes == 2113492236 * 1024
+    assert (node.place, node.place_free_bytes, node.place_writable) == (
+        "/home/ubuntu/.bench",
+        430000000 * 1024,
+        True,
+    )
+    assert node.host == HostFacts("570.124.06", "1.17.8")
+    assert node.gpus[1] == GpuState(1, "NVIDIA H100 80GB HBM3", 81559, 1, 0, 0)
+    assert node.engines["docker"].facts == EngineFacts("docker", "27.5.1", "cdi", "/var/lib/docker")
+    assert node.engines["docker"].images[0].diff_ids == (LAYER,)
+    assert abs(node.skew_seconds) < 1
+    assert node.slurm is None
+    need = Need("docker", find_variant("cuda12.8"), on_cpu=False, gpus=2, engine_bytes=20 * GIB)
+    assert judge(node, need) == []
+
+
+def test_this_machine_answers_the_same_questions() -> None:
+    node = survey(Here(), '"$HOME/.bench"', ["none"], "python3")
+    assert node.cores > 0
+    assert node.python is not None
+    assert abs(node.skew_seconds) < 5
+
+
+def test_what_is_no_machine_of_ours() -> None:
+    for text in ("", "Welcome to the switch>", "\036who\037x\0370\035"):
+        with pytest.raises(EnvironmentCannot, match="does not answer as a Linux machine"):
+            read_survey(answered(text), 0.0, [])
+
+
+NEED = Need("docker", find_variant("cuda12.8"), on_cpu=False, gpus=None, engine_bytes=20 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "advice"),
+    [
+        ({"docker": (127, "sh: docker: not found")}, "there is no docker", "apt-get install docker.io"),
+        ({"docker": (1, "permission denied while trying")}, "permission denied", "usermod -aG docker ubuntu"),
+        ({"docker": (1, "Cannot connect to the Docker daemon")}, "Cannot connect", "systemctl start docker"),
+        ({"docker": (0, '{"ServerErrors":["Cannot connect"]}')}, "Cannot connect", "systemctl"),
+        ({"place": (0, "/x\n/dev/sda1 1 1 1000 1% /\nwritable\n")}, "0.0 GiB are free, a run needs", "make"),
+        ({"place": (0, "/x\n/dev/sda1 1 1 430000000 1% /\n")}, "ubuntu may not write to /x", "--place"),
+        ({"docker_room": (0, "/dev/sda1 1 1 1000 1% /")}, "/var/lib/docker: 0.0 GiB are", "make"),
+        ({"clock": (0, "1763731000.0")}, "1000 s ahead", "timedatectl"),
+        ({"clock": (0, "1763729000.0")}, "1000 s behind", "timedatectl"),
+        ({"gpus": (0, "0, H100, 81559, 70000, 99, 0"), "gpu_users": (0, "eve: 4242, python, 70000 MiB")},
+         "GPU 0 is in use: 99% busy, 70,000 MiB taken", "eve: 4242"),
+        ({"cat_/proc/driver/nvidia/version": (0, "NVIDIA UNIX x86_64 Kernel Module  535.104.05  x")},
+         "driver 535.104.05 is too old", "--engine none"),
+        ({"nvidia-ctk_--version": (0, "Toolkit CLI version 1.16.1")}, "CVE-2025-23266", "1.17.8"),
+        ({"cdi": (1, "")}, "hands no GPUs to containers", "nvidia-ctk cdi generate"),
+        ({"programs": (0, "sha256sum\nflock\n")}, "it lacks sha256sum, flock", "coreutils"),
+        ({"memory": (0, "MemTotal: 9000000 kB\nMemAvailable: 1000 kB\n")}, "memory is free", ""),
+    ],
+)  # fmt: skip
+def test_what_stops_a_run_and_what_to_do(changes: dict[str, tuple[int, str]], said: str, advice: str) -> None:
+    findings = [finding for finding in judge(found(**changes), NEED) if finding.level == "stop"]
+    (first,) = [finding for finding in findings if said in finding.what]
+    assert advice in first.advice
+
+
+def test_what_is_only_worth_a_word() -> None:
+    busy = judge(found(load=(0, "8\n7.9 1 1 1/1 1\n")), NEED)
+    assert [finding.level for finding in busy] == ["warn"]
+    errors = judge(found(gpus=(0, "0, H100, 81559, 1, 0, 3\n")), NEED)
+    assert [(finding.level, "3 uncorrected" in finding.what) for finding in errors] == [("warn", True)]
+    skewed = judge(found(clock=(0, "1763730100.0")), NEED)
+    assert [finding.level for finding in skewed] == ["warn"]
+
+
+def test_fewer_gpus_than_the_manifest_asks_for() -> None:
+    need = dataclasses.replace(NEED, gpus=8)
+    assert "it has 2 GPUs, the manifest asks for 8" in [finding.what for finding in judge(found(), need)]
+
+
+def test_a_bare_environment() -> None:
+    need = Need("none", None, on_cpu=True, gpus=None)
+    assert judge(found(python=(0, "3.12\n\n")), need) == []
+    assert "torch, transformers" in judge(found(python=(0, "3.12\ntorch transformers\n")), need)[0].what
+    assert "3.11 is the oldest" in judge(found(python=(0, "3.9\n\n")), need)[0].what
+    assert "does not run" in judge(found(python=(127, "not found")), need)[0].what

@@ -1,0 +1,192 @@
+"""Nodes for end-to-end tests: a real sshd on loopback addresses, a home for each; a wire to count or cut."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.e2e.services import SYSTEM, require, require_root
+
+_MOST_ADDRESSES = 16  # of one sshd
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Addresses 127.77.0.1 and up, on one port; each with a home, and so a place, of its own."""
+
+    folder: Path
+    port: int
+    daemons: Sequence[int]  # process ids of sshd
+    homes: Mapping[str, Path]
+
+    @property
+    def ssh_config(self) -> Path:
+        return self.folder / "ssh_config"
+
+    @property
+    def addresses(self) -> list[str]:
+        return list(self.homes)
+
+    def sessions(self) -> list[int]:
+        """Processes of sshd's that hold a connection."""
+        tasks = [Path(f"/proc/{pid}/task/{pid}/children") for pid in self.daemons]
+        return [int(pid) for task in tasks for pid in task.read_text().split()]
+
+    def cut(self) -> int:
+        """Ends every connection, as a dead network would; how many there were."""
+        found = self.sessions()
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return len(found)
+
+    def left(self, address: str) -> list[str]:
+        """What is in a node's home."""
+        return sorted(str(path.relative_to(self.homes[address])) for path in self.homes[address].rglob("*"))
+
+
+@contextmanager
+def ssh_nodes(
+    folder: Path,
+    count: int = 2,
+    environment: Mapping[str, str] | None = None,
+    own: Mapping[int, Mapping[str, str]] | None = None,
+) -> Iterator[Nodes]:
+    """`own` is what some nodes have in their environment beside, by number from 0."""
+    require_root("an sshd of our own")
+    require("sshd", "ssh-keygen")
+    Path("/run/sshd").mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("host", "id"):
+        keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
+        subprocess.run(keygen, check=True)
+    (folder / "authorized").write_text((folder / "id.pub").read_text())
+    port = free_port()
+    homes = {f"127.77.0.{number + 1}": folder / f"home{number + 1}" for number in range(count)}
+    for home in homes.values():
+        home.mkdir()
+    key = " ".join((folder / "host.pub").read_text().split()[:2])
+    (folder / "known").write_text("".join(f"[{address}]:{port} {key}\n" for address in homes))
+    (folder / "ssh_config").write_text(
+        f"Host *\n  Port {port}\n  User root\n  IdentityFile {folder}/id\n"
+        f"  UserKnownHostsFile {folder}/known\n"
+    )
+    with ExitStack() as stack:
+        some = list(homes.items())
+        parts = [dict(some[at : at + _MOST_ADDRESSES]) for at in range(0, count, _MOST_ADDRESSES)]
+        daemons = [
+            stack.enter_context(
+                _sshd(folder, number, _sshd_config(folder, port, part, environment or {}, own or {}))
+            )
+            for number, part in enumerate(parts)
+        ]
+        for address in homes:
+            _await(address, port, folder)
+        yield Nodes(folder, port, daemons, homes)
+
+
+@contextmanager
+def _sshd(folder: Path, number: int, config: str) -> Iterator[int]:
+    path = folder / f"sshd_config{number}"
+    path.write_text(config)
+    with (folder / f"sshd{number}.log").open("wb") as log:
+        daemon = subprocess.Popen(["/usr/sbin/sshd", "-D", "-e", "-f", str(path)], stderr=log)
+    try:
+        yield daemon.pid
+    finally:
+        daemon.terminate()
+        daemon.wait(timeout=30)
+
+
+def _sshd_config(
+    folder: Path,
+    port: int,
+    homes: Mapping[str, Path],
+    environment: Mapping[str, str],
+    own: Mapping[int, Mapping[str, str]],
+) -> str:
+    lines = [f"ListenAddress {address}:{port}" for address in homes]
+    lines += [
+        f"HostKey {folder}/host", f"AuthorizedKeysFile {folder}/authorized", "PidFile none", "UsePAM no",
+        "PasswordAuthentication no", "KbdInteractiveAuthentication no", "PermitRootLogin prohibit-password",
+        "StrictModes no", "MaxStartups 500", "MaxSessions 50", "AllowTcpForwarding yes", "LogLevel ERROR",
+    ]  # fmt: skip
+    for address, home in homes.items():
+        number = int(address.rpartition(".")[2]) - 1
+        values = {"HOME": str(home), "PATH": SYSTEM, **environment, **own.get(number, {})}
+        lines.append(f"Match LocalAddress {address}")
+        lines.append("  SetEnv " + " ".join(f'"{name}={value}"' for name, value in values.items()))
+    return "\n".join([*lines, ""])
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _await(address: str, port: int, folder: Path) -> None:
+    for _ in range(200):
+        with contextlib.suppress(OSError), socket.create_connection((address, port), 1):
+            return
+        time.sleep(0.05)
+    logs = "".join(path.read_text() for path in folder.glob("sshd*.log"))
+    raise AssertionError(f"sshd did not come up: {logs}")
+
+
+@dataclass
+class Wire:
+    """Between us and a node: counts every byte of both directions, encryption and all."""
+
+    address: str
+    target: tuple[str, int]
+    port: int
+    count: int = 0
+    cut_at: int | None = None  # bytes after which the line goes dead, once
+    _listener: socket.socket = field(default_factory=socket.socket, repr=False)
+
+    def pump(self, source: socket.socket, sink: socket.socket, pair: Sequence[socket.socket]) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(2**16):
+                self.count += len(data)
+                if self.cut_at is not None and self.count >= self.cut_at:
+                    self.cut_at = None
+                    break
+                sink.sendall(data)
+        for end in pair:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+                end.close()
+
+    def serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self.target)
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=self.pump, args=(source, sink, (near, far)), daemon=True).start()
+
+
+@contextmanager
+def wire(nodes: Nodes, address: str) -> Iterator[Wire]:
+    """A port of this machine that leads to a node; its host key is known there too."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    key = " ".join((nodes.folder / "host.pub").read_text().split()[:2])
+    with (nodes.folder / "known").open("a") as known:
+        known.write(f"[127.0.0.1]:{port} {key}\n")
+    made = Wire("127.0.0.1", (address, nodes.port), port, _listener=listener)
+    threading.Thread(target=made.serve, daemon=True).start()
+    try:
+        yield made
+    finally:
+        listener.close()

@@ -1,0 +1,377 @@
+"""Push, for real: sshd, a shell, a run; connections cut, runs killed, nodes lost. Engine none: no image."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bench as package
+from tests.e2e.nodes import Nodes, free_port, ssh_nodes, wire
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("push")]
+
+ROOT = Path(package.__file__).parent.parent
+TINY = {
+    "schema": "bench/manifest/v1",
+    "name": "tiny",
+    "models": ["tiny-gpt-neox", "tiny-vit"],
+    "methods": "naive",
+    "micro_batch": 16,
+    "timing": {"target_percent": 20, "measure_seconds": 0.5, "warmup_seconds": 0.5},
+}
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Somebody with a home, a manifest and a list of nodes."""
+
+    folder: Path
+    nodes: Nodes
+
+    def manifest(self, name: str = "tiny", **changes: Any) -> Path:
+        path = self.folder / f"{name}.json"
+        path.write_text(json.dumps(TINY | {"name": name} | changes))
+        return path
+
+    def environment(self) -> dict[str, str]:
+        own = {f"XDG_{name}_HOME": str(self.folder / name.lower()) for name in ("CONFIG", "STATE", "CACHE")}
+        return os.environ | own | {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "HOME": str(self.folder)}
+
+    def command(self, *words: str | Path) -> list[str]:
+        return [sys.executable, "-m", "bench", *map(str, words)]
+
+    def bench(self, *words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.command(*words),
+            cwd=self.folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, f"{done.returncode}\n{done.stdout}{done.stderr}"
+        return done
+
+    def pushing(self, *words: str | Path) -> list[str | Path]:
+        return ["push", *words, "--engine", "none", "--python", sys.executable, "--device", "cpu",
+                "--ssh-config", self.nodes.ssh_config]  # fmt: skip
+
+    def push(self, *words: str | Path, code: int = 0) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.bench(*self.pushing(*words), "--json", code=code).stdout)
+        return found
+
+    def begin(self, *words: str | Path) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(*self.pushing(*words)), cwd=self.folder, env=self.environment(), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def journal(self) -> str:
+        """What was mirrored of the newest run."""
+        paths = sorted(self.folder.glob("results/*/journal.jsonl"), key=lambda path: path.stat().st_mtime)
+        return paths[-1].read_text() if paths else ""
+
+
+@pytest.fixture
+def operator(tmp_path: Path) -> Iterator[Operator]:
+    with ssh_nodes(tmp_path / "n") as nodes:
+        yield Operator(tmp_path, nodes)
+
+
+def until(true: Callable[[], object], what: str, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"it never came: {what}"
+        time.sleep(0.1)
+
+
+def run_processes(folder: Path) -> list[int]:
+    """run.sh's below a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if f"{folder}/.bench/runs" in path.read_bytes().decode(errors="replace").replace("\0", " "):
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def kill_run(home: Path) -> None:
+    """As a node's reset would, all of a run at once."""
+    sessions = {os.getsid(pid) for pid in run_processes(home)}
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(ProcessLookupError):
+            if os.getsid(int(path.name)) in sessions:
+                os.kill(int(path.name), signal.SIGKILL)
+
+
+# --- the main street ------------------------------------------------------------------------------------
+
+
+def test_a_run_comes_back_certified_and_leaves_nothing_behind(operator: Operator) -> None:
+    address, other = operator.nodes.addresses
+    done = operator.push(operator.manifest(), address, other)
+    assert done["exit_code"] == 0
+    assert [node["outcome"] for node in done["nodes"]] == ["done", "done"]
+    assert {node["level"] for node in done["nodes"]} == {"operator"}
+    assert operator.nodes.left(address) == operator.nodes.left(other) == []
+    bundles = [node["bundle"] for node in done["nodes"]]
+    key = operator.folder / "config/bench/id_ed25519.pub"
+    said = operator.bench("verify", *bundles, "--trust", key).stdout
+    assert said.count("level      operator") == 2
+    assert "tiny-gpt-neox" in operator.bench("compare", *bundles).stdout
+
+
+def test_a_cut_connection_ends_nothing_and_a_person_sees_the_table(operator: Operator) -> None:
+    address = operator.nodes.addresses[0]
+    pushing = operator.begin(operator.manifest(), address)
+    until(lambda: '"trial"' in operator.journal(), "a first trial in the mirror")
+    assert operator.nodes.cut() > 0
+    out, err = pushing.communicate(timeout=300)
+    assert pushing.returncode == 0, err
+    assert "tiny-gpt-neox" in out
+    assert "level: operator" in err
+    assert operator.nodes.left(address) == []
+
+
+def test_the_run_outlives_whoever_pushed_it(operator: Operator) -> None:
+    address = operator.nodes.addresses[0]
+    pushing = operator.begin(operator.manifest(), address)
+    until(lambda: '"trial"' in operator.journal(), "a first trial in the mirror")
+    pushing.kill()  # the laptop's battery
+    pushing.communicate()
+    assert "alive" in operator.bench("status").stdout
+    done = json.loads(operator.bench("attach", "--json").stdout)
+    assert done["nodes"][0]["outcome"] == "done"
+    assert done["nodes"][0]["level"] == "operator"
+    assert operator.nodes.left(address) == []
+
+
+def test_detached_and_fetched_later(operator: Operator) -> None:
+    manifest, address = operator.manifest(), operator.nodes.addresses[0]
+    begun = operator.push(manifest, address, "--detach")
+    run = begun["nodes"][0]["run"]
+    assert begun["nodes"][0]["outcome"] == "running"
+    assert json.loads(operator.bench("fetch", run, "--json").stdout)["nodes"][0]["outcome"] in (
+        "running",
+        "done",
+    )
+    until(lambda: not run_processes(operator.nodes.homes[address]), "the end of the run")
+    if not (operator.folder / f"results/{run}.tar").exists():
+        operator.bench("fetch", run[:5])
+    assert (
+        "level      operator"
+        in operator.bench(
+            "verify", f"results/{run}.tar", "--trust", operator.folder / "config/bench/id_ed25519.pub"
+        ).stdout
+    )
+    assert operator.nodes.left(address) == []
+
+
+def test_a_second_push_of_the_same_run_attaches(operator: Operator) -> None:
+    manifest, address = operator.manifest(), operator.nodes.addresses[0]
+    first = operator.push(manifest, address, "--detach")["nodes"][0]["run"]
+    second = operator.push(manifest, address)["nodes"][0]
+    assert (second["run"], second["outcome"]) == (first, "done")
+    assert operator.push(manifest, address, "--once")["nodes"][0]["outcome"] == "unchanged"
+
+
+def test_cancelled_runs_keep_what_they_measured_and_go_on(operator: Operator) -> None:
+    manifest, address = operator.manifest(), operator.nodes.addresses[0]
+    run = operator.push(manifest, address, "--detach")["nodes"][0]["run"]
+    operator.bench("cancel", run)
+    done = json.loads(operator.bench("attach", run, "--json", code=5).stdout)["nodes"][0]
+    assert (done["outcome"], done["run_exit_code"]) == ("incomplete", 5)
+    assert "incomplete" in operator.bench("verify", f"results/{run}.tar").stdout
+    again = operator.push(manifest, address)["nodes"][0]
+    assert (again["run"], again["outcome"], again["level"]) == (run, "done", "operator")
+    assert operator.nodes.left(address) == []
+
+
+# --- what goes wrong ------------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_killed_goes_on_and_measures_nothing_twice(operator: Operator) -> None:
+    manifest, address = operator.manifest(), operator.nodes.addresses[0]
+    pushing = operator.begin(manifest, address)
+    until(lambda: '"trial"' in operator.journal(), "a first trial in the mirror")
+    kill_run(operator.nodes.homes[address])
+    _, err = pushing.communicate(timeout=120)
+    assert pushing.returncode == 3
+    assert "killed" in err
+    before = operator.journal()
+    operator.push(manifest, address)
+    assert operator.journal().startswith(before[: before.rfind("\n") + 1])
+    assert operator.journal().count('"event":"trial"') == 2
+
+
+def test_a_node_that_lost_everything_gets_the_journal_back(operator: Operator) -> None:
+    manifest, address = operator.manifest(), operator.nodes.addresses[0]
+    pushing = operator.begin(manifest, address)
+    until(lambda: '"trial"' in operator.journal(), "a first trial in the mirror")
+    kill_run(operator.nodes.homes[address])
+    shutil.rmtree(operator.nodes.homes[address] / ".bench")
+    _, err = pushing.communicate(timeout=120)
+    assert "gone" in err or "killed" in err
+    before = operator.journal()
+    done = operator.push(manifest, address)["nodes"][0]
+    assert done["outcome"] == "done"
+    assert operator.journal().startswith(before[: before.rfind("\n") + 1])
+
+
+def test_another_node_goes_on_with_the_run_of_one_that_vanished(operator: Operator) -> None:
+    manifest, (gone, other) = operator.manifest(), operator.nodes.addresses
+    pushing = operator.begin(manifest, gone)
+    until(lambda: '"trial"' in operator.journal(), "a first trial in the mirror")
+    kill_run(operator.nodes.homes[gone])
+    shutil.rmtree(operator.nodes.homes[gone] / ".bench")
+    pushing.communicate(timeout=120)
+    before = operator.journal()
+    (run,) = (path.name for path in operator.folder.glob("results/*"))
+    done = operator.push(manifest, other, "--continue", run)["nodes"][0]
+    assert (done["run"], done["outcome"], done["level"]) == (run, "done", "operator")
+    assert operator.journal().startswith(before[: before.rfind("\n") + 1])
+    assert operator.journal().count('"event":"trial"') == 2
+
+
+def test_whoever_is_not_known_is_not_spoken_to(operator: Operator) -> None:
+    address = operator.nodes.addresses[0]
+    known = operator.nodes.folder / "known"
+    right = known.read_text()
+    known.write_text("")
+    found = operator.push(operator.manifest(), address, code=3)["nodes"][0]
+    assert "its host key is not known: ssh-ed25519 SHA256:" in found["error"]["message"]
+    another = (operator.nodes.folder / "id.pub").read_text().split()[1]
+    known.write_text(f"[{address}]:{operator.nodes.port} ssh-ed25519 {another}\n")
+    found = operator.push(operator.manifest(), address, code=3)["nodes"][0]
+    assert "its host key has changed" in found["error"]["message"]
+    known.write_text(right)
+    assert operator.nodes.left(address) == []
+
+
+def test_each_trouble_has_its_own_line(operator: Operator) -> None:
+    address, port = operator.nodes.addresses[0], operator.nodes.port
+    cases = {
+        f"127.77.0.1:{free_port()}": "connection refused",
+        "no-such-machine.invalid": 'no machine is called "no-such-machine.invalid"',
+        f"nobody@{address}": 'user "nobody" was refused',
+    }
+    for host, said in cases.items():
+        found = operator.push(operator.manifest(), host, code=3)["nodes"][0]
+        assert said in found["error"]["message"].lower() or said in found["error"]["message"]
+    wrong = [
+        "push",
+        operator.manifest(),
+        address,
+        "--ssh-config",
+        operator.nodes.ssh_config,
+        "--device",
+        "cpu",
+    ]
+    said = operator.bench(*wrong, "--engine", "apptainer", code=3).stderr
+    assert "there is no apptainer" in said
+    said = operator.bench(*wrong, "--engine", "none", "--python", "/usr/bin/python3", code=3).stderr
+    assert "lacks" in said
+    said = operator.bench(*wrong, f"127.77.0.1:{port}", address, code=2).stderr
+    assert "the same machine" in said
+
+
+def test_a_jump_host_is_checked_like_a_node(operator: Operator) -> None:
+    jump, address = operator.nodes.addresses
+    config = operator.nodes.ssh_config
+    config.write_text(f"Host far\n  HostName {address}\n  ProxyJump {jump}\n{config.read_text()}")
+    dry = operator.push(operator.manifest(), "far", "--dry-run")["nodes"][0]
+    assert dry["outcome"] == "would"
+    known = operator.nodes.folder / "known"
+    known.write_text("".join(line for line in known.read_text().splitlines(True) if jump not in line))
+    assert (
+        "host key is not known"
+        in operator.push(operator.manifest(), "far", code=3)["nodes"][0]["error"]["message"]
+    )
+
+
+def test_a_line_that_breaks_while_sending_is_taken_up_again_by_the_next_push(operator: Operator) -> None:
+    with wire(operator.nodes, operator.nodes.addresses[0]) as line:
+        line.cut_at = 120_000
+        host = f"{line.address}:{line.port}"
+        operator.push(operator.manifest(), host, "--no-run", code=3)
+        assert operator.push(operator.manifest(), host, "--no-run")["nodes"][0]["outcome"] == "ready"
+        assert operator.push(operator.manifest(), host, "--no-run")["nodes"][0]["outcome"] == "unchanged"
+
+
+# --- many nodes -----------------------------------------------------------------------------------------
+
+
+MANY = 50
+
+
+def test_fifty_nodes_five_of_which_fail_each_in_its_own_way(tmp_path: Path) -> None:
+    """Refused, hung, disk full, killed mid-run, and an environment that is not the one asked for."""
+    full = tmp_path / "full"
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(full)], check=True)
+    own = {1: {"HOME": str(full)}, 2: {"PATH": "/usr/bin:/bin"}}
+    python = Path(sys.executable).parent
+    try:
+        with ssh_nodes(tmp_path / "n", MANY - 2, {"PATH": f"{python}:{os.environ['PATH']}"}, own) as nodes:
+            operator = Operator(tmp_path, nodes)
+            with socket.create_server(("127.77.1.1", 0)) as hung:
+                refused, silent = f"127.77.1.2:{free_port()}", f"127.77.1.1:{hung.getsockname()[1]}"
+                _fifty(operator, refused, silent)
+    finally:
+        subprocess.run(["umount", str(full)], check=True)
+
+
+def _fifty(operator: Operator, refused: str, silent: str) -> None:
+    nodes = operator.nodes
+    one_model = operator.manifest("one", models=["tiny-gpt-neox"])
+    hosts = [*nodes.addresses, refused, silent]
+    command = ["push", one_model, *hosts, "--engine", "none", "--python", "python3", "--device", "cpu",
+               "--ssh-config", nodes.ssh_config, "--parallel", "4", "--json", "--anyway"]  # fmt: skip
+    out, err = operator.folder / "out.json", operator.folder / "err.txt"
+    with out.open("wb") as answers, err.open("wb") as words:
+        pushing = subprocess.Popen(
+            operator.command(*command),
+            cwd=operator.folder,
+            env=operator.environment(),
+            stdout=answers,
+            stderr=words,
+        )
+    victim = nodes.homes[nodes.addresses[3]]
+    until(lambda: list(victim.glob(".bench/runs/*/out/*/journal.jsonl")), "the victim's journal", 900)
+    kill_run(victim)
+    peak_kib = 0
+    while pushing.poll() is None:
+        with suppress(OSError, StopIteration):
+            status = Path(f"/proc/{pushing.pid}/status").read_text().splitlines()
+            peak_kib = max(
+                peak_kib, int(next(line for line in status if line.startswith("VmHWM")).split()[1])
+            )
+        time.sleep(0.2)
+    document = json.loads(out.read_text())
+    found = {node["host"]: node for node in document["nodes"]}
+    assert pushing.returncode == document["exit_code"] == 5
+    bad = {host: node["error"]["message"] for host, node in found.items() if node["outcome"] != "done"}
+    assert set(bad) == {refused, silent, *nodes.addresses[1:4]}, err.read_text()
+    assert "refused" in bad[refused]
+    assert "no SSH session" in bad[silent] or "no answer" in bad[silent]
+    assert "full" in bad[nodes.addresses[1]]
+    assert "bench" in bad[nodes.addresses[2]] or "exit code" in bad[nodes.addresses[2]]
+    assert "killed" in bad[nodes.addresses[3]]
+    assert len(list(operator.folder.glob("results/*.tar"))) == MANY - 5
+    print(f"at most {peak_kib:,} KiB of memory")
+    assert 0 < peak_kib < 256 * 1024

@@ -1,0 +1,205 @@
+"""Push with the CPU image: what goes over the wire, counted there; a real engine; two nodes compared."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.nodes import ssh_nodes, wire
+from tests.e2e.services import docker_engine, require
+from tests.e2e.test_push import ROOT, Operator, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("push-image")]
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class WithImage(Operator):
+    """Two nodes with an engine each, and the CPU image as a file here."""
+
+    docker: tuple[str, str]
+
+    def pushing(self, *words: str | Path) -> list[str | Path]:
+        return ["push", *words, "--engine", "docker", "--ssh-config", self.nodes.ssh_config]
+
+    def build(self, source: Path, out: str) -> dict[str, Any]:
+        words = [
+            "image",
+            "build",
+            "cpu",
+            "--cache",
+            self.folder / "wheels",
+            "--out",
+            self.folder / out,
+            "--source",
+            source,
+        ]
+        found: dict[str, Any] = json.loads(self.bench(*words, "--json").stdout)
+        return found
+
+    def tags(self, node: int) -> list[str]:
+        """Those that push gave."""
+        form = "{{.Repository}}:{{.Tag}}"
+        command = ["docker", "-H", self.docker[node], "image", "ls", "--format", form, "bench-push"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+    def remove(self, node: int, *names: str) -> None:
+        command = ["docker", "-H", self.docker[node], "image", "rm", *names]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+    def images(self, node: int) -> list[str]:
+        command = ["docker", "-H", self.docker[node], "image", "ls", "-aq", "--no-trunc"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+
+@pytest.fixture(scope="module")
+def operator() -> Iterator[WithImage]:
+    require("dockerd", "mmdebstrap", "buildah", "gpg", "sshd")
+    with tempfile.TemporaryDirectory(prefix="bench-push-") as name:
+        folder = Path(name)
+        for engine in ("d1", "d2"):
+            (folder / engine).mkdir()
+        with docker_engine(folder / "d1") as first, docker_engine(folder / "d2") as second:
+            own = {0: {"DOCKER_HOST": first}, 1: {"DOCKER_HOST": second}}
+            with ssh_nodes(folder / "n", 2, {}, own) as nodes:
+                made = WithImage(folder, nodes, (first, second))
+                made.build(ROOT, "one.tar")
+                yield made
+
+
+@pytest.fixture(scope="module")
+def changed(operator: WithImage) -> Path:
+    """The image after a change of our code."""
+    source = operator.folder / "changed"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".git", ".venv", "results", "out", "tests"))
+    with (source / "bench/words.py").open("a") as file:
+        file.write("# a change\n")
+    operator.build(source, "changed.tar")
+    return operator.folder / "changed.tar"
+
+
+def compressed_bytes(operator: WithImage, image: str) -> int:
+    """Of the image as `bench image save` compresses it."""
+    operator.bench("image", "save", operator.folder / image, "-o", operator.folder / "saved.tar")
+    size = (operator.folder / "saved.tar").stat().st_size
+    (operator.folder / "saved.tar").unlink()
+    return size
+
+
+def test_what_goes_over_the_wire(operator: WithImage, changed: Path) -> None:
+    one = operator.folder / "one.tar"
+    compressed = compressed_bytes(operator, "one.tar")
+    moved = []
+    with wire(operator.nodes, operator.nodes.addresses[0]) as line:
+        host = f"{line.address}:{line.port}"
+        for image in (one, one, changed, changed):
+            line.count = 0
+            found = operator.push(operator.manifest(), host, "--image", image, "--no-run", "--keep")["nodes"][
+                0
+            ]
+            moved.append((found["outcome"], line.count))
+    outcomes, (first, unchanged, code, code_again) = [m[0] for m in moved], [m[1] for m in moved]
+    print(f"compressed {compressed:,}; first {first:,}, unchanged {unchanged:,}, our code {code:,}")
+    assert outcomes == ["ready", "unchanged", "ready", "unchanged"]
+    assert compressed * 0.9 < first < compressed * 1.02
+    assert code < 2 * MIB
+    assert max(unchanged, code_again) < 64 * 1024
+
+
+def test_push_run_cut_attach_fetch_verify_compare(operator: WithImage) -> None:
+    """The main street, on two nodes that have nothing yet or something older."""
+    image = operator.folder / "one.tar"
+    identity = operator.bench("image", "id", image).stdout.strip()
+    manifest = operator.manifest("pinned", image=identity)
+    pushing = operator.begin(manifest, *operator.nodes.addresses, "--image", image)
+    until(lambda: '"trial"' in operator.journal(), "a first trial in the mirror", 600)
+    assert operator.nodes.cut() > 0
+    pushing.kill()
+    pushing.communicate()
+    done = json.loads(operator.bench("attach", "--json").stdout)
+    assert [node["outcome"] for node in done["nodes"]] == ["done", "done"]
+    bundles = [node["bundle"] for node in done["nodes"]]
+    said = operator.bench(
+        "verify", *bundles, "--trust", operator.folder / "config/bench/id_ed25519.pub"
+    ).stdout
+    assert said.count("level      operator") == 2
+    assert said.count(f"image      cpu {identity}") == 2
+    assert "tiny-vit" in operator.bench("compare", *bundles).stdout
+    for number, address in enumerate(operator.nodes.addresses):
+        assert operator.nodes.left(address) == []
+        assert operator.images(number) == []
+
+
+def test_an_image_that_was_there_before_stays(operator: WithImage) -> None:
+    image = operator.folder / "one.tar"
+    identity = operator.bench("image", "id", image).stdout.strip()
+    subprocess.run(
+        ["docker", "-H", operator.docker[0], "load", "-qi", str(image)], check=True, stdout=subprocess.DEVNULL
+    )
+    done = operator.push(
+        operator.manifest(models=["tiny-vit"]), operator.nodes.addresses[0], "--image", image
+    )["nodes"][0]
+    assert (done["outcome"], done["sent_bytes"]) == ("done", 0)
+    assert operator.images(0) == [identity]
+    operator.remove(0, "bench:cpu")
+
+
+def test_a_disk_that_is_full_in_the_middle_is_repaired_by_the_next_push(operator: WithImage) -> None:
+    address, image = operator.nodes.addresses[1], operator.folder / "one.tar"
+    place = operator.folder / "small"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)], check=True)
+    words = [operator.manifest(), address, "--image", image, "--place", f"{place}/p", "--no-run", "--anyway"]
+    try:
+        found = operator.push(*words, code=3)["nodes"][0]
+        assert found["error"]["message"] == "its disk is full"
+        assert operator.images(1) == []
+        subprocess.run(["mount", "-o", "remount,size=2g", str(place)], check=True)
+        again = operator.push(*words)["nodes"][0]
+        assert again["outcome"] == "ready"
+        assert operator.images(1) != []
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+        operator.remove(1, *operator.tags(1))
+
+
+def test_what_is_wrong_is_said_before_anything_is_sent(operator: WithImage) -> None:
+    address, image = operator.nodes.addresses[0], operator.folder / "one.tar"
+    another = operator.manifest("another", image="sha256:" + "0" * 64)
+    found = operator.push(another, address, "--image", image, code=3)["nodes"][0]
+    assert "the manifest asks for sha256:0000" in found["error"]["message"]
+    gpus = operator.manifest("gpus", gpus=8)
+    found = operator.push(gpus, address, "--image", image, "--device", "auto", code=3)["nodes"][0]
+    assert "GPUs" in found["error"]["message"]
+    broken = operator.folder / "broken.tar"
+    with tarfile.open(broken, "w"):
+        pass
+    assert operator.push(operator.manifest(), address, "--image", broken, code=2)["nodes"][0]["error"]
+    assert operator.images(0) == []
+
+
+def test_a_damaged_layer_is_refused_by_its_digest(operator: WithImage) -> None:
+    """What lies in the node's folder already counts only if it is what its name says."""
+    address, image = operator.nodes.addresses[0], operator.folder / "one.tar"
+    blobs = operator.nodes.homes[address] / ".bench/blobs"
+    blobs.mkdir(parents=True)
+    for kept in (operator.folder / "cache/bench/push/blobs").glob("*.digest"):
+        name = kept.read_text().removeprefix("sha256:")
+        (blobs / f"{name}.part").write_bytes(gzip.compress(b"not the layer"))
+    assert (
+        operator.push(operator.manifest(), address, "--image", image, "--no-run")["nodes"][0]["outcome"]
+        == "ready"
+    )
+    assert operator.images(0) == [operator.bench("image", "id", image).stdout.strip()]
+    operator.remove(0, *operator.tags(0))

@@ -1,0 +1,84 @@
+"""A real job of ours under slurmctld, slurmd and munge: submitted, certified, preempted, fetched."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.nodes import ssh_nodes
+from tests.e2e.slurm import slurm_cluster
+from tests.e2e.test_push import Operator, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("push")]
+
+
+@pytest.fixture
+def operator(tmp_path: Path) -> Iterator[Operator]:
+    with slurm_cluster(tmp_path / "slurm") as environment, ssh_nodes(tmp_path / "n", 1, environment) as nodes:
+        yield Operator(tmp_path, nodes)
+
+
+def ask(operator: Operator, *command: str) -> str:
+    environment = os.environ | {"SLURM_CONF": str(operator.folder / "slurm/slurm.conf")}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_job_is_submitted_on_the_login_node_and_its_bundle_comes_back(operator: Operator) -> None:
+    login = operator.nodes.addresses[0]
+    done = operator.push(operator.manifest(), login, "--slurm", "--partition", "main", "--time", "10")[
+        "nodes"
+    ][0]
+    assert (done["outcome"], done["level"]) == ("done", "operator")
+    script = (operator.folder / f"results/{done['run']}/run.sh").read_text()
+    assert "#SBATCH --partition=main" in script
+    assert operator.nodes.left(login) == []
+
+
+def test_a_job_that_is_requeued_goes_on_with_its_journal(operator: Operator) -> None:
+    login, manifest = operator.nodes.addresses[0], operator.manifest()
+    pushing = operator.begin(manifest, login, "--slurm")
+    until(lambda: '"trial"' in operator.journal(), "a first trial in the mirror")
+    job = ask(operator, "squeue", "-h", "-o", "%i").strip()
+    before = operator.journal()
+    ask(operator, "scontrol", "requeue", job)
+    # Slurm holds a requeued job back for two minutes; an administrator need not wait.
+    until(lambda: "PENDING" in ask(operator, "squeue", "-h", "-o", "%T"), "the job in the queue again")
+    ask(operator, "scontrol", "update", f"JobId={job}", "StartTime=now")
+    out, err = pushing.communicate(timeout=420)
+    assert pushing.returncode == 0, err
+    assert operator.journal().startswith(before[: before.rfind("\n") + 1])
+    assert "tiny-gpt-neox" in out
+
+
+def test_a_job_is_cancelled_with_what_it_measured(operator: Operator) -> None:
+    pushing = operator.begin(operator.manifest(), operator.nodes.addresses[0], "--slurm")
+    until(lambda: '"trial"' in operator.journal(), "a first trial in the mirror")
+    operator.bench("cancel")
+    _, err = pushing.communicate(timeout=300)
+    assert pushing.returncode == 5, err
+    assert "level: operator" in err
+
+
+def test_this_machine_may_be_the_login_node(operator: Operator) -> None:
+    environment = operator.environment() | {"SLURM_CONF": str(operator.folder / "slurm/slurm.conf")}
+    command = [
+        "push",
+        operator.manifest(models=["tiny-vit"]),
+        "--slurm",
+        "--engine",
+        "none",
+        "--python",
+        sys.executable,
+    ]
+    done = subprocess.run(
+        operator.command(*command, "--device", "cpu", "--json"), cwd=operator.folder, env=environment,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["nodes"][0]["level"] == "operator"

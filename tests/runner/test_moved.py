@@ -1,0 +1,56 @@
+"""A run whose node was lost goes on with one of the same kind, and its bundle tells of both."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from bench.errors import BadInput
+from bench.manifest import load_manifest
+from bench.plan import make_plan, target_of
+from bench.result import Gpu, NodeFacts
+from bench.runner.journal import Journal
+from bench.runner.run import _header, _open_run, _require_same, predicate
+from bench.runner.seal import Seal
+from bench.runner.state import Run
+
+GPU = Gpu(0, "NVIDIA H100 80GB HBM3", "GPU-a", 80 * 2**30, "9.0")
+FIRST = NodeFacts("EPYC", 64, 2**39, "Debian 12", "6.1", "3.11.2", (GPU,), "580.95.05")
+SECOND = dataclasses.replace(FIRST, gpus=(dataclasses.replace(GPU, uuid="GPU-b"),))
+MANIFEST = load_manifest(Path(__file__).parents[2] / "manifests/quickstart.json")
+
+
+def begin(folder: Path, node: NodeFacts) -> Run:
+    with Journal(folder) as journal:
+        run = Run(MANIFEST, node, make_plan(MANIFEST, target_of(node, 1)), journal, folder)
+        _open_run(run)
+        return run
+
+
+def test_both_nodes_gpus_are_in_the_statement(tmp_path: Path) -> None:
+    for node in (FIRST, FIRST, SECOND, SECOND):
+        run = begin(tmp_path, node)
+    assert [event["event"] for event in run.journal.events] == ["run", "moved"]
+    assert [one["gpus"] for one in run.machines] == [["GPU-a"], ["GPU-b"]]
+    seal = Seal(Ed25519PrivateKey.generate())
+    found = predicate(run.results(None).run, run.node, MANIFEST.digest, seal, run.gpus)
+    assert found.node["gpus"] == ["GPU-a", "GPU-b"]
+
+
+def test_nobody_s_figures_are_mixed_unless_somebody_decides_to(tmp_path: Path) -> None:
+    header = _header(begin(tmp_path, FIRST))
+    for changed in (header, header | {"machine": "another"}):
+        with pytest.raises(BadInput, match="another machine"):
+            _require_same(tmp_path, changed, MANIFEST, SECOND)
+        _require_same(tmp_path, changed, MANIFEST, SECOND, moved=True)
+
+
+def test_only_a_machine_of_the_same_kind_goes_on(tmp_path: Path) -> None:
+    header = _header(begin(tmp_path, FIRST))
+    another = dataclasses.replace(FIRST, gpus=(dataclasses.replace(GPU, name="NVIDIA A100"),))
+    for other in (another, dataclasses.replace(FIRST, driver="570.26"), dataclasses.replace(FIRST, gpus=())):
+        with pytest.raises(BadInput, match="another machine"):
+            _require_same(tmp_path, header, MANIFEST, other, moved=True)
