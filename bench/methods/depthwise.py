@@ -28,7 +28,7 @@ class Depthwise(Method):
         return None
 
     def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
-        from bench.runner.depthwise import fits, forward_of  # brings Triton, which needs a GPU
+        from bench.methods.depthwise_kernels import fits, forward_of  # brings Triton, which needs a GPU
 
         for module in whole.modules():
             if fits(module):

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 TRITON = "triton==3.9.0"  # the interpreter of 3.6, which is in the CUDA image, fails with a recent NumPy
 PROGRAM = """
 import torch
-from bench.runner.depthwise import fits, forward_of
+from bench.methods.depthwise_kernels import fits, forward_of
 
 torch.manual_seed(0)
 for samples, channels, height, width in ((2, 33, 7, 7), (1, 4, 9, 18)):
