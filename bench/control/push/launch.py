@@ -192,16 +192,18 @@ def prepare(node: Node, job: Job, manifest: bytes, challenge: bytes) -> None:
 
 
 def start(node: Node, job: Job) -> str | None:
-    """Starts run.sh; the number of the job, where Slurm has it."""
+    """Starts run.sh; the number of the job, where Slurm has it.
+
+    What an earlier attempt left is gone before anybody asks how this one goes, and this one is there.
+    """
     folder = shlex.quote(job.folder)
+    fresh = f"cd {folder} && rm -f exit pid"
     if job.slurm is None:
-        demand(
-            node,
-            f"cd {folder} && setsid -f sh {folder}/run.sh </dev/null >/dev/null 2>&1",
-            "starting the run",
-        )
+        begun = "n=0; while [ ! -e pid ] && [ $n -lt 100 ]; do sleep 0.1; n=$((n + 1)); done"
+        started = f"setsid -f sh {folder}/run.sh </dev/null >/dev/null 2>&1"
+        demand(node, f"{fresh} && {started} && {{ {begun}; }}", "starting the run")
         return None
-    return demand(node, f"cd {folder} && sbatch --parsable run.sh", "sbatch").strip().split(";")[0]
+    return demand(node, f"{fresh} && sbatch --parsable run.sh", "sbatch").strip().split(";")[0]
 
 
 def state_script(folder: str, run_id: str, engine: str, slurm_job: str | None) -> str:

@@ -57,6 +57,17 @@ def begin(job: Job) -> None:
     until(lambda: state(job) == "alive" and log.read_text() != before)
 
 
+def test_once_it_is_started_an_earlier_attempts_end_is_forgotten(job: Job) -> None:
+    launch.prepare(Here(), job, b"{}", b"{}")
+    (Path(job.folder) / "exit").write_text("5\n")
+    slow = Path(job.folder) / "run.sh"
+    slow.write_text(f"sleep 0.5\n{slow.read_text()}")  # as on a busy node
+    launch.start(Here(), job)
+    found = state(job)
+    (Path(job.folder) / "finish").touch()
+    assert found == "alive"
+
+
 def test_it_runs_on_its_own_and_leaves_its_exit_code(job: Job) -> None:
     assert state(job) == "gone"
     begin(job)
