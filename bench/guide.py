@@ -16,8 +16,8 @@ from bench.estimate import pass_and_update, step_interval
 from bench.methods import Setting, in_group
 from bench.plan import Cell
 from bench.result import Measured, Outcome, OutOfMemory, Trial
+from bench.winner import NEAR
 
-WORTHWHILE = 0.99  # of the fastest: a bound above it ends the search
 COMFORTABLE = 0.85  # of the memory, for a first guess that must not run out
 # Of the time, at the very least and at most; measured in docs/accuracy.md and docs/methods.md.
 RECOMPUTED = 1.10  # checkpointing does a third of the arithmetic again
@@ -62,7 +62,7 @@ def promising(cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes:
     best = min(timed, key=lambda one: one.step_seconds)
     curve = _curve(timed)
     bounds = [(bound(trial, timed, curve), trial) for _, trial in left]
-    hopeful = [pair for pair in bounds if pair[0] < WORTHWHILE * best.step_seconds]
+    hopeful = [pair for pair in bounds if pair[0] < NEAR * best.step_seconds]
     # A second micro-batch of the fastest setting tells its overhead, and so bounds all the others.
     hopeful.sort(key=lambda pair: (curve is not None or not _next_to(pair[1], best.trial), pair[0]))
     return [trial for _, trial in hopeful]

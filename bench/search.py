@@ -48,7 +48,7 @@ def open_trial(cell: Cell, known: Mapping[str, Outcome]) -> Trial | None:
             return trial
         if isinstance(outcome, OutOfMemory):
             continue
-        seconds = _seconds(trial, outcome)
+        seconds = step_seconds(trial, outcome)
         if seconds is None or (best is not None and seconds > WORTHWHILE * best):
             return None
         best = seconds
@@ -66,11 +66,11 @@ def unproven(plan: Plan, known: Mapping[str, Outcome], proven: Collection[str]) 
 
 def fastest(plan: Plan, known: Mapping[str, Outcome], model: str) -> Trial | None:
     trials = (trial for cell in plan.cells if cell.model.name == model for trial in cell.trials)
-    timed = [(seconds, trial) for trial in trials if (seconds := _seconds(trial, known.get(trial.id)))]
+    timed = [(seconds, trial) for trial in trials if (seconds := step_seconds(trial, known.get(trial.id)))]
     return min(timed, key=lambda pair: pair[0])[1] if timed else None
 
 
-def _seconds(trial: Trial, outcome: Outcome | None) -> float | None:
+def step_seconds(trial: Trial, outcome: Outcome | None) -> float | None:
     if not isinstance(outcome, Measured):
         return None
     interval = step_interval(outcome.measurement.steps, trial.accumulation)

@@ -21,18 +21,17 @@ from statistics import mean
 from tabulate import tabulate
 
 from bench.codec import from_json, strict_loads
-from bench.estimate import step_interval
 from bench.manifest import parse_manifest
 from bench.methods import Setting
 from bench.plan import Cell, Plan, make_plan, target_of
 from bench.report.bundles import look_at_all
 from bench.result import Measured, Measurement, NodeFacts, Outcome, StepSample, Trial
-from bench.search import fastest, next_trial
+from bench.search import fastest, next_trial, step_seconds
 from bench.summary import Results, recompute
 from bench.verify import Files
 from bench.winner import BETWEEN_PROCESSES
 
-NEAR = 0.01  # of the fastest: the regret that is allowed
+ALLOWED = 0.01  # of the fastest: the regret that is allowed
 HEADERS = (
     "model", "GPUs", "trials", "all, s", "guided, s", "share", "asked", "mean regret", "95th %", "<= 1%",
 )  # fmt: skip
@@ -59,10 +58,10 @@ def main() -> int:
     for (model, gpus), world in sorted(found.items()):
         results = list(replays(model, gpus, world, arguments.replays))
         rows.append(row(model, gpus, world, results))
-        good += sum(regret <= NEAR for regret, _ in results)
+        good += sum(regret <= ALLOWED for regret, _ in results)
         total += len(results)
     print(tabulate(rows, HEADERS, disable_numparse=True))
-    print(f"\nregret at most {NEAR:.0%} in {good / total:.1%} of {total} replays")
+    print(f"\nregret at most {ALLOWED:.0%} in {good / total:.1%} of {total} replays")
     return 0
 
 
@@ -109,7 +108,7 @@ def _spans(files: Files) -> Mapping[str, float]:
 def replays(model: str, gpus: int, world: World, count: int) -> Iterator[tuple[float, list[Key]]]:
     """The regret of each replay, and what it asked for."""
     plan = plan_of(model, gpus, world)
-    true = {key: _seconds(trial, world.outcomes[key]) for key, trial in _trials(plan).items()}
+    true = {key: step_seconds(trial, world.outcomes[key]) for key, trial in _trials(plan).items()}
     best = min(seconds for seconds in true.values() if seconds is not None)
     for seed in range(count):
         draw = random.Random(seed)
@@ -142,13 +141,6 @@ def _trials(plan: Plan) -> Mapping[Key, Trial]:
     return {(trial.setting, trial.micro_batch): trial for cell in plan.cells for trial in cell.trials}
 
 
-def _seconds(trial: Trial, outcome: Outcome) -> float | None:
-    if not isinstance(outcome, Measured):
-        return None
-    interval = step_interval(outcome.measurement.steps, trial.accumulation)
-    return interval.value if interval else None
-
-
 def drawn(outcome: Outcome, draw: random.Random) -> Outcome:
     """The same trial in another process: its samples with replacement, all a little faster or slower."""
     if not isinstance(outcome, Measured):
@@ -179,7 +171,7 @@ def row(model: str, gpus: int, world: World, results: list[tuple[float, list[Key
         f"{mean(len(asked) for _, asked in results):.1f}",
         f"{mean(regrets):.2%}",
         f"{regrets[int(0.95 * (len(regrets) - 1))]:.2%}",
-        f"{sum(r <= NEAR for r in regrets) / len(regrets):.1%}",
+        f"{sum(r <= ALLOWED for r in regrets) / len(regrets):.1%}",
     )
 
 

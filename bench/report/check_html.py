@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 
-from bench import __version__
 from bench.acceptance.evidence import Evidence, GpuSample
 from bench.acceptance.finding import VERDICTS, Finding, quantity
 from bench.acceptance.results import CheckResults
-from bench.errors import EnvironmentCannot
 from bench.report.checks import WORDS, by_check, node_text, not_possible, stragglers, verdict_line, verdict_of
-from bench.report.html import POLICY
+from bench.report.page import page, put
 from bench.report.svg import Box, Linear, Plot, Ticked, axes, inline, polyline, text
 
 PANES = (("power_watts", "power, W"), ("sm_mhz", "clock, MHz"), ("celsius", "temperature, °C"))
@@ -26,34 +23,7 @@ STYLE = (
 
 
 def write_check_html(path: Path, results: CheckResults, evidence: Evidence) -> None:
-    put(path, page(f"bench check: {WORDS[results.verdict]}", _body(results, evidence)))
-
-
-def put(path: Path, html: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise EnvironmentCannot(f"the report cannot be written: {error.strerror}", where=str(path)) from None
-
-
-def page(title: str, body: str) -> str:
-    style = (files("bench.data") / "report" / "style.css").read_text(encoding="utf-8")
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<meta name="generator" content="bench {__version__}">
-<title>{escape(title)}</title>
-<style>{style}{STYLE}</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
+    put(path, page(f"bench check: {WORDS[results.verdict]}", _body(results, evidence), STYLE))
 
 
 def _body(results: CheckResults, evidence: Evidence) -> str:

@@ -12,8 +12,9 @@ from tabulate import tabulate
 
 from bench.acceptance.finding import quantity
 from bench.acceptance.fleet import Fleet, Ranked
-from bench.report.check_html import page, put
+from bench.report.check_html import STYLE
 from bench.report.checks import WORDS
+from bench.report.page import page, put
 
 COLUMNS = ("node", "verdict", "worst finding")
 
@@ -138,7 +139,7 @@ def write_fleet_html(path: Path, fleet: Fleet) -> None:
         '<div class="scroll" tabindex="0"><table><thead><tr><th class="t">GPU</th><th class="t">figure</th>'
         f"<th>median</th><th>spread</th><th>values</th></tr></thead><tbody>{spreads}</tbody></table></div>"
     )
-    put(path, page(f"bench: {len(fleet.nodes)} nodes", body))
+    put(path, page(f"bench: {len(fleet.nodes)} nodes", body, STYLE))
 
 
 def _tone(node: Ranked) -> str:

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 
 from bench import __version__
 from bench.codec import canonical_json, to_json
-from bench.errors import EnvironmentCannot
 from bench.report.comparing import Comparison, Entry, ModelPart
 from bench.report.formats import (
     HEADERS,
@@ -26,22 +24,17 @@ from bench.report.formats import (
     offers,
     remarks,
 )
+from bench.report.page import asset, put
+from bench.report.page import page as document
 from bench.report.plots import model_plots
 from bench.report.plots.telemetry import plots as telemetry_plots
 from bench.report.svg import Plot, inline
 
 WIDE = 760  # pixels, past which a plot has the whole row
-# Nothing is fetched and nothing sent, whatever a bundle's texts may hold.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 def write_html(path: Path, comparison: Comparison) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # backslashreplace: the names of files need not be UTF-8
-        path.write_text(page(comparison), encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise EnvironmentCannot(f"the report cannot be written: {error.strerror}", where=str(path)) from None
+    put(path, page(comparison))
 
 
 def page(comparison: Comparison) -> str:
@@ -53,27 +46,12 @@ def page(comparison: Comparison) -> str:
             _notes(comparison),
         ]
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<meta name="generator" content="bench {__version__}">
-<title>bench: {_count(len(comparison.parts), "model")}, {_count(comparison.bundles, "bundle")}</title>
-<style>{_asset("style.css")}</style>
-</head>
-<body>
-{body}
-<script type="application/json" id="comparison">{_json(comparison)}</script>
-<script>{_asset("script.js")}</script>
-</body>
-</html>
-"""
-
-
-def _asset(name: str) -> str:
-    return (files("bench.data") / "report" / name).read_text(encoding="utf-8")
+    scripts = (
+        f'<script type="application/json" id="comparison">{_json(comparison)}</script>\n'
+        f"<script>{asset('script.js')}</script>"
+    )
+    models, bundles = _count(len(comparison.parts), "model"), _count(comparison.bundles, "bundle")
+    return document(f"bench: {models}, {bundles}", f"{body}\n{scripts}")
 
 
 def _json(comparison: Comparison) -> str:

@@ -15,9 +15,8 @@ from bench.acceptance.standards import Expect, Standards, profile_of
 from bench.codec import pretty_json, to_json
 from bench.pack import pack
 from bench.runner import nvml, probe, telemetry
-from bench.runner.run import predicate
+from bench.runner.run import predicate, surroundings
 from bench.runner.seal import Seal
-from bench.sbom import PLACE as SBOM
 from bench.summary import RunFacts
 
 if TYPE_CHECKING:
@@ -56,15 +55,11 @@ def _expected(asked: Asked) -> Expect:
 def _files(
     asked: Asked, folder: Path, results: CheckResults, evidence: Evidence, course: bytes
 ) -> dict[str, bytes | Path]:
-    files: dict[str, bytes | Path] = {
+    return {
         "manifest.json": asked.manifest.data,
         "results.json": results.to_bytes(),
         "samples.jsonl": readings_bytes(evidence.readings),
         "telemetry.jsonl": course,
         "env.json": pretty_json({"node": to_json(results.node), "packages": probe.all_packages()}),
+        **surroundings(folder),
     }
-    if SBOM.exists():  # in an image
-        files["sbom.cdx.json"] = SBOM.read_bytes()
-    for log in sorted((folder / "logs").glob("*.txt")):
-        files[f"logs/{log.name}"] = log.read_bytes()
-    return files

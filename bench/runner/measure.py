@@ -140,7 +140,7 @@ def _measure_trial(
     if _cut_off(outcome, deadline):
         return
     run.record({"event": "trial", "id": trial.id, "outcome": to_json(outcome)})
-    progress.end(trial, run.results(None).trials)
+    progress.end(trial, run.summaries())
 
 
 def _prove_trial(
@@ -165,7 +165,7 @@ def _prove_trial(
             return
         case failure:
             run.record({"event": "unproven", "id": trial.id, "outcome": to_json(failure)})
-    progress.proven(trial, run.results(None).trials)
+    progress.proven(trial, run.summaries())
 
 
 def _until(deadline: float | None, seconds: float) -> float:

@@ -240,16 +240,21 @@ def _finish(run: Run, seal: Seal, stopped: str | None) -> Finished:
             }
         ),
     }
-    if SBOM.exists():  # in an image
-        files["sbom.cdx.json"] = SBOM.read_bytes()
-    for log in sorted((run.folder / "logs").glob("*.txt")):
-        files[f"logs/{log.name}"] = log.read_bytes()
+    files |= surroundings(run.folder)
     bundle = run.folder.with_suffix(".tar")
     signed = predicate(results.run, run.node, run.manifest.digest, seal, run.gpus)
     pack(bundle, files, signed, seal.key, seal.certificate)
     if stopped is None:
         run.record({"event": "end", "bundle": bundle.name})
     return Finished(results, bundle, seal)
+
+
+def surroundings(folder: Path) -> dict[str, bytes | Path]:
+    """What every run leaves beside its results: what was in its image, and its logs."""
+    found: dict[str, bytes | Path] = {"sbom.cdx.json": SBOM.read_bytes()} if SBOM.exists() else {}
+    for log in sorted((folder / "logs").glob("*.txt")):
+        found[f"logs/{log.name}"] = log.read_bytes()
+    return found
 
 
 def predicate(

@@ -14,7 +14,7 @@ from bench.plan import Plan
 from bench.result import Ceiling, Failure, NodeFacts, Outcome, Proof, ProofOrFailure, Trial
 from bench.runner.journal import Journal
 from bench.search import undecided
-from bench.summary import Results, RunFacts, summarise
+from bench.summary import Results, RunFacts, TrialResult, summarise
 from bench.winner import winner
 
 
@@ -68,8 +68,11 @@ class Run:
         self.journal.append(event)
         self._replay(event)
 
+    def summaries(self) -> tuple[TrialResult, ...]:
+        return summarise(self.trials(), self.ceilings, self.proofs)
+
     def results(self, stopped: str | None) -> Results:
-        trials = summarise(self.trials(), self.ceilings, self.proofs)
+        trials = self.summaries()
         return Results(
             bench_version=__version__,
             manifest_digest=self.manifest.digest,

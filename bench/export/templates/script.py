@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import tempfile
@@ -23,7 +22,7 @@ from bench.result import Trial
 from bench.runner.device import Device
 from bench.runner.loop import Strategy
 from bench.runner.team import Team, join
-from bench.runner.trial import TrialRun
+from bench.runner.trial import TrialRun, keep_what_is_here
 
 HERE = Path(__file__).parent
 SILENT = 10  # steps between two lines of the log, where the recipe names none
@@ -66,9 +65,8 @@ def train(
         for i in range(passes):
             total += strategy.forward_backward(next(data), passes, sync=i == passes - 1)
         strategy.update()
-        if step == done + WARM_STEPS:  # all is compiled: the collector need not look through it again
-            gc.collect()
-            gc.freeze()
+        if step == done + WARM_STEPS:
+            keep_what_is_here()
         if step % (arguments.log_every or recipe.log_every_steps or SILENT) == 0:
             loss = team.mean(float(total) / (step - since))  # float: waits for the device
             seconds = (time.perf_counter() - at) / (step - since)
