@@ -68,6 +68,7 @@ bench-verify: $(STAMP)  ## verification as bundles grow: time beyond an empty Py
 
 bench-push: $(STAMP)  ## what pushing costs over running by hand (as root: it starts an sshd)
 	$(BIN)/python benchmarks/push.py
+	$(BIN)/python benchmarks/push.py --image
 
 fuzz: $(STAMP)  ## 100,000 damaged or forged bundles: none accepted, no traceback, bounded memory
 	$(BIN)/python -m tests.fuzz $(MUTATIONS) $(SEED)

@@ -1,4 +1,8 @@
-"""What pushing costs over running by hand: the same manifest, on this machine, over its own sshd. As root."""
+"""What pushing costs over running by hand, on this machine, over its own sshd. As root.
+
+python benchmarks/push.py            the same manifest by hand and pushed, without an engine
+python benchmarks/push.py --image    the CPU image to an engine: at first, and when it is there already
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.e2e.nodes import ssh_nodes
-from tests.e2e.test_push import Operator
+from tests.e2e.pushing import ROOT, Operator, nodes_with_engines
 
 ROUNDS = 3
 
@@ -24,33 +29,69 @@ def seconds(work: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="bench-cost-") as name, ssh_nodes(Path(name) / "n", 1) as nodes:
-        one = Operator(Path(name), nodes)
-        manifest, host = one.manifest(), nodes.addresses[0]
-        quiet = {
-            "cwd": name,
-            "env": one.environment(),
-            "stdout": subprocess.DEVNULL,
-            "stderr": subprocess.DEVNULL,
-        }
-        by_hand = one.command("run", manifest, "--device", "cpu", "--out", "hand")
-        one.push(manifest, host, "--no-run", "--keep")
-        hand, push, unchanged, empty = [], [], [], []
-        for number in range(ROUNDS):  # in turn, so that whatever else goes on here meets both
-            hand.append(seconds(lambda: subprocess.run(by_hand, check=True, **quiet)))  # type: ignore[call-overload]
-            out = f"results{number}"
-            push.append(seconds(lambda out=out: one.push(manifest, host, "--keep", "--new", "--out", out)))
-            unchanged.append(seconds(lambda: one.push(manifest, host, "--no-run", "--keep")))
-            empty.append(seconds(lambda: subprocess.run([sys.executable, "-c", ""], check=True)))
-    found = {
+def empty() -> object:
+    return subprocess.run([sys.executable, "-c", ""], check=True)
+
+
+def a_run(one: Operator) -> dict[str, Any]:
+    manifest, host = one.manifest(), one.nodes.addresses[0]
+    quiet = {
+        "cwd": one.folder,
+        "env": one.environment(),
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.DEVNULL,
+    }
+    by_hand = one.command("run", manifest, "--device", "cpu", "--out", "hand")
+    one.push(manifest, host, "--no-run", "--keep")
+    hand, push, unchanged, python = [], [], [], []
+    for number in range(ROUNDS):  # in turn, so that whatever else goes on here meets both
+        hand.append(seconds(lambda: subprocess.run(by_hand, check=True, **quiet)))  # type: ignore[call-overload]
+        out = f"results{number}"
+        push.append(seconds(lambda out=out: one.push(manifest, host, "--keep", "--new", "--out", out)))
+        unchanged.append(seconds(lambda: one.push(manifest, host, "--no-run", "--keep")))
+        python.append(seconds(empty))
+    return {
         "by_hand_seconds": hand,
         "push_seconds": push,
         "push_over_by_hand": statistics.median(push) / statistics.median(hand),
         "overhead_seconds": statistics.median(push) - statistics.median(hand),
         "unchanged_seconds": unchanged,
-        "unchanged_over_an_empty_python": statistics.median(unchanged) / statistics.median(empty),
+        "unchanged_over_an_empty_python": statistics.median(unchanged) / statistics.median(python),
     }
+
+
+def an_image() -> dict[str, Any]:
+    with nodes_with_engines() as one:
+        one.build(ROOT, "one.tar")
+        words = (
+            one.manifest(),
+            one.nodes.addresses[0],
+            "--image",
+            one.folder / "one.tar",
+            "--no-run",
+            "--keep",
+        )
+        first = seconds(lambda: one.push(*words))
+        unchanged, python = [], []
+        for _ in range(ROUNDS):
+            unchanged.append(seconds(lambda: one.push(*words)))
+            python.append(seconds(empty))
+    return {
+        "image_first_seconds": first,
+        "image_unchanged_seconds": unchanged,
+        "image_unchanged_over_an_empty_python": statistics.median(unchanged) / statistics.median(python),
+    }
+
+
+def main() -> None:
+    if "--image" in sys.argv:
+        found = an_image()
+    else:
+        with (
+            tempfile.TemporaryDirectory(prefix="bench-cost-") as name,
+            ssh_nodes(Path(name) / "n", 1) as nodes,
+        ):
+            found = a_run(Operator(Path(name), nodes))
     print(json.dumps(found, indent=1))
 
 

@@ -4,119 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import bench as package
-from tests.e2e.nodes import Nodes, free_port, ssh_nodes, wire
+from tests.e2e.nodes import free_port, ssh_nodes, wire
+from tests.e2e.pushing import Operator, kill_run, lose, run_processes, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("push")]
-
-ROOT = Path(package.__file__).parent.parent
-TINY = {
-    "schema": "bench/manifest/v1",
-    "name": "tiny",
-    "models": ["tiny-gpt-neox", "tiny-vit"],
-    "methods": "naive",
-    "micro_batch": 16,
-    "timing": {"target_percent": 20, "measure_seconds": 0.5, "warmup_seconds": 0.5},
-}
-
-
-@dataclass(frozen=True)
-class Operator:
-    """Somebody with a home, a manifest and a list of nodes."""
-
-    folder: Path
-    nodes: Nodes
-
-    def manifest(self, name: str = "tiny", **changes: Any) -> Path:
-        path = self.folder / f"{name}.json"
-        path.write_text(json.dumps(TINY | {"name": name} | changes))
-        return path
-
-    def environment(self) -> dict[str, str]:
-        own = {f"XDG_{name}_HOME": str(self.folder / name.lower()) for name in ("CONFIG", "STATE", "CACHE")}
-        return os.environ | own | {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "HOME": str(self.folder)}
-
-    def command(self, *words: str | Path) -> list[str]:
-        return [sys.executable, "-m", "bench", *map(str, words)]
-
-    def bench(self, *words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            self.command(*words),
-            cwd=self.folder,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == code, f"{done.returncode}\n{done.stdout}{done.stderr}"
-        return done
-
-    def pushing(self, *words: str | Path) -> list[str | Path]:
-        return ["push", *words, "--engine", "none", "--python", sys.executable, "--device", "cpu",
-                "--ssh-config", self.nodes.ssh_config]  # fmt: skip
-
-    def push(self, *words: str | Path, code: int = 0) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.bench(*self.pushing(*words), "--json", code=code).stdout)
-        return found
-
-    def begin(self, *words: str | Path) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.command(*self.pushing(*words)), cwd=self.folder, env=self.environment(), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-
-    def journal(self) -> str:
-        """What was mirrored of the newest run."""
-        paths = sorted(self.folder.glob("results/*/journal.jsonl"), key=lambda path: path.stat().st_mtime)
-        return paths[-1].read_text() if paths else ""
 
 
 @pytest.fixture
 def operator(tmp_path: Path) -> Iterator[Operator]:
     with ssh_nodes(tmp_path / "n") as nodes:
         yield Operator(tmp_path, nodes)
-
-
-def until(true: Callable[[], object], what: str, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"it never came: {what}"
-        time.sleep(0.1)
-
-
-def run_processes(folder: Path) -> list[int]:
-    """run.sh's below a folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if f"{folder}/.bench/runs" in path.read_bytes().decode(errors="replace").replace("\0", " "):
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
-
-
-def kill_run(home: Path) -> None:
-    """As a node's reset would, all of a run at once."""
-    sessions = {os.getsid(pid) for pid in run_processes(home)}
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(ProcessLookupError):
-            if os.getsid(int(path.name)) in sessions:
-                os.kill(int(path.name), signal.SIGKILL)
 
 
 # --- the main street ------------------------------------------------------------------------------------
@@ -139,8 +46,8 @@ def test_a_run_comes_back_certified_and_leaves_nothing_behind(operator: Operator
 def test_a_cut_connection_ends_nothing_and_a_person_sees_the_table(operator: Operator) -> None:
     address = operator.nodes.addresses[0]
     pushing = operator.begin(operator.manifest(), address)
-    until(lambda: '"trial"' in operator.journal(), "a first trial in the mirror")
-    assert operator.nodes.cut() > 0
+    with operator.halfway(address):
+        assert operator.nodes.cut() > 0
     out, err = pushing.communicate(timeout=300)
     assert pushing.returncode == 0, err
     assert "tiny-gpt-neox" in out
@@ -151,10 +58,10 @@ def test_a_cut_connection_ends_nothing_and_a_person_sees_the_table(operator: Ope
 def test_the_run_outlives_whoever_pushed_it(operator: Operator) -> None:
     address = operator.nodes.addresses[0]
     pushing = operator.begin(operator.manifest(), address)
-    until(lambda: '"trial"' in operator.journal(), "a first trial in the mirror")
-    pushing.kill()  # the laptop's battery
-    pushing.communicate()
-    assert "alive" in operator.bench("status").stdout
+    with operator.halfway(address):
+        pushing.kill()  # the laptop's battery
+        pushing.communicate()
+        assert "alive" in operator.bench("status").stdout
     done = json.loads(operator.bench("attach", "--json").stdout)
     assert done["nodes"][0]["outcome"] == "done"
     assert done["nodes"][0]["level"] == "operator"
@@ -193,7 +100,8 @@ def test_a_second_push_of_the_same_run_attaches(operator: Operator) -> None:
 def test_cancelled_runs_keep_what_they_measured_and_go_on(operator: Operator) -> None:
     manifest, address = operator.manifest(), operator.nodes.addresses[0]
     run = operator.push(manifest, address, "--detach")["nodes"][0]["run"]
-    operator.bench("cancel", run)
+    with operator.halfway(address, watched=False):
+        operator.bench("cancel", run)
     done = json.loads(operator.bench("attach", run, "--json", code=5).stdout)["nodes"][0]
     assert (done["outcome"], done["run_exit_code"]) == ("incomplete", 5)
     assert "incomplete" in operator.bench("verify", f"results/{run}.tar").stdout
@@ -208,8 +116,8 @@ def test_cancelled_runs_keep_what_they_measured_and_go_on(operator: Operator) ->
 def test_a_run_that_was_killed_goes_on_and_measures_nothing_twice(operator: Operator) -> None:
     manifest, address = operator.manifest(), operator.nodes.addresses[0]
     pushing = operator.begin(manifest, address)
-    until(lambda: '"trial"' in operator.journal(), "a first trial in the mirror")
-    kill_run(operator.nodes.homes[address])
+    with operator.halfway(address):
+        kill_run(operator.nodes.homes[address])
     _, err = pushing.communicate(timeout=120)
     assert pushing.returncode == 3
     assert "killed" in err
@@ -222,9 +130,8 @@ def test_a_run_that_was_killed_goes_on_and_measures_nothing_twice(operator: Oper
 def test_a_node_that_lost_everything_gets_the_journal_back(operator: Operator) -> None:
     manifest, address = operator.manifest(), operator.nodes.addresses[0]
     pushing = operator.begin(manifest, address)
-    until(lambda: '"trial"' in operator.journal(), "a first trial in the mirror")
-    kill_run(operator.nodes.homes[address])
-    shutil.rmtree(operator.nodes.homes[address] / ".bench")
+    with operator.halfway(address):
+        lose(operator.nodes.homes[address])
     _, err = pushing.communicate(timeout=120)
     assert "gone" in err or "killed" in err
     before = operator.journal()
@@ -236,9 +143,8 @@ def test_a_node_that_lost_everything_gets_the_journal_back(operator: Operator) -
 def test_another_node_goes_on_with_the_run_of_one_that_vanished(operator: Operator) -> None:
     manifest, (gone, other) = operator.manifest(), operator.nodes.addresses
     pushing = operator.begin(manifest, gone)
-    until(lambda: '"trial"' in operator.journal(), "a first trial in the mirror")
-    kill_run(operator.nodes.homes[gone])
-    shutil.rmtree(operator.nodes.homes[gone] / ".bench")
+    with operator.halfway(gone):
+        lose(operator.nodes.homes[gone])
     pushing.communicate(timeout=120)
     before = operator.journal()
     (run,) = (path.name for path in operator.folder.glob("results/*"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.nodes import ssh_nodes
-from tests.e2e.test_push import ROOT, Operator
+from tests.e2e.pushing import ROOT, Operator
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("push")]
 

@@ -7,75 +7,24 @@ import json
 import shutil
 import subprocess
 import tarfile
-import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.e2e.nodes import ssh_nodes, wire
-from tests.e2e.services import docker_engine, require
-from tests.e2e.test_push import ROOT, Operator, until
+from tests.e2e.nodes import wire
+from tests.e2e.pushing import ROOT, WithImage, nodes_with_engines
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("push-image")]
 
 MIB = 2**20
 
 
-@dataclass(frozen=True)
-class WithImage(Operator):
-    """Two nodes with an engine each, and the CPU image as a file here."""
-
-    docker: tuple[str, str]
-
-    def pushing(self, *words: str | Path) -> list[str | Path]:
-        return ["push", *words, "--engine", "docker", "--ssh-config", self.nodes.ssh_config]
-
-    def build(self, source: Path, out: str) -> dict[str, Any]:
-        words = [
-            "image",
-            "build",
-            "cpu",
-            "--cache",
-            self.folder / "wheels",
-            "--out",
-            self.folder / out,
-            "--source",
-            source,
-        ]
-        found: dict[str, Any] = json.loads(self.bench(*words, "--json").stdout)
-        return found
-
-    def tags(self, node: int) -> list[str]:
-        """Those that push gave."""
-        form = "{{.Repository}}:{{.Tag}}"
-        command = ["docker", "-H", self.docker[node], "image", "ls", "--format", form, "bench-push"]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-
-    def remove(self, node: int, *names: str) -> None:
-        command = ["docker", "-H", self.docker[node], "image", "rm", *names]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-
-    def images(self, node: int) -> list[str]:
-        command = ["docker", "-H", self.docker[node], "image", "ls", "-aq", "--no-trunc"]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-
-
 @pytest.fixture(scope="module")
 def operator() -> Iterator[WithImage]:
-    require("dockerd", "mmdebstrap", "buildah", "gpg", "sshd")
-    with tempfile.TemporaryDirectory(prefix="bench-push-") as name:
-        folder = Path(name)
-        for engine in ("d1", "d2"):
-            (folder / engine).mkdir()
-        with docker_engine(folder / "d1") as first, docker_engine(folder / "d2") as second:
-            own = {0: {"DOCKER_HOST": first}, 1: {"DOCKER_HOST": second}}
-            with ssh_nodes(folder / "n", 2, {}, own) as nodes:
-                made = WithImage(folder, nodes, (first, second))
-                made.build(ROOT, "one.tar")
-                yield made
+    with nodes_with_engines() as made:
+        made.build(ROOT, "one.tar")
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +72,10 @@ def test_push_run_cut_attach_fetch_verify_compare(operator: WithImage) -> None:
     identity = operator.bench("image", "id", image).stdout.strip()
     manifest = operator.manifest("pinned", image=identity)
     pushing = operator.begin(manifest, *operator.nodes.addresses, "--image", image)
-    until(lambda: '"trial"' in operator.journal(), "a first trial in the mirror", 600)
-    assert operator.nodes.cut() > 0
-    pushing.kill()
-    pushing.communicate()
+    with operator.halfway(*operator.nodes.addresses):
+        assert operator.nodes.cut() > 0
+        pushing.kill()
+        pushing.communicate()
     done = json.loads(operator.bench("attach", "--json").stdout)
     assert [node["outcome"] for node in done["nodes"]] == ["done", "done"]
     bundles = [node["bundle"] for node in done["nodes"]]

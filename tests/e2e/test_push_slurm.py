@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.nodes import ssh_nodes
+from tests.e2e.pushing import Operator, until
 from tests.e2e.slurm import slurm_cluster
-from tests.e2e.test_push import Operator, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("push")]
 
@@ -43,10 +43,10 @@ def test_a_job_is_submitted_on_the_login_node_and_its_bundle_comes_back(operator
 def test_a_job_that_is_requeued_goes_on_with_its_journal(operator: Operator) -> None:
     login, manifest = operator.nodes.addresses[0], operator.manifest()
     pushing = operator.begin(manifest, login, "--slurm")
-    until(lambda: '"trial"' in operator.journal(), "a first trial in the mirror")
-    job = ask(operator, "squeue", "-h", "-o", "%i").strip()
-    before = operator.journal()
-    ask(operator, "scontrol", "requeue", job)
+    with operator.halfway(login):
+        job = ask(operator, "squeue", "-h", "-o", "%i").strip()
+        before = operator.journal()
+        ask(operator, "scontrol", "requeue", job)
     # Slurm holds a requeued job back for two minutes; an administrator need not wait.
     until(lambda: "PENDING" in ask(operator, "squeue", "-h", "-o", "%T"), "the job in the queue again")
     ask(operator, "scontrol", "update", f"JobId={job}", "StartTime=now")
@@ -57,9 +57,10 @@ def test_a_job_that_is_requeued_goes_on_with_its_journal(operator: Operator) -> 
 
 
 def test_a_job_is_cancelled_with_what_it_measured(operator: Operator) -> None:
-    pushing = operator.begin(operator.manifest(), operator.nodes.addresses[0], "--slurm")
-    until(lambda: '"trial"' in operator.journal(), "a first trial in the mirror")
-    operator.bench("cancel")
+    login = operator.nodes.addresses[0]
+    pushing = operator.begin(operator.manifest(), login, "--slurm")
+    with operator.halfway(login):
+        operator.bench("cancel")
     _, err = pushing.communicate(timeout=300)
     assert pushing.returncode == 5, err
     assert "level: operator" in err

@@ -23,7 +23,7 @@ MANIFEST: dict[str, Any] = {
     "name": "test",
     "models": ["tiny-gpt-neox", "tiny-vit"],
     "methods": ["naive", ["checkpointing"]],
-    "micro_batch": 16,
+    "micro_batch": 2,
     "timing": QUICK,
 }
 
@@ -178,7 +178,7 @@ def test_a_spent_budget_is_incomplete_and_resumable(tmp_path: Path) -> None:
 def test_a_budget_ends_the_trial_that_runs_and_leaves_it_open(tmp_path: Path) -> None:
     timing = {"target_percent": 0.001, "measure_seconds": 120, "warmup_seconds": 1}
     path = manifest(tmp_path, timing=timing, models=["tiny-vit"], methods=["naive"])
-    done = bench("run", path, "--budget", "20s", "--json", folder=tmp_path)
+    done = bench("run", path, "--budget", "8s", "--json", folder=tmp_path)
     assert done.returncode == 5, done.stderr
     results = json.loads(done.stdout)["results"]
     assert results["trials"] == []

@@ -1,0 +1,229 @@
+"""Somebody who pushes to nodes of tests/e2e/nodes.py, and what befalls a run while they do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import bench as package
+from tests.e2e.nodes import Nodes, ssh_nodes
+from tests.e2e.services import docker_engine, require
+
+ROOT = Path(package.__file__).parent.parent
+TINY = {
+    "schema": "bench/manifest/v1",
+    "name": "tiny",
+    "models": ["tiny-gpt-neox", "tiny-vit"],
+    "methods": "naive",
+    "micro_batch": 16,
+    "timing": {"target_percent": 20, "measure_seconds": 0.5, "warmup_seconds": 0.5},
+}
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Somebody with a home, a manifest and a list of nodes."""
+
+    folder: Path
+    nodes: Nodes
+
+    def manifest(self, name: str = "tiny", **changes: Any) -> Path:
+        path = self.folder / f"{name}.json"
+        path.write_text(json.dumps(TINY | {"name": name} | changes))
+        return path
+
+    def environment(self) -> dict[str, str]:
+        own = {f"XDG_{name}_HOME": str(self.folder / name.lower()) for name in ("CONFIG", "STATE", "CACHE")}
+        return os.environ | own | {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "HOME": str(self.folder)}
+
+    def command(self, *words: str | Path) -> list[str]:
+        return [sys.executable, "-m", "bench", *map(str, words)]
+
+    def bench(self, *words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.command(*words),
+            cwd=self.folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, f"{done.returncode}\n{done.stdout}{done.stderr}"
+        return done
+
+    def pushing(self, *words: str | Path) -> list[str | Path]:
+        return ["push", *words, "--engine", "none", "--python", sys.executable, "--device", "cpu",
+                "--ssh-config", self.nodes.ssh_config]  # fmt: skip
+
+    def push(self, *words: str | Path, code: int = 0) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.bench(*self.pushing(*words), "--json", code=code).stdout)
+        return found
+
+    def begin(self, *words: str | Path) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(*self.pushing(*words)), cwd=self.folder, env=self.environment(), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def journal(self) -> str:
+        """What was mirrored of the newest run."""
+        paths = sorted(self.folder.glob(_MIRRORED), key=lambda path: path.stat().st_mtime)
+        return paths[-1].read_text() if paths else ""
+
+    def mirrored(self) -> int:
+        """Runs of which a trial is known here."""
+        return sum(_has_trial([path]) for path in self.folder.glob(_MIRRORED))
+
+    def processes(self, address: str) -> list[int]:
+        """Those of the runs on a node."""
+        return run_processes(self.nodes.homes[address])
+
+    @contextmanager
+    def halfway(self, *addresses: str, watched: bool = True) -> Iterator[None]:
+        """Holds the run of each node up when its first trial is over (and known here), until the end of this.
+
+        Whatever is done meanwhile comes in the middle of a run, however slow or quick a machine is.
+        """
+        held: dict[str, list[int]] = {}
+
+        def all_held() -> bool:
+            for address in addresses:
+                if address not in held and _has_trial(self.nodes.homes[address].glob(_JOURNALS)):
+                    held[address] = self.processes(address)
+                    send(signal.SIGSTOP, held[address])
+            return len(held) == len(addresses)
+
+        try:
+            until(all_held, "a first trial on each node", 600, every=0.02)
+            until(lambda: not watched or self.mirrored() >= len(addresses), "each first trial in the mirror")
+            yield
+        finally:
+            send(signal.SIGCONT, [pid for pids in held.values() for pid in pids])
+
+
+@dataclass(frozen=True)
+class WithImage(Operator):
+    """Two nodes with an engine each, and the CPU image as a file here."""
+
+    docker: tuple[str, ...]
+
+    def pushing(self, *words: str | Path) -> list[str | Path]:
+        return ["push", *words, "--engine", "docker", "--ssh-config", self.nodes.ssh_config]
+
+    def processes(self, address: str) -> list[int]:
+        """In its containers."""
+        docker = ["docker", "-H", self.docker[self.nodes.addresses.index(address)]]
+        running = subprocess.run([*docker, "ps", "-q"], check=True, capture_output=True, text=True).stdout
+        command = [*docker, "inspect", "-f", "{{.State.Pid}}", *running.split()]
+        first = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return descendants({int(pid) for pid in first.split()})
+
+    def build(self, source: Path, out: str) -> dict[str, Any]:
+        words = [
+            "image",
+            "build",
+            "cpu",
+            "--cache",
+            self.folder / "wheels",
+            "--out",
+            self.folder / out,
+            "--source",
+            source,
+        ]
+        found: dict[str, Any] = json.loads(self.bench(*words, "--json").stdout)
+        return found
+
+    def tags(self, node: int) -> list[str]:
+        """Those that push gave."""
+        form = "{{.Repository}}:{{.Tag}}"
+        command = ["docker", "-H", self.docker[node], "image", "ls", "--format", form, "bench-push"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+    def remove(self, node: int, *names: str) -> None:
+        command = ["docker", "-H", self.docker[node], "image", "rm", *names]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+    def images(self, node: int) -> list[str]:
+        command = ["docker", "-H", self.docker[node], "image", "ls", "-aq", "--no-trunc"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+
+@contextmanager
+def nodes_with_engines() -> Iterator[WithImage]:
+    """Two nodes, with an engine each, and no image in it."""
+    require("dockerd", "mmdebstrap", "buildah", "gpg", "sshd")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-push-")))
+        engines = []
+        for name in ("d1", "d2"):
+            (folder / name).mkdir()
+            engines.append(stack.enter_context(docker_engine(folder / name)))
+        own = {number: {"DOCKER_HOST": engine} for number, engine in enumerate(engines)}
+        nodes = stack.enter_context(ssh_nodes(folder / "n", 2, {}, own))
+        yield WithImage(folder, nodes, tuple(engines))
+
+
+_MIRRORED = "results/*/journal.jsonl"
+_JOURNALS = ".bench/runs/*/out/*/journal.jsonl"
+
+
+def _has_trial(journals: Iterable[Path]) -> bool:
+    return any('"event":"trial"' in path.read_text() for path in journals)
+
+
+def until(true: Callable[[], object], what: str, seconds: float = 120, every: float = 0.1) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"it never came: {what}"
+        time.sleep(every)
+
+
+def run_processes(home: Path) -> list[int]:
+    """run.sh's of a node and what they started: not who looks after them through SSH."""
+    return descendants({int(path.read_text() or 0) for path in home.glob(".bench/runs/*/pid")})
+
+
+def descendants(first: set[int]) -> list[int]:
+    """These, where they are alive, and all that they started."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    found, more = set[int](), {pid for pid in first if pid in parents}
+    while more:
+        found |= more
+        more = {pid for pid, parent in parents.items() if parent in more} - found
+    return sorted(found)
+
+
+def kill_run(home: Path) -> None:
+    """As a node's reset would, all of a run at once."""
+    send(signal.SIGKILL, run_processes(home))
+
+
+def lose(home: Path) -> None:
+    """As a rented node's end would: the run, and everything of ours."""
+    kill_run(home)
+
+    def empty() -> bool:
+        shutil.rmtree(home / ".bench", ignore_errors=True)
+        return not (home / ".bench").exists()
+
+    until(empty, "an end of who writes there")
+
+
+def send(number: signal.Signals, pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
