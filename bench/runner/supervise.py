@@ -46,14 +46,8 @@ SILENCE_SECONDS = 300.0  # between two events of a job: a compile that loops is 
 ABANDON_SECONDS = 15.0  # for a job that was killed to end: inside a driver that hangs it never does
 
 Event = dict[str, Any]
-FINAL = {
-    "outcome",
-    "ceilings",
-    "proof",
-    "facts",
-    "followed",
-    "reading",
-}  # the last word of a job is one of these
+# The last word of a job is one of these.
+FINAL = {"outcome", "ceilings", "proof", "facts", "followed", "reading"}
 
 
 class ServerGoneError(Exception):

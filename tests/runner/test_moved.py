@@ -12,8 +12,9 @@ from bench.errors import BadInput
 from bench.manifest import load_manifest
 from bench.plan import make_plan, target_of
 from bench.result import Gpu, NodeFacts
+from bench.runner.folder import require_same
 from bench.runner.journal import Journal
-from bench.runner.run import _header, _open_run, _require_same, predicate
+from bench.runner.run import _header, _open_run, predicate
 from bench.runner.seal import Seal
 from bench.runner.state import Run
 
@@ -44,8 +45,8 @@ def test_nobody_s_figures_are_mixed_unless_somebody_decides_to(tmp_path: Path) -
     header = _header(begin(tmp_path, FIRST))
     for changed in (header, header | {"machine": "another"}):
         with pytest.raises(BadInput, match="another machine"):
-            _require_same(tmp_path, changed, MANIFEST, SECOND)
-        _require_same(tmp_path, changed, MANIFEST, SECOND, moved=True)
+            require_same(tmp_path, changed, MANIFEST, SECOND)
+        require_same(tmp_path, changed, MANIFEST, SECOND, moved=True)
 
 
 def test_only_a_machine_of_the_same_kind_goes_on(tmp_path: Path) -> None:
@@ -53,4 +54,4 @@ def test_only_a_machine_of_the_same_kind_goes_on(tmp_path: Path) -> None:
     another = dataclasses.replace(FIRST, gpus=(dataclasses.replace(GPU, name="NVIDIA A100"),))
     for other in (another, dataclasses.replace(FIRST, driver="570.26"), dataclasses.replace(FIRST, gpus=())):
         with pytest.raises(BadInput, match="another machine"):
-            _require_same(tmp_path, header, MANIFEST, other, moved=True)
+            require_same(tmp_path, header, MANIFEST, other, moved=True)

@@ -1,0 +1,90 @@
+"""The folder of a run: a new one, or that of an unfinished run of the same manifest on the same machine."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench import __version__
+from bench.codec import canonical_json, to_json
+from bench.errors import BadInput
+from bench.manifest import Manifest
+from bench.result import NodeFacts
+from bench.runner import journal as journals
+
+MACHINE_ID = Path("/etc/machine-id")
+
+
+def machine(run_id: str) -> str | None:
+    """Tells two equal machines apart, for this run alone. None where a machine has no name."""
+    try:
+        name = MACHINE_ID.read_bytes().strip()
+    except OSError:  # in a container
+        return None
+    return hashlib.sha256(b"%s %s" % (run_id.encode(), name)).hexdigest()[:16] if name else None
+
+
+def choose_folder(
+    out: Path, manifest: Manifest, node: NodeFacts, resume: bool, run_id: str | None, moved: bool = False
+) -> Path:
+    """A new run's folder, or the newest unfinished one of the same manifest on the same machine.
+
+    A run that an operator asked for has its id, and goes on even if it was finished: to be signed again,
+    say, because no certificate came in time.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    folder = out / (run_id or secrets.token_hex(6))
+    if run_id and folder.exists():
+        if not resume:
+            raise BadInput("this run was begun before", where=str(folder), advice="--resume goes on with it")
+        if events := list(journals.read_journal(folder / journals.FILE_NAME)):
+            advice = "--out names another directory: there this machine begins the run anew, for the operator"
+            require_same(folder, events[0], manifest, node, advice, moved)
+        return folder
+    if resume and not run_id and (found := _unfinished(out, manifest, node)):
+        return found
+    folder.mkdir()
+    return folder
+
+
+def _unfinished(out: Path, manifest: Manifest, node: NodeFacts) -> Path | None:
+    paths = sorted(out.glob(f"*/{journals.FILE_NAME}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in paths:
+        events = list(journals.read_journal(path))
+        if not events or events[0].get("manifest") != manifest.digest or events[-1].get("event") == "end":
+            continue
+        require_same(path.parent, events[0], manifest, node)
+        return path.parent
+    return None
+
+
+def require_same(
+    folder: Path, header: Mapping[str, Any], manifest: Manifest, node: NodeFacts,
+    advice: str = "leave --resume out to start anew", moved: bool = False,
+) -> None:  # fmt: skip
+    """`moved`: somebody decided that another machine of the same kind goes on; the bundle will say so."""
+    if header.get("manifest") != manifest.digest:
+        raise BadInput("was begun with another manifest", where=str(folder))
+    begun, here = header.get("machine"), machine(folder.name)
+    known, found = header.get("node"), to_json(node)
+    if moved:
+        known, found = _kind(known), _kind(found)
+    elsewhere = not moved and begun is not None and here is not None and begun != here
+    if elsewhere or canonical_json(known) != canonical_json(found):
+        raise BadInput(
+            "was begun on another machine or software stack; results must not be mixed",
+            where=str(folder),
+            advice=advice,
+        )
+    if header.get("bench") != __version__:
+        raise BadInput(f"was begun by bench {header.get('bench')}", where=str(folder))
+
+
+def _kind(node: Any) -> Any:
+    """Of a machine, all but which one it is: a run may go on where the last node was lost."""
+    if not isinstance(node, dict):
+        return node
+    return node | {"gpus": [{**gpu, "uuid": ""} for gpu in node.get("gpus", [])]}
