@@ -177,7 +177,7 @@ def recompute(files: Files) -> Mapping[str, Any]:
 
 
 def _recompute(results: Results, files: Files) -> Mapping[str, Any]:
-    _require_same_run(results.run, files.run)
+    require_same_run(results.run, files.run)
     spent = [s for c in results.ceilings for s in c.samples] + [
         t.proof.seconds for t in results.trials if t.proof
     ]
@@ -222,7 +222,7 @@ def _check_schema(document: Any) -> None:
         raise VerificationFailed(f"its results are {schema:.40}, this bench knows {SCHEMA}", advice=advice)
 
 
-def _require_same_run(ours: RunFacts, signed: Predicate) -> None:
+def require_same_run(ours: RunFacts, signed: Predicate) -> None:
     found = (ours.id, ours.complete, utc(ours.started_at), utc(ours.ended_at))
     if found != (signed.run_id, signed.complete, signed.started_at, signed.ended_at):
         raise VerificationFailed("the results are of another run than the statement")

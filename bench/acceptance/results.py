@@ -17,8 +17,7 @@ from bench.checks import known_checks, not_read
 from bench.codec import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
 from bench.errors import VerificationFailed
 from bench.result import NodeFacts
-from bench.statement import Predicate, utc
-from bench.summary import RunFacts, check_image
+from bench.summary import RunFacts, check_image, require_same_run
 
 if TYPE_CHECKING:
     from bench.verify import Files
@@ -118,7 +117,7 @@ def recompute(files: Files) -> Mapping[str, Any]:
         if results.manifest_digest != "sha256:" + files.sha256["manifest.json"]:
             raise VerificationFailed("the results are of another manifest")
         check_image(files.read("manifest.json"), results.node.image)
-        _require_same_run(results.run, files.run)
+        require_same_run(results.run, files.run)
         readings = [from_json(Reading, strict_loads(line)) for line in files.lines("samples.jsonl")]
         named = {reading.name: reading for reading in readings}
         if len(named) != len(readings):
@@ -157,9 +156,3 @@ def _require_equal(results: CheckResults, findings: tuple[Finding, ...]) -> None
         raise VerificationFailed(
             f"the whole is said to {results.verdict}, and follows to {overall(findings)}"
         )
-
-
-def _require_same_run(ours: RunFacts, signed: Predicate) -> None:
-    found = (ours.id, ours.complete, utc(ours.started_at), utc(ours.ended_at))
-    if found != (signed.run_id, signed.complete, signed.started_at, signed.ended_at):
-        raise VerificationFailed("the results are of another run than the statement")
