@@ -13,7 +13,7 @@ from bench.errors import EnvironmentCannot
 from bench.estimate import ceiling_precision
 from bench.methods import in_group
 from bench.plan import Cell, Plan
-from bench.result import Proof, Proving, TimedOut, Trial
+from bench.result import Crashed, Failure, Outcome, Proof, Proving, TimedOut, Trial
 from bench.runner import telemetry
 from bench.runner.nodes import Nodes
 from bench.runner.progress import Progress
@@ -29,6 +29,10 @@ CLEAN_SECONDS = 30.0  # for the memory of a job that was killed to come back
 TRACE_BYTES = 512 << 20  # the driver's own share is not always the same
 
 INTERRUPTED = "interrupted"  # by the user, who wants what there is, and now
+
+
+class NodeGone(Exception):
+    """One of several nodes does not come to the meeting any more."""
 
 
 def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: Nodes | None) -> str | None:
@@ -64,6 +68,8 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
                 _prove_trial(run, supervisor, progress, trial, run.manifest.prove, Path(scratch), deadline)
             if nodes is not None:
                 _dismiss(run, supervisor, progress)
+    except NodeGone:
+        return f"a node that trains with this one is gone, {_open(run)}"
     except KeyboardInterrupt:
         return f"{INTERRUPTED}, {_open(run)}"
     finally:
@@ -107,6 +113,19 @@ def _meet(run: Run, supervisor: Supervisor, progress: Progress, nodes: Nodes) ->
     run.record({"event": "nodes", "nodes": to_json(facts)})
 
 
+def _require_all(run: Run, supervisor: Supervisor, progress: Progress, outcome: Outcome | Failure) -> None:
+    """A job that lost a node says nothing about its trial, which stays open for when all are there again."""
+    if supervisor.nodes is None or not isinstance(outcome, Crashed | TimedOut):
+        return
+    progress.begin("nodes", "are the other nodes still there?")
+    target, log = run.plan.target, run.folder / "logs" / "nodes.txt"
+    try:  # as patient as with a trial, which would find nobody either
+        limits = Limits(min(MEETING_SECONDS, run.manifest.trial_seconds))
+        supervisor.facts(target.device, target.gpus, log, limits)
+    except EnvironmentCannot:
+        raise NodeGone from None
+
+
 def _dismiss(run: Run, supervisor: Supervisor, progress: Progress) -> None:
     progress.begin("nodes", "telling the other nodes that it is over")
     target, log = run.plan.target, run.folder / "logs" / "nodes.txt"
@@ -139,6 +158,7 @@ def _measure_trial(
     outcome = supervisor.trial(trial, run.plan.target.device, scratch, log, limits)
     if _cut_off(outcome, deadline):
         return
+    _require_all(run, supervisor, progress, outcome)
     run.record({"event": "trial", "id": trial.id, "outcome": to_json(outcome)})
     progress.end(trial, run.summaries())
 
@@ -164,6 +184,7 @@ def _prove_trial(
         case failure if _cut_off(failure, deadline):
             return
         case failure:
+            _require_all(run, supervisor, progress, failure)
             run.record({"event": "unproven", "id": trial.id, "outcome": to_json(failure)})
     progress.proven(trial, run.summaries())
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from bench.codec import to_json
 from bench.runner import team
 from bench.runner.device import Device
-from bench.runner.nodes import DEVICE, EVENTS, FOLDER, JOB, LAST
+from bench.runner.nodes import DEVICE, EVENTS, FOLDER, JOB, LAST, short_path
 from bench.runner.ranks import write_reason
 from bench.runner.worker import Emit, classify, dispatch
 
@@ -61,7 +61,8 @@ def reporter(job: dict[str, Any]) -> Emit:
     if os.environ["LOCAL_RANK"] != "0":
         return silent
     line = socket.socket(socket.AF_UNIX)
-    line.connect(os.environ[EVENTS])
+    with short_path(Path(os.environ[EVENTS])) as path:
+        line.connect(path)
 
     def say(event: dict[str, Any]) -> None:
         line.sendall(json.dumps(event, allow_nan=False).encode() + b"\n")

@@ -8,13 +8,16 @@ numbers that follow.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,8 @@ Emit = Callable[[dict[str, Any]], None]
 JOB, DEVICE, FOLDER, EVENTS = "BENCH_JOB", "BENCH_DEVICE", "BENCH_FOLDER", "BENCH_EVENTS"
 LAST = {"kind": "last"}
 LEADER_WAITS, OTHER_WAITS = 600, 20  # seconds, for the others to come to a meeting
+_SIOCGIFADDR = 0x8915  # of Linux: an interface's address
+_GLOO = "GLOO_SOCKET_IFNAME"  # left to itself it asks for the host's own name, often 127.0.1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +43,8 @@ class Nodes:
     identity: str  # of the run: the manifest's digest, which all nodes have
 
 
-def torchrun(nodes: Nodes, number: int, per_node: int) -> list[str]:
-    """The command of one node for job `number`."""
+def torchrun(nodes: Nodes, number: int, per_node: int, address: str | None = None) -> list[str]:
+    """The command of one node for job `number`; `address` is where the others reach this one."""
     leads = nodes.node == 0
     return [
         sys.executable, "-m", "torch.distributed.run",
@@ -47,24 +52,61 @@ def torchrun(nodes: Nodes, number: int, per_node: int) -> list[str]:
         "--rdzv-backend=c10d", f"--rdzv-endpoint={nodes.meet}", f"--rdzv-id={nodes.identity}-{number}",
         # Two nodes of one machine, as in the tests, would both take the place for theirs.
         f"--rdzv-conf=is_host={leads},join_timeout={LEADER_WAITS if leads else OTHER_WAITS}",
+        *([f"--local-addr={address}"] if address else []),
         "-m", "bench.runner.member",
     ]  # fmt: skip
+
+
+def own_address(meet: str) -> str | None:
+    """This node's address on its way to the meeting: rented nodes do not know each other's names."""
+    host, _, port = meet.rpartition(":")
+    with suppress(OSError):
+        family, kind, protocol, _, there = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as way:
+            way.connect(there)  # sends nothing: the kernel chooses the way
+            return str(way.getsockname()[0])
+    return None
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has this IPv4 address."""
+    for _, name in socket.if_nameindex():
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            told = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+            if socket.inet_ntoa(told[20:24]) == address:
+                return name
+    return None
+
+
+@contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """A name for what lies there that fits into a socket's address: 107 characters, and homes are deep."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def across_nodes(job: dict[str, Any], emit: Emit, folder: Path) -> int:
     """Runs this node's part of a job; the leader's ends with the job's own final event."""
     nodes = Nodes(**job["nodes"])
     leads = nodes.node == 0
-    path = str(folder / "events")
-    environment = os.environ | {DEVICE: job["device"], FOLDER: str(folder), EVENTS: path}
+    events, address = folder / "events", own_address(nodes.meet)
+    environment = os.environ | {DEVICE: job["device"], FOLDER: str(folder), EVENTS: str(events)}
+    if address is not None and not address.startswith("127.") and (interface := interface_of(address)):
+        environment = {_GLOO: interface} | environment
     if leads:
         environment[JOB] = json.dumps(job)
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
+        with short_path(events) as path:
+            listener.bind(path)
         listener.listen()
         relay = threading.Thread(target=_relay, args=(listener, emit), daemon=True)
         relay.start()
-        command = torchrun(nodes, job["number"], job["gpus"] // nodes.count)
+        # The leader is where all meet, by that very name: its own /etc/hosts may take it for 127.0.1.1.
+        reached = nodes.meet.rpartition(":")[0].strip("[]") if leads else address
+        command = torchrun(nodes, job["number"], job["gpus"] // nodes.count, reached)
         status = subprocess.run(command, env=environment, check=False).returncode
         relay.join(1.0)
     if status == 0 or not leads:  # what failed is the leader's to say

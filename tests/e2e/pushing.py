@@ -29,6 +29,13 @@ TINY = {
     "micro_batch": 16,
     "timing": {"target_percent": 20, "measure_seconds": 0.5, "warmup_seconds": 0.5},
 }
+# For two nodes that train as one, in a process each.
+PAIR: dict[str, Any] = {
+    "name": "pair",
+    "gpus": 1,
+    "micro_batch": 4,
+    "timing": {"measure_seconds": 0.2, "warmup_seconds": 0.2},
+}
 
 
 @dataclass(frozen=True)

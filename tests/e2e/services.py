@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 PACKAGES = {"dockerd": "docker.io", "mmdebstrap": "mmdebstrap", "buildah": "buildah", "gpg": "gpg"}
+PACKAGES |= {"docker-registry": "docker-registry", "skopeo": "skopeo"}
 PACKAGES |= {"sshd": "openssh-server", "ssh-keygen": "openssh-client"}
 PACKAGES |= {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}
 SYSTEM = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # where daemons live, which a user's PATH may lack
@@ -79,3 +81,34 @@ def _await(engine: subprocess.Popen[bytes], socket: Path, log: Path) -> None:
         except DockerException:
             time.sleep(0.1)
     pytest.fail(f"dockerd did not come up:\n{log.read_text()[-2000:]}")
+
+
+_REGISTRY = """
+version: 0.1
+log: {{level: warn}}
+storage: {{filesystem: {{rootdirectory: {folder}/data}}}}
+http: {{addr: "{address}"}}
+"""
+
+
+@contextmanager
+def image_registry(folder: Path, port: int) -> Iterator[str]:
+    """A registry of its own, with nothing in it: its address, which engines trust without TLS."""
+    require("docker-registry", "skopeo")
+    folder.mkdir()
+    config, address = folder / "config.yml", f"127.0.0.1:{port}"
+    config.write_text(_REGISTRY.format(folder=folder, address=address))
+    with (folder / "log.txt").open("wb") as out:
+        registry = subprocess.Popen(["docker-registry", "serve", str(config)], stdout=out, stderr=out)
+    try:
+        for _ in range(300):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.1)
+        else:
+            pytest.fail(f"the registry did not come up:\n{(folder / 'log.txt').read_text()[-2000:]}")
+        yield address
+    finally:
+        registry.terminate()
+        registry.wait(timeout=30)
+        shutil.rmtree(folder, ignore_errors=True)

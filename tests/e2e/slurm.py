@@ -1,4 +1,7 @@
-"""A cluster of one node: munged, slurmctld and slurmd from Debian's packages, all of it below one folder."""
+"""A cluster on this machine: munged, slurmctld and a slurmd for each node, from Debian's packages.
+
+The nodes go by names of this machine's, the first by its own, so that they meet where that name leads.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,14 @@ _CONF = """
 ClusterName=bench
 SlurmctldHost={name}(127.0.0.1)
 SlurmctldPort={controller}
-SlurmdPort={daemon}
 SlurmUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge/socket
 CredType=cred/munge
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/%n.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -35,27 +37,25 @@ MailProg=/bin/true
 ReturnToService=2
 JobRequeue=1
 MpiDefault=none
-NodeName={name} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
-PartitionName=main Nodes={name} Default=YES MaxTime=INFINITE State=UP
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+_NODE = "NodeName={node} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} State=UNKNOWN\n"
 
 
 @contextmanager
-def slurm_cluster(folder: Path) -> Iterator[Mapping[str, str]]:
+def slurm_cluster(folder: Path, count: int = 1) -> Iterator[Mapping[str, str]]:
     """What a user of it has in the environment."""
     require("munged", "slurmctld", "slurmd", "sbatch")
-    for name in ("munge", "state", "spool"):
-        (folder / name).mkdir(parents=True, mode=0o700)
+    for part in ("munge", "state"):
+        (folder / part).mkdir(parents=True, mode=0o700)
     key = folder / "munge/key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o400)
+    name = socket.gethostname().split(".")[0]
+    nodes = [name, *(f"{name}-{number}" for number in range(2, count + 1))]
+    lines = [_NODE.format(node=node, name=name, port=free_port(), cpus=os.cpu_count()) for node in nodes]
     conf = folder / "slurm.conf"
-    conf.write_text(
-        _CONF.format(
-            name=socket.gethostname().split(".")[0], folder=folder, cpus=os.cpu_count(),
-            controller=free_port(), daemon=free_port(),
-        )
-    )  # fmt: skip
+    conf.write_text(_CONF.format(name=name, folder=folder, controller=free_port()) + "".join(lines))
     environment = {"SLURM_CONF": str(conf), "PATH": SYSTEM}
     own = [
         f"--{name}={folder}/munge/{name.split('-')[0]}"
@@ -65,8 +65,12 @@ def slurm_cluster(folder: Path) -> Iterator[Mapping[str, str]]:
         stack.enter_context(_daemon(["munged", "--foreground", "--force", *own], folder / "munged.log"))
         _until((folder / "munge/socket").exists, "munged", folder)
         stack.enter_context(_daemon(["slurmctld", "-D", "-f", str(conf)], folder / "slurmctld.log"))
-        stack.enter_context(_daemon(["slurmd", "-D", "-f", str(conf)], folder / "slurmd.log"))
-        _until(lambda: "idle" in _ask(["sinfo", "-h", "-o", "%T"], environment), "an idle node", folder)
+        for node in nodes:
+            stack.enter_context(
+                _daemon(["slurmd", "-D", "-N", node, "-f", str(conf)], folder / f"{node}.log")
+            )
+        states = ["sinfo", "-h", "-N", "-o", "%T"]
+        _until(lambda: _ask(states, environment).split() == ["idle"] * count, "idle nodes", folder)
         yield environment
 
 

@@ -194,6 +194,10 @@ def test_each_trouble_has_its_own_line(operator: Operator) -> None:
     assert "lacks" in said
     said = operator.bench(*wrong, f"127.77.0.1:{port}", address, code=2).stderr
     assert "the same machine" in said
+    config = operator.nodes.ssh_config
+    config.write_text(f"Host alias\n  HostName {address}\n{config.read_text()}")
+    said = operator.bench(*wrong, f"nobody@{address}", "alias", code=2).stderr
+    assert said.count(f"the same machine as {address}: {address} port {port}") == 2
 
 
 def test_a_jump_host_is_checked_like_a_node(operator: Operator) -> None:

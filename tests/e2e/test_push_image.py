@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.nodes import wire
+from tests.e2e.nodes import free_port, wire
 from tests.e2e.pushing import ROOT, WithImage, nodes_with_engines
+from tests.e2e.services import image_registry
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("push-image")]
 
@@ -152,3 +153,23 @@ def test_a_damaged_layer_is_refused_by_its_digest(operator: WithImage) -> None:
     )
     assert operator.images(0) == [operator.bench("image", "id", image).stdout.strip()]
     operator.remove(0, *operator.tags(0))
+
+
+def test_a_node_may_ask_a_registry_and_the_manifest_holds_all_the_same(operator: WithImage) -> None:
+    address, image = operator.nodes.addresses[0], operator.folder / "one.tar"
+    identity = operator.bench("image", "id", image).stdout.strip()
+    with image_registry(operator.folder / "registry", free_port()) as registry:
+        reference = f"{registry}/bench:cpu"
+        copy = ["skopeo", "copy", "--quiet", "--insecure-policy", "--dest-tls-verify=false"]
+        subprocess.run([*copy, f"docker-archive:{image}", f"docker://{reference}"], check=True)
+        another = operator.manifest("another", image="sha256:" + "0" * 64)
+        found = operator.push(another, address, "--pull", reference, code=3)["nodes"][0]
+        assert found["error"]["message"].startswith(f"{reference} is {identity}, the manifest asks for")
+        assert operator.images(0) == []
+        manifest = operator.manifest("pulled", models=["tiny-vit"], image=identity)
+        found = operator.push(manifest, address, "--pull", f"{registry}/bench:none", code=3)["nodes"][0]
+        assert f"pulling {registry}/bench:none: " in found["error"]["message"]
+        found = operator.push(manifest, address, "--pull", reference)["nodes"][0]
+    assert (found["outcome"], found["level"], found["image"]) == ("done", "operator", identity)
+    assert f"image      cpu {identity}" in operator.bench("verify", found["bundle"]).stdout
+    assert (operator.nodes.left(address), operator.images(0)) == ([], [])

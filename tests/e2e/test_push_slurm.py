@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.nodes import ssh_nodes
-from tests.e2e.pushing import Operator, until
+from tests.e2e.pushing import PAIR, Operator, descendants, until
 from tests.e2e.slurm import slurm_cluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("push")]
@@ -83,3 +85,44 @@ def test_this_machine_may_be_the_login_node(operator: Operator) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["nodes"][0]["level"] == "operator"
+
+
+class OnCluster(Operator):
+    def processes(self, address: str) -> list[int]:
+        """Those of the job, which are no descendants of run.sh's where srun started them."""
+        place, found = self.nodes.homes[address] / ".bench/runs", set[int]()
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+                started = Path(f"/proc/{parent}/comm").read_text().startswith("slurmstepd")
+                if started and (process / "cwd").readlink().is_relative_to(place):
+                    found.add(int(process.name))
+        return descendants(found)
+
+
+@pytest.fixture
+def of_two(tmp_path: Path) -> Iterator[Operator]:
+    """The login node of a cluster of two nodes."""
+    with (
+        slurm_cluster(tmp_path / "slurm", 2) as environment,
+        ssh_nodes(tmp_path / "n", 1, environment) as nodes,
+    ):
+        yield OnCluster(tmp_path, nodes)
+
+
+def test_two_nodes_of_a_cluster_train_as_one(of_two: Operator) -> None:
+    login = of_two.nodes.addresses[0]
+    words = [of_two.manifest(**PAIR), login, "--slurm", "--slurm-nodes", "2", "--time", "30"]
+    pushing = of_two.begin(*words)
+    with of_two.halfway(login):
+        assert ask(of_two, "squeue", "-h", "-o", "%D %T").split() == ["2", "RUNNING"]
+        of_two.bench("cancel")
+    _, err = pushing.communicate(timeout=600)
+    assert pushing.returncode == 5, err
+    done = of_two.push(*words)["nodes"][0]
+    assert (done["outcome"], done["level"]) == ("done", "operator")
+    with tarfile.open(done["bundle"]) as tar:
+        found, env = (json.load(tar.extractfile(name)) for name in ("results.json", "env.json"))  # type: ignore[arg-type]
+    assert {(trial["outcome"], trial["gpus"]) for trial in found["trials"]} == {("measured", 2)}
+    assert len(env["nodes"]) == 2
+    assert of_two.nodes.left(login) == []

@@ -8,4 +8,5 @@ launch     how a run starts and ends there: by itself, or as a job of Slurm's
 record     what was begun where, on this machine's disk
 follow     what happens there, mirrored here as it comes; the certificate on its way
 journey    one node from its first answer to its bundle; campaign: many of them
+company    those of them that train as one
 """

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import time
 
-from bench.control.push import follow
+from bench.control.push import follow, launch
+from bench.control.push.company import LeftAlone
 from bench.control.push.record import Record, now
 from bench.control.push.remote import Unreachable
 from bench.control.push.traveller import Stopped, Traveller
@@ -55,7 +56,9 @@ def _fetched(t: Traveller, record: Record) -> Verdict:
 
 
 def _finish(t: Traveller, record: Record, ended: follow.Status) -> None:
-    if record.follows and ended.code:
+    if record.follows and (ended.code or ended.state != "exit"):
+        if (lost := _lost(t)) and ended.state == "exit":
+            raise LeftAlone(f"ended, because of {lost}", advice="push again: to all of them")
         raise _no_bundle(ended, record)
     if record.state != "incomplete":
         t.phase("clean")
@@ -69,6 +72,7 @@ def _watch(t: Traveller, record: Record) -> follow.Status | None:
     """Until it ends; None where nobody waits for that. A node out of reach is asked again for a while."""
     certified: str | None = None
     heard, dead, pause = time.monotonic(), 0, _LOOK_SECONDS
+    asked_to_end = False
     while True:
         try:
             status = follow.look(t.node, record)
@@ -81,6 +85,10 @@ def _watch(t: Traveller, record: Record) -> follow.Status | None:
                 )
             _mirror(t, record, status)
             heard = time.monotonic()
+            if (lost := _lost(t)) and not asked_to_end and status.state in ("alive", "waiting"):
+                t.phase("run", f"{record.run_id}  is asked to end, because of {lost}")
+                launch.cancel(t.node, record.folder, record.slurm_job)
+                asked_to_end = True
         except Unreachable as error:
             _wait_for(t, record, error, heard)
             continue
@@ -93,6 +101,11 @@ def _watch(t: Traveller, record: Record) -> follow.Status | None:
         if t.shared.stop.wait(pause):
             raise Stopped("interrupted")
         pause = min(_LONGEST_LOOK_SECONDS, pause * 1.1)
+
+
+def _lost(t: Traveller) -> str | None:
+    """Of those that it trains with, the one that came to grief."""
+    return t.part.company.lost if t.part.company else None
 
 
 def _mirror(t: Traveller, record: Record, status: follow.Status) -> None:

@@ -20,7 +20,7 @@ from bench.places import ledger_path
 
 def begin(t: Traveller, chosen: Chosen, landed: Landed, before: Record | None) -> Record:
     t.phase("start")
-    record = _note(t, chosen, before)
+    record = _note(t, chosen, landed, before)
     t.but(run_id=record.run_id, changed=True)
     job = _job(t, chosen, landed, record)
     if before and follow.look(t.node, record).state != "gone":
@@ -35,7 +35,7 @@ def begin(t: Traveller, chosen: Chosen, landed: Landed, before: Record | None) -
     return t.shared.records.move(record, "running", slurm_job=slurm_job)
 
 
-def _note(t: Traveller, chosen: Chosen, before: Record | None) -> Record:
+def _note(t: Traveller, chosen: Chosen, landed: Landed, before: Record | None) -> Record:
     """Noted before anything starts: a run that nobody knows of could not be fetched."""
     order, host = t.order, t.part.host
     if before is not None:
@@ -56,11 +56,11 @@ def _note(t: Traveller, chosen: Chosen, before: Record | None) -> Record:
         identity=str(host.identity) if host.identity else None,
         ssh_config=str(order.ssh_config) if order.ssh_config else None,
         local=t.part.local, place=chosen.found.place, engine=chosen.engine,
-        image=chosen.image.config if chosen.image else None, manifest_sha256=t.manifest_sha256,
+        image=landed.identity.config if landed.identity else None, manifest_sha256=t.manifest_sha256,
         out=str(order.out.resolve()), key=str(order.key.path),
         ledger=str(order.ledger) if order.ledger else None,
         valid_seconds=order.valid_seconds, keep=order.keep, began_at=now(),
-        follows=t.part.node > 0 and order.together is not None, python=host.python,
+        follows=t.follows, nodes=t.nodes, python=host.python,
     )  # fmt: skip
     record.mirror.mkdir(parents=True, exist_ok=True)
     (record.mirror / "manifest.json").write_bytes(order.manifest.data)

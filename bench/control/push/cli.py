@@ -157,7 +157,7 @@ def _push(arguments: argparse.Namespace) -> int:
     a = arguments
     manifest = load_manifest(a.manifest)
     hosts = find_hosts(a.hosts, a.inventory, a.limit, a.identity)
-    _check(a, bool(hosts))
+    _check(a, len(hosts))
     order = Order(
         manifest, a.engine, a.out, operator_key(a.key), a.ledger, a.image, a.pull, a.python, a.place,
         on_cpu=a.device == "cpu",
@@ -179,12 +179,16 @@ def _valid_seconds(a: argparse.Namespace) -> int:
     return int(a.valid or min((a.budget or 0) + _SHORT + (0 if watched else _LONG), 7 * _LONG))
 
 
-def _check(a: argparse.Namespace, has_hosts: bool) -> None:
-    if not has_hosts and not a.slurm:
+def _check(a: argparse.Namespace, hosts: int) -> None:
+    if not hosts and not a.slurm:
         raise BadInput("push to whom?", advice="a HOST, --inventory FILE, or --slurm on a login node")
     if a.parallel < 1:
         raise BadInput(f"--parallel {a.parallel} is not at least 1")
-    if a.together and (len(a.hosts) < 2 and a.inventory is None):
+    if a.together and a.slurm:
+        raise BadInput(
+            "--together goes without --slurm", advice="--slurm-nodes N: Slurm brings them together"
+        )
+    if a.together and hosts < 2:
         raise BadInput("--together takes two hosts at least")
     if a.together and not a.together.rpartition(":")[2].isdigit():
         raise BadInput(

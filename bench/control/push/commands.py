@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 from bench.codec import pretty_json
 from bench.control.push import campaign, follow, launch
+from bench.control.push.company import Company
 from bench.control.push.depot import Depot
 from bench.control.push.hosts import Host
 from bench.control.push.journey import Journey
 from bench.control.push.order import GOOD, Order, Part, Result, Shared, to_json
 from bench.control.push.record import Record, Records
-from bench.control.push.remote import Here, Node, Remote, plain
+from bench.control.push.remote import Here, Node, Remote, plain, refuse_twins
 from bench.control.push.show import Screen, ended
 from bench.control.ssh_keygen import OperatorKey
 from bench.errors import BadInput, BenchError
@@ -43,8 +44,13 @@ def operator_key(path: Path | None) -> OperatorKey:
 
 def push(order: Order, hosts: Sequence[Host], at_once: int, *, as_json: bool) -> int:
     """To all hosts; without any, to this machine, which then submits to Slurm."""
+    refuse_twins(hosts, order.ssh_config)
     order = dataclasses.replace(order, push=secrets.token_hex(3))
     places = [Part(host, node=number, nodes=len(hosts)) for number, host in enumerate(hosts)]
+    if order.together:
+        at_once = len(hosts)  # they wait for each other
+        company = Company(len(hosts)) if order.until in ("start", "fetch") else None
+        places = [dataclasses.replace(part, company=company) for part in places]
     if not hosts:
         places = [Part(THIS_MACHINE, local=True)]
     with Screen([part.host.name for part in places]) as screen:
@@ -60,12 +66,13 @@ def attach(names: Sequence[str], at_once: int, *, wait: bool, as_json: bool) -> 
     chosen = [record for record in records.find(names) if record.state != "cancelled" or names]
     with Screen([record.host for record in chosen]) as screen:
         shared = _shared(screen, records)
-        walks = [_walk(record, shared, wait=wait) for record in chosen]
+        companies = {r.push: Company(r.nodes) for r in chosen if r.nodes > 1 and r.slurm_job is None}
+        walks = [_walk(record, shared, companies.get(record.push), wait=wait) for record in chosen]
         results = campaign.walk(walks, at_once, shared.stop)
     return _report(results, chosen[0].push, None, as_json=as_json)
 
 
-def _walk(record: Record, shared: Shared, *, wait: bool) -> Callable[[], Result]:
+def _walk(record: Record, shared: Shared, company: Company | None, *, wait: bool) -> Callable[[], Result]:
     order = Order(
         load_manifest(record.mirror / "manifest.json"),
         record.engine,
@@ -75,7 +82,7 @@ def _walk(record: Record, shared: Shared, *, wait: bool) -> Callable[[], Result]
         ssh_config=Path(record.ssh_config) if record.ssh_config else None,
         push=record.push,
     )
-    journey = Journey(Part(record.to_host(), record.local), order, shared)
+    journey = Journey(Part(record.to_host(), record.local, company=company), order, shared)
     if record.state == "fetched" and record.bundle.exists():
         there = Result(record.host, outcome="unchanged", run_id=record.run_id, bundle=record.bundle)
         return lambda: there

@@ -10,15 +10,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from bench.control.push import follow
+from bench.control.push import follow, launch
 from bench.control.push.arrive import to_the_end
 from bench.control.push.begin import begin
-from bench.control.push.order import Order, Part, Result, Shared
+from bench.control.push.company import Standing, Step, agreed
+from bench.control.push.order import Order, Outcome, Part, Result, Shared
 from bench.control.push.ready import ENGINES, bring, preflight, would
 from bench.control.push.record import Record
 from bench.control.push.remote import Unreachable
 from bench.control.push.traveller import Stopped, Traveller
 from bench.errors import BadInput, BenchError, EnvironmentCannot, Incomplete
+
+_LOOKS = 120  # a second apart, at a run that was asked to end
 
 
 class Journey:
@@ -37,64 +40,89 @@ class Journey:
         try:
             walk()
         except Stopped:
-            self.t.end(
-                "running" if self.t.result.phase in ("run", "fetch") else "failed", Incomplete("interrupted")
-            )
+            self.t.end("running" if self._started else "failed", Incomplete("interrupted"))
         except Unreachable as error:
-            self.t.end("lost" if self.t.result.phase in ("run", "fetch") else "failed", error)
+            # What runs there may run on: of that the node that leads knows more than we do.
+            self._fail(error, "lost" if self._started else "failed", for_all=not self._started)
         except BenchError as error:
-            self.t.end("failed", error)
+            self._fail(error)
         except Exception as error:  # one node's trouble, or a defect of ours, must not end the others
-            self.t.end(
-                "failed",
-                EnvironmentCannot(
-                    f"{type(error).__name__}: {error}", advice="a defect of bench: please report it"
-                ),
-            )
+            what = f"{type(error).__name__}: {error}"
+            self._fail(EnvironmentCannot(what, advice="a defect of bench: please report it"))
         finally:
             self.t.node.close()
         return self.t.result
 
+    @property
+    def _started(self) -> bool:
+        return self.t.result.phase in ("run", "fetch")
+
+    def _fail(self, error: BenchError, outcome: Outcome = "failed", *, for_all: bool = True) -> None:
+        if for_all and (company := self.t.part.company):
+            company.lose(self.t.part.host.name, error.message)
+        self.t.end(outcome, error)
+
     def _go(self) -> None:
         self.t.phase("connect")
-        if self._was_done_before():
-            return
-        before = self._begun_before()
-        if before is not None and self._goes_on(before):
-            return
+        done, before = self._fetched_before(), self._begun_before()
+        standing: Standing = "done" if done else self._standing(before) if before else "new"
+        standing = agreed(self._wait_for_all("begun", standing))
+        match standing:
+            case "done" | "over" if self.t.follows:
+                self._depart(before)
+            case "done":
+                self._was_done(done)
+            case "over" | "going":
+                assert before is not None
+                self.t.say(f"run {before.run_id} is there already: attached")
+                to_the_end(self.t, before)
+            case "new":
+                self._begin(before)
+
+    def _wait_for_all(self, step: Step, standing: Standing = "new") -> list[Standing]:
+        """That train as one, if any do."""
+        t = self.t
+        return (
+            t.part.company.gather(step, t.part.node, standing, t.heed_stop) if t.part.company else [standing]
+        )
+
+    def _begin(self, before: Record | None) -> None:
+        if before is not None:
+            self._end(before)
         chosen = preflight(self.t)
         if self.t.order.until == "preflight":
             would(self.t, chosen)
             return
+        self._wait_for_all("sound")
         landed = bring(self.t, chosen)
         if self.t.order.until == "ship":
             self.t.end("ready" if landed.changed else "unchanged")
             return
+        self._wait_for_all("brought")
         record = begin(self.t, chosen, landed, before)
         to_the_end(self.t, record)
 
-    def _was_done_before(self) -> bool:
-        order = self.t.order
-        done = (
-            self.t.shared.records.fetched(self.t.part.host, self.t.manifest_sha256, order.out)
-            if order.once
-            else None
-        )
-        if done is None:
-            return False
-        self.t.but(run_id=done.run_id, bundle=done.bundle, engine=done.engine, image=done.image)
+    def _fetched_before(self) -> Record | None:
+        t = self.t
+        if not t.order.once or t.follows:
+            return None
+        return t.shared.records.fetched(t.part.host, t.manifest_sha256, t.order.out, t.nodes)
+
+    def _was_done(self, done: Record | None) -> None:
+        if done is not None:
+            self.t.but(run_id=done.run_id, bundle=done.bundle, engine=done.engine, image=done.image)
         self.t.end("unchanged")
-        return True
 
     def _begun_before(self) -> Record | None:
         order = self.t.order
         if order.goes_on is not None:
             return self._moved(order.goes_on)
-        if order.anew or order.until in ("preflight", "ship") or order.together:
+        if order.anew or order.until in ("preflight", "ship"):
             return None
         engines = ENGINES if order.engine == "auto" else (order.engine,)
+        records, host, manifest = self.t.shared.records, self.t.part.host, self.t.manifest_sha256
         every = (
-            self.t.shared.records.unfinished(self.t.part.host, self.t.manifest_sha256, e, order.out)
+            records.unfinished(host, manifest, e, order.out, self.t.nodes, follows=self.t.follows)
             for e in engines
         )
         return next((record for record in every if record is not None), None)
@@ -112,15 +140,34 @@ class Journey:
             identity=str(host.identity) if host.identity else None, slurm_job=None, state="begun",
         )  # fmt: skip
 
-    def _goes_on(self, record: Record) -> bool:
-        """Whether that run is alive there, or done: then it is followed, and nothing is started."""
+    def _standing(self, record: Record) -> Standing:
+        """Whether that run is alive there, or over: then it is followed, and nothing is started."""
         status = follow.look(self.t.node, record)
         self.t.but(run_id=record.run_id)
-        if status.state not in ("alive", "waiting", "exit") or record.state == "incomplete":
-            self.t.say(f"run {record.run_id} goes on where it was")
-            return False
-        if status.state == "exit" and status.bundle_bytes is None:
-            return False
-        self.t.say(f"run {record.run_id} is there already: attached")
-        to_the_end(self.t, record)
-        return True
+        if status.state in ("alive", "waiting"):
+            return "going"
+        if status.state != "exit" or record.state == "incomplete":
+            return "new"
+        return "over" if status.bundle_bytes is not None or (record.follows and not status.code) else "new"
+
+    def _end(self, record: Record) -> None:
+        """Before it starts again with the others: they have lost each other."""
+        self.t.say(f"run {record.run_id} goes on where it was")
+        looks = 0
+        while follow.look(self.t.node, record).state in ("alive", "waiting"):
+            if looks == 0:
+                launch.cancel(self.t.node, record.folder, record.slurm_job)
+            looks += 1
+            if looks > _LOOKS:
+                raise EnvironmentCannot(
+                    f"run {record.run_id} does not end", advice=f"bench cancel {record.run_id}"
+                )
+            if self.t.shared.stop.wait(1.0):
+                raise Stopped("interrupted")
+
+    def _depart(self, before: Record | None) -> None:
+        """The one that leads has the bundle: nothing is to be done here, and nothing is left."""
+        if before is not None:
+            follow.clean(self.t.node, before)
+            self.t.shared.records.forget(before)
+        self.t.end("unchanged")

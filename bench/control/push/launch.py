@@ -26,6 +26,8 @@ from bench.errors import EnvironmentCannot
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")  # of a variable of run.sh's, inside a word
 _NODES, _NODE, _MEET, _MEMORY = "{BENCH_NODES}", "{BENCH_NODE}", "{BENCH_MEET}", "{BENCH_MEMORY}"
 
+_LEADER = '"$(cat lead 2>/dev/null || echo $child)"'  # srun, if it were told, would kill all at once
+
 
 @dataclass(frozen=True, slots=True)
 class Together:
@@ -73,23 +75,26 @@ def script(job: Job) -> str:
     if several:
         assert together is not None
         follow = words(argv(job, Together(together.nodes, 1, _MEET)))
-        each = f'if [ "$SLURM_NODEID" = 0 ]; then exec {command}; else exec {follow}; fi'
+        # The leader is on the node of run.sh. Where it ends early, so do the others: its exit code counts.
+        leads = f"{command} & echo $! >lead; wait $!; code=$?; echo $code >code; exit $code"
+        each = f'{_afresh(job)}if [ "$SLURM_NODEID" = 0 ]; then {leads}; else exec {follow}; fi'
         command = f"srun --kill-on-bad-exit=1 sh -c {shlex.quote(each)}"
     lines = ["#!/bin/sh", *(header(job.slurm, job.run_id, job.folder) if job.slurm else [])]
     lines += [
         f"# Run {job.run_id}, written by bench push. Started again, it goes on where it was.",
         f"cd {shlex.quote(job.folder)} || exit 3",
         "umask 022",
-        "rm -f exit pid",
+        "rm -f exit pid lead code",
         *_settings(job, several=several),
         f"{command} >/dev/null 2>>log.txt </dev/null &",
         "child=$!",
         # A polite end is passed on: what was measured is packed and signed before it is over.
-        "trap 'kill -TERM $child 2>/dev/null' TERM INT",
+        f"trap 'kill -TERM {_LEADER if several else '$child'} 2>/dev/null' TERM INT",
         "echo $$ >pid",
         "trap '' HUP",
         "wait $child; code=$?",
         "while kill -0 $child 2>/dev/null; do wait $child; code=$?; done",
+        *(_afterwards(job) if several else []),
         "echo $code >exit.part && mv exit.part exit",
         "exit $code",
         "",
@@ -109,8 +114,8 @@ def _settings(job: Job, *, several: bool) -> list[str]:
             ":$((20000 + SLURM_JOB_ID % 20000))"
         )
         lines.append("export BENCH_MEET")
-    if job.engine in ("docker", "podman"):
-        lines.append(f"{job.engine} rm -f {job.container} >/dev/null 2>&1  # of an attempt that was killed")
+    elif _afresh(job):
+        lines.append(_afresh(job))
     if job.engine == "none":
         lines += [
             f"export PYTHONPATH={shlex.quote(job.runnable)} PYTHONDONTWRITEBYTECODE=1",
@@ -119,6 +124,19 @@ def _settings(job: Job, *, several: bool) -> list[str]:
             'export TMPDIR="$PWD/tmp" XDG_CACHE_HOME="$PWD/tmp" TRITON_CACHE_DIR="$PWD/tmp/triton"',
         ]
     return lines
+
+
+def _afresh(job: Job) -> str:
+    """A container of an attempt that was killed would hold the name."""
+    if job.engine not in ("docker", "podman"):
+        return ""
+    return f"{job.engine} rm -f {job.container} >/dev/null 2>&1; "
+
+
+def _afterwards(job: Job) -> list[str]:
+    """A step that was killed leaves its containers behind."""
+    gone = [f"srun sh -c {shlex.quote(_afresh(job))}"] if _afresh(job) else []
+    return ["[ -s code ] && code=$(cat code)", *gone]
 
 
 def argv(job: Job, together: Together | None) -> list[str]:

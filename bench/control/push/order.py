@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from bench.control.push.company import Company
 from bench.control.push.depot import Depot
 from bench.control.push.hosts import Host
 from bench.control.push.judge import Finding
@@ -118,6 +119,7 @@ class Part:
     local: bool = False
     node: int = 0
     nodes: int = 1
+    company: Company | None = None  # those that it trains with
 
 
 def to_json(result: Result) -> Mapping[str, Any]:

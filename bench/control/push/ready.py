@@ -106,6 +106,8 @@ def bring(t: Traveller, chosen: Chosen) -> Landed:
         else:
             landed = shipping.ship(t.node, chosen.found, chosen.engine, chosen.image, t.shared.depot, t.sent)
     t.but(sent_bytes=landed.sent_bytes, changed=landed.changed)
+    if landed.identity is not None:
+        t.but(image=landed.identity.config)
     t.phase("ship", f"{size_text(landed.sent_bytes)} sent, verified" if landed.changed else "nothing to send")
     return landed
 

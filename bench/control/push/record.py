@@ -43,6 +43,7 @@ class Record:
     state: State = "begun"
     slurm_job: str | None = None
     follows: bool = False  # a node that trains with another, which has the bundle
+    nodes: int = 1  # that train as one
     python: str | None = None
     schema: Literal["bench/push-record/v1"] = "bench/push-record/v1"
 
@@ -117,20 +118,36 @@ class Records:
             found |= {record.run_id: record for record in fitting}
         return list(found.values())
 
-    def unfinished(self, host: Host, manifest_sha256: str, engine: str, out: Path) -> Record | None:
-        """A run of this manifest that was begun there and whose bundle is not here yet, whole."""
-        where = (host.address, host.port, manifest_sha256, engine, str(out.resolve()))
-        for record in self.all():
-            there = (record.address, record.port, record.manifest_sha256, record.engine, record.out)
-            if where == there and record.state in UNFINISHED and not record.follows:
-                return record
+    def unfinished(
+        self,
+        host: Host,
+        manifest_sha256: str,
+        engine: str,
+        out: Path,
+        nodes: int = 1,
+        *,
+        follows: bool = False,
+    ) -> Record | None:
+        """A run of this manifest that was begun there, so, and whose bundle is not here yet, whole."""
+        where = (host.address, host.port, manifest_sha256, engine, str(out.resolve()), nodes, follows)
+        for r in self.all():
+            there = (r.address, r.port, r.manifest_sha256, r.engine, r.out, r.nodes, r.follows)
+            if where == there and r.state in UNFINISHED:
+                return r
         return None
 
-    def fetched(self, host: Host, manifest_sha256: str, out: Path) -> Record | None:
+    def fetched(self, host: Host, manifest_sha256: str, out: Path, nodes: int = 1) -> Record | None:
         """A run of this manifest that was done there, and whose bundle is still here."""
-        asked = (host.address, host.port, manifest_sha256, str(out.resolve()), "fetched")
+        asked = (host.address, host.port, manifest_sha256, str(out.resolve()), "fetched", nodes)
         for record in self.all():
-            found = (record.address, record.port, record.manifest_sha256, record.out, record.state)
+            found = (
+                record.address,
+                record.port,
+                record.manifest_sha256,
+                record.out,
+                record.state,
+                record.nodes,
+            )
             if found == asked and record.bundle.exists():
                 return record
         return None

@@ -10,14 +10,14 @@ import io
 import shlex
 import socket
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bench.control.push.hosts import Host
-from bench.errors import EnvironmentCannot
+from bench.errors import BadInput, EnvironmentCannot, Mistake
 
 if TYPE_CHECKING:
     from fabric import Connection
@@ -177,6 +177,21 @@ class Remote:
 
 
 # --- how ssh would connect ------------------------------------------------------------------------------
+
+
+def refuse_twins(hosts: Sequence[Host], ssh_config: Path | None) -> None:
+    """Two names for one machine, as ~/.ssh/config has them: its runs would be in each other's figures."""
+    seen: dict[tuple[str, str, int], str] = {}
+    mistakes = []
+    for host in hosts:
+        way = _connection(host, ssh_config)
+        where = (str(way.gateway), str(way.host).lower(), int(way.port))
+        if where in seen:
+            what = f"the same machine as {seen[where]}: {way.host} port {way.port}"
+            mistakes.append(Mistake(host.name, what, "each is measured once: leave one out"))
+        seen.setdefault(where, host.name)
+    if mistakes:
+        raise BadInput("the list of hosts names a machine twice", mistakes=tuple(mistakes))
 
 
 def _connection(host: Host, ssh_config: Path | None) -> Connection:

@@ -231,19 +231,28 @@ def _inspected(node: Node, engine: str, image: Shippable, *, named_by_configurat
 def pull(node: Node, found: Survey, engine: str, reference: str, wanted: str | None) -> Landed:
     """From a registry, by the node itself; the manifest's identity is demanded of it all the same."""
     name = shlex.quote(reference)
+    before = node.ask(f"{engine} image inspect --format '{{{{.Id}}}}' {name} 2>/dev/null").text.strip()
     demand(node, f"{engine} pull --quiet {name}", f"pulling {reference}", _LOAD_SECONDS)
     form = "'{{.Id}} {{json .RootFS.Layers}}'"
     told = demand(node, f"{engine} image inspect --format {form} {name}", "looking at the image").strip()
     stored = read_stored(told)
     state = found.engines[engine]
     identity = Identity(stored.id, stored.diff_ids) if state.named_by_configuration else None
-    if wanted is not None and (identity is None or identity.config != wanted):
-        raise EnvironmentCannot(f"{reference} is {stored.id}, the manifest asks for {wanted}")
     changed = stored.id not in {image.id for image in state.images}
-    if changed:  # under our own tag alone, so that it goes when we do
-        tag = f"bench-push:{stored.id.removeprefix('sha256:')[:16]}"
-        script = f"{engine} tag {stored.id} {tag} && {engine} image rm {name} >/dev/null"
-        demand(node, script, "keeping what was pulled")
+    right = wanted is None or (identity is not None and identity.config == wanted)
+    script = ":"
+    if changed and right:  # under our own tag alone, so that it goes when we do
+        script = f"{engine} tag {stored.id} bench-push:{stored.id.removeprefix('sha256:')[:16]}"
+    if not before:
+        script += f" && {engine} image rm {name} >/dev/null"
+    elif before.removeprefix("sha256:") != stored.id.removeprefix("sha256:"):  # the node's own name
+        script += f" && {engine} tag {before} {name}"
+    demand(node, script, "keeping what was pulled")
+    if not right:
+        raise EnvironmentCannot(
+            f"{reference} is {stored.id}, the manifest asks for {wanted}",
+            advice="name it by its digest there, or take the manifest of this image",
+        )
     return Landed(stored.id, 0, changed, identity)
 
 

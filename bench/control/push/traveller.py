@@ -23,6 +23,18 @@ class Traveller:
     def manifest_sha256(self) -> str:
         return self.order.manifest.digest.removeprefix("sha256:")
 
+    @property
+    def nodes(self) -> int:
+        """That train as one."""
+        if self.order.together:
+            return self.part.nodes
+        return self.order.slurm.nodes if self.order.slurm else 1
+
+    @property
+    def follows(self) -> bool:
+        """Another host leads, and has the bundle."""
+        return self.order.together is not None and self.part.node > 0
+
     def but(self, **changes: Any) -> None:
         self.result = self.result.but(**changes)
 

@@ -1,0 +1,68 @@
+"""Two nodes that train as one: one bundle; both of them start, or none; where one is lost, both end."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.nodes import free_port, ssh_nodes
+from tests.e2e.pushing import PAIR, Operator, kill_run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("push")]
+
+
+@pytest.fixture
+def operator(tmp_path: Path) -> Iterator[Operator]:
+    with ssh_nodes(tmp_path / "n") as nodes:
+        yield Operator(tmp_path, nodes)
+
+
+def together(operator: Operator) -> list[str | Path]:
+    lead, other = operator.nodes.addresses
+    return [operator.manifest(**PAIR), lead, other, "--together", f"{lead}:{free_port()}"]
+
+
+def inside(bundle: str | Path, name: str) -> Any:
+    with tarfile.open(bundle) as tar:
+        return json.load(tar.extractfile(name))  # type: ignore[arg-type]
+
+
+def test_where_one_is_lost_the_others_end_and_the_next_push_goes_on_with_all(operator: Operator) -> None:
+    (lead, other), words = operator.nodes.addresses, together(operator)
+    pushing = operator.begin(*words)
+    with operator.halfway(lead):
+        kill_run(operator.nodes.homes[other])
+    out, err = pushing.communicate(timeout=900)
+    assert pushing.returncode == 5, err
+    assert f"{other}  failed     run: the run was killed there" in err
+    assert "incomplete" in err and "incomplete" in out
+    before = operator.journal()
+    assert before.count('"event":"trial"') == 1
+    again = operator.push(*words)
+    assert [node["outcome"] for node in again["nodes"]] == ["done", "done"]
+    assert (again["nodes"][0]["level"], again["nodes"][1]["bundle"]) == ("operator", None)
+    (bundle,) = operator.folder.glob("results/*.tar")
+    key = operator.folder / "config/bench/id_ed25519.pub"
+    assert "level      operator" in operator.bench("verify", bundle, "--trust", key).stdout
+    found = inside(bundle, "results.json")
+    assert found["run"]["complete"]
+    assert [(trial["outcome"], trial["gpus"]) for trial in found["trials"]] == [("measured", 2)] * 2
+    assert len(inside(bundle, "env.json")["nodes"]) == 2
+    assert (operator.folder / f"results/{found['run']['id']}/journal.jsonl").read_text().startswith(before)
+    assert [operator.nodes.left(address) for address in (lead, other)] == [[], []]
+
+
+def test_all_of_them_start_or_none(operator: Operator) -> None:
+    lead, refused = operator.nodes.addresses[0], f"127.77.0.2:{free_port()}"
+    done = operator.push(
+        operator.manifest(**PAIR), lead, refused, "--together", f"{lead}:{free_port()}", code=3
+    )
+    first, second = done["nodes"]
+    assert "refused" in second["error"]["message"]
+    assert first["error"]["message"].startswith(f"not started, because of {refused}: ")
+    assert operator.nodes.left(lead) == []
