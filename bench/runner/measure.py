@@ -56,18 +56,23 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
             if nodes is not None:
                 _meet(run, supervisor, progress, nodes)
             _measure_ceilings(run, supervisor, progress)
+            stopped = None
             while trial := next_trial(run.plan, run.outcomes):
                 if deadline is not None and time.monotonic() > deadline:
-                    return f"the budget of {budget_seconds or 0:.0f} s is spent, {_open(run)}"
+                    stopped = f"the budget of {budget_seconds or 0:.0f} s is spent, {_open(run)}"
+                    break
                 settle(meter.used_bytes, before, progress.say)
                 _measure_trial(run, supervisor, progress, trial, Path(scratch), deadline)
             while run.manifest.prove and (trial := unproven(run.plan, run.outcomes, run.proofs)):
                 if deadline is not None and time.monotonic() > deadline:
-                    return f"the budget of {budget_seconds or 0:.0f} s is spent before all was proven"
+                    spent = f"the budget of {budget_seconds or 0:.0f} s is spent before all was proven"
+                    stopped = stopped or spent
+                    break
                 settle(meter.used_bytes, before, progress.say)
                 _prove_trial(run, supervisor, progress, trial, run.manifest.prove, Path(scratch), deadline)
             if nodes is not None:
                 _dismiss(run, supervisor, progress)
+            return stopped
     except NodeGone:
         return f"a node that trains with this one is gone, {_open(run)}"
     except KeyboardInterrupt:
@@ -75,7 +80,6 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
     finally:
         meter.close()
         progress.stop()
-    return None
 
 
 def settle(

@@ -16,6 +16,7 @@ import pytest
 
 from tests.e2e.nodes import free_port, ssh_nodes, wire
 from tests.e2e.pushing import Operator, kill_run, lose, run_processes, until
+from tests.e2e.services import SYSTEM
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("push")]
 
@@ -198,6 +199,19 @@ def test_each_trouble_has_its_own_line(operator: Operator) -> None:
     config.write_text(f"Host alias\n  HostName {address}\n{config.read_text()}")
     said = operator.bench(*wrong, f"nobody@{address}", "alias", code=2).stderr
     assert said.count(f"the same machine as {address}: {address} port {port}") == 2
+
+
+def test_a_clock_that_is_wrong_is_told_before_anything_is_sent(tmp_path: Path) -> None:
+    with ssh_nodes(tmp_path / "n", 1, {"PATH": f"{tmp_path}/bin:{SYSTEM}"}) as nodes:
+        operator, address = Operator(tmp_path, nodes), nodes.addresses[0]
+        (tmp_path / "bin").mkdir()
+        date = tmp_path / "bin/date"
+        date.write_text('#!/bin/sh\nexec /bin/date -d "10 minutes" "$@"\n')
+        date.chmod(0o755)
+        error = operator.push(operator.manifest(), address, code=3)["nodes"][0]["error"]
+        assert "s ahead: certificates would not be valid there" in error["message"]
+        assert "timedatectl" in error["advice"]
+        assert nodes.left(address) == []
 
 
 def test_a_jump_host_is_checked_like_a_node(operator: Operator) -> None:

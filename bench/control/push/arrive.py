@@ -56,10 +56,16 @@ def _fetched(t: Traveller, record: Record) -> Verdict:
 
 
 def _finish(t: Traveller, record: Record, ended: follow.Status) -> None:
-    if record.follows and (ended.code or ended.state != "exit"):
-        if (lost := _lost(t)) and ended.state == "exit":
-            raise LeftAlone(f"ended, because of {lost}", advice="push again: to all of them")
+    company = t.part.company
+    if record.follows and (ended.code or ended.state != "exit") and not (company and company.over):
+        if company and company.lost and ended.state == "exit":
+            raise LeftAlone(f"ended, because of {company.lost}", advice="push again: to all of them")
         raise _no_bundle(ended, record)
+    if company and not record.follows:
+        if record.state == "incomplete":
+            company.lose(record.host, "its run ended before its plan did")
+        else:
+            company.over = True
     if record.state != "incomplete":
         t.phase("clean")
         follow.clean(t.node, record)
@@ -85,8 +91,8 @@ def _watch(t: Traveller, record: Record) -> follow.Status | None:
                 )
             _mirror(t, record, status)
             heard = time.monotonic()
-            if (lost := _lost(t)) and not asked_to_end and status.state in ("alive", "waiting"):
-                t.phase("run", f"{record.run_id}  is asked to end, because of {lost}")
+            if (why := _needless(t)) and not asked_to_end and status.state in ("alive", "waiting"):
+                t.phase("run", f"{record.run_id}  is asked to end, because of {why}")
                 launch.cancel(t.node, record.folder, record.slurm_job)
                 asked_to_end = True
         except Unreachable as error:
@@ -103,9 +109,12 @@ def _watch(t: Traveller, record: Record) -> follow.Status | None:
         pause = min(_LONGEST_LOOK_SECONDS, pause * 1.1)
 
 
-def _lost(t: Traveller) -> str | None:
-    """Of those that it trains with, the one that came to grief."""
-    return t.part.company.lost if t.part.company else None
+def _needless(t: Traveller) -> str | None:
+    """Of those that it trains with, the one that came to grief, or that has all that was asked for."""
+    company = t.part.company
+    if company is None:
+        return None
+    return company.lost or ("the leader: it is done" if company.over else None)
 
 
 def _mirror(t: Traveller, record: Record, status: follow.Status) -> None:

@@ -23,6 +23,7 @@ class Company:
         self._changed = threading.Condition()
         self._told: dict[Step, dict[int, Standing]] = {"begun": {}, "sound": {}, "brought": {}}
         self._lost: str | None = None
+        self.over = False  # the leader's bundle is here, whole: nobody else is needed any more
 
     @property
     def lost(self) -> str | None:

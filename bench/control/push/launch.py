@@ -254,5 +254,5 @@ def cancel(node: Node, folder: str, slurm_job: str | None) -> None:
         polite = f"scancel --batch --signal=TERM {job}"
         script = f'if [ "$(squeue -h -j {job} -o %T)" = PENDING ]; then scancel {job}; else {polite}; fi'
     else:
-        script = f'kill -TERM "$(cat {shlex.quote(folder)}/pid)"'
+        script = f'kill -TERM "$(cat {shlex.quote(folder)}/pid)" 2>/dev/null; true'  # it may be over by now
     demand(node, script, "ending the run")

@@ -65,6 +65,19 @@ def test_the_newest_unfinished_run_of_the_same_manifest_and_place(records: Recor
         assert records.unfinished(*other, out) is None
 
 
+def test_a_run_of_several_nodes_is_gone_on_with_by_as_many_each_in_its_part(records: Records) -> None:
+    lead, other = Host("x", "10.0.1.1"), Host("y", "10.0.1.2")
+    pair = dataclasses.replace(R, address="10.0.1.1", nodes=2, run_id="eeee00000000")
+    records.save(pair)
+    records.save(dataclasses.replace(pair, address="10.0.1.2", follows=True, run_id="ffff00000000"))
+    asked = ("m" * 64, "docker", Path("/here/results"))
+    assert [records.unfinished(host, *asked) for host in (lead, other)] == [None, None]
+    assert records.unfinished(lead, *asked, nodes=2) == pair
+    assert records.unfinished(lead, *asked, nodes=2, follows=True) is None
+    found = records.unfinished(other, *asked, nodes=2, follows=True)
+    assert found is not None and found.run_id == "ffff00000000"
+
+
 def test_a_damaged_note_is_named(records: Records) -> None:
     (records.folder / "dddd00000000.json").write_text("{}")
     with pytest.raises(BadInput, match="dddd00000000"):
