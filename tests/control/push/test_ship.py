@@ -159,26 +159,43 @@ def test_an_image_is_known_by_its_identity_never_by_a_name() -> None:
 
 
 class Pulls(Here):
-    """A node whose engine gets an image from a registry."""
+    """A node whose engine gets an image from a registry, and may have had one of that name before."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: str = "") -> None:
         self.asked: list[str] = []
+        self.named = before
 
     def ask(self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS) -> Answer:
         self.asked.append(script)
-        return Answer(0, b'sha256:ours ["a", "b"]\n' if "inspect" in script else b"", b"")
+        if " pull " in script:
+            self.named = 'sha256:ours ["a", "b"]'
+        return Answer(0, self.named.encode() if "inspect" in script else b"", b"")
 
 
-def test_what_a_registry_has_must_be_what_the_manifest_names() -> None:
+REFERENCE = "example.org/bench"
+
+
+def test_what_a_registry_has_is_kept_under_our_name_alone() -> None:
     node = Pulls()
-    landed = ship.pull(node, with_images(), "docker", "example.org/bench@sha256:abc", "sha256:ours")
-    assert (landed.runnable, landed.changed, landed.identity) == (
-        "sha256:ours",
-        True,
-        Identity("sha256:ours", ("a", "b")),
-    )
-    assert "docker tag sha256:ours bench-push:ours && docker image rm example.org/" in node.asked[-1]
+    landed = ship.pull(node, with_images(), "docker", REFERENCE, "sha256:ours")
+    identity = Identity("sha256:ours", ("a", "b"))
+    assert (landed.runnable, landed.changed, landed.identity) == ("sha256:ours", True, identity)
+    kept = f"docker tag sha256:ours bench-push:ours && docker image rm {REFERENCE} >/dev/null"
+    assert node.asked[-1] == kept
+
+
+def test_what_the_node_had_keeps_its_names() -> None:
     there = with_images(Stored("sha256:ours", ("a", "b")))
-    assert not ship.pull(Pulls(), there, "docker", "example.org/bench", None).changed
+    node = Pulls("sha256:ours")
+    assert not ship.pull(node, there, "docker", REFERENCE, None).changed
+    assert not any("image rm" in script or " tag " in script for script in node.asked)
+    node = Pulls("sha256:older")
+    ship.pull(node, with_images(), "docker", REFERENCE, None)
+    assert node.asked[-1].endswith(f"&& docker tag sha256:older {REFERENCE}")
+
+
+def test_what_is_not_what_the_manifest_names_does_not_stay() -> None:
+    node = Pulls()
     with pytest.raises(EnvironmentCannot, match="the manifest asks for sha256:other"):
-        ship.pull(Pulls(), with_images(), "docker", "example.org/bench", "sha256:other")
+        ship.pull(node, with_images(), "docker", REFERENCE, "sha256:other")
+    assert node.asked[-1] == f": && docker image rm {REFERENCE} >/dev/null"
