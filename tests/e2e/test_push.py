@@ -180,22 +180,14 @@ def test_each_trouble_has_its_own_line(operator: Operator) -> None:
     for host, said in cases.items():
         found = operator.push(operator.manifest(), host, code=3)["nodes"][0]
         assert said in found["error"]["message"].lower() or said in found["error"]["message"]
-    wrong = [
-        "push",
-        operator.manifest(),
-        address,
-        "--ssh-config",
-        operator.nodes.ssh_config,
-        "--device",
-        "cpu",
-    ]
+    config = operator.nodes.ssh_config
+    wrong = ["push", operator.manifest(), address, "--ssh-config", config, "--device", "cpu"]
     said = operator.bench(*wrong, "--engine", "apptainer", code=3).stderr
     assert "there is no apptainer" in said
     said = operator.bench(*wrong, "--engine", "none", "--python", "/usr/bin/python3", code=3).stderr
     assert "lacks" in said
     said = operator.bench(*wrong, f"127.77.0.1:{port}", address, code=2).stderr
     assert "the same machine" in said
-    config = operator.nodes.ssh_config
     config.write_text(f"Host alias\n  HostName {address}\n{config.read_text()}")
     said = operator.bench(*wrong, f"nobody@{address}", "alias", code=2).stderr
     assert said.count(f"the same machine as {address}: {address} port {port}") == 2

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from bench.errors import BadInput
-from bench.runner.nodes import Nodes, torchrun
+from bench.runner.nodes import Nodes, interface_of, own_address, short_path, torchrun
 
 MANIFEST = {
     "schema": "bench/manifest/v1",
@@ -112,6 +112,24 @@ def test_every_node_starts_the_same_torchrun_and_only_the_leader_hosts_the_meeti
         assert {"--nnodes=2", "--nproc-per-node=8", "--rdzv-backend=c10d", "--rdzv-id=abc-7"} <= {*command}
     assert "--rdzv-conf=is_host=True,join_timeout=600" in leader
     assert "--rdzv-conf=is_host=False,join_timeout=20" in other
+    assert "--local-addr=10.0.0.2" in torchrun(Nodes(2, 1, "10.0.0.1:29400", "abc"), 7, 8, "10.0.0.2")
+
+
+def test_a_node_knows_by_which_address_and_interface_the_others_reach_it() -> None:
+    assert own_address("127.0.0.1:29400") == "127.0.0.1"
+    assert (interface_of("127.0.0.1"), interface_of("192.0.2.77")) == ("lo", None)
+
+
+def test_members_reach_their_supervisor_however_deep_its_folder_is(tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 120)
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as member:
+        with short_path(folder / "events") as path:
+            listener.bind(path)
+        listener.listen()
+        with short_path(folder / "events") as path:
+            member.connect(path)
+    assert (folder / "events").is_socket()
 
 
 @pytest.mark.parametrize(
