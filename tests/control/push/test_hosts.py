@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.control.push.hosts import Host, find_hosts, from_inventory, parse_host
+from bench.control.push.remote import refuse_twins
 from bench.errors import BadInput
 
 
@@ -82,3 +83,30 @@ def test_hosts_may_stand_where_people_put_them(words: list[str]) -> None:
     arguments = _parser().parse_args(["push", *words])
     assert (str(arguments.manifest), arguments.hosts) == ("m.json", ["gpu1", "gpu2"])
     assert arguments.budget == 3600
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["gpu1", "--together", "gpu1:29500"], "takes two hosts"),
+        (["gpu1", "gpu2", "--together", "gpu1"], "no HOST:PORT"),
+        (["gpu1", "gpu2", "--together", "gpu1:29500", "--slurm"], "without --slurm"),
+    ],
+)
+def test_what_does_not_go_together(tmp_path: Path, words: list[str], wrong: str) -> None:
+    from bench.cli import _parser
+
+    manifest = tmp_path / "m.json"
+    manifest.write_text('{"schema": "bench/manifest/v1", "models": ["tiny-vit"]}')
+    arguments = _parser().parse_args(["push", str(manifest), *words])
+    with pytest.raises(BadInput, match=wrong):
+        arguments.call(arguments)
+
+
+def test_two_names_of_one_machine_are_one(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("Host a b c\n  HostName 10.0.0.1\nHost c\n  ProxyJump door\n")
+    refuse_twins([parse_host("a"), parse_host("c"), parse_host("a:2222")], config)  # behind doors, on ports
+    with pytest.raises(BadInput) as caught:
+        refuse_twins([parse_host("a"), parse_host("me@b"), parse_host("10.0.0.1:22")], config)
+    assert [mistake.path for mistake in caught.value.mistakes] == ["me@b", "10.0.0.1:22"]
