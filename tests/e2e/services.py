@@ -65,6 +65,8 @@ def docker_engine(folder: Path) -> Iterator[str]:
     finally:
         engine.terminate()
         engine.wait(timeout=60)
+        for network in (folder / "exec/netns").glob("*"):  # a container was on the host's
+            subprocess.run(["umount", str(network)], check=False)
         shutil.rmtree(folder, ignore_errors=True)  # gigabytes, which pytest would keep
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.nodes import free_port, wire
-from tests.e2e.pushing import ROOT, WithImage, nodes_with_engines
+from tests.e2e.pushing import PAIR, ROOT, WithImage, nodes_with_engines
 from tests.e2e.services import image_registry
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("push-image")]
@@ -89,6 +89,18 @@ def test_push_run_cut_attach_fetch_verify_compare(operator: WithImage) -> None:
     for number, address in enumerate(operator.nodes.addresses):
         assert operator.nodes.left(address) == []
         assert operator.images(number) == []
+
+
+def test_containers_of_two_nodes_train_as_one(operator: WithImage) -> None:
+    image, (lead, other) = operator.folder / "one.tar", operator.nodes.addresses
+    manifest = operator.manifest(**PAIR | {"models": ["tiny-vit"]})
+    meet = f"{lead}:{free_port()}"
+    words = [manifest, lead, other, "--image", image, "--device", "cpu", "--together", meet]
+    done = operator.push(*words)["nodes"]
+    assert [node["outcome"] for node in done] == ["done", "done"]
+    with tarfile.open(done[0]["bundle"]) as tar:
+        assert len(json.load(tar.extractfile("env.json"))["nodes"]) == 2  # type: ignore[arg-type]
+    assert [operator.images(number) for number in (0, 1)] == [[], []]
 
 
 def test_an_image_that_was_there_before_stays(operator: WithImage) -> None:
