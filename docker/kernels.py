@@ -10,7 +10,7 @@ goes on where it was, on this machine or another, and its objects can be copied.
 file of each package that does is compiled by `wheel`, in the image's builder stage, for the image's Python.
 
 `compile` needs nvcc on the PATH and the torch of the lock installed (its headers); no GPU, no network.
-DIR of --sources holds the source archives of requirements.lock, whose versions are the ones below.
+DIR of --sources holds the source archives that requirements.lock names; what is not there is not compiled.
 """
 
 from __future__ import annotations
@@ -29,29 +29,34 @@ import time
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata, util
 from pathlib import Path
+
+ARCHIVE = ".tar.gz"
 
 
 @dataclass(frozen=True)
 class Package:
     name: str
-    version: str
     extension: str  # the module that the kernels make
     sources: str  # where its .cu files are
     binding: str  # the one file that includes Python
     includes: tuple[str, ...]
+    version: str = ""  # of the archive that is there
+
+    @property
+    def stem(self) -> str:
+        return f"{self.name}-{self.version}"
 
     @property
     def archive(self) -> str:
-        return f"{self.name}-{self.version}.tar.gz"
+        return f"{self.stem}{ARCHIVE}"
 
 
 PACKAGES = (
     Package(
         "flash_attn",
-        "2.8.3.post2",
         "flash_attn_2_cuda",
         "csrc/flash_attn/src/*.cu",
         "csrc/flash_attn/flash_api.cpp",
@@ -59,7 +64,6 @@ PACKAGES = (
     ),
     Package(
         "mamba_ssm",
-        "2.3.2.post1",
         "selective_scan_cuda",
         "csrc/selective_scan/*.cu",
         "csrc/selective_scan/selective_scan.cpp",
@@ -67,7 +71,6 @@ PACKAGES = (
     ),
     Package(
         "causal_conv1d",
-        "1.7.0",
         "causal_conv1d_cuda",
         "csrc/*.cu",
         "csrc/causal_conv1d.cpp",
@@ -77,7 +80,7 @@ PACKAGES = (
 
 # DeepSpeed's optimizer for the CPU is C++ alone. Its own build asks this machine's processor what to compile
 # for; this is what every server of the last ten years has.
-DEEPSPEED = "deepspeed-0.19.8"
+DEEPSPEED = "deepspeed"
 CPU_ADAM = ("csrc/adam/cpu_adam.cpp", "csrc/adam/cpu_adam_impl.cpp")
 CPU_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-march=x86-64-v3", "-D__AVX256__", "-Icsrc/includes")
 
@@ -112,9 +115,17 @@ def main() -> int:
         command.set_defaults(call=call)
     arguments = parser.parse_args()
     arguments.objects.mkdir(parents=True, exist_ok=True)
-    there = [p for p in PACKAGES if (arguments.sources / p.archive).exists()]
-    chosen = [p for p in there if arguments.only in (None, p.name)]
-    return int(arguments.call(arguments, chosen))
+    chosen = [p for p in PACKAGES if arguments.only in (None, p.name)]
+    there = [replace(p, version=v) for p in chosen if (v := _version(p.name, arguments.sources))]
+    return int(arguments.call(arguments, there))
+
+
+def _version(name: str, sources: Path) -> str | None:
+    """Of the one archive that is there; None if there is none."""
+    found = sorted(sources.glob(f"{name}-[0-9]*{ARCHIVE}"))
+    if len(found) > 1:
+        raise SystemExit(f"{sources} holds {' and '.join(path.name for path in found)}: which one?")
+    return found[0].name.removeprefix(f"{name}-").removesuffix(ARCHIVE) if found else None
 
 
 def compile_objects(arguments: argparse.Namespace, packages: list[Package]) -> int:
@@ -145,8 +156,8 @@ def make_wheels(arguments: argparse.Namespace, packages: list[Package]) -> int:
         library = _link(package, arguments)
         wheel = _wheel(package, _unpacked(package, arguments), library, arguments.out)
         print(f"{hashlib.sha256(wheel.read_bytes()).hexdigest()}  {wheel.name}", flush=True)
-    if (arguments.sources / f"{DEEPSPEED}.tar.gz").exists():
-        _deepspeed(arguments)
+    if version := _version(DEEPSPEED, arguments.sources):
+        _deepspeed(arguments, f"{DEEPSPEED}-{version}")
     return 0
 
 
@@ -197,7 +208,7 @@ def _objects(package: Package, arguments: argparse.Namespace) -> Path:
         _nvcc_release(),
     ]
     key = hashlib.sha256("\n".join([*depends, *FLAGS, arguments.arch]).encode()).hexdigest()[:12]
-    place = arguments.objects.resolve() / f"{package.name}-{package.version}-{key}"
+    place = arguments.objects.resolve() / f"{package.stem}-{key}"
     place.mkdir(exist_ok=True)
     return place
 
@@ -205,7 +216,7 @@ def _objects(package: Package, arguments: argparse.Namespace) -> Path:
 # Unpacked without a filter, which Debian 12's Python lacks: the lock's digests say whose archives these are.
 def _unpacked(package: Package, arguments: argparse.Namespace) -> Path:
     work = arguments.objects.resolve() / "sources"
-    folder = work / f"{package.name}-{package.version}"
+    folder = work / package.stem
     if not folder.exists():
         with tarfile.open(arguments.sources / package.archive) as archive:
             archive.extractall(work)
@@ -263,18 +274,18 @@ def _link(package: Package, arguments: argparse.Namespace) -> Path:
     return library
 
 
-def _deepspeed(arguments: argparse.Namespace) -> None:
+def _deepspeed(arguments: argparse.Namespace, stem: str) -> None:
     """DeepSpeed's own wheel, with its CPU Adam compiled, so that nothing compiles it at run time."""
     work = arguments.objects.resolve() / "sources"
-    shutil.rmtree(work / DEEPSPEED, ignore_errors=True)
-    with tarfile.open(arguments.sources / f"{DEEPSPEED}.tar.gz") as archive:
+    shutil.rmtree(work / stem, ignore_errors=True)
+    with tarfile.open(arguments.sources / f"{stem}{ARCHIVE}") as archive:
         archive.extractall(work)
     pip = next((Path("/build") / "wheels").glob("pip-*.whl"))
     plain = work / "deepspeed-wheel"
     shutil.rmtree(plain, ignore_errors=True)
     make = ["--no-deps", "--no-build-isolation", "--no-index", "--no-cache-dir", "--wheel-dir", str(plain)]
     os.environ["DS_ACCELERATOR"] = "cpu"  # there is no GPU here to ask
-    _run([sys.executable, "-B", f"{pip}/pip", "wheel", *make, str(work / DEEPSPEED)], work)
+    _run([sys.executable, "-B", f"{pip}/pip", "wheel", *make, str(work / stem)], work)
     library = work / f"cpu_adam_op{sysconfig.get_config_var('EXT_SUFFIX')}"
     python, torch = sysconfig.get_path("include"), _torch() / "lib"
     headers = [f"-I{_torch()}/include", f"-I{_torch()}/include/torch/csrc/api/include", f"-I{python}"]
@@ -285,7 +296,7 @@ def _deepspeed(arguments: argparse.Namespace) -> None:
     ]
     link = ["-shared", "-s", "-Wl,--build-id=none", "-o", str(library), *CPU_ADAM, f"-L{torch}"]
     libraries = ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
-    _run(["g++", *CPU_FLAGS, *define, *headers, *link, *libraries], work / DEEPSPEED)
+    _run(["g++", *CPU_FLAGS, *define, *headers, *link, *libraries], work / stem)
     with zipfile.ZipFile(next(plain.glob("*.whl"))) as archive:
         files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
     files[f"deepspeed/ops/adam/{library.name}"] = library.read_bytes()
@@ -297,7 +308,7 @@ def _deepspeed(arguments: argparse.Namespace) -> None:
     cuda = re.search(r"^cuda\b.*'([\d.]+)'", (_torch() / "version.py").read_text(), re.MULTILINE)
     assert cuda, "torch is built without CUDA"
     files[installed] = re.sub(r"'cuda_version': '[\d.]+'", f"'cuda_version': '{cuda[1]}'", text).encode()
-    wheel = _pack(DEEPSPEED, files, arguments.out)
+    wheel = _pack(stem, files, arguments.out)
     print(f"{hashlib.sha256(wheel.read_bytes()).hexdigest()}  {wheel.name}", flush=True)
 
 
@@ -308,7 +319,7 @@ def _run(command: list[str], folder: Path) -> None:
 
 
 def _wheel(package: Package, folder: Path, library: Path, out: Path) -> Path:
-    stem = f"{package.name}-{package.version}"
+    stem = package.stem
     sources = (folder / package.name).rglob("*.py")
     files = {str(path.relative_to(folder)): path.read_bytes() for path in sources}
     files[library.name] = library.read_bytes()

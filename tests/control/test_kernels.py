@@ -37,11 +37,12 @@ class Bench:
         (folder / "site/torch-2.11.0.dist-info/METADATA").write_text("Name: torch\nVersion: 2.11.0\n")
         self.archive("one.cu", "two.cu")
 
-    def archive(self, *names: str) -> None:
+    def archive(self, *names: str, version: str = "1.7.0") -> None:
         (self.folder / "sources").mkdir(exist_ok=True)
-        with tarfile.open(self.folder / "sources/causal_conv1d-1.7.0.tar.gz", "w:gz") as archive:
+        stem = f"causal_conv1d-{version}"
+        with tarfile.open(self.folder / f"sources/{stem}.tar.gz", "w:gz") as archive:
             for name in names:
-                archive.addfile(tarfile.TarInfo(f"causal_conv1d-1.7.0/csrc/{name}"), io.BytesIO())
+                archive.addfile(tarfile.TarInfo(f"{stem}/csrc/{name}"), io.BytesIO())
 
     def compile(self, *arguments: str, release: str = "13.0") -> subprocess.CompletedProcess[str]:
         environment = os.environ | {
@@ -105,6 +106,20 @@ def test_objects_of_other_sources_architectures_or_compilers_are_never_taken(wor
     work.compile()
     folders |= {name.partition("/")[0] for name in work.objects}
     assert len(folders) == 4
+
+
+def test_the_version_is_that_of_the_archive_which_is_there(work: Bench) -> None:
+    (work.folder / "sources/causal_conv1d-1.7.0.tar.gz").unlink()
+    work.archive("one.cu", version="1.8.0.post1")
+    work.compile()
+    assert [name.rpartition("-")[0] for name in work.objects] == ["causal_conv1d-1.8.0.post1"]
+
+
+def test_two_versions_of_one_package_are_refused(work: Bench) -> None:
+    work.archive("one.cu", version="1.8.0")
+    done = work.compile()
+    assert (done.returncode, work.objects) == (1, [])
+    assert "causal_conv1d-1.7.0.tar.gz and causal_conv1d-1.8.0.tar.gz: which one?" in done.stderr
 
 
 def test_each_architecture_is_asked_for(work: Bench) -> None:

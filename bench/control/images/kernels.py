@@ -10,10 +10,10 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bench.control.images.build import Recipe, Say, buildah, context
+from bench.control.images.build import Recipe, Say, buildah, check_place, context
 from bench.control.images.fetch import digest, source
 from bench.control.images.locks import BUILDER, Pin, normal, read_pins
-from bench.errors import BadInput, nearest
+from bench.errors import BadInput, EnvironmentCannot, nearest
 
 
 def build_kernels(recipe: Recipe, only: Sequence[str], arch: str, jobs: int, say: Say) -> Iterator[str]:
@@ -23,6 +23,7 @@ def build_kernels(recipe: Recipe, only: Sequence[str], arch: str, jobs: int, say
         raise BadInput(f"the variant {variant.name} has nothing that is compiled")
     if unknown := sorted(set(only) - set(variant.kernels)):
         raise BadInput(f'"{unknown[0]}" is not compiled', advice=nearest(unknown[0], variant.kernels))
+    check_place(recipe)
     wanted = only or variant.kernels
     locked, builder = read_pins(recipe.lock), read_pins(recipe.root / BUILDER)
     ready = {name: pin for name, pin in locked.items() if name not in variant.kernels}
@@ -40,7 +41,7 @@ def build_kernels(recipe: Recipe, only: Sequence[str], arch: str, jobs: int, say
         arguments = {"ARCH": arch, "JOBS": str(jobs)}
         volumes = (f"{objects}:/objects:rw", f"{made}:/made:rw")
         buildah(folder, recipe, None, target="builder", arguments=arguments, volumes=volumes)
-    yield from _lock(recipe, made)
+    yield from _lock(recipe, made, {name: locked[name].version for name in wanted})
 
 
 def _beside(builder: Mapping[str, Pin], ready: Mapping[str, Pin]) -> list[Pin]:
@@ -48,16 +49,21 @@ def _beside(builder: Mapping[str, Pin], ready: Mapping[str, Pin]) -> list[Pin]:
     return [pin for name, pin in builder.items() if name not in ready]
 
 
-def _lock(recipe: Recipe, made: Path) -> Iterator[str]:
-    """The new wheels, into the cache and into the lock of built ones."""
+def _lock(recipe: Recipe, made: Path, wanted: Mapping[str, str]) -> Iterator[str]:
+    """The new wheels, into the cache and into the lock of built ones; all that were wanted, or none."""
     lines = {
         name: pin.line for name, pin in (read_pins(recipe.built) if recipe.built.exists() else {}).items()
     }
     new = []
-    for wheel in sorted(made.glob("*.whl")):
-        name, version = wheel.name.split("-")[:2]
-        new.append(f"{normal(name)}=={version} --hash=sha256:{digest(wheel)}")
-        lines[normal(name)] = new[-1]
+    wheels = {normal(wheel.name.split("-")[0]): wheel for wheel in sorted(made.glob("*.whl"))}
+    versions = {name: wheel.name.split("-")[1] for name, wheel in wheels.items()}
+    if lacking := sorted(wanted.items() - versions.items()):
+        raise EnvironmentCannot(
+            "docker/kernels.py made no wheel of {} {}".format(*lacking[0]), advice="a defect of bench"
+        )
+    for name, wheel in wheels.items():
+        new.append(f"{name}=={versions[name]} --hash=sha256:{digest(wheel)}")
+        lines[name] = new[-1]
         shutil.move(wheel, recipe.cache / "wheels" / wheel.name)
     head = f"# Made by `bench image kernels {recipe.variant.name}`: the very wheels that the image has.\n"
     recipe.built.write_text(head + "".join(f"{line}\n" for _, line in sorted(lines.items())))
