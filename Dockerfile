@@ -29,7 +29,7 @@ RUN --mount=type=bind,target=/build python3 -B /build/install.py kernels
 
 FROM kernels AS image
 RUN --mount=type=bind,target=/build python3 -B /build/install.py bench \
- && mkdir -p /usr/share/bench /cache /out \
+ && mkdir -p /usr/share/bench /out && mkdir -m 1777 /cache \
  && cp /build/image.json /usr/share/bench/image.json \
  && python3 -B -m bench.sbom > /usr/share/bench/sbom.cdx.json
 # All that is written at run time goes below /cache: the one place that is both writable and executable.

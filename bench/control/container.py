@@ -34,6 +34,7 @@ class Container:
     shared_bytes: int = 8 * GIB  # between the processes of one run
     environment: Mapping[str, str] = field(default_factory=dict)
     challenge: Path | None = None  # an operator's, for a key of this run alone
+    cache: Path | None = None  # a folder for it, for an engine that cannot have it in memory
     name: str | None = None  # by which an engine's own commands find it
 
     @property

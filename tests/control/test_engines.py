@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ from typing import Any
 import pytest
 
 from bench.control.container import GIB, Container, limits
-from bench.control.engines import NAMES, apptainer, docker, find_engine, none, podman
+from bench.control.engines import NAMES, apptainer, docker, find_engine, follow, none, podman
 from bench.control.engines.podman import Podman
 from bench.errors import BadInput, EnvironmentCannot
 
@@ -65,6 +68,12 @@ def test_podman_s_results_are_not_executable_either() -> None:
     assert f"--volume={C.out}:/out:rw,noexec,nosuid,nodev" in podman.argv(C)
 
 
+def test_podman_is_asked_for_nothing_that_it_does_not_know_and_adds_no_memory_of_its_own() -> None:
+    argv = podman.argv(C)
+    assert not [word for word in argv if word.startswith("--tmpfs=") and "uid=" in word]
+    assert "--read-only-tmpfs=false" in argv
+
+
 def test_the_api_is_told_the_same_as_the_command_line() -> None:
     """Each option of the command line has its counterpart: none is forgotten on one of the two ways."""
     pytest.importorskip("docker")
@@ -103,6 +112,12 @@ def test_apptainer_keeps_the_host_out() -> None:
     argv = apptainer.argv(C)
     assert {"--containall", "--cleanenv", "--no-home", "--drop-caps=all", "--no-privs"} <= set(argv)
     assert argv[-5:] == ["sha256:abc", *C.command]
+
+
+def test_apptainer_s_cache_is_a_folder_for_its_memory_is_too_small() -> None:
+    argv = apptainer.argv(dataclasses.replace(C, cache=Path("/scratch/c")))
+    assert "--bind=/scratch/c:/cache:rw" in argv
+    assert not [word for word in argv if word.startswith("--scratch")]
 
 
 def test_without_an_engine_the_paths_are_the_host_s() -> None:
@@ -169,6 +184,34 @@ def test_podman_s_identity_is_the_configuration_s_digest() -> None:
     assert found.identity.config == "sha256:" + "ab" * 32
     assert found.identity.diff_ids == ("sha256:1", "sha256:2")
     assert found.runnable == found.identity.config
+
+
+ENDS = """
+import sys
+from bench.control.engines import follow
+sys.exit(follow(["sh", "-c", sys.argv[1]]))
+"""
+
+
+def followed(script: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", ENDS, script], stdout=subprocess.PIPE, text=True)
+
+
+def test_ctrl_c_is_passed_on_as_a_polite_end_and_what_follows_is_waited_for() -> None:
+    process = followed(
+        "trap 'echo packed; exit 5' TERM; trap '' INT; echo begun; while :; do sleep 0.05; done"
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate()[0] == "packed\n"
+    assert process.returncode == 5
+
+
+def test_an_engine_that_fails_itself_is_no_result_of_the_run() -> None:
+    assert followed("exit 4").wait() == 4
+    with pytest.raises(EnvironmentCannot, match="sh could not start the image"):
+        follow(["sh", "-c", "exit 125"])
 
 
 def test_an_engine_that_is_not_here_says_what_to_do() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 PACKAGES = {"dockerd": "docker.io", "mmdebstrap": "mmdebstrap", "buildah": "buildah", "gpg": "gpg"}
 PACKAGES |= {"docker-registry": "docker-registry", "skopeo": "skopeo"}
+PACKAGES |= {"podman": "podman", "catatonit": "catatonit"}  # which is Podman's --init
 PACKAGES |= {"sshd": "openssh-server", "ssh-keygen": "openssh-client"}
 PACKAGES |= {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}
 SYSTEM = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # where daemons live, which a user's PATH may lack
@@ -68,6 +69,26 @@ def docker_engine(folder: Path) -> Iterator[str]:
         for network in (folder / "exec/netns").glob("*"):  # a container was on the host's
             subprocess.run(["umount", str(network)], check=False)
         shutil.rmtree(folder, ignore_errors=True)  # gigabytes, which pytest would keep
+
+
+@contextmanager
+def podman_store(folder: Path) -> Iterator[dict[str, str]]:
+    """The environment of a Podman with its own store, which asks for no rights that a CI job lacks."""
+    require("podman", "catatonit")
+    (folder / "storage.conf").write_text(
+        f'[storage]\ndriver = "overlay"\ngraphroot = "{folder}/root"\nrunroot = "{folder}/run"\n'
+    )
+    (folder / "containers.conf").write_text(
+        '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n'
+    )
+    try:
+        yield {
+            "CONTAINERS_STORAGE_CONF": f"{folder}/storage.conf",
+            "CONTAINERS_CONF": f"{folder}/containers.conf",
+        }
+    finally:
+        subprocess.run(["umount", "-q", f"{folder}/root/overlay"], check=False)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _await(engine: subprocess.Popen[bytes], socket: Path, log: Path) -> None:

@@ -53,6 +53,8 @@ class Engine(Protocol):
         """Runs it to its end with this terminal's streams; its exit code. Ctrl-C ends it gently."""
 
 
+_NOT_STARTED = (125, 126, 127)  # how container engines end when it is they who failed
+
 # Answers of commands, here or on another machine: exit status and output; None: there is no such program.
 Shell = Callable[[Sequence[str]], tuple[int, str] | None]
 
@@ -60,8 +62,28 @@ Shell = Callable[[Sequence[str]], tuple[int, str] | None]
 def here(command: Sequence[str]) -> tuple[int, str] | None:
     if shutil.which(command[0]) is None:
         return None
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    # Without a limit of time: loading an image of gigabytes takes minutes, and Ctrl-C ends what hangs.
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
+
+
+def follow(command: Sequence[str]) -> int:
+    """Runs an engine's command with this terminal's streams; a Ctrl-C is passed on as a polite end.
+
+    In a session of its own: the terminal's Ctrl-C would reach the engine as well, as a second one.
+    """
+    process = subprocess.Popen(command, start_new_session=True)
+    asked = False
+    while True:
+        try:
+            code = process.wait()
+            break
+        except KeyboardInterrupt:
+            process.kill() if asked else process.terminate()
+            asked = True
+    if code in _NOT_STARTED:
+        raise EnvironmentCannot(f"{command[0]} could not start the image; why is above")
+    return code
 
 
 def find_engine(name: str) -> Engine:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from bench.control.container import CACHE, OUT, Container
-from bench.control.engines import EngineFacts, Inspected, Shell, here
+from bench.control.engines import EngineFacts, Inspected, Shell, follow, here
 from bench.control.images.archive import Identity, opened, read_facts
 from bench.errors import BadInput, EnvironmentCannot
 
@@ -20,7 +21,8 @@ def argv(container: Container) -> list[str]:
         *(f"--bind={file}:{at}:ro" for at, file in c.inputs.items()),
         f"--bind={c.out}:{OUT}:rw",
     ]
-    command += [f"--scratch={CACHE}", f"--pwd={OUT}"]
+    # What Apptainer has in memory is as small as its configuration says, 64 MiB if it says nothing.
+    command += [f"--bind={c.cache}:{CACHE}:rw" if c.cache else f"--scratch={CACHE}", f"--pwd={OUT}"]
     command += [] if c.network else ["--net", "--network=none"]
     command += ["--nv"] if c.gpus else []
     command += [f"--env={name}={value}" for name, value in c.settings.items()]
@@ -67,7 +69,8 @@ class Apptainer:
             raise EnvironmentCannot(
                 f"{container.image} is not made yet", advice="bench image load FILE --engine apptainer"
             )
-        return subprocess.run(argv(container), check=False).returncode
+        with tempfile.TemporaryDirectory(prefix="bench-cache-") as folder:
+            return follow(argv(replace(container, cache=Path(folder))))
 
 
 def sif(archive: Path, identity: Identity) -> Path:

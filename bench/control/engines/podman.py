@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import re
 from pathlib import Path
 
 from bench.control.container import NOBODY, OUT, Container
-from bench.control.engines import EngineFacts, Inspected, Shell, docker, here
+from bench.control.engines import EngineFacts, Inspected, Shell, docker, follow, here
 from bench.control.images.archive import Identity
 from bench.errors import EnvironmentCannot
 
 
 def argv(container: Container) -> list[str]:
     """As Docker's, but /out is not executable, and no security label keeps a bind mount shut."""
-    command = ["podman", *docker.argv(container)[1:]]
+    command = ["podman", *map(_tmpfs, docker.argv(container)[1:])]
     bind = command.index(f"--mount=type=bind,source={container.out},target={OUT}")
     command[bind] = f"--volume={container.out}:{OUT}:rw,noexec,nosuid,nodev"
-    command.insert(2, "--security-opt=label=disable")
+    # Of its own accord it would put memory that can be written and executed at /run and /var/tmp.
+    command[2:2] = ["--security-opt=label=disable", "--read-only-tmpfs=false"]
     if container.user[0] != NOBODY:  # rootless: the user inside is the one outside, whose folder /out is
         command.insert(2, "--userns=keep-id")
     return command
+
+
+def _tmpfs(word: str) -> str:
+    """Podman knows no owner of a tmpfs: everybody's, which in a container is this one user's."""
+    if not word.startswith("--tmpfs="):
+        return word
+    return re.sub(r"uid=\d+,gid=\d+,mode=\d+", "mode=1777,notmpcopyup", word)
 
 
 class Podman:
@@ -49,7 +57,7 @@ class Podman:
         )
 
     def run(self, container: Container) -> int:
-        return subprocess.run(argv(container), check=False).returncode
+        return follow(argv(container))
 
     def _ask(self, *arguments: str) -> str:
         answer = self._shell(("podman", *arguments))

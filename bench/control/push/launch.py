@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.codec import to_json
@@ -116,11 +116,11 @@ def _settings(job: Job, *, several: bool) -> list[str]:
         lines.append("export BENCH_MEET")
     elif _afresh(job):
         lines.append(_afresh(job))
+    if job.engine in ("none", "apptainer"):
+        lines.append("mkdir -p tmp  # what compilers leave goes with the run")
     if job.engine == "none":
         lines += [
             f"export PYTHONPATH={shlex.quote(job.runnable)} PYTHONDONTWRITEBYTECODE=1",
-            # What compilers leave goes with the run.
-            "mkdir -p tmp",
             'export TMPDIR="$PWD/tmp" XDG_CACHE_HOME="$PWD/tmp" TRITON_CACHE_DIR="$PWD/tmp/triton"',
         ]
     return lines
@@ -175,7 +175,9 @@ def argv(job: Job, together: Together | None) -> list[str]:
 def _engine_argv(job: Job, container: Container) -> list[str]:
     if job.engine == "docker":
         return docker.argv(container, job.gpus)
-    return {"podman": podman.argv, "apptainer": apptainer.argv}[job.engine](container)
+    if job.engine == "podman":
+        return podman.argv(container)
+    return apptainer.argv(replace(container, cache=Path(f"{job.folder}/tmp")))
 
 
 def words(command: Sequence[str]) -> str:

@@ -126,6 +126,12 @@ def test_other_engines_are_asked_in_their_words(job: Job, engine: str) -> None:
     assert any("/in/challenge.json" in word and "challenge.json" in word for word in command)
 
 
+def test_apptainer_s_compilers_write_into_the_run_s_folder(job: Job) -> None:
+    text = launch.script(in_docker(job, engine="apptainer"))
+    assert f"--bind={job.folder}/tmp:/cache:rw" in text
+    assert text.index("mkdir -p tmp") < text.index("apptainer run")
+
+
 def test_followers_get_no_challenge_and_all_share_the_network(job: Job) -> None:
     leader = launch.argv(in_docker(job), Together(2, 0, "gpu1:29500"))
     follower = launch.argv(in_docker(job), Together(2, 1, "gpu1:29500"))
