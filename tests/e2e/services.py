@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,15 +29,20 @@ def require(*programs: str) -> None:
     if not missing:
         return
     if os.geteuid() == 0 and shutil.which("apt-get"):
-        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        subprocess.run(["apt-get", "update", "-qq"], check=True, env=environment)
-        packages = [PACKAGES[program] for program in missing]
-        install = ["apt-get", "install", "-qqy", "--no-install-recommends", *packages]
-        subprocess.run(install, check=True, env=environment, stdout=subprocess.DEVNULL)
+        with Path(tempfile.gettempdir(), "bench-apt.lock").open("w") as lock:  # of the tests side by side
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            _install([PACKAGES[program] for program in missing])
         return
     if os.environ.get("CI") == "true":
         pytest.fail(f"no {missing[0]} here, and it cannot be installed")
     pytest.skip(f"no {missing[0]} here, and only root can install it")
+
+
+def _install(packages: list[str]) -> None:
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    subprocess.run(["apt-get", "update", "-qq"], check=True, env=environment)
+    install = ["apt-get", "install", "-qqy", "--no-install-recommends", *packages]
+    subprocess.run(install, check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
 def require_root(what: str) -> None:
