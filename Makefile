@@ -19,13 +19,13 @@ quickstart: $(STAMP)  ## measure five tiny models here, verify the bundle, print
 	$(BIN)/bench verify out/quickstart/*.tar
 
 test: $(STAMP)  ## all tests but the end-to-end ones
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not e2e"
+	$(BIN)/python -m pytest -n 2 -m "not e2e"
 
 test-fast: $(STAMP)  ## without the ones that take more than a few seconds
 	$(BIN)/python -m pytest -n 2 -m "not slow and not e2e"
 
 test-e2e: $(STAMP)  ## what takes minutes, or brings programs: two devices, cosign; the image, built and run (as root)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m e2e
+	$(BIN)/python -m pytest -n 2 --dist loadscope -m e2e
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ from bench.codec import from_json, strict_loads
 from bench.result import Trial
 from bench.summary import Results
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("export")]
+pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
 TIMING = {"target_percent": 50, "measure_seconds": 0.2, "warmup_seconds": 0.2}

@@ -26,7 +26,7 @@ import bench as package
 from bench.control.container import GIB, Container
 from tests.e2e.services import SYSTEM, docker_engine, podman_store, require
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("image")]
+pytestmark = pytest.mark.e2e
 
 ROOT = Path(package.__file__).parent.parent
 QUICKSTART = json.loads((ROOT / "manifests/quickstart.json").read_text())

@@ -18,7 +18,7 @@ from tests.e2e.nodes import free_port, ssh_nodes, wire
 from tests.e2e.pushing import Operator, kill_run, lose, run_processes, until
 from tests.e2e.services import SYSTEM
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("push")]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.nodes import ssh_nodes
 from tests.e2e.pushing import ROOT, Operator
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("push")]
+pytestmark = pytest.mark.e2e
 
 BIN = Path(sys.executable).parent
 

@@ -16,7 +16,7 @@ from tests.e2e.nodes import free_port, wire
 from tests.e2e.pushing import PAIR, ROOT, WithImage, nodes_with_engines
 from tests.e2e.services import image_registry
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("push-image")]
+pytestmark = pytest.mark.e2e
 
 MIB = 2**20
 

@@ -17,7 +17,7 @@ from tests.e2e.nodes import ssh_nodes
 from tests.e2e.pushing import PAIR, Operator, descendants, until
 from tests.e2e.slurm import slurm_cluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("push")]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.nodes import free_port, ssh_nodes
 from tests.e2e.pushing import PAIR, Operator, kill_run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("push")]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from bench.report.html import write_html
 from tests.e2e.browser import chromium
 from tests.report.made import copies
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
 QUOTE = {"date": "2026-06-01", "source": "made up for this test"}

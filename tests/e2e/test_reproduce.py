@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("export")]
+pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
 
 

@@ -17,7 +17,7 @@ from bench.result import Measured, Measurement, Outcome, OutOfMemory, Proving, T
 from bench.runner.supervise import Limits, Supervisor
 from tests.builders import trial
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("parallel")]
+pytestmark = pytest.mark.slow
 EVERYDAY = [NAIVE, ("fsdp-3",)]  # ZeRO compiles its own operations first, for a minute
 
 TINY = {m.family: m for name, m in known_models().items() if name.startswith("tiny-")}
