@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,15 +73,28 @@ def follow(command: Sequence[str]) -> int:
 
     In a session of its own: the terminal's Ctrl-C would reach the engine as well, as a second one.
     """
-    process = subprocess.Popen(command, start_new_session=True)
-    asked = False
-    while True:
-        try:
-            code = process.wait()
-            break
-        except KeyboardInterrupt:
-            process.kill() if asked else process.terminate()
-            asked = True
+    process: subprocess.Popen[bytes] | None = None
+    asked = told = 0
+
+    def tell() -> None:
+        nonlocal told
+        if process is not None and asked > told:
+            told = asked
+            process.terminate() if told == 1 else process.kill()
+
+    def interrupted(_number: int, _frame: object) -> None:
+        nonlocal asked
+        asked += 1
+        tell()
+
+    # Not as an exception: in the middle of starting the engine it would leave it behind, alone.
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        process = subprocess.Popen(command, start_new_session=True)
+        tell()
+        code = process.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
     if code in _NOT_STARTED:
         raise EnvironmentCannot(f"{command[0]} could not start the image; why is above")
     return code
