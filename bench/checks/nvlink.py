@@ -32,6 +32,10 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
         if alive:
             yield not_read("nvlink", "these GPUs have no NVLink", counts=False)
         return
+    if not any(known.values()) and len(alive) == 1 and standards.expect.nvlinks is None:
+        # A virtual machine that is lent one GPU of a baseboard gets it with its links down.
+        yield not_read("nvlink", "one GPU alone, without links: there is nobody to reach", counts=False)
+        return
     expected = wanted if wanted is not None else max(known.values())
     for gpu in alive:
         up = known.get(gpu.index)

@@ -54,6 +54,8 @@ def _about(verdict: Verdict) -> Iterator[str]:
     simulated = ", SIMULATED: of no real node" if check.results.simulated else ""
     readings = f"judged again from {len(check.evidence.readings)} readings"
     yield f"check      {check.results.verdict}, {readings}{simulated}"
+    if check.claimed != check.results.verdict:
+        yield f"           {check.claimed}, it says itself, by the rules of another version of bench"
     if not check.shipped_profile:
         yield "           against another profile of its GPUs than this bench has"
 
@@ -158,7 +160,8 @@ def _verdict_json(path: Path, verdict: Verdict | BenchError) -> object:
         return {"path": str(path), "valid": False, "reason": verdict.message, "exit_code": verdict.exit_code}
     counted = {name: value for name, value in verdict.recomputed.items() if name not in ("results", "check")}
     if isinstance(check := verdict.recomputed.get("check"), Judged):
-        counted |= {"check_verdict": check.results.verdict, "shipped_profile": check.shipped_profile}
+        counted |= {"check_verdict": check.results.verdict, "claimed_verdict": check.claimed}
+        counted |= {"shipped_profile": check.shipped_profile}
     return {"valid": True} | to_json(replace(verdict, recomputed=counted))
 
 

@@ -59,6 +59,21 @@ def test_the_whole_must_follow_from_its_parts(tmp_path: Path) -> None:
         judged(forged(tmp_path, verdict=lambda _: "pass"))
 
 
+def test_by_rules_that_are_not_ours_only_our_own_verdict_counts(tmp_path: Path) -> None:
+    """Of another version of bench, or of somebody who says so: neither is refused, neither is believed."""
+    others = {"rules": lambda _: "sha256:" + "0" * 64, "verdict": lambda _: "pass"}
+    for changes in (
+        others,
+        {**others, "rules": lambda _: ""},
+        {**others, "findings": lambda d: tuple(replace(f, verdict="pass") for f in d.findings)},
+        {**others, "findings": lambda _: ()},
+    ):
+        found = judged(forged(tmp_path, **changes))
+        assert found.claimed == "pass"
+        assert found.results.verdict == "fail"
+        assert {f.gpu for f in found.results.findings if f.verdict == "fail"} == {5}
+
+
 def test_a_lenient_profile_of_its_own_is_told(tmp_path: Path) -> None:
     found = evidence(tmp_path)
     done = results(found)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.acceptance.evidence import AFTER, BEFORE, Answers, Evidence, Reading
-from bench.acceptance.standards import Standards, profile_of
+from bench.acceptance.standards import Expect, Standards, profile_of
 from bench.checks import known_checks
 from bench.checks.all_reduce import chosen
 from bench.checks.xid import parse
@@ -35,6 +35,27 @@ def test_two_healthy_h200_that_trained_raise_nothing(check: str) -> None:
     findings = list(known_checks()[check].judge(healthy(), Standards(profile_of("NVIDIA H200"))))
     assert findings
     assert [f for f in findings if f.verdict not in ("pass",) and f.counts] == []
+
+
+def lone(links_up: int) -> Evidence:
+    """One GPU of a baseboard, as a virtual machine gets it."""
+    readings = {}
+    for look, kind in ((BEFORE, "idle"), (AFTER, "busy")):
+        gpu = {**recorded(kind)["gpus"][0]}
+        for link in range(links_up, 18):
+            gpu[f"NvLinkState.{link}"] = 0
+        readings[look] = Reading(look, {**recorded(kind), "gpus": [gpu]})
+    return Evidence("quick", "cuda", healthy().gpus[:1], readings)
+
+
+def test_one_h200_that_is_lent_alone_has_no_links_and_nobody_to_reach() -> None:
+    check = known_checks()["nvlink"]
+    profile = profile_of("NVIDIA H200")
+    (finding,) = check.judge(lone(0), Standards(profile))
+    assert finding.verdict == "not-run" and not finding.counts
+    # Some up and some down is a fault; so is it if its owner says that it has links.
+    for evidence, expect in ((lone(17), Expect()), (lone(0), Expect(nvlinks=18))):
+        assert "fail" in {f.verdict for f in check.judge(evidence, Standards(profile, expect))}
 
 
 def test_counters_that_grow_with_traffic_are_no_errors() -> None:
