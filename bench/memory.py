@@ -26,6 +26,7 @@ def predict_bytes(model: Model, setting: Setting, micro_batch: int, gpus: int) -
             checkpointing="checkpointing" in setting,
             compiled=_compiled(setting),
             asked_only="masked-head" in setting,
+            halved="half-weights" in setting,
         )
     except LookupError:
         return None

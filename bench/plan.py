@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, combinations
 
 from bench.catalogue import find_gpu_model
 from bench.errors import BadInput, Mistake
@@ -123,11 +122,11 @@ def _settings(manifest: Manifest, model: Model, target: Target) -> Iterator[Sett
 
 def _candidates(model: Model, target: Target) -> Iterator[Setting]:
     """All that may be the fastest: every memory-saving setting, with every method that pays for some."""
-    paying = [n for n in ("masked-head", "half-weights") if not known_methods()[n].refuse(model, target)]
+    halves = known_methods()["half-weights"].refuse(model, target) is None
     for setting in memory_saving_settings(target.gpus):
-        chosen = [n for n in paying if not conflict((*setting, n))]
-        for extra in chain.from_iterable(combinations(chosen, k) for k in range(len(chosen) + 1)):
-            yield free_lunch(model, target, ordered([*setting, *extra]))
+        yield free_lunch(model, target, setting)
+        if halves and not conflict(lowered := ordered([*setting, "half-weights"])):
+            yield free_lunch(model, target, lowered)
 
 
 def _cell(manifest: Manifest, model: Model, setting: Setting, target: Target) -> Cell | Skipped:

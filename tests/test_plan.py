@@ -10,7 +10,16 @@ import pytest
 
 from bench.errors import BadInput
 from bench.manifest import Manifest, parse_manifest
-from bench.methods import Target, conflict, free_lunch, known_methods, label, memory_saving_settings, ordered
+from bench.methods import (
+    Target,
+    conflict,
+    free_lunch,
+    known_methods,
+    label,
+    memory_saving_settings,
+    ordered,
+    refusal,
+)
 from bench.models import known_models
 from bench.plan import make_plan, target_of
 from bench.result import Gpu, NodeFacts, OutOfMemory, TimedOut
@@ -193,3 +202,21 @@ def test_mamba_s_free_lunch_is_compiled_block_by_block_on_a_gpu() -> None:
     assert [skip.reason for skip in lines] == [
         "mamba-ssm's kernels break the graph in every block: use compile-blocks"
     ]
+
+
+def test_attention_that_is_slow_unless_compiled_is_free_only_beside_a_compiler() -> None:
+    vit = known_models()["vit-l"]
+    assert "flex-attention" in free_lunch(vit, H200)
+    assert "flex-attention" in free_lunch(vit, FOUR_H200, ("fsdp-2",))
+    assert "flex-attention" not in free_lunch(vit, FOUR_H200, ("zero-3",))
+    narrow = replace(vit, architecture={**vit.architecture, "num_attention_heads": 128})
+    assert "flex-attention" not in free_lunch(narrow, H200)
+
+
+def test_every_setting_of_a_free_lunch_can_be_run() -> None:
+    for model in known_models().values():
+        for target in (CPU, H200, FOUR_H200, V100):
+            for beside in memory_saving_settings(target.gpus):
+                setting = free_lunch(model, target, beside)
+                if refusal(beside, model, target) is None:
+                    assert refusal(setting, model, target) is None

@@ -123,14 +123,19 @@ def refusal(setting: Setting, model: Model, target: Target) -> str | None:
 
 def free_lunch(model: Model, target: Target, beside: Setting = NAIVE) -> Setting:
     """All that costs nothing and that this model can take there, together with `beside`."""
+    given = [*_compilation(model, target, beside), *beside]
     chosen = [
         method.name
         for method in known_methods().values()
-        if method.free_lunch and method.group != "compilation" and method.refuse(model, target) is None
+        if method.free_lunch
+        and method.group != "compilation"
+        and method.refuse(model, target) is None
+        # Not without a compiler, say.
+        and not conflict(ordered([method.name, *given]))
     ]
     if "offload" in beside:  # the update is the host's there
         chosen.remove("fused-optimizer")
-    return ordered([*chosen, *_compilation(model, target, beside), *beside])
+    return ordered([*chosen, *given])
 
 
 def _compilation(model: Model, target: Target, beside: Setting) -> list[str]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Depthwise(Method):
     name: str = "depthwise"
     summary: str = "depthwise convolutions in Triton, channels innermost, added up in fp32"
-    free_lunch: ClassVar[bool] = False
+    free_lunch: ClassVar[bool] = True
 
     def refuse(self, model: Model, target: Target) -> str | None:
         if model.family != "convnext":

@@ -7,16 +7,20 @@ from typing import TYPE_CHECKING, ClassVar
 
 from bench.methods import Method, Target
 from bench.models import Model
+from bench.models._common import complete
+from bench.models.inline import family_of
 
 if TYPE_CHECKING:
     from torch import nn
+
+LEAST_WIDTH = 16  # of a head: what tensor cores multiply at once
 
 
 @dataclass(frozen=True, slots=True)
 class Flex(Method):
     name: str = "flex-attention"
     summary: str = "attention by FlexAttention's Triton kernels, in TF32 where the recipe is fp32"
-    free_lunch: ClassVar[bool] = False
+    free_lunch: ClassVar[bool] = True
 
     def refuse(self, model: Model, target: Target) -> str | None:
         if model.family != "vit":
@@ -25,6 +29,10 @@ class Flex(Method):
             return "in half precision the usual kernels use tensor cores"
         if model.architecture.get("attention_probs_dropout_prob"):
             return "FlexAttention has no dropout"
+        a = complete(model, family_of(model).defaults())
+        width = a["hidden_size"] // a["num_attention_heads"]
+        if width < LEAST_WIDTH:
+            return f"FlexAttention takes heads of {LEAST_WIDTH} and more, these have {width}"
         if target.device == "cpu":
             return "FlexAttention trains on GPUs alone"
         return None

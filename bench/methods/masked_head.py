@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bench.methods import Method, Target
 from bench.models import Flops, Model
+from bench.models._common import complete
 from bench.models.inline import family_of
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 class MaskedHead(Method):
     name: str = "masked-head"
     summary: str = "a masked language model's head at the positions that are asked"
-    free_lunch: ClassVar[bool] = False
+    free_lunch: ClassVar[bool] = True
 
     def refuse(self, model: Model, target: Target) -> str | None:
         if model.recipe.objective != "masked-lm":
@@ -44,7 +45,8 @@ class MaskedHead(Method):
 
     def left_out(self, model: Model) -> Flops:
         """The head's share of the arithmetic: a dense layer, then the vocabulary."""
-        hidden, vocabulary = (int(model.architecture[key]) for key in ("hidden_size", "vocab_size"))
+        a = complete(model, family_of(model).defaults())
+        hidden, vocabulary = a["hidden_size"], a["vocab_size"]
         silent = model.recipe.units_per_sample - model.recipe.asked_per_sample
         return Flops(2 * silent * hidden * (hidden + vocabulary))
 

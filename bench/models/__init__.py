@@ -175,10 +175,12 @@ class Family(Protocol):
         checkpointing: bool,
         compiled: Compiled = None,
         asked_only: bool = False,
+        halved: bool = False,
     ) -> int:
         """Predicted bytes a sample takes at the height of a pass: those kept, and the gradients there.
 
-        With `asked_only` the head answers at the positions that count and nowhere else.
+        With `asked_only` the head answers at the positions that count and nowhere else; with weights in half
+        precision (`halved`) what flows from block to block is so too.
         """
         ...
 

@@ -73,7 +73,8 @@ class Bytes:
     body_and_head: tuple[str, str] | None = None
     breaks_graph: str | None = None
 
-    def footprint(self, model: Model, kernels: bool) -> Footprint:
+    def footprint(self, model: Model, kernels: bool, halved: bool = False) -> Footprint:
+        """With `halved` weights in half precision what flows from block to block is so too."""
         raise NotImplementedError
 
     def kept_bytes(self, model: Model, *, kernels: bool, checkpointing: bool) -> int:
@@ -87,9 +88,10 @@ class Bytes:
         checkpointing: bool,
         compiled: Compiled = None,
         asked_only: bool = False,
+        halved: bool = False,
     ) -> int:
         loss_bytes = None if compiled is None else LOGITS_COPIES[compiled] * lowered(model)
-        footprint = self.footprint(model, kernels)
+        footprint = self.footprint(model, kernels, halved)
         if asked_only:
             footprint = footprint.asked(model.recipe.asked_per_sample / model.recipe.units_per_sample)
         return footprint.height(checkpointing, loss_bytes)

@@ -94,7 +94,7 @@ class ConvNext(Bytes):
             before = channels
         return Flops(matmul=matmul + 2 * before * a["num_labels"], convolution=convolution)
 
-    def footprint(self, model: Model, kernels: bool) -> Footprint:
+    def footprint(self, model: Model, kernels: bool, halved: bool = False) -> Footprint:
         a, h = complete(model, DEFAULTS), lowered(model)
         mixed, blocks, before = h < FP32, [], 0
         assert model.recipe.image_size is not None

@@ -55,6 +55,7 @@ class TransformersFamily:
         checkpointing: bool,
         compiled: Compiled = None,
         asked_only: bool = False,
+        halved: bool = False,
     ) -> int:
         _later()
 

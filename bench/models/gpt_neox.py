@@ -79,10 +79,10 @@ class GptNeoX(Bytes):
         pairs = s * (s + 1) // 2  # a token sees itself and those before it
         return Flops(matmul=2 * s * weights, attention=layers * pairs * 2 * 2 * d)
 
-    def footprint(self, model: Model, kernels: bool) -> Footprint:
+    def footprint(self, model: Model, kernels: bool, halved: bool = False) -> Footprint:
         a, s, h = complete(model, DEFAULTS), model.recipe.units_per_sample, lowered(model)
         d, f, heads = a["hidden_size"], a["intermediate_size"], a["num_attention_heads"]
-        residual = FP32 * d  # autocast leaves embeddings and sums in fp32
+        residual = (h if halved else FP32) * d  # autocast leaves embeddings and sums in fp32
         token = residual + 2 * NORM_STATISTICS + 2 * h * d + 2 * h * f  # input, two norms, two sides of gelu
         token += 0 if a["use_parallel_residual"] else residual
         token += 2 * d if a["hidden_dropout"] else 0

@@ -101,7 +101,7 @@ class Mamba(Bytes):
             scan=layers * 6 * s * inner * states,
         )
 
-    def footprint(self, model: Model, kernels: bool) -> Footprint:
+    def footprint(self, model: Model, kernels: bool, halved: bool = False) -> Footprint:
         a, s, h = complete(model, DEFAULTS), model.recipe.units_per_sample, lowered(model)
         d, inner, states, rank = _sizes(a)
         # A norm keeps its input, its scaled input and a deviation; its copy feeds the projection.

@@ -76,10 +76,10 @@ class Roberta(Bytes):
         weights = layers * (4 * d * d + 2 * d * a["intermediate_size"]) + d * d + d * a["vocab_size"]
         return Flops(matmul=2 * s * weights, attention=layers * s * s * 2 * 2 * d)
 
-    def footprint(self, model: Model, kernels: bool) -> Footprint:
+    def footprint(self, model: Model, kernels: bool, halved: bool = False) -> Footprint:
         a, s, h = complete(model, DEFAULTS), model.recipe.units_per_sample, lowered(model)
         d, f, heads = a["hidden_size"], a["intermediate_size"], a["num_attention_heads"]
-        residual, mixed = FP32 * d, h < FP32
+        residual, mixed = (h if halved else FP32) * d, h < FP32
         masks = d if a["hidden_dropout_prob"] else 0
         # Query, key and value each lower the input for themselves: autocast remembers weights alone.
         token = 3 * h * d if mixed else residual

@@ -86,7 +86,7 @@ class Vit(Bytes):
             convolution=2 * (n - 1) * a["num_channels"] * a["patch_size"] ** 2 * d,
         )
 
-    def footprint(self, model: Model, kernels: bool) -> Footprint:
+    def footprint(self, model: Model, kernels: bool, halved: bool = False) -> Footprint:
         a, h = complete(model, DEFAULTS), lowered(model)
         d, f, n, heads = a["hidden_size"], a["intermediate_size"], _tokens(a), a["num_attention_heads"]
         residual, mixed = FP32 * d, h < FP32
