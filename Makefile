@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 MUTATIONS ?= 100000
 SEED ?= 0
 STAMP := $(VENV)/.installed
+# Where Python is told to keep no bytecode, every one of hundreds of processes compiles our modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery bench-accuracy bench-compare bench-cost bench-export bench-verify replay fuzz clean
 
@@ -19,10 +21,10 @@ quickstart: $(STAMP)  ## measure five tiny models here, verify the bundle, print
 	$(BIN)/bench verify out/quickstart/*.tar
 
 test: $(STAMP)  ## all tests but the end-to-end ones
-	$(BIN)/python -m pytest -n 2 -m "not e2e"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not e2e"
 
 test-fast: $(STAMP)  ## without the ones that take more than a few seconds
-	$(BIN)/python -m pytest -n 2 -m "not slow and not e2e"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not e2e"
 
 test-e2e: $(STAMP)  ## what takes minutes, or brings programs: two devices, cosign; the image, built and run (as root)
 	$(BIN)/python -m pytest -n 2 --dist loadscope -m e2e

@@ -8,10 +8,12 @@ is on, checkpointing must still drop the same units twice.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 
 from bench.methods import NAIVE, Setting, ordered
 from bench.models import Model, Precision, families, known_models
@@ -101,13 +103,18 @@ def test_attention_has_kernels_on_a_cpu_too() -> None:
     assert {"gpt_neox", "roberta", "vit"} <= set(WITH_KERNELS)
 
 
+def elsewhere(cases: Iterable[tuple[str, Setting]]) -> list[ParameterSet]:
+    """Among the end-to-end tests: a family takes a C++ compiler many seconds."""
+    return [pytest.param(*case, marks=pytest.mark.e2e) for case in cases]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "setting"),
     [
-        *((name, ("compile-blocks",)) for name in families()),
-        ("gpt_neox", ("checkpointing", "compile")),
-        ("roberta", ("masked-head", "compile")),
+        ("gpt_neox", ("compile-blocks",)),
+        *elsewhere((name, ("compile-blocks",)) for name in families() if name != "gpt_neox"),
+        *elsewhere([("gpt_neox", ("checkpointing", "compile")), ("roberta", ("masked-head", "compile"))]),
     ],
 )
 def test_a_compiled_model_computes_what_naive_computes(family: str, setting: Setting, tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ def _all_reduce(device: Device, team: Team) -> Ceiling:
 
 
 def _bytes(size: int, device: torch.device) -> torch.Tensor:
-    return torch.randint(0, 255, (size,), device=device, dtype=torch.uint8)
+    """Drawn eight at a time: a byte each took a CPU longer than all the copies."""
+    return torch.empty(size // 8, device=device, dtype=torch.int64).random_().view(torch.uint8)
 
 
 def _timed(device: Device, team: Team, call: Callable[[], object]) -> tuple[float, ...]:

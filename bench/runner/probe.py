@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from email.parser import HeaderParser
 from importlib import metadata
 from pathlib import Path
 
@@ -45,7 +46,14 @@ def packages(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def all_packages() -> dict[str, str]:
-    return dict(sorted((d.metadata["Name"], d.version) for d in metadata.distributions()))
+    return dict(sorted(_name_and_version(d) for d in metadata.distributions()))
+
+
+def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
+    """From the head of its metadata: what follows is as long as the README, and slow to parse."""
+    text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    head = HeaderParser().parsestr(text.partition("\n\n")[0], headersonly=True)
+    return head["Name"], head["Version"]
 
 
 def require_stack() -> None:

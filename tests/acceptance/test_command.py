@@ -188,7 +188,7 @@ def test_the_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(capsys.readouterr().out.splitlines()) == len(checking.known_checks())
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 def test_the_real_thing_on_a_cpu_with_gloo_in_place_of_nccl(tmp_path: Path) -> None:
     """The same checks, torch and process groups; tiny sizes. Nothing here is simulated."""
     Path("two.json").write_text('{"schema": "bench/node-check/v1", "gpus": 2, "level": "quick"}')

@@ -59,6 +59,7 @@ def test_small_models(
     assert off_by(model, family, module, kernels, checkpointing) < 0.10
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
 @pytest.mark.parametrize(
     ("name", "kernels"),

@@ -132,6 +132,7 @@ def test_a_certified_run_is_received_and_a_stranger_verifies_it(desk: Desk, node
     subprocess.run(command, input=contents(bundle)[STATEMENT], capture_output=True, check=True)
 
 
+@pytest.mark.e2e
 def test_a_node_that_was_lost_goes_on_with_a_new_key_under_the_same_run(desk: Desk, node: Node) -> None:
     with node.runs() as process:
         certify(desk, node)
@@ -149,6 +150,7 @@ def test_a_node_that_was_lost_goes_on_with_a_new_key_under_the_same_run(desk: De
     assert level(desk, receive(desk, node)) == "operator"
 
 
+@pytest.mark.e2e
 def test_another_node_begins_a_lost_run_anew_and_one_of_the_two_is_received(
     desk: Desk, node: Node, tmp_path: Path
 ) -> None:
@@ -174,6 +176,7 @@ def test_another_node_begins_a_lost_run_anew_and_one_of_the_two_is_received(
     receive(desk, node, code=4)
 
 
+@pytest.mark.e2e
 def test_what_one_node_began_another_does_not_go_on_with(desk: Desk, node: Node) -> None:
     """The run's folder was carried to a machine that says of itself that it is another."""
     with node.runs() as process:
@@ -198,6 +201,7 @@ def test_what_one_node_began_another_does_not_go_on_with(desk: Desk, node: Node)
     assert level(desk, receive(desk, node)) == "operator"
 
 
+@pytest.mark.e2e
 def test_without_a_certificate_the_bundle_claims_nothing_and_can_be_sealed_later(
     desk: Desk, node: Node
 ) -> None:

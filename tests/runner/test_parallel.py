@@ -22,7 +22,9 @@ EVERYDAY = [NAIVE, ("fsdp-3",)]  # ZeRO compiles its own operations first, for a
 
 TINY = {m.family: m for name, m in known_models().items() if name.startswith("tiny-")}
 QUICK = Timing(target_percent=50, measure_seconds=0.1, warmup_seconds=0.1, loss_steps=3)
-PRELOAD = ["numpy", "torch", "transformers", "bench.runner.worker"]
+MODELING = [f"transformers.models.{name}.modeling_{name}" for name in families()]
+# As in a run, or every member of every trial would import its model's code anew, for seconds.
+PRELOAD = ["numpy", "torch", "transformers", *MODELING, "bench.runner.worker"]
 
 
 @pytest.fixture(scope="module")

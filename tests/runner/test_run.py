@@ -15,6 +15,10 @@ from typing import Any
 
 import pytest
 
+from tests.authority import contents
+
+# Each run imports torch and transformers anew, many seconds of CPU time: what a run does on the main road
+# and under an interrupt or a kill is tested every day, its other ends in the end-to-end tests.
 pytestmark = pytest.mark.slow
 
 QUICK = {"target_percent": 50, "measure_seconds": 0.2, "warmup_seconds": 0.2, "loss_steps": 1}
@@ -95,7 +99,20 @@ def gone(pids: set[int]) -> bool:
     return True
 
 
-def test_a_run_measures_signs_and_verifies(tmp_path: Path) -> None:
+def decided(results: dict[str, Any]) -> None:
+    """Which models are decided, and how surely."""
+    by_id = {trial["id"]: trial for trial in results["trials"]}
+    assert [found["model"] for found in results["winners"]] == list(
+        dict.fromkeys(t["model"] for t in by_id.values())
+    )
+    for found in results["winners"]:
+        own = [t["estimate"]["days"]["value"] for t in by_id.values() if t["model"] == found["model"]]
+        assert by_id[found["trial"]]["estimate"]["days"]["value"] == min(own)
+        assert found["undecided"] == 0
+        assert 0 < found["confidence"] <= 1
+
+
+def test_a_run_measures_decides_signs_and_verifies(tmp_path: Path) -> None:
     done = bench("run", manifest(tmp_path), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "tiny-gpt-neox" in done.stdout
@@ -110,6 +127,7 @@ def test_a_run_measures_signs_and_verifies(tmp_path: Path) -> None:
     assert trusted.returncode == 0
     table = bench("compare", bundle, folder=tmp_path)
     assert done.stdout.strip() in table.stdout
+    decided(json.loads(contents(bundle)["results.json"]))
 
 
 def test_json_is_one_document_on_stdout_with_the_numbers_of_the_bundle(tmp_path: Path) -> None:
@@ -125,7 +143,7 @@ def test_json_is_one_document_on_stdout_with_the_numbers_of_the_bundle(tmp_path:
     assert (best["days"], best["peak_bytes"]) == (trial["estimate"]["days"], trial["estimate"]["peak_bytes"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.e2e)])
 def test_an_interrupt_leaves_a_valid_partial_bundle_and_exit_5(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -142,7 +160,7 @@ def test_an_interrupt_leaves_a_valid_partial_bundle_and_exit_5(
     assert json.loads(verified.stdout)[0]["complete"] is False
 
 
-@pytest.mark.parametrize("victim", ["supervisor", "worker"])
+@pytest.mark.parametrize("victim", ["supervisor", pytest.param("worker", marks=pytest.mark.e2e)])
 def test_kill_9_loses_at_most_the_trial_in_flight(tmp_path: Path, victim: str) -> None:
     with started(tmp_path) as process:
         wait_for_trials(tmp_path, 1)
@@ -166,6 +184,7 @@ def test_kill_9_loses_at_most_the_trial_in_flight(tmp_path: Path, victim: str) -
         assert sorted(lines) == sorted(set(lines))  # what was finished was not run again
 
 
+@pytest.mark.e2e
 def test_a_spent_budget_is_incomplete_and_resumable(tmp_path: Path) -> None:
     done = bench("run", manifest(tmp_path), "--budget", "0.01s", folder=tmp_path)
     assert done.returncode == 5
@@ -175,6 +194,7 @@ def test_a_spent_budget_is_incomplete_and_resumable(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out").glob("*.tar"))) == 1
 
 
+@pytest.mark.e2e
 def test_a_budget_ends_the_trial_that_runs_and_leaves_it_open(tmp_path: Path) -> None:
     timing = {"target_percent": 0.001, "measure_seconds": 120, "warmup_seconds": 1}
     path = manifest(tmp_path, timing=timing, models=["tiny-vit"], methods=["naive"])
@@ -186,20 +206,7 @@ def test_a_budget_ends_the_trial_that_runs_and_leaves_it_open(tmp_path: Path) ->
     assert results["run"]["ended_at"] - results["run"]["started_at"] < 100
 
 
-def test_a_bundle_says_which_models_are_decided_and_how_surely(tmp_path: Path) -> None:
-    done = bench("run", manifest(tmp_path), "--json", folder=tmp_path)
-    results = json.loads(done.stdout)["results"]
-    by_id = {trial["id"]: trial for trial in results["trials"]}
-    assert [found["model"] for found in results["winners"]] == list(
-        dict.fromkeys(t["model"] for t in by_id.values())
-    )
-    for found in results["winners"]:
-        own = [t["estimate"]["days"]["value"] for t in by_id.values() if t["model"] == found["model"]]
-        assert by_id[found["trial"]]["estimate"]["days"]["value"] == min(own)
-        assert found["undecided"] == 0
-        assert 0 < found["confidence"] <= 1
-
-
+@pytest.mark.e2e
 def test_without_room_for_the_model_the_outcome_is_out_of_memory(tmp_path: Path) -> None:
     path = manifest(tmp_path, models=["tiny-vit"], methods="naive", memory_cap_gib=0.05, micro_batch="auto")
     done = bench("run", path, "--json", folder=tmp_path)
@@ -209,12 +216,14 @@ def test_without_room_for_the_model_the_outcome_is_out_of_memory(tmp_path: Path)
     assert trials[-1]["micro_batch"] == 1
 
 
+@pytest.mark.e2e
 def test_a_trial_that_takes_too_long_times_out_and_the_next_one_runs(tmp_path: Path) -> None:
     done = bench("run", manifest(tmp_path, trial_minutes=0.0001), "--json", folder=tmp_path)
     trials = json.loads(done.stdout)["results"]["trials"]
     assert [trial["outcome"] for trial in trials] == ["timed-out"] * 4
 
 
+@pytest.mark.e2e
 def test_your_own_model_inline(tmp_path: Path) -> None:
     recipe = {
         "objective": "causal-lm",
