@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MUTATIONS ?= 100000
 SEED ?= 0
 STAMP := $(VENV)/.installed
-# Where Python is told to keep no bytecode, every one of hundreds of processes compiles our modules anew.
+# Where Python is told to keep no bytecode, every process that a test starts compiles our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery bench-accuracy bench-compare bench-cost bench-export bench-verify replay fuzz clean
