@@ -63,6 +63,12 @@ def test_a_dependency_that_no_lock_has_is_found(copy: Path) -> None:
     assert "requirements.lock lacks paramiko, asked for as paramiko>=3" in check_all(copy)
 
 
+def test_a_variant_that_cannot_make_our_own_wheel_is_found(copy: Path) -> None:
+    edit(copy / "docker/cuda12.8.in", "setuptools==81.0.0\n", "")
+    edit(copy / "docker/cuda12.8.lock", "setuptools==81.0.0 ", "something-else==81.0.0 ")
+    assert check_all(copy) == ["docker/cuda12.8.lock lacks setuptools, asked for as setuptools>=77"]
+
+
 def test_a_stack_that_differs_from_the_design_is_found(copy: Path) -> None:
     edit(copy / "docker/cuda13.in", "torch==2.11.0", "torch==2.12.0")
     assert check_all(copy) == ["requirements.lock has torch 2.11.0, asked for is torch==2.12.0"]

@@ -52,9 +52,9 @@ def wheels(pins: Iterable[Pin], cache: Path, python: str) -> Mapping[str, Path]:
 
 
 def _cached(wanted: Mapping[str, Pin], cache: Path, ending: str) -> dict[str, Path]:
-    """By digest, and the digest is taken of the bytes: a name proves nothing."""
+    """By digest, and the digest is taken of the bytes: two variants' wheels may share a name."""
     found = {}
-    for path in sorted(cache.glob(f"*{ending}")):
+    for path in sorted(cache.rglob(f"*{ending}")):
         pin = wanted.get(normal(path.name.removesuffix(_SOURCE).split("-")[0]))
         if pin is not None and digest(path) in pin.sha256:
             found[pin.name] = path

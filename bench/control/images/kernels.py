@@ -15,6 +15,8 @@ from bench.control.images.fetch import digest, source
 from bench.control.images.locks import BUILDER, Pin, normal, read_pins
 from bench.errors import BadInput, EnvironmentCannot, nearest
 
+NEEDS_NO_NVCC = ("deepspeed",)  # C++ alone
+
 
 def build_kernels(recipe: Recipe, only: Sequence[str], arch: str, jobs: int, say: Say) -> Iterator[str]:
     """Makes the wheels and their lock, or those named alone; the new lines of the lock."""
@@ -31,22 +33,30 @@ def build_kernels(recipe: Recipe, only: Sequence[str], arch: str, jobs: int, say
     objects.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir()
-    with context(recipe, [*ready.values(), *_beside(builder, ready)], say) as folder:
+    beside = _beside(builder, ready, nvcc=not set(wanted) <= set(NEEDS_NO_NVCC))
+    with context(recipe, [*ready.values(), *beside], say) as folder:
         (folder / "sources").mkdir()
         for name in wanted:
             shutil.copy(source(locked[name], recipe.cache / "sources"), folder / "sources")
         (folder / "pins.txt").write_text("".join(f"{pin.line}\n" for pin in ready.values()))
-        (folder / "builder.txt").write_text("".join(f"{pin.line}\n" for pin in _beside(builder, ready)))
-        say(f"compiling {', '.join(wanted)} for {arch}: hours, unless it was done before")
+        (folder / "builder.txt").write_text("".join(f"{pin.line}\n" for pin in beside))
+        say(_said(wanted, arch))
         arguments = {"ARCH": arch, "JOBS": str(jobs)}
         volumes = (f"{objects}:/objects:rw", f"{made}:/made:rw")
         buildah(folder, recipe, None, target="builder", arguments=arguments, volumes=volumes)
     yield from _lock(recipe, made, {name: locked[name].version for name in wanted})
 
 
-def _beside(builder: Mapping[str, Pin], ready: Mapping[str, Pin]) -> list[Pin]:
+def _beside(builder: Mapping[str, Pin], ready: Mapping[str, Pin], nvcc: bool) -> list[Pin]:
     """What the builder has beyond the image's own wheels."""
-    return [pin for name, pin in builder.items() if name not in ready]
+    beside = [pin for name, pin in builder.items() if name not in ready]
+    return [pin for pin in beside if nvcc or not pin.name.startswith("nvidia-")]
+
+
+def _said(wanted: Sequence[str], arch: str) -> str:
+    if set(wanted) <= set(NEEDS_NO_NVCC):
+        return f"compiling {', '.join(wanted)}: no kernel of a GPU is among them"
+    return f"compiling {', '.join(wanted)} for {arch}: hours, unless it was done before"
 
 
 def _lock(recipe: Recipe, made: Path, wanted: Mapping[str, str]) -> Iterator[str]:
@@ -55,6 +65,9 @@ def _lock(recipe: Recipe, made: Path, wanted: Mapping[str, str]) -> Iterator[str
         name: pin.line for name, pin in (read_pins(recipe.built) if recipe.built.exists() else {}).items()
     }
     new = []
+    # Of its own: another variant's wheel of the same version has the same name.
+    keep = recipe.cache / "wheels" / recipe.variant.name
+    keep.mkdir(parents=True, exist_ok=True)
     wheels = {normal(wheel.name.split("-")[0]): wheel for wheel in sorted(made.glob("*.whl"))}
     versions = {name: wheel.name.split("-")[1] for name, wheel in wheels.items()}
     if lacking := sorted(wanted.items() - versions.items()):
@@ -64,7 +77,7 @@ def _lock(recipe: Recipe, made: Path, wanted: Mapping[str, str]) -> Iterator[str
     for name, wheel in wheels.items():
         new.append(f"{name}=={versions[name]} --hash=sha256:{digest(wheel)}")
         lines[name] = new[-1]
-        shutil.move(wheel, recipe.cache / "wheels" / wheel.name)
+        shutil.move(wheel, keep / wheel.name)
     head = f"# Made by `bench image kernels {recipe.variant.name}`: the very wheels that the image has.\n"
     recipe.built.write_text(head + "".join(f"{line}\n" for _, line in sorted(lines.items())))
     yield from new

@@ -73,8 +73,10 @@ def _check(root: Path, variant: Variant) -> Iterator[str]:
 
 
 def _asked(root: Path, variant: Variant) -> Iterator[str]:
-    """Our own requirements, with the extras that this variant installs."""
-    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    """Our own requirements, with the extras that this variant installs, and what makes our wheel there."""
+    ours = tomllib.loads((root / "pyproject.toml").read_text())
+    project = ours["project"]
+    yield from ours["build-system"]["requires"]
     yield from project["dependencies"]
     for extra in variant.extras:
         yield from project["optional-dependencies"][extra]

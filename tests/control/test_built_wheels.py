@@ -1,0 +1,86 @@
+"""What `bench image kernels` puts beside the sources, and where it keeps the wheels that come out."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import bench
+from bench.control.images import build, find_variant, kernels
+from bench.control.images.build import Recipe
+from bench.control.images.fetch import wheels
+from bench.control.images.locks import normal
+
+ROOT = Path(bench.__file__).parent.parent
+
+
+class Builder:
+    """Stands where buildah stands: makes wheels that say for which variant, and keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.beside: set[str] = set()
+        self.said: list[str] = []
+
+    def __call__(
+        self, folder: Path, recipe: Recipe, saved: Path | None, *, volumes: Sequence[str], **_: object
+    ) -> None:
+        self.beside = {line.partition("==")[0] for line in (folder / "builder.txt").read_text().splitlines()}
+        made = Path(next(v for v in volumes if ":/made:" in v).partition(":")[0])
+        for source in (folder / "sources").iterdir():
+            stem = source.name.removesuffix(".tar.gz")
+            (made / f"{stem}-cp311-cp311-linux_x86_64.whl").write_text(f"{stem} for {recipe.variant.name}")
+
+
+@pytest.fixture
+def builder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Builder:
+    """No base, no index, no root: all that is needed is said to be there."""
+    found = Builder()
+    monkeypatch.setattr(kernels, "buildah", found)
+    monkeypatch.setattr(kernels, "check_place", lambda recipe: recipe.cache.mkdir(exist_ok=True))
+    monkeypatch.setattr(build, "wheels", lambda pins, cache, python: {})
+    (tmp_path / "base.tar").touch()
+    monkeypatch.setattr(build, "_base", lambda recipe, say: tmp_path / "base.tar")
+
+    def source(pin: object, cache: Path) -> Path:
+        path = tmp_path / f"{pin.name.replace('-', '_')}-{pin.version}.tar.gz"  # type: ignore[attr-defined]
+        path.touch()
+        return path
+
+    monkeypatch.setattr(kernels, "source", source)
+    return found
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    root = tmp_path / "repository"
+    shutil.copytree(ROOT / "docker", root / "docker", ignore=shutil.ignore_patterns("*.built.lock"))
+    for name in ("Dockerfile", "requirements.lock"):
+        shutil.copy(ROOT / name, root)
+    return root
+
+
+def compiled(builder: Builder, repository: Path, variant: str, *only: str) -> Recipe:
+    recipe = Recipe(repository, find_variant(variant), repository.parent / "cache")
+    list(kernels.build_kernels(recipe, only, "9.0", 1, builder.said.append))
+    return recipe
+
+
+def test_two_variants_keep_their_wheels_of_one_name(builder: Builder, repository: Path) -> None:
+    recipes = [compiled(builder, repository, name) for name in ("cuda13", "cuda12.8")]
+    for recipe in recipes:
+        pins = [recipe.pins()[name] for name in recipe.variant.kernels]
+        found = wheels(pins, recipe.cache / "wheels", "3.11")
+        assert {normal(path.name.split("-")[0]) for path in found.values()} == set(recipe.variant.kernels)
+        assert all(path.read_text().endswith(f" for {recipe.variant.name}") for path in found.values())
+
+
+def test_nvcc_is_there_for_what_it_compiles_alone(builder: Builder, repository: Path) -> None:
+    compiled(builder, repository, "cuda13", "mamba-ssm")
+    assert {"nvidia-cuda-nvcc", "pip", "wheel"} <= builder.beside
+    compiled(builder, repository, "cuda12.8")
+    assert {"pip", "wheel"} <= builder.beside
+    assert not any(name.startswith("nvidia-") for name in builder.beside)
+    assert "no kernel of a GPU" in builder.said[-1]
