@@ -33,14 +33,15 @@ def build_kernels(recipe: Recipe, only: Sequence[str], arch: str, jobs: int, say
     objects.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir()
-    beside = _beside(builder, ready, nvcc=not set(wanted) <= set(NEEDS_NO_NVCC))
+    nvcc = not set(wanted) <= set(NEEDS_NO_NVCC)
+    beside = _beside(builder, ready, nvcc)
     with context(recipe, [*ready.values(), *beside], say) as folder:
         (folder / "sources").mkdir()
         for name in wanted:
             shutil.copy(source(locked[name], recipe.cache / "sources"), folder / "sources")
         (folder / "pins.txt").write_text("".join(f"{pin.line}\n" for pin in ready.values()))
         (folder / "builder.txt").write_text("".join(f"{pin.line}\n" for pin in beside))
-        say(_said(wanted, arch))
+        say(_said(wanted, arch, nvcc))
         arguments = {"ARCH": arch, "JOBS": str(jobs)}
         volumes = (f"{objects}:/objects:rw", f"{made}:/made:rw")
         buildah(folder, recipe, None, target="builder", arguments=arguments, volumes=volumes)
@@ -53,8 +54,8 @@ def _beside(builder: Mapping[str, Pin], ready: Mapping[str, Pin], nvcc: bool) ->
     return [pin for pin in beside if nvcc or not pin.name.startswith("nvidia-")]
 
 
-def _said(wanted: Sequence[str], arch: str) -> str:
-    if set(wanted) <= set(NEEDS_NO_NVCC):
+def _said(wanted: Sequence[str], arch: str, nvcc: bool) -> str:
+    if not nvcc:
         return f"compiling {', '.join(wanted)}: no kernel of a GPU is among them"
     return f"compiling {', '.join(wanted)} for {arch}: hours, unless it was done before"
 
