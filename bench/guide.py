@@ -9,13 +9,13 @@ lies more than a percent below the fastest: what was not measured by then could 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.estimate import pass_and_update, step_interval
 from bench.methods import Setting, in_group
 from bench.plan import Cell
-from bench.result import Measured, Outcome, OutOfMemory, Trial
+from bench.result import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Trial
 from bench.winner import NEAR
 
 COMFORTABLE = 0.85  # of the memory, for a first guess that must not run out
@@ -23,11 +23,13 @@ COMFORTABLE = 0.85  # of the memory, for a first guess that must not run out
 RECOMPUTED = 1.10  # checkpointing does a third of the arithmetic again
 LOWERED = 0.93  # weights in half precision, where autocast casts them in every pass
 RAISED = 0.96  # and the other way round, where casting costs less than it saves
+WITHOUT_OFFLOADING = 0.1  # what is measured with it says next to nothing of what is without
 SMALLER = 0.98  # a smaller micro-batch, of the time a sample took at the one measured
 # What a pass costs beside its samples, in samples, while only one micro-batch is known: no more than
 # so many, or that share of it.
 MOST_OVERHEAD, OVERHEAD_SHARE = 2.5, 0.18
 OTHERWISE = 0.9  # an update in another setting
+OUT = 2  # crashes, or one time that is up, after which other settings with the same method are left alone
 # What a first guess believes a method to cost; only an order, and wrong guesses are measured away.
 BELIEVED: Mapping[str, float] = {
     "checkpointing": 1.25, "offload": 1.6, "zero-1": 1.1, "zero-2": 1.12, "zero-3": 1.6, "fsdp-2": 1.05,
@@ -56,12 +58,14 @@ def promising(cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes:
     """Every trial that may yet be the fastest, the most promising first."""
     left = [(cell, trial) for cell in cells for trial in _untried(cell, known)]
     timed = _timed(cells, known)
+    strikes = _strikes(cells, known, timed)
     if not timed:
         left.sort(key=lambda pair: _guess(pair[1], pair[0].needs[pair[1].micro_batch], memory_bytes))
+        left.sort(key=lambda pair: strikes(pair[1].setting))
         return [trial for _, trial in left]
     best = min(timed, key=lambda one: one.step_seconds)
     curve = _curve(timed)
-    bounds = [(bound(trial, timed, curve), trial) for _, trial in left]
+    bounds = [(bound(trial, timed, curve), trial) for _, trial in left if strikes(trial.setting) < OUT]
     hopeful = [pair for pair in bounds if pair[0] < NEAR * best.step_seconds]
     # A second micro-batch of the fastest setting tells its overhead, and so bounds all the others.
     hopeful.sort(key=lambda pair: (curve is not None or not _next_to(pair[1], best.trial), pair[0]))
@@ -131,7 +135,9 @@ def _gain(measured: Setting, wanted: Setting, half: bool) -> float:
         share *= LOWERED if _is_lowered(wanted) else RAISED
     if not _arithmetic(wanted) <= _arithmetic(measured):  # what costs nothing may be missing there
         share *= 0.3
-    if not _costs_as_much(measured, wanted):
+    if "offload" in measured and "offload" not in wanted:
+        share *= WITHOUT_OFFLOADING
+    elif not _costs_as_much(measured, wanted):
         share *= 0.3
     return share
 
@@ -141,10 +147,8 @@ def _is_lowered(setting: Setting) -> bool:
 
 
 def _costs_as_much(measured: Setting, wanted: Setting) -> bool:
-    """All that the measured setting sent about, the wanted one sends too: sharding and offloading add."""
+    """All that the measured setting sent about, the wanted one sends too: sharding adds."""
     before, after = in_group(measured, "sharding"), in_group(wanted, "sharding")
-    if "offload" in measured and "offload" not in wanted:
-        return False
     if before is None:
         return True
     return after is not None and before[:-1] == after[:-1] and before <= after  # a later stage of its kind
@@ -186,6 +190,23 @@ def _untried(cell: Cell, known: Mapping[str, Outcome]) -> list[Trial]:
                 return []  # it does not work, whatever the micro-batch
     pairs = zip(cell.ids, cell.trials, strict=True)
     return [trial for identity, trial in pairs if identity not in known and trial.micro_batch < too_large]
+
+
+def _strikes(
+    cells: Sequence[Cell], known: Mapping[str, Outcome], timed: Sequence[Timed]
+) -> Callable[[Setting], int]:
+    """What speaks against a setting: it has all methods of a failed one that have worked nowhere yet."""
+    worked = {name for one in timed for name in one.trial.setting}
+    failed = [
+        (suspects, OUT if isinstance(outcome, TimedOut) else 1)
+        for cell in cells
+        for identity, trial in zip(cell.ids, cell.trials, strict=True)
+        if isinstance(outcome := known.get(identity), (Crashed, TimedOut))
+        and (suspects := frozenset(trial.setting) - worked)
+    ]
+    # The fewest that explain a failure are what it counts against.
+    blamed = [(min((s for s, _ in failed if s <= suspects), key=len), n) for suspects, n in failed]
+    return lambda setting: sum(count for suspects, count in blamed if suspects <= {*setting})
 
 
 def _guess(trial: Trial, need: int | None, memory_bytes: int) -> tuple[bool, float, int]:

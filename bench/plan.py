@@ -20,6 +20,7 @@ from bench.methods import (
     arithmetic,
     conflict,
     free_lunch,
+    in_group,
     known_methods,
     label,
     memory_saving_settings,
@@ -114,19 +115,24 @@ def _settings(manifest: Manifest, model: Model, target: Target) -> Iterator[Sett
             yield free_lunch(model, target, setting)
         return
     if methods == "guided":
-        yield from _candidates(model, target)
+        yield from dict.fromkeys(_candidates(model, target))
         return
     named = {"naive": NAIVE, "free-lunch": free_lunch(model, target)}
     yield from dict.fromkeys(named[entry] if isinstance(entry, str) else entry for entry in methods)
 
 
 def _candidates(model: Model, target: Target) -> Iterator[Setting]:
-    """All that may be the fastest: every memory-saving setting, with every method that pays for some."""
+    """All that may be the fastest: every memory-saving setting, with every method that pays for some.
+
+    Not compiled as well: where a compiler fails, or never ends, something else must answer.
+    """
     halves = known_methods()["half-weights"].refuse(model, target) is None
     for setting in memory_saving_settings(target.gpus):
         yield free_lunch(model, target, setting)
         if halves and not conflict(lowered := ordered([*setting, "half-weights"])):
             yield free_lunch(model, target, lowered)
+        if in_group(setting, "sharding") is None:
+            yield free_lunch(model, target, setting, compiled=False)
 
 
 def _cell(manifest: Manifest, model: Model, setting: Setting, target: Target) -> Cell | Skipped:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from bench.manifest import parse_manifest
-from bench.methods import Target, in_group
+from bench.methods import Setting, Target, in_group
 from bench.plan import Cell, Plan, make_plan
-from bench.result import Crashed, Measured, Outcome, OutOfMemory, StepSample, Trial
+from bench.result import Crashed, Measured, Outcome, OutOfMemory, StepSample, TimedOut, Trial
 from bench.search import fastest, next_trial, remaining
 from tests.builders import measurement
 from tests.targets import FOUR_H200, H200, RTX_3090
@@ -26,6 +26,10 @@ WORLDS = 25
 def guided(model: str, target: Target, **more: Any) -> Plan:
     document = {"schema": "bench/manifest/v1", "models": [model], **more}
     return make_plan(parse_manifest(json.dumps(document).encode(), "m.json"), target)
+
+
+def is_compiled(setting: Setting) -> bool:
+    return in_group(setting, "compilation") is not None
 
 
 class World:
@@ -47,12 +51,15 @@ class World:
         self.costs["zero-2"] = self.costs["zero-1"] * draw.uniform(1.0, 1.1)
         self.costs["zero-3"] = self.costs["zero-2"] * draw.uniform(1.1, 2.0)
         self.costs["fsdp-3"] = self.costs["fsdp-2"] * draw.uniform(1.0, 1.2)
-        self.broken = draw.choice([None, None, "half-weights", "checkpointing"])
+        self.uncompiled = draw.uniform(1.1, 2.0)
+        self.broken = draw.choice([None, None, "half-weights", "checkpointing", "compile"])
+        self.hangs = draw.choice([True, False])
 
     def seconds(self, trial: Trial, passes: int) -> float:
         share = 1.0
         for name in trial.setting:
             share *= self.costs.get(name, 1.0)
+        share *= 1.0 if is_compiled(trial.setting) else self.uncompiled
         if in_group(trial.setting, "sharding") and trial.model.recipe.precision != "fp32":
             # Weights are in half precision there, too.
             share *= min(1.0, self.costs["half-weights"])
@@ -61,8 +68,8 @@ class World:
         return self.update / divided + passes * a_pass
 
     def outcome(self, cell: Cell, trial: Trial) -> Outcome:
-        if self.broken in trial.setting:
-            return Crashed("broken in this world")
+        if self.broken in trial.setting or (self.broken == "compile" and is_compiled(trial.setting)):
+            return TimedOut(300.0, "first steps") if self.hangs else Crashed("broken in this world")
         need = cell.needs[trial.micro_batch]
         if need is not None and need * self.memory > self.plan.memory_bytes:
             return OutOfMemory("gpu", "")
@@ -137,6 +144,17 @@ def test_every_model_has_an_answer_before_any_has_a_second() -> None:
         known[trial.id] = world.outcome(cells[trial.id], trial)
         order.append(trial.model.name)
     assert set(order[:3]) == set(order[3:]) == {"pythia-160m", "vit-l", "roberta-large"}
+
+
+@pytest.mark.parametrize(("hangs", "most"), [(True, 1), (False, 2)])
+def test_what_never_ends_is_tried_once_and_what_crashes_twice(hangs: bool, most: int) -> None:
+    plan = guided("pythia-1b", H200)
+    world = World(1, plan)
+    world.broken, world.hangs = "compile", hangs
+    known = world.searched()
+    failed = [outcome for outcome in known.values() if isinstance(outcome, (Crashed, TimedOut))]
+    assert 1 <= len(failed) <= most
+    assert world.regret(known) <= 0.01
 
 
 def test_a_search_can_be_replayed() -> None:

@@ -14,6 +14,7 @@ from bench.methods import (
     Target,
     conflict,
     free_lunch,
+    in_group,
     known_methods,
     label,
     memory_saving_settings,
@@ -53,7 +54,7 @@ def test_offloading_needs_sharding_and_shardings_exclude_each_other() -> None:
 
 
 def test_what_is_sharded_is_compiled_block_by_block_and_zero_3_not_at_all() -> None:
-    plan = make_plan(manifest(models=["pythia-1b"], methods="exhaustive"), FOUR_H200)
+    plan = make_plan(manifest(models=["convnext-xl"], methods="exhaustive"), FOUR_H200)
     for item in [*plan.cells, *plan.skipped]:
         sharded = {"zero-1", "zero-2", "fsdp-2", "fsdp-3"} & {*item.setting}
         assert ("compile-blocks" in item.setting) == bool(sharded)
@@ -170,7 +171,7 @@ def test_predictions_are_lower_bounds_of_days() -> None:
 
 def test_a_label_says_free_lunch_for_what_costs_nothing() -> None:
     model = known_models()["tiny-vit"]
-    lunch = ordered(["kernels", "fused-optimizer", "compile"])
+    lunch = ordered(["kernels", "fused-optimizer", "compile-blocks"])
     assert label(lunch, model, CPU) == "free-lunch"
     assert label(ordered([*lunch, "checkpointing"]), model, CPU) == "free-lunch + checkpointing"
     assert label(("compile",), model, CPU) == "compile"
@@ -202,6 +203,11 @@ def test_mamba_s_free_lunch_is_compiled_block_by_block_on_a_gpu() -> None:
     assert [skip.reason for skip in lines] == [
         "mamba-ssm's kernels break the graph in every block: use compile-blocks"
     ]
+
+
+@pytest.mark.parametrize(("name", "how"), [("pythia-1b", "compile-blocks"), ("convnext-xl", "compile")])
+def test_a_family_that_loses_nothing_by_it_is_compiled_block_by_block(name: str, how: str) -> None:
+    assert in_group(free_lunch(known_models()[name], H200), "compilation") == how
 
 
 def test_attention_that_is_slow_unless_compiled_is_free_only_beside_a_compiler() -> None:

@@ -14,6 +14,7 @@ from itertools import product
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from bench.models import Flops, Model
+from bench.models.inline import family_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -121,9 +122,9 @@ def refusal(setting: Setting, model: Model, target: Target) -> str | None:
     return conflict(setting) or next((reason for reason in reasons if reason), None)
 
 
-def free_lunch(model: Model, target: Target, beside: Setting = NAIVE) -> Setting:
+def free_lunch(model: Model, target: Target, beside: Setting = NAIVE, compiled: bool = True) -> Setting:
     """All that costs nothing and that this model can take there, together with `beside`."""
-    given = [*_compilation(model, target, beside), *beside]
+    given = [*(_compilation(model, target, beside) if compiled else ()), *beside]
     chosen = [
         method.name
         for method in known_methods().values()
@@ -139,11 +140,12 @@ def free_lunch(model: Model, target: Target, beside: Setting = NAIVE) -> Setting
 
 
 def _compilation(model: Model, target: Target, beside: Setting) -> list[str]:
-    """The whole model at once where that can be, else block by block."""
+    """The whole model at once where that can be, else block by block; or so where nothing is lost by it."""
     sharding = in_group(beside, "sharding")
     if sharding == "zero-3":  # its hooks gather inside of each block; those of the others stand outside
         return []
-    candidates = ["compile-blocks"] if sharding else ["compile", "compile-blocks"]
+    by_blocks = sharding or family_of(model).by_blocks
+    candidates = ["compile-blocks"] if by_blocks else ["compile", "compile-blocks"]
     return [name for name in candidates if known_methods()[name].refuse(model, target) is None][:1]
 
 

@@ -42,7 +42,7 @@ class Compile(Method):
 @dataclass(frozen=True, slots=True)
 class CompileBlocks(Method):
     name: str = "compile-blocks"
-    summary: str = "torch.compile of the loss and of each repeated block: equal ones are compiled once"
+    summary: str = "torch.compile of head, loss and each repeated block: equal ones are compiled once"
     group: ClassVar[str | None] = "compilation"
 
     def refuse(self, model: Model, target: Target) -> str | None:
@@ -53,7 +53,9 @@ class CompileBlocks(Method):
 
         # `forward`, not the module: what wraps a block later (recomputation, the hooks that shard) stays
         # outside, and every block finds the first one's graph.
-        for part in (*blocks, whole.criterion):
+        names = family_of(model).body_and_head
+        heads = [getattr(whole.model, names[1])] if names else []
+        for part in (*blocks, *heads, whole.criterion):
             part.forward = torch.compile(part.forward)
 
 

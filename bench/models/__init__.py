@@ -147,6 +147,7 @@ class Family(Protocol):
     kernels: str | None  # what the method "kernels" brings to this family, in words
     body_and_head: tuple[str, str] | None  # the module's parts: features of positions, their logits
     breaks_graph: str | None  # why those kernels cannot be compiled as one graph with all blocks
+    by_blocks: bool  # compiled block by block it is as fast as all at once, and sooner there
 
     def defaults(self) -> Mapping[str, Any]:
         """Every architecture field that a manifest may set, with its default."""

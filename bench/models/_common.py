@@ -72,6 +72,7 @@ class Bytes:
 
     body_and_head: tuple[str, str] | None = None
     breaks_graph: str | None = None
+    by_blocks: bool = False
 
     def footprint(self, model: Model, kernels: bool, halved: bool = False) -> Footprint:
         """With `halved` weights in half precision what flows from block to block is so too."""

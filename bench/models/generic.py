@@ -22,6 +22,7 @@ class TransformersFamily:
     kernels: str | None = SDPA
     body_and_head: tuple[str, str] | None = None
     breaks_graph: str | None = None
+    by_blocks: bool = False
 
     def __init__(self, name: str) -> None:
         self.name = name

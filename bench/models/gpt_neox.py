@@ -53,7 +53,8 @@ class GptNeoX(Bytes):
     name = "gpt_neox"
     objectives: tuple[Objective, ...] = ("causal-lm",)
     kernels: str | None = SDPA
-    body_and_head: tuple[str, str] | None = ("gpt_neox", "embed_out")
+    body_and_head: tuple[str, str] | None = ("gpt_neox", "lm_head")
+    by_blocks: bool = True  # measured: docs/measurements.md
 
     def defaults(self) -> Mapping[str, Any]:
         return DEFAULTS

@@ -150,6 +150,16 @@ def test_parameters_are_exact_whatever_the_architecture(name: str, changed: dict
     assert families()[model.family].parameters(model).total == sum(p.numel() for p in module.parameters())
 
 
+@pytest.mark.parametrize("model", [m for m in TINY if family_of(m).body_and_head], ids=lambda m: m.name)
+def test_the_head_makes_logits_of_what_the_body_gives(model: Model) -> None:
+    parts = family_of(model).body_and_head
+    assert parts is not None
+    module, batch = built(model).eval(), made_up_batch(model, 1)
+    body, head = (getattr(module, name) for name in parts)
+    features = body(input_ids=batch["input_ids"]).last_hidden_state
+    torch.testing.assert_close(head(features), module(input_ids=batch["input_ids"]).logits)
+
+
 @every_tiny_model
 def test_a_module_is_ready_to_train(model: Model) -> None:
     module = built(model)
