@@ -210,6 +210,16 @@ def test_a_family_that_loses_nothing_by_it_is_compiled_block_by_block(name: str,
     assert in_group(free_lunch(known_models()[name], H200), "compilation") == how
 
 
+def test_cudnn_s_attention_is_for_half_precision_on_gpus_that_have_it() -> None:
+    cudnn, by_name = known_methods()["cudnn-attention"], known_models()
+    assert cudnn.refuse(by_name["pythia-1b"], H200) is None
+    assert cudnn.refuse(by_name["roberta-large"], H200) is None
+    for model, target in [("vit-l", H200), ("mamba-2.8b", H200), ("pythia-1b", V100), ("pythia-1b", CPU)]:
+        assert cudnn.refuse(by_name[model], target)
+    assert "add kernels" in str(conflict(("tf32", "cudnn-attention")))
+    assert "choose one" in str(conflict(("kernels", "flex-attention", "cudnn-attention", "compile")))
+
+
 def test_attention_that_is_slow_unless_compiled_is_free_only_beside_a_compiler() -> None:
     vit = known_models()["vit-l"]
     assert "flex-attention" in free_lunch(vit, H200)
