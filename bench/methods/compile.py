@@ -56,7 +56,7 @@ class CompileBlocks(Method):
         names = family_of(model).body_and_head
         heads = [getattr(whole.model, names[1])] if names else []
         for part in (*blocks, *heads, whole.criterion):
-            part.forward = torch.compile(part.forward)
+            part.forward = torch.compile(part.forward, dynamic=False)
 
 
 METHODS = (Compile(), CompileBlocks())

@@ -22,7 +22,7 @@ from bench.models._common import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 # transformers 5.17, ConvNextConfig; kernel sizes are constants of its code
 DEFAULTS: Mapping[str, Any] = {
@@ -122,10 +122,30 @@ class ConvNext(Bytes):
 
         config = ConvNextConfig(**complete(model, DEFAULTS))
         module: nn.Module = ConvNextForImageClassification(config).train()
+        for part in module.modules():
+            if getattr(part, "drop_prob", 0.0):
+                _keep_rate_in_a_tensor(part)
         return module
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
         return [layer for stage in module.convnext.encoder.stages for layer in stage.layers]
+
+
+def _keep_rate_in_a_tensor(drop_path: nn.Module) -> None:
+    """transformers' own arithmetic; a number would be a constant of each block's compiled graph."""
+    import torch
+
+    # No buffer: DDP would send it round in every pass.
+    drop_path.kept = kept = torch.tensor(1.0 - drop_path.drop_prob)
+
+    def forward(features: Tensor) -> Tensor:
+        if not drop_path.training:
+            return features
+        shape = (len(features),) + (1,) * (features.ndim - 1)
+        chance = torch.rand(shape, dtype=features.dtype, device=features.device)
+        return features.div(kept) * torch.floor(chance + kept)
+
+    drop_path.forward = forward
 
 
 def _stages(model: Model) -> Iterator[tuple[int, int, int]]:
