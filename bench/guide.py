@@ -21,6 +21,7 @@ from bench.winner import NEAR
 COMFORTABLE = 0.85  # of the memory, for a first guess that must not run out
 # Of the time, at the very least and at most; measured in docs/accuracy.md and docs/methods.md.
 RECOMPUTED = 1.10  # checkpointing does a third of the arithmetic again
+NOT_RECOMPUTED = 0.68  # and the other way round
 LOWERED = 0.93  # weights in half precision, where autocast casts them in every pass
 RAISED = 0.96  # and the other way round, where casting costs less than it saves
 WITHOUT_OFFLOADING = 0.1  # what is measured with it says next to nothing of what is without
@@ -67,8 +68,10 @@ def promising(cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes:
     curve = _curve(timed)
     bounds = [(bound(trial, timed, curve), trial) for _, trial in left if strikes(trial.setting) < OUT]
     hopeful = [pair for pair in bounds if pair[0] < NEAR * best.step_seconds]
-    # A second micro-batch of the fastest setting tells its overhead, and so bounds all the others.
-    hopeful.sort(key=lambda pair: (curve is not None or not _next_to(pair[1], best.trial), pair[0]))
+    # A second micro-batch of the fastest setting tells its overhead, and so bounds all the others. Then by
+    # what is expected, not by what is hoped: most bounds are far too low, and a good one rules out many.
+    hopeful.sort(key=lambda pair: pair[0] * _believed(pair[1].setting))
+    hopeful.sort(key=lambda pair: curve is not None or not _next_to(pair[1], best.trial))
     return [trial for _, trial in hopeful]
 
 
@@ -130,7 +133,7 @@ def _gain(measured: Setting, wanted: Setting, half: bool) -> float:
     if "checkpointing" in wanted and "checkpointing" not in measured:
         share *= RECOMPUTED
     elif "checkpointing" in measured and "checkpointing" not in wanted:
-        share *= 0.5
+        share *= NOT_RECOMPUTED
     if half and _is_lowered(wanted) != _is_lowered(measured):
         share *= LOWERED if _is_lowered(wanted) else RAISED
     if not _arithmetic(wanted) <= _arithmetic(measured):  # what costs nothing may be missing there
@@ -212,7 +215,11 @@ def _strikes(
 def _guess(trial: Trial, need: int | None, memory_bytes: int) -> tuple[bool, float, int]:
     """Comfortable before tight, cheap before dear, large before small."""
     tight = need is not None and need > COMFORTABLE * memory_bytes
-    cost = math.prod(BELIEVED.get(name, 1.0) for name in trial.setting)
+    return tight, _believed(trial.setting) * (1 + 1 / trial.micro_batch), -trial.micro_batch
+
+
+def _believed(setting: Setting) -> float:
+    cost = math.prod(BELIEVED.get(name, 1.0) for name in setting)
     # Without what costs nothing, a setting is slower than with it.
-    free = len(_arithmetic(trial.setting))
-    return tight, cost * (1 + 1 / trial.micro_batch) * (1.2**-free), -trial.micro_batch
+    free = len(_arithmetic(setting))
+    return cost * 1.2**-free

@@ -57,7 +57,7 @@ def open_trial(cell: Cell, known: Mapping[str, Outcome]) -> Trial | None:
 
 def unproven(plan: Plan, known: Mapping[str, Outcome], proven: Collection[str]) -> Trial | None:
     """The next model's fastest trial that was not yet held against real training."""
-    for model in dict.fromkeys(cell.model.name for cell in plan.cells):
+    for model in _models(plan):
         best = fastest(plan, known, model)
         if best is not None and best.id not in proven:
             return best
@@ -79,7 +79,19 @@ def step_seconds(trial: Trial, outcome: Outcome | None) -> float | None:
 
 def remaining(plan: Plan, known: Mapping[str, Outcome]) -> int:
     """Settings that are not decided, of all models."""
-    return sum(undecided(plan, known, model) for model in dict.fromkeys(c.model.name for c in plan.cells))
+    return sum(undecided(plan, known, model) for model in _models(plan))
+
+
+def tally(plan: Plan, known: Mapping[str, Outcome]) -> tuple[int, int, str]:
+    """How many are decided, of how many: of models where a search decides, else of settings."""
+    if plan.guided:
+        models = _models(plan)
+        return sum(not undecided(plan, known, model) for model in models), len(models), "models"
+    return len(plan.cells) - remaining(plan, known), len(plan.cells), "settings"
+
+
+def _models(plan: Plan) -> list[str]:
+    return list(dict.fromkeys(cell.model.name for cell in plan.cells))
 
 
 def undecided(plan: Plan, known: Mapping[str, Outcome], model: str) -> int:

@@ -19,7 +19,7 @@ from bench.runner.nodes import Nodes
 from bench.runner.progress import Progress
 from bench.runner.state import Run
 from bench.runner.supervise import TICK_SECONDS, Limits, Supervisor
-from bench.search import next_trial, remaining, unproven
+from bench.search import next_trial, tally, unproven
 from bench.words import bytes_text
 
 CEILING_SECONDS = 300.0
@@ -137,7 +137,8 @@ def _dismiss(run: Run, supervisor: Supervisor, progress: Progress) -> None:
 
 
 def _open(run: Run) -> str:
-    return f"{remaining(run.plan, run.outcomes)} of {len(run.plan.cells)} settings undecided"
+    decided, total, what = tally(run.plan, run.outcomes)
+    return f"{total - decided} of {total} {what} undecided"
 
 
 def _measure_ceilings(run: Run, supervisor: Supervisor, progress: Progress) -> None:

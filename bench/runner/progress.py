@@ -13,7 +13,7 @@ from rich.text import Text
 
 from bench.plan import Plan
 from bench.result import Outcome, Trial
-from bench.search import remaining
+from bench.search import tally
 from bench.summary import TrialResult
 from bench.words import outcome_line, proof_line, seconds_text
 
@@ -35,13 +35,15 @@ class Progress:
         self._deadline: float | None = None
         self._begun = self._started = time.monotonic()
         self._decided = self._decided_before = 0
+        self._total, self._what = 0, ""
         self._next_plain = 0.0
 
     def start(self, run_id: str, plan: Plan, outcomes: Mapping[str, Outcome], deadline: float | None) -> None:
         self._plan, self._outcomes, self._deadline = plan, outcomes, deadline
         self._started = time.monotonic()
         self._decided = self._decided_before = self._count()
-        self.console.print(f"run {run_id}   {len(plan.cells)} settings   {plan.target.name}", soft_wrap=True)
+        what = f"{self._total} {self._what}"
+        self.console.print(f"run {run_id}   {what}   {plan.target.name}", soft_wrap=True)
         for skip in plan.skipped:
             self.console.print(
                 f"skipped  {skip.model}  {skip.label}: {skip.reason}", style="dim", soft_wrap=True
@@ -85,8 +87,10 @@ class Progress:
             self._live = None
 
     def _count(self) -> int:
-        """Settings decided. Only an outcome changes that; it is too dear for every redraw."""
-        return len(self._plan.cells) - remaining(self._plan, self._outcomes) if self._plan else 0
+        """Models or settings decided. Only an outcome changes that; it is too dear for every redraw."""
+        assert self._plan is not None
+        decided, self._total, self._what = tally(self._plan, self._outcomes)
+        return decided
 
     def _draw(self) -> None:
         if self._live is not None:
@@ -99,10 +103,9 @@ class Progress:
 
     def _left(self) -> str:
         """Time left, from what the decided settings took so far, and never past the budget."""
-        assert self._plan is not None
-        decided, total = self._decided, len(self._plan.cells)
+        decided, total = self._decided, self._total
         done_now = decided - self._decided_before
-        text = f"{decided} of {total} decided"
+        text = f"{decided} of {total} {self._what} decided"
         guess = None
         if done_now:
             guess = (time.monotonic() - self._started) / done_now * (total - decided)
