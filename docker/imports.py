@@ -4,6 +4,9 @@
         --entrypoint python3 -v ./docker/imports.py:/imports.py:ro bench:cuda13 /imports.py
 
 Then each compiled kernel is called: with a GPU it must give numbers, without one it must say what it lacks.
+Modules that an image does not have are named in WITHOUT. For cuda12.8:
+
+    -e "WITHOUT=flash_attn flash_attn_2_cuda mamba_ssm selective_scan_cuda causal_conv1d causal_conv1d_cuda"
 """
 
 import importlib
