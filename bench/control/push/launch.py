@@ -89,11 +89,13 @@ def script(job: Job) -> str:
         f"{command} >/dev/null 2>>log.txt </dev/null &",
         "child=$!",
         # A polite end is passed on: what was measured is packed and signed before it is over.
-        f"trap 'kill -TERM {_LEADER if several else '$child'} 2>/dev/null' TERM INT",
+        f"told=; trap 'told=yes; kill -TERM {_LEADER if several else '$child'} 2>/dev/null' TERM INT",
         "echo $$ >pid",
         "trap '' HUP",
+        # A signal ends the wait, not the run, which may yet be over before the next line: its code is asked
+        # for again. 127 is of a child that was waited for already.
         "wait $child; code=$?",
-        "while kill -0 $child 2>/dev/null; do wait $child; code=$?; done",
+        'while [ "$told" ]; do told=; wait $child; again=$?; [ $again = 127 ] || code=$again; done',
         *(_afterwards(job) if several else []),
         "echo $code >exit.part && mv exit.part exit",
         "exit $code",

@@ -92,6 +92,18 @@ def test_a_polite_end_reaches_the_run_and_it_may_start_again(job: Job) -> None:
     until(lambda: state(job) == "exit 5")
 
 
+def test_a_run_that_ends_politely_before_its_script_looks_again_keeps_its_code(job: Job) -> None:
+    launch.prepare(Here(), job, b"{}", b"{}")
+    folder = Path(job.folder)
+    before, wait, after = (folder / "run.sh").read_text().partition("wait $child; code=$?\n")
+    (folder / "run.sh").write_text(f"{before}{wait}sleep 0.5\n{after}")  # as on a busy node
+    launch.start(Here(), job)
+    until(lambda: (folder / "log.txt").exists() and "told:" in (folder / "log.txt").read_text())
+    launch.cancel(Here(), job.folder, None)
+    until(lambda: state(job).startswith("exit"))
+    assert state(job) == "exit 5"
+
+
 def test_a_killed_run_is_dead_not_over(job: Job) -> None:
     begin(job)
     os.killpg(int((Path(job.folder) / "pid").read_text()), 9)
