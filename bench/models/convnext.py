@@ -136,7 +136,7 @@ def _keep_rate_in_a_tensor(drop_path: nn.Module) -> None:
     import torch
 
     # No buffer: DDP would send it round in every pass.
-    drop_path.kept = kept = torch.tensor(1.0 - drop_path.drop_prob)
+    kept = torch.tensor(1.0 - drop_path.drop_prob)
 
     def forward(features: Tensor) -> Tensor:
         if not drop_path.training:

@@ -117,7 +117,7 @@ class TrialRun:
         # back to eager in silence.
         torch._dynamo.config.suppress_errors = False
         torch._dynamo.config.fail_on_recompile_limit_hit = True
-        torch._dynamo.config.recompile_limit = 64  # blocks that drop paths are all different
+        torch._dynamo.config.recompile_limit = 64  # blocks may all be different
         for name in trial.setting:
             known_methods()[name].prepare()
         with self.device.torch:
