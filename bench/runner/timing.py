@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.estimate import mean, step_interval
+from bench.models import Recipe
 from bench.result import StepSample, Timing
 
 WINDOW = 3  # steps; two adjacent windows must agree
 AGREEMENT = 0.02  # of their mean; more where the wanted interval is wider than that
 ROUNDS = 5  # before a tight interval is believed
 LATE_ROUNDS = 3  # before the time that is up ends it
+RARE = 3e-4  # evaluated samples, of those trained on: at most 0.1% of the time
 MAX_STEP_SHARE = 1 / 12  # of the measuring time, for one step at the high count
 
 
@@ -37,3 +39,9 @@ def is_enough(samples: Sequence[StepSample], accumulation: int, elapsed: float, 
     rounds = len(samples) // len({sample.accumulation for sample in samples})
     late = elapsed >= timing.measure_seconds and rounds >= LATE_ROUNDS
     return late or (rounds >= ROUNDS and interval.percent <= timing.target_percent)
+
+
+def evaluates_rarely(recipe: Recipe) -> bool:
+    """So rarely that a bound on its time is enough."""
+    trained = (recipe.eval_every_steps or 0) * recipe.batch_size
+    return bool(trained and recipe.eval_samples) and (recipe.eval_samples or 0) < RARE * trained

@@ -23,7 +23,7 @@ from bench.runner.device import Device
 from bench.runner.loop import Loop, Replicated, Strategy, WithLoss
 from bench.runner.saving import seconds_to_save
 from bench.runner.team import Team
-from bench.runner.timing import accumulation_counts, is_enough, is_steady
+from bench.runner.timing import accumulation_counts, evaluates_rarely, is_enough, is_steady
 
 Emit = Callable[[dict[str, Any]], None]
 LOSS_SAMPLES = 64  # a step of the loss curve, whatever the micro-batch, as near as it divides
@@ -65,7 +65,7 @@ class TrialRun:
         steps = self.measure(warm)
         ended, peak = time.time(), self.device.peak_bytes()
         self.phase("overheads")
-        log, save, evaluation = self.overheads()
+        log, save, evaluation = self.overheads(mean([sample.seconds for sample in warm.samples[-3:]]))
         self.phase("done")
         return Measurement(
             steps=steps, warmup=warm.samples, steady=warm.steady,
@@ -231,11 +231,15 @@ class TrialRun:
                 return tuple(samples)
         raise AssertionError("cycle never ends")
 
-    def overheads(self) -> tuple[float | None, float | None, float | None]:
+    def overheads(self, one_pass: float) -> tuple[float | None, float | None, float | None]:
         recipe = self.trial.model.recipe
         log = self.time_log() if recipe.log_every_steps else None
         save = self.time_save() if recipe.save_every_steps else None
-        evaluation = self.time_evaluation() if recipe.eval_every_steps and recipe.eval_samples else None
+        evaluation = None
+        if evaluates_rarely(recipe):  # to be timed it would be compiled first: a pass of training is more
+            evaluation = one_pass / (self.trial.micro_batch * self.team.size)
+        elif recipe.eval_every_steps and recipe.eval_samples:
+            evaluation = self.time_evaluation()
         return log, save, evaluation
 
     def time_log(self) -> float:

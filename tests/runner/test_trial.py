@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,35 @@ def test_a_timed_pass_computes_with_the_numbers_of_the_recipe_s_own_step(
     measured = run.run()
     assert max(sample.accumulation for sample in measured.steps) < 16
     assert divisors["warm-up"] == divisors["measure"] == {16}
+
+
+@pytest.mark.parametrize("every", [10, 10_000], ids=["often", "rarely"])
+def test_saving_logging_and_evaluating_are_timed_once_as_often_as_the_recipe_asks(
+    every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = known_models()["tiny-vit"]
+    recipe = replace(
+        model.recipe, log_every_steps=10, save_every_steps=100, eval_every_steps=every, eval_samples=20
+    )
+    timing = Timing(target_percent=50, measure_seconds=0.1, warmup_seconds=0.1, loss_steps=1)
+    trial = Trial(replace(model, recipe=recipe), (), 16, 1, 0, timing)
+    modes: list[bool] = []
+    evaluate = Loop.evaluate
+
+    def spy(loop: Loop, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        modes.append(loop.whole.training)
+        return evaluate(loop, batch)
+
+    monkeypatch.setattr(Loop, "evaluate", spy)
+    run = TrialRun(trial, Device("cpu"), Team(), tmp_path, lambda event: None)
+    measured = run.run()
+    assert measured.log_seconds
+    assert measured.save_seconds
+    assert measured.eval_seconds_per_sample
+    assert run.strategy.whole.training
+    if every == 10:
+        assert modes == [False, False]
+    else:  # so few samples that a pass of training is bound enough
+        assert modes == []
+        passes = [sample.seconds / 16 for sample in measured.warmup]
+        assert min(passes) <= measured.eval_seconds_per_sample <= max(passes)

@@ -1,0 +1,50 @@
+"""When a measurement is warm and good enough, how many passes its steps take, and what is not timed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bench.models import known_models
+from bench.result import StepSample, Timing
+from bench.runner.timing import accumulation_counts, evaluates_rarely, is_enough, is_steady
+
+TIMING = Timing(target_percent=1.0, measure_seconds=12.0, warmup_seconds=8.0)
+
+
+def test_warm_is_when_three_steps_took_as_long_as_the_three_before() -> None:
+    assert is_steady([9.0, 1.0, 1.0, 1.0, 1.01, 1.0, 1.0], TIMING)
+    assert not is_steady([1.0] * 5, TIMING)
+    assert not is_steady([1.2, 1.1, 1.1, 1.0, 1.0, 1.0], TIMING)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "pass_seconds", "counts"),
+    [
+        (1, 0.1, (1,)),
+        (64, 0.1, (1, 10)),  # a twelfth of the time for one step at the high count
+        (4, 0.1, (1, 4)),  # never more than the recipe does
+        (64, 30.0, (1, 2)),  # dear, but a line takes two points
+    ],
+)
+def test_passes_of_a_step(recipe: int, pass_seconds: float, counts: tuple[int, ...]) -> None:
+    assert accumulation_counts(recipe, pass_seconds, TIMING) == counts
+
+
+def test_enough_is_a_tight_interval_after_five_rounds_or_the_time_after_three() -> None:
+    rounds = [StepSample(1, 1.0), StepSample(2, 2.0)]
+    assert not is_enough(rounds * 4, 8, 1.0, TIMING)
+    assert is_enough(rounds * 5, 8, 1.0, TIMING)
+    wide = [StepSample(1, 1.0), StepSample(2, 2.0), StepSample(1, 1.5), StepSample(2, 2.5)]
+    assert not is_enough(wide * 3, 8, 11.0, TIMING)
+    assert is_enough(wide * 3, 8, 13.0, TIMING)
+    assert not is_enough(wide, 8, 13.0, TIMING)
+
+
+def test_an_evaluation_is_timed_where_it_could_count() -> None:
+    small, large = (known_models()[name].recipe for name in ("pythia-160m", "pythia-6.9b"))
+    assert evaluates_rarely(small)
+    assert not evaluates_rarely(large)  # 40 times as often
+    assert not evaluates_rarely(replace(small, eval_samples=None))
+    assert not evaluates_rarely(known_models()["vit-l"].recipe)
