@@ -135,15 +135,14 @@ def _keep_rate_in_a_tensor(drop_path: nn.Module) -> None:
     """transformers' own arithmetic; a number would be a constant of each block's compiled graph."""
     import torch
 
-    # No buffer: DDP would send it round in every pass.
-    kept = torch.tensor(1.0 - drop_path.drop_prob)
+    drop_path.register_buffer("kept", torch.tensor(1.0 - drop_path.drop_prob), persistent=False)
 
     def forward(features: Tensor) -> Tensor:
         if not drop_path.training:
             return features
         shape = (len(features),) + (1,) * (features.ndim - 1)
         chance = torch.rand(shape, dtype=features.dtype, device=features.device)
-        return features.div(kept) * torch.floor(chance + kept)
+        return features.div(drop_path.kept) * torch.floor(chance + drop_path.kept)
 
     drop_path.forward = forward
 
