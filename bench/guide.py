@@ -61,8 +61,12 @@ def promising(cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes:
     timed = _timed(cells, known)
     strikes = _strikes(cells, known, timed)
     if not timed:
-        left.sort(key=lambda pair: _guess(pair[1], pair[0].needs[pair[1].micro_batch], memory_bytes))
-        left.sort(key=lambda pair: strikes(pair[1].setting))
+        left.sort(
+            key=lambda pair: (
+                strikes(pair[1].setting),
+                _guess(pair[1], pair[0].needs[pair[1].micro_batch], memory_bytes),
+            )
+        )
         return [trial for _, trial in left]
     best = min(timed, key=lambda one: one.step_seconds)
     curve = _curve(timed)
@@ -70,8 +74,12 @@ def promising(cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes:
     hopeful = [pair for pair in bounds if pair[0] < NEAR * best.step_seconds]
     # A second micro-batch of the fastest setting tells its overhead, and so bounds all the others. Then by
     # what is expected, not by what is hoped: most bounds are far too low, and a good one rules out many.
-    hopeful.sort(key=lambda pair: pair[0] * _believed(pair[1].setting))
-    hopeful.sort(key=lambda pair: curve is not None or not _next_to(pair[1], best.trial))
+    hopeful.sort(
+        key=lambda pair: (
+            curve is not None or not _next_to(pair[1], best.trial),
+            pair[0] * _believed(pair[1].setting),
+        )
+    )
     return [trial for _, trial in hopeful]
 
 

@@ -124,7 +124,7 @@ def _settings(manifest: Manifest, model: Model, target: Target) -> Iterator[Sett
 def _candidates(model: Model, target: Target) -> Iterator[Setting]:
     """All that may be the fastest: every memory-saving setting, with every method that pays for some.
 
-    Not compiled as well: where a compiler fails, or never ends, something else must answer.
+    What is not sharded, uncompiled too: where a compiler fails or never ends, something else must answer.
     """
     halves = known_methods()["half-weights"].refuse(model, target) is None
     for setting in memory_saving_settings(target.gpus):

@@ -28,9 +28,7 @@ class CudnnAttention(Method):
             return "cuDNN computes attention in half precision alone"
         if target.device == "cpu":
             return "cuDNN is for NVIDIA GPUs"
-        if target.compute_capability and float(target.compute_capability) < 8.0:
-            return f"cuDNN's attention needs compute capability 8.0, this GPU has {target.compute_capability}"
-        return None
+        return target.too_old_for("cuDNN's attention")
 
     def prepare(self) -> None:
         import torch

@@ -34,6 +34,11 @@ class Warm:
     samples: tuple[StepSample, ...]
     steady: bool
 
+    @property
+    def pass_seconds(self) -> float:
+        """Steps of one pass, the last and so the warmest."""
+        return mean([sample.seconds for sample in self.samples[-3:]])
+
 
 class TrialRun:
     def __init__(self, trial: Trial, device: Device, team: Team, scratch: Path, emit: Emit) -> None:
@@ -65,7 +70,7 @@ class TrialRun:
         steps = self.measure(warm)
         ended, peak = time.time(), self.device.peak_bytes()
         self.phase("overheads")
-        log, save, evaluation = self.overheads(mean([sample.seconds for sample in warm.samples[-3:]]))
+        log, save, evaluation = self.overheads(warm.pass_seconds)
         self.phase("done")
         return Measurement(
             steps=steps, warmup=warm.samples, steady=warm.steady,
@@ -219,8 +224,7 @@ class TrialRun:
     def measure(self, warm: Warm) -> tuple[StepSample, ...]:
         """Both counts in turn, so that a machine that drifts drifts for both."""
         trial = self.trial
-        one_pass = mean([s.seconds for s in warm.samples[-3:]])
-        counts = accumulation_counts(trial.accumulation, one_pass, trial.timing)
+        counts = accumulation_counts(trial.accumulation, warm.pass_seconds, trial.timing)
         samples: list[StepSample] = []
         started = time.perf_counter()
         for passes in cycle(counts):
@@ -231,13 +235,13 @@ class TrialRun:
                 return tuple(samples)
         raise AssertionError("cycle never ends")
 
-    def overheads(self, one_pass: float) -> tuple[float | None, float | None, float | None]:
+    def overheads(self, pass_seconds: float) -> tuple[float | None, float | None, float | None]:
         recipe = self.trial.model.recipe
         log = self.time_log() if recipe.log_every_steps else None
         save = self.time_save() if recipe.save_every_steps else None
         evaluation = None
         if evaluates_rarely(recipe):  # to be timed it would be compiled first: a pass of training is more
-            evaluation = one_pass / (self.trial.micro_batch * self.team.size)
+            evaluation = pass_seconds / (self.trial.micro_batch * self.team.size)
         elif recipe.eval_every_steps and recipe.eval_samples:
             evaluation = self.time_evaluation()
         return log, save, evaluation
