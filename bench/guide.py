@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from bench.estimate import pass_and_update, step_interval
 from bench.methods import Setting, in_group
+from bench.models.inline import family_of
 from bench.plan import Cell
 from bench.result import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Trial
 from bench.winner import NEAR
@@ -25,6 +26,10 @@ NOT_RECOMPUTED = 0.68  # and the other way round
 LOWERED = 0.93  # weights in half precision, where autocast casts them in every pass
 RAISED = 0.96  # and the other way round, where casting costs less than it saves
 WITHOUT_OFFLOADING = 0.1  # what is measured with it says next to nothing of what is without
+WITHOUT_ADDING_UP = 0.02  # and least of all where the host has work in every pass
+# Seconds of a parameter on the host. FSDP2 adds gradients up there in every pass, without overlap: 1.7 to
+# 3.2 ns were measured; an update there, with what goes down and up for it, took 0.6 to 0.7.
+ADDED_UP_ON_HOST, UPDATED_ON_HOST = 1.0e-9, 0.4e-9
 SMALLER = 0.98  # a smaller micro-batch, of the time a sample took at the one measured
 # What a pass costs beside its samples, in samples, while only one micro-batch is known: no more than
 # so many, or that share of it.
@@ -70,7 +75,10 @@ def promising(cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes:
         return [trial for _, trial in left]
     best = min(timed, key=lambda one: one.step_seconds)
     curve = _curve(timed)
-    bounds = [(bound(trial, timed, curve), trial) for _, trial in left if strikes(trial.setting) < OUT]
+    parameters = _parameters(cells)
+    bounds = [
+        (bound(trial, timed, curve, parameters), trial) for _, trial in left if strikes(trial.setting) < OUT
+    ]
     hopeful = [pair for pair in bounds if pair[0] < NEAR * best.step_seconds]
     # A second micro-batch of the fastest setting tells its overhead, and so bounds all the others. Then by
     # what is expected, not by what is hoped: most bounds are far too low, and a good one rules out many.
@@ -87,20 +95,46 @@ def _next_to(trial: Trial, measured: Trial) -> bool:
     return trial.setting == measured.setting and 0.4 <= trial.micro_batch / measured.micro_batch < 1
 
 
-def bound(trial: Trial, timed: Sequence[Timed], curve: float | None) -> float:
+def bound(trial: Trial, timed: Sequence[Timed], curve: float | None, parameters: int = 0) -> float:
     """No step of this trial takes less, as far as what was measured tells."""
-    return max(_bound_by(trial, setting, timed, curve) for setting in {one.trial.setting for one in timed})
+    settings = {one.trial.setting for one in timed}
+    return max(_bound_by(trial, setting, timed, curve, parameters) for setting in settings)
 
 
-def _bound_by(trial: Trial, setting: Setting, timed: Sequence[Timed], curve: float | None) -> float:
+def _bound_by(
+    trial: Trial, setting: Setting, timed: Sequence[Timed], curve: float | None, parameters: int
+) -> float:
     """What the trials of one measured setting say."""
     same = _of(setting, timed)
     update = max(0.0, min(one.update_seconds for one in same))
     if setting != trial.setting:
         update *= OTHERWISE / (trial.gpus if in_group(trial.setting, "sharding") else 1)
+    if "offload" in setting and "offload" not in trial.setting:
+        update = 0.0  # the host's says nothing of the device's
     half = trial.model.recipe.precision != "fp32"
     a_pass = _gain(setting, trial.setting, half) * _pass_bound(trial.micro_batch, same, curve)
-    return trial.accumulation * a_pass + update
+    host = 0.0 if "offload" in setting else _on_host(trial, parameters)
+    return trial.accumulation * a_pass + update + host
+
+
+def _on_host(trial: Trial, parameters: int) -> float:
+    """Seconds of a step."""
+    if "offload" not in trial.setting:
+        return 0.0
+    passes = trial.accumulation if _adds_up_on_host(trial.setting) else 0
+    return parameters / trial.gpus * (passes * ADDED_UP_ON_HOST + UPDATED_ON_HOST)
+
+
+def _adds_up_on_host(setting: Setting) -> bool:
+    return "offload" in setting and _kind(setting) == "fsdp-"
+
+
+def _parameters(cells: Sequence[Cell]) -> int:
+    """Of these cells' one model; 0 where only the built module could tell."""
+    try:
+        return family_of(cells[0].model).parameters(cells[0].model).total
+    except LookupError:
+        return 0
 
 
 def _of(setting: Setting, timed: Sequence[Timed]) -> list[Timed]:
@@ -113,7 +147,7 @@ def _curve(timed: Sequence[Timed]) -> float | None:
     found = []
     for setting in {one.trial.setting for one in timed}:
         same = _of(setting, timed)
-        if len(same) > 1:
+        if len(same) > 1 and not _adds_up_on_host(setting):
             small, large = same[-2], same[-1]
             rate = (large.pass_seconds - small.pass_seconds) / (
                 large.trial.micro_batch - small.trial.micro_batch
@@ -129,6 +163,8 @@ def _pass_bound(micro_batch: int, same: Sequence[Timed], curve: float | None) ->
     size = nearest.trial.micro_batch
     if micro_batch == size:
         return nearest.pass_seconds
+    if _adds_up_on_host(nearest.trial.setting):  # it may be all the host's, whatever the samples
+        return nearest.pass_seconds * min(1.0, micro_batch / size)
     if curve is None and micro_batch < size:
         return SMALLER * nearest.sample_seconds * micro_batch
     overhead = max(MOST_OVERHEAD, OVERHEAD_SHARE * size) if curve is None else curve
@@ -146,8 +182,8 @@ def _gain(measured: Setting, wanted: Setting, half: bool) -> float:
         share *= LOWERED if _is_lowered(wanted) else RAISED
     if not _arithmetic(wanted) <= _arithmetic(measured):  # what costs nothing may be missing there
         share *= 0.3
-    if "offload" in measured and "offload" not in wanted:
-        share *= WITHOUT_OFFLOADING
+    if "offload" in measured and not ("offload" in wanted and _kind(measured) == _kind(wanted)):
+        share *= WITHOUT_ADDING_UP if _adds_up_on_host(measured) else WITHOUT_OFFLOADING
     elif not _costs_as_much(measured, wanted):
         share *= 0.3
     return share
@@ -157,12 +193,18 @@ def _is_lowered(setting: Setting) -> bool:
     return "half-weights" in setting or in_group(setting, "sharding") is not None
 
 
+def _kind(setting: Setting) -> str | None:
+    """ "zero-" or "fsdp-": whose code it is that shards."""
+    sharding = in_group(setting, "sharding")
+    return sharding and sharding[:-1]
+
+
 def _costs_as_much(measured: Setting, wanted: Setting) -> bool:
     """All that the measured setting sent about, the wanted one sends too: sharding adds."""
     before, after = in_group(measured, "sharding"), in_group(wanted, "sharding")
     if before is None:
         return True
-    return after is not None and before[:-1] == after[:-1] and before <= after  # a later stage of its kind
+    return after is not None and _kind(measured) == _kind(wanted) and before <= after  # a later stage
 
 
 def _arithmetic(setting: Setting) -> frozenset[str]:

@@ -14,6 +14,7 @@ import pytest
 
 from bench.manifest import parse_manifest
 from bench.methods import Setting, Target, in_group
+from bench.models.inline import family_of
 from bench.plan import Cell, Plan, make_plan
 from bench.result import Crashed, Measured, Outcome, OutOfMemory, StepSample, TimedOut, Trial
 from bench.search import fastest, next_trial, remaining
@@ -48,6 +49,8 @@ class World:
             "half-weights": draw.uniform(0.94, 1.03),
             "masked-head": draw.uniform(0.85, 0.95),
         }
+        # Of a parameter, on the host: in every pass of FSDP2's, and in an update.
+        self.added_up, self.updated = draw.uniform(1.5e-9, 4e-9), draw.uniform(0.5e-9, 2e-9)
         self.costs["zero-2"] = self.costs["zero-1"] * draw.uniform(1.0, 1.1)
         self.costs["zero-3"] = self.costs["zero-2"] * draw.uniform(1.1, 2.0)
         self.costs["fsdp-3"] = self.costs["fsdp-2"] * draw.uniform(1.0, 1.2)
@@ -64,8 +67,14 @@ class World:
             # Weights are in half precision there, too.
             share *= min(1.0, self.costs["half-weights"])
         a_pass = share * self.rate * (trial.micro_batch + 16 * self.overhead)
-        divided = trial.gpus if in_group(trial.setting, "sharding") else 1
-        return self.update / divided + passes * a_pass
+        sharding = in_group(trial.setting, "sharding")
+        divided = trial.gpus if sharding else 1
+        update = self.update / divided
+        if sharding and "offload" in trial.setting:
+            parameters = family_of(trial.model).parameters(trial.model).total / divided
+            update += parameters * self.updated
+            a_pass += parameters * self.added_up if sharding.startswith("fsdp-") else 0.0
+        return update + passes * a_pass
 
     def outcome(self, cell: Cell, trial: Trial) -> Outcome:
         if self.broken in trial.setting or (self.broken == "compile" and is_compiled(trial.setting)):
@@ -73,7 +82,7 @@ class World:
         need = cell.needs[trial.micro_batch]
         if need is not None and need * self.memory > self.plan.memory_bytes:
             return OutOfMemory("gpu", "")
-        counts = (1,) if trial.accumulation == 1 else (1, 2)
+        counts = (1,) if trial.accumulation == 1 else (1, min(16, trial.accumulation))
         return Measured(
             measurement(
                 [
