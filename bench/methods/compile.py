@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-EVEN = 8  # numbers a row; other rows are padded for tensor cores, but by inductor alone
-
-
 def _missing_compiler(target: Target) -> str | None:
     if target.device == "cpu" and not (shutil.which("g++") or shutil.which("clang++")):
         return "torch.compile on a CPU needs g++ or clang++: install one"
@@ -56,18 +53,14 @@ class CompileBlocks(Method):
 
         # `forward`, not the module: what wraps a block later (recomputation, the hooks that shard) stays
         # outside, and every block finds the first one's graph.
-        for part in (*blocks, *_heads(model, whole), whole.criterion):
-            part.forward = torch.compile(part.forward, dynamic=False)
-
-
-def _heads(model: Model, whole: nn.Module) -> list[nn.Module]:
-    """The head, where compiling it gains: a lone product of even rows is the same kernel either way."""
-    from torch.nn import Linear
-
-    parts = family_of(model).body_and_head
-    head = getattr(whole.model, parts[1]) if parts else None
-    lone = isinstance(head, Linear) and head.out_features % EVEN == 0
-    return [] if head is None or lone else [head]
+        for block in blocks:
+            block.forward = torch.compile(block.forward, dynamic=False)
+        whole.parts = family_of(model).body_and_head
+        if whole.parts is None:
+            whole.criterion.forward = torch.compile(whole.criterion.forward, dynamic=False)
+        else:
+            # As one: logits are written once, in half precision, and their gradient over them.
+            whole.tail = torch.compile(whole.tail, dynamic=False)
 
 
 METHODS = (Compile(), CompileBlocks())

@@ -28,20 +28,16 @@ class MaskedHead(Method):
         return None
 
     def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
-        parts = family_of(model).body_and_head
-        assert parts is not None
-        body, head = (getattr(whole.model, name) for name in parts)
-        count = model.recipe.asked_per_sample
+        whole.parts = family_of(model).body_and_head
+        count, tail = model.recipe.asked_per_sample, whole.tail
 
-        def forward(batch: dict[str, Tensor]) -> Any:
-            labels = batch["labels"]
+        def of_asked(features: Tensor, labels: Tensor) -> Tensor:
             # As many in every sample, so that shapes stay what they are: the asked ones come first.
             asked = (labels == -100).int().argsort(dim=1, stable=True)[:, :count]
-            features = body(input_ids=batch["input_ids"]).last_hidden_state
             chosen = features.gather(1, asked.unsqueeze(-1).expand(-1, -1, features.size(-1)))
-            return whole.criterion(head(chosen), labels.gather(1, asked))
+            return tail(chosen, labels.gather(1, asked))
 
-        whole.forward = forward
+        whole.tail = of_asked
 
     def left_out(self, model: Model) -> Flops:
         """The head's share of the arithmetic: a dense layer, then the vocabulary."""

@@ -30,13 +30,29 @@ class Criterion(nn.Module):
 class WithLoss(nn.Module):
     """A model and its loss as one module: what is compiled, replicated or sharded as a whole."""
 
+    parts: tuple[str, str] | None = None  # body and head, once a method takes them apart
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
         self.criterion = Criterion()
 
     def forward(self, batch: Batch) -> Tensor:
+        if self.parts is not None:
+            return self.tail(self.features(batch), batch["labels"])
         loss: Tensor = self.criterion(logits(self.model, batch), batch["labels"])
+        return loss
+
+    def features(self, batch: Batch) -> Tensor:
+        """What the body gives for every position."""
+        assert self.parts is not None
+        features: Tensor = getattr(self.model, self.parts[0])(input_ids=batch["input_ids"]).last_hidden_state
+        return features
+
+    def tail(self, features: Tensor, labels: Tensor) -> Tensor:
+        """Head and loss: a method may put its own in this place."""
+        assert self.parts is not None
+        loss: Tensor = self.criterion(getattr(self.model, self.parts[1])(features), labels)
         return loss
 
 
