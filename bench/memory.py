@@ -6,7 +6,7 @@ Pure arithmetic on shapes. docs/accuracy.md holds it against what was measured.
 from __future__ import annotations
 
 from bench.methods import Setting, in_group
-from bench.models import Compiled, Model, Parts
+from bench.models import Model, Parts
 from bench.models.inline import family_of
 
 FP32, HALF, MOMENTS = 4, 2, 8  # bytes a parameter
@@ -24,7 +24,7 @@ def predict_bytes(model: Model, setting: Setting, micro_batch: int, gpus: int) -
             model,
             kernels="kernels" in setting,
             checkpointing="checkpointing" in setting,
-            compiled=_compiled(setting),
+            compiled=in_group(setting, "compilation") is not None,
             asked_only="masked-head" in setting,
             halved="half-weights" in setting,
         )
@@ -32,10 +32,6 @@ def predict_bytes(model: Model, setting: Setting, micro_batch: int, gpus: int) -
         return None
     half = model.recipe.precision != "fp32"
     return state_bytes(parts, setting, gpus, half) + activations * micro_batch
-
-
-def _compiled(setting: Setting) -> Compiled:
-    return "compile" if "compile" in setting else "compile-blocks" if "compile-blocks" in setting else None
 
 
 def state_bytes(parts: Parts, setting: Setting, gpus: int, half: bool) -> int:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.memory import predict_bytes, state_bytes
-from bench.methods import memory_saving_settings
-from bench.models import Parts
+from bench.methods import known_methods, memory_saving_settings
+from bench.models import Model, Parts
 from bench.models.paper_code import find_model
 from bench.report.bundles import check_all
 from bench.summary import Results
@@ -19,18 +19,40 @@ RESULTS = Path(__file__).parents[1] / "results"
 PARTS = Parts(outside=1_000_000_000, blocks=(500_000_000,) * 20)
 
 
+# Measured before head and loss were compiled as one: what is compiled by blocks held the logits twice.
+LOGITS_TWICE = {
+    "every-setting-h200/pythia-160m-1gpu", "every-setting-h200/pythia-160m-2gpus",
+    "compiled-how-h200/32-pythia-160m", "compiled-how-h200/16-pythia-410m",
+    "proof-2xh200/pythia-1b-fsdp-2", "side-by-side-h200/head-and-loss-apart", "hour-h200/24-minutes",
+}  # fmt: skip
+
+
+def twice(model: Model) -> int:
+    """Bytes of one copy of a sample's logits, in half precision; those of pictures hardly count."""
+    recipe = model.recipe
+    positions = recipe.asked_per_sample if recipe.objective == "masked-lm" else recipe.units_per_sample
+    return 2 * positions * model.architecture.get("vocab_size", 0)
+
+
+def named(path: Path) -> str:
+    return f"{path.parent.name}/{path.stem}"
+
+
 def bundles() -> list[Path]:
     return sorted(RESULTS.rglob("*.tar"))
 
 
-@pytest.mark.parametrize("path", bundles(), ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize("path", bundles(), ids=named)
 def test_a_committed_bundle_verifies_and_its_peaks_are_predicted_within_15_percent(path: Path) -> None:
     ((_, verdict),) = check_all([path], None)
     assert isinstance(verdict, Verdict), verdict
     results = verdict.recomputed.get("results")  # None: of a node check
     for trial in results.trials if isinstance(results, Results) else ():
-        if trial.estimate:
-            predicted = predict_bytes(find_model(trial.model), trial.setting, trial.micro_batch, trial.gpus)
+        if trial.estimate and known_methods().keys() >= {*trial.setting}:  # a method may be gone since
+            model = find_model(trial.model)
+            predicted = predict_bytes(model, trial.setting, trial.micro_batch, trial.gpus)
+            if named(path) in LOGITS_TWICE and "compile-blocks" in trial.setting:
+                predicted += trial.micro_batch * twice(model)
             assert predicted == pytest.approx(trial.estimate.peak_bytes, rel=0.15), trial.label
 
 

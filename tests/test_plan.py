@@ -56,11 +56,8 @@ def test_offloading_needs_sharding_and_shardings_exclude_each_other() -> None:
 def test_what_is_sharded_is_compiled_block_by_block_and_zero_3_not_at_all() -> None:
     plan = make_plan(manifest(models=["convnext-xl"], methods="exhaustive"), FOUR_H200)
     for item in [*plan.cells, *plan.skipped]:
-        sharded = {"zero-1", "zero-2", "fsdp-2", "fsdp-3"} & {*item.setting}
-        assert ("compile-blocks" in item.setting) == bool(sharded)
-        assert ("compile" in item.setting) == (
-            not sharded and "zero-3" not in item.setting and item.setting != ()
-        )
+        assert ("compile-blocks" in item.setting) == ("zero-3" not in item.setting and item.setting != ())
+        assert "compile" not in item.setting
 
 
 def test_tf32_is_for_gpus_that_have_it() -> None:
@@ -205,19 +202,18 @@ def test_mamba_s_free_lunch_is_compiled_block_by_block_on_a_gpu() -> None:
     ]
 
 
-@pytest.mark.parametrize(("name", "how"), [("pythia-1b", "compile-blocks"), ("convnext-xl", "compile")])
-def test_a_family_that_loses_nothing_by_it_is_compiled_block_by_block(name: str, how: str) -> None:
-    assert in_group(free_lunch(known_models()[name], H200), "compilation") == how
+@pytest.mark.parametrize("name", ["pythia-1b", "roberta-large", "vit-l", "convnext-xl"])
+def test_a_family_that_loses_nothing_by_it_is_compiled_block_by_block(name: str) -> None:
+    assert in_group(free_lunch(known_models()[name], H200), "compilation") == "compile-blocks"
 
 
-def test_cudnn_s_attention_is_for_half_precision_on_gpus_that_have_it() -> None:
-    cudnn, by_name = known_methods()["cudnn-attention"], known_models()
-    assert cudnn.refuse(by_name["pythia-1b"], H200) is None
-    assert cudnn.refuse(by_name["roberta-large"], H200) is None
-    for model, target in [("vit-l", H200), ("mamba-2.8b", H200), ("pythia-1b", V100), ("pythia-1b", CPU)]:
-        assert cudnn.refuse(by_name[model], target)
-    assert "add kernels" in str(conflict(("tf32", "cudnn-attention")))
-    assert "choose one" in str(conflict(("kernels", "flex-attention", "cudnn-attention", "compile")))
+def test_rotary_kernels_are_for_gpt_neox_on_a_gpu_beside_the_other_kernels() -> None:
+    rotary, by_name = known_methods()["rotary"], known_models()
+    assert rotary.refuse(by_name["pythia-1b"], H200) is None
+    for model, target in [("roberta-large", H200), ("mamba-2.8b", H200), ("pythia-1b", CPU)]:
+        assert rotary.refuse(by_name[model], target)
+    assert "add kernels" in str(conflict(("tf32", "rotary")))
+    assert conflict(("kernels", "rotary")) is None
 
 
 def test_attention_that_is_slow_unless_compiled_is_free_only_beside_a_compiler() -> None:

@@ -27,7 +27,7 @@ _METHOD_FILES = (
     "tf32",
     "kernels",
     "flex",
-    "cudnn",
+    "rotary",
     "depthwise",
     "masked_head",
     "half_weights",
@@ -112,8 +112,8 @@ def conflict(setting: Setting) -> str | None:
         return "offload needs a sharding method beside it"
     if "flex-attention" in setting and "compilation" not in groups:
         return "flex-attention is slow unless it is compiled: add compile or compile-blocks"
-    if "cudnn-attention" in setting and "kernels" not in setting:
-        return "cudnn-attention is one of the kernels: add kernels"
+    if "rotary" in setting and "kernels" not in setting:
+        return "rotary hands over to the attention of kernels: add kernels"
     if "half-weights" in setting and "sharding" in groups:
         return f"half-weights and {groups['sharding']} both say how weights are held: choose one"
     return None

@@ -59,7 +59,7 @@ class CompileBlocks(Method):
         if whole.parts is None:
             whole.criterion.forward = torch.compile(whole.criterion.forward, dynamic=False)
         else:
-            # As one: logits are written once, in half precision, and their gradient over them.
+            # As one: logits are written once, and their gradient over them.
             whole.tail = torch.compile(whole.tail, dynamic=False)
 
 

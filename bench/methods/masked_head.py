@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from bench.methods import Method, Target
 from bench.models import Flops, Model
@@ -29,15 +29,15 @@ class MaskedHead(Method):
 
     def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
         whole.parts = family_of(model).body_and_head
-        count, tail = model.recipe.asked_per_sample, whole.tail
+        count = model.recipe.asked_per_sample
 
-        def of_asked(features: Tensor, labels: Tensor) -> Tensor:
+        def asked(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
             # As many in every sample, so that shapes stay what they are: the asked ones come first.
-            asked = (labels == -100).int().argsort(dim=1, stable=True)[:, :count]
-            chosen = features.gather(1, asked.unsqueeze(-1).expand(-1, -1, features.size(-1)))
-            return tail(chosen, labels.gather(1, asked))
+            first = (labels == -100).int().argsort(dim=1, stable=True)[:, :count]
+            chosen = features.gather(1, first.unsqueeze(-1).expand(-1, -1, features.size(-1)))
+            return chosen, labels.gather(1, first)
 
-        whole.tail = of_asked
+        whole.asked = asked
 
     def left_out(self, model: Model) -> Flops:
         """The head's share of the arithmetic: a dense layer, then the vocabulary."""

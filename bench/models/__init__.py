@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 Objective = Literal["causal-lm", "masked-lm", "image-classification"]
 Precision = Literal["fp32", "bf16", "fp16"]
-Compiled = Literal["compile", "compile-blocks"] | None  # by which method, if by any
 
 _FAMILY_FILES = ("gpt_neox", "roberta", "mamba", "convnext", "vit")
 
@@ -174,7 +173,7 @@ class Family(Protocol):
         *,
         kernels: bool,
         checkpointing: bool,
-        compiled: Compiled = None,
+        compiled: bool = False,
         asked_only: bool = False,
         halved: bool = False,
     ) -> int:

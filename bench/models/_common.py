@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.errors import Mistake
-from bench.models import Compiled, Model
+from bench.models import Model
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -17,8 +17,6 @@ FP32 = 4  # bytes
 INDEX = 8  # bytes of a token's id or a label
 NORM_STATISTICS = 2 * FP32  # a layer norm keeps mean and deviation of every row
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "tanh")
-# Compiled with the model, the gradient overwrites the logits; alone, the loss has it beside them.
-LOGITS_COPIES: Mapping[Compiled, int] = {"compile": 1, "compile-blocks": 2}
 SDPA = "scaled_dot_product_attention: scores and probabilities are never written to memory"
 
 
@@ -72,7 +70,7 @@ class Bytes:
 
     body_and_head: tuple[str, str] | None = None
     breaks_graph: str | None = None
-    by_blocks: bool = False
+    by_blocks: bool = True  # measured: docs/measurements.md
 
     def footprint(self, model: Model, kernels: bool, halved: bool = False) -> Footprint:
         """With `halved` weights in half precision what flows from block to block is so too."""
@@ -87,11 +85,12 @@ class Bytes:
         *,
         kernels: bool,
         checkpointing: bool,
-        compiled: Compiled = None,
+        compiled: bool = False,
         asked_only: bool = False,
         halved: bool = False,
     ) -> int:
-        loss_bytes = None if compiled is None else LOGITS_COPIES[compiled] * lowered(model)
+        # Compiled with the head, the loss writes its gradient over the logits.
+        loss_bytes = lowered(model) if compiled else None
         footprint = self.footprint(model, kernels, halved)
         if asked_only:
             footprint = footprint.asked(model.recipe.asked_per_sample / model.recipe.units_per_sample)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from bench.errors import BadInput, Mistake
-from bench.models import Compiled, Flops, Model, Objective, Parts
+from bench.models import Flops, Model, Objective, Parts
 from bench.models._common import SDPA, cross_entropy, logits, unmasked_attention
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class TransformersFamily:
         *,
         kernels: bool,
         checkpointing: bool,
-        compiled: Compiled = None,
+        compiled: bool = False,
         asked_only: bool = False,
         halved: bool = False,
     ) -> int:

@@ -54,7 +54,6 @@ class GptNeoX(Bytes):
     objectives: tuple[Objective, ...] = ("causal-lm",)
     kernels: str | None = SDPA
     body_and_head: tuple[str, str] | None = ("gpt_neox", "lm_head")
-    by_blocks: bool = True  # measured: docs/measurements.md
 
     def defaults(self) -> Mapping[str, Any]:
         return DEFAULTS

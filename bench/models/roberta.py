@@ -50,7 +50,6 @@ class Roberta(Bytes):
     name = "roberta"
     objectives: tuple[Objective, ...] = ("masked-lm",)
     kernels: str | None = SDPA
-    by_blocks: bool = True  # measured: docs/measurements.md
     body_and_head: tuple[str, str] | None = ("roberta", "lm_head")
 
     def defaults(self) -> Mapping[str, Any]:

@@ -50,7 +50,6 @@ class Vit(Bytes):
     name = "vit"
     objectives: tuple[Objective, ...] = ("image-classification",)
     kernels: str | None = SDPA
-    by_blocks: bool = True  # measured: docs/measurements.md
 
     def defaults(self) -> Mapping[str, Any]:
         return DEFAULTS

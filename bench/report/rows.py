@@ -69,7 +69,7 @@ class Row:
     started_at: str
     level: str
     trusted: bool
-    complete: bool
+    complete: bool  # of this model: a run that ended early may have decided it
     machine: Machine
     model: str
     family: str
@@ -133,7 +133,7 @@ def _row(path: Path, verdict: Verdict, results: Results, model: Model) -> Row:
         started_at=verdict.started_at,
         level=verdict.level,
         trusted=verdict.trusted,
-        complete=verdict.complete,
+        complete=verdict.complete or _is_decided(results, model.name),
         machine=_machine(results.node, devices, verdict),
         model=model.name,
         family=model.family,
@@ -146,6 +146,10 @@ def _row(path: Path, verdict: Verdict, results: Results, model: Model) -> Row:
         watts=watts.get(best.id) if best else None,
         telemetry=course,
     )
+
+
+def _is_decided(results: Results, model: str) -> bool:
+    return any(winner.model == model and winner.undecided == 0 for winner in results.winners)
 
 
 def _machine(node: NodeFacts, devices: int, verdict: Verdict) -> Machine:

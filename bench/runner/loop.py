@@ -39,7 +39,7 @@ class WithLoss(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         if self.parts is not None:
-            return self.tail(self.features(batch), batch["labels"])
+            return self.tail(*self.asked(self.features(batch), batch["labels"]))
         loss: Tensor = self.criterion(logits(self.model, batch), batch["labels"])
         return loss
 
@@ -49,8 +49,12 @@ class WithLoss(nn.Module):
         features: Tensor = getattr(self.model, self.parts[0])(input_ids=batch["input_ids"]).last_hidden_state
         return features
 
+    def asked(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of them that head and loss are given: all, unless a method says otherwise."""
+        return features, labels
+
     def tail(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Head and loss: a method may put its own in this place."""
+        """Head and loss."""
         assert self.parts is not None
         loss: Tensor = self.criterion(getattr(self.model, self.parts[1])(features), labels)
         return loss

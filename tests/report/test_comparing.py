@@ -140,6 +140,15 @@ def test_an_interrupted_run_does_not_hide_the_complete_one_before_it(tmp_path: P
     assert [entry.row.run_id for entry in alone.entries] == ["new"]
 
 
+def test_a_run_that_ended_early_is_incomplete_for_the_models_that_it_left_open() -> None:
+    """Nine models in 24 minutes: eight were decided by then."""
+    found = collect(Request((Path(__file__).parents[2] / "results/hour-h200/24-minutes.tar",)))
+    rows = [entry.row for part in found.parts for entry in part.entries]
+    assert {row.model for row in rows if not row.complete} == {"pythia-6.9b"}
+    assert len(rows) == 9
+    assert table(found).count("INCOMPLETE") == 1
+
+
 def test_a_machine_of_two_kinds_of_gpus_is_neither(tmp_path: Path) -> None:
     """It has the price of none of them, and never passes for eight of the first."""
     path = bundle(tmp_path / "a.tar", gpu=f"{H100},{H100},NVIDIA A100-SXM4-80GB", gpus=3)
