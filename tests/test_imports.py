@@ -16,7 +16,7 @@ HEAVY = {"torch", "transformers", "deepspeed", "mamba_ssm", "timm"}
 TEMPLATES = ("export", "templates")  # copied out, never imported here
 IN_WORKER = {
     "worker", "member", "trial", "team", "loop", "saving", "fsdp", "halved", "zero", "data", "device",
-    "ceilings", "rig", "depthwise_kernels",
+    "ceilings", "rig", "depthwise_kernels", "rotary_kernels", "adding_kernel",
 }  # fmt: skip
 
 READERS = {"bundle", "pack", "ssh", "sshsig", "dsse", "statement", "handshake", "krl", "trust", "verify",

@@ -68,9 +68,18 @@ def _flat_gradients(weights: list[nn.Parameter]) -> Tensor:
 def _adds_to(copy: nn.Parameter) -> Callable[[Tensor], None]:
     """Takes a gradient over as soon as it is whole, so that it need not stay in half precision too."""
 
-    def add(weight: Tensor) -> None:
+    def take_over(weight: Tensor) -> None:
         assert copy.grad is not None and weight.grad is not None
-        copy.grad += weight.grad
+        _add(copy.grad, weight.grad)
         weight.grad = None
 
-    return add
+    return take_over
+
+
+def _add(total: Tensor, more: Tensor) -> None:
+    if total.is_cuda and more.is_contiguous():
+        from bench.runner.adding_kernel import add  # brings Triton, which needs a GPU
+
+        add(total, more)
+    else:
+        total += more

@@ -24,7 +24,7 @@ from bench.runner.team import Team
 from bench.runner.trial import TrialRun
 
 GROUPS = (
-    ("attention", r"flash|fmha|attention|sdpa|cudnn_generated|softmax_warp"),
+    ("attention", r"flash|fmha|attention|sdpa|cudnn_generated|cudnn::fusion|softmax_warp"),
     ("matrix products", r"gemm|nvjet|cutlass|sm90_xmma|cublas|splitK"),
     ("convolution", r"conv|cudnn"),
     ("selective scan", r"selective_scan"),

@@ -29,8 +29,10 @@ def test_losses_and_gradients_agree_with_eager_attention(model: Model) -> None:
     for loss in losses:
         loss.backward()
     assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-5)
+    largest = max(weight.grad.norm() for weight in modules[0].parameters())
     for plain, fused in zip(modules[0].parameters(), modules[1].parameters(), strict=True):
-        assert (plain.grad - fused.grad).norm() <= 1e-5 * plain.grad.norm() + 1e-9
+        # A key's bias changes nothing: its gradient is rounding alone.
+        assert (plain.grad - fused.grad).norm() <= 1e-5 * plain.grad.norm() + 1e-7 * largest
 
 
 @every_fused_model

@@ -1,0 +1,107 @@
+"""Triton kernels, without a GPU: Triton interprets them, and they compute what PyTorch computes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TRITON = "triton==3.9.0"  # the interpreter of 3.6, which is in the CUDA image, fails with a recent NumPy
+
+DEPTHWISE = """
+import torch
+from bench.methods.depthwise_kernels import fits, forward_of
+
+torch.manual_seed(0)
+for samples, channels, height, width in ((2, 33, 7, 7), (1, 4, 9, 18)):
+    conv = torch.nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
+    assert fits(conv)
+    ours = torch.randn(samples, channels, height, width, requires_grad=True)
+    theirs = ours.detach().clone().requires_grad_()
+    change = torch.randn_like(ours)
+    conv(theirs).backward(change)
+    expected = [conv(theirs), theirs.grad, *(p.grad.clone() for p in conv.parameters())]
+    conv.zero_grad()
+    out = forward_of(conv)(ours)
+    out.backward(change)
+    found = [out, ours.grad, *(p.grad for p in conv.parameters())]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
+    print("alike", samples, channels, height, width)
+
+assert not any(map(fits, (
+    torch.nn.Conv2d(8, 8, 7, padding=3), torch.nn.Conv2d(8, 8, 5, padding=2, groups=8),
+    torch.nn.Conv2d(8, 8, 7, padding=3, groups=8, stride=2), torch.nn.Conv2d(8, 16, 7, padding=3, groups=8),
+    torch.nn.Conv2d(8, 8, 7, padding=3, groups=8, dilation=2), torch.nn.Linear(3, 3),
+)))
+"""
+
+ROTARY = """
+import torch
+from transformers import GPTNeoXConfig
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention, GPTNeoXRotaryEmbedding
+from bench.methods.rotary_kernels import _turned, forward_of
+from bench.models._common import attention
+
+torch.manual_seed(0)
+for heads, width, share in ((3, 20, 0.3), (1, 16, 0.25), (2, 8, 1.0)):
+    config = GPTNeoXConfig(
+        hidden_size=heads * width, num_attention_heads=heads, rotary_pct=share, attn_implementation=attention(True)
+    )
+    module = GPTNeoXAttention(config, 0)
+    ours = torch.randn(2, 11, heads * width, requires_grad=True)
+    theirs = ours.detach().clone().requires_grad_()
+    tables = GPTNeoXRotaryEmbedding(config)(ours, torch.arange(11)[None])
+    assert tables[0].shape[-1] == int(share * width)
+    change = torch.randn_like(ours)
+    expected = module(theirs, None, position_embeddings=tables)[0]
+    expected.backward(change)
+    expected = [expected, theirs.grad, *(p.grad.clone() for p in module.parameters())]
+    module.zero_grad()
+    found = forward_of(module)(ours, None, position_embeddings=tables)[0]
+    found.backward(change)
+    for one, other in zip([found, ours.grad, *(p.grad for p in module.parameters())], expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    packed = torch.randn(2, 11, heads, 3 * width, requires_grad=True)
+    torch.library.opcheck(_turned, (packed, *tables))
+    print("alike", heads, width, share)
+"""
+
+ADDING = """
+import torch
+from bench.runner.adding_kernel import add
+
+torch.manual_seed(0)
+for shape, dtype in (((5, 1001), torch.float16), ((3,), torch.bfloat16), ((64, 64), torch.bfloat16)):
+    total, more = torch.randn(shape), torch.randn(shape).to(dtype)
+    expected = total + more
+    add(total, more)
+    torch.testing.assert_close(total, expected, rtol=0, atol=0)
+    print("alike", shape, dtype)
+"""
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In a folder of its own: beside a torch for the CPU it would change what that compiles."""
+    folder = tmp_path_factory.mktemp("triton")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), TRITON]
+    subprocess.run(install, check=True)
+    return folder
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("program", "times"), [(DEPTHWISE, 2), (ROTARY, 3), (ADDING, 3)], ids=["depthwise", "rotary", "adding"]
+)
+def test_interpreted_they_compute_what_pytorch_computes(triton: Path, program: str, times: int) -> None:
+    environment = os.environ | {"PYTHONPATH": f"{triton}:{ROOT}", "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("alike") == times
