@@ -100,7 +100,7 @@ def _turn(
     query, key, value, to_query, to_key, to_value, cos, sin, rows, heads, tables, stride, to_stride,
     width: tl.constexpr, turned: tl.constexpr, columns: tl.constexpr, many: tl.constexpr, back: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of some positions. The first `turned` numbers of a head pair up with those half as far on."""
+    """Some heads of some positions. The first half of the numbers that turn pair up with the second half."""
     row = tl.program_id(0).to(tl.int64) * many + tl.arange(0, many)[:, None]
     column = tl.arange(0, columns)[None, :]
     inside = (row < rows) & (column < width)

@@ -50,7 +50,8 @@ from bench.models._common import attention
 torch.manual_seed(0)
 for heads, width, share in ((3, 20, 0.3), (1, 16, 0.25), (2, 8, 1.0)):
     config = GPTNeoXConfig(
-        hidden_size=heads * width, num_attention_heads=heads, rotary_pct=share, attn_implementation=attention(True)
+        hidden_size=heads * width, num_attention_heads=heads, rotary_pct=share,
+        attn_implementation=attention(True),
     )
     module = GPTNeoXAttention(config, 0)
     ours = torch.randn(2, 11, heads * width, requires_grad=True)
@@ -89,7 +90,17 @@ for shape, dtype in (((5, 1001), torch.float16), ((3,), torch.bfloat16), ((64, 6
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """In a folder of its own: beside a torch for the CPU it would change what that compiles."""
     folder = tmp_path_factory.mktemp("triton")
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), TRITON]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(folder),
+        TRITON,
+    ]
     subprocess.run(install, check=True)
     return folder
 
