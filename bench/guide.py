@@ -75,10 +75,7 @@ def promising(cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes:
         return [trial for _, trial in left]
     best = min(timed, key=lambda one: one.step_seconds)
     curve = _curve(timed)
-    parameters = _parameters(cells)
-    bounds = [
-        (bound(trial, timed, curve, parameters), trial) for _, trial in left if strikes(trial.setting) < OUT
-    ]
+    bounds = [(bound(trial, timed, curve), trial) for _, trial in left if strikes(trial.setting) < OUT]
     hopeful = [pair for pair in bounds if pair[0] < NEAR * best.step_seconds]
     # A second micro-batch of the fastest setting tells its overhead, and so bounds all the others. Then by
     # what is expected, not by what is hoped: most bounds are far too low, and a good one rules out many.
@@ -95,15 +92,12 @@ def _next_to(trial: Trial, measured: Trial) -> bool:
     return trial.setting == measured.setting and 0.4 <= trial.micro_batch / measured.micro_batch < 1
 
 
-def bound(trial: Trial, timed: Sequence[Timed], curve: float | None, parameters: int = 0) -> float:
+def bound(trial: Trial, timed: Sequence[Timed], curve: float | None) -> float:
     """No step of this trial takes less, as far as what was measured tells."""
-    settings = {one.trial.setting for one in timed}
-    return max(_bound_by(trial, setting, timed, curve, parameters) for setting in settings)
+    return max(_bound_by(trial, setting, timed, curve) for setting in {one.trial.setting for one in timed})
 
 
-def _bound_by(
-    trial: Trial, setting: Setting, timed: Sequence[Timed], curve: float | None, parameters: int
-) -> float:
+def _bound_by(trial: Trial, setting: Setting, timed: Sequence[Timed], curve: float | None) -> float:
     """What the trials of one measured setting say."""
     same = _of(setting, timed)
     update = max(0.0, min(one.update_seconds for one in same))
@@ -113,13 +107,17 @@ def _bound_by(
         update = 0.0  # the host's says nothing of the device's
     half = trial.model.recipe.precision != "fp32"
     a_pass = _gain(setting, trial.setting, half) * _pass_bound(trial.micro_batch, same, curve)
-    host = 0.0 if "offload" in setting else _on_host(trial, parameters)
+    host = 0.0 if "offload" in setting else _on_host(trial)
     return trial.accumulation * a_pass + update + host
 
 
-def _on_host(trial: Trial, parameters: int) -> float:
-    """Seconds of a step."""
+def _on_host(trial: Trial) -> float:
+    """Seconds of a step that offloading takes at the least."""
     if "offload" not in trial.setting:
+        return 0.0
+    try:
+        parameters = family_of(trial.model).parameters(trial.model).total
+    except LookupError:  # only the built module could tell
         return 0.0
     passes = trial.accumulation if _adds_up_on_host(trial.setting) else 0
     return parameters / trial.gpus * (passes * ADDED_UP_ON_HOST + UPDATED_ON_HOST)
@@ -127,14 +125,6 @@ def _on_host(trial: Trial, parameters: int) -> float:
 
 def _adds_up_on_host(setting: Setting) -> bool:
     return "offload" in setting and _kind(setting) == "fsdp-"
-
-
-def _parameters(cells: Sequence[Cell]) -> int:
-    """Of these cells' one model; 0 where only the built module could tell."""
-    try:
-        return family_of(cells[0].model).parameters(cells[0].model).total
-    except LookupError:
-        return 0
 
 
 def _of(setting: Setting, timed: Sequence[Timed]) -> list[Timed]:

@@ -27,8 +27,8 @@ LOGITS_TWICE = {
 }  # fmt: skip
 
 
-def twice(model: Model) -> int:
-    """Bytes of one copy of a sample's logits, in half precision; those of pictures hardly count."""
+def logits_bytes(model: Model) -> int:
+    """Of a sample, in half precision; those of pictures hardly count."""
     recipe = model.recipe
     positions = recipe.asked_per_sample if recipe.objective == "masked-lm" else recipe.units_per_sample
     return 2 * positions * model.architecture.get("vocab_size", 0)
@@ -52,7 +52,7 @@ def test_a_committed_bundle_verifies_and_its_peaks_are_predicted_within_15_perce
             model = find_model(trial.model)
             predicted = predict_bytes(model, trial.setting, trial.micro_batch, trial.gpus)
             if named(path) in LOGITS_TWICE and "compile-blocks" in trial.setting:
-                predicted += trial.micro_batch * twice(model)
+                predicted += trial.micro_batch * logits_bytes(model)
             assert predicted == pytest.approx(trial.estimate.peak_bytes, rel=0.15), trial.label
 
 

@@ -51,12 +51,6 @@ class Target:
     compute_capability: str | None = None  # "9.0"; None without a GPU, or where it is not known
     host_bytes: int | None = None  # of the machine's own memory; None where it is not known
 
-    def too_old_for(self, what: str) -> str | None:
-        """Why a GPU of a generation before Ampere cannot do it; None if it can, or is not known."""
-        if self.compute_capability and float(self.compute_capability) < 8.0:
-            return f"{what} needs compute capability 8.0, this GPU has {self.compute_capability}"
-        return None
-
 
 @dataclass(frozen=True, slots=True)
 class Method:

@@ -18,7 +18,9 @@ class Tf32(Method):
     def refuse(self, model: Model, target: Target) -> str | None:
         if target.device == "cpu":
             return "TF32 is a mode of NVIDIA GPUs"
-        return target.too_old_for("TF32")
+        if target.compute_capability and float(target.compute_capability) < 8.0:
+            return f"TF32 needs compute capability 8.0, this GPU has {target.compute_capability}"
+        return None
 
     def prepare(self) -> None:
         import torch
