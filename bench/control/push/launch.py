@@ -26,6 +26,10 @@ from bench.errors import EnvironmentCannot
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")  # of a variable of run.sh's, inside a word
 _NODES, _NODE, _MEET, _MEMORY = "{BENCH_NODES}", "{BENCH_NODE}", "{BENCH_MEET}", "{BENCH_MEMORY}"
 
+_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")  # Slurm's states
+_OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "BOOT_FAIL", "NODE_FAIL",
+         "PREEMPTED", "REVOKED")  # fmt: skip
+
 _LEADER = '"$(cat lead 2>/dev/null || echo $child)"'  # srun, if it were told, would kill all at once
 
 
@@ -230,24 +234,31 @@ def start(node: Node, job: Job) -> str | None:
 
 def state_script(folder: str, run_id: str, engine: str, slurm_job: str | None) -> str:
     """`alive`, `waiting`, `exit CODE`, `dead` or `gone`, on one line."""
-    quoted = shlex.quote(folder)
+    over = 'if [ -f exit ]; then echo "exit $(cat exit)"; else echo dead; fi'
     if slurm_job is not None:
-        job = shlex.quote(slurm_job)
-        alive = (
-            f"state=$(squeue -h -j {job} -o %T 2>/dev/null); "
-            "case $state in '') echo dead;; PENDING|REQUEUED|CONFIGURING) echo waiting;; *) echo alive;; esac"
-        )
+        state = _slurm_state(slurm_job, over)
     else:
-        alive = (
-            f"if tr '\\0' ' ' <\"/proc/$(cat pid 2>/dev/null || echo none)/cmdline\" 2>/dev/null | "
+        state = (
+            'if [ -f exit ]; then echo "exit $(cat exit)"; '
+            f"elif tr '\\0' ' ' <\"/proc/$(cat pid 2>/dev/null || echo none)/cmdline\" 2>/dev/null | "
             f"grep -q {run_id}; then echo alive; "
         )
         if engine in ("docker", "podman"):
-            alive += f'elif [ -n "$({engine} ps -q --filter name=^bench-{run_id}$)" ]; then echo alive; '
-        alive += "else echo dead; fi"
+            state += f'elif [ -n "$({engine} ps -q --filter name=^bench-{run_id}$)" ]; then echo alive; '
+        state += "else echo dead; fi"
+    return f"cd {shlex.quote(folder)} 2>/dev/null || {{ echo gone; exit 0; }}; {state}"
+
+
+def _slurm_state(slurm_job: str, over: str) -> str:
+    """A job that is preempted or requeued ends politely, exit code and all, and yet goes on: Slurm knows.
+
+    Of a job that is long over it knows nothing; where it does not answer, the job may well be running.
+    """
     return (
-        f"cd {quoted} 2>/dev/null || {{ echo gone; exit 0; }}; "
-        f'if [ -f exit ]; then echo "exit $(cat exit)"; else {alive}; fi'
+        f"state=$(squeue -h -j {shlex.quote(slurm_job)} -o %T 2>&1) || "
+        "case $state in *[Ii]nvalid*) state=;; *) state=silent;; esac; "
+        f"case $state in ''|{'|'.join(_OVER)}) {over};; {'|'.join(_WAITING)}) echo waiting;; "
+        "*) echo alive;; esac"
     )
 
 

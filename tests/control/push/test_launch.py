@@ -110,6 +110,34 @@ def test_a_killed_run_is_dead_not_over(job: Job) -> None:
     until(lambda: state(job) == "dead")
 
 
+@pytest.mark.parametrize(
+    ("squeue", "found"),
+    [
+        ("echo PENDING", "waiting"),  # preempted: it left its code, and will go on
+        ("echo COMPLETING", "alive"),  # on its way into the queue, or out of it
+        ("echo RUNNING", "alive"),
+        ("echo COMPLETED", "exit 5"),
+        ("true", "exit 5"),
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", "exit 5"),
+        ("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1", "alive"),
+    ],
+)
+def test_of_a_slurm_job_that_left_its_exit_code_slurm_says_whether_it_is_over(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeue: str, found: str
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "squeue").write_text(f'#!/bin/sh\n[ "$3" = 17 ] || exit 9\n{squeue}\n')
+    (programs / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    launch.prepare(Here(), job, b"{}", b"{}")
+    (Path(job.folder) / "exit").write_text("5\n")
+    asked = launch.state_script(job.folder, RUN, job.engine, "17")
+    assert Here().ask(asked).text.strip() == found
+    (Path(job.folder) / "exit").unlink()
+    assert Here().ask(asked).text.strip() == ("dead" if found == "exit 5" else found)
+
+
 def in_docker(job: Job, **changes: object) -> Job:
     image = {"engine": "docker", "runnable": "sha256:abc", "identity": Identity("sha256:abc", ("sha256:l",))}
     return dataclasses.replace(job, **(image | changes))  # type: ignore[arg-type]
