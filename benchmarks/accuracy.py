@@ -1,86 +1,138 @@
-"""Estimate against reality on this machine: the tiny models, 30 real steps of 8 passes, round by round.
+"""Estimate against reality on this machine: the tiny models, 30 real steps of 8 passes or more, by rounds.
 
     python benchmarks/accuracy.py [ROUNDS]
 
-A round is one estimate between two pieces of real training, each in a process of its own, one right after the
-other. A machine that has other work drifts by more than the estimate errs, within seconds: what goes on
-through a round is left out by its two sides, most of the rest by the median over rounds. How far the two
-sides are apart says what to expect of it. Nothing is asserted: a reader judges. On a GPU:
-benchmarks/gpu/proof.sh.
+In a round an estimate is measured while a real run trains, each in a new process of its own. The two go by
+turns, a step each: a machine that has other work drifts by more than an estimate errs, within seconds, and so
+it drifts for both. What is left of that shows in how far rounds are apart. Nothing is asserted: a reader
+judges. On a GPU: benchmarks/gpu/proof.sh.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import multiprocessing
+import os
 import sys
 import tempfile
+import time
+from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
+from typing import Any
 
 from tabulate import tabulate
 
 from bench.estimate import step_interval
 from bench.manifest import load_manifest
 from bench.plan import make_plan, target_of
-from bench.result import Measured, Proof, Trial
+from bench.result import Trial
 from bench.runner.probe import probe
-from bench.runner.supervise import Limits, Supervisor
 
 MANIFEST = Path(__file__).parents[1] / "manifests" / "prove-tiny.json"
-PRELOAD = ["numpy", "torch", "transformers", "bench.runner.worker"]
+STEPS, SECONDS = 30, 20.0
 HEADERS = (
     "model", "batch", "predicted s/step", "really s/step", "real steps", "error", "error of each round",
-    "real training against itself",
 )  # fmt: skip
+CONTEXT = multiprocessing.get_context("spawn")
 
 
-def main() -> int:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 9
-    manifest = load_manifest(MANIFEST)
-    plan = make_plan(manifest, target_of(probe(), 1))
-    rows = []
-    with tempfile.TemporaryDirectory() as name, Supervisor(PRELOAD, ignore, Path(name, "log")) as supervisor:
-        for cell in plan.cells:
-            found = [one_round(supervisor, cell.trials[0], Path(name)) for _ in range(rounds)]
-            rows.append(row(cell.trials[0], found))
-            print(*rows[-1], sep="   ", file=sys.stderr, flush=True)
-    print(tabulate(rows, HEADERS, disable_numparse=True))
-    return 0
+class Turns:
+    """A run's events, where a turn ends with each step of one phase, until the other run is over."""
+
+    def __init__(self, phase: str, other: Connection, *, first: bool) -> None:
+        self.phase, self.other, self.first = phase, other, first
+        self.now = ""
+        self.together = True
+        self.began = 0.0
+        self.seconds: list[float] = []
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if "phase" in event:
+            if self.now == self.phase:
+                self.other.close()
+            self.now = event["phase"]
+            if self.now == self.phase:
+                self._wait(hand_over=not self.first)
+        elif self.now == self.phase and self.together:
+            self.seconds.append(time.perf_counter() - self.began)
+            self._wait(hand_over=True)
+
+    def _wait(self, *, hand_over: bool) -> None:
+        try:
+            if hand_over:
+                self.other.send(None)
+            self.other.recv()
+        except (EOFError, OSError):
+            self.together = False
+        self.began = time.perf_counter()
 
 
-def one_round(supervisor: Supervisor, trial: Trial, folder: Path) -> tuple[float, Proof, Proof]:
-    """The estimate, and what really happened before and after."""
-    proving = load_manifest(MANIFEST).prove
-    assert proving is not None
-    limits, log = Limits(600), folder / "log.txt"
-    before = supervisor.proof(trial, proving, "cpu", folder, log, limits)
-    outcome = supervisor.trial(trial, "cpu", folder, log, limits)
-    assert isinstance(outcome, Measured), outcome
-    predicted = step_interval(outcome.measurement.steps, trial.accumulation)
-    after = supervisor.proof(trial, proving, "cpu", folder, log, limits)
-    assert predicted is not None
-    assert isinstance(before, Proof), before
-    assert isinstance(after, Proof), after
-    return predicted.value, before, after
+def estimate(trial: Trial, other: Connection, answer: Connection) -> None:
+    """The seconds of a step, from a measurement as every trial's."""
+    timing = dataclasses.replace(trial.timing, target_percent=0.1, measure_seconds=SECONDS)
+    trial = dataclasses.replace(trial, timing=timing)
+    with tempfile.TemporaryDirectory() as folder:
+        measured = trial_run(trial, folder, Turns("measure", other, first=False)).run()
+    interval = step_interval(measured.steps, trial.accumulation)
+    assert interval is not None
+    answer.send(interval.value)
 
 
-def row(trial: Trial, rounds: list[tuple[float, Proof, Proof]]) -> tuple[str, ...]:
-    real = [(before.step_seconds + after.step_seconds) / 2 for _, before, after in rounds]
-    errors = [100 * (predicted / really - 1) for (predicted, _, _), really in zip(rounds, real, strict=True)]
-    drifts = [100 * abs(after.step_seconds / before.step_seconds - 1) for _, before, after in rounds]
+def train(trial: Trial, other: Connection, answer: Connection) -> None:
+    """The seconds of each step that was really done while the other one measured."""
+    turns = Turns("train", other, first=True)
+    with tempfile.TemporaryDirectory() as folder:
+        trial_run(trial, folder, turns).prove(STEPS, SECONDS)
+    answer.send(turns.seconds)
+
+
+def trial_run(trial: Trial, folder: str, turns: Turns) -> Any:
+    from bench.runner import team  # not here at the top: nothing in this process needs torch
+    from bench.runner.device import Device
+    from bench.runner.trial import TrialRun
+
+    return TrialRun(trial, Device("cpu"), team.join("cpu", True), Path(folder), turns)
+
+
+def one_round(trial: Trial) -> tuple[float, list[float]]:
+    """The estimate, and the steps that were really done meanwhile."""
+    ends = CONTEXT.Pipe()
+    answers = []
+    for work, end in zip((estimate, train), ends, strict=True):
+        answer, told = CONTEXT.Pipe(duplex=False)
+        process = CONTEXT.Process(target=work, args=(trial, end, told))
+        process.start()
+        told.close()
+        answers.append(answer)
+    for end in ends:  # a process that dies must not be waited for
+        end.close()
+    return answers[0].recv(), answers[1].recv()
+
+
+def row(trial: Trial, rounds: list[tuple[float, list[float]]]) -> tuple[str, ...]:
+    errors = [100 * (predicted / mean(steps) - 1) for predicted, steps in rounds]
     return (
         trial.model.name,
         f"{trial.micro_batch} x {trial.accumulation}",
-        f"{median(predicted for predicted, _, _ in rounds):.4f}",
-        f"{median(real):.4f}",
-        str(sum(before.steps + after.steps for _, before, after in rounds)),
+        f"{median(predicted for predicted, _ in rounds):.4f}",
+        f"{median(mean(steps) for _, steps in rounds):.4f}",
+        str(sum(len(steps) for _, steps in rounds)),
         f"{median(errors):+.1f}%",
-        " ".join(f"{error:+.0f}" for error in errors),
-        f"{median(drifts):.0f}%",
+        " ".join(f"{error:+.1f}" for error in errors),
     )
 
 
-def ignore(_event: object) -> None:
-    """Progress is of no interest here."""
+def main() -> int:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would advise packages that no CPU can use
+    plan = make_plan(load_manifest(MANIFEST), target_of(probe(), 1))
+    rows = []
+    for cell in plan.cells:
+        rows.append(row(cell.trials[0], [one_round(cell.trials[0]) for _ in range(rounds)]))
+        print(*rows[-1], sep="   ", file=sys.stderr, flush=True)
+    print(tabulate(rows, HEADERS, disable_numparse=True))
+    return 0
 
 
 if __name__ == "__main__":

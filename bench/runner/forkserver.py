@@ -13,6 +13,7 @@ The parent never initialises CUDA and runs no operator, so what it forks starts 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -47,7 +48,9 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the supervisor's to handle
     started = time.perf_counter()
     module, _, function = sys.argv[2].partition(":")
+    gc.disable()
     preload([*sys.argv[3:], module])
+    gc.freeze()  # half a million objects that stay for ever: no job's collector looks through them
     threads = len(list(Path("/proc/self/task").iterdir()))
     say(connection, {"ready": time.perf_counter() - started, "threads": threads})
     lines = connection.makefile("rb")
@@ -104,6 +107,7 @@ def run_job(connection: socket.socket, work: Work, log: Path, parent: int) -> in
     os.dup2(nothing, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    gc.enable()
     code = work(lambda event: say(connection, event))
     sys.stdout.flush()
     sys.stderr.flush()
