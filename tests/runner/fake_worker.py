@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ def work(job: dict[str, Any], emit: Emit) -> int:
     name, _, argument = str(job["precisions"][0]).partition(":")
     actions: dict[str, Callable[[Emit, str], int]] = {
         "answer": answer,
+        "collector": collector,
         "sleep": sleep,
         "die": die,
         "grow": grow,
@@ -36,6 +38,12 @@ def answer(emit: Emit, argument: str) -> int:
     ceiling = {"name": argument, "device": 0, "unit": "B/s", "work": 1, "samples": [1.0]}
     emit({"ceilings": [ceiling]})
     return 0
+
+
+def collector(emit: Emit, argument: str) -> int:
+    """Whether it collects, and whether it looks through what was imported ahead."""
+    ahead = any(found is tempfile.__dict__ for found in gc.get_objects())
+    return answer(emit, f"collects: {gc.isenabled()}, ahead: {ahead}")
 
 
 def team(emit: Emit, argument: str) -> int:

@@ -101,6 +101,11 @@ def test_the_server_has_one_thread_when_it_forks_though_it_has_imported_everythi
     assert [event["threads"] for event in heard if event and "threads" in event] == [1]
 
 
+def test_a_jobs_collector_leaves_out_what_was_imported_ahead(tmp_path: Path) -> None:
+    with supervisor(tmp_path) as owner:
+        assert run(owner, tmp_path, "collector") == "collects: True, ahead: False"
+
+
 def test_a_job_over_its_memory_is_out_of_memory(tmp_path: Path) -> None:
     with supervisor(tmp_path) as owner:
         end = run(owner, tmp_path, "grow:400", Limits(20, host_bytes=200 << 20))
