@@ -254,9 +254,10 @@ def _slurm_state(slurm_job: str, over: str) -> str:
 
     Of a job that is long over it knows nothing; where it does not answer, the job may well be running.
     """
+    ask = f"squeue -h -j {shlex.quote(slurm_job)} -o %T"
     return (
-        f"state=$(squeue -h -j {shlex.quote(slurm_job)} -o %T 2>&1) || "
-        "case $state in *[Ii]nvalid*) state=;; *) state=silent;; esac; "
+        f"state=$({ask} 2>/dev/null) || "
+        f"case $({ask} 2>&1) in *[Ii]nvalid*) state=;; *) state=silent;; esac; "
         f"case $state in ''|{'|'.join(_OVER)}) {over};; {'|'.join(_WAITING)}) echo waiting;; "
         "*) echo alive;; esac"
     )

@@ -118,6 +118,7 @@ def test_a_killed_run_is_dead_not_over(job: Job) -> None:
         ("echo RUNNING", "alive"),
         ("echo COMPLETED", "exit 5"),
         ("true", "exit 5"),
+        ("echo 'a site has its warnings' >&2", "exit 5"),
         ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", "exit 5"),
         ("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1", "alive"),
     ],
