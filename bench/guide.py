@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from bench.estimate import pass_and_update, step_interval
 from bench.methods import Setting, in_group
-from bench.models.inline import family_of
+from bench.models.inline import parameters_of
 from bench.plan import Cell
 from bench.result import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Trial
 from bench.winner import NEAR
@@ -115,10 +115,7 @@ def _on_host(trial: Trial) -> float:
     """Seconds of a step that offloading takes at the least."""
     if "offload" not in trial.setting:
         return 0.0
-    try:
-        parameters = family_of(trial.model).parameters(trial.model).total
-    except LookupError:  # only the built module could tell
-        return 0.0
+    parameters = parameters_of(trial.model) or 0
     passes = trial.accumulation if _adds_up_on_host(trial.setting) else 0
     return parameters / trial.gpus * (passes * ADDED_UP_ON_HOST + UPDATED_ON_HOST)
 

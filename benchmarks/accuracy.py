@@ -10,12 +10,12 @@ judges. On a GPU: benchmarks/gpu/proof.sh.
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import os
 import sys
 import tempfile
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import mean, median
@@ -26,11 +26,13 @@ from tabulate import tabulate
 from bench.estimate import step_interval
 from bench.manifest import load_manifest
 from bench.plan import make_plan, target_of
-from bench.result import Trial
+from bench.result import Proving, Trial
+from bench.runner import team
+from bench.runner.device import Device
 from bench.runner.probe import probe
+from bench.runner.trial import TrialRun
 
 MANIFEST = Path(__file__).parents[1] / "manifests" / "prove-tiny.json"
-STEPS, SECONDS = 30, 20.0
 HEADERS = (
     "model", "batch", "predicted s/step", "really s/step", "real steps", "error", "error of each round",
 )  # fmt: skip
@@ -70,8 +72,6 @@ class Turns:
 
 def estimate(trial: Trial, other: Connection, answer: Connection) -> None:
     """The seconds of a step, from a measurement as every trial's."""
-    timing = dataclasses.replace(trial.timing, target_percent=0.1, measure_seconds=SECONDS)
-    trial = dataclasses.replace(trial, timing=timing)
     with tempfile.TemporaryDirectory() as folder:
         measured = trial_run(trial, folder, Turns("measure", other, first=False)).run()
     interval = step_interval(measured.steps, trial.accumulation)
@@ -79,27 +79,23 @@ def estimate(trial: Trial, other: Connection, answer: Connection) -> None:
     answer.send(interval.value)
 
 
-def train(trial: Trial, other: Connection, answer: Connection) -> None:
+def train(proving: Proving, trial: Trial, other: Connection, answer: Connection) -> None:
     """The seconds of each step that was really done while the other one measured."""
     turns = Turns("train", other, first=True)
     with tempfile.TemporaryDirectory() as folder:
-        trial_run(trial, folder, turns).prove(STEPS, SECONDS)
+        trial_run(trial, folder, turns).prove(proving.steps, 60 * proving.minutes)
     answer.send(turns.seconds)
 
 
-def trial_run(trial: Trial, folder: str, turns: Turns) -> Any:
-    from bench.runner import team  # not here at the top: nothing in this process needs torch
-    from bench.runner.device import Device
-    from bench.runner.trial import TrialRun
-
+def trial_run(trial: Trial, folder: str, turns: Turns) -> TrialRun:
     return TrialRun(trial, Device("cpu"), team.join("cpu", True), Path(folder), turns)
 
 
-def one_round(trial: Trial) -> tuple[float, list[float]]:
+def one_round(trial: Trial, proving: Proving) -> tuple[float, list[float]]:
     """The estimate, and the steps that were really done meanwhile."""
     ends = CONTEXT.Pipe()
     answers = []
-    for work, end in zip((estimate, train), ends, strict=True):
+    for work, end in zip((estimate, partial(train, proving)), ends, strict=True):
         answer, told = CONTEXT.Pipe(duplex=False)
         process = CONTEXT.Process(target=work, args=(trial, end, told))
         process.start()
@@ -126,10 +122,12 @@ def row(trial: Trial, rounds: list[tuple[float, list[float]]]) -> tuple[str, ...
 def main() -> int:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would advise packages that no CPU can use
-    plan = make_plan(load_manifest(MANIFEST), target_of(probe(), 1))
+    manifest = load_manifest(MANIFEST)
+    assert manifest.prove is not None
+    plan = make_plan(manifest, target_of(probe(), 1))
     rows = []
     for cell in plan.cells:
-        rows.append(row(cell.trials[0], [one_round(cell.trials[0]) for _ in range(rounds)]))
+        rows.append(row(cell.trials[0], [one_round(cell.trials[0], manifest.prove) for _ in range(rounds)]))
         print(*rows[-1], sep="   ", file=sys.stderr, flush=True)
     print(tabulate(rows, HEADERS, disable_numparse=True))
     return 0

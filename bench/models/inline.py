@@ -56,6 +56,14 @@ def flops_of(model: Model) -> Flops:
     return family_of(model).forward_flops(model) if model.family in families() else counted(model)[1]
 
 
+def parameters_of(model: Model) -> int | None:
+    """By formula; None where only the built module could tell."""
+    try:
+        return family_of(model).parameters(model).total
+    except LookupError:
+        return None
+
+
 def resolve_inline(obj: Mapping[str, Any], path: str) -> Model | list[Mistake]:
     """A manifest's own model, or everything that is wrong with it."""
     name, given = obj["name"], obj["architecture"]

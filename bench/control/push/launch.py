@@ -234,13 +234,12 @@ def start(node: Node, job: Job) -> str | None:
 
 def state_script(folder: str, run_id: str, engine: str, slurm_job: str | None) -> str:
     """`alive`, `waiting`, `exit CODE`, `dead` or `gone`, on one line."""
-    over = 'if [ -f exit ]; then echo "exit $(cat exit)"; else echo dead; fi'
+    ended = 'if [ -f exit ]; then echo "exit $(cat exit)"; '
     if slurm_job is not None:
-        state = _slurm_state(slurm_job, over)
+        state = _slurm_state(slurm_job, f"{ended}else echo dead; fi")
     else:
         state = (
-            'if [ -f exit ]; then echo "exit $(cat exit)"; '
-            f"elif tr '\\0' ' ' <\"/proc/$(cat pid 2>/dev/null || echo none)/cmdline\" 2>/dev/null | "
+            f"{ended}elif tr '\\0' ' ' <\"/proc/$(cat pid 2>/dev/null || echo none)/cmdline\" 2>/dev/null | "
             f"grep -q {run_id}; then echo alive; "
         )
         if engine in ("docker", "podman"):
@@ -254,10 +253,11 @@ def _slurm_state(slurm_job: str, over: str) -> str:
 
     Of a job that is long over it knows nothing; where it does not answer, the job may well be running.
     """
-    ask = f"squeue -h -j {shlex.quote(slurm_job)} -o %T"
     return (
-        f"state=$({ask} 2>/dev/null) || "
-        f"case $({ask} 2>&1) in *[Ii]nvalid*) state=;; *) state=silent;; esac; "
+        f"said=$(squeue -h -j {shlex.quote(slurm_job)} -o %T 2>&1) || "
+        "case $said in *[Ii]nvalid*) said=;; *) said=SILENT;; esac; "
+        # A site's warnings may stand beside it.
+        "state=$(echo \"$said\" | grep -x '[[:upper:]_]*'); "
         f"case $state in ''|{'|'.join(_OVER)}) {over};; {'|'.join(_WAITING)}) echo waiting;; "
         "*) echo alive;; esac"
     )
