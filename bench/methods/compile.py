@@ -24,6 +24,16 @@ def _missing_compiler(target: Target) -> str | None:
     return None
 
 
+def compile_something() -> None:
+    """What a process does once, at its first compilation: a second or two that processes forked from it save.
+
+    In this one thread: those of a pool would be missing in what is forked.
+    """
+    import torch
+
+    torch.compile(torch.sin, options={"compile_threads": 1})(torch.ones(64))
+
+
 @dataclass(frozen=True, slots=True)
 class Compile(Method):
     name: str = "compile"

@@ -1,14 +1,15 @@
 """Imports torch once, then forks one process group for each job it is told.
 
-python -m bench.runner.forkserver FD WORK MODULE...
+python -m bench.runner.forkserver FD WORK AHEAD...
 
 FD is a socket to the supervisor, a JSON object a line both ways; WORK is the function, module:name,
-that does a job; the modules are imported ahead. In: {"job": ..., "log": path}.
+that does a job; what each job would prepare again is prepared ahead: modules, imported, and functions
+(module:name), called. In: {"job": ..., "log": path}.
 Out: {"ready": seconds}, then for each job {"pid": n}, whatever the job emits, {"exited": status}.
 When the socket closes, for whatever reason, every process below this one is killed and it ends:
 a supervisor that was killed leaves nothing behind.
 
-The parent never initialises CUDA and runs no operator, so what it forks starts clean.
+The parent never initialises CUDA and has one thread, so what it forks starts clean.
 """
 
 from __future__ import annotations
@@ -63,10 +64,13 @@ def main() -> int:
     return 0
 
 
-def preload(modules: list[str]) -> None:
-    for name in modules:
-        with suppress(ImportError):  # the worker that needs it reports what is missing
-            import_module(name)
+def preload(ahead: list[str]) -> None:
+    for name in ahead:
+        module, _, function = name.partition(":")
+        with suppress(Exception):  # the worker that needs it reports what is missing
+            imported = import_module(module)
+            if function:
+                getattr(imported, function)()
 
 
 def serve(connection: socket.socket, work: Work, log: Path) -> None:

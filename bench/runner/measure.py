@@ -218,4 +218,6 @@ def preload(plan: Plan) -> list[str]:
     modeling = [f"transformers.models.{name}.modeling_{name}" for name in families]
     compiles = any(in_group(cell.setting, "compilation") for cell in plan.cells)
     compiler = ["torch._dynamo", "torch._inductor.compile_fx"] if compiles else []
+    if compiles and plan.target.device == "cpu":  # a GPU must not wake up in the process that forks
+        compiler.append("bench.methods.compile:compile_something")
     return ["numpy", "torch", "torch.utils.data", "transformers", *modeling, *compiler]

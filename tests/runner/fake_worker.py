@@ -10,10 +10,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from bench.runner.ranks import together
+from bench.runner import ranks
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -58,12 +59,14 @@ def team(emit: Emit, argument: str) -> int:
             say({"outcome": {"kind": "out-of-memory", "where": "gpu", "detail": "of rank 1"}})
         elif argument == "error":
             say({"outcome": {"kind": "crashed", "reason": "ValueError: no"}})
-        elif argument == "killed":
+        elif argument in ("killed", "killed-for-memory"):
             os.kill(os.getpid(), signal.SIGKILL)
         return int(argument != "answer")
 
+    if argument == "killed-for-memory":
+        ranks.oom_kills = count().__next__  # what only a kernel short of memory does: its counter goes up
     with tempfile.TemporaryDirectory() as folder:
-        return together(2, member, emit, Path(folder))
+        return ranks.together(2, member, emit, Path(folder))
 
 
 def sleep(emit: Emit, argument: str) -> int:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,7 @@ def test_a_job_answers(tmp_path: Path) -> None:
         ("memory", "out-of-memory: gpu, of rank 1"),
         ("error", "crashed: rank 1: ValueError: no"),
         ("killed", "crashed: rank 1 ended by SIGKILL"),
+        ("killed-for-memory", "out-of-memory: host, the kernel ended rank 1 for memory"),
     ],
 )
 def test_a_member_that_fails_ends_the_others_and_the_next_job_runs(
@@ -93,10 +95,10 @@ def test_a_job_that_fails_is_ended_and_named_and_the_next_one_runs(
         assert run(owner, tmp_path, "answer:next") == "next"
 
 
-def test_the_server_has_one_thread_when_it_forks_though_it_has_imported_everything(tmp_path: Path) -> None:
+def test_the_server_has_one_thread_when_it_forks_though_it_has_imported_and_compiled(tmp_path: Path) -> None:
     heard = []
-    modules = ["numpy", "torch", "transformers", "torch._dynamo", "torch._inductor.compile_fx"]
-    with Supervisor(modules, heard.append, tmp_path / "server.txt", WORK) as owner:
+    ahead = ["numpy", "torch", "transformers", "bench.methods.compile:compile_something"]
+    with Supervisor(ahead, heard.append, tmp_path / "server.txt", WORK) as owner:
         run(owner, tmp_path, "answer:first")
     assert [event["threads"] for event in heard if event and "threads" in event] == [1]
 
@@ -111,6 +113,15 @@ def test_a_job_over_its_memory_is_out_of_memory(tmp_path: Path) -> None:
         end = run(owner, tmp_path, "grow:400", Limits(20, host_bytes=200 << 20))
     assert "out-of-memory: host" in end
     assert "0.20 allowed" in end
+
+
+def test_a_job_that_the_kernel_ends_for_memory_is_out_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.runner.supervise.oom_kills", count().__next__)
+    with supervisor(tmp_path) as owner:
+        assert "out-of-memory: host" in run(owner, tmp_path, "die:SIGKILL")
+        assert "crashed: ended by SIGSEGV" in run(owner, tmp_path, "die:SIGSEGV")
 
 
 def test_grandchildren_in_sessions_of_their_own_are_ended_too(tmp_path: Path) -> None:
