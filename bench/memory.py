@@ -1,4 +1,4 @@
-"""Device memory at the height of a step, predicted: weights, gradients, moments, and what a pass keeps.
+"""Memory at the height of a step, predicted: weights, gradients, moments, and what a pass keeps.
 
 Pure arithmetic on shapes. docs/accuracy.md holds it against what was measured.
 """
@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from bench.methods import Setting, in_group
 from bench.models import Model, Parts
-from bench.models.inline import family_of
+from bench.models.inline import family_of, parameters_of
 
 FP32, HALF, MOMENTS = 4, 2, 8  # bytes a parameter
 # DeepSpeed sends gradients and gathers weights in buckets of so many parameters, two in flight.
 BUCKET = 500_000_000
 IN_FLIGHT = 2
+# What offloading takes of the host's memory, for each parameter. Weights, gradients and two moments are 16;
+# the rest is what DeepSpeed makes while it sets up, and pinned memory, which comes in powers of two.
+# Measured: 21, 33 and 19 (tests/test_memory.py holds them against the bundles).
+PROCESS = 3_000_000_000  # what Python, torch and CUDA take there
+OFFLOADED = {"zero-1": 22, "zero-2": 22, "zero-3": 34, "fsdp-2": 20, "fsdp-3": 20}
 
 
 def predict_bytes(model: Model, setting: Setting, micro_batch: int, gpus: int) -> int | None:
@@ -20,18 +25,19 @@ def predict_bytes(model: Model, setting: Setting, micro_batch: int, gpus: int) -
     family = family_of(model)
     try:
         parts = family.parameters(model)
-        activations = family.activation_bytes(
-            model,
-            kernels="kernels" in setting,
-            checkpointing="checkpointing" in setting,
-            compiled=in_group(setting, "compilation") is not None,
-            asked_only="masked-head" in setting,
-            halved="half-weights" in setting,
-        )
+        activations = family.activation_bytes(model, setting)
     except LookupError:
         return None
     half = model.recipe.precision != "fp32"
     return state_bytes(parts, setting, gpus, half) + activations * micro_batch
+
+
+def host_bytes(model: Model, setting: Setting, gpus: int) -> int:
+    """What offloading takes of the host's memory; of a model that is counted when it runs, nobody knows."""
+    sharding = in_group(setting, "sharding")
+    if sharding is None or "offload" not in setting:
+        return 0
+    return OFFLOADED[sharding] * (parameters_of(model) or 0) + gpus * PROCESS
 
 
 def state_bytes(parts: Parts, setting: Setting, gpus: int, half: bool) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bench.catalogue import find_gpu_model
 from bench.errors import BadInput, Mistake
 from bench.manifest import Manifest
-from bench.memory import predict_bytes
+from bench.memory import host_bytes, predict_bytes
 from bench.methods import (
     NAIVE,
     Setting,
@@ -137,7 +137,7 @@ def _candidates(model: Model, target: Target) -> Iterator[Setting]:
 
 def _cell(manifest: Manifest, model: Model, setting: Setting, target: Target) -> Cell | Skipped:
     name = label(setting, model, target)
-    if reason := refusal(setting, model, target):
+    if reason := refusal(setting, model, target) or _host_is_small(setting, model, target):
         return Skipped(model.name, setting, name, reason)
     memory = manifest.memory_cap_bytes or target.memory_bytes
     share = model.recipe.batch_size // target.gpus
@@ -159,6 +159,15 @@ def _cell(manifest: Manifest, model: Model, setting: Setting, target: Target) ->
     ids = tuple(trial.id for trial in trials)
     predicted = {size: needs[size] for size in chosen}
     return Cell(name, trials, ids, predicted, _floor_days(model, setting, target))
+
+
+def _host_is_small(setting: Setting, model: Model, target: Target) -> str | None:
+    needed, there = host_bytes(model, setting, target.gpus), target.host_bytes
+    if there is None or needed <= there:
+        return None
+    return (
+        f"offloading needs about {needed / 2**30:.0f} GiB of the host's memory; there are {there / 2**30:.0f}"
+    )
 
 
 def _divisors(number: int) -> list[int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import tarfile
 from pathlib import Path
 
 import pytest
 
-from bench.memory import predict_bytes, state_bytes
+from bench.memory import host_bytes, predict_bytes, state_bytes
 from bench.methods import known_methods, memory_saving_settings
 from bench.models import Model, Parts
 from bench.models.paper_code import find_model
@@ -54,6 +56,32 @@ def test_a_committed_bundle_verifies_and_its_peaks_are_predicted_within_15_perce
             if named(path) in LOGITS_TWICE and "compile-blocks" in trial.setting:
                 predicted += trial.micro_batch * logits_bytes(model)
             assert predicted == pytest.approx(trial.estimate.peak_bytes, rel=0.15), trial.label
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("hour-h200/*.tar")), ids=named)
+def test_what_offloading_takes_of_the_hosts_memory_is_predicted(path: Path) -> None:
+    """Of models so large that it shows; at the height, which a trial that failed later has seen too."""
+    with tarfile.open(path) as bundle:
+        results = json.loads(member(bundle, "results.json"))
+        telemetry = [json.loads(line) for line in member(bundle, "telemetry.jsonl").splitlines()]
+    idle = max(sample["available_bytes"] for sample in telemetry)
+    offloading = [trial for trial in results["trials"] if "offload" in trial["setting"]]
+    assert offloading
+    for trial in offloading:
+        model = find_model(trial["model"])
+        assert model
+        predicted = host_bytes(model, trial["setting"], 1)
+        if "SIGKILL" in str(trial["failure"]):  # the host's memory ran out
+            assert predicted > results["node"]["memory_bytes"]
+            continue
+        least = min(sample["available_bytes"] for sample in telemetry if sample["trial"] == trial["id"])
+        assert predicted == pytest.approx(idle - least, rel=0.15), trial["label"]
+
+
+def member(bundle: tarfile.TarFile, name: str) -> bytes:
+    file = bundle.extractfile(name)
+    assert file
+    return file.read()
 
 
 def test_there_are_committed_bundles() -> None:

@@ -11,6 +11,7 @@ import pytest
 from bench.errors import BadInput
 from bench.manifest import Manifest, parse_manifest
 from bench.methods import (
+    Setting,
     Target,
     conflict,
     free_lunch,
@@ -222,6 +223,20 @@ def test_a_model_that_is_not_known_is_compiled_at_once_and_sharded_block_by_bloc
     assert in_group(free_lunch(model, FOUR_H200, ("zero-3",)), "compilation") is None
 
 
+def test_offloading_is_left_out_where_the_hosts_memory_is_too_small_for_it() -> None:
+    host = replace(H200, host_bytes=128 << 30)
+
+    def skipped(model: str, target: Target) -> dict[str, str]:
+        plan = make_plan(manifest(models=[model], methods="exhaustive"), target)
+        return {skip.label: skip.reason for skip in plan.skipped if "host's memory" in skip.reason}
+
+    large = skipped("pythia-6.9b", host)
+    assert len(large) == 10  # all that offload
+    assert "needs about 143 GiB of the host's memory; there are 128" in large["free-lunch + zero-1 + offload"]
+    assert not skipped("pythia-2.8b", host)
+    assert not skipped("pythia-6.9b", replace(H200, host_bytes=256 << 30))
+
+
 def test_rotary_kernels_are_for_gpt_neox_on_a_gpu_beside_the_other_kernels() -> None:
     rotary, by_name = known_methods()["rotary"], known_models()
     assert rotary.refuse(by_name["pythia-1b"], H200) is None
@@ -229,6 +244,18 @@ def test_rotary_kernels_are_for_gpt_neox_on_a_gpu_beside_the_other_kernels() -> 
         assert rotary.refuse(by_name[model], target)
     assert "add kernels" in str(conflict(("tf32", "rotary")))
     assert conflict(("kernels", "rotary")) is None
+
+
+@pytest.mark.parametrize("beside", [(), ("half-weights",), ("checkpointing",)], ids="+".join)
+def test_a_free_lunch_has_every_method_that_costs_nothing_there(beside: Setting) -> None:
+    for model in list(known_models().values())[:9]:
+        if any(known_methods()[name].refuse(model, H200) for name in beside):
+            continue
+        lunch = free_lunch(model, H200, beside)
+        for name, method in known_methods().items():
+            if method.free_lunch and method.group is None and not method.refuse(model, H200):
+                assert name in lunch, model.name
+    assert "rotary" not in free_lunch(known_models()["roberta-large"], H200)
 
 
 def test_attention_that_is_slow_unless_compiled_is_free_only_beside_a_compiler() -> None:

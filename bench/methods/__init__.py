@@ -128,18 +128,15 @@ def refusal(setting: Setting, model: Model, target: Target) -> str | None:
 def free_lunch(model: Model, target: Target, beside: Setting = NAIVE, compiled: bool = True) -> Setting:
     """All that costs nothing and that this model can take there, together with `beside`."""
     given = [*(_compilation(model, target, beside) if compiled else ()), *beside]
-    chosen = [
-        method.name
-        for method in known_methods().values()
-        if method.free_lunch
-        and method.group != "compilation"
-        and method.refuse(model, target) is None
-        # Not without a compiler, say.
-        and not conflict(ordered([method.name, *given]))
-    ]
+    for name, method in known_methods().items():
+        if not method.free_lunch or method.group == "compilation" or method.refuse(model, target):
+            continue
+        # One may need a compiler, another what was chosen before it.
+        if not conflict(ordered([name, *given])):
+            given.append(name)
     if "offload" in beside:  # the update is the host's there
-        chosen.remove("fused-optimizer")
-    return ordered([*chosen, *given])
+        given.remove("fused-optimizer")
+    return ordered(given)
 
 
 def _compilation(model: Model, target: Target, beside: Setting) -> list[str]:

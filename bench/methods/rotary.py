@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from bench.methods import Method, Target
 from bench.models import Model
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 class Rotary(Method):
     name: str = "rotary"
     summary: str = "queries and keys turned to their positions in Triton, where attention reads them"
+    free_lunch: ClassVar[bool] = True
 
     def refuse(self, model: Model, target: Target) -> str | None:
         if model.family != "gpt_neox":

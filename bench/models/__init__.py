@@ -17,6 +17,8 @@ from bench.errors import Mistake
 if TYPE_CHECKING:
     from torch import nn
 
+    from bench.methods import Setting
+
 Objective = Literal["causal-lm", "masked-lm", "image-classification"]
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -160,28 +162,15 @@ class Family(Protocol):
 
     def forward_flops(self, model: Model) -> Flops: ...
 
-    def kept_bytes(self, model: Model, *, kernels: bool, checkpointing: bool) -> int:
+    def kept_bytes(self, model: Model, setting: Setting) -> int:
         """Predicted bytes that autograd keeps for the backward pass, a sample; the loss included.
 
         Half-precision copies of the weights are not: they are there once, whatever the samples.
         """
         ...
 
-    def activation_bytes(
-        self,
-        model: Model,
-        *,
-        kernels: bool,
-        checkpointing: bool,
-        compiled: bool = False,
-        asked_only: bool = False,
-        halved: bool = False,
-    ) -> int:
-        """Predicted bytes a sample takes at the height of a pass: those kept, and the gradients there.
-
-        With `asked_only` the head answers at the positions that count and nowhere else; with weights in half
-        precision (`halved`) what flows from block to block is so too.
-        """
+    def activation_bytes(self, model: Model, setting: Setting) -> int:
+        """Predicted bytes a sample takes at the height of a pass: those kept, and the gradients there."""
         ...
 
     def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:

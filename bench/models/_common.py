@@ -13,6 +13,8 @@ from bench.models import Model
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from bench.methods import Setting
+
 FP32 = 4  # bytes
 INDEX = 8  # bytes of a token's id or a label
 NORM_STATISTICS = 2 * FP32  # a layer norm keeps mean and deviation of every row
@@ -72,29 +74,24 @@ class Bytes:
     breaks_graph: str | None = None
     by_blocks: bool = True  # measured: docs/measurements.md
 
-    def footprint(self, model: Model, kernels: bool, halved: bool = False) -> Footprint:
-        """With `halved` weights in half precision what flows from block to block is so too."""
+    def footprint(self, model: Model, setting: Setting) -> Footprint:
         raise NotImplementedError
 
-    def kept_bytes(self, model: Model, *, kernels: bool, checkpointing: bool) -> int:
-        return self.footprint(model, kernels).kept(checkpointing)
+    def kept_bytes(self, model: Model, setting: Setting) -> int:
+        return self.footprint(model, setting).kept("checkpointing" in setting)
 
-    def activation_bytes(
-        self,
-        model: Model,
-        *,
-        kernels: bool,
-        checkpointing: bool,
-        compiled: bool = False,
-        asked_only: bool = False,
-        halved: bool = False,
-    ) -> int:
-        # Compiled with the head, the loss writes its gradient over the logits.
-        loss_bytes = lowered(model) if compiled else None
-        footprint = self.footprint(model, kernels, halved)
-        if asked_only:
+    def activation_bytes(self, model: Model, setting: Setting) -> int:
+        footprint = self.footprint(model, setting)
+        if "masked-head" in setting:
             footprint = footprint.asked(model.recipe.asked_per_sample / model.recipe.units_per_sample)
-        return footprint.height(checkpointing, loss_bytes)
+        # Compiled with the head, the loss writes its gradient over the logits.
+        loss_bytes = lowered(model) if {"compile", "compile-blocks"} & {*setting} else None
+        return footprint.height("checkpointing" in setting, loss_bytes)
+
+
+def between_blocks(model: Model, setting: Setting) -> int:
+    """Bytes of an activation there: autocast leaves embeddings and sums in fp32, where weights are."""
+    return lowered(model) if "half-weights" in setting else FP32
 
 
 def lowered(model: Model) -> int:

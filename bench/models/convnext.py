@@ -24,6 +24,8 @@ from bench.models._common import (
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from bench.methods import Setting
+
 # transformers 5.17, ConvNextConfig; kernel sizes are constants of its code
 DEFAULTS: Mapping[str, Any] = {
     "num_channels": 3,
@@ -94,7 +96,7 @@ class ConvNext(Bytes):
             before = channels
         return Flops(matmul=matmul + 2 * before * a["num_labels"], convolution=convolution)
 
-    def footprint(self, model: Model, kernels: bool, halved: bool = False) -> Footprint:
+    def footprint(self, model: Model, setting: Setting) -> Footprint:
         a, h = complete(model, DEFAULTS), lowered(model)
         mixed, blocks, before = h < FP32, [], 0
         assert model.recipe.image_size is not None

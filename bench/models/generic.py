@@ -16,6 +16,8 @@ from bench.models._common import SDPA, cross_entropy, logits, unmasked_attention
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from bench.methods import Setting
+
 
 class TransformersFamily:
     objectives: tuple[Objective, ...] = ("causal-lm", "masked-lm", "image-classification")
@@ -45,19 +47,10 @@ class TransformersFamily:
     def forward_flops(self, model: Model) -> Flops:
         _later()
 
-    def kept_bytes(self, model: Model, *, kernels: bool, checkpointing: bool) -> int:
+    def kept_bytes(self, model: Model, setting: Setting) -> int:
         _later()
 
-    def activation_bytes(
-        self,
-        model: Model,
-        *,
-        kernels: bool,
-        checkpointing: bool,
-        compiled: bool = False,
-        asked_only: bool = False,
-        halved: bool = False,
-    ) -> int:
+    def activation_bytes(self, model: Model, setting: Setting) -> int:
         _later()
 
     def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:

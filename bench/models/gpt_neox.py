@@ -18,6 +18,7 @@ from bench.models._common import (
     Footprint,
     activation_mistakes,
     attention,
+    between_blocks,
     complete,
     head_mistakes,
     length_mistakes,
@@ -27,6 +28,8 @@ from bench.models._common import (
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from bench.methods import Setting
 
 # transformers 5.17, GPTNeoXConfig
 DEFAULTS: Mapping[str, Any] = {
@@ -79,15 +82,18 @@ class GptNeoX(Bytes):
         pairs = s * (s + 1) // 2  # a token sees itself and those before it
         return Flops(matmul=2 * s * weights, attention=layers * pairs * 2 * 2 * d)
 
-    def footprint(self, model: Model, kernels: bool, halved: bool = False) -> Footprint:
+    def footprint(self, model: Model, setting: Setting) -> Footprint:
         a, s, h = complete(model, DEFAULTS), model.recipe.units_per_sample, lowered(model)
         d, f, heads = a["hidden_size"], a["intermediate_size"], a["num_attention_heads"]
-        residual = (h if halved else FP32) * d  # autocast leaves embeddings and sums in fp32
+        residual = between_blocks(model, setting) * d
         token = residual + 2 * NORM_STATISTICS + 2 * h * d + 2 * h * f  # input, two norms, two sides of gelu
         token += 0 if a["use_parallel_residual"] else residual
         token += 2 * d if a["hidden_dropout"] else 0
         token += h * d  # the attention's output
-        if kernels:
+        if "rotary" in setting:
+            # Query, key and value; attention writes its output as it goes on.
+            block, backward = s * (token + 3 * h * d + FP32 * heads), 0
+        elif "kernels" in setting:
             # Rotated query and key, all that the values are a view of, output by head, log-sum-exp.
             block, backward = s * (token + 6 * h * d + FP32 * heads), 0
         else:

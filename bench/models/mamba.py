@@ -31,6 +31,8 @@ from bench.models._common import (
 if TYPE_CHECKING:
     from torch import nn
 
+    from bench.methods import Setting
+
 # transformers 5.17, MambaConfig
 DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 50280,
@@ -101,13 +103,13 @@ class Mamba(Bytes):
             scan=layers * 6 * s * inner * states,
         )
 
-    def footprint(self, model: Model, kernels: bool, halved: bool = False) -> Footprint:
+    def footprint(self, model: Model, setting: Setting) -> Footprint:
         a, s, h = complete(model, DEFAULTS), model.recipe.units_per_sample, lowered(model)
         d, inner, states, rank = _sizes(a)
         # A norm keeps its input, its scaled input and a deviation; its copy feeds the projection.
         norm = 2 * FP32 * d + FP32 + h * d
         projections = h * 2 * inner + h * (rank + 2 * states)  # input and gate; time, B and C
-        if kernels:
+        if "kernels" in setting:
             # mamba-ssm, MambaInnerFn: convolution and time steps are computed again.
             token = norm + projections + h * 2 * states + h * inner
             block = s * token + ceil(s / SCAN_CHUNK) * inner * 2 * states * FP32

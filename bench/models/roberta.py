@@ -18,6 +18,7 @@ from bench.models._common import (
     Footprint,
     activation_mistakes,
     attention,
+    between_blocks,
     complete,
     head_mistakes,
     length_mistakes,
@@ -27,6 +28,8 @@ from bench.models._common import (
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from bench.methods import Setting
 
 # transformers 5.17, RobertaConfig
 DEFAULTS: Mapping[str, Any] = {
@@ -76,17 +79,17 @@ class Roberta(Bytes):
         weights = layers * (4 * d * d + 2 * d * a["intermediate_size"]) + d * d + d * a["vocab_size"]
         return Flops(matmul=2 * s * weights, attention=layers * s * s * 2 * 2 * d)
 
-    def footprint(self, model: Model, kernels: bool, halved: bool = False) -> Footprint:
+    def footprint(self, model: Model, setting: Setting) -> Footprint:
         a, s, h = complete(model, DEFAULTS), model.recipe.units_per_sample, lowered(model)
         d, f, heads = a["hidden_size"], a["intermediate_size"], a["num_attention_heads"]
-        residual, mixed = (h if halved else FP32) * d, h < FP32
+        residual, mixed = between_blocks(model, setting) * d, h < FP32
         masks = d if a["hidden_dropout_prob"] else 0
         # Query, key and value each lower the input for themselves: autocast remembers weights alone.
         token = 3 * h * d if mixed else residual
         token += 3 * h * d + h * d + masks  # query, key, value; attention's output
         token += residual + NORM_STATISTICS + h * d  # sum, norm
         token += 2 * h * f + masks + residual + NORM_STATISTICS  # two sides of gelu; sum, norm
-        if kernels:
+        if "kernels" in setting:
             block, backward = s * (token + FP32 * heads), 0
         else:
             dropped = (1 + (0 if mixed else FP32)) if a["attention_probs_dropout_prob"] else 0

@@ -27,6 +27,8 @@ from bench.models._common import (
 if TYPE_CHECKING:
     from torch import nn
 
+    from bench.methods import Setting
+
 # transformers 5.17, ViTConfig
 DEFAULTS: Mapping[str, Any] = {
     "hidden_size": 768,
@@ -86,7 +88,7 @@ class Vit(Bytes):
             convolution=2 * (n - 1) * a["num_channels"] * a["patch_size"] ** 2 * d,
         )
 
-    def footprint(self, model: Model, kernels: bool, halved: bool = False) -> Footprint:
+    def footprint(self, model: Model, setting: Setting) -> Footprint:
         a, h = complete(model, DEFAULTS), lowered(model)
         d, f, n, heads = a["hidden_size"], a["intermediate_size"], _tokens(a), a["num_attention_heads"]
         residual, mixed = FP32 * d, h < FP32
@@ -95,7 +97,7 @@ class Vit(Bytes):
         token += 3 * h * d + h * d + masks  # query, key, value; attention's output
         token += residual + NORM_STATISTICS + h * d  # sum, norm
         token += 2 * h * f + masks  # two sides of gelu
-        if kernels:
+        if "kernels" in setting:
             block, backward = n * (token + FP32 * heads), 0
         else:
             dropped = 1 + (0 if mixed else FP32) if a["attention_probs_dropout_prob"] else 0

@@ -56,7 +56,10 @@ class WithLoss(nn.Module):
     def tail(self, features: Tensor, labels: Tensor) -> Tensor:
         """Head and loss."""
         assert self.parts is not None
-        loss: Tensor = self.criterion(getattr(self.model, self.parts[1])(features), labels)
+        head = getattr(self.model, self.parts[1])
+        # Mamba's features are fp32, also where its head is held in half precision.
+        features = features.to(next(head.parameters()).dtype)
+        loss: Tensor = self.criterion(head(features), labels)
         return loss
 
 

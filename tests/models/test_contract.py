@@ -16,6 +16,7 @@ from torch import nn
 from bench.codec import from_json, to_json
 from bench.models import Family, Model, families, known_models
 from bench.models.inline import family_of, flops_of
+from bench.runner.loop import WithLoss
 from tests.models.keeping import loss_of, made_up_batch
 
 MODELS = list(known_models().values())
@@ -71,9 +72,9 @@ def test_a_model_survives_json(model: Model) -> None:
 @every_model
 def test_memory_grows_with_what_is_kept(model: Model) -> None:
     family = families()[model.family]
-    for kernels in (False, True):
-        kept = [family.kept_bytes(model, kernels=kernels, checkpointing=c) for c in (True, False)]
-        height = [family.activation_bytes(model, kernels=kernels, checkpointing=c) for c in (True, False)]
+    for setting in ((), ("kernels",)):
+        kept = [family.kept_bytes(model, (*setting, *c)) for c in (("checkpointing",), ())]
+        height = [family.activation_bytes(model, (*setting, *c)) for c in (("checkpointing",), ())]
         assert 0 < kept[0] < kept[1]
         assert kept[0] <= height[0] <= height[1]
         assert kept[1] <= height[1]
@@ -88,7 +89,7 @@ for model in known_models().values():
     family = families()[model.family]
     list(family.mistakes(model, ""))
     family.parameters(model), family.forward_flops(model), family.missing_kernels("cuda")
-    family.activation_bytes(model, kernels=True, checkpointing=True)
+    family.activation_bytes(model, ("kernels", "checkpointing"))
 recipe = {"objective": "causal-lm", "batch_size": 1, "steps": 1, "precision": "fp32", "sequence_length": 8}
 resolve_inline({"name": "x", "architecture": {"model_type": "lama"}, "recipe": recipe}, "")
 assert not {"torch", "transformers"} & set(sys.modules), "too heavy"
@@ -233,3 +234,14 @@ def test_a_step_down_the_gradient_lowers_the_loss(model: Model) -> None:
 @every_tiny_model
 def test_operations_are_known_to_the_worker(model: Model) -> None:
     assert flops_of(model) == families()[model.family].forward_flops(model)
+
+
+@pytest.mark.parametrize("family", [f for f in families().values() if f.body_and_head], ids=lambda f: f.name)
+def test_body_and_head_apart_compute_what_the_model_does_in_half_precision(family: Family) -> None:
+    """As under ZeRO, whose weights are in half precision, without autocast."""
+    model = next(model for model in TINY if model.family == family.name)
+    whole = WithLoss(built(without_dropout(model)).bfloat16())
+    batch = made_up_batch(model, 2)
+    expected = whole(batch)
+    whole.parts = family.body_and_head
+    assert torch.equal(whole(batch), expected)

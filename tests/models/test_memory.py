@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bench.methods import ordered
 from bench.models import Family, Model, Precision, families, known_models
 from tests.models.keeping import checkpointed, kept_bytes_a_sample
 from tests.models.test_contract import TINY, without_dropout
@@ -29,7 +30,8 @@ def off_by(model: Model, family: Family, module: nn.Module, kernels: bool, check
     if checkpointing:
         checkpointed(family.blocks(module))
     kept = kept_bytes_a_sample(family, module, model)
-    return abs(family.kept_bytes(model, kernels=kernels, checkpointing=checkpointing) / kept - 1)
+    setting = ordered([*["kernels"] * kernels, *["checkpointing"] * checkpointing])
+    return abs(family.kept_bytes(model, setting) / kept - 1)
 
 
 def has_no_kernels(name: str) -> bool:

@@ -117,6 +117,18 @@ def test_one_device_offloads(setting: Setting, supervisor: Supervisor, tmp_path:
     agree(measured(supervisor, tmp_path, model, NAIVE, 1), measured(supervisor, tmp_path, model, setting, 1))
 
 
+@pytest.mark.e2e
+def test_a_compiled_head_takes_what_its_body_gives_under_zero(supervisor: Supervisor, tmp_path: Path) -> None:
+    """Mamba's features are fp32, its head is in half precision there, and no autocast between them."""
+    model = small(TINY["mamba"])
+    model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, precision="bf16"))
+    plain, compiled = (
+        measured(supervisor, tmp_path, model, setting, 1)
+        for setting in (("zero-1", "offload"), ("compile-blocks", "zero-1", "offload"))
+    )
+    assert compiled.losses == pytest.approx(plain.losses, rel=1e-2)
+
+
 def test_an_estimate_for_two_devices_is_proven_on_two(supervisor: Supervisor, tmp_path: Path) -> None:
     one = trial(model=small(TINY["vit"]), micro_batch=4, gpus=2, timing=QUICK)
     proof = supervisor.proof(one, Proving(2, 0), "cpu", tmp_path, tmp_path / "log.txt", Limits(300))
