@@ -125,11 +125,13 @@ def replays(model: str, gpus: int, world: World, count: int) -> Iterator[tuple[f
 
 
 def plan_of(model: str, gpus: int, world: World) -> Plan:
-    """What a guided run there would choose from, as far as it was measured."""
-    document = {"schema": "bench/manifest/v1", "models": [model], "methods": "guided", "gpus": gpus}
+    """A guided run that chooses from all that was measured there, whatever the candidates are by now."""
+    settings = dict.fromkeys(setting for setting, _ in world.outcomes)
+    methods = [list(setting) or "naive" for setting in settings]
+    document = {"schema": "bench/manifest/v1", "models": [model], "methods": methods, "gpus": gpus}
     plan = make_plan(parse_manifest(json.dumps(document).encode(), model), target_of(world.node, gpus))
     cells = (_known(cell, world) for cell in plan.cells)
-    return replace(plan, cells=tuple(cell for cell in cells if cell.trials))
+    return replace(plan, cells=tuple(cell for cell in cells if cell.trials), guided=frozenset({model}))
 
 
 def _known(cell: Cell, world: World) -> Cell:

@@ -46,9 +46,11 @@ class World:
             "offload": draw.uniform(1.0, 3.0),
             "zero-1": draw.uniform(1.0, 1.4),
             "fsdp-2": draw.uniform(1.0, 1.2),
-            "half-weights": draw.uniform(0.94, 1.03),
+            "half-weights": draw.uniform(0.955, 1.03),
             "masked-head": draw.uniform(0.85, 0.95),
         }
+        # Of an update: what autocast takes in every pass to lower the weights.
+        self.casts = draw.uniform(0.2, 0.55)
         # Of a parameter, on the host: in every pass of FSDP2's, and in an update.
         self.added_up, self.updated = draw.uniform(1.5e-9, 4e-9), draw.uniform(0.5e-9, 2e-9)
         self.costs["zero-2"] = self.costs["zero-1"] * draw.uniform(1.0, 1.1)
@@ -63,11 +65,14 @@ class World:
         for name in trial.setting:
             share *= self.costs.get(name, 1.0)
         share *= 1.0 if is_compiled(trial.setting) else self.uncompiled
-        if in_group(trial.setting, "sharding") and trial.model.recipe.precision != "fp32":
+        sharding = in_group(trial.setting, "sharding")
+        half = trial.model.recipe.precision != "fp32"
+        if half and sharding:
             # Weights are in half precision there, too.
             share *= min(1.0, self.costs["half-weights"])
         a_pass = share * self.rate * (trial.micro_batch + 16 * self.overhead)
-        sharding = in_group(trial.setting, "sharding")
+        if half and not sharding and "half-weights" not in trial.setting:
+            a_pass += self.casts * self.update
         divided = trial.gpus if sharding else 1
         update = self.update / divided
         if sharding and "offload" in trial.setting:
