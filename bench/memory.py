@@ -13,10 +13,10 @@ FP32, HALF, MOMENTS = 4, 2, 8  # bytes a parameter
 # DeepSpeed sends gradients and gathers weights in buckets of so many parameters, two in flight.
 BUCKET = 500_000_000
 IN_FLIGHT = 2
-# What offloading takes of the host's memory, for each parameter. Weights, gradients and two moments are 16;
-# the rest is what DeepSpeed makes while it sets up, and pinned memory, which comes in powers of two.
+PROCESS = 3_000_000_000  # of the host's memory: what Python, torch and CUDA take
+# And what offloading takes there, for each parameter. Weights, gradients and two moments are 16; the rest
+# is what DeepSpeed makes while it sets up, and pinned memory, which comes in powers of two.
 # Measured: 21, 33 and 19 (tests/test_memory.py holds them against the bundles).
-PROCESS = 3_000_000_000  # what Python, torch and CUDA take there
 OFFLOADED = {"zero-1": 22, "zero-2": 22, "zero-3": 34, "fsdp-2": 20, "fsdp-3": 20}
 
 
