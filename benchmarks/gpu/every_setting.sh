@@ -1,13 +1,40 @@
 #!/usr/bin/env bash
-# Every setting of the paper on this many GPUs, each to an outcome; short timings, one bundle a model.
-#   benchmarks/gpu/every_setting.sh OUT GPUS MODEL MICRO_BATCH
-# Started again with the same OUT it goes on where it stopped.
+# Every setting of the paper on this many GPUs, and all else that guided search chooses from, each to an outcome.
+#   benchmarks/gpu/every_setting.sh OUT GPUS MODEL MICRO_BATCH...
+# Short timings, one bundle a micro-batch, the largest first: at each what fits there, at the last, the smallest,
+# all that there is, and naive. Started again with the same OUT it goes on where it stopped.
 set -uo pipefail
-out=${1:?usage: every_setting.sh OUT GPUS MODEL MICRO_BATCH} gpus=${2:?} model=${3:?} micro_batch=${4:?}
+out=${1:?usage: every_setting.sh OUT GPUS MODEL MICRO_BATCH...} gpus=${2:?} model=${3:?}
+shift 3
+[ $# -gt 0 ] || { echo "name a micro-batch"; exit 2; }
 mkdir -p "$out"
-cat > "$out/$model-$gpus.json" <<JSON
-{"schema": "bench/manifest/v1", "name": "every-setting", "models": ["$model"], "methods": "exhaustive",
- "gpus": $gpus, "micro_batch": $micro_batch, "trial_minutes": 4,
- "timing": {"target_percent": 2, "measure_seconds": 3, "warmup_seconds": 3}}
-JSON
-exec python3 -m bench run "$out/$model-$gpus.json" --out "$out/$model-$gpus" --resume
+for micro_batch; do
+  name=$model-$gpus-$micro_batch
+  if [ ! -e "$out/$name.json" ]; then
+    echo "{\"schema\": \"bench/manifest/v1\", \"models\": [\"$model\"], \"gpus\": $gpus}" > "$out/guided.json"
+    python3 -m bench plan "$out/guided.json" --json > "$out/plan.json" || exit $?
+    python3 - "$out" "$name" "$model" "$gpus" "$micro_batch" "${!#}" <<'PY' || exit $?
+import json, sys
+out, name, model, gpus, micro_batch, last = sys.argv[1:]
+plan = json.load(open(f"{out}/plan.json"))
+if micro_batch == last:
+    settings = ["naive", *(entry["setting"] for entry in plan["cells"] + plan["skipped"])]
+else:
+    settings = [
+        cell["setting"] for cell in plan["cells"]
+        if any(trial["micro_batch"] == int(micro_batch) for trial in cell["trials"])
+    ]
+settings = [entry or "naive" for entry in settings]
+if not settings:
+    sys.exit(f"nothing fits at micro-batch {micro_batch}")
+json.dump({
+    "schema": "bench/manifest/v1", "name": "every-setting", "models": [model], "methods": settings,
+    "gpus": int(gpus), "micro_batch": int(micro_batch), "trial_minutes": 4,
+    "timing": {"target_percent": 2, "measure_seconds": 3, "warmup_seconds": 3},
+}, open(f"{out}/{name}.json", "w"))
+PY
+  fi
+  [ -e "$out/$name.done" ] && continue
+  python3 -m bench run "$out/$name.json" --out "$out/$name" --resume || exit $?
+  touch "$out/$name.done"
+done
