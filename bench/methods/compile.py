@@ -27,10 +27,13 @@ def _missing_compiler(target: Target) -> str | None:
 def compile_something() -> None:
     """What a process does once, at its first compilation: a second or two that processes forked from it save.
 
-    In this one thread: those of a pool would be missing in what is forked.
+    In this one thread, without a pool and without the monitor of a progress bar that nobody sees: threads
+    would be missing in what is forked.
     """
     import torch
+    from tqdm import tqdm
 
+    tqdm.monitor_interval = 0
     torch.compile(torch.sin, options={"compile_threads": 1})(torch.ones(64))
 
 
