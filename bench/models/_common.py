@@ -81,11 +81,13 @@ class Bytes:
         return self.footprint(model, setting).kept("checkpointing" in setting)
 
     def activation_bytes(self, model: Model, setting: Setting) -> int:
+        from bench.methods import in_group  # which imports this
+
         footprint = self.footprint(model, setting)
         if "masked-head" in setting:
             footprint = footprint.asked(model.recipe.asked_per_sample / model.recipe.units_per_sample)
         # Compiled with the head, the loss writes its gradient over the logits.
-        loss_bytes = lowered(model) if {"compile", "compile-blocks"} & {*setting} else None
+        loss_bytes = lowered(model) if in_group(setting, "compilation") else None
         return footprint.height("checkpointing" in setting, loss_bytes)
 
 

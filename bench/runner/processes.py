@@ -75,6 +75,17 @@ def group_bytes(group: int) -> int:
     return total * os.sysconf("SC_PAGE_SIZE")
 
 
+def ended_how(status: int) -> str:
+    """A wait status in words."""
+    number = status & 0x7F
+    return f"by {signal.Signals(number).name}" if number else f"with exit code {status >> 8}"
+
+
+def ended_for_memory(status: int, kills_before: int) -> bool:
+    """By the kernel, as far as can be told: by its signal, and it has killed for memory since."""
+    return status & 0x7F == signal.SIGKILL and oom_kills() > kills_before
+
+
 def oom_kills() -> int:
     """How often the kernel has killed for memory since it started."""
     for line in Path("/proc/vmstat").read_text().splitlines():

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench.runner.processes import die_with_parent, oom_kills
+from bench.runner.processes import die_with_parent, ended_for_memory, ended_how, oom_kills
 
 Emit = Callable[[dict[str, Any]], None]
 GRACE_SECONDS = 2.0  # for the others to write down their own reasons
@@ -44,7 +44,7 @@ def together(size: int, member: Callable[[Emit], int], emit: Emit, folder: Path)
         time.sleep(POLL_SECONDS)
     if ended[0] == 0:
         return 0
-    emit({"outcome": _reason(folder, ended, oom_kills() > kills_before)})
+    emit({"outcome": _reason(folder, ended, kills_before)})
     return 1
 
 
@@ -99,7 +99,7 @@ def written_reasons(folder: Path) -> dict[int, dict[str, Any]]:
     return dict(sorted(found.items(), key=lambda pair: pair[1]["kind"] == "crashed"))
 
 
-def _reason(folder: Path, ended: dict[int, int], kernel_killed: bool) -> dict[str, Any]:
+def _reason(folder: Path, ended: dict[int, int], kills_before: int) -> dict[str, Any]:
     """Memory that ran out is the cause, whoever it was; else whoever failed first."""
     written = written_reasons(folder)
     for outcome in written.values():
@@ -108,12 +108,8 @@ def _reason(folder: Path, ended: dict[int, int], kernel_killed: bool) -> dict[st
     first = next(rank for rank, status in ended.items() if status)
     if first in written:
         return written[first] | {"reason": f"rank {first}: {written[first]['reason']}"}
-    number = ended[first] & 0x7F
-    if number == signal.SIGKILL and kernel_killed:
-        return {
-            "kind": "out-of-memory",
-            "where": "host",
-            "detail": f"the kernel ended rank {first} for memory",
-        }
-    how = f"by {signal.Signals(number).name}" if number else f"with exit code {ended[first] >> 8}"
-    return {"kind": "crashed", "reason": f"rank {first} ended {how}, without an outcome"}
+    if ended_for_memory(ended[first], kills_before):
+        detail = f"the kernel ended rank {first} for memory"
+        return {"kind": "out-of-memory", "where": "host", "detail": detail}
+    reason = f"rank {first} ended {ended_how(ended[first])}, without an outcome"
+    return {"kind": "crashed", "reason": reason}

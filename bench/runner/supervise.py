@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import sys
@@ -38,7 +37,7 @@ from bench.result import (
     Trial,
 )
 from bench.runner.nodes import LAST, Nodes
-from bench.runner.processes import group_bytes, kill_group, oom_kills
+from bench.runner.processes import ended_for_memory, ended_how, group_bytes, kill_group, oom_kills
 
 TICK_SECONDS = 0.25
 START_SECONDS = 300.0  # a cold disk reads torch slowly
@@ -187,7 +186,7 @@ class Supervisor:
             if event.keys() & FINAL:
                 final = event
             if "exited" in event:
-                return verdict or final or _died(event["exited"], phase, oom_kills() > kills_before)
+                return verdict or final or _died(event["exited"], phase, kills_before)
         raise ServerGoneError
 
     def _overstepped(self, limits: Limits, seconds: float, silence: float, phase: str) -> Outcome | None:
@@ -288,10 +287,9 @@ def _answer(final: Event | Outcome, key: str, log: Path) -> Any:
     raise EnvironmentCannot(f"no {key}: {reason['kind']}: {detail}", where=str(log))
 
 
-def _died(status: int, phase: str, kernel_killed: bool) -> Outcome:
+def _died(status: int, phase: str, kills_before: int) -> Outcome:
     """A job that ended without a word of its own."""
-    if status & 0x7F == signal.SIGKILL and kernel_killed:
+    if ended_for_memory(status, kills_before):
         return OutOfMemory("host", f"the kernel ended it for memory during {phase}")
-    if status & 0x7F:
-        return Crashed(f"ended by {signal.Signals(status & 0x7F).name} during {phase}")
-    return Crashed(f"ended with exit code {status >> 8} during {phase}, without an outcome")
+    silent = "" if os.WIFSIGNALED(status) else ", without an outcome"
+    return Crashed(f"ended {ended_how(status)} during {phase}{silent}")
