@@ -57,7 +57,11 @@ def compare(request: Request) -> int:
     from bench.report.formats import FORMATS  # tabulate is slow to import
 
     sys.stdout.write(printable(FORMATS[request.format](comparison).rstrip("\n")) + "\n")
-    if request.format == "table" and (request.settings or len(request.bundles) == comparison.bundles == 1):
+    if request.format == "markdown" and request.settings:
+        print("\n```text", end="")
+        _print_settings(request)
+        print("```")
+    elif request.format == "table" and (request.settings or len(request.bundles) == comparison.bundles == 1):
         _print_settings(request)
     _write_files(comparison, request)
     for refused in comparison.refused:
@@ -130,6 +134,8 @@ def _show_fleet(fleet: Fleet, request: Request) -> int:
 def _terms(request: Request) -> Terms:
     if request.png and request.plots is None:
         raise BadInput("--png without --plots", advice="--plots DIR says where the plots go")
+    if request.settings and request.format == "csv":
+        raise BadInput("--settings: CSV is a row a machine", advice="--json has every setting")
     book = load_prices(request.prices)
     wish = Wish(request.budget, request.deadline_days, request.runs)
     if request.budget is not None and book.currency != "USD":

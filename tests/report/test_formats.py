@@ -189,6 +189,17 @@ def test_wrong_arguments_are_refused(arguments: list[str], capsys: Any) -> None:
     assert caught.value.code == 2
 
 
+def test_every_setting_is_shown_as_text_markdown_or_json_and_not_dropped(capsys: Any) -> None:
+    path = ROOT / "results/every-setting-h200/pythia-160m-1gpu.tar"
+    for format in ("table", "markdown", "json"):
+        code, out, _ = run(capsys, path, path, "--settings", "--format", format)
+        assert code == 0
+        assert "checkpointing + fsdp-3 + offload" in out
+    code, out, err = run(capsys, path, "--settings", "--format", "csv")
+    assert (code, out) == (2, "")
+    assert "--json" in err
+
+
 def test_a_budget_in_dollars_needs_prices_in_dollars(tmp_path: Path, capsys: Any) -> None:
     prices = tmp_path / "p.json"
     prices.write_text('{"schema": "bench/prices/v1", "currency": "EUR", "shipped": false}')
@@ -208,7 +219,8 @@ def test_a_bundle_does_not_write_to_the_terminal_what_it_obeys(
     )
     bad = tmp_path / f"bad{evil}.tar"
     bad.write_bytes(b"x")
-    code, out, err = run(capsys, path, bad, "--format", format, "--settings")
+    every = ["--settings"] if format != "csv" else []
+    code, out, err = run(capsys, path, bad, "--format", format, *every)
     assert code == 4
     assert main(["verify", str(path), str(bad)]) == 4
     verified = capsys.readouterr()

@@ -1,0 +1,102 @@
+"""Every setting that bundles tried: a table a model and number of GPUs, a column a micro-batch, in Markdown.
+
+    python benchmarks/settings.py BUNDLE_OR_FOLDER...
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tabulate import tabulate
+
+from bench.report.bundles import check_all, results_of
+from bench.summary import Results, TrialResult
+from bench.words import bytes_text, failure_text, interval_text
+
+LEFT_OUT = "·"
+Key = tuple[str, int]  # model, GPUs
+
+
+@dataclass
+class Table:
+    device: str
+    paths: list[Path] = field(default_factory=list)
+    trials: dict[tuple[str, int], TrialResult] = field(default_factory=dict)  # by label and micro-batch
+    skipped: dict[str, str] = field(default_factory=dict)  # labels, and why
+
+
+def main() -> int:
+    print(document(map(Path, sys.argv[1:])), end="")
+    return 0
+
+
+def document(paths: Iterable[Path]) -> str:
+    found = gathered(paths)
+    return "\n".join(line for key in sorted(found) for line in section(key, found[key]))
+
+
+def gathered(paths: Iterable[Path]) -> dict[Key, Table]:
+    found: dict[Key, Table] = {}
+    for path, verdict in check_all(paths):
+        if isinstance(verdict, Exception):
+            raise SystemExit(str(verdict))
+        results = results_of(verdict)
+        for key, trials in _by_model(results).items():
+            table = found.setdefault(key, Table(results.node.gpus[0].name if results.node.gpus else "CPU"))
+            table.paths.append(path)
+            table.trials |= {(trial.label, trial.micro_batch): trial for trial in trials}
+            table.skipped |= {skip.label: skip.reason for skip in results.skipped if skip.model == key[0]}
+    return found
+
+
+def _by_model(results: Results) -> dict[Key, list[TrialResult]]:
+    found = defaultdict(list)
+    for trial in results.trials:
+        found[trial.model, trial.gpus].append(trial)
+    return dict(found)
+
+
+def section(key: Key, table: Table) -> Iterator[str]:
+    model, gpus = key
+    sizes = sorted({size for _, size in table.trials}, reverse=True)
+    labels = list(dict.fromkeys(label for label, _ in sorted(table.trials, key=_shortest)))
+    rows = [(label, *_cells(table, label, sizes), _drift(table, label)) for label in labels]
+    yield f"## {model}, {gpus} x {table.device}\n"
+    yield ", ".join(path.as_posix() for path in table.paths) + "\n"
+    heads = ("setting", *(f"{size} a pass, s/step" for size in sizes), "loss vs naive")
+    yield tabulate(rows, heads, tablefmt="github", disable_numparse=True) + "\n"
+    if table.skipped:
+        yield "\n".join(f"- unsupported: {label}: {why}" for label, why in table.skipped.items()) + "\n"
+
+
+def _shortest(entry: tuple[str, int]) -> tuple[int, str]:
+    """Naive first, then the free lunch, then what is added to it."""
+    return len(entry[0].split(" + ")) + (entry[0] != "naive"), entry[0]
+
+
+def _cells(table: Table, label: str, sizes: Sequence[int]) -> Iterator[str]:
+    for size in sizes:
+        trial = table.trials.get((label, size))
+        if trial is None:
+            yield LEFT_OUT
+        elif trial.failure is not None:
+            yield failure_text(trial.failure).partition(": ")[0]
+        elif trial.estimate is None:
+            yield "too few samples"
+        else:
+            yield f"{interval_text(trial.estimate.step_seconds)}, {bytes_text(trial.estimate.peak_bytes)}"
+
+
+def _drift(table: Table, label: str) -> str:
+    """The largest at any micro-batch."""
+    found = [t.loss_difference for (name, _), t in table.trials.items() if name == label]
+    known = [abs(value) for value in found if value is not None]
+    return f"{100 * max(known):.2g}%" if known else ""
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
