@@ -3,8 +3,9 @@
     python benchmarks/replay.py BUNDLE_OR_FOLDER... [--replays 1000]
 
 What each trial took, compiling included, is read off the bundle's telemetry; the search sees a measurement
-drawn anew from the trial's own samples, as another run would have it. It may ask for nothing that was not
-measured: regret and cost are against the same trials.
+drawn anew from the trial's own samples, as another run would have it: as many of them as hour.json's timing
+asks for, which it pays for too. It may ask for nothing that was not measured: regret and cost are against
+the same trials.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
+from typing import NamedTuple
 
 from tabulate import tabulate
 
@@ -25,13 +27,15 @@ from bench.manifest import parse_manifest
 from bench.methods import Setting
 from bench.plan import Cell, Plan, make_plan, target_of
 from bench.report.bundles import look_at_all
-from bench.result import Measured, Measurement, NodeFacts, Outcome, StepSample, Trial
+from bench.result import Measured, Measurement, NodeFacts, Outcome, StepSample, Timing, Trial
+from bench.runner.timing import is_enough
 from bench.search import fastest, next_trial, step_seconds
 from bench.summary import Results, recompute
 from bench.verify import Files
 from bench.winner import BETWEEN_PROCESSES
 
 ALLOWED = 0.01  # of the fastest: the regret that is allowed
+HOUR = Path(__file__).parents[1] / "manifests/hour.json"
 HEADERS = (
     "model", "GPUs", "trials", "all, s", "guided, s", "share", "asked", "mean regret", "95th %", "<= 1%",
 )  # fmt: skip
@@ -58,7 +62,7 @@ def main() -> int:
     for (model, gpus), world in sorted(found.items()):
         results = list(replays(model, gpus, world, arguments.replays))
         rows.append(row(model, gpus, world, results))
-        good += sum(regret <= ALLOWED for regret, _ in results)
+        good += sum(replay.regret <= ALLOWED for replay in results)
         total += len(results)
     print(tabulate(rows, HEADERS, disable_numparse=True))
     print(f"\nregret at most {ALLOWED:.0%} in {good / total:.1%} of {total} replays")
@@ -105,23 +109,30 @@ def _spans(files: Files) -> Mapping[str, float]:
     return {name: end - start for (name, start), end in zip(order, until, strict=True)}
 
 
-def replays(model: str, gpus: int, world: World, count: int) -> Iterator[tuple[float, list[Key]]]:
-    """The regret of each replay, and what it asked for."""
+class Replay(NamedTuple):
+    regret: float
+    asked: int
+    seconds: float
+
+
+def replays(model: str, gpus: int, world: World, count: int) -> Iterator[Replay]:
     plan = plan_of(model, gpus, world)
+    timing = parse_manifest(HOUR.read_bytes(), HOUR.name).timing
     true = {key: step_seconds(trial, world.outcomes[key]) for key, trial in _trials(plan).items()}
     best = min(seconds for seconds in true.values() if seconds is not None)
     for seed in range(count):
         draw = random.Random(seed)
         known: dict[str, Outcome] = {}
-        asked: list[Key] = []
+        spent = 0.0
         while trial := next_trial(plan, known):
-            asked.append((trial.setting, trial.micro_batch))
-            known[trial.id] = drawn(world.outcomes[asked[-1]], draw)
+            key = (trial.setting, trial.micro_batch)
+            known[trial.id], more = drawn(world.outcomes[key], trial.accumulation, timing, draw)
+            spent += world.seconds[key] + more
         chosen = fastest(plan, known, model)
         assert chosen is not None, f"no trial of {model} was measured"
         took = true[chosen.setting, chosen.micro_batch]
         assert took is not None
-        yield took / best - 1, asked
+        yield Replay(took / best - 1, len(known), spent)
 
 
 def plan_of(model: str, gpus: int, world: World) -> Plan:
@@ -143,26 +154,32 @@ def _trials(plan: Plan) -> Mapping[Key, Trial]:
     return {(trial.setting, trial.micro_batch): trial for cell in plan.cells for trial in cell.trials}
 
 
-def drawn(outcome: Outcome, draw: random.Random) -> Outcome:
-    """The same trial in another process: its samples with replacement, all a little faster or slower."""
+def drawn(
+    outcome: Outcome, accumulation: int, timing: Timing, draw: random.Random
+) -> tuple[Outcome, float]:
+    """The same trial in another process: its samples with replacement, all a little faster or slower.
+
+    And the seconds that they take beyond what the trial's own took.
+    """
     if not isinstance(outcome, Measured):
-        return outcome
+        return outcome, 0.0
     factor = draw.gauss(1.0, BETWEEN_PROCESSES)
     by_count: dict[int, list[float]] = defaultdict(list)
     for step in outcome.measurement.steps:
         by_count[step.accumulation].append(step.seconds)
-    steps = tuple(
-        StepSample(count, factor * seconds)
-        for count, samples in by_count.items()
-        for seconds in draw.choices(samples, k=len(samples))
-    )
-    return Measured(replace(outcome.measurement, steps=steps))
+    steps: list[StepSample] = []
+    elapsed = 0.0
+    while not is_enough(steps, accumulation, elapsed, timing):
+        steps += (StepSample(count, factor * draw.choice(seen)) for count, seen in sorted(by_count.items()))
+        elapsed = sum(step.seconds for step in steps)
+    measured = Measured(replace(outcome.measurement, steps=tuple(steps)))
+    return measured, elapsed - sum(step.seconds for step in outcome.measurement.steps)
 
 
-def row(model: str, gpus: int, world: World, results: list[tuple[float, list[Key]]]) -> tuple[str, ...]:
-    regrets = sorted(regret for regret, _ in results)
+def row(model: str, gpus: int, world: World, results: list[Replay]) -> tuple[str, ...]:
+    regrets = sorted(replay.regret for replay in results)
     everything = sum(world.seconds.values())
-    spent = mean(sum(world.seconds[key] for key in asked) for _, asked in results)
+    spent = mean(replay.seconds for replay in results)
     return (
         model,
         str(gpus),
@@ -170,7 +187,7 @@ def row(model: str, gpus: int, world: World, results: list[tuple[float, list[Key
         f"{everything:.0f}",
         f"{spent:.0f}",
         f"{spent / everything:.0%}",
-        f"{mean(len(asked) for _, asked in results):.1f}",
+        f"{mean(replay.asked for replay in results):.1f}",
         f"{mean(regrets):.2%}",
         f"{regrets[int(0.95 * (len(regrets) - 1))]:.2%}",
         f"{sum(r <= ALLOWED for r in regrets) / len(regrets):.1%}",
