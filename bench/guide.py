@@ -38,7 +38,9 @@ SMALLER = 0.98  # a smaller micro-batch, of the time a sample took at the one me
 MOST_OVERHEAD, OVERHEAD_SHARE = 2.5, 0.18
 OTHERWISE = 0.9  # an update in another setting
 OUT = 2  # crashes, or one time that is up, after which other settings with the same method are left alone
-# What a first guess believes a method to cost; only an order, and wrong guesses are measured away.
+# What a guess believes a method to cost, and a pass to cost beside its samples, in samples; only an order,
+# and wrong guesses are measured away.
+BELIEVED_OVERHEAD = 0.25
 BELIEVED: Mapping[str, float] = {
     "checkpointing": 1.25, "offload": 1.6, "zero-1": 1.1, "zero-2": 1.12, "zero-3": 1.6, "fsdp-2": 1.05,
     "fsdp-3": 1.15,
@@ -55,6 +57,14 @@ class Timed:
     @property
     def sample_seconds(self) -> float:
         return self.pass_seconds / self.trial.micro_batch
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """What a pass costs beside its samples, from two micro-batches of one setting."""
+
+    overhead: float  # in samples
+    smallest: int  # micro-batch that it was seen at: below it a pass may be all launches
 
 
 def choose(cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes: int) -> Trial | None:
@@ -78,28 +88,32 @@ def promising(cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes:
     best = min(timed, key=lambda one: one.step_seconds)
     curve = _curve(timed)
     bounds = [(bound(trial, timed, curve), trial) for _, trial in left if strikes(trial.setting) < OUT]
-    hopeful = [pair for pair in bounds if pair[0] < NEAR * best.step_seconds]
+    hopeful = [trial for least, trial in bounds if least < NEAR * best.step_seconds]
     # A second micro-batch of the fastest setting tells its overhead, and so bounds all the others. Then by
     # what is expected, not by what is hoped: most bounds are far too low, and a good one rules out many.
-    hopeful.sort(
-        key=lambda pair: (
-            curve is not None or not _next_to(pair[1], best.trial),
-            pair[0] * _believed(pair[1].setting),
-        )
-    )
-    return [trial for _, trial in hopeful]
+    first = curve is None
+    return sorted(hopeful, key=lambda t: (not (first and _next_to(t, best.trial)), _expected(t, best, curve)))
+
+
+def _expected(trial: Trial, best: Timed, curve: Curve | None) -> float:
+    """What its step may really take; nothing is left out for it. Only an order."""
+    overhead = max(curve.overhead if curve else 0.0, BELIEVED_OVERHEAD)
+    size = best.trial.micro_batch
+    a_pass = best.pass_seconds * (trial.micro_batch + overhead) / (size + overhead)
+    times = _believed(trial.setting) / _believed(best.trial.setting)
+    return times * trial.accumulation * a_pass + _on_host(trial)
 
 
 def _next_to(trial: Trial, measured: Trial) -> bool:
     return trial.setting == measured.setting and 0.4 <= trial.micro_batch / measured.micro_batch < 1
 
 
-def bound(trial: Trial, timed: Sequence[Timed], curve: float | None) -> float:
+def bound(trial: Trial, timed: Sequence[Timed], curve: Curve | None) -> float:
     """No step of this trial takes less, as far as what was measured tells."""
     return max(_bound_by(trial, setting, timed, curve) for setting in {one.trial.setting for one in timed})
 
 
-def _bound_by(trial: Trial, setting: Setting, timed: Sequence[Timed], curve: float | None) -> float:
+def _bound_by(trial: Trial, setting: Setting, timed: Sequence[Timed], curve: Curve | None) -> float:
     """What the trials of one measured setting say."""
     same = _of(setting, timed)
     update = max(0.0, min(one.update_seconds for one in same))
@@ -133,8 +147,8 @@ def _of(setting: Setting, timed: Sequence[Timed]) -> list[Timed]:
     return sorted((o for o in timed if o.trial.setting == setting), key=lambda o: o.trial.micro_batch)
 
 
-def _curve(timed: Sequence[Timed]) -> float | None:
-    """Overhead of a pass, in samples: from the setting with two micro-batches, the least of several."""
+def _curve(timed: Sequence[Timed]) -> Curve | None:
+    """From the setting with two micro-batches, of several the one that overhead is most of."""
     found = []
     for setting in {one.trial.setting for one in timed}:
         same = _of(setting, timed)
@@ -144,11 +158,12 @@ def _curve(timed: Sequence[Timed]) -> float | None:
                 large.trial.micro_batch - small.trial.micro_batch
             )
             rate = min(max(rate, 0.2 * large.sample_seconds), large.sample_seconds)
-            found.append((large.pass_seconds - rate * large.trial.micro_batch) / rate)
-    return max(found, default=None)
+            overhead = (large.pass_seconds - rate * large.trial.micro_batch) / rate
+            found.append(Curve(overhead, small.trial.micro_batch))
+    return max(found, key=lambda one: one.overhead, default=None)
 
 
-def _pass_bound(micro_batch: int, same: Sequence[Timed], curve: float | None) -> float:
+def _pass_bound(micro_batch: int, same: Sequence[Timed], curve: Curve | None) -> float:
     """Of a pass of that many samples, in the setting measured."""
     nearest = min(same, key=lambda one: abs(one.trial.micro_batch - micro_batch))
     size = nearest.trial.micro_batch
@@ -158,7 +173,9 @@ def _pass_bound(micro_batch: int, same: Sequence[Timed], curve: float | None) ->
         return nearest.pass_seconds * min(1.0, micro_batch / size)
     if curve is None and micro_batch < size:
         return SMALLER * nearest.sample_seconds * micro_batch
-    overhead = max(MOST_OVERHEAD, OVERHEAD_SHARE * size) if curve is None else curve
+    if curve and size < min(micro_batch, curve.smallest):
+        return 0.0
+    overhead = curve.overhead if curve else max(MOST_OVERHEAD, OVERHEAD_SHARE * size)
     return nearest.pass_seconds * (micro_batch + overhead) / (size + overhead)
 
 

@@ -154,9 +154,7 @@ def _trials(plan: Plan) -> Mapping[Key, Trial]:
     return {(trial.setting, trial.micro_batch): trial for cell in plan.cells for trial in cell.trials}
 
 
-def drawn(
-    outcome: Outcome, accumulation: int, timing: Timing, draw: random.Random
-) -> tuple[Outcome, float]:
+def drawn(outcome: Outcome, accumulation: int, timing: Timing, draw: random.Random) -> tuple[Outcome, float]:
     """The same trial in another process: its samples with replacement, all a little faster or slower.
 
     And the seconds that they take beyond what the trial's own took.

@@ -1,6 +1,6 @@
 """Every setting that bundles tried: a table a model and number of GPUs, a column a micro-batch, in Markdown.
 
-    python benchmarks/settings.py BUNDLE_OR_FOLDER...
+python benchmarks/settings.py BUNDLE_OR_FOLDER...
 """
 
 from __future__ import annotations

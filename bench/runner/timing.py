@@ -13,7 +13,10 @@ AGREEMENT = 0.02  # of their mean; more where the wanted interval is wider than 
 ROUNDS = 5  # before a tight interval is believed
 LATE_ROUNDS = 3  # before the time that is up ends it
 RARE = 3e-4  # evaluated samples, of those trained on: at most 0.1% of the time
-MAX_STEP_SHARE = 1 / 12  # of the measuring time, for one step at the high count
+# Of the measuring time, for one step at the high count. A pass is the difference of two steps, and what one
+# of them is off by is the less of a pass the further they lie apart: few long steps beat many short ones.
+MAX_STEP_SHARE = 1 / 5
+DEAR = 1 / 6  # of the measuring time, for one pass: from there on two passes must do, else three
 
 
 def is_steady(seconds: Sequence[float], timing: Timing) -> bool:
@@ -27,7 +30,8 @@ def is_steady(seconds: Sequence[float], timing: Timing) -> bool:
 def accumulation_counts(recipe_accumulation: int, pass_seconds: float, timing: Timing) -> tuple[int, ...]:
     """One pass, and as many as the time allows up to what the recipe does."""
     affordable = int(timing.measure_seconds * MAX_STEP_SHARE / pass_seconds)
-    high = min(recipe_accumulation, max(2, affordable))
+    least = 2 if pass_seconds > DEAR * timing.measure_seconds else 3
+    high = min(recipe_accumulation, max(least, affordable))
     return (1,) if recipe_accumulation == 1 else (1, high)
 
 

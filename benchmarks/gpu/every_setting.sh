@@ -30,7 +30,7 @@ if not settings:
 json.dump({
     "schema": "bench/manifest/v1", "name": "every-setting", "models": [model], "methods": settings,
     "gpus": int(gpus), "micro_batch": int(micro_batch), "trial_minutes": 4,
-    "timing": {"target_percent": 2, "measure_seconds": 3, "warmup_seconds": 3},
+    "timing": {"target_percent": 1.5, "measure_seconds": 5, "warmup_seconds": 3},
 }, open(f"{out}/{name}.json", "w"))
 PY
   fi

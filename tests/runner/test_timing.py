@@ -23,8 +23,9 @@ def test_warm_is_when_three_steps_took_as_long_as_the_three_before() -> None:
     ("recipe", "pass_seconds", "counts"),
     [
         (1, 0.1, (1,)),
-        (64, 0.1, (1, 10)),  # a twelfth of the time for one step at the high count
+        (64, 0.1, (1, 24)),  # a fifth of the time for one step at the high count
         (4, 0.1, (1, 4)),  # never more than the recipe does
+        (64, 1.9, (1, 3)),  # an error in one step is half of it in a pass
         (64, 30.0, (1, 2)),  # dear, but a line takes two points
     ],
 )
