@@ -81,6 +81,7 @@ def _zero(parts: Parts, gpus: int, half: bool, *, stage: int, offload: bool) -> 
         weights = (parts.outside + 2 * max(parts.blocks, default=0)) * computed
         weights += 0 if offload else total * computed // gpus
     if offload:
-        gradients = total * computed if stage == 1 else 0
+        gradients = total * FP32 if stage == 1 else 0
+        bucket *= 1 + half * (stage == 1)
         optimizer = 0
     return weights + gradients + optimizer + bucket

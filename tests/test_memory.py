@@ -58,10 +58,11 @@ def test_a_committed_bundle_verifies_and_its_peaks_are_predicted_within_15_perce
             assert predicted == pytest.approx(trial.estimate.peak_bytes, rel=0.15), trial.label
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("hour-h200/*.tar")), ids=named)
-def test_what_offloading_takes_of_the_hosts_memory_is_predicted(path: Path) -> None:
+# The other GPU of the machine of hour-h200/17-minutes had work too, on the same host.
+@pytest.mark.parametrize("name", ["hour-h200/20-minutes", "hour-h200/24-minutes"])
+def test_what_offloading_takes_of_the_hosts_memory_is_predicted(name: str) -> None:
     """Of models so large that it shows; at the height, which a trial that failed later has seen too."""
-    with tarfile.open(path) as bundle:
+    with tarfile.open(RESULTS / f"{name}.tar") as bundle:
         results = json.loads(member(bundle, "results.json"))
         telemetry = [json.loads(line) for line in member(bundle, "telemetry.jsonl").splitlines()]
     idle = max(sample["available_bytes"] for sample in telemetry)

@@ -91,9 +91,20 @@ class Bytes:
         return footprint.height("checkpointing" in setting, loss_bytes)
 
 
+def autocasts(model: Model, setting: Setting) -> bool:
+    """Norms and sums in fp32. ZeRO and half-weights compute in the weights' own precision."""
+    from bench.methods import in_group  # which imports this
+
+    alone = "half-weights" in setting or (in_group(setting, "sharding") or "").startswith("zero-")
+    return lowered(model) < FP32 and not alone
+
+
 def between_blocks(model: Model, setting: Setting) -> int:
-    """Bytes of an activation there: autocast leaves embeddings and sums in fp32, where weights are."""
-    return lowered(model) if "half-weights" in setting else FP32
+    """Bytes of an activation there, a sum of embeddings and products: as precise as weights are."""
+    from bench.methods import in_group
+
+    halved = "half-weights" in setting or in_group(setting, "sharding") is not None
+    return lowered(model) if halved else FP32
 
 
 def lowered(model: Model) -> int:

@@ -18,7 +18,7 @@ from bench.models._common import (
     Footprint,
     activation_mistakes,
     attention,
-    between_blocks,
+    autocasts,
     complete,
     head_mistakes,
     length_mistakes,
@@ -82,10 +82,11 @@ class Roberta(Bytes):
     def footprint(self, model: Model, setting: Setting) -> Footprint:
         a, s, h = complete(model, DEFAULTS), model.recipe.units_per_sample, lowered(model)
         d, f, heads = a["hidden_size"], a["intermediate_size"], a["num_attention_heads"]
-        residual, mixed = between_blocks(model, setting) * d, h < FP32
+        mixed = autocasts(model, setting)
+        residual = d * (FP32 if mixed else h)
         masks = d if a["hidden_dropout_prob"] else 0
         # Query, key and value each lower the input for themselves: autocast remembers weights alone.
-        token = 3 * h * d if mixed else residual
+        token = 3 * h * d if h < FP32 else residual
         token += 3 * h * d + h * d + masks  # query, key, value; attention's output
         token += residual + NORM_STATISTICS + h * d  # sum, norm
         token += 2 * h * f + masks + residual + NORM_STATISTICS  # two sides of gelu; sum, norm

@@ -27,11 +27,17 @@ def is_steady(seconds: Sequence[float], timing: Timing) -> bool:
     return abs(after - before) <= max(AGREEMENT, timing.target_percent / 100) * before
 
 
-def accumulation_counts(recipe_accumulation: int, pass_seconds: float, timing: Timing) -> tuple[int, ...]:
-    """One pass, and as many as the time allows up to what the recipe does."""
-    affordable = int(timing.measure_seconds * MAX_STEP_SHARE / pass_seconds)
+def accumulation_counts(
+    recipe_accumulation: int, pass_seconds: float, update_seconds: float, timing: Timing
+) -> tuple[int, ...]:
+    """One pass, and as many as the time allows up to what the recipe does.
+
+    An update that takes longer than passes do, on the host, scatters by more too: then passes of twice its
+    time, up to the whole measuring time.
+    """
+    seconds = max(MAX_STEP_SHARE * timing.measure_seconds, min(2 * update_seconds, timing.measure_seconds))
     least = 2 if pass_seconds > DEAR * timing.measure_seconds else 3
-    high = min(recipe_accumulation, max(least, affordable))
+    high = min(recipe_accumulation, max(least, int(seconds / pass_seconds)))
     return (1,) if recipe_accumulation == 1 else (1, high)
 
 

@@ -33,11 +33,8 @@ LOSS_SAMPLES = 64  # a step of the loss curve, whatever the micro-batch, as near
 class Warm:
     samples: tuple[StepSample, ...]
     steady: bool
-
-    @property
-    def pass_seconds(self) -> float:
-        """Steps of one pass, the last and so the warmest."""
-        return mean([sample.seconds for sample in self.samples[-3:]])
+    pass_seconds: float  # roughly, to choose how to measure
+    update_seconds: float
 
 
 class TrialRun:
@@ -212,19 +209,27 @@ class TrialRun:
         return tuple(losses), tuple(norms), passes * at_once
 
     def warm_up(self) -> Warm:
-        """Steps of one pass until two adjacent windows agree, or the time is up."""
+        """Steps of one pass until two adjacent windows agree, or the time is up; then two of two passes.
+
+        The first of those may still make room for what it adds up.
+        """
         samples: list[StepSample] = []
         started = time.perf_counter()
         while not (steady := is_steady([s.seconds for s in samples], self.trial.timing)):
             if self.team.slowest(time.perf_counter() - started) > self.trial.timing.warmup_seconds:
                 break
             samples.append(self.timed_step(1))
-        return Warm(tuple(samples), steady)
+        a_step = mean([sample.seconds for sample in samples[-3:]])  # the last and so the warmest
+        if self.trial.accumulation == 1:
+            return Warm(tuple(samples), steady, a_step, 0.0)
+        samples += [self.timed_step(2), self.timed_step(2)]
+        a_pass = min(max(samples[-1].seconds - a_step, a_step / 50), a_step)
+        return Warm(tuple(samples), steady, a_pass, a_step - a_pass)
 
     def measure(self, warm: Warm) -> tuple[StepSample, ...]:
         """Both counts in turn, so that a machine that drifts drifts for both."""
         trial = self.trial
-        counts = accumulation_counts(trial.accumulation, warm.pass_seconds, trial.timing)
+        counts = accumulation_counts(trial.accumulation, warm.pass_seconds, warm.update_seconds, trial.timing)
         samples: list[StepSample] = []
         started = time.perf_counter()
         for passes in cycle(counts):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from bench.models import Recipe
 from bench.runner.loop import Batch, lowered, make_optimizer, make_scheduler
 
+ALIGNED = 8  # weights in half precision, 16 bytes: as much as a GPU loads at once
 STALE_SECONDS = 240.0  # the slowest operator compiles in half of that; a trial's silence ends it after 300
 
 
@@ -29,9 +31,8 @@ class Zero:
         drop_stale_locks()
         import deepspeed
 
-        optimizer = (
-            _host_adam(whole, recipe) if offload else make_optimizer(whole.parameters(), recipe, fused)
-        )
+        weights = even_first(whole.parameters())
+        optimizer = _host_adam(weights, recipe) if offload else make_optimizer(weights, recipe, fused)
         self.whole = whole
         self.recipe = recipe
         self.device = device
@@ -56,6 +57,15 @@ class Zero:
         with torch.no_grad():
             loss: Tensor = self.engine(lowered(batch, self.recipe))
             return loss
+
+
+def even_first(weights: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """The odd-sized last: DeepSpeed lays all into one buffer, where what follows them is at odd addresses.
+
+    Behind the 50,265 biases of RoBERTa's head came all other weights of the head, which kernels read slowly
+    there, or not at all.
+    """
+    return sorted(weights, key=lambda weight: weight.numel() % ALIGNED != 0)
 
 
 def drop_stale_locks() -> None:
@@ -93,12 +103,12 @@ def configuration(recipe: Recipe, micro_batch: int, stage: int, offload: bool) -
     }
 
 
-def _host_adam(whole: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+def _host_adam(weights: list[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     o = recipe.optimizer
     return DeepSpeedCPUAdam(
-        whole.parameters(),
+        weights,
         lr=o.learning_rate,
         betas=(o.beta1, o.beta2),
         eps=o.epsilon,

@@ -20,17 +20,21 @@ def test_warm_is_when_three_steps_took_as_long_as_the_three_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "pass_seconds", "counts"),
+    ("recipe", "pass_seconds", "update_seconds", "counts"),
     [
-        (1, 0.1, (1,)),
-        (64, 0.1, (1, 24)),  # a fifth of the time for one step at the high count
-        (4, 0.1, (1, 4)),  # never more than the recipe does
-        (64, 1.9, (1, 3)),  # an error in one step is half of it in a pass
-        (64, 30.0, (1, 2)),  # dear, but a line takes two points
+        (1, 0.1, 0.0, (1,)),
+        (64, 0.1, 0.01, (1, 24)),  # a fifth of the time for one step at the high count
+        (4, 0.1, 0.01, (1, 4)),  # never more than the recipe does
+        (64, 1.9, 0.01, (1, 3)),  # an error in one step is half of it in a pass
+        (64, 30.0, 0.01, (1, 2)),  # dear, but a line takes two points
+        (256, 0.6, 3.7, (1, 12)),  # an update on the host, seconds and more or less: passes of twice its time
+        (256, 0.6, 60.0, (1, 20)),  # but never beyond the measuring time
     ],
 )
-def test_passes_of_a_step(recipe: int, pass_seconds: float, counts: tuple[int, ...]) -> None:
-    assert accumulation_counts(recipe, pass_seconds, TIMING) == counts
+def test_passes_of_a_step(
+    recipe: int, pass_seconds: float, update_seconds: float, counts: tuple[int, ...]
+) -> None:
+    assert accumulation_counts(recipe, pass_seconds, update_seconds, TIMING) == counts
 
 
 def test_enough_is_a_tight_interval_after_five_rounds_or_the_time_after_three() -> None:

@@ -1,14 +1,16 @@
-"""What ZeRO leaves behind where it is killed."""
+"""How weights lie in ZeRO's buffers, and what it leaves behind where it is killed."""
 
 from __future__ import annotations
 
 import os
 import time
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from torch import nn
 
-from bench.runner.zero import STALE_SECONDS, drop_stale_locks
+from bench.runner.zero import ALIGNED, STALE_SECONDS, drop_stale_locks, even_first
 
 
 def test_the_lock_of_a_killed_compilation_does_not_hold_up_the_next_one(
@@ -24,3 +26,14 @@ def test_the_lock_of_a_killed_compilation_does_not_hold_up_the_next_one(
     drop_stale_locks()
     assert not old.exists()
     assert fresh.exists(), "somebody may be compiling it right now"
+
+
+def test_an_odd_number_of_weights_puts_no_others_at_odd_addresses() -> None:
+    model = nn.ModuleDict({"body": nn.Linear(8, 8), "head": nn.Linear(8, 50_265), "last": nn.Linear(8, 16)})
+    weights = even_first(model.parameters())
+    assert {*map(id, weights)} == {*map(id, model.parameters())}
+    starts = accumulate((weight.numel() for weight in weights), initial=0)
+    assert all(start % ALIGNED == 0 for start, _ in zip(starts, weights, strict=False))
+    first, second = (w for w in weights if w.shape == (8,) or w.shape == (8, 8))
+    assert first is model["body"].weight  # else as they were
+    assert second is model["body"].bias
