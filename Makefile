@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # Where Python is told to keep no bytecode, every process that a test starts compiles our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery bench-accuracy bench-compare bench-cost bench-export bench-verify replay fuzz clean
+.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery bench-accuracy bench-compare bench-cost bench-export bench-verify replay settings fuzz clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -66,7 +66,10 @@ bench-cost: $(STAMP)  ## start-up and verification, as ratios to an empty Python
 	$(BIN)/python benchmarks/cost.py out/cost/*.tar
 
 replay: $(STAMP)  ## the guided search against every setting measured: regret and cost
-	$(BIN)/python benchmarks/replay.py results/every-setting-h200
+	$(BIN)/python benchmarks/replay.py results/settings-h200 results/every-setting-h200/pythia-160m-2gpus.tar
+
+settings: $(STAMP)  ## docs/settings.md, from the committed bundles
+	$(BIN)/python benchmarks/settings.py results/settings-h200 results/every-setting-h200/pythia-160m-2gpus.tar > docs/settings.md
 
 bench-verify: $(STAMP)  ## verification as bundles grow: time beyond an empty Python, and memory
 	$(BIN)/python benchmarks/verify_size.py

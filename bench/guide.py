@@ -41,6 +41,7 @@ OUT = 2  # crashes, or one time that is up, after which other settings with the 
 # What a guess believes a method to cost, and a pass to cost beside its samples, in samples; only an order,
 # and wrong guesses are measured away.
 BELIEVED_OVERHEAD = 0.25
+FARTHER = 0.001
 BELIEVED: Mapping[str, float] = {
     "checkpointing": 1.25, "offload": 1.6, "zero-1": 1.1, "zero-2": 1.12, "zero-3": 1.6, "fsdp-2": 1.05,
     "fsdp-3": 1.15,
@@ -98,8 +99,12 @@ def promising(cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes:
 def _expected(trial: Trial, best: Timed, curve: Curve | None) -> float:
     """What its step may really take; nothing is left out for it. Only an order."""
     overhead = max(curve.overhead if curve else 0.0, BELIEVED_OVERHEAD)
-    size = best.trial.micro_batch
-    a_pass = best.pass_seconds * (trial.micro_batch + overhead) / (size + overhead)
+    ratio = trial.micro_batch / best.trial.micro_batch
+    a_pass = best.pass_seconds * ratio
+    if ratio < 1:
+        a_pass *= (1 + overhead / trial.micro_batch) / (1 + overhead / best.trial.micro_batch)
+    else:  # it may gain, and it may lose where memory is short: near to the known is sooner of use
+        a_pass *= ratio**FARTHER
     times = _believed(trial.setting) / _believed(best.trial.setting)
     return times * trial.accumulation * a_pass + _on_host(trial)
 
@@ -118,9 +123,8 @@ def _bound_by(trial: Trial, setting: Setting, timed: Sequence[Timed], curve: Cur
     same = _of(setting, timed)
     update = max(0.0, min(one.update_seconds for one in same))
     half = trial.model.recipe.precision != "fp32"
-    a_pass = _gain(setting, trial.setting, half) * _pass_bound(trial.micro_batch, same, curve)
-    if half and _is_lowered(trial.setting) and not _is_lowered(setting):
-        a_pass -= CASTS * update
+    casts = CASTS * update if half and _is_lowered(trial.setting) and not _is_lowered(setting) else 0.0
+    a_pass = _pass_bound(trial.micro_batch, same, curve, _gain(setting, trial.setting, half), casts)
     if setting != trial.setting:
         update *= OTHERWISE / (trial.gpus if in_group(trial.setting, "sharding") else 1)
     if "offload" in setting and "offload" not in trial.setting:
@@ -163,20 +167,23 @@ def _curve(timed: Sequence[Timed]) -> Curve | None:
     return max(found, key=lambda one: one.overhead, default=None)
 
 
-def _pass_bound(micro_batch: int, same: Sequence[Timed], curve: Curve | None) -> float:
-    """Of a pass of that many samples, in the setting measured."""
+def _pass_bound(
+    micro_batch: int, same: Sequence[Timed], curve: Curve | None, gain: float, casts: float
+) -> float:
+    """Of a pass of that many samples in a setting that gains so much on the measured one, and casts less."""
     nearest = min(same, key=lambda one: abs(one.trial.micro_batch - micro_batch))
     size = nearest.trial.micro_batch
+    there = max(0.0, gain * nearest.pass_seconds - casts)  # casts cost the same whatever the size
     if micro_batch == size:
-        return nearest.pass_seconds
+        return there
     if _adds_up_on_host(nearest.trial.setting):  # it may be all the host's, whatever the samples
-        return nearest.pass_seconds * min(1.0, micro_batch / size)
+        return there * min(1.0, micro_batch / size)
     if curve is None and micro_batch < size:
-        return SMALLER * nearest.sample_seconds * micro_batch
+        return SMALLER * there * micro_batch / size
     if curve and size < min(micro_batch, curve.smallest):
         return 0.0
     overhead = curve.overhead if curve else max(MOST_OVERHEAD, OVERHEAD_SHARE * size)
-    return nearest.pass_seconds * (micro_batch + overhead) / (size + overhead)
+    return there * (micro_batch + overhead) / (size + overhead)
 
 
 def _gain(measured: Setting, wanted: Setting, half: bool) -> float:

@@ -18,6 +18,12 @@ from bench.summary import Results, TrialResult
 from bench.words import bytes_text, failure_text, interval_text
 
 LEFT_OUT = "·"
+HEAD = " ".join((
+    "Seconds of a whole step of the recipe with their 95% interval, and the GPU memory at its height;",
+    f"{LEFT_OUT} where the plan says that it does not fit, or where it was not asked for. The last column:",
+    "how far the losses of the first steps lie from naive's, at the micro-batch at which naive was measured.",
+    "Short timings: `benchmarks/gpu/every_setting.sh`. This file is what `make settings` prints.\n",
+))  # fmt: skip
 Key = tuple[str, int]  # model, GPUs
 
 
@@ -30,13 +36,16 @@ class Table:
 
 
 def main() -> int:
-    print(document(map(Path, sys.argv[1:])), end="")
+    print(document(map(Path, sys.argv[1:])))
     return 0
 
 
 def document(paths: Iterable[Path]) -> str:
     found = gathered(paths)
-    return "\n".join(line for key in sorted(found) for line in section(key, found[key]))
+    title = "# Every setting, every outcome\n"
+    return "\n".join(
+        [title, HEAD, *(line for key in sorted(found) for line in section(key, found[key]))]
+    ).rstrip()
 
 
 def gathered(paths: Iterable[Path]) -> dict[Key, Table]:

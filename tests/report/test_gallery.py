@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 from bench.report.compare import Request, collect
@@ -26,3 +29,12 @@ def test_the_pictures_are_drawn_from_the_bundles() -> None:
     assert [name for name, text in kept.items() if drawn.get(name) != text] == []
     readme = (ROOT / "README.md").read_text()
     assert all(f"docs/pictures/{name}" in readme for name in ("pythia-160m-settings-1.svg", "figure-7.svg"))
+
+
+def test_the_page_of_all_settings_is_what_the_bundles_give() -> None:
+    made = re.search(r"settings\.py (.*) > docs/settings\.md", (ROOT / "Makefile").read_text())
+    assert made
+    command = [sys.executable, "benchmarks/settings.py", *made[1].split()]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert printed == (ROOT / "docs/settings.md").read_text()
+    assert "| free-lunch + checkpointing + zero-1 + offload " in printed
