@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from bench import guide
-from bench.estimate import step_interval
+from bench.estimate import Interval, step_interval
 from bench.plan import Cell, Plan
-from bench.result import Measured, Outcome, OutOfMemory, Trial
+from bench.result import Measured, Outcome, OutOfMemory, Timing, Trial
+from bench.winner import confidence
 
 WORTHWHILE = 0.99  # of the time with the larger micro-batch: else the search goes no further down
+SURE = 0.9  # that a rival is not more than a percent faster: else both are measured again
+LONGER = 3  # times the measuring time, for the second time
 
 
 def next_trial(plan: Plan, known: Mapping[str, Outcome]) -> Trial | None:
@@ -27,6 +31,43 @@ def next_trial(plan: Plan, known: Mapping[str, Outcome]) -> Trial | None:
         if trial := guide.choose(cells, known, plan.memory_bytes):
             return trial
     return None
+
+
+def finalist(plan: Plan, known: Mapping[str, Outcome], again: Collection[str]) -> Trial | None:
+    """What to measure once more where a guided model's fastest is not sure: the least known in question.
+
+    For when no trial is open. `again` are those that were measured twice by now: none is a third time.
+    """
+    for cells in _guided(plan):
+        timed = sorted(_timed(cells, known), key=lambda one: one[1].value)
+        if not timed:
+            continue
+        best, *others = timed
+        rivals = [other for other in others if confidence(best[1], [other[1]]) < SURE]
+        if not rivals:
+            continue
+        for identity, _, trial in sorted([best, *rivals], key=lambda one: -one[1].percent):
+            if identity not in again:
+                return trial
+    return None
+
+
+def longer(timing: Timing) -> Timing:
+    """How a finalist is measured again."""
+    return replace(
+        timing,
+        measure_seconds=LONGER * timing.measure_seconds,
+        target_percent=timing.target_percent / LONGER,
+    )
+
+
+def _timed(cells: list[Cell], known: Mapping[str, Outcome]) -> list[tuple[str, Interval, Trial]]:
+    return [
+        (identity, interval, trial)
+        for cell in cells
+        for identity, trial in zip(cell.ids, cell.trials, strict=True)
+        if (interval := _step(trial, known.get(identity))) is not None
+    ]
 
 
 def _guided(plan: Plan) -> list[list[Cell]]:
@@ -71,10 +112,16 @@ def fastest(plan: Plan, known: Mapping[str, Outcome], model: str) -> Trial | Non
 
 
 def step_seconds(trial: Trial, outcome: Outcome | None) -> float | None:
-    if not isinstance(outcome, Measured):
-        return None
-    interval = step_interval(outcome.measurement.steps, trial.accumulation)
+    interval = _step(trial, outcome)
     return None if interval is None else interval.value
+
+
+def _step(trial: Trial, outcome: Outcome | None) -> Interval | None:
+    return (
+        step_interval(outcome.measurement.steps, trial.accumulation)
+        if isinstance(outcome, Measured)
+        else None
+    )
 
 
 def remaining(plan: Plan, known: Mapping[str, Outcome]) -> int:

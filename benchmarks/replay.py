@@ -29,7 +29,7 @@ from bench.plan import Cell, Plan, make_plan, target_of
 from bench.report.bundles import look_at_all
 from bench.result import Measured, Measurement, NodeFacts, Outcome, StepSample, Timing, Trial
 from bench.runner.timing import is_enough
-from bench.search import fastest, next_trial, step_seconds
+from bench.search import fastest, finalist, longer, next_trial, step_seconds
 from bench.summary import Results, recompute
 from bench.verify import Files
 from bench.winner import BETWEEN_PROCESSES
@@ -123,16 +123,20 @@ def replays(model: str, gpus: int, world: World, count: int) -> Iterator[Replay]
     for seed in range(count):
         draw = random.Random(seed)
         known: dict[str, Outcome] = {}
+        again: set[str] = set()
         spent = 0.0
-        while trial := next_trial(plan, known):
+        while trial := next_trial(plan, known) or finalist(plan, known, again):
             key = (trial.setting, trial.micro_batch)
-            known[trial.id], more = drawn(world.outcomes[key], trial.accumulation, timing, draw)
+            if trial.id in known:
+                again.add(trial.id)
+            wanted = longer(timing) if trial.id in known else timing
+            known[trial.id], more = drawn(world.outcomes[key], trial.accumulation, wanted, draw)
             spent += world.seconds[key] + more
         chosen = fastest(plan, known, model)
         assert chosen is not None, f"no trial of {model} was measured"
         took = true[chosen.setting, chosen.micro_batch]
         assert took is not None
-        yield Replay(took / best - 1, len(known), spent)
+        yield Replay(took / best - 1, len(known) + len(again), spent)
 
 
 def plan_of(model: str, gpus: int, world: World) -> Plan:

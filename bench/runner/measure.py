@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from bench.runner.nodes import Nodes
 from bench.runner.progress import Progress
 from bench.runner.state import Run
 from bench.runner.supervise import TICK_SECONDS, Limits, Supervisor
-from bench.search import next_trial, tally, unproven
+from bench.search import finalist, longer, next_trial, tally, unproven
 from bench.words import bytes_text
 
 CEILING_SECONDS = 300.0
@@ -57,14 +58,14 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
                 _meet(run, supervisor, progress, nodes)
             _measure_ceilings(run, supervisor, progress)
             stopped = None
-            while trial := next_trial(run.plan, run.outcomes):
-                if deadline is not None and time.monotonic() > deadline:
+            while trial := _next(run, deadline):
+                if _spent(deadline):
                     stopped = f"the budget of {budget_seconds or 0:.0f} s is spent, {_open(run)}"
                     break
                 settle(meter.used_bytes, before, progress.say)
                 _measure_trial(run, supervisor, progress, trial, Path(scratch), deadline)
             while run.manifest.prove and (trial := unproven(run.plan, run.outcomes, run.proofs)):
-                if deadline is not None and time.monotonic() > deadline:
+                if _spent(deadline):
                     spent = f"the budget of {budget_seconds or 0:.0f} s is spent before all was proven"
                     stopped = stopped or spent
                     break
@@ -80,6 +81,16 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
     finally:
         meter.close()
         progress.stop()
+
+
+def _next(run: Run, deadline: float | None) -> Trial | None:
+    """What is open; once nothing is, and as long as there is time, what decides between finalists."""
+    trial = next_trial(run.plan, run.outcomes)
+    return trial if trial or _spent(deadline) else finalist(run.plan, run.outcomes, run.again)
+
+
+def _spent(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() >= deadline
 
 
 def settle(
@@ -155,12 +166,14 @@ def _measure_ceilings(run: Run, supervisor: Supervisor, progress: Progress) -> N
 def _measure_trial(
     run: Run, supervisor: Supervisor, progress: Progress, trial: Trial, scratch: Path, deadline: float | None
 ) -> None:
-    cell = _cell_of(run.plan, trial)
-    progress.begin(trial.id, f"{trial.model.name}  {cell.label}  micro-batch {trial.micro_batch}")
+    cell, again = _cell_of(run.plan, trial), trial.id in run.outcomes
+    about = f"{trial.model.name}  {cell.label}  micro-batch {trial.micro_batch}"
+    progress.begin(trial.id, about + ", again" * again)
+    timed = replace(trial, timing=longer(trial.timing)) if again else trial
     seconds = _until(deadline, run.manifest.trial_seconds)
-    log = run.folder / "logs" / f"{trial.id}.txt"
+    log = run.folder / "logs" / f"{trial.id}{'-again' * again}.txt"
     limits = Limits(seconds, min(seconds, 300.0), _host_limit(run, trial))
-    outcome = supervisor.trial(trial, run.plan.target.device, scratch, log, limits)
+    outcome = supervisor.trial(timed, run.plan.target.device, scratch, log, limits)
     if _cut_off(outcome, deadline):
         return
     _require_all(run, supervisor, progress, outcome)
@@ -201,7 +214,7 @@ def _until(deadline: float | None, seconds: float) -> float:
 
 def _cut_off(outcome: object, deadline: float | None) -> bool:
     """By the end of the budget, which says nothing about the trial: it stays open."""
-    return isinstance(outcome, TimedOut) and deadline is not None and time.monotonic() >= deadline
+    return isinstance(outcome, TimedOut) and _spent(deadline)
 
 
 def _host_limit(run: Run, trial: Trial) -> int | None:

@@ -11,7 +11,7 @@ from bench.codec import DecodeError, from_json, union_from_json
 from bench.errors import BadInput
 from bench.manifest import Manifest
 from bench.plan import Plan
-from bench.result import Ceiling, Failure, NodeFacts, Outcome, Proof, ProofOrFailure, Trial
+from bench.result import Ceiling, Failure, Measured, NodeFacts, Outcome, Proof, ProofOrFailure, Trial
 from bench.runner.journal import Journal
 from bench.search import undecided
 from bench.summary import Results, RunFacts, TrialResult, summarise
@@ -28,6 +28,7 @@ class Run:
         self.journal = journal
         self.folder = folder
         self.outcomes: dict[str, Outcome] = {}
+        self.again: set[str] = set()  # trials that were measured a second time, longer
         self.ceilings: tuple[Ceiling, ...] = ()
         self.nodes: tuple[NodeFacts, ...] = ()  # all of them, where there are several
         self.proofs: dict[str, ProofOrFailure] = {}
@@ -51,13 +52,20 @@ class Run:
                 case "ceilings":
                     self.ceilings = from_json(tuple[Ceiling, ...], event["ceilings"])
                 case "trial":
-                    self.outcomes[event["id"]] = union_from_json(Outcome, event["outcome"])
+                    self._ended(event["id"], union_from_json(Outcome, event["outcome"]))
                 case "proof":
                     self.proofs[event["id"]] = from_json(Proof, event["proof"])
                 case "unproven":
                     self.proofs[event["id"]] = union_from_json(Failure, event["outcome"])
         except (DecodeError, KeyError) as error:
             raise BadInput(f"not a journal of this version: {error}", where=str(self.journal.path)) from None
+
+    def _ended(self, trial: str, outcome: Outcome) -> None:
+        """The second time counts, which was longer; unless it failed."""
+        if trial in self.outcomes:
+            self.again.add(trial)
+        if isinstance(outcome, Measured) or trial not in self.outcomes:
+            self.outcomes[trial] = outcome
 
     @property
     def gpus(self) -> list[str]:

@@ -1,10 +1,124 @@
-"""Between two trials."""
+"""Between two trials, and once all are decided."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.manifest import parse_manifest
+from bench.plan import make_plan, target_of
+from bench.result import Ceiling, Crashed, Measured, NodeFacts, Outcome, StepSample, Trial
+from bench.runner import measure as loop
+from bench.runner.journal import Journal
 from bench.runner.measure import settle
+from bench.runner.progress import Progress
+from bench.runner.run import _open_run
+from bench.runner.state import Run
+from tests.builders import measurement
 
 GIB = 1 << 30
+NODE = NodeFacts("EPYC", 64, 2**39, "Debian 12", "6.1", "3.11.2", (), None)
+GUIDED = {
+    "schema": "bench/manifest/v1", "models": ["tiny-gpt-neox"],
+    "timing": {"measure_seconds": 8, "target_percent": 1},
+}  # fmt: skip
+
+
+class Guessing:
+    """In place of the supervisor: a sample takes a second, in the second trial it seems to take less.
+
+    By how much nobody knows: its steps of one pass differ by a third, until it is measured for longer.
+    """
+
+    nodes = None
+
+    def __init__(self, second: Outcome | None = None) -> None:
+        self.asked: list[Trial] = []
+        self.second = second
+
+    def ceilings(self, *_: Any) -> tuple[Ceiling, ...]:
+        return (Ceiling("matmul-fp32", 0, "FLOP/s", 10**15, (1.0,)),)
+
+    def trial(self, trial: Trial, *_: Any) -> Outcome:
+        self.asked.append(trial)
+        again = trial.timing.measure_seconds > 8
+        if again and self.second:
+            return self.second
+        unsure = len(self.asked) == 2
+        a_pass = trial.micro_batch * (0.9 if unsure else 1.02 if again else 1.0)
+        off = (0.0, 0.3 * a_pass) if unsure else (0.0, 0.001)
+        steps = [StepSample(n, a_pass * n + off[i % 2]) for i in range(6) for n in (1, 2)]
+        return Measured(measurement(steps))
+
+
+@contextmanager
+def begun(folder: Path) -> Iterator[Run]:
+    manifest = parse_manifest(json.dumps(GUIDED).encode(), "m.json")
+    folder.mkdir(exist_ok=True)
+    with Journal(folder) as journal:
+        run = Run(manifest, NODE, make_plan(manifest, target_of(NODE, 1)), journal, folder)
+        _open_run(run)
+        yield run
+
+
+def searched(
+    run: Run, fake: Guessing, monkeypatch: pytest.MonkeyPatch, budget: float | None = None
+) -> str | None:
+    @contextmanager
+    def supervisor(*_: Any, **__: Any) -> Iterator[Guessing]:
+        yield fake
+
+    monkeypatch.setattr(loop, "Supervisor", supervisor)
+    return loop.measure(run, Progress(), budget, None)
+
+
+def test_a_finalist_that_is_not_sure_is_measured_once_more_and_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Guessing()
+    with begun(tmp_path) as run:
+        assert searched(run, fake, monkeypatch) is None
+        *first, last = fake.asked
+        assert {trial.timing.measure_seconds for trial in first} == {8}
+        assert last.timing.measure_seconds > 8
+        unsure = first[1]
+        assert (last.setting, last.micro_batch) == (unsure.setting, unsure.micro_batch)
+        results = run.results(None)
+    assert len(results.trials) == len(first), "one row a trial"
+    (winner,) = results.winners
+    assert winner.trial != unsure.id
+    with begun(tmp_path) as run:  # as --resume reads it
+        assert run.results(None).trials == results.trials
+        assert searched(run, resumed := Guessing(), monkeypatch) is None
+    assert resumed.asked == []
+
+
+def test_a_second_time_that_fails_leaves_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Guessing(Crashed("the node is tired"))
+    with begun(tmp_path) as run:
+        assert searched(run, fake, monkeypatch) is None
+        assert all(trial.estimate for trial in run.results(None).trials)
+
+
+def test_a_budget_that_is_spent_before_a_second_time_leaves_nothing_undecided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first: dict[str, dict[str, Any]] = {}
+    with begun(tmp_path / "a") as run:
+        assert searched(run, Guessing(), monkeypatch) is None
+        for event in run.journal.events:
+            if event["event"] == "trial":
+                first.setdefault(event["id"], event)
+    with begun(tmp_path / "b") as run:
+        for event in first.values():
+            run.record(event)
+        assert searched(run, late := Guessing(), monkeypatch, budget=0) is None
+    assert late.asked == []
 
 
 def test_a_trial_waits_for_the_memory_of_the_one_before() -> None:
