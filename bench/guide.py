@@ -38,8 +38,8 @@ SMALLER = 0.98  # a smaller micro-batch, of the time a sample took at the one me
 MOST_OVERHEAD, OVERHEAD_SHARE = 2.5, 0.18
 OTHERWISE = 0.9  # an update in another setting
 OUT = 2  # crashes, or one time that is up, after which other settings with the same method are left alone
-# What a guess believes a method to cost, and a pass to cost beside its samples, in samples; only an order,
-# and wrong guesses are measured away.
+# What a guess believes: only an order, and wrong guesses are measured away. What a pass costs beside its
+# samples, in samples; that of two larger micro-batches the nearer is better; what a method costs.
 BELIEVED_OVERHEAD = 0.25
 FARTHER = 0.001
 BELIEVED: Mapping[str, float] = {

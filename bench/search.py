@@ -117,11 +117,9 @@ def step_seconds(trial: Trial, outcome: Outcome | None) -> float | None:
 
 
 def _step(trial: Trial, outcome: Outcome | None) -> Interval | None:
-    return (
-        step_interval(outcome.measurement.steps, trial.accumulation)
-        if isinstance(outcome, Measured)
-        else None
-    )
+    if not isinstance(outcome, Measured):
+        return None
+    return step_interval(outcome.measurement.steps, trial.accumulation)
 
 
 def remaining(plan: Plan, known: Mapping[str, Outcome]) -> int:

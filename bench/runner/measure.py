@@ -14,7 +14,7 @@ from bench.errors import EnvironmentCannot
 from bench.estimate import ceiling_precision
 from bench.methods import in_group
 from bench.plan import Cell, Plan
-from bench.result import Crashed, Failure, Outcome, Proof, Proving, TimedOut, Trial
+from bench.result import Crashed, Failure, Measured, Outcome, Proof, Proving, TimedOut, Trial
 from bench.runner import telemetry
 from bench.runner.nodes import Nodes
 from bench.runner.progress import Progress
@@ -178,7 +178,7 @@ def _measure_trial(
         return
     _require_all(run, supervisor, progress, outcome)
     run.record({"event": "trial", "id": trial.id, "outcome": to_json(outcome)})
-    progress.end(trial, run.summaries())
+    progress.end(trial, run.summaries(), again and isinstance(outcome, Measured))
 
 
 def _prove_trial(

@@ -68,10 +68,11 @@ class Progress:
             self._next_plain = time.monotonic() + PLAIN_EVERY_SECONDS
             self.console.print(self._status(), soft_wrap=True)
 
-    def end(self, trial: Trial, results: Sequence[TrialResult]) -> None:
+    def end(self, trial: Trial, results: Sequence[TrialResult], again: bool = False) -> None:
         self._decided = self._count()
         result = next(r for r in results if r.id == trial.id)
-        self.console.print(outcome_line(result, trial.model.recipe.unit), soft_wrap=True)
+        line = outcome_line(result, trial.model.recipe.unit)
+        self.console.print(line + "   measured again, longer" * again, soft_wrap=True)
 
     def proven(self, trial: Trial, results: Sequence[TrialResult]) -> None:
         result = next(r for r in results if r.id == trial.id)

@@ -78,11 +78,12 @@ def searched(
 
 
 def test_a_finalist_that_is_not_sure_is_measured_once_more_and_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake = Guessing()
     with begun(tmp_path) as run:
         assert searched(run, fake, monkeypatch) is None
+        assert capsys.readouterr().err.count("measured again") == 1
         *first, last = fake.asked
         assert {trial.timing.measure_seconds for trial in first} == {8}
         assert last.timing.measure_seconds > 8
