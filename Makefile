@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 MUTATIONS ?= 100000
 SEED ?= 0
 STAMP := $(VENV)/.installed
+# Where every setting was measured.
+MEASURED := results/settings-h200 results/every-setting-h200/pythia-160m-2gpus.tar
 # Where Python is told to keep no bytecode, every process that a test starts compiles our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -66,10 +68,10 @@ bench-cost: $(STAMP)  ## start-up and verification, as ratios to an empty Python
 	$(BIN)/python benchmarks/cost.py out/cost/*.tar
 
 replay: $(STAMP)  ## the guided search against every setting measured: regret and cost
-	$(BIN)/python benchmarks/replay.py results/settings-h200 results/every-setting-h200/pythia-160m-2gpus.tar
+	$(BIN)/python benchmarks/replay.py $(MEASURED)
 
 settings: $(STAMP)  ## docs/settings.md, from the committed bundles
-	$(BIN)/python benchmarks/settings.py results/settings-h200 results/every-setting-h200/pythia-160m-2gpus.tar > docs/settings.md
+	$(BIN)/python benchmarks/settings.py $(MEASURED) > docs/settings.md
 
 bench-verify: $(STAMP)  ## verification as bundles grow: time beyond an empty Python, and memory
 	$(BIN)/python benchmarks/verify_size.py

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.estimate import pass_and_update, step_interval
-from bench.methods import Setting, in_group
+from bench.methods import Setting, halves_weights, in_group
 from bench.models.inline import parameters_of
 from bench.plan import Cell
 from bench.result import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Trial
@@ -99,14 +99,12 @@ def promising(cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes:
 def _expected(trial: Trial, best: Timed, curve: Curve | None) -> float:
     """What its step may really take; nothing is left out for it. Only an order."""
     overhead = max(curve.overhead if curve else 0.0, BELIEVED_OVERHEAD)
-    ratio = trial.micro_batch / best.trial.micro_batch
-    a_pass = best.pass_seconds * ratio
-    if ratio < 1:
-        a_pass *= (1 + overhead / trial.micro_batch) / (1 + overhead / best.trial.micro_batch)
-    else:  # it may gain, and it may lose where memory is short: near to the known is sooner of use
-        a_pass *= ratio**FARTHER
+    wanted, size = trial.micro_batch, best.trial.micro_batch
+    # A larger one may gain, and may lose where memory is short: near to the known is sooner of use.
+    smaller, larger = (wanted + overhead) / (size + overhead), (wanted / size) ** (1 + FARTHER)
+    ratio = smaller if wanted < size else larger
     times = _believed(trial.setting) / _believed(best.trial.setting)
-    return times * trial.accumulation * a_pass + _on_host(trial)
+    return times * trial.accumulation * ratio * best.pass_seconds + _on_host(trial)
 
 
 def _next_to(trial: Trial, measured: Trial) -> bool:
@@ -123,7 +121,7 @@ def _bound_by(trial: Trial, setting: Setting, timed: Sequence[Timed], curve: Cur
     same = _of(setting, timed)
     update = max(0.0, min(one.update_seconds for one in same))
     half = trial.model.recipe.precision != "fp32"
-    casts = CASTS * update if half and _is_lowered(trial.setting) and not _is_lowered(setting) else 0.0
+    casts = CASTS * update if half and halves_weights(trial.setting) and not halves_weights(setting) else 0.0
     a_pass = _pass_bound(trial.micro_batch, same, curve, _gain(setting, trial.setting, half), casts)
     if setting != trial.setting:
         update *= OTHERWISE / (trial.gpus if in_group(trial.setting, "sharding") else 1)
@@ -193,8 +191,8 @@ def _gain(measured: Setting, wanted: Setting, half: bool) -> float:
         share *= RECOMPUTED
     elif "checkpointing" in measured and "checkpointing" not in wanted:
         share *= NOT_RECOMPUTED
-    if half and _is_lowered(wanted) != _is_lowered(measured):
-        share *= LOWERED if _is_lowered(wanted) else RAISED
+    if half and halves_weights(wanted) != halves_weights(measured):
+        share *= LOWERED if halves_weights(wanted) else RAISED
     if not _arithmetic(wanted) <= _arithmetic(measured):  # what costs nothing may be missing there
         share *= 0.3
     if "offload" in measured and not ("offload" in wanted and _kind(measured) == _kind(wanted)):
@@ -202,10 +200,6 @@ def _gain(measured: Setting, wanted: Setting, half: bool) -> float:
     elif not _costs_as_much(measured, wanted):
         share *= 0.3
     return share
-
-
-def _is_lowered(setting: Setting) -> bool:
-    return "half-weights" in setting or in_group(setting, "sharding") is not None
 
 
 def _kind(setting: Setting) -> str | None:

@@ -72,7 +72,8 @@ def _zero(parts: Parts, gpus: int, half: bool, *, stage: int, offload: bool) -> 
     """
     computed = HALF if half else FP32
     total = parts.total
-    bucket = IN_FLIGHT * min(BUCKET, total) * computed if offload or stage == 3 else 0
+    sent = FP32 if stage == 1 else computed  # stage 1 adds up first
+    bucket = IN_FLIGHT * min(BUCKET, total) * sent if offload or stage == 3 else 0
     weights = total * computed
     # Stage 1 adds up whole gradients in fp32, beside those in half precision.
     gradients = total * (computed + FP32 * half) if stage == 1 else total * FP32 // gpus
@@ -82,6 +83,5 @@ def _zero(parts: Parts, gpus: int, half: bool, *, stage: int, offload: bool) -> 
         weights += 0 if offload else total * computed // gpus
     if offload:
         gradients = total * FP32 if stage == 1 else 0
-        bucket *= 1 + half * (stage == 1)
         optimizer = 0
     return weights + gradients + optimizer + bucket

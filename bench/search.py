@@ -72,8 +72,11 @@ def _timed(cells: list[Cell], known: Mapping[str, Outcome]) -> list[tuple[str, I
 
 def _guided(plan: Plan) -> list[list[Cell]]:
     """The cells of each guided model."""
-    names = dict.fromkeys(cell.model.name for cell in plan.cells if cell.model.name in plan.guided)
-    return [[cell for cell in plan.cells if cell.model.name == name] for name in names]
+    return [_cells(plan, model) for model in _models(plan) if model in plan.guided]
+
+
+def _cells(plan: Plan, model: str) -> list[Cell]:
+    return [cell for cell in plan.cells if cell.model.name == model]
 
 
 def _measured(cells: list[Cell], known: Mapping[str, Outcome]) -> int:
@@ -106,9 +109,8 @@ def unproven(plan: Plan, known: Mapping[str, Outcome], proven: Collection[str]) 
 
 
 def fastest(plan: Plan, known: Mapping[str, Outcome], model: str) -> Trial | None:
-    trials = (trial for cell in plan.cells if cell.model.name == model for trial in cell.trials)
-    timed = [(seconds, trial) for trial in trials if (seconds := step_seconds(trial, known.get(trial.id)))]
-    return min(timed, key=lambda pair: pair[0])[1] if timed else None
+    timed = _timed(_cells(plan, model), known)
+    return min(timed, key=lambda one: one[1].value)[2] if timed else None
 
 
 def step_seconds(trial: Trial, outcome: Outcome | None) -> float | None:
@@ -141,7 +143,7 @@ def _models(plan: Plan) -> list[str]:
 
 def undecided(plan: Plan, known: Mapping[str, Outcome], model: str) -> int:
     """One model's: of a guided one, the settings that may yet be its fastest."""
-    cells = [cell for cell in plan.cells if cell.model.name == model]
+    cells = _cells(plan, model)
     if model in plan.guided:
         return len({trial.setting for trial in guide.promising(cells, known, plan.memory_bytes)})
     return sum(open_trial(cell, known) is not None for cell in cells)

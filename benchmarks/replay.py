@@ -23,7 +23,7 @@ from typing import NamedTuple
 from tabulate import tabulate
 
 from bench.codec import from_json, strict_loads
-from bench.manifest import parse_manifest
+from bench.manifest import load_manifest, parse_manifest
 from bench.methods import Setting
 from bench.plan import Cell, Plan, make_plan, target_of
 from bench.report.bundles import look_at_all
@@ -117,7 +117,7 @@ class Replay(NamedTuple):
 
 def replays(model: str, gpus: int, world: World, count: int) -> Iterator[Replay]:
     plan = plan_of(model, gpus, world)
-    timing = parse_manifest(HOUR.read_bytes(), HOUR.name).timing
+    timing = load_manifest(HOUR).timing
     true = {key: step_seconds(trial, world.outcomes[key]) for key, trial in _trials(plan).items()}
     best = min(seconds for seconds in true.values() if seconds is not None)
     for seed in range(count):
@@ -126,10 +126,10 @@ def replays(model: str, gpus: int, world: World, count: int) -> Iterator[Replay]
         again: set[str] = set()
         spent = 0.0
         while trial := next_trial(plan, known) or finalist(plan, known, again):
-            key = (trial.setting, trial.micro_batch)
+            key, wanted = (trial.setting, trial.micro_batch), timing
             if trial.id in known:
                 again.add(trial.id)
-            wanted = longer(timing) if trial.id in known else timing
+                wanted = longer(timing)
             known[trial.id], more = drawn(world.outcomes[key], trial.accumulation, wanted, draw)
             spent += world.seconds[key] + more
         chosen = fastest(plan, known, model)
@@ -173,7 +173,7 @@ def drawn(outcome: Outcome, accumulation: int, timing: Timing, draw: random.Rand
     elapsed = 0.0
     while not is_enough(steps, accumulation, elapsed, timing):
         steps += (StepSample(count, factor * draw.choice(seen)) for count, seen in sorted(by_count.items()))
-        elapsed = sum(step.seconds for step in steps)
+        elapsed += sum(step.seconds for step in steps[-len(by_count) :])
     measured = Measured(replace(outcome.measurement, steps=tuple(steps)))
     return measured, elapsed - sum(step.seconds for step in outcome.measurement.steps)
 

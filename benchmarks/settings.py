@@ -6,7 +6,6 @@ python benchmarks/settings.py BUNDLE_OR_FOLDER...
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from bench.report.bundles import check_all, results_of
-from bench.summary import Results, TrialResult
+from bench.summary import TrialResult
 from bench.words import bytes_text, failure_text, interval_text
 
 LEFT_OUT = "·"
@@ -30,7 +29,7 @@ Key = tuple[str, int]  # model, GPUs
 @dataclass
 class Table:
     device: str
-    paths: list[Path] = field(default_factory=list)
+    paths: dict[Path, None] = field(default_factory=dict)  # each once, in order
     trials: dict[tuple[str, int], TrialResult] = field(default_factory=dict)  # by label and micro-batch
     skipped: dict[str, str] = field(default_factory=dict)  # labels, and why
 
@@ -54,19 +53,15 @@ def gathered(paths: Iterable[Path]) -> dict[Key, Table]:
         if isinstance(verdict, Exception):
             raise SystemExit(str(verdict))
         results = results_of(verdict)
-        for key, trials in _by_model(results).items():
-            table = found.setdefault(key, Table(results.node.gpus[0].name if results.node.gpus else "CPU"))
-            table.paths.append(path)
-            table.trials |= {(trial.label, trial.micro_batch): trial for trial in trials}
-            table.skipped |= {skip.label: skip.reason for skip in results.skipped if skip.model == key[0]}
+        device = results.node.gpus[0].name if results.node.gpus else "CPU"
+        for trial in results.trials:
+            table = found.setdefault((trial.model, trial.gpus), Table(device))
+            table.paths[path] = None
+            table.trials[trial.label, trial.micro_batch] = trial
+            table.skipped |= {
+                skip.label: skip.reason for skip in results.skipped if skip.model == trial.model
+            }
     return found
-
-
-def _by_model(results: Results) -> dict[Key, list[TrialResult]]:
-    found = defaultdict(list)
-    for trial in results.trials:
-        found[trial.model, trial.gpus].append(trial)
-    return dict(found)
 
 
 def section(key: Key, table: Table) -> Iterator[str]:

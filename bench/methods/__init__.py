@@ -92,6 +92,11 @@ def in_group(setting: Setting, group: str) -> str | None:
     return next((name for name in setting if known_methods()[name].group == group), None)
 
 
+def halves_weights(setting: Setting) -> bool:
+    """Weights are as precise as what is computed with them, so that none is cast in a pass."""
+    return "half-weights" in setting or in_group(setting, "sharding") is not None
+
+
 def conflict(setting: Setting) -> str | None:
     """Why these methods cannot stand together; None if they can."""
     groups: dict[str, str] = {}

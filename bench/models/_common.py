@@ -101,10 +101,9 @@ def autocasts(model: Model, setting: Setting) -> bool:
 
 def between_blocks(model: Model, setting: Setting) -> int:
     """Bytes of an activation there, a sum of embeddings and products: as precise as weights are."""
-    from bench.methods import in_group
+    from bench.methods import halves_weights  # which imports this
 
-    halved = "half-weights" in setting or in_group(setting, "sharding") is not None
-    return lowered(model) if halved else FP32
+    return lowered(model) if halves_weights(setting) else FP32
 
 
 def lowered(model: Model) -> int:

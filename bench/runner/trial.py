@@ -33,8 +33,8 @@ LOSS_SAMPLES = 64  # a step of the loss curve, whatever the micro-batch, as near
 class Warm:
     samples: tuple[StepSample, ...]
     steady: bool
+    step_seconds: float  # of one pass
     pass_seconds: float  # roughly, to choose how to measure
-    update_seconds: float
 
 
 class TrialRun:
@@ -67,7 +67,7 @@ class TrialRun:
         steps = self.measure(warm)
         ended, peak = time.time(), self.device.peak_bytes()
         self.phase("overheads")
-        log, save, evaluation = self.overheads(warm.pass_seconds)
+        log, save, evaluation = self.overheads(warm.step_seconds)
         self.phase("done")
         return Measurement(
             steps=steps, warmup=warm.samples, steady=warm.steady,
@@ -221,15 +221,16 @@ class TrialRun:
             samples.append(self.timed_step(1))
         a_step = mean([sample.seconds for sample in samples[-3:]])  # the last and so the warmest
         if self.trial.accumulation == 1:
-            return Warm(tuple(samples), steady, a_step, 0.0)
+            return Warm(tuple(samples), steady, a_step, a_step)
         samples += [self.timed_step(2), self.timed_step(2)]
         a_pass = min(max(samples[-1].seconds - a_step, a_step / 50), a_step)
-        return Warm(tuple(samples), steady, a_pass, a_step - a_pass)
+        return Warm(tuple(samples), steady, a_step, a_pass)
 
     def measure(self, warm: Warm) -> tuple[StepSample, ...]:
         """Both counts in turn, so that a machine that drifts drifts for both."""
         trial = self.trial
-        counts = accumulation_counts(trial.accumulation, warm.pass_seconds, warm.update_seconds, trial.timing)
+        update = warm.step_seconds - warm.pass_seconds
+        counts = accumulation_counts(trial.accumulation, warm.pass_seconds, update, trial.timing)
         samples: list[StepSample] = []
         started = time.perf_counter()
         for passes in cycle(counts):
@@ -240,13 +241,13 @@ class TrialRun:
                 return tuple(samples)
         raise AssertionError("cycle never ends")
 
-    def overheads(self, pass_seconds: float) -> tuple[float | None, float | None, float | None]:
+    def overheads(self, step_seconds: float) -> tuple[float | None, float | None, float | None]:
         recipe = self.trial.model.recipe
         log = self.time_log() if recipe.log_every_steps else None
         save = self.time_save() if recipe.save_every_steps else None
         evaluation = None
         if evaluates_rarely(recipe):  # to be timed it would be compiled first: a pass of training is more
-            evaluation = pass_seconds / (self.trial.micro_batch * self.team.size)
+            evaluation = step_seconds / (self.trial.micro_batch * self.team.size)
         elif recipe.eval_every_steps and recipe.eval_samples:
             evaluation = self.time_evaluation()
         return log, save, evaluation

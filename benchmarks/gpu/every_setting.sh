@@ -8,15 +8,16 @@ out=${1:?usage: every_setting.sh OUT GPUS MODEL MICRO_BATCH...} gpus=${2:?} mode
 shift 3
 [ $# -gt 0 ] || { echo "name a micro-batch"; exit 2; }
 mkdir -p "$out"
+guided=$out/$model-$gpus-guided.json plan=$out/$model-$gpus-plan.json
+echo "{\"schema\": \"bench/manifest/v1\", \"models\": [\"$model\"], \"gpus\": $gpus}" > "$guided"
+[ -s "$plan" ] || python3 -m bench plan "$guided" --json > "$plan" || exit $?
 for micro_batch; do
   name=$model-$gpus-$micro_batch
   if [ ! -e "$out/$name.json" ]; then
-    echo "{\"schema\": \"bench/manifest/v1\", \"models\": [\"$model\"], \"gpus\": $gpus}" > "$out/guided.json"
-    python3 -m bench plan "$out/guided.json" --json > "$out/plan.json" || exit $?
-    python3 - "$out" "$name" "$model" "$gpus" "$micro_batch" "${!#}" <<'PY' || exit $?
+    python3 - "$out" "$plan" "$name" "$model" "$gpus" "$micro_batch" "${!#}" <<'PY' || exit $?
 import json, sys
-out, name, model, gpus, micro_batch, last = sys.argv[1:]
-plan = json.load(open(f"{out}/plan.json"))
+out, plan, name, model, gpus, micro_batch, last = sys.argv[1:]
+plan = json.load(open(plan))
 if micro_batch == last:
     settings = ["naive", *(entry["setting"] for entry in plan["cells"] + plan["skipped"])]
 else:

@@ -68,5 +68,5 @@ def test_saving_logging_and_evaluating_are_timed_once_as_often_as_the_recipe_ask
         assert modes == [False, False]
     else:  # so few samples that a pass of training is bound enough
         assert modes == []
-        steps = [sample.seconds / 16 for sample in measured.warmup if sample.accumulation == 1]
-        assert 0.02 * min(steps) <= measured.eval_seconds_per_sample <= max(steps)
+        passes = [sample.seconds / 16 for sample in measured.warmup if sample.accumulation == 1]
+        assert min(passes) <= measured.eval_seconds_per_sample <= max(passes)
