@@ -10,9 +10,10 @@ from bench.models import Model, Parts
 from bench.models.inline import family_of, parameters_of
 
 FP32, HALF, MOMENTS = 4, 2, 8  # bytes a parameter
-# DeepSpeed sends gradients and gathers weights in buckets of so many parameters, two in flight.
+# Parameters, whatever a model has, by DeepSpeed's defaults: what a bucket of gradients has room for, and how
+# many weights that were gathered are kept.
 BUCKET = 500_000_000
-IN_FLIGHT = 2
+GATHERED = 1_000_000_000
 PROCESS = 3_000_000_000  # of the host's memory: what Python, torch and CUDA take
 # And what offloading takes there, for each parameter. Weights, gradients and two moments are 16; the rest
 # is what DeepSpeed makes while it sets up, and pinned memory, which comes in powers of two.
@@ -25,11 +26,12 @@ def predict_bytes(model: Model, setting: Setting, micro_batch: int, gpus: int) -
     family = family_of(model)
     try:
         parts = family.parameters(model)
-        activations = family.activation_bytes(model, setting)
+        at_loss, in_blocks = family.activation_bytes(model, setting)
     except LookupError:
         return None
     half = model.recipe.precision != "fp32"
-    return state_bytes(parts, setting, gpus, half) + activations * micro_batch
+    activations = max(at_loss * micro_batch, in_blocks * micro_batch + _late(setting, half))
+    return state_bytes(parts, setting, gpus, half) + activations
 
 
 def host_bytes(model: Model, setting: Setting, gpus: int) -> int:
@@ -46,11 +48,18 @@ def state_bytes(parts: Parts, setting: Setting, gpus: int, half: bool) -> int:
     match sharding:
         case None:
             # fp32 weights, gradients and two moments; autocast keeps a half copy of the weights in a pass.
-            return parts.total * (FP32 + FP32 + MOMENTS + HALF * half)
+            # DDP has its own copy of gradients that several passes add up; half-weights averages them itself.
+            sent = FP32 * (gpus > 1 and "half-weights" not in setting)
+            return parts.total * (FP32 + FP32 + MOMENTS + HALF * half + sent)
         case "fsdp-2" | "fsdp-3":
             return _fsdp(parts, gpus, half, parameters_too=sharding == "fsdp-3", offload=offload)
         case _:
             return _zero(parts, gpus, half, stage=int(sharding.removeprefix("zero-")), offload=offload)
+
+
+def _late(setting: Setting, half: bool) -> int:
+    """What comes once the loss is gone: stage 2 of ZeRO makes room for gradients with the first of them."""
+    return BUCKET * (HALF if half else FP32) if "zero-2" in setting else 0
 
 
 def _fsdp(parts: Parts, gpus: int, half: bool, *, parameters_too: bool, offload: bool) -> int:
@@ -65,23 +74,20 @@ def _fsdp(parts: Parts, gpus: int, half: bool, *, parameters_too: bool, offload:
 
 
 def _zero(parts: Parts, gpus: int, half: bool, *, stage: int, offload: bool) -> int:
-    """Weights as computed with, an fp32 copy and moments divided, gradients whole or divided, buckets.
+    """Weights as computed with, sums of gradients, an fp32 copy and moments divided, a bucket.
 
-    Gradients leave in buckets when most activations are gone, so that these do not add to the height; those
-    on their way to the host, or of gathered weights, are there all the time.
+    Gradients as computed leave as soon as they are there.
     """
     computed = HALF if half else FP32
     total = parts.total
-    sent = FP32 if stage == 1 else computed  # stage 1 adds up first
-    bucket = IN_FLIGHT * min(BUCKET, total) * sent if offload or stage == 3 else 0
     weights = total * computed
-    # Stage 1 adds up whole gradients in fp32, beside those in half precision.
-    gradients = total * (computed + FP32 * half) if stage == 1 else total * FP32 // gpus
-    optimizer = total * (FP32 + MOMENTS) // gpus
     if stage == 3:
-        weights = (parts.outside + 2 * max(parts.blocks, default=0)) * computed
+        at_work = parts.outside + 2 * max(parts.blocks, default=0)
+        weights = max(at_work, min(GATHERED, total)) * computed
         weights += 0 if offload else total * computed // gpus
-    if offload:
-        gradients = total * FP32 if stage == 1 else 0
-        optimizer = 0
+    gradients = total * FP32 // (1 if stage == 1 else gpus)
+    if offload and (stage == 3 or (stage == 2 and not half)):
+        gradients = 0  # added up on the host
+    optimizer = 0 if offload else total * (FP32 + MOMENTS) // gpus
+    bucket = {1: FP32, 2: 0, 3: computed}[stage] * BUCKET
     return weights + gradients + optimizer + bucket

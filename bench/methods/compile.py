@@ -58,6 +58,13 @@ class CompileBlocks(Method):
     summary: str = "torch.compile of head, loss and each repeated block: equal ones are compiled once"
     group: ClassVar[str | None] = "compilation"
 
+    def prepare(self) -> None:
+        import torch
+
+        # Under DDP dynamo would cut every graph where a bucket of gradients ends, for them to be sent early.
+        # A block is small enough, and recomputed it is not cut: other tensors were kept than are asked for.
+        torch._dynamo.config.optimize_ddp = False
+
     def refuse(self, model: Model, target: Target) -> str | None:
         return _missing_compiler(target)
 

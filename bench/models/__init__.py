@@ -169,8 +169,11 @@ class Family(Protocol):
         """
         ...
 
-    def activation_bytes(self, model: Model, setting: Setting) -> int:
-        """Predicted bytes a sample takes at the height of a pass: those kept, and the gradients there."""
+    def activation_bytes(self, model: Model, setting: Setting) -> tuple[int, int]:
+        """Predicted bytes a sample takes at the height of a pass: those kept, and the gradients there.
+
+        Where the loss begins its backward pass, and, once that is gone, where a block is at it.
+        """
         ...
 
     def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FP32 = 4  # bytes
 INDEX = 8  # bytes of a token's id or a label
+EVEN = 8  # what the length of a row divides by where matrix kernels are fast
 NORM_STATISTICS = 2 * FP32  # a layer norm keeps mean and deviation of every row
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "tanh")
 SDPA = "scaled_dot_product_attention: scores and probabilities are never written to memory"
@@ -50,8 +51,8 @@ class Footprint:
         blocks = sum(block.count * (block.entry if checkpointing else block.inside) for block in self.blocks)
         return self.ends + self.head + blocks + FP32 * self.logits
 
-    def height(self, checkpointing: bool, compiled_loss_bytes: int | None = None) -> int:
-        """The same at its highest: where the loss begins its backward pass, or a block is redone.
+    def heights(self, checkpointing: bool, compiled_loss_bytes: int | None = None) -> tuple[int, int]:
+        """The same at its highest: where the loss begins its backward pass, and where a block is redone.
 
         A compiled loss writes no fp32 logits: `compiled_loss_bytes` an element is all there is then.
         """
@@ -64,7 +65,7 @@ class Footprint:
         extra = [
             again * checkpointing + block.backward for again, block in zip(redone, self.blocks, strict=True)
         ]
-        return max(loss, kept - FP32 * self.logits + max(extra, default=0))
+        return loss, kept - FP32 * self.logits + max(extra, default=0)
 
 
 class Bytes:
@@ -80,15 +81,17 @@ class Bytes:
     def kept_bytes(self, model: Model, setting: Setting) -> int:
         return self.footprint(model, setting).kept("checkpointing" in setting)
 
-    def activation_bytes(self, model: Model, setting: Setting) -> int:
+    def activation_bytes(self, model: Model, setting: Setting) -> tuple[int, int]:
         from bench.methods import in_group  # which imports this
 
         footprint = self.footprint(model, setting)
+        odd = footprint.logits // model.recipe.units_per_sample % EVEN != 0
         if "masked-head" in setting:
             footprint = footprint.asked(model.recipe.asked_per_sample / model.recipe.units_per_sample)
-        # Compiled with the head, the loss writes its gradient over the logits.
-        loss_bytes = lowered(model) if in_group(setting, "compilation") else None
-        return footprint.height("checkpointing" in setting, loss_bytes)
+        # Compiled with the head, the loss writes its gradient over the logits. Rows of odd length are
+        # padded for the head's product, and cut to length in a copy.
+        loss_bytes = lowered(model) * (1 + odd) if in_group(setting, "compilation") else None
+        return footprint.heights("checkpointing" in setting, loss_bytes)
 
 
 def autocasts(model: Model, setting: Setting) -> bool:

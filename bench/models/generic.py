@@ -50,7 +50,7 @@ class TransformersFamily:
     def kept_bytes(self, model: Model, setting: Setting) -> int:
         _later()
 
-    def activation_bytes(self, model: Model, setting: Setting) -> int:
+    def activation_bytes(self, model: Model, setting: Setting) -> tuple[int, int]:
         _later()
 
     def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:

@@ -92,10 +92,10 @@ class GptNeoX(Bytes):
         token += h * d  # the attention's output
         if "rotary" in setting:
             # Query, key and value; attention writes its output as it goes on.
-            block, backward = s * (token + 3 * h * d + FP32 * heads), 0
+            block, backward = s * (token + 3 * h * d + FP32 * heads), s * h * f
         elif "kernels" in setting:
             # Rotated query and key, all that the values are a view of, output by head, log-sum-exp.
-            block, backward = s * (token + 6 * h * d + FP32 * heads), 0
+            block, backward = s * (token + 6 * h * d + FP32 * heads), s * h * f
         else:
             # Copies of query, key, value; softmax in fp32, and again as the matmul takes it.
             block = s * (token + 3 * h * d) + s * s * heads * self._eager_pair(a, h)

@@ -80,18 +80,23 @@ class Roberta(Bytes):
         return Flops(matmul=2 * s * weights, attention=layers * s * s * 2 * 2 * d)
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
+        from bench.methods import in_group  # which imports this
+
         a, s, h = complete(model, DEFAULTS), model.recipe.units_per_sample, lowered(model)
         d, f, heads = a["hidden_size"], a["intermediate_size"], a["num_attention_heads"]
         mixed = autocasts(model, setting)
         residual = d * (FP32 if mixed else h)
         masks = d if a["hidden_dropout_prob"] else 0
-        # Query, key and value each lower the input for themselves: autocast remembers weights alone.
-        token = 3 * h * d if h < FP32 else residual
+        # Query, key and value each lower the input for themselves where nothing is compiled: autocast
+        # remembers weights alone.
+        copies = 1 if in_group(setting, "compilation") else 3
+        token = copies * h * d if mixed else residual
         token += 3 * h * d + h * d + masks  # query, key, value; attention's output
         token += residual + NORM_STATISTICS + h * d  # sum, norm
         token += 2 * h * f + masks + residual + NORM_STATISTICS  # two sides of gelu; sum, norm
         if "kernels" in setting:
-            block, backward = s * (token + FP32 * heads), 0
+            # Going back, at its widest: the gradient of one side of gelu.
+            block, backward = s * (token + FP32 * heads), s * h * f
         else:
             dropped = (1 + (0 if mixed else FP32)) if a["attention_probs_dropout_prob"] else 0
             block = s * token + s * s * heads * (FP32 + (h if mixed else 0) + dropped)

@@ -98,7 +98,8 @@ class Vit(Bytes):
         token += residual + NORM_STATISTICS + h * d  # sum, norm
         token += 2 * h * f + masks  # two sides of gelu
         if "kernels" in setting:
-            block, backward = n * (token + FP32 * heads), 0
+            # Going back, at its widest: the gradient of one side of gelu.
+            block, backward = n * (token + FP32 * heads), n * h * f
         else:
             dropped = 1 + (0 if mixed else FP32) if a["attention_probs_dropout_prob"] else 0
             block = n * token + n * n * heads * (FP32 + (h if mixed else 0) + dropped)

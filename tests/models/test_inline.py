@@ -220,7 +220,7 @@ def test_whatever_stands_there_gets_an_answer(
             if not isinstance(family, TransformersFamily):
                 assert family.parameters(model).total > 0
                 assert family.forward_flops(model).total > 0
-                assert family.activation_bytes(model, ()) > 0
+                assert max(family.activation_bytes(model, ())) > 0
         case mistakes:
             assert mistakes
             assert all(m.path.startswith("/models/0/") and m.found and m.allowed for m in mistakes)

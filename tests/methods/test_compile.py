@@ -1,0 +1,51 @@
+"""What is compiled, and as how many graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.methods import known_methods
+from bench.models import known_models
+from bench.runner.loop import WithLoss
+
+
+class Block(nn.Module):
+    """32 MiB of weights: more than one of the buckets in which DDP sends gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(1024, 4096), nn.Linear(4096, 1024)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(x).relu())
+
+
+@pytest.fixture
+def group_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_ddp_cuts_no_compiled_block(group_of_one: None) -> None:
+    """Cut, a block that is recomputed kept other tensors than are asked for in its backward pass."""
+    blocks = [Block(), Block()]
+    body = nn.Sequential(*blocks)
+    whole = WithLoss(body)
+    method = known_methods()["compile-blocks"]
+    method.prepare()
+    method.apply(known_models()["vit-l"], whole, list(blocks))
+    torch._dynamo.reset()
+    counters.clear()
+    replica = DistributedDataParallel(body)
+    replica(torch.randn(4, 1024, requires_grad=True)).sum().backward()
+    assert counters["aot_autograd"]["total"] == counters["stats"]["unique_graphs"] == 1
