@@ -29,10 +29,10 @@ class Block(nn.Module):
 
 
 @pytest.fixture
-def group_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)
+def group_of_one(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-    yield
+    with torch._dynamo.config.patch(optimize_ddp=True):  # and afterwards as it was
+        yield
     dist.destroy_process_group()
 
 
