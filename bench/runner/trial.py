@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from bench.estimate import mean
 from bench.methods import apply_all, arithmetic, in_group, known_methods
@@ -20,8 +19,9 @@ from bench.models.inline import family_of, flops_of
 from bench.result import Measurement, Proof, StepSample, Trial
 from bench.runner.data import Batches, make_pool
 from bench.runner.device import Device
-from bench.runner.loop import Loop, Replicated, Strategy, WithLoss
+from bench.runner.loop import Strategy, WithLoss
 from bench.runner.saving import seconds_to_save
+from bench.runner.strategies import make_strategy
 from bench.runner.team import Team
 from bench.runner.timing import accumulation_counts, evaluates_rarely, is_enough, is_steady
 
@@ -128,32 +128,7 @@ class TrialRun:
         self.parameters = sum(p.numel() for p in model.parameters())
         whole, blocks = WithLoss(model), family.blocks(model)
         apply_all(trial.setting, trial.model, whole, blocks)
-        return self.strategy_of(whole, blocks)
-
-    def strategy_of(self, whole: WithLoss, blocks: list[nn.Module]) -> Strategy:
-        setting, recipe, device = self.trial.setting, self.trial.model.recipe, self.device.torch
-        fused, offload = "fused-optimizer" in setting, "offload" in setting
-        match in_group(setting, "sharding"):
-            case None if "half-weights" in setting:
-                from bench.runner.halved import Halved
-
-                return Halved(whole, recipe, device, self.team, fused)
-            case None:
-                kind = Loop if self.team.size == 1 else Replicated
-                return kind(whole, recipe, device, fused)
-            case "fsdp-2" | "fsdp-3" as name:
-                from bench.runner.fsdp import Sharded
-
-                return Sharded(
-                    whole, blocks, recipe, device, self.team,
-                    parameters_too=name == "fsdp-3", offload=offload, fused=fused,
-                )  # fmt: skip
-            case name:
-                from bench.runner.zero import Zero
-
-                stage = int(str(name).removeprefix("zero-"))
-                micro_batch = self.trial.micro_batch
-                return Zero(whole, recipe, device, micro_batch, stage=stage, offload=offload, fused=fused)
+        return make_strategy(trial, whole, blocks, self.device.torch, self.team)
 
     def load(self) -> Batches:
         trial = self.trial

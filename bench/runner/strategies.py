@@ -1,0 +1,38 @@
+"""Which strategy a setting asks for; what it needs is imported with it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from bench.methods import in_group
+from bench.result import Trial
+from bench.runner.loop import Loop, Replicated, Strategy, WithLoss
+from bench.runner.team import Team
+
+
+def make_strategy(
+    trial: Trial, whole: WithLoss, blocks: list[nn.Module], device: torch.device, team: Team
+) -> Strategy:
+    setting, recipe = trial.setting, trial.model.recipe
+    fused, offload = "fused-optimizer" in setting, "offload" in setting
+    match in_group(setting, "sharding"):
+        case None if "half-weights" in setting:
+            from bench.runner.halved import Halved
+
+            return Halved(whole, recipe, device, team, fused)
+        case None:
+            kind = Loop if team.size == 1 else Replicated
+            return kind(whole, recipe, device, fused)
+        case "fsdp-2" | "fsdp-3" as name:
+            from bench.runner.fsdp import Sharded
+
+            return Sharded(
+                whole, blocks, recipe, device, team,
+                parameters_too=name == "fsdp-3", offload=offload, fused=fused,
+            )  # fmt: skip
+        case name:
+            from bench.runner.zero import Zero
+
+            stage = int(str(name).removeprefix("zero-"))
+            return Zero(whole, recipe, device, trial.micro_batch, stage=stage, offload=offload, fused=fused)
