@@ -33,6 +33,7 @@ journal      the append-only file of a run, a line an event
 run          one execution of a manifest on one machine
 image        the software of a run, locked: named by the digest of its configuration
 variant      one of the images: cuda13, cuda12.8, cpu
+switch       an environment variable that torch, or what is below it, obeys
 engine       what runs an image: docker, podman, apptainer; or none
 node         a machine that is reached by SSH, and what is asked of it there
 push         one command that sends a run to nodes, and all that it begins

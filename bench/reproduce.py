@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench.estimate import Interval
 from bench.result import NodeFacts
 from bench.summary import Results, TrialResult
+from bench.switches import Switches, deciding, differing, others
 from bench.winner import fastest
 
 Verdict = Literal["reproduced", "not reproduced", "undecided", "not measured"]
@@ -195,15 +196,23 @@ def differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
         if ours != theirs:
             yield f"{words}{ours} here, {theirs} there"
     yield from stack_differences(here, there)
+    yield from _switches(here, there, others)
 
 
 def stack_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
+    """Those without which it is another measurement."""
     if here.image != there.image:
         yield f"image {_image(here)} here, {_image(there)} there"
     for name in sorted({*here.packages, *there.packages}):
         ours, theirs = here.packages.get(name, "none"), there.packages.get(name, "none")
         if ours != theirs:
             yield f"{name} {ours} here, {theirs} there"
+    yield from _switches(here, there, deciding)
+
+
+def _switches(here: NodeFacts, there: NodeFacts, of_them: Callable[[Switches], Switches]) -> Iterator[str]:
+    if here.switches is not None and there.switches is not None:  # else nobody knows
+        yield from differing(of_them(here.switches), of_them(there.switches))
 
 
 def _image(node: NodeFacts) -> str:

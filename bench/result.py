@@ -45,6 +45,7 @@ class NodeFacts:
     driver: str | None = None
     packages: Mapping[str, str] = field(default_factory=dict)
     image: Image | None = None  # None: no image of ours
+    switches: Mapping[str, str] | None = None  # None: of a bundle from before they were kept
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:

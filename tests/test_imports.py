@@ -15,7 +15,7 @@ SIDES = ("runner", "control", "report")
 HEAVY = {"torch", "transformers", "deepspeed", "mamba_ssm", "timm"}
 TEMPLATES = ("export", "templates")  # copied out, never imported here
 IN_WORKER = {
-    "worker", "member", "trial", "team", "loop", "saving", "fsdp", "halved", "zero", "data", "device",
+    "worker", "member", "trial", "strategies", "team", "loop", "saving", "fsdp", "halved", "zero", "data", "device",
     "ceilings", "rig", "depthwise_kernels", "rotary_kernels", "adding_kernel",
 }  # fmt: skip
 

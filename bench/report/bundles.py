@@ -14,7 +14,9 @@ from bench.acceptance.results import Judged
 from bench.codec import pretty_json, to_json
 from bench.errors import BadInput, BenchError, printable
 from bench.places import ALLOWED_SIGNERS, REVOKED, config_path
+from bench.result import NodeFacts
 from bench.summary import Results, recompute
+from bench.switches import in_words
 from bench.verdict import Verdict
 from bench.verify import Recompute, Rules, verify_bundle
 from bench.words import image_text
@@ -44,13 +46,19 @@ def verify(paths: list[Path], lists: Lists, as_json: bool) -> int:
     return _exit_code(checked)
 
 
+def _environment(node: NodeFacts) -> Iterator[str]:
+    yield f"image      {image_text(node.image)}"
+    if node.switches:
+        yield f"set        {in_words(node.switches)}"
+
+
 def _about(verdict: Verdict) -> Iterator[str]:
     """What was run, and what its figures say."""
     check = verdict.recomputed.get("check")
     if not isinstance(check, Judged):
-        yield f"image      {image_text(results_of(verdict).node.image)}"
+        yield from _environment(results_of(verdict).node)
         return
-    yield f"image      {image_text(check.results.node.image)}"
+    yield from _environment(check.results.node)
     simulated = ", SIMULATED: of no real node" if check.results.simulated else ""
     readings = f"judged again from {len(check.evidence.readings)} readings"
     yield f"check      {check.results.verdict}, {readings}{simulated}"

@@ -19,6 +19,7 @@ from bench.models import Model, Recipe
 from bench.report.power import Telemetry, course_of, telemetry_lines, watts_of
 from bench.result import NodeFacts
 from bench.summary import Results, TrialResult, recompute
+from bench.switches import deciding, in_words
 from bench.verdict import Verdict
 from bench.verify import Files
 from bench.winner import fastest
@@ -189,6 +190,8 @@ def _conditions(results: Results, model: Model, verdict: Verdict) -> Iterator[tu
     image = results.node.image
     yield "image", (image.config or f"{image.variant}, wheels {image.lock}") if image else "none"
     yield "device", results.node.device
+    if switches := deciding(results.node.switches or {}):
+        yield "switches", in_words(switches)
     zero = any("zero" in method for t in _of(results, model.name) for method in t.setting)
     for name in (*STACK, *STACK_OF_A_FAMILY.get(model.family, ()), *["deepspeed"] * zero):
         if name in results.node.packages:

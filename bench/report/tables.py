@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from tabulate import tabulate
 
 from bench.summary import Results, TrialResult
+from bench.switches import in_words
 from bench.winner import Winner, fastest
 from bench.words import bytes_text, error_text, failure_text, figures, image_text, interval_text
 
@@ -79,6 +80,8 @@ def _notes(results: Results) -> Iterable[str]:
     limits = [f"{name} {figures(rate / 1e9)} G{unit}" for (name, unit), rate in sorted(best.items())]
     yield f"limit  measured here: {', '.join(limits)}"
     yield f"image  {image_text(results.node.image)}"
+    if results.node.switches:
+        yield f"set    {in_words(results.node.switches)}"
     if results.memory_cap_bytes is not None:
         yield f"memory capped at {bytes_text(results.memory_cap_bytes)}"
     for found in results.winners:

@@ -14,6 +14,7 @@ from bench.errors import BadInput
 from bench.manifest import Manifest
 from bench.result import NodeFacts
 from bench.runner import journal as journals
+from bench.switches import differing
 
 MACHINE_ID = Path("/etc/machine-id")
 
@@ -75,12 +76,20 @@ def require_same(
     elsewhere = not moved and begun is not None and here is not None and begun != here
     if elsewhere or canonical_json(known) != canonical_json(found):
         raise BadInput(
-            "was begun on another machine or software stack; results must not be mixed",
+            f"was begun on another machine or software stack{_switches(known, found)}; "
+            "results must not be mixed",
             where=str(folder),
             advice=advice,
         )
     if header.get("bench") != __version__:
         raise BadInput(f"was begun by bench {header.get('bench')}", where=str(folder))
+
+
+def _switches(begun: Any, here: Any) -> str:
+    """What nobody thinks of is named."""
+    there, ours = ((node.get("switches") if isinstance(node, dict) else None) or {} for node in (begun, here))
+    different = "; ".join(differing(ours, there))
+    return f" ({different})" if different else ""
 
 
 def _kind(node: Any) -> Any:

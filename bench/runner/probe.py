@@ -1,4 +1,4 @@
-"""What this machine is, without touching a GPU: /proc, NVML, the installed packages."""
+"""What this machine is, without touching a GPU: /proc, NVML, the installed packages, the environment."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from email.parser import HeaderParser
 from importlib import metadata
 from pathlib import Path
 
+from bench import switches
 from bench.errors import EnvironmentCannot
 from bench.result import Gpu, NodeFacts
 from bench.runner.image import running_in
@@ -32,6 +33,7 @@ def probe(*, gpus_too: bool = True) -> NodeFacts:
         driver=driver,
         packages=packages(STACK),
         image=running_in(),
+        switches=switches.kept(os.environ),
     )
 
 

@@ -34,6 +34,7 @@ from bench.runner.supervise import Supervisor
 from bench.sbom import PLACE as SBOM
 from bench.statement import Predicate, utc
 from bench.summary import Results, RunFacts, samples_bytes
+from bench.switches import deciding, in_words
 
 PATIENCE = 40  # meetings in a row that come to nothing before a node that follows gives up
 NUMBERS = 3  # how many jobs ahead it looks, for those that failed before it came
@@ -69,6 +70,8 @@ def execute(
     with Journal(folder) as journal, interruptible():
         run = Run(manifest, node, plan, journal, folder)
         _open_run(run)
+        if switches := deciding(node.switches or {}):
+            progress.say(f"set here: {in_words(switches)}; the figures will be those of a run with that")
         sealer.begin(folder, progress.say)
         stopped = measure(run, progress, budget_seconds or manifest.budget_seconds, nodes)
         seal = _seal(sealer, folder, progress, stopped)

@@ -61,6 +61,7 @@ def bundle(
     started: float = START,
     spread: Sequence[float] = STEADY,
     packages: dict[str, str] | None = None,
+    switches: dict[str, str] | None = None,
     telemetry: bytes | None = None,
     micro_batch: int = 16,
     on_one_node: int | None = None,
@@ -76,6 +77,7 @@ def bundle(
         "580",
         packages or {"torch": "2.11.0"},
         Image("cuda13", "0" * 64, "1" * 64, asked.image) if asked.image else None,
+        switches,
     )  # fmt: skip
     trials: list[tuple[Trial, str, Outcome]] = []
     for model in asked.models:

@@ -104,6 +104,12 @@ def test_another_stack_is_not_ranked(tmp_path: Path) -> None:
     assert reasons(only(compared(a, b))) == {"b.tar": ("torch 2.9.0, not 2.11.0",)}
 
 
+def test_what_ran_with_other_switches_is_not_ranked(tmp_path: Path) -> None:
+    a, b = two(tmp_path, switches={"NVIDIA_TF32_OVERRIDE": "1", "NCCL_ALGO": "Ring"})
+    assert reasons(only(compared(a, b))) == {"b.tar": ("switches NVIDIA_TF32_OVERRIDE=1, not none",)}
+    assert len(only(compared(*two(tmp_path, switches={"NCCL_ALGO": "Ring"}))).entries) == 2
+
+
 @pytest.mark.parametrize("of", [{"name": "other"}, {"gpus": 1}, {"budget_minutes": 5}, {"seed": 7}])
 def test_what_changes_no_figure_does_not_set_bundles_apart(tmp_path: Path, of: dict[str, Any]) -> None:
     a, b = two(tmp_path, of=manifest(**of))

@@ -12,6 +12,7 @@ import pytest
 
 from bench.cli import main
 from bench.result import Measured, StepSample
+from bench.runner.probe import STACK, packages
 from tests.builders import measurement
 from tests.report.made import CRASH, H100, NO_MEMORY, bundle, manifest
 
@@ -55,6 +56,18 @@ def test_a_slower_run_is_not_reproduced_and_says_by_how_much_and_why(tmp_path: P
         "300 W a GPU here, 400 there",
     ]
     assert figure(document, "peak bytes")["verdict"] == "reproduced"
+
+
+def test_switches_that_differ_are_named_where_both_are_known(tmp_path: Path, capsys: Any) -> None:
+    there = {"NVIDIA_TF32_OVERRIDE": "1", "NCCL_ALGO": "Ring"}
+    paths = pair(tmp_path, pass_seconds=0.6, switches={"OMP_NUM_THREADS": "4"})
+    assert reproduce(capsys, *paths)[1]["compared"][0]["reasons"] == []
+    bundle(paths[0], run_id="there", switches=there)
+    assert reproduce(capsys, *paths)[1]["compared"][0]["reasons"] == [
+        "NVIDIA_TF32_OVERRIDE not set here, 1 there",
+        "NCCL_ALGO not set here, Ring there",
+        "OMP_NUM_THREADS 4 here, not set there",
+    ]
 
 
 def test_what_two_runs_differ_by_anyway_is_the_users_to_say(tmp_path: Path, capsys: Any) -> None:
@@ -172,6 +185,15 @@ def test_another_stack_is_refused_before_anything_runs(tmp_path: Path, capsys: A
     assert "0.1 there" in said
     assert "--any-stack" in said
     assert not (tmp_path / "out").exists()
+
+
+def test_other_switches_are_refused_before_anything_runs(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = bundle(tmp_path / "a.tar", packages=packages(STACK), switches={})
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    assert main(["reproduce", str(there), "--device", "cpu", "-o", str(tmp_path / "out")]) == 3
+    assert "NVIDIA_TF32_OVERRIDE 1 here, not set there" in capsys.readouterr().err
 
 
 PODMAN = """#!{python}

@@ -46,7 +46,9 @@ def command(folder: Path, node: int, port: int) -> list[str]:
 
 
 @contextmanager
-def both(folder: Path, **changes: Any) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
+def both(
+    folder: Path, other_has: dict[str, str] | None = None, **changes: Any
+) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
     (folder / "m.json").write_text(json.dumps(MANIFEST | changes))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -54,7 +56,9 @@ def both(folder: Path, **changes: Any) -> Iterator[tuple[subprocess.Popen[bytes]
     environment = os.environ | {"XDG_CONFIG_HOME": str(folder), "COLUMNS": "200"}
     nodes = [
         subprocess.Popen(
-            command(folder, i, port), env=environment, stderr=(folder / f"node-{i}.txt").open("w")
+            command(folder, i, port),
+            env=environment | (other_has or {}) if i else environment,
+            stderr=(folder / f"node-{i}.txt").open("w"),
         )
         for i in range(2)
     ]
@@ -88,6 +92,13 @@ def test_two_nodes_measure_together_and_the_leader_has_the_bundle(tmp_path: Path
     assert {ceiling["device"] for ceiling in found["ceilings"]} == {0, 1}
     assert len(environment["nodes"]) == 2
     assert any(trial["proof"] for trial in found["trials"])
+
+
+@pytest.mark.e2e
+def test_nodes_whose_environment_computes_otherwise_do_not_measure_together(tmp_path: Path) -> None:
+    with both(tmp_path, other_has={"NVIDIA_TF32_OVERRIDE": "0"}) as (leader, _):
+        assert leader.wait(300) == 3, said(tmp_path)
+    assert "NVIDIA_TF32_OVERRIDE not set here, 0 there" in said(tmp_path)[0]
 
 
 @pytest.mark.e2e

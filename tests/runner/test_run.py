@@ -32,10 +32,11 @@ MANIFEST: dict[str, Any] = {
 }
 
 
-def bench(*arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+def bench(*arguments: str | Path, folder: Path, **switches: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench", *map(str, arguments)]
+    around = environment(folder) | switches
     return subprocess.run(
-        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=300, check=False
+        command, cwd=folder, env=around, capture_output=True, text=True, timeout=300, check=False
     )
 
 
@@ -192,6 +193,21 @@ def test_a_spent_budget_is_incomplete_and_resumable(tmp_path: Path) -> None:
     again = bench("run", tmp_path / "manifest.json", "--resume", folder=tmp_path)
     assert again.returncode == 0, again.stderr
     assert len(list((tmp_path / "out").glob("*.tar"))) == 1
+
+
+@pytest.mark.e2e
+def test_a_run_goes_on_under_the_switches_that_it_began_with(tmp_path: Path) -> None:
+    begun = bench("run", manifest(tmp_path), "--budget", "0.01s", folder=tmp_path, NVIDIA_TF32_OVERRIDE="0")
+    assert begun.returncode == 5
+    assert "set here: NVIDIA_TF32_OVERRIDE=0; " in begun.stderr
+    (path,) = (tmp_path / "out").glob("*.tar")
+    kept = json.loads(contents(path)["results.json"])["node"]["switches"]
+    assert kept["NVIDIA_TF32_OVERRIDE"] == "0"
+    verified = bench("verify", path, folder=tmp_path)
+    assert "NVIDIA_TF32_OVERRIDE=0" in verified.stdout
+    refused = bench("run", tmp_path / "manifest.json", "--resume", folder=tmp_path)
+    assert refused.returncode == 2
+    assert "NVIDIA_TF32_OVERRIDE not set here, 0 there" in refused.stderr
 
 
 @pytest.mark.e2e

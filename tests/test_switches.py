@@ -1,0 +1,39 @@
+"""What is kept of the environment, and what of it sets two runs apart."""
+
+from __future__ import annotations
+
+from bench.switches import deciding, kept
+
+
+def test_what_torch_and_the_libraries_below_it_obey_is_kept() -> None:
+    environment = {
+        "NVIDIA_TF32_OVERRIDE": "1", "PYTORCH_ALLOC_CONF": "expandable_segments:True", "NCCL_ALGO": "Ring",
+        "TORCHINDUCTOR_MAX_AUTOTUNE": "1", "OMP_NUM_THREADS": "4", "CUDA_LAUNCH_BLOCKING": "1",
+    }  # fmt: skip
+    others = {"HOME": "/home/alice", "AWS_SECRET_ACCESS_KEY": "s", "PATH": "/bin"}
+    assert kept(environment | others) == environment
+
+
+def test_places_and_addresses_are_left_out() -> None:
+    assert not kept({
+        "CUDA_VISIBLE_DEVICES": "0", "TORCHINDUCTOR_CACHE_DIR": "/home/alice/i", "CUDA_HOME": "/opt/cuda",
+        "NCCL_COMM_ID": "10.0.0.1:29400", "NCCL_HOSTID": "alice-1", "TORCH_LOGS": "+dynamo",
+    })  # fmt: skip
+
+
+def test_of_a_path_its_last_part_is_kept() -> None:
+    assert kept({"LD_PRELOAD": "/home/alice/lib/libjemalloc.so.2:/usr/lib/x.so"}) == {
+        "LD_PRELOAD": "libjemalloc.so.2:x.so"
+    }
+
+
+def test_nothing_kept_moves_a_cursor_or_breaks_json() -> None:
+    assert kept({"OMP_PLACES": "\x1b[2J\udcff", "NCCL_DEBUG": "x" * 5000}) == {
+        "NCCL_DEBUG": "x" * 200, "OMP_PLACES": "?[2J?",
+    }  # fmt: skip
+
+
+def test_how_a_node_is_wired_and_threaded_sets_nothing_apart() -> None:
+    assert deciding({"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "4", "TRITON_F32_DEFAULT": "ieee"}) == {
+        "TRITON_F32_DEFAULT": "ieee"
+    }
