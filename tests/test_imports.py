@@ -15,8 +15,8 @@ SIDES = ("runner", "control", "report")
 HEAVY = {"torch", "transformers", "deepspeed", "mamba_ssm", "timm"}
 TEMPLATES = ("export", "templates")  # copied out, never imported here
 IN_WORKER = {
-    "worker", "member", "trial", "strategies", "team", "loop", "saving", "fsdp", "halved", "zero", "data", "device",
-    "ceilings", "rig", "depthwise_kernels", "rotary_kernels", "adding_kernel",
+    "worker", "member", "trial", "strategies", "team", "loop", "saving", "fsdp", "halved", "zero", "data",
+    "device", "ceilings", "rig", "depthwise_kernels", "rotary_kernels", "adding_kernel",
 }  # fmt: skip
 
 READERS = {"bundle", "pack", "ssh", "sshsig", "dsse", "statement", "handshake", "krl", "trust", "verify",
