@@ -25,6 +25,7 @@ from tests.builders import trial
 
 TINY = {m.family: m for name, m in known_models().items() if name.startswith("tiny-")}
 CPU = Device("cpu")
+STEP = 0.003  # of a loss: so small that it is straight there
 
 
 def without_dropout(model: Model) -> Model:
@@ -138,6 +139,33 @@ def test_checkpointing_drops_the_same_units_twice(family: str, tmp_path: Path) -
     torch.testing.assert_close(
         curve(TINY[family], ("checkpointing",), tmp_path), expected, rtol=1e-5, atol=1e-7
     )
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("setting", [("compile-blocks",), ("compile-blocks", "checkpointing")], ids="+".join)
+@pytest.mark.parametrize("family", ["roberta", "vit", "convnext"])
+def test_compiled_code_drops_the_same_units_on_its_way_back(
+    family: str, setting: Setting, tmp_path: Path
+) -> None:
+    """Others than naive drops, so: a step along the gradient changes the loss by the gradient's norm."""
+    run = TrialRun(
+        trial(model=TINY[family], setting=setting, micro_batch=8, seed=3), CPU, Team(), tmp_path, print
+    )
+    run.strategy, run.batches = run.build(), run.load()
+    whole, batch = run.strategy.whole, next(run.batches)
+
+    def loss() -> torch.Tensor:
+        torch.manual_seed(5)
+        return whole(batch)
+
+    weights = list(whole.parameters())
+    gradients = torch.autograd.grad(loss(), weights)
+    norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+    before = loss().item()
+    with torch.no_grad():
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.sub_(gradient, alpha=float(STEP / norm**2))
+    assert before - loss().item() == pytest.approx(STEP, rel=0.03)
 
 
 @pytest.mark.parametrize("family", list(families()))
