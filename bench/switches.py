@@ -13,7 +13,7 @@ _OBEYED = (
     "TORCH", "PYTORCH_", "TRITON_", "CUDA_", "CUBLAS", "CUDNN_", "NVIDIA_TF32", "NCCL_", "GLOO_", "OMP_",
     "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "DS_", "MALLOC_", "LD_PRELOAD",
 )  # fmt: skip
-_PLACE = re.compile(r"TORCHELASTIC_.*|.*(_DIR|_DIRECTORY|_HOME|_PATH|_ROOT|_FILE|_HOSTID|_COMM_ID|_LOGS?)")
+_PLACE = re.compile(r"TORCHELASTIC_.*|.*_(DIR|DIRECTORY|HOME|PATH|ROOT|DEBUG_FILE|HOSTID|COMM_ID|LOGS?)")
 _IN_GPUS = "CUDA_VISIBLE_DEVICES"
 # Other arithmetic, other compiled code, other memory. How a node is wired and threaded is its own business.
 _DECIDING = (

@@ -22,9 +22,10 @@ def test_places_and_addresses_are_left_out() -> None:
 
 
 def test_of_a_path_its_last_part_is_kept() -> None:
-    assert kept({"LD_PRELOAD": "/home/alice/lib/libjemalloc.so.2:/usr/lib/x.so"}) == {
-        "LD_PRELOAD": "libjemalloc.so.2:x.so"
-    }
+    preload, topology = "/home/alice/lib/libjemalloc.so.2:/usr/lib/x.so", "/etc/nccl/h200.xml"
+    assert kept({"LD_PRELOAD": preload, "NCCL_TOPO_FILE": topology}) == {
+        "LD_PRELOAD": "libjemalloc.so.2:x.so", "NCCL_TOPO_FILE": "h200.xml",
+    }  # fmt: skip
 
 
 def test_nothing_kept_moves_a_cursor_or_breaks_json() -> None:
