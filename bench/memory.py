@@ -89,5 +89,5 @@ def _zero(parts: Parts, gpus: int, half: bool, *, stage: int, offload: bool) -> 
     if offload and (stage == 3 or (stage == 2 and not half)):
         gradients = 0  # added up on the host
     optimizer = 0 if offload else total * (FP32 + MOMENTS) // gpus
-    bucket = {1: FP32, 2: 0, 3: computed}[stage] * BUCKET
+    bucket = {1: FP32, 2: 0, 3: computed}[stage] * BUCKET  # stage 2 makes its own `_late`
     return weights + gradients + optimizer + bucket
