@@ -10,8 +10,9 @@ from typing import Literal
 from bench.estimate import Interval
 from bench.result import NodeFacts
 from bench.summary import Results, TrialResult
-from bench.switches import Switches, deciding, differing, others
+from bench.switches import NOT_SET, Switches, deciding, others
 from bench.winner import fastest
+from bench.words import here_and_there
 
 Verdict = Literal["reproduced", "not reproduced", "undecided", "not measured"]
 # The same seed on the same stack: what is left is the order in which sums are taken.
@@ -203,16 +204,13 @@ def stack_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
     """Those without which it is another measurement."""
     if here.image != there.image:
         yield f"image {_image(here)} here, {_image(there)} there"
-    for name in sorted({*here.packages, *there.packages}):
-        ours, theirs = here.packages.get(name, "none"), there.packages.get(name, "none")
-        if ours != theirs:
-            yield f"{name} {ours} here, {theirs} there"
+    yield from here_and_there(here.packages, there.packages, "none")
     yield from _switches(here, there, deciding)
 
 
 def _switches(here: NodeFacts, there: NodeFacts, of_them: Callable[[Switches], Switches]) -> Iterator[str]:
     if here.switches is not None and there.switches is not None:  # else nobody knows
-        yield from differing(of_them(here.switches), of_them(there.switches))
+        yield from here_and_there(of_them(here.switches), of_them(there.switches), NOT_SET)
 
 
 def _image(node: NodeFacts) -> str:

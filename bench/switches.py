@@ -7,7 +7,7 @@ or who is where, is left out: it changes no figure, and may hold a name.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 _OBEYED = (
     "TORCH", "PYTORCH_", "TRITON_", "CUDA_", "CUBLAS", "CUDNN_", "NVIDIA_TF32", "NCCL_", "GLOO_", "OMP_",
@@ -21,6 +21,7 @@ _DECIDING = (
     "TRITON_", "CUDA_LAUNCH", "CUBLAS", "CUDNN_", "NVIDIA_TF32",
 )  # fmt: skip
 _LONGEST = 200
+NOT_SET = "not set"
 Switches = Mapping[str, str]
 
 
@@ -46,13 +47,6 @@ def deciding(switches: Switches) -> Switches:
 
 def others(switches: Switches) -> Switches:
     return {name: value for name, value in switches.items() if not name.startswith(_DECIDING)}
-
-
-def differing(here: Switches, there: Switches) -> Iterator[str]:
-    for name in sorted({*here, *there}):
-        ours, theirs = here.get(name, "not set"), there.get(name, "not set")
-        if ours != theirs:
-            yield f"{name} {ours} here, {theirs} there"
 
 
 def in_words(switches: Switches) -> str:

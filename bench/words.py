@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import assert_never
 
 from bench.estimate import Interval
@@ -111,6 +112,14 @@ def outcome_line(result: TrialResult, unit: str) -> str:
     e = result.estimate
     rate = f"{figures(e.units_per_second)} {unit}/s"
     return f"{head} {interval_text(e.step_seconds)} s/step   {rate}   {interval_text(e.days)} days"
+
+
+def here_and_there(here: Mapping[str, str], there: Mapping[str, str], absent: str) -> Iterator[str]:
+    """What two machines have otherwise, or one alone."""
+    for name in sorted({*here, *there}):
+        ours, theirs = here.get(name, absent), there.get(name, absent)
+        if ours != theirs:
+            yield f"{name} {ours} here, {theirs} there"
 
 
 def image_text(image: Image | None) -> str:

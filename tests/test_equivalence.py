@@ -38,8 +38,7 @@ def curve(model: Model, setting: Setting, folder: Path, micro_batch: int = 8) ->
     model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, batch_size=16))
     one = trial(model=model, setting=setting, micro_batch=micro_batch, timing=Timing(loss_steps=3), seed=3)
     run = TrialRun(one, CPU, Team(), folder, lambda event: None)
-    run.strategy = run.build()
-    run.batches = run.load()
+    run.prepare()
     losses, norms, samples = run.loss_curve()
     assert samples == 16
     assert all(loss > 0 for loss in losses)
@@ -65,8 +64,7 @@ def test_flex_attention_is_asked_for_what_naive_computes(tmp_path: Path) -> None
     for setting in (NAIVE, ("flex-attention",)):
         one = trial(model=without_dropout(TINY["vit"]), setting=setting, micro_batch=8, seed=3)
         run = TrialRun(one, CPU, Team(), tmp_path, lambda event: None)
-        run.strategy = run.build()
-        run.batches = run.load()
+        run.prepare()
         with torch.no_grad():
             found.append(run.strategy.evaluate(next(run.batches)))
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
@@ -149,9 +147,13 @@ def test_compiled_code_drops_the_same_units_on_its_way_back(
 ) -> None:
     """Others than naive drops, so: a step along the gradient changes the loss by the gradient's norm."""
     run = TrialRun(
-        trial(model=TINY[family], setting=setting, micro_batch=8, seed=3), CPU, Team(), tmp_path, print
+        trial(model=TINY[family], setting=setting, micro_batch=8, seed=3),
+        CPU,
+        Team(),
+        tmp_path,
+        lambda event: None,
     )
-    run.strategy, run.batches = run.build(), run.load()
+    run.prepare()
     whole, batch = run.strategy.whole, next(run.batches)
 
     def loss() -> torch.Tensor:

@@ -14,7 +14,8 @@ from bench.errors import BadInput
 from bench.manifest import Manifest
 from bench.result import NodeFacts
 from bench.runner import journal as journals
-from bench.switches import differing
+from bench.switches import NOT_SET
+from bench.words import here_and_there
 
 MACHINE_ID = Path("/etc/machine-id")
 
@@ -88,7 +89,7 @@ def require_same(
 def _switches(begun: Any, here: Any) -> str:
     """What nobody thinks of is named."""
     there, ours = ((node.get("switches") if isinstance(node, dict) else None) or {} for node in (begun, here))
-    different = "; ".join(differing(ours, there))
+    different = "; ".join(here_and_there(ours, there, NOT_SET))
     return f" ({different})" if different else ""
 
 

@@ -21,8 +21,8 @@ from bench.runner.progress import Progress
 from bench.runner.state import Run
 from bench.runner.supervise import TICK_SECONDS, Limits, Supervisor
 from bench.search import finalist, longer, next_trial, tally, unproven
-from bench.switches import deciding, differing
-from bench.words import bytes_text
+from bench.switches import NOT_SET, deciding
+from bench.words import bytes_text, here_and_there
 
 CEILING_SECONDS = 300.0
 MEETING_SECONDS = 600.0  # for all nodes to come
@@ -123,7 +123,8 @@ def _meet(run: Run, supervisor: Supervisor, progress: Progress, nodes: Nodes) ->
             mine, theirs = getattr(facts[0], what), getattr(other, what)
             if mine != theirs:
                 raise EnvironmentCannot(f"the nodes differ in {what}: {mine} and {theirs}")
-        if different := "; ".join(differing(*(deciding(n.switches or {}) for n in (facts[0], other)))):
+        ours, others = (deciding(node.switches or {}) for node in (facts[0], other))
+        if different := "; ".join(here_and_there(ours, others, NOT_SET)):
             raise EnvironmentCannot(f"the nodes differ in their environment: {different}")
         mine, theirs = ([gpu.name for gpu in node.gpus] for node in (facts[0], other))
         if mine != theirs:
