@@ -81,7 +81,7 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
     mistakes = list(schema_mistakes(document, "manifest-v1"))
     models: list[Model] = []
     if isinstance(document, dict):
-        models, more = _resolve_models(document.get("models"))
+        models, more = resolve_models(document.get("models"))
         mistakes += more
         mistakes += _method_mistakes(document.get("methods"), "/methods")
         for path, _, methods in _own(document.get("models"), "methods"):
@@ -197,7 +197,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _resolve_models(entries: Any) -> tuple[list[Model], list[Mistake]]:
+def resolve_models(entries: Any) -> tuple[list[Model], list[Mistake]]:
+    """The models of a manifest that can be made, and what is wrong with the others."""
     models: list[Model] = []
     mistakes: list[Mistake] = []
     for i, entry in enumerate(entries if isinstance(entries, list) else []):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from bench.asked import Held
 from bench.codec import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
 from bench.errors import VerificationFailed
 from bench.estimate import Estimate, estimate, loss_difference
@@ -183,23 +184,30 @@ def _recompute(results: Results, files: Files) -> Mapping[str, Any]:
     ]
     if min(spent, default=1.0) <= 0:
         raise ValueError("a ceiling or a proof that took no time")
+    held = Held(files.read("manifest.json"), results)
     trials = {entry.id: _trial(results, entry) for entry in results.trials}
     if len(trials) != len(results.trials):
         raise VerificationFailed("holds a trial twice", where="results.json")
-    measured = _read_samples(files, {e.id: trials[e.id] for e in results.trials if not e.failure}, results)
+    for trial in trials.values():
+        held.require_trial(trial)
+    there = {entry.id: trials[entry.id] for entry in results.trials if not entry.failure}
+    measured = _read_samples(files, there, results.ceilings, held)
     found: list[Found] = [(e.id, trials[e.id], e.label, _end(e, measured)) for e in results.trials]
     proofs = {t.id: proof for t in results.trials if (proof := t.proof or t.unproven)}
     for theirs, ours in zip(results.trials, _results(found, proofs), strict=True):
         if difference := _difference(theirs, ours):
             raise VerificationFailed(f"trial {theirs.id}: {difference} does not follow from the samples")
-    for claimed in results.winners:
-        if _difference(claimed, winner(claimed.model, results.trials, claimed.undecided)):
+    for claimed in results.winners:  # how many settings are undecided is the run's own word
+        if claimed.undecided < 0 or _difference(
+            claimed, winner(claimed.model, results.trials, claimed.undecided)
+        ):
             raise VerificationFailed(f"the fastest of {claimed.model} is not the one that its trials show")
     in_steps = sum(s.seconds for s in measured.values())
     return {
         "results": results,
         "samples": sum(s.samples for s in measured.values()),
         "measured_seconds": in_steps + sum(t.proof.seconds for t in results.trials if t.proof),
+        "on_trust": held.notes,
     }
 
 
@@ -228,7 +236,9 @@ def require_same_run(ours: RunFacts, signed: Predicate) -> None:
         raise VerificationFailed("the results are of another run than the statement")
 
 
-def _read_samples(files: Files, trials: Mapping[str, Trial], results: Results) -> Mapping[str, Summarised]:
+def _read_samples(
+    files: Files, trials: Mapping[str, Trial], ceilings: Sequence[Ceiling], held: Held
+) -> Mapping[str, Summarised]:
     measured: dict[str, Summarised] = {}
     for number, line in enumerate(files.lines("samples.jsonl"), start=1):
         where = f"samples.jsonl: line {number}"
@@ -245,7 +255,8 @@ def _read_samples(files: Files, trials: Mapping[str, Trial], results: Results) -
             step.seconds <= 0 or step.accumulation < 1 for step in (*measurement.warmup, *measurement.steps)
         ):
             raise ValueError(f"a step of no time in the trial {name}")
-        measured[name] = digest(trials[name], measurement, results.ceilings)
+        held.require_flops(trials[name], measurement.flops)
+        measured[name] = digest(trials[name], measurement, ceilings)
     return measured
 
 

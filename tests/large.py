@@ -15,7 +15,8 @@ from bench.summary import Results, RunFacts, samples_bytes, summarise
 from tests.builders import MODEL, measurement, trial
 from tests.bundles import KEY, predicate
 
-MANIFEST = b"{}"
+MANIFEST = b'{"models":["test-model"]}'
+BATCH = 720_720  # has 240 divisors: as many trials may differ in their micro-batch alone
 START = 1_800_000_000.0
 
 
@@ -29,9 +30,11 @@ def large_bundle(path: Path, size_bytes: int, trials: int = 198, steps: int = 20
     )
     per_trial = len(samples_bytes([(trial(), "naive", Measured(base))])) + 1500
     count = max(1, min(trials, size_bytes // 2 // per_trial))
-    model = dataclasses.replace(MODEL, recipe=dataclasses.replace(MODEL.recipe, batch_size=8 * 1024))
+    model = dataclasses.replace(MODEL, recipe=dataclasses.replace(MODEL.recipe, batch_size=BATCH))
+    sizes = [size for size in range(1, BATCH + 1) if BATCH % size == 0]
     ends: list[tuple[Trial, str, Outcome]] = [
-        (trial(model=model, seed=0, micro_batch=1 + i, gpus=1), "naive", Measured(base)) for i in range(count)
+        (trial(model=model, seed=0, micro_batch=size, gpus=1), "naive", Measured(base))
+        for size in sizes[:count]
     ]
     results = Results(
         bench_version="0",

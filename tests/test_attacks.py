@@ -11,13 +11,16 @@ import json
 import subprocess
 import tarfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from bench import __version__
+from bench.asked import Note
 from bench.bundle import (
     CERTIFICATE,
     ENVELOPE,
@@ -25,9 +28,10 @@ from bench.bundle import (
     RECEIPT,
     RECEIPT_SIGNATURE,
     SIGNATURE,
+    SIGNING,
     STATEMENT,
 )
-from bench.codec import canonical_json, pretty_json
+from bench.codec import canonical_json, from_json, pretty_json
 from bench.dsse import seal
 from bench.errors import VerificationFailed
 from bench.handshake import (
@@ -40,11 +44,13 @@ from bench.handshake import (
     sha256,
 )
 from bench.krl import Revoked
+from bench.models import Model
 from bench.pack import pack, signatures, write_bundle
+from bench.result import Measured, Measurement, Trial
 from bench.ssh import ED25519, Certificate, PublicKey, Signer, wire_string
 from bench.sshsig import _armor, _signed_data, sign
 from bench.statement import build_statement, parse_statement
-from bench.summary import recompute
+from bench.summary import Results, recompute, samples_bytes, summarise
 from bench.trust import TrustPolicy
 from bench.verdict import Verdict
 from bench.verify import Recompute, Rules, verify_bundle
@@ -414,16 +420,169 @@ def test_more_samples_than_the_operator_saw_time_for(tmp_path: Path) -> None:
 def real(path: Path, edit: Callable[[dict[str, Any]], None], **receipt: Any) -> None:
     """A measured bundle, its results edited, signed anew by a certified node and countersigned."""
     old = contents(REAL)
-    run = parse_statement(old[STATEMENT]).predicate
     results = json.loads(old["results.json"])
     edit(results)
-    files = {n: d for n, d in old.items() if n not in (STATEMENT, SIGNATURE)}
-    files["results.json"] = pretty_json(results)
+    signed_anew(path, old | {"results.json": pretty_json(results)}, **receipt)
+
+
+def signed_anew(path: Path, old: Mapping[str, bytes], **receipt: Any) -> None:
+    run = parse_statement(old[STATEMENT]).predicate
+    files = {n: d for n, d in old.items() if n not in SIGNING}
     names = {"run_id": run.run_id, "started_at": run.started_at, "ended_at": run.ended_at}
     cert = certificate(principals=(principal(run.run_id),), key_id=key_id(run.run_id))
     facts = predicate(files, **names, complete=run.complete, level="operator", nonce=NONCE)
     pack(path, files, facts, RUN_KEY, cert)
     countersign(path, receipt_for(path, cert, **({"run_id": run.run_id} | receipt)))
+
+
+# --- what the manifest decides --------------------------------------------------------------------------
+
+Same = Callable[[Any], Any]
+
+
+def retold(
+    path: Path,
+    *,
+    model: Same = lambda m: m,
+    measurement: Same = lambda m: m,
+    asks: Any = None,
+    **changes: Any,
+) -> None:
+    """A measured bundle in which everything follows from everything: from other models, figures or wishes."""
+    old = contents(REAL)
+    manifest = canonical_json(json.loads(old["manifest.json"]) | (asks or {}))
+    results = from_json(Results, json.loads(old["results.json"]))
+    samples = {
+        line["trial"]: line["measurement"] for line in map(json.loads, old["samples.jsonl"].splitlines())
+    }
+    results = replace(
+        results,
+        models=tuple(map(model, results.models)),
+        manifest_digest=f"sha256:{sha256(manifest)}",
+        **changes,
+    )
+    ends = []
+    for entry in results.trials:
+        (own,) = (m for m in results.models if m.name == entry.model)
+        trial = Trial(
+            own, entry.setting, entry.micro_batch, entry.gpus,
+            results.seed, results.timing, results.memory_cap_bytes,
+        )  # fmt: skip
+        end = entry.failure or Measured(measurement(from_json(Measurement, samples[entry.id])))
+        ends.append((trial, entry.label, end))
+    proofs = {trial.id: e.proof for (trial, _, _), e in zip(ends, results.trials, strict=True) if e.proof}
+    results = replace(results, trials=summarise(ends, results.ceilings, proofs))
+    files = {
+        "manifest.json": manifest,
+        "results.json": results.to_bytes(),
+        "samples.jsonl": samples_bytes(ends),
+    }
+    signed_anew(path, old | files)
+
+
+def shorter(model: Model) -> Model:
+    """A tenth of the days."""
+    return replace(model, recipe=replace(model.recipe, steps=model.recipe.steps // 10))
+
+
+def cheaper(measured: Measurement) -> Measurement:
+    """A quarter of the work for the same time: further from what the machine can."""
+    return replace(measured, flops=replace(measured.flops, matmul=measured.flops.matmul // 4))
+
+
+def test_a_recipe_that_the_manifest_does_not_ask_for(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    retold(path)
+    assert verdict(path, recompute).recomputed["on_trust"] == ()
+    retold(path, model=shorter)
+    refused(
+        path, "pythia-160m: its model/recipe/steps is not what this bench makes of the manifest", recompute
+    )
+
+
+def test_operations_that_the_model_does_not_cost(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    retold(path, measurement=cheaper)
+    refused(path, "pythia-160m: a sample costs .* operations with .*; this bench counts", recompute)
+
+
+@pytest.mark.parametrize(
+    ("lie", "told"),
+    [
+        ({"model": shorter}, "its model/recipe/steps is not what this bench makes of the manifest"),
+        ({"measurement": cheaper}, "a sample costs"),
+    ],
+)
+def test_what_only_another_version_knows_is_told(tmp_path: Path, lie: Any, told: str) -> None:
+    """Or what somebody says that another version knows: neither refused nor passed over."""
+    path = tmp_path / "b.tar"
+    retold(path, bench_version="0.0.9", **lie)
+    (note, *_) = cast("tuple[Note, ...]", verdict(path, recompute).recomputed["on_trust"])
+    assert note.model == "pythia-160m"
+    assert note.text.startswith(told)
+    assert note.text.endswith("it is by bench '0.0.9': taken on trust")
+
+
+@pytest.mark.parametrize("version", [__version__, "0.0.9"])
+@pytest.mark.parametrize(
+    ("asks", "why"),
+    [
+        ({"seed": 7}, "states another seed than the results have"),
+        ({"timing": {"measure_seconds": 600}}, "states another timing/measure_seconds"),
+        ({"memory_cap_gib": 16}, "states another memory cap"),
+        ({"gpus": 8}, "is on 1 GPUs, the manifest asks for 8"),
+        (
+            {"models": [{"name": "pythia-160m", "micro_batch": 3}]},
+            "has the micro-batch .*, the manifest says 3",
+        ),
+        ({"models": ["pythia-1b"]}, "the results are of pythia-160m, the manifest names pythia-1b"),
+        ({"models": [{"name": "pythia-160m", "recipe": {"steps": 9}}]}, "another pythia-160m/recipe/steps"),
+        ({"models": [{"name": "pythia-160m", "recipe": {"optimizer": "adamw"}}]}, "recipe/optimizer/name"),
+        (
+            {
+                "models": [
+                    {"name": "pythia-160m", "architecture": {"model_type": "gpt_neox", "hidden_size": 9}}
+                ]
+            },
+            "another pythia-160m/architecture/hidden_size",
+        ),
+    ],
+)
+def test_results_that_the_manifest_contradicts(tmp_path: Path, version: str, asks: Any, why: str) -> None:
+    """Whichever bench is said to have made them: it is the manifest that says so."""
+    path = tmp_path / "b.tar"
+    retold(path, asks=asks, bench_version=version)
+    refused(path, why, recompute)
+
+
+def test_a_batch_that_is_not_the_recipes(tmp_path: Path) -> None:
+    """A micro-batch of more than half of it leaves one pass a step, and samples that nobody trains on."""
+    path = tmp_path / "b.tar"
+    results = from_json(Results, json.loads(contents(REAL)["results.json"]))
+    larger = (replace(entry, micro_batch=entry.micro_batch * 3) for entry in results.trials)
+    retold(path, trials=tuple(larger))
+    refused(path, "does not train the recipe's batch", recompute)
+
+
+NODE = Path(__file__).parents[1] / "results" / "node-check-h200" / "1gpu-run1.tar"
+
+
+@pytest.mark.parametrize(
+    ("asks", "why"),
+    [
+        ({"gpus": 8, "expect": {}}, "other expectations than its manifest has"),
+        ({"expect": {"gpus": 1, "driver": "999."}}, "other expectations than its manifest has"),
+        ({"expect": {"gpus": 1, "persistence": True}}, "other expectations than its manifest has"),
+        ({"require": ["all-reduce"]}, "require other checks than their manifest does"),
+    ],
+)
+def test_a_node_check_by_other_standards_than_its_manifests(tmp_path: Path, asks: Any, why: str) -> None:
+    path = tmp_path / "b.tar"
+    old = contents(NODE)
+    manifest = canonical_json(json.loads(old["manifest.json"]) | asks)
+    results = json.loads(old["results.json"]) | {"manifest_digest": f"sha256:{sha256(manifest)}"}
+    signed_anew(path, old | {"manifest.json": manifest, "results.json": pretty_json(results)})
+    refused(path, why, recompute)
 
 
 # --- who signed -----------------------------------------------------------------------------------------

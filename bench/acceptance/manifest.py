@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -54,6 +54,11 @@ class CheckManifest:
     def pains(self, level: Level) -> Pains:
         return self.levels.get(level, DEFAULTS[level])
 
+    def expected(self, device: Literal["cpu", "cuda"]) -> Expect:
+        """As many GPUs as are asked for must be there."""
+        wanted = self.expect.gpus or (self.gpus if device == "cuda" else None)
+        return replace(self.expect, gpus=wanted)
+
 
 @dataclass(frozen=True, slots=True)
 class _Document:
@@ -90,6 +95,15 @@ def parse(data: bytes, where: str) -> CheckManifest:
         mistakes.sort(key=lambda mistake: mistake.path)
         count = f"{len(mistakes)} mistake{'s' * (len(mistakes) > 1)}"
         raise BadInput(count, where=where, mistakes=tuple(mistakes))
+    return _build(data, document)
+
+
+def read(data: bytes) -> CheckManifest:
+    """One that was run already, maybe where other checks are known; DecodeError if it is none."""
+    return _build(data, strict_loads(data))
+
+
+def _build(data: bytes, document: Any) -> CheckManifest:
     found = from_json(_Document, document)
     return CheckManifest(
         data, found.name, found.level, found.gpus, found.skip, found.require, found.expect, found.levels

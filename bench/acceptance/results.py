@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bench.acceptance.evidence import Evidence, Level, Reading, checked_figures, read_course
 from bench.acceptance.finding import Finding, Verdict, overall
+from bench.acceptance.manifest import CheckManifest, read
 from bench.acceptance.rules import rules_digest
 from bench.acceptance.standards import Expect, Past, Profile, Standards, profile_of
 from bench.checks import known_checks, not_read
@@ -121,7 +122,9 @@ def recompute(files: Files) -> Mapping[str, Any]:
         results = from_json(CheckResults, strict_loads(files.read("results.json")))
         if results.manifest_digest != "sha256:" + files.sha256["manifest.json"]:
             raise VerificationFailed("the results are of another manifest")
-        check_image(files.read("manifest.json"), results.node.image)
+        manifest = files.read("manifest.json")
+        check_image(manifest, results.node.image)
+        _require_asked(read(manifest), results)
         require_same_run(results.run, files.run)
         readings = [from_json(Reading, strict_loads(line)) for line in files.lines("samples.jsonl")]
         named = {reading.name: reading for reading in readings}
@@ -150,6 +153,14 @@ def recompute(files: Files) -> Mapping[str, Any]:
         ),
         "measured_seconds": float(spent),
     }
+
+
+def _require_asked(asked: CheckManifest, results: CheckResults) -> None:
+    """What the owner expects and requires decides the verdict: it is the manifest's to say."""
+    if results.expect != asked.expected(results.device):
+        raise VerificationFailed("the node was held against other expectations than its manifest has")
+    if results.require != asked.require:
+        raise VerificationFailed("the results require other checks than their manifest does")
 
 
 def _require_equal(results: CheckResults, findings: tuple[Finding, ...]) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bench.acceptance.results import Judged
+from bench.asked import Note
 from bench.codec import pretty_json, to_json
 from bench.errors import BadInput, BenchError, printable
 from bench.places import ALLOWED_SIGNERS, REVOKED, config_path
@@ -57,6 +58,8 @@ def _about(verdict: Verdict) -> Iterator[str]:
     check = verdict.recomputed.get("check")
     if not isinstance(check, Judged):
         yield from _environment(results_of(verdict).node)
+        for note in notes_of(verdict):
+            yield f"on trust   {note}"
         return
     yield from _environment(check.results.node)
     simulated = ", SIMULATED: of no real node" if check.results.simulated else ""
@@ -84,6 +87,12 @@ def results_of(verdict: Verdict) -> Results:
     if not isinstance(results, Results):
         raise BadInput("is a node check, without models", where=verdict.path, advice="bench compare shows it")
     return results
+
+
+def notes_of(verdict: Verdict) -> tuple[Note, ...]:
+    """What of its results nothing here could be held against."""
+    notes: Any = verdict.recomputed["on_trust"]
+    return tuple(notes)
 
 
 def check_all(paths: Iterable[Path], lists: Lists | None = None) -> Iterator[Checked]:

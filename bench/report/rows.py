@@ -196,6 +196,9 @@ def _conditions(results: Results, model: Model, verdict: Verdict) -> Iterator[tu
     for name in (*STACK, *STACK_OF_A_FAMILY.get(model.family, ()), *["deepspeed"] * zero):
         if name in results.node.packages:
             yield name, results.node.packages[name]
+    on_trust: Any = verdict.recomputed["on_trust"]
+    if own := [note.text for note in on_trust if note.model in (None, model.name)]:
+        yield "of the manifest", "; ".join(own)
     yield "assurance level", verdict.level
 
 

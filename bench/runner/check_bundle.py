@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bench import __version__
 from bench.acceptance.evidence import Evidence, read_course
 from bench.acceptance.results import CheckResults, readings_bytes, results_of
-from bench.acceptance.standards import Expect, Standards, profile_of
+from bench.acceptance.standards import Standards, profile_of
 from bench.codec import pretty_json, to_json
 from bench.pack import pack
 from bench.runner import nvml, probe, telemetry
@@ -34,8 +34,9 @@ def finish(
     alive = next((gpu.name for gpu in work.gpus if gpu.memory_bytes), "")
     ours = {gpu.uuid for gpu in work.gpus}
     past = {uuid: found for uuid, found in asked.history.items() if uuid in ours}
+    standards = Standards(profile_of(alive), asked.manifest.expected(asked.device), past)
     results = results_of(
-        evidence, Standards(profile_of(alive), _expected(asked), past), asked.manifest.require,
+        evidence, standards, asked.manifest.require,
         bench_version=__version__, manifest_digest=asked.manifest.digest, node=node, simulated=nvml.is_fake(),
         run=RunFacts(folder.name, started, time.time(), stopped is None, stopped),
     )  # fmt: skip
@@ -43,13 +44,6 @@ def finish(
     signed = predicate(results.run, node, asked.manifest.digest, seal)
     pack(bundle, _files(asked, folder, results, evidence, course), signed, seal.key, seal.certificate)
     return results, evidence, bundle
-
-
-def _expected(asked: Asked) -> Expect:
-    """As many GPUs as are asked for must be there."""
-    expect = asked.manifest.expect
-    wanted = expect.gpus or (asked.manifest.gpus if asked.device == "cuda" else None)
-    return replace(expect, gpus=wanted)
 
 
 def _files(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from bench.bundle import SIGNING, open_bundle
 from bench.codec import canonical_json, to_json
 from bench.manifest import Manifest, parse_manifest
-from bench.methods import Setting
+from bench.methods import Setting, arithmetic
+from bench.models.inline import flops_of
 from bench.pack import pack
 from bench.result import (
     Ceiling,
@@ -84,7 +86,7 @@ def bundle(
         for setting, found in settings or [((), pass_seconds)]:
             trial = Trial(model, setting, micro_batch, gpus, asked.seed, asked.timing, asked.memory_cap_bytes)
             outcome: Outcome = found if not isinstance(found, float) else measured(found, spread, started)
-            trials.append((trial, " + ".join(setting) or "naive", outcome))
+            trials.append((trial, " + ".join(setting) or "naive", counted(trial, outcome)))
     ceilings = tuple(Ceiling("matmul-fp32", i, "FLOP/s", 10**13, (1.0, 1.1)) for i in range(gpus))
     run = RunFacts(run_id, started, started + 60, complete, None if complete else "the budget was spent")
     results = Results(
@@ -128,6 +130,14 @@ def copies(source: Path, folder: Path, count: int) -> None:
 def measured(pass_seconds: float, spread: Sequence[float] = STEADY, started: float = START) -> Measured:
     steps = seconds(pass_seconds, spread)
     return Measured(measurement(steps, started_at=started + 10, ended_at=started + 50, peak_bytes=2**34))
+
+
+def counted(trial: Trial, outcome: Outcome) -> Outcome:
+    """With the operations that this trial costs: no other number is accepted."""
+    if not isinstance(outcome, Measured):
+        return outcome
+    flops = arithmetic(trial.setting, trial.model, flops_of(trial.model))
+    return Measured(replace(outcome.measurement, flops=flops))
 
 
 def course_of(

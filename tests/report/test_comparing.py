@@ -157,11 +157,13 @@ def test_a_run_that_ended_early_is_incomplete_for_the_models_that_it_left_open()
 
 def test_a_machine_of_two_kinds_of_gpus_is_neither(tmp_path: Path) -> None:
     """It has the price of none of them, and never passes for eight of the first."""
-    path = bundle(tmp_path / "a.tar", gpu=f"{H100},{H100},NVIDIA A100-SXM4-80GB", gpus=3)
+    path = bundle(
+        tmp_path / "a.tar", gpu=f"{H100},{H100},{H100},NVIDIA A100-SXM4-80GB", gpus=4, micro_batch=2
+    )
     (entry,) = only(compared(path, budget=1e9)).entries
-    assert entry.row.machine.label == "2x H100 80GB HBM3 + 1x A100-SXM4-80GB"
+    assert entry.row.machine.label == "3x H100 80GB HBM3 + 1x A100-SXM4-80GB"
     assert entry.offers == ()
-    assert entry.gaps[0] == f"no price for 2x {H100} + 1x NVIDIA A100-SXM4-80GB"
+    assert entry.gaps[0] == f"no price for 3x {H100} + 1x NVIDIA A100-SXM4-80GB"
 
 
 def test_a_bundle_that_is_there_twice_counts_once(tmp_path: Path) -> None:

@@ -1,0 +1,182 @@
+"""What a manifest decides of its results, and where they contradict it.
+
+Bundles outlive the code that made them. What a manifest states itself holds, whoever wrote the results. What
+bench adds (a known model's recipe, a default, the operations that a model costs) must be what this bench
+adds if the results are by this version of it; of another version's the difference is told, and decides
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from bench import __version__
+from bench.codec import DecodeError, from_json, strict_loads, to_json
+from bench.errors import VerificationFailed
+from bench.manifest import resolve_models
+from bench.methods import arithmetic
+from bench.models import Flops, Model, families
+from bench.models.inline import INERT, TOKENS, family_of
+from bench.result import Timing, Trial
+
+if TYPE_CHECKING:
+    from bench.summary import Results
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a verifier has to take on trust, in words."""
+
+    model: str | None  # None: of the whole run
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.model}: {self.text}" if self.model else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The part of a manifest that results can contradict."""
+
+    models: tuple[Any, ...]
+    gpus: int | None = None
+    micro_batch: int | str = "auto"
+    memory_cap_gib: float | None = None
+    seed: int = 0
+    timing: Mapping[str, Any] = field(default_factory=dict)  # as stated: without defaults
+
+    @property
+    def memory_cap_bytes(self) -> int | None:
+        return None if self.memory_cap_gib is None else int(self.memory_cap_gib * 2**30)
+
+    @property
+    def entries(self) -> Mapping[str, Mapping[str, Any]]:
+        """What is stated of each model, by name."""
+        named = [entry if isinstance(entry, dict) else {"name": entry} for entry in self.models]
+        return {str(entry.get("name")): entry for entry in named}
+
+
+def read_asked(manifest: bytes) -> Asked:
+    """Without the schema, which is this version's: a method of another one does not matter here."""
+    known = {field.name for field in fields(Asked)}
+    try:
+        document = strict_loads(manifest)
+        if not isinstance(document, dict):
+            raise DecodeError("expected an object")
+        return from_json(Asked, {key: value for key, value in document.items() if key in known})
+    except DecodeError as error:
+        raise VerificationFailed(f"is no manifest: {error}", where="manifest.json") from None
+
+
+class Held:
+    """Results held against their manifest; VerificationFailed where they contradict it."""
+
+    def __init__(self, manifest: bytes, results: Results) -> None:
+        self._asked = read_asked(manifest)
+        self._results = results
+        self._notes: dict[Note, None] = {}
+        resolved, _ = resolve_models(list(self._asked.models))
+        self._models = {model.name: model for model in resolved}
+        self._require_stated()
+        self._compare_derived()
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        return tuple(self._notes)
+
+    def require_flops(self, trial: Trial, found: Flops) -> None:
+        """The operations that utilisation and the physical limit follow from."""
+        model = trial.model.name
+        if self._models.get(model) != trial.model:
+            return  # said already
+        if trial.model.family not in families():
+            self._note(model, "its operations were counted as it ran: taken on trust")
+            return
+        try:
+            counted = arithmetic(
+                trial.setting, trial.model, family_of(trial.model).forward_flops(trial.model)
+            )
+        except LookupError as error:
+            self._note(model, f"its operations with the method {error}, not known here: taken on trust")
+            return
+        if counted != found:
+            told = f"a sample costs {found.total} operations with {' + '.join(trial.setting) or 'naive'}"
+            self._differs(model, f"{told}; this bench counts {counted.total}")
+
+    def require_trial(self, trial: Trial) -> None:
+        asked, entry = self._asked, self._asked.entries[trial.model.name]
+        if trial.accumulation * trial.gpus * trial.micro_batch != trial.model.recipe.batch_size:
+            raise VerificationFailed(f"trial {trial.id} does not train the recipe's batch")
+        each = asked.gpus or len(self._results.node.gpus) or 1
+        if trial.gpus % each:  # more of them: of several nodes that train together
+            raise VerificationFailed(
+                f"trial {trial.id} is on {trial.gpus} GPUs, the manifest asks for {each}"
+            )
+        wanted = entry.get("micro_batch", asked.micro_batch)
+        if wanted not in ("auto", trial.micro_batch):
+            raise VerificationFailed(
+                f"trial {trial.id} has the micro-batch {trial.micro_batch}, the manifest says {wanted}"
+            )
+
+    def _require_stated(self) -> None:
+        asked, results = self._asked, self._results
+        names = [model.name for model in results.models]
+        if names != list(asked.entries):
+            raise VerificationFailed(
+                f"the results are of {', '.join(names)}, the manifest names {', '.join(asked.entries)}"
+            )
+        for name, stated, found in (
+            ("seed", asked.seed, results.seed),
+            ("memory cap", asked.memory_cap_bytes, results.memory_cap_bytes),
+            ("timing", asked.timing, to_json(results.timing)),
+            *_stated_of_models(asked.entries, results.models),
+        ):
+            if place := _contradiction(stated, found, name):
+                raise VerificationFailed(f"the manifest states another {place} than the results have")
+
+    def _compare_derived(self) -> None:
+        results = self._results
+        if from_json(Timing, to_json(self._asked.timing)) != results.timing:
+            self._differs(None, "its timing is not what this bench makes of the manifest")
+        for model in results.models:
+            ours = self._models.get(model.name)
+            if ours is None:
+                self._note(model.name, "this bench can make no such model of the manifest: taken on trust")
+            elif ours != model:
+                place = _contradiction(to_json(ours), to_json(model), "model") or "architecture"
+                self._differs(model.name, f"its {place} is not what this bench makes of the manifest")
+
+    def _differs(self, model: str | None, text: str) -> None:
+        version = self._results.bench_version
+        if version == __version__:
+            raise VerificationFailed(str(Note(model, text)))
+        self._note(model, f"{text}; it is by bench {version!r:.20}: taken on trust")
+
+    def _note(self, model: str | None, text: str) -> None:
+        self._notes[Note(model, text)] = None
+
+
+def _stated_of_models(
+    entries: Mapping[str, Mapping[str, Any]], models: tuple[Model, ...]
+) -> Iterator[tuple[str, Any, Any]]:
+    for model in models:
+        entry = entries[model.name]
+        recipe, architecture = entry.get("recipe", {}), entry.get("architecture", {})
+        if isinstance(recipe, dict) and isinstance(recipe.get("optimizer"), str):
+            recipe = recipe | {"optimizer": {"name": recipe["optimizer"]}}
+        yield f"{model.name}/recipe", recipe, to_json(model.recipe)
+        if isinstance(architecture, dict) and architecture:
+            found = {"model_type": model.family, **model.architecture}
+            silent = (INERT | TOKENS) - found.keys()
+            told = {key: value for key, value in architecture.items() if key not in silent}
+            yield f"{model.name}/architecture", told, found
+
+
+def _contradiction(stated: Any, found: Any, place: str) -> str | None:
+    """The first place where something is stated and is not so; None where all of it is."""
+    if isinstance(stated, dict) and isinstance(found, dict):
+        parts = (_contradiction(value, found.get(key), f"{place}/{key}") for key, value in stated.items())
+        return next(filter(None, parts), None)
+    return None if stated == found else place
