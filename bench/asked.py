@@ -19,7 +19,7 @@ from bench.manifest import resolve_models
 from bench.methods import arithmetic
 from bench.models import Flops, Model, families
 from bench.models.inline import INERT, TOKENS, family_of
-from bench.result import Timing, Trial
+from bench.result import Image, Timing, Trial
 
 if TYPE_CHECKING:
     from bench.summary import Results
@@ -68,6 +68,18 @@ def read_asked(manifest: bytes) -> Asked:
         return from_json(Asked, {key: value for key, value in document.items() if key in known})
     except DecodeError as error:
         raise VerificationFailed(f"is no manifest: {error}", where="manifest.json") from None
+
+
+def check_image(manifest: bytes, image: Image | None) -> None:
+    """A manifest that names its image has no results from anywhere else."""
+    try:
+        document = strict_loads(manifest)
+    except DecodeError as error:
+        raise VerificationFailed(f"is no manifest: {error}", where="manifest.json") from None
+    wanted = document.get("image") if isinstance(document, dict) else None
+    found = image.config if image else None
+    if wanted not in (None, found):
+        raise VerificationFailed(f"ran in {found or 'no known image'}, the manifest asks for {wanted}")
 
 
 class Held:

@@ -74,7 +74,8 @@ class Reproduction:
 
     @property
     def reproduced(self) -> bool:
-        return not self.missing and all(one.reproduced for one in self.compared)
+        """Where nothing could be compared, nothing was."""
+        return bool(self.compared) and not self.missing and all(one.reproduced for one in self.compared)
 
 
 def reproduce(here: Run, there: Run, tolerance: float) -> Reproduction:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.asked import Held
+from bench.asked import Held, check_image
 from bench.codec import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
 from bench.errors import VerificationFailed
 from bench.estimate import Estimate, estimate, loss_difference
@@ -14,7 +14,6 @@ from bench.models import Model
 from bench.result import (
     Ceiling,
     Failure,
-    Image,
     Measured,
     Measurement,
     NodeFacts,
@@ -118,14 +117,21 @@ Found = tuple[str, Trial, str, Summarised | Failure]
 
 
 def _results(found: Sequence[Found], proofs: Mapping[str, ProofOrFailure]) -> tuple[TrialResult, ...]:
-    naive = {t.model.name: s.first for _, t, _, s in found if t.setting == () and isinstance(s, Summarised)}
-    return tuple(_result(each, naive.get(each[1].model.name), proofs.get(each[0])) for each in found)
+    # Naive may have been measured at several micro-batches, whose losses are over other samples.
+    naive = {_losses_of(t, s): s.first for _, t, _, s in found if not t.setting and isinstance(s, Summarised)}
+    return tuple(_result(each, naive, proofs.get(each[0])) for each in found)
 
 
-def _result(found: Found, naive: Measurement | None, proof: ProofOrFailure | None) -> TrialResult:
+def _losses_of(trial: Trial, measured: Summarised) -> tuple[str, int]:
+    return trial.model.name, measured.first.samples_per_loss
+
+
+def _result(
+    found: Found, naive: Mapping[tuple[str, int], Measurement], proof: ProofOrFailure | None
+) -> TrialResult:
     name, trial, label, end = found
     measured = end if isinstance(end, Summarised) else None
-    compared = naive if trial.setting else None
+    compared = naive.get(_losses_of(trial, measured)) if measured and trial.setting else None
     return TrialResult(
         id=name,
         model=trial.model.name,
@@ -184,6 +190,8 @@ def _recompute(results: Results, files: Files) -> Mapping[str, Any]:
     ]
     if min(spent, default=1.0) <= 0:
         raise ValueError("a ceiling or a proof that took no time")
+    if any(t.proof.steps < 1 for t in results.trials if t.proof):
+        raise ValueError("a proof without a step")
     held = Held(files.read("manifest.json"), results)
     trials = {entry.id: _trial(results, entry) for entry in results.trials}
     if len(trials) != len(results.trials):
@@ -209,18 +217,6 @@ def _recompute(results: Results, files: Files) -> Mapping[str, Any]:
         "measured_seconds": in_steps + sum(t.proof.seconds for t in results.trials if t.proof),
         "on_trust": held.notes,
     }
-
-
-def check_image(manifest: bytes, image: Image | None) -> None:
-    """A manifest that names its image has no results from anywhere else."""
-    try:
-        document = strict_loads(manifest)
-    except DecodeError as error:
-        raise VerificationFailed(f"is no manifest: {error}", where="manifest.json") from None
-    wanted = document.get("image") if isinstance(document, dict) else None
-    found = image.config if image else None
-    if wanted not in (None, found):
-        raise VerificationFailed(f"ran in {found or 'no known image'}, the manifest asks for {wanted}")
 
 
 def _check_schema(document: Any) -> None:

@@ -411,6 +411,18 @@ def test_a_winner_that_the_trials_do_not_show(tmp_path: Path) -> None:
     refused(path, "the fastest of .* is not the one that its trials show", recompute)
 
 
+def test_a_proof_without_a_step(tmp_path: Path) -> None:
+    """It would be divided by, in `bench compare --settings` at the latest."""
+    path = tmp_path / "b.tar"
+
+    def unproven(results: dict[str, Any]) -> None:
+        (proven,) = (trial for trial in results["trials"] if trial["proof"])
+        proven["proof"]["steps"] = 0
+
+    real(path, unproven)
+    refused(path, "numbers that no run can give: a proof without a step", recompute)
+
+
 def test_more_samples_than_the_operator_saw_time_for(tmp_path: Path) -> None:
     path = tmp_path / "b.tar"
     real(path, lambda results: None, received_at=CHALLENGED + 10)

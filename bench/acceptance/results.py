@@ -18,11 +18,12 @@ from bench.acceptance.finding import Finding, Verdict, overall
 from bench.acceptance.manifest import CheckManifest, read
 from bench.acceptance.rules import rules_digest
 from bench.acceptance.standards import Expect, Past, Profile, Standards, profile_of
+from bench.asked import check_image
 from bench.checks import known_checks, not_read
 from bench.codec import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
 from bench.errors import VerificationFailed
 from bench.result import NodeFacts
-from bench.summary import RunFacts, check_image, require_same_run
+from bench.summary import RunFacts, require_same_run
 
 if TYPE_CHECKING:
     from bench.verify import Files

@@ -103,6 +103,8 @@ def _lines(found: Reproduction) -> Iterator[str]:
     counted = sum(one.reproduced for one in found.compared)
     every = len(found.compared) + len(found.missing)
     yield f"{counted} of {every} settings reproduced: run {found.here} here, {found.there} there"
+    if not every:
+        yield f"NOT REPRODUCED: run {found.there} has no figure that this one could be held against"
     yield f"a step counts as reproduced within both 95% intervals, or {100 * found.tolerance:g}%"
 
 

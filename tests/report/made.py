@@ -83,7 +83,7 @@ def bundle(
     )  # fmt: skip
     trials: list[tuple[Trial, str, Outcome]] = []
     for model in asked.models:
-        for setting, found in settings or [((), pass_seconds)]:
+        for setting, found in [((), pass_seconds)] if settings is None else settings:
             trial = Trial(model, setting, micro_batch, gpus, asked.seed, asked.timing, asked.memory_cap_bytes)
             outcome: Outcome = found if not isinstance(found, float) else measured(found, spread, started)
             trials.append((trial, " + ".join(setting) or "naive", counted(trial, outcome)))

@@ -104,6 +104,15 @@ def test_what_was_not_run_here_is_named(tmp_path: Path, capsys: Any) -> None:
     assert document["missing"] == ["tiny-gpt-neox, checkpointing, micro-batch 16"]
 
 
+def test_a_run_without_a_figure_is_reproduced_by_nothing(tmp_path: Path, capsys: Any) -> None:
+    there = bundle(tmp_path / "there.tar", run_id="there", settings=(), complete=False)
+    here = bundle(tmp_path / "here.tar", run_id="here", settings=(), complete=False)
+    code, document = reproduce(capsys, there, here)
+    assert (code, document["reproduced"], document["compared"]) == (1, False, [])
+    assert main(["reproduce", str(there), "--with", str(here)]) == 1
+    assert "NOT REPRODUCED: run there has no figure" in capsys.readouterr().out
+
+
 def test_a_run_does_not_reproduce_itself(tmp_path: Path, capsys: Any) -> None:
     there = bundle(tmp_path / "a.tar")
     copy = tmp_path / "b.tar"
