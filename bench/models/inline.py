@@ -273,7 +273,8 @@ def _value(name: str, kind: Any, value: Any, path: str, base: Any) -> tuple[Any,
             else [Mistake(path, f"{_short(value)} is not a text", "allowed: a text")]
         )
         return value, found
-    return value, list(_number_mistakes(kind, value, *LIMITS[name], path))
+    mistakes = list(_number_mistakes(kind, value, *LIMITS[name], path))
+    return value if mistakes else kind(value), mistakes  # "clip_norm": 1 is the 1.0 that a bundle will have
 
 
 def _short(value: Any) -> str:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.codec import canonical_json, from_json, to_json
 from bench.errors import Mistake
 from bench.models import Model, Optimizer, Schedule, known_models
 from bench.models.inline import TransformersFamily, family_of, override_recipe, resolve_inline
@@ -168,6 +169,16 @@ def test_a_recipe_can_be_changed_in_part() -> None:
     assert changed.recipe.source.endswith("changed in the manifest: batch_size, optimizer")
     assert changed.architecture == model.architecture
     assert override_recipe(model, {}, "") == model
+
+
+@pytest.mark.parametrize("recipe", [{"clip_norm": 1}, {"optimizer": {"learning_rate": 1, "weight_decay": 0}}])
+def test_a_whole_number_stays_the_same_through_a_bundle(recipe: dict[str, Any]) -> None:
+    """The id of a trial is over its bytes: 1 and 1.0 would be two trials, and the bundle refused."""
+    changed = override_recipe(known_models()["pythia-1b"], recipe, "/")
+    for model in (changed, accepted(NEOX, RECIPE | recipe)):
+        assert isinstance(model, Model)
+        again = from_json(Model, json.loads(canonical_json(to_json(model))))
+        assert canonical_json(to_json(again)) == canonical_json(to_json(model))
 
 
 def test_fewer_steps_shorten_the_warmup() -> None:
