@@ -15,6 +15,7 @@ from bench.acceptance.standards import Standards, profile_of
 from bench.codec import pretty_json, to_json
 from bench.pack import pack
 from bench.runner import nvml, probe, telemetry
+from bench.runner.fitting import fitting_course, marks_of_checks
 from bench.runner.run import predicate, surroundings
 from bench.runner.seal import Seal
 from bench.summary import RunFacts
@@ -29,6 +30,7 @@ def finish(
     node = replace(probe.probe(gpus_too=False), gpus=work.gpus, driver=work.driver)
     course = (folder / telemetry.FILE_NAME).read_bytes()
     course = course[: course.rfind(b"\n") + 1]  # one that was killed leaves half a line
+    course = fitting_course(course, marks_of_checks(work.readings))
     lines = [json.loads(line) for line in course.splitlines()]
     evidence = Evidence(asked.level, asked.device, work.gpus, work.readings, read_course(lines))
     alive = next((gpu.name for gpu in work.gpus if gpu.memory_bytes), "")

@@ -26,6 +26,7 @@ from bench.errors import BadInput
 from bench.result import Gpu
 from bench.runner import nvml, probe, telemetry
 from bench.runner.check_bundle import finish
+from bench.runner.fitting import head_and_tail
 from bench.runner.run import interruptible, uninterruptible
 from bench.runner.seal import Seal, Sealer
 from bench.runner.supervise import Limits, Supervisor
@@ -34,7 +35,6 @@ from bench.words import failure_text
 LOOK_SECONDS = 30.0  # for NVML to answer; a healthy driver takes one
 WATCH_SECONDS = 1.0
 WATCH_PATIENCE_SECONDS = 10.0
-LOG_BYTES = 100_000
 SOAK_START_SECONDS = 20.0  # for its processes to begin and to end
 LEAST_SECONDS = 5.0  # left, or a check is not begun
 
@@ -272,10 +272,7 @@ class Work:
 def _shorten_logs(folder: Path) -> None:
     """NCCL writes a line a call: of each such log the beginning and the end go into the bundle."""
     for raw in folder.glob("*.raw"):
-        data = raw.read_bytes()
-        if len(data) > LOG_BYTES:
-            data = data[: LOG_BYTES // 2] + b"\n[...]\n" + data[-LOG_BYTES // 2 :]
-        raw.with_suffix(".txt").write_bytes(data)
+        raw.with_suffix(".txt").write_bytes(head_and_tail(raw))
         raw.unlink()
 
 

@@ -20,8 +20,9 @@ from bench.errors import EnvironmentCannot
 from bench.manifest import Manifest
 from bench.pack import pack
 from bench.plan import Plan, make_plan, target_of
-from bench.result import NodeFacts
+from bench.result import Measured, NodeFacts
 from bench.runner import probe, telemetry
+from bench.runner.fitting import fitting_course, fitting_logs, marks_of_trials
 from bench.runner.folder import choose_folder, machine
 from bench.runner.image import require_image
 from bench.runner.journal import Journal
@@ -154,11 +155,18 @@ def _header(run: Run) -> dict[str, Any]:
 
 def _finish(run: Run, seal: Seal, stopped: str | None) -> Finished:
     results = run.results(stopped)
+    trials = run.trials()
+    timed = {
+        trial.id: (end.measurement.started_at, end.measurement.ended_at)
+        for trial, _, end in trials
+        if isinstance(end, Measured)
+    }
+    course = (run.folder / telemetry.FILE_NAME).read_bytes()
     files: dict[str, bytes | Path] = {
         "manifest.json": run.manifest.data,
         "results.json": results.to_bytes(),
-        "samples.jsonl": samples_bytes(run.trials()),
-        "telemetry.jsonl": (run.folder / telemetry.FILE_NAME).read_bytes(),
+        "samples.jsonl": samples_bytes(trials),
+        "telemetry.jsonl": fitting_course(course, marks_of_trials(timed)),
         "env.json": pretty_json(
             {
                 "node": to_json(run.node),
@@ -180,9 +188,7 @@ def _finish(run: Run, seal: Seal, stopped: str | None) -> Finished:
 def surroundings(folder: Path) -> dict[str, bytes | Path]:
     """What every run leaves beside its results: what was in its image, and its logs."""
     found: dict[str, bytes | Path] = {"sbom.cdx.json": SBOM.read_bytes()} if SBOM.exists() else {}
-    for log in sorted((folder / "logs").glob("*.txt")):
-        found[f"logs/{log.name}"] = log.read_bytes()
-    return found
+    return found | fitting_logs(folder / "logs")
 
 
 def predicate(
