@@ -49,10 +49,11 @@ class Answer:
 
 
 def meets(days: Interval, deadline_days: float) -> Literal["yes", "perhaps", "no"]:
-    """A deadline inside the interval is neither met nor missed."""
-    if days.value + days.half_width <= deadline_days:
+    """A deadline inside the interval is neither met nor missed: the run it is for is another process."""
+    half_width = days.of_any_process.half_width
+    if days.value + half_width <= deadline_days:
         return "yes"
-    return "perhaps" if days.value - days.half_width <= deadline_days else "no"
+    return "perhaps" if days.value - half_width <= deadline_days else "no"
 
 
 def decide(options: Iterable[Option], wish: Wish) -> Answer:
@@ -86,13 +87,14 @@ def _by_spend(wish: Wish) -> Callable[[Option], tuple[float, float, str, str]]:
 
 
 def differs(a: Interval, b: Interval) -> bool:
-    """At 95%: the difference is larger than the half-width of the difference."""
-    return abs(a.value - b.value) > math.hypot(a.half_width, b.half_width)
+    """At 95%: the difference is larger than the half-width of the difference, of two processes."""
+    return abs(a.value - b.value) > math.hypot(a.of_any_process.half_width, b.of_any_process.half_width)
 
 
 def ratio(a: Interval, b: Interval) -> Interval:
     """a over b, to first order."""
     value = a.value / b.value
+    a, b = a.of_any_process, b.of_any_process
     return Interval(value, value * math.hypot(a.half_width / a.value, b.half_width / b.value))
 
 

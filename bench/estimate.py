@@ -16,6 +16,10 @@ from bench.models import Flops, Model
 from bench.result import Ceiling, Measurement, StepSample, Trial
 
 SECONDS_A_DAY = 86_400
+# By how much two processes that train the same differ, beside a trial's own interval (docs/accuracy.md):
+# one standard deviation, of the time.
+BETWEEN_PROCESSES = 0.005
+TO_SIGMA = 1 / 1.96
 
 # Two-sided 95% quantiles of Student's t for 1 to 30 degrees of freedom.
 _T95 = (
@@ -42,11 +46,16 @@ class Interval:
     def percent(self) -> float:
         return 100 * self.half_width / self.value
 
+    @property
+    def of_any_process(self) -> Interval:
+        """Wide enough for another process that trains the same, on the same machine or one as good."""
+        return Interval(self.value, math.hypot(self.half_width, BETWEEN_PROCESSES / TO_SIGMA * self.value))
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     step_seconds: Interval  # one recipe step, without saving, evaluating and logging
-    pass_seconds: float | None  # None where the recipe has one pass a step: no slope to see
+    pass_seconds: float | None  # None where nothing tells it from the update: a recipe of one pass a step
     update_seconds: float | None  # with what the synchronised pass costs beyond a plain one
     overhead_seconds: float  # saving, evaluating and logging, amortised over the steps
     units_per_second: float  # tokens or images, over everything
@@ -88,7 +97,7 @@ def variance(values: Sequence[float]) -> float:
 
 
 def step_interval(samples: Iterable[StepSample], accumulation: int) -> Interval | None:
-    """A step at the recipe's accumulation; None until each count has two samples."""
+    """A step at the recipe's accumulation; None until each count has two samples, and a pass takes time."""
     return _interval(_by_accumulation(samples), accumulation)
 
 
@@ -98,6 +107,8 @@ Groups = Mapping[int, Sequence[float]]  # seconds of steps by their accumulation
 def _interval(groups: Groups, accumulation: int) -> Interval | None:
     weights = _weights(tuple(groups), accumulation)
     if weights is None or any(len(groups[count]) < 2 for count in weights):
+        return None
+    if len(weights) > 1 and _line(groups) == (None, None):
         return None
     parts = [(weight, groups[count]) for count, weight in weights.items()]
     value = math.fsum(weight * mean(seconds) for weight, seconds in parts)
@@ -133,11 +144,12 @@ def pass_and_update(samples: Iterable[StepSample]) -> tuple[float, float] | tupl
 
 
 def _line(groups: Groups) -> tuple[float, float] | tuple[None, None]:
+    """A pass and an update; nothing where more passes seem to take no longer, as updates scatter."""
     if len(groups) < 2:
         return None, None
     low, high = min(groups), max(groups)
     slope = (mean(groups[high]) - mean(groups[low])) / (high - low)
-    return slope, mean(groups[low]) - low * slope
+    return (slope, mean(groups[low]) - low * slope) if slope > 0 else (None, None)
 
 
 def ceiling_precision(model: Model, setting: tuple[str, ...]) -> str:

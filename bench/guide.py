@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.estimate import pass_and_update, step_interval
 from bench.methods import Setting, halves_weights, in_group
@@ -37,6 +37,8 @@ SMALLER = 0.98  # a smaller micro-batch, of the time a sample took at the one me
 # so many, or that share of it.
 MOST_OVERHEAD, OVERHEAD_SHARE = 2.5, 0.18
 OTHERWISE = 0.9  # an update in another setting
+# Where a step is one pass, nothing tells its update from it: no more than so much of the step.
+MOST_UPDATE = 0.7
 OUT = 2  # crashes, or one time that is up, after which other settings with the same method are left alone
 # What a guess believes: only an order, and wrong guesses are measured away. What a pass costs beside its
 # samples, in samples; that of two larger micro-batches the nearer is better; what a method costs.
@@ -52,8 +54,12 @@ BELIEVED: Mapping[str, float] = {
 class Timed:
     trial: Trial
     step_seconds: float
-    pass_seconds: float
-    update_seconds: float
+    update_seconds: float | None  # None: nothing told it from the pass
+
+    @property
+    def pass_seconds(self) -> float:
+        """At the most, where the update is not known: then all of a step."""
+        return (self.step_seconds - (self.update_seconds or 0.0)) / self.trial.accumulation
 
     @property
     def sample_seconds(self) -> float:
@@ -117,9 +123,18 @@ def bound(trial: Trial, timed: Sequence[Timed], curve: Curve | None) -> float:
 
 
 def _bound_by(trial: Trial, setting: Setting, timed: Sequence[Timed], curve: Curve | None) -> float:
-    """What the trials of one measured setting say."""
+    """What the trials of one measured setting say: the less of two extremes where no update is known."""
     same = _of(setting, timed)
-    update = max(0.0, min(one.update_seconds for one in same))
+    if all(one.update_seconds is not None for one in same):
+        return _bound_if(same, trial, setting, curve)
+    extremes = (
+        [replace(o, update_seconds=share * o.step_seconds) for o in same] for share in (0, MOST_UPDATE)
+    )
+    return min(_bound_if(extreme, trial, setting, curve) for extreme in extremes)
+
+
+def _bound_if(same: Sequence[Timed], trial: Trial, setting: Setting, curve: Curve | None) -> float:
+    update = min(one.update_seconds or 0.0 for one in same)
     half = trial.model.recipe.precision != "fp32"
     casts = CASTS * update if half and halves_weights(trial.setting) and not halves_weights(setting) else 0.0
     a_pass = _pass_bound(trial.micro_batch, same, curve, _gain(setting, trial.setting, half), casts)
@@ -230,13 +245,19 @@ def _timed(cells: Sequence[Cell], known: Mapping[str, Outcome]) -> list[Timed]:
             match known.get(identity):
                 case Measured(measurement):
                     step = step_interval(measurement.steps, trial.accumulation)
-                    one_pass, update = pass_and_update(measurement.steps)
-                    if step is None:
-                        continue
-                    if one_pass is None or update is None:  # one pass a step: all of it is the pass
-                        one_pass, update = step.value, 0.0
-                    found.append(Timed(trial, step.value, one_pass, update))
-    return found
+                    _, update = pass_and_update(measurement.steps)
+                    if step is not None:
+                        kept = None if update is None else max(0.0, update)
+                        found.append(Timed(trial, step.value, kept))
+    return [_with_update(one, _of(one.trial.setting, found)) for one in found]
+
+
+def _with_update(one: Timed, same: Sequence[Timed]) -> Timed:
+    """Where it could not be told, that of the same setting with more passes a step."""
+    told = [other.update_seconds for other in same if other.update_seconds is not None]
+    if one.update_seconds is not None or not told:
+        return one
+    return replace(one, update_seconds=min(*told, MOST_UPDATE * one.step_seconds))
 
 
 def _untried(cell: Cell, known: Mapping[str, Outcome]) -> list[Trial]:

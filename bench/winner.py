@@ -9,15 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.estimate import Interval
+from bench.estimate import TO_SIGMA, Interval
 
 if TYPE_CHECKING:
     from bench.summary import TrialResult
 
 NEAR = 0.99  # of the fastest: whatever is no faster than this does not matter
-# By how much two processes that train the same differ, beside a trial's own interval (docs/accuracy.md).
-BETWEEN_PROCESSES = 0.005
-_TO_SIGMA = 1 / 1.96
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,4 +51,4 @@ def _below(one: Interval, other: Interval) -> float:
 
 
 def _sigma(interval: Interval) -> float:
-    return math.hypot(interval.half_width * _TO_SIGMA, BETWEEN_PROCESSES * interval.value)
+    return interval.of_any_process.half_width * TO_SIGMA

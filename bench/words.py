@@ -111,7 +111,8 @@ def outcome_line(result: TrialResult, unit: str) -> str:
         return f"{head} too few samples for an interval"
     e = result.estimate
     rate = f"{figures(e.units_per_second)} {unit}/s"
-    return f"{head} {interval_text(e.step_seconds)} s/step   {rate}   {interval_text(e.days)} days"
+    doubt = "" if e.plausible else "   IMPLAUSIBLE: more arithmetic than this machine reached, never ranked"
+    return f"{head} {interval_text(e.step_seconds)} s/step   {rate}   {interval_text(e.days)} days{doubt}"
 
 
 def here_and_there(here: Mapping[str, str], there: Mapping[str, str], absent: str) -> Iterator[str]:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from tabulate import tabulate
 
 from bench.codec import from_json, strict_loads
+from bench.estimate import BETWEEN_PROCESSES
 from bench.manifest import load_manifest, parse_manifest
 from bench.methods import Setting
 from bench.plan import Cell, Plan, make_plan, target_of
@@ -32,7 +33,6 @@ from bench.runner.timing import is_enough
 from bench.search import fastest, finalist, longer, next_trial, step_seconds
 from bench.summary import Results, recompute
 from bench.verify import Files
-from bench.winner import BETWEEN_PROCESSES
 
 ALLOWED = 0.01  # of the fastest: the regret that is allowed
 HOUR = Path(__file__).parents[1] / "manifests/hour.json"
@@ -59,13 +59,17 @@ def main() -> int:
     arguments = parser.parse_args()
     found = worlds(arguments.bundles)
     rows, good, total = [], 0, 0
+    everything = spent = 0.0  # GPU seconds
     for (model, gpus), world in sorted(found.items()):
         results = list(replays(model, gpus, world, arguments.replays))
         rows.append(row(model, gpus, world, results))
         good += sum(replay.regret <= ALLOWED for replay in results)
         total += len(results)
+        everything += gpus * sum(world.seconds.values())
+        spent += gpus * mean(replay.seconds for replay in results)
     print(tabulate(rows, HEADERS, disable_numparse=True))
     print(f"\nregret at most {ALLOWED:.0%} in {good / total:.1%} of {total} replays")
+    print(f"the search takes {spent / everything:.1%} of the GPU time of all trials")
     return 0
 
 

@@ -50,6 +50,19 @@ def test_too_few_samples_give_no_interval() -> None:
     assert step_interval(steps((1, 1.0), (1, 1.0)), 4) is None
 
 
+def test_more_passes_that_take_no_longer_give_no_interval() -> None:
+    """Updates on the host may scatter by more than a pass takes: 512 passes took less than no time."""
+    one, three = (2.00, 2.05, 2.02, 2.00, 2.05), (1.98, 1.96, 1.99, 1.98, 1.96)
+    samples = [
+        StepSample(n, s) for pair in zip(one, three, strict=True) for n, s in zip((1, 3), pair, strict=True)
+    ]
+    assert step_interval(samples, 512) is None
+    assert pass_and_update(samples) == (None, None)
+    measured = step_interval(samples, 3)
+    assert measured is not None
+    assert measured.value == pytest.approx(1.974)
+
+
 def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     generator = random.Random(0)
     covered = 0

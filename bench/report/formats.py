@@ -168,7 +168,8 @@ def apart(part: ModelPart) -> list[str]:
 def notes(comparison: Comparison) -> list[str]:
     """What the columns mean, and what the money rests on."""
     lines = [
-        "equal ranks are not provably different at 95%    ±  95% interval of the run's own samples",
+        "equal ranks are not provably different at 95%    ±  95% interval of the run's own samples;"
+        " between two runs, with what two processes differ by",
     ]
     if any(part.apart for part in comparison.parts):
         lines.append("--rank-all ranks what is not compared, too; --settings shows all its figures")

@@ -42,7 +42,7 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
     meter = telemetry.Telemetry(run.folder / telemetry.FILE_NAME, run.node)
     before = meter.used_bytes()
-    progress.start(run.id, run.plan, run.outcomes, deadline)
+    progress.start(run.id, run.plan, run.believed, deadline)
 
     def tick(event: dict[str, Any] | None) -> None:
         meter.sample(progress.current)
@@ -65,7 +65,7 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
                     break
                 settle(meter.used_bytes, before, progress.say)
                 _measure_trial(run, supervisor, progress, trial, Path(scratch), deadline)
-            while run.manifest.prove and (trial := unproven(run.plan, run.outcomes, run.proofs)):
+            while run.manifest.prove and (trial := unproven(run.plan, run.believed, run.proofs)):
                 if _spent(deadline):
                     spent = f"the budget of {budget_seconds or 0:.0f} s is spent before all was proven"
                     stopped = stopped or spent
@@ -86,8 +86,8 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
 
 def _next(run: Run, deadline: float | None) -> Trial | None:
     """What is open; once nothing is, and as long as there is time, what decides between finalists."""
-    trial = next_trial(run.plan, run.outcomes)
-    return trial if trial or _spent(deadline) else finalist(run.plan, run.outcomes, run.again)
+    trial = next_trial(run.plan, run.believed)
+    return trial if trial or _spent(deadline) else finalist(run.plan, run.believed, run.again)
 
 
 def _spent(deadline: float | None) -> bool:
@@ -152,7 +152,7 @@ def _dismiss(run: Run, supervisor: Supervisor, progress: Progress) -> None:
 
 
 def _open(run: Run) -> str:
-    decided, total, what = tally(run.plan, run.outcomes)
+    decided, total, what = tally(run.plan, run.believed)
     return f"{total - decided} of {total} {what} undecided"
 
 

@@ -9,13 +9,26 @@ from typing import Any
 from bench import __version__
 from bench.codec import DecodeError, from_json, union_from_json
 from bench.errors import BadInput
+from bench.estimate import estimate
 from bench.manifest import Manifest
 from bench.plan import Plan
-from bench.result import Ceiling, Failure, Measured, NodeFacts, Outcome, Proof, ProofOrFailure, Trial
+from bench.result import (
+    Ceiling,
+    Failure,
+    Measured,
+    NodeFacts,
+    Outcome,
+    Proof,
+    ProofOrFailure,
+    Trial,
+    Unsupported,
+)
 from bench.runner.journal import Journal
 from bench.search import undecided
 from bench.summary import Results, RunFacts, TrialResult, summarise
 from bench.winner import winner
+
+IMPLAUSIBLE = Unsupported("implies more arithmetic than this machine reached")
 
 
 class Run:
@@ -28,6 +41,7 @@ class Run:
         self.journal = journal
         self.folder = folder
         self.outcomes: dict[str, Outcome] = {}
+        self.believed: dict[str, Outcome] = {}  # the same for who searches: what cannot be true is no time
         self.again: set[str] = set()  # trials that were measured a second time, longer
         self.ceilings: tuple[Ceiling, ...] = ()
         self.nodes: tuple[NodeFacts, ...] = ()  # all of them, where there are several
@@ -66,6 +80,14 @@ class Run:
             self.again.add(trial)
         if isinstance(outcome, Measured) or trial not in self.outcomes:
             self.outcomes[trial] = outcome
+            self.believed[trial] = outcome if self._is_plausible(trial, outcome) else IMPLAUSIBLE
+
+    def _is_plausible(self, identity: str, outcome: Outcome) -> bool:
+        trial = next((t for cell in self.plan.cells for t in cell.trials if t.id == identity), None)
+        if trial is None or not isinstance(outcome, Measured):
+            return True
+        found = estimate(trial, outcome.measurement, outcome.measurement.flops, self.ceilings)
+        return found is None or found.plausible
 
     @property
     def gpus(self) -> list[str]:
@@ -94,7 +116,7 @@ class Run:
             trials=trials,
             skipped=self.plan.skipped,
             winners=tuple(
-                winner(model.name, trials, undecided(self.plan, self.outcomes, model.name))
+                winner(model.name, trials, undecided(self.plan, self.believed, model.name))
                 for model in self.manifest.models
             ),
         )

@@ -12,6 +12,7 @@ WINDOW = 3  # steps; two adjacent windows must agree
 AGREEMENT = 0.02  # of their mean; more where the wanted interval is wider than that
 ROUNDS = 5  # before a tight interval is believed
 LATE_ROUNDS = 3  # before the time that is up ends it
+PATIENCE = 4  # times the measuring time, where more passes do not take longer yet: then it stays untold
 RARE = 3e-4  # evaluated samples, of those trained on: at most 0.1% of the time
 # Of the measuring time, for one step at the high count. A pass is the difference of two steps, and what one
 # of them is off by is the less of a pass the further they lie apart: few long steps beat many short ones.
@@ -42,11 +43,11 @@ def accumulation_counts(
 
 
 def is_enough(samples: Sequence[StepSample], accumulation: int, elapsed: float, timing: Timing) -> bool:
-    """Tight enough, or out of time; never before a handful of rounds, never without an interval."""
+    """Tight enough, or out of time; never before a handful of rounds."""
     interval = step_interval(samples, accumulation)
-    if interval is None:
-        return False
     rounds = len(samples) // len({sample.accumulation for sample in samples})
+    if interval is None:
+        return elapsed >= PATIENCE * timing.measure_seconds and rounds >= LATE_ROUNDS
     late = elapsed >= timing.measure_seconds and rounds >= LATE_ROUNDS
     return late or (rounds >= ROUNDS and interval.percent <= timing.target_percent)
 

@@ -19,6 +19,7 @@ from bench.runner.measure import settle
 from bench.runner.progress import Progress
 from bench.runner.run import _open_run
 from bench.runner.state import Run
+from bench.search import unproven
 from tests.builders import measurement
 
 GIB = 1 << 30
@@ -120,6 +121,36 @@ def test_a_budget_that_is_spent_before_a_second_time_leaves_nothing_undecided(
             run.record(event)
         assert searched(run, late := Guessing(), monkeypatch, budget=0) is None
     assert late.asked == []
+
+
+class TooGood(Guessing):
+    """The second trial seems to do more arithmetic than the machine's ceiling."""
+
+    def ceilings(self, *_: Any) -> tuple[Ceiling, ...]:
+        return (Ceiling("matmul-fp32", 0, "FLOP/s", 3100, (1.0,)),)  # of 3000 a sample and second
+
+    def trial(self, trial: Trial, *_: Any) -> Outcome:
+        self.asked.append(trial)
+        a_pass = trial.micro_batch * (0.5 if len(self.asked) == 2 else 1.0 + 0.02 * len(trial.setting))
+        return Measured(
+            measurement([StepSample(n, a_pass * n + 0.001 * (i % 2)) for i in range(6) for n in (1, 2)])
+        )
+
+
+def test_what_cannot_be_true_neither_wins_nor_ends_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = TooGood()
+    with begun(tmp_path) as run:
+        assert searched(run, fake, monkeypatch) is None
+        assert capsys.readouterr().err.count("IMPLAUSIBLE") == 1
+        (winner,) = run.results(None).winners
+        impossible = fake.asked[1].id
+        assert len(fake.asked) > 2, "nothing is ruled out by it"
+        proven = unproven(run.plan, run.believed, ())
+    assert winner.trial != impossible
+    assert proven is not None
+    assert proven.id == winner.trial
 
 
 def test_a_trial_waits_for_the_memory_of_the_one_before() -> None:
