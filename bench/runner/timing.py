@@ -45,7 +45,7 @@ def accumulation_counts(
 def is_enough(samples: Sequence[StepSample], accumulation: int, elapsed: float, timing: Timing) -> bool:
     """Tight enough, or out of time; never before a handful of rounds."""
     interval = step_interval(samples, accumulation)
-    rounds = len(samples) // len({sample.accumulation for sample in samples})
+    rounds = len(samples) // max(1, len({sample.accumulation for sample in samples}))
     if interval is None:
         return elapsed >= PATIENCE * timing.measure_seconds and rounds >= LATE_ROUNDS
     late = elapsed >= timing.measure_seconds and rounds >= LATE_ROUNDS

@@ -49,6 +49,7 @@ def test_enough_is_a_tight_interval_after_five_rounds_or_the_time_after_three() 
 
 def test_updates_that_hide_a_pass_are_given_more_time_and_then_up() -> None:
     hidden = [StepSample(1, 2.05), StepSample(3, 1.95)]
+    assert not is_enough([], 512, 99.0, TIMING)
     assert not is_enough(hidden * 5, 512, 11.0, TIMING)
     assert not is_enough(hidden * 5, 512, 13.0, TIMING)
     assert is_enough(hidden * 20, 512, 48.0, TIMING)
