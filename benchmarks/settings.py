@@ -20,7 +20,8 @@ LEFT_OUT = "·"
 HEAD = " ".join((
     "Seconds of a whole step of the recipe with their 95% interval, and the GPU memory at its height;",
     f"{LEFT_OUT} where the plan says that it does not fit, or where it was not asked for. The last column:",
-    "how far the losses of the first steps lie from naive's, at the micro-batch at which naive was measured.",
+    "how far the losses of the first steps lie from naive's, at the micro-batch at which naive was measured;",
+    "with dropout (roberta-large, vit-l) compiled code, which zero-3 is not, draws other random numbers.",
     "What is in several of the bundles named is shown as the last of them has it.",
     "Short timings: `benchmarks/gpu/every_setting.sh`. This file is what `make settings` prints.\n",
 ))  # fmt: skip

@@ -50,7 +50,9 @@ def test_a_committed_bundle_verifies_and_its_peaks_are_predicted_within_15_perce
     assert isinstance(verdict, Verdict), verdict
     results = verdict.recomputed.get("results")  # None: of a node check
     for trial in results.trials if isinstance(results, Results) else ():
-        if trial.estimate and known_methods().keys() >= {*trial.setting}:  # a method may be gone since
+        # A method may be gone since; of what CUDA graphs keep, the peaks of that bundle do not tell.
+        graphs = "TORCHINDUCTOR_CUDAGRAPHS" in (results.node.switches or {})
+        if trial.estimate and not graphs and known_methods().keys() >= {*trial.setting}:
             model = find_model(trial.model)
             predicted = predict_bytes(model, trial.setting, trial.micro_batch, trial.gpus)
             if named(path) in LOGITS_TWICE and "compile-blocks" in trial.setting:

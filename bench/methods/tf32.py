@@ -25,8 +25,10 @@ class Tf32(Method):
     def prepare(self) -> None:
         import torch
 
-        torch.backends.cuda.matmul.fp32_precision = "tf32"
-        torch.backends.cudnn.conv.fp32_precision = "tf32"
+        # By the older names, which say it to the newer ones (`fp32_precision`) too, but not the other way
+        # round: what torch then asks by the older, as max-autotune does, raises.
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32 = True
 
 
 METHODS = (Tf32(),)

@@ -51,7 +51,10 @@ class Device:
 
     def peak_bytes(self) -> int:
         if self.kind == "cuda":
-            return int(torch.cuda.max_memory_allocated(self.index))
+            # What CUDA graphs keep counts as allocated only while they are recorded.
+            graphs = os.environ.get("TORCHINDUCTOR_CUDAGRAPHS") == "1"
+            told = torch.cuda.max_memory_reserved if graphs else torch.cuda.max_memory_allocated
+            return int(told(self.index))
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024

@@ -1,0 +1,25 @@
+"""Which units fp32 products run on, by all names that torch has for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from bench.methods import known_methods
+
+
+@pytest.fixture
+def afterwards_as_before() -> Iterator[None]:
+    matmul, convolution = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolution
+
+
+def test_whoever_asks_by_an_older_name_or_a_newer_is_told_the_same(afterwards_as_before: None) -> None:
+    """max-autotune asks by the oldest: vit-l and convnext-xl crashed by it on an H200 (torch 2.11)."""
+    known_methods()["tf32"].prepare()
+    assert torch.get_float32_matmul_precision() == "high"
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    assert torch.backends.cudnn.conv.fp32_precision == "tf32"
