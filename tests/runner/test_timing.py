@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from bench.bundle import MAX_LINE_BYTES
+from bench.codec import canonical_json, to_json
 from bench.models import known_models
-from bench.result import StepSample, Timing
-from bench.runner.timing import accumulation_counts, evaluates_rarely, is_enough, is_steady
+from bench.result import Measured, StepSample, Timing
+from bench.runner.timing import MOST_SAMPLES, accumulation_counts, evaluates_rarely, is_enough, is_steady
+from tests.builders import measurement
 
 TIMING = Timing(target_percent=1.0, measure_seconds=12.0, warmup_seconds=8.0)
 
@@ -53,6 +56,15 @@ def test_updates_that_hide_a_pass_are_given_more_time_and_then_up() -> None:
     assert not is_enough(hidden * 5, 512, 11.0, TIMING)
     assert not is_enough(hidden * 5, 512, 13.0, TIMING)
     assert is_enough(hidden * 20, 512, 48.0, TIMING)
+
+
+def test_no_more_is_measured_than_a_bundle_can_hold_in_a_line() -> None:
+    patient = replace(TIMING, target_percent=0.001, measure_seconds=1e6)
+    steps = [StepSample(1, 0.0101234567890123 + 0.001 * (i % 7)) for i in range(MOST_SAMPLES)]
+    assert not is_enough(steps[:1000], 1, 10.0, patient)
+    assert is_enough(steps, 1, 1000.0, patient)
+    line = canonical_json(to_json(Measured(measurement(steps))))
+    assert len(line) < 0.5 * MAX_LINE_BYTES, "and as much again of warm-up"
 
 
 def test_an_evaluation_is_timed_where_it_could_count() -> None:
