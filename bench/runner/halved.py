@@ -5,7 +5,8 @@ Nothing is cast within a pass, and what flows from block to block is half as lar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,6 +55,34 @@ class Halved(Loop):
     def evaluate(self, batch: Batch) -> Tensor:
         with torch.no_grad():
             return self.forward(lowered(batch, self.recipe))
+
+    def state(self) -> dict[str, Any]:
+        """The fp32 copies under the names of what is computed with; their moments in the same order."""
+        if not self.optimizer.state:
+            _make_moments(self.optimizer)
+        return {"model": self.whole.state_dict() | self.copies(), "optimizer": self.optimizer.state_dict()}
+
+    def copies(self) -> dict[str, Tensor]:
+        names = [name for name, _ in self.whole.named_parameters()]
+        return dict(zip(names, (weight.detach() for weight in self.weights), strict=True))
+
+    def go_on_from(self, state: Mapping[str, Any]) -> None:
+        self.whole.load_state_dict(state["model"])  # lowered on the way
+        for name, copy in self.copies().items():
+            copy.copy_(state["model"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def _make_moments(optimizer: torch.optim.Optimizer) -> None:
+    """As they are before the first update, which else makes them; gradients are zero here."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0  # weights would decay
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for moments in optimizer.state.values():
+        moments["step"].zero_()
 
 
 def _flat_gradients(weights: list[nn.Parameter]) -> Tensor:

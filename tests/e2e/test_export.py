@@ -123,21 +123,27 @@ def test_on_two_devices(two: Path, kind: str, label: str, tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return bundle_of(tmp_path_factory.mktemp("half"), 1, ["naive"], {"precision": "bf16"})
+    settings: list[object] = ["naive", ["half-weights"]]
+    return bundle_of(tmp_path_factory.mktemp("half"), 1, settings, {"precision": "bf16"})
+
+
+def written(bundle: Path, kind: export.Kind, label: str, folder: Path) -> Path:
+    """From the trial, not by the command: whether a CPU's bf16 is plausible is not the matter here."""
+    with open_bundle(bundle) as opened:
+        results = from_json(Results, strict_loads(opened.read("results.json")))
+    (found,) = (one for one in results.trials if one.label == label)
+    trial = Trial(
+        results.models[0], found.setting, found.micro_batch, found.gpus,
+        results.seed, results.timing, results.memory_cap_bytes,
+    )  # fmt: skip
+    export.write(kind, folder, trial, found, results.node, "a test")
+    return folder
 
 
 @pytest.mark.parametrize("kind", export.KINDS)
 def test_in_half_precision_without_sharding(half: Path, kind: export.Kind, tmp_path: Path) -> None:
-    """fp32 weights under autocast, which is not what each of them does by default.
-
-    Written from the trial, not by the command: whether a CPU's bf16 is plausible is not the matter here.
-    """
-    with open_bundle(half) as opened:
-        results = from_json(Results, strict_loads(opened.read("results.json")))
-    (found,), (model,) = results.trials, results.models
-    trial = Trial(model, (), found.micro_batch, 1, results.seed, results.timing, results.memory_cap_bytes)
-    export.write(kind, tmp_path / "made", trial, found, results.node, "a test")
-    agree(trained(tmp_path / "made", 1), measured_losses(half, "naive"))
+    """fp32 weights under autocast, which is not what each of them does by default."""
+    agree(trained(written(half, kind, "naive", tmp_path / "made"), 1), measured_losses(half, "naive"))
 
 
 def test_accelerate_reads_its_configuration(one: Path, tmp_path: Path) -> None:
@@ -152,11 +158,23 @@ def test_our_script_goes_on_where_it_stopped(
     one: Path, two: Path, label: str, gpus: int, tmp_path: Path
 ) -> None:
     bundle = one if gpus == 1 else two
-    folder = exported(bundle, "script", label, tmp_path / "made")
-    whole = trained(folder, gpus, "--out", "checkpoints", "--save-every", "2")
+    goes_on(exported(bundle, "script", label, tmp_path / "made"), gpus)
+
+
+def test_our_script_goes_on_with_half_weights(half: Path, tmp_path: Path) -> None:
+    folder = written(half, "script", "half-weights", tmp_path / "made")
+    agree(trained(folder, 1), measured_losses(half, "half-weights"))
+    goes_on(folder, 1)
+
+
+def goes_on(folder: Path, gpus: int) -> None:
+    """With the second and the third step from what was saved after the first."""
+    whole = trained(folder, gpus, "--out", "checkpoints", "--save-every", "1")
+    (folder / "checkpoints" / "latest-step").write_text("1")
     resumed = trained(folder, gpus, "--out", "checkpoints", "--resume")
-    assert [line["step"] for line in resumed] == [3]
-    assert resumed[0]["loss"] == pytest.approx(whole[2]["loss"], rel=1e-6)
+    assert [line["step"] for line in resumed] == [2, 3]
+    losses = [line["loss"] for line in whole[1:]]
+    assert [line["loss"] for line in resumed] == pytest.approx(losses, rel=1e-6)
 
 
 def test_another_number_of_devices_is_refused(two: Path, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from bench.codec import from_json, strict_loads
 from bench.methods import in_group
@@ -83,7 +82,7 @@ def save(strategy: Any, folder: Path, step: int, team: Team) -> None:
     if hasattr(strategy, "engine"):
         strategy.engine.save_checkpoint(str(folder), tag=f"step-{step}")
     else:
-        dcp.save(state(strategy), checkpoint_id=folder / f"step-{step}")
+        dcp.save(strategy.state(), checkpoint_id=folder / f"step-{step}")
     if team.rank == 0:
         rest = {"scheduler": strategy.scheduler.state_dict()}
         if hasattr(strategy, "scaler"):
@@ -98,22 +97,14 @@ def load(strategy: Any, folder: Path) -> int:
     if hasattr(strategy, "engine"):
         strategy.engine.load_checkpoint(str(folder), tag=f"step-{step}")
     else:
-        found = state(strategy)
+        found = strategy.state()
         dcp.load(found, checkpoint_id=folder / f"step-{step}")
-        set_state_dict(
-            strategy.whole, strategy.optimizer,
-            model_state_dict=found["model"], optim_state_dict=found["optimizer"],
-        )  # fmt: skip
+        strategy.go_on_from(found)
     rest = torch.load(folder / f"step-{step}" / "rest.pt", weights_only=True)
     strategy.scheduler.load_state_dict(rest["scheduler"])
     if "scaler" in rest:
         strategy.scaler.load_state_dict(rest["scaler"])
     return step
-
-
-def state(strategy: Any) -> dict[str, Any]:
-    model, optimizer = get_state_dict(strategy.whole, strategy.optimizer)
-    return {"model": model, "optimizer": optimizer}
 
 
 def parse() -> argparse.Namespace:

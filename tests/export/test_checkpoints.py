@@ -1,0 +1,53 @@
+"""The exported script's checkpoints hold all that training goes on from; in this process, on one device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.export.templates.script import load, save
+from bench.methods import Setting
+from bench.models import Precision, known_models
+from bench.runner.device import Device
+from bench.runner.team import Team
+from bench.runner.trial import TrialRun
+from tests.builders import trial
+
+TINY = known_models()["tiny-gpt-neox"]
+
+
+def begun(setting: Setting, precision: Precision, seed: int, folder: Path) -> TrialRun:
+    """Another seed gives other weights, and other data."""
+    model = replace(TINY, recipe=replace(TINY.recipe, precision=precision, batch_size=8))
+    one = trial(model=model, setting=setting, micro_batch=4, seed=seed)
+    run = TrialRun(one, Device("cpu"), Team(), folder, lambda event: None)
+    run.prepare()
+    return run
+
+
+def train(run: TrialRun, steps: int) -> list[float]:
+    return [float(run.step(run.trial.accumulation)) for _ in range(steps)]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(
+    ("setting", "precision"),
+    [((), "fp32"), ((), "fp16"), (("half-weights",), "bf16"), (("half-weights",), "fp16")],
+)
+def test_training_goes_on_as_if_it_had_not_stopped(
+    setting: Setting, precision: Precision, tmp_path: Path
+) -> None:
+    whole = begun(setting, precision, 3, tmp_path)
+    train(whole, 2)
+    save(whole.strategy, tmp_path / "checkpoints", 2, Team())
+    resumed = begun(setting, precision, 4, tmp_path)
+    assert load(resumed.strategy, tmp_path / "checkpoints") == 2
+    resumed.batches = whole.load()
+    for _ in range(2 * whole.trial.accumulation):
+        next(resumed.batches)
+    assert train(resumed, 4) == train(whole, 4)
+    for ours, theirs in zip(resumed.strategy.optimizer.state, whole.strategy.optimizer.state, strict=True):
+        assert torch.equal(ours, theirs)
