@@ -6,9 +6,10 @@ torch and transformers are imported at the top here, and nowhere else but beside
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from bench.runner.ranks import together
 from bench.runner.trial import TrialRun
 
 Emit = Callable[[dict[str, Any]], None]
+# Beside torch's own allocator: CUDA itself, Triton and NCCL, each after "CUDA"; cuBLAS, cuDNN and their like.
+GPU_IS_FULL = re.compile(r"CUDA.*out of memory|_STATUS_ALLOC_FAILED", re.IGNORECASE)
+HOST_IS_FULL = re.compile("DefaultCPUAllocator: can't allocate memory")
 
 
 def work(job: dict[str, Any], emit: Emit) -> int:
@@ -71,12 +75,26 @@ def dispatch(
     return {"outcome": to_json(Measured(run.run()))}
 
 
-def classify(error: Exception) -> Outcome:
+def classify(error: BaseException) -> Outcome:
     """Out of memory is an answer about the machine; anything else is a failure with its reason."""
-    text = f"{type(error).__name__}: {error}".strip()
-    first_line = text.splitlines()[0][:300]
-    if isinstance(error, torch.OutOfMemoryError):
-        return OutOfMemory("gpu", first_line)
-    if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in text:
-        return OutOfMemory("host", first_line)
-    return Crashed(first_line)
+    for one in _with_causes(error):
+        text = str(one)
+        if isinstance(one, MemoryError) or HOST_IS_FULL.search(text):
+            return OutOfMemory("host", _in_a_line(one, HOST_IS_FULL))
+        if isinstance(one, torch.OutOfMemoryError) or GPU_IS_FULL.search(text):
+            return OutOfMemory("gpu", _in_a_line(one, GPU_IS_FULL))
+    return Crashed(_in_a_line(error))
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """As a traceback shows them: what a compiler or a hook raises may only stand for what happened to it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _in_a_line(error: BaseException, telling: re.Pattern[str] | None = None) -> str:
+    """The line that tells it, where there is one, else the first; NCCL's reason is its last."""
+    lines = str(error).strip().splitlines() or [""]
+    told = next((line for line in lines if telling and telling.search(line)), lines[0])
+    return f"{type(error).__name__}: {told}".strip()[:300]

@@ -1,0 +1,82 @@
+"""What an exception says about the machine: memory that ran out is an answer, and asks for a smaller pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bench.result import Crashed, OutOfMemory
+from bench.runner.worker import classify
+
+NCCL = """NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error \
+(run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5
+ncclUnhandledCudaError: Call to CUDA function failed.
+Last error:
+Cuda failure 2 'out of memory'"""
+HOST = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "OutOfMemoryError: CUDA out of memory. Tried"),
+        (
+            torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'"),
+            "AcceleratorError: CUDA error: out of memory",
+        ),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        ),
+        (
+            RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+            "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        ),
+        (
+            RuntimeError("Triton Error [CUDA]: out of memory"),
+            "RuntimeError: Triton Error [CUDA]: out of memory",
+        ),
+        (torch.distributed.DistBackendError(NCCL), "DistBackendError: Cuda failure 2 'out of memory'"),
+    ],
+)
+def test_a_gpu_s_memory_runs_out_in_many_words(error: Exception, said: str) -> None:
+    assert classify(error) == OutOfMemory("gpu", said)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError(HOST)])
+def test_the_host_s_memory_runs_out_too(error: Exception) -> None:
+    outcome = classify(error)
+    assert isinstance(outcome, OutOfMemory)
+    assert outcome.where == "host"
+
+
+FULL = torch.OutOfMemoryError("CUDA out of memory")
+
+
+def after_memory_ran_out(error: Exception, *, cause: Exception | None, hidden: bool) -> Exception:
+    error.__context__, error.__cause__, error.__suppress_context__ = FULL, cause, hidden
+    return error
+
+
+@pytest.mark.parametrize(("cause", "hidden"), [(FULL, True), (None, False)], ids=["from it", "meanwhile"])
+def test_what_stands_for_memory_that_ran_out_is_told_as_that(cause: Exception | None, hidden: bool) -> None:
+    error = after_memory_ran_out(ValueError("the hook failed"), cause=cause, hidden=hidden)
+    assert classify(error) == OutOfMemory("gpu", "OutOfMemoryError: CUDA out of memory")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("out of resource: shared memory, Required: 262144, Hardware limit: 232448"),
+        RuntimeError("DataLoader worker (pid 7) exited: it is out of shared memory\nRaise its limit"),
+        RuntimeError("CppCompileError: C++ compile error\ncc1plus: out of memory allocating 65536 bytes"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        after_memory_ran_out(RuntimeError("raised instead of it"), cause=None, hidden=True),
+    ],
+)
+def test_other_failures_are_crashes_that_keep_their_first_line(error: Exception) -> None:
+    assert classify(error) == Crashed(f"RuntimeError: {str(error).splitlines()[0]}")
+
+
+def test_a_failure_without_words_has_its_name() -> None:
+    assert classify(AssertionError()) == Crashed("AssertionError:")
