@@ -73,7 +73,7 @@ class Plan:
 def target_of(node: NodeFacts, gpus: int | None, nodes: int = 1) -> Target:
     """The devices that a manifest asks for, of this node and of others like it."""
     if not node.gpus:
-        return Target("cpu", nodes * (gpus or 1), node.memory_bytes, node.cpu, None, node.memory_bytes)
+        return Target("cpu", nodes * (gpus or 1), node.memory_bytes, node.cpu, None, node.memory_bytes, nodes)
     count = gpus or len(node.gpus)
     if count > len(node.gpus):
         raise BadInput(
@@ -83,7 +83,8 @@ def target_of(node: NodeFacts, gpus: int | None, nodes: int = 1) -> Target:
     chosen = node.gpus[:count]
     smallest = min(gpu.memory_bytes for gpu in chosen)
     first = chosen[0]
-    return Target("cuda", nodes * count, smallest, first.name, first.compute_capability, node.memory_bytes)
+    capability, host = first.compute_capability, node.memory_bytes
+    return Target("cuda", nodes * count, smallest, first.name, capability, host, nodes)
 
 
 def make_plan(manifest: Manifest, target: Target) -> Plan:
@@ -162,7 +163,7 @@ def _cell(manifest: Manifest, model: Model, setting: Setting, target: Target) ->
 
 
 def _host_is_small(setting: Setting, model: Model, target: Target) -> str | None:
-    needed, there = host_bytes(model, setting, target.gpus), target.host_bytes
+    needed, there = host_bytes(model, setting, target.gpus, target.nodes), target.host_bytes
     if there is None or needed <= there:
         return None
     return (

@@ -237,6 +237,21 @@ def test_offloading_is_left_out_where_the_hosts_memory_is_too_small_for_it() -> 
     assert not skipped("pythia-6.9b", replace(H200, host_bytes=256 << 30))
 
 
+def test_what_is_offloaded_is_divided_among_the_nodes() -> None:
+    """By DeepSpeed and FSDP2 alike: a node that joins leaves the others less to hold."""
+    gpus = tuple(Gpu(i, "NVIDIA H200", f"GPU-{i}", 140 << 30, "9.0") for i in range(8))
+    node = NodeFacts("cpu", 8, 256 << 30, "os", "6", "3.12", gpus)
+    offloads = manifest(models=["pythia-6.9b"], methods=[["zero-3", "offload"]])
+    for nodes in (1, 16):
+        target = target_of(node, None, nodes)
+        assert (target.gpus, target.nodes) == (8 * nodes, nodes)
+        assert not make_plan(offloads, target).skipped
+    small = replace(node, memory_bytes=128 << 30)
+    (skipped,) = make_plan(offloads, target_of(small, None)).skipped
+    assert "needs about 239 GiB of the host's memory; there are 128" in skipped.reason
+    assert not make_plan(offloads, target_of(small, None, 4)).skipped
+
+
 def test_rotary_kernels_are_for_gpt_neox_on_a_gpu_beside_the_other_kernels() -> None:
     rotary, by_name = known_methods()["rotary"], known_models()
     assert rotary.refuse(by_name["pythia-1b"], H200) is None

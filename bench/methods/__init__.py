@@ -49,7 +49,8 @@ class Target:
     memory_bytes: int  # of one device
     name: str = ""  # of the device, for people
     compute_capability: str | None = None  # "9.0"; None without a GPU, or where it is not known
-    host_bytes: int | None = None  # of the machine's own memory; None where it is not known
+    host_bytes: int | None = None  # of a node's own memory; None where it is not known
+    nodes: int = 1  # that have these devices, each as many
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,10 +71,10 @@ def _rig(job: dict[str, Any], effort: Effort, say: Callable[[str], None]) -> Any
     from bench.runner.device import Device
     from bench.runner.rig import TorchRig
 
-    device = Device(job["device"], int(os.environ.get("LOCAL_RANK", "0")))
+    device = Device.own(job["device"])
     members = int(job.get("team", 1))
     if job["device"] == "cuda" or members > 1:
-        device.choose(members)
+        device.choose()
     say("joining")
     # What the members tell each other lies on the host; only a collective of the GPUs needs NCCL.
     joined = team.join(device.kind if job["collective"] else "cpu", members == 1)

@@ -6,7 +6,7 @@ import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 
@@ -14,24 +14,31 @@ import torch
 @dataclass(frozen=True, slots=True)
 class Device:
     kind: Literal["cpu", "cuda"]
-    index: int = 0  # among the devices that train together
+    index: int = 0  # among the devices of this node that train together
+    count: int = 1  # of those: they share the node's cores
+
+    @classmethod
+    def own(cls, kind: Literal["cpu", "cuda"]) -> Self:
+        """This process's, by what a launcher says of its node; alone without one."""
+        rank, size = os.environ.get("LOCAL_RANK", "0"), os.environ.get("LOCAL_WORLD_SIZE", "1")
+        return cls(kind, int(rank), int(size))
 
     @property
     def torch(self) -> torch.device:
         return torch.device("cuda", self.index) if self.kind == "cuda" else torch.device("cpu")
 
-    def loaders(self, devices: int) -> int:
-        """Loader processes of one of so many devices; none on a CPU: they would take the cores that train."""
+    def loaders(self) -> int:
+        """Loader processes of this device; none on a CPU: they would take the cores that train."""
         if self.kind == "cpu":
             return 0
-        return max(1, min(8, len(os.sched_getaffinity(0)) // (2 * devices)))
+        return max(1, min(8, len(os.sched_getaffinity(0)) // (2 * self.count)))
 
-    def choose(self, devices: int) -> None:
-        """From here on this process's own device, of so many: what says "cuda" means it."""
+    def choose(self) -> None:
+        """From here on this process's own device: what says "cuda" means it."""
         if self.kind == "cuda":
             torch.cuda.set_device(self.index)
-        elif devices > 1:
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // devices))
+        elif self.count > 1:
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // self.count))
 
     def synchronise(self) -> None:
         if self.kind == "cuda":

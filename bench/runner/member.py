@@ -31,8 +31,8 @@ GRACE_SECONDS = 2.0  # for the reason of another member to arrive, of which this
 
 def main() -> int:
     kind, folder = os.environ[DEVICE], Path(os.environ[FOLDER])
-    device = Device("cuda" if kind == "cuda" else "cpu", int(os.environ["LOCAL_RANK"]))
-    device.choose(int(os.environ["LOCAL_WORLD_SIZE"]))
+    device = Device.own("cuda" if kind == "cuda" else "cpu")
+    device.choose()
     members = team.join(kind, alone=False)
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     job = agreed(json.loads(os.environ[JOB]) if JOB in os.environ else None)

@@ -133,10 +133,10 @@ class TrialRun:
     def load(self) -> Batches:
         trial = self.trial
         pool = make_pool(trial.model, self.scratch / f"rank-{self.team.rank}", trial.seed)
-        loaders = self.device.loaders(trial.gpus)
         return Batches(
-            trial.model, pool, trial.micro_batch, trial.seed, self.device.torch, self.team, loaders
-        )
+            trial.model, pool, trial.micro_batch, trial.seed, self.device.torch, self.team,
+            self.device.loaders(),
+        )  # fmt: skip
 
     def passes(self, count: int, of: int | None = None) -> torch.Tensor:
         """The passes of one step, or so many of them. Returns their mean loss, still on the device."""

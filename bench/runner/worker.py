@@ -5,7 +5,6 @@ torch and transformers are imported at the top here, and nowhere else but beside
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 import traceback
@@ -51,8 +50,8 @@ def _alone(job: dict[str, Any]) -> bool:
 def _member(job: dict[str, Any], scratch: Path, emit: Emit) -> int:
     """The process boundary: whatever happens becomes an event, and the log holds the traceback."""
     try:
-        device = Device(job["device"], int(os.environ.get("LOCAL_RANK", "0")))
-        device.choose(int(job["gpus"]))
+        device = Device.own(job["device"])
+        device.choose()
         emit(dispatch(job, device, team.join(job["device"], _alone(job)), scratch, emit))
     except Exception as error:
         traceback.print_exc()

@@ -1,11 +1,40 @@
-"""What a device says of itself."""
+"""One device: its share of its node, its memory."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 import torch
 
 from bench.runner.device import Device
+
+CORES = 128
+
+
+@pytest.fixture(autouse=True)
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(CORES)))
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, **environment: int) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, str(value))
+
+
+def test_cores_are_shared_among_the_devices_of_this_node_not_of_all_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launched(monkeypatch, RANK=19, WORLD_SIZE=256, LOCAL_RANK=3, LOCAL_WORLD_SIZE=16)
+    device = Device.own("cuda")
+    assert (device.index, device.count) == (3, 16)
+    assert device.loaders() == CORES // 2 // 16
+
+
+def test_without_a_launcher_a_device_is_alone() -> None:
+    assert Device.own("cuda") == Device("cuda", 0, 1)
+    assert Device.own("cuda").loaders() == 8  # more help nobody
+    assert Device.own("cpu").loaders() == 0  # they would take the cores that train
 
 
 @pytest.mark.parametrize(("graphs", "peak"), [(None, 5), ("0", 5), ("1", 80)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -38,8 +37,8 @@ def batches(run: TrialRun) -> Iterator[dict[str, Any]]:
 def main() -> None:
     arguments = parse()
     trial = from_json(Trial, strict_loads((HERE / "trial.json").read_bytes()))
-    device = Device("cuda" if torch.cuda.is_available() else "cpu", int(os.environ.get("LOCAL_RANK", "0")))
-    device.choose(trial.gpus)
+    device = Device.own("cuda" if torch.cuda.is_available() else "cpu")
+    device.choose()
     team = join(device.kind, alone=trial.gpus == 1 and in_group(trial.setting, "sharding") is None)
     if team.size != trial.gpus:
         raise SystemExit(f"this setting was measured on {trial.gpus} devices, here are {team.size}")
