@@ -173,10 +173,15 @@ class TrialRun:
         passes = max(1, min(LOSS_SAMPLES // at_once, trial.accumulation))
         losses: list[float] = []
         norms: list[float | None] = []
-        for _ in range(trial.timing.loss_steps):
+        for step in range(1, trial.timing.loss_steps + 1):
             loss = self.passes(passes)
             norm = self.strategy.update(norm_wanted=True)
             losses.append(self.team.mean(float(loss)))
+            if not math.isfinite(losses[-1]):  # what follows would time numbers that nobody trains with
+                raise FloatingPointError(
+                    f"the loss is {losses[-1]} at step {step}: lower the recipe's learning rate, "
+                    "or train in bf16 where fp16 overflows"
+                )
             assert norm is not None
             # Not finite: half precision overflowed, and the scaler left this update out.
             norms.append(float(norm) if math.isfinite(norm) else None)

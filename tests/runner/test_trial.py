@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from bench.models import known_models
-from bench.result import Timing, Trial
+from bench.result import Crashed, Timing, Trial
 from bench.runner.device import Device
 from bench.runner.loop import Loop
 from bench.runner.team import Team
 from bench.runner.trial import TrialRun
+from bench.runner.worker import classify
 
 
 def test_a_timed_pass_computes_with_the_numbers_of_the_recipe_s_own_step(
@@ -72,3 +73,17 @@ def test_saving_logging_and_evaluating_are_timed_once_as_often_as_the_recipe_ask
         assert modes == []
         passes = [sample.seconds / 16 for sample in measured.warmup if sample.accumulation == 1]
         assert min(passes) <= measured.eval_seconds_per_sample <= max(passes)
+
+
+def test_a_loss_that_is_no_number_ends_a_trial_before_anything_is_timed(tmp_path: Path) -> None:
+    model = known_models()["tiny-vit"]
+    optimizer = replace(model.recipe.optimizer, learning_rate=1e30)
+    timing = Timing(target_percent=50, measure_seconds=0.1, warmup_seconds=0.1)
+    trial = Trial(replace(model, recipe=replace(model.recipe, optimizer=optimizer)), (), 16, 1, 0, timing)
+    events: list[dict[str, object]] = []
+    with pytest.raises(FloatingPointError) as raised:
+        TrialRun(trial, Device("cpu"), Team(), tmp_path, events.append).run()
+    assert [event["phase"] for event in events if "phase" in event] == ["build", "first steps"]
+    outcome = classify(raised.value)
+    assert isinstance(outcome, Crashed)
+    assert "the loss is nan at step 2: lower the recipe's learning rate" in outcome.reason
