@@ -5,28 +5,34 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
 from torch.distributed.tensor import DTensor
 
+from bench.errors import EnvironmentCannot
 from bench.runner.device import Device
 from bench.runner.loop import Strategy
+from bench.words import bytes_text
 
 SAVED_BYTES = 1 << 30  # how much of the state is really written; the rest is scaled
+LEAST_BYTES = 1 << 24  # of a larger state: from less nothing can be scaled
 
 
 def seconds_to_save(strategy: Strategy, device: Device, path: Path) -> float:
     tensors = _state_tensors(strategy.optimizer)
     total = sum(t.nbytes for t in tensors)
-    written, size = [], 0
-    for tensor in tensors:
-        if size >= SAVED_BYTES or size + tensor.nbytes > shutil.disk_usage(path.parent).free // 2:
-            break
-        written.append(tensor)
-        size += tensor.nbytes
-    if not written:
-        return 0.0
+    if not tensors:
+        return 0.0  # an optimizer that updates nothing fails the trial by itself
+    free = shutil.disk_usage(path.parent).free
+    written = list(_first(tensors, free // 2 // device.count))  # the node's others may save beside this one
+    size = sum(t.nbytes for t in written)
+    if size < min(total, LEAST_BYTES):
+        raise EnvironmentCannot(
+            f"{bytes_text(free)} free for temporary files, too little to time a checkpoint: "
+            "make room, or let TMPDIR name another disk"
+        )
     device.synchronise()
     started = time.perf_counter()
     with path.open("wb") as file:
@@ -36,6 +42,19 @@ def seconds_to_save(strategy: Strategy, device: Device, path: Path) -> float:
     seconds: float = time.perf_counter() - started
     path.unlink()
     return seconds * float(total / size)
+
+
+def _first(tensors: Iterable[torch.Tensor], room: int) -> Iterator[torch.Tensor]:
+    """Whole ones, until they are enough; where there is no room for that, the last is cut."""
+    size = 0
+    for tensor in tensors:
+        if size >= SAVED_BYTES:
+            return
+        if size + tensor.nbytes > room:
+            yield tensor.flatten()[: (room - size) // tensor.itemsize].clone()  # a view is saved whole
+            return
+        yield tensor
+        size += tensor.nbytes
 
 
 def _state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
