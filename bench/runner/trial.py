@@ -67,7 +67,7 @@ class TrialRun:
         steps = self.measure(warm)
         ended, peak = time.time(), self.device.peak_bytes()
         self.phase("overheads")
-        log, save, evaluation = self.overheads(warm.step_seconds)
+        log, save, evaluation = self.overheads(warm.pass_seconds)
         self.phase("done")
         return Measurement(
             steps=steps, warmup=warm.samples, steady=warm.steady,
@@ -221,13 +221,13 @@ class TrialRun:
                 return tuple(samples)
         raise AssertionError("cycle never ends")
 
-    def overheads(self, step_seconds: float) -> tuple[float | None, float | None, float | None]:
+    def overheads(self, pass_seconds: float) -> tuple[float | None, float | None, float | None]:
         recipe = self.trial.model.recipe
         log = self.time_log() if recipe.log_every_steps else None
         save = self.time_save() if recipe.save_every_steps else None
         evaluation = None
         if evaluates_rarely(recipe):  # to be timed it would be compiled first: a pass of training is more
-            evaluation = step_seconds / (self.trial.micro_batch * self.team.size)
+            evaluation = pass_seconds / (self.trial.micro_batch * self.team.size)
         elif recipe.eval_every_steps and recipe.eval_samples:
             evaluation = self.time_evaluation()
         return log, save, evaluation

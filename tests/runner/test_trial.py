@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bench.models import known_models
-from bench.result import Crashed, Timing, Trial
+from bench.result import Crashed, StepSample, Timing, Trial
 from bench.runner.device import Device
 from bench.runner.loop import Loop
 from bench.runner.team import Team
@@ -71,8 +71,23 @@ def test_saving_logging_and_evaluating_are_timed_once_as_often_as_the_recipe_ask
         assert modes == [False, False]
     else:  # so few samples that a pass of training is bound enough
         assert modes == []
-        passes = [sample.seconds / 16 for sample in measured.warmup if sample.accumulation == 1]
-        assert min(passes) <= measured.eval_seconds_per_sample <= max(passes)
+
+
+def test_a_rare_evaluation_is_bounded_by_a_pass_without_the_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update on the host takes longer than many passes."""
+    model = known_models()["tiny-vit"]
+    recipe = replace(model.recipe, eval_every_steps=10_000, eval_samples=20)
+    trial = Trial(replace(model, recipe=recipe), (), 16, 1, 0, Timing(loss_steps=1))
+    pass_seconds, update_seconds = 1.0, 40.0
+    monkeypatch.setattr(
+        TrialRun,
+        "timed_step",
+        lambda _run, passes: StepSample(passes, passes * pass_seconds + update_seconds),
+    )
+    measured = TrialRun(trial, Device("cpu"), Team(), tmp_path, lambda event: None).run()
+    assert measured.eval_seconds_per_sample == pytest.approx(pass_seconds / 16)
 
 
 def test_a_loss_that_is_no_number_ends_a_trial_before_anything_is_timed(tmp_path: Path) -> None:
