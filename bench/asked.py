@@ -88,6 +88,7 @@ class Held:
     def __init__(self, manifest: bytes, results: Results) -> None:
         self._asked = read_asked(manifest)
         self._results = results
+        self._entries = self._asked.entries
         self._notes: dict[Note, None] = {}
         resolved, _ = resolve_models(list(self._asked.models))
         self._models = {model.name: model for model in resolved}
@@ -118,7 +119,7 @@ class Held:
             self._differs(model, f"{told}; this bench counts {counted.total}")
 
     def require_trial(self, trial: Trial) -> None:
-        asked, entry = self._asked, self._asked.entries[trial.model.name]
+        asked, entry = self._asked, self._entries[trial.model.name]
         if trial.accumulation * trial.gpus * trial.micro_batch != trial.model.recipe.batch_size:
             raise VerificationFailed(f"trial {trial.id} does not train the recipe's batch")
         each = asked.gpus or len(self._results.node.gpus) or 1
@@ -135,15 +136,15 @@ class Held:
     def _require_stated(self) -> None:
         asked, results = self._asked, self._results
         names = [model.name for model in results.models]
-        if names != list(asked.entries):
+        if names != list(self._entries):
             raise VerificationFailed(
-                f"the results are of {', '.join(names)}, the manifest names {', '.join(asked.entries)}"
+                f"the results are of {', '.join(names)}, the manifest names {', '.join(self._entries)}"
             )
         for name, stated, found in (
             ("seed", asked.seed, results.seed),
             ("memory cap", asked.memory_cap_bytes, results.memory_cap_bytes),
             ("timing", asked.timing, to_json(results.timing)),
-            *_stated_of_models(asked.entries, results.models),
+            *_stated_of_models(self._entries, results.models),
         ):
             if place := _contradiction(stated, found, name):
                 raise VerificationFailed(f"the manifest states another {place} than the results have")

@@ -199,18 +199,18 @@ def _short(value: Any) -> str:
 
 def resolve_models(entries: Any) -> tuple[list[Model], list[Mistake]]:
     """The models of a manifest that can be made, and what is wrong with the others."""
-    models: list[Model] = []
+    models: dict[str, Model] = {}
     mistakes: list[Mistake] = []
     for i, entry in enumerate(entries if isinstance(entries, list) else []):
         path = f"/models/{i}"
         match _resolve_model(entry, path):
-            case Model() as model if model.name in {m.name for m in models}:
+            case Model() as model if model.name in models:
                 mistakes.append(Mistake(path, f'"{model.name}" stands twice', "allowed: each name once"))
             case Model() as model:
-                models.append(model)
+                models[model.name] = model
             case list() as found:
                 mistakes += found
-    return models, mistakes
+    return list(models.values()), mistakes
 
 
 def _resolve_model(entry: Any, path: str) -> Model | list[Mistake]:

@@ -579,6 +579,17 @@ def test_a_batch_that_is_not_the_recipes(tmp_path: Path) -> None:
 NODE = Path(__file__).parents[1] / "results" / "node-check-h200" / "1gpu-run1.tar"
 
 
+def test_a_node_check_that_says_it_looked_at_no_gpu(tmp_path: Path) -> None:
+    """Then none would be missing."""
+    path = tmp_path / "b.tar"
+    old = contents(NODE)
+    manifest = canonical_json(json.loads(old["manifest.json"]) | {"gpus": 8, "expect": {}})
+    results = json.loads(old["results.json"]) | {"manifest_digest": f"sha256:{sha256(manifest)}"}
+    results |= {"device": "cpu", "expect": results["expect"] | {"gpus": None}}
+    signed_anew(path, old | {"manifest.json": manifest, "results.json": pretty_json(results)})
+    refused(path, "a check of the CPU alone has no GPUs", recompute)
+
+
 @pytest.mark.parametrize(
     ("asks", "why"),
     [

@@ -158,6 +158,8 @@ def recompute(files: Files) -> Mapping[str, Any]:
 
 def _require_asked(asked: CheckManifest, results: CheckResults) -> None:
     """What the owner expects and requires decides the verdict: it is the manifest's to say."""
+    if results.device == "cpu" and results.node.gpus:  # to a check of the CPU no number of GPUs is expected
+        raise VerificationFailed("a check of the CPU alone has no GPUs, the results have")
     if results.expect != asked.expected(results.device):
         raise VerificationFailed("the node was held against other expectations than its manifest has")
     if results.require != asked.require:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bench.cli import main
 from bench.errors import BadInput
 from bench.report.compare import Request, collect
 from bench.report.comparing import Comparison, ModelPart
@@ -164,6 +165,15 @@ def test_a_machine_of_two_kinds_of_gpus_is_neither(tmp_path: Path) -> None:
     assert entry.row.machine.label == "3x H100 80GB HBM3 + 1x A100-SXM4-80GB"
     assert entry.offers == ()
     assert entry.gaps[0] == f"no price for 3x {H100} + 1x NVIDIA A100-SXM4-80GB"
+
+
+def test_what_is_taken_on_trust_is_told_and_ranked_with_nothing_else(tmp_path: Path, capsys: Any) -> None:
+    ours, also = (bundle(tmp_path / f"{n}.tar", run_id=n, uuid=n) for n in ("a1", "a2"))
+    theirs = bundle(tmp_path / "b.tar", run_id="b", uuid="b", version="0.0.9", pass_seconds=0.1)
+    (why,) = reasons(only(compared(ours, also, theirs)))["b.tar"]
+    assert "a sample costs 1000 operations" in why
+    assert main(["verify", str(theirs)]) == 0
+    assert "on trust   tiny-gpt-neox: a sample costs 1000 operations" in capsys.readouterr().out
 
 
 def test_a_bundle_that_is_there_twice_counts_once(tmp_path: Path) -> None:
