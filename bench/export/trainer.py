@@ -39,7 +39,7 @@ def training_arguments(trial: Trial) -> dict[str, Any]:
         "max_steps": recipe.steps,
         "bf16": recipe.precision == "bf16",
         "fp16": recipe.precision == "fp16",
-        "tf32": True if "tf32" in setting else None,
+        "tf32": "tf32" in setting,
         "torch_compile": "compile" in setting,
         "gradient_checkpointing": "checkpointing" in setting,
         "gradient_checkpointing_kwargs": {"use_reentrant": False},

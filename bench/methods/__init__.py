@@ -178,6 +178,15 @@ def label(setting: Setting, model: Model, target: Target) -> str:
     return " + ".join(setting)
 
 
+def prepare_all(setting: Setting) -> None:
+    """A process, before a model is built in it. Convolutions in TF32 are torch's default, not ours."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    for name in setting:
+        known_methods()[name].prepare()
+
+
 def apply_all(setting: Setting, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
     for name in setting:
         known_methods()[name].apply(model, whole, blocks)

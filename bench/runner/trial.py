@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bench.estimate import mean
-from bench.methods import apply_all, arithmetic, in_group, known_methods
+from bench.methods import apply_all, arithmetic, in_group, prepare_all
 from bench.models.inline import family_of, flops_of
 from bench.result import Measurement, Proof, StepSample, Trial
 from bench.runner.data import Batches, make_pool
@@ -120,8 +120,7 @@ class TrialRun:
         torch._dynamo.config.suppress_errors = False
         torch._dynamo.config.fail_on_recompile_limit_hit = True
         torch._dynamo.config.recompile_limit = 64  # blocks may all be different
-        for name in trial.setting:
-            known_methods()[name].prepare()
+        prepare_all(trial.setting)
         with self.device.torch:
             model = family.build(trial.model, kernels="kernels" in trial.setting)
         model.train()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bench.methods import known_methods
+from bench.methods import prepare_all
 
 
 @pytest.fixture
@@ -19,7 +19,17 @@ def afterwards_as_before() -> Iterator[None]:
 
 def test_whoever_asks_by_an_older_name_or_a_newer_is_told_the_same(afterwards_as_before: None) -> None:
     """max-autotune asks by the oldest: vit-l and convnext-xl crashed by it on an H200 (torch 2.11)."""
-    known_methods()["tf32"].prepare()
+    prepare_all(("tf32",))
     assert torch.get_float32_matmul_precision() == "high"
     assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     assert torch.backends.cudnn.conv.fp32_precision == "tf32"
+
+
+def test_without_it_not_even_convolutions_are_in_tf32(afterwards_as_before: None) -> None:
+    """Which is what torch begins with: naive would not be naive."""
+    torch.backends.cudnn.allow_tf32 = True
+    prepare_all(())
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cudnn.allow_tf32
+    assert torch.backends.cudnn.conv.fp32_precision != "tf32"

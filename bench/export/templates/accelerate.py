@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from accelerate.utils import FullyShardedDataParallelPlugin, GradientAccumulationPlugin
 
 from bench.codec import from_json, strict_loads
-from bench.methods import apply_all, in_group, known_methods
+from bench.methods import apply_all, in_group, prepare_all
 from bench.models.inline import family_of
 from bench.result import Trial
 from bench.runner.data import Batches, make_pool
@@ -44,8 +44,7 @@ def main() -> None:
         here = accelerator.num_processes
         raise SystemExit(f"this setting was measured on {trial.gpus} devices, here are {here}")
     torch.manual_seed(trial.seed)
-    for name in trial.setting:
-        known_methods()[name].prepare()
+    prepare_all(trial.setting)
     family = family_of(trial.model)
     built = family.build(trial.model, kernels="kernels" in trial.setting)
     whole = WithLoss(built).to(accelerator.device)

@@ -16,7 +16,7 @@ import deepspeed
 import torch.distributed as dist
 
 from bench.codec import from_json, strict_loads
-from bench.methods import apply_all, in_group, known_methods
+from bench.methods import apply_all, in_group, prepare_all
 from bench.models import Recipe
 from bench.models.inline import family_of
 from bench.result import Trial
@@ -36,8 +36,7 @@ def main() -> None:
     if team.size != trial.gpus:
         raise SystemExit(f"this setting was measured on {trial.gpus} devices, here are {team.size}")
     torch.manual_seed(trial.seed)
-    for name in trial.setting:
-        known_methods()[name].prepare()
+    prepare_all(trial.setting)
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
