@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import __version__
-from bench.acceptance.cli import add_check
+from bench.acceptance.cli import add_check, parser_of
 from bench.arguments import Commands, duration
 from bench.control import cli as control
 from bench.control.push import cli as pushing
@@ -27,7 +27,8 @@ EXIT_CODES = """exit codes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = _parser(parser_of(words)).parse_args(words)
     try:
         code: int = arguments.call(arguments)
         sys.stdout.flush()
@@ -52,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser(kind: type[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    parser = kind(
         prog="bench",
         description="How long would it take to pre-train this model on this machine?",
         epilog=EXIT_CODES,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.acceptance.evidence import Level
-from bench.acceptance.finding import EXITS, Verdict
+from bench.acceptance.finding import EXITS, NAGIOS
 from bench.checks import known_checks
 from bench.codec import pretty_json, to_json
 from bench.errors import BadInput, nearest
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from bench.acceptance.manifest import CheckManifest
     from bench.runner.checking import Checked
     from bench.runner.seal import Sealer
-
-NAGIOS: dict[Verdict, int] = {"pass": 0, "warn": 1, "fail": 2, "not-run": 3}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Literal
 Verdict = Literal["pass", "warn", "fail", "not-run"]
 Basis = Literal["rule", "reference", "peers", "history", "fleet"]
 EXITS: dict[Verdict, int] = {"pass": 0, "warn": 0, "fail": 1, "not-run": 3}
+NAGIOS: dict[Verdict, int] = {"pass": 0, "warn": 1, "fail": 2, "not-run": 3}  # as monitoring plug-ins do
 VERDICTS: tuple[Verdict, ...] = ("fail", "not-run", "warn", "pass")  # the worst first
 
 

@@ -196,3 +196,9 @@ def nagios_line(results: CheckResults) -> str:
     performance = " ".join(f"'{name}'={value:.4g}" for name, value in figures.items())
     line = f"BENCH {state} - {node_text(results)}: {counted_text(results.findings)}{finding}"
     return f"{line.replace('|', '/')} | {performance}".rstrip(" |")
+
+
+def nagios_unknown(reason: str) -> str:
+    """Of a check that could not begin: the same form, whatever the reason holds."""
+    words = "; ".join(line.strip() for line in reason.splitlines())
+    return f"BENCH UNKNOWN - {words.replace('|', '/')}"

@@ -91,6 +91,40 @@ def test_monitoring_gets_one_line_and_its_own_codes(
     assert "|" not in text
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["nofile.json"], "nofile.json: no such file"),
+        (["typo.json"], "/skip/0"),
+        (["--skip", "matmull"], 'nearest: "matmul"'),
+        (["--level", "fast"], "invalid choice: 'fast'"),
+        (["--levle", "quick"], "--levle"),
+        (["-o", "/proc/x", "--device", "cpu", "--level", "quick"], "/proc/x"),
+    ],
+)
+def test_to_monitoring_a_mistake_of_the_operators_is_unknown(
+    words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CRITICAL would say that the node is bad."""
+    Path("typo.json").write_text('{"schema": "bench/node-check/v1", "skip": ["mat|mul"]}')
+    try:
+        code = main(["check", *words, "--nagios"])
+    except SystemExit as ended:  # by the parser of arguments
+        code = int(ended.code or 0)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("BENCH UNKNOWN - ")
+    assert reason in line
+    assert "|" not in line
+    assert code == 3
+
+
+def test_without_monitoring_wrong_arguments_end_as_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["check", "--level", "fast"])
+    said = capsys.readouterr()
+    assert (said.out, "invalid choice" in said.err) == ("", True)
+
+
 def test_a_driver_that_hangs_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
