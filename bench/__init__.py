@@ -28,7 +28,7 @@ reading      what one check measured, or what NVML said: from which findings fol
 profile      what one kind of GPU in one form reaches, each figure with its source and tolerance
 soak         full load for long, watched
 fleet        the checks of many nodes, held against each other
-lemon        a GPU that was bad in more than one check, wherever it was
+lemon        a GPU that failed by its own fault in more than one check, wherever it was
 journal      the append-only file of a run, a line an event
 run          one execution of a manifest on one machine
 image        the software of a run, locked: named by the digest of its configuration

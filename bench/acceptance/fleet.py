@@ -16,6 +16,7 @@ from typing import Literal
 from bench.acceptance.evidence import Evidence
 from bench.acceptance.finding import VERDICTS, Finding, Verdict, overall, quantity, worst
 from bench.acceptance.results import Judged
+from bench.checks import known_checks
 from bench.statement import utc
 
 LEAST_VALUES = 4  # or there is no fleet
@@ -69,7 +70,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Lemon:
-    """A GPU that was bad in more than one check."""
+    """A GPU that failed by its own fault in more than one check."""
 
     uuid: str
     times: tuple[str, ...]  # "GPU 5 of r7-n01 on 2026-06-02: matmul"
@@ -204,8 +205,8 @@ def _lemons(every: Sequence[Seen], outliers: Mapping[str, tuple[Finding, ...]]) 
     """By UUID, over all bundles: a GPU keeps its name when it moves to another node."""
     times: dict[str, dict[str, str]] = {}
     for seen in sorted(every, key=lambda s: s.started_at):
-        findings = [f for f in (*seen.findings, *outliers.get(seen.run_id, ())) if f.verdict == "fail"]
-        for index in dict.fromkeys(f.gpu for f in findings if f.gpu is not None):
+        findings = _against_cards([*seen.findings, *outliers.get(seen.run_id, ())])
+        for index in dict.fromkeys(f.gpu for f in findings):
             uuid = seen.uuids.get(str(index))
             checks = ", ".join(dict.fromkeys(f.check for f in findings if f.gpu == index))
             if uuid is not None:
@@ -213,3 +214,12 @@ def _lemons(every: Sequence[Seen], outliers: Mapping[str, tuple[Finding, ...]]) 
                     f"GPU {index} of {seen.name} on {seen.started_at[:10]}: {checks}"
                 )
     return tuple(Lemon(uuid, tuple(runs.values())) for uuid, runs in times.items() if len(runs) > 1)
+
+
+def _against_cards(findings: Sequence[Finding]) -> list[Finding]:
+    """Failures that are a GPU's own: neither its node's, nor of whoever else was at work on it."""
+    failed = [
+        (known_checks()[f.check].blames, f) for f in findings if f.verdict == "fail" and f.gpu is not None
+    ]
+    shared = {f.gpu for blamed, f in failed if blamed == "guests"}
+    return [f for blamed, f in failed if blamed == "card" and not (f.figure and f.gpu in shared)]

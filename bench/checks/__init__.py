@@ -111,6 +111,9 @@ class Check:
     soaks: bool = False
     collective: bool = False  # on the GPUs, and so through NCCL; starting that takes its time
     about_gpus: bool = False  # a CPU cannot be asked, though something is measured
+    # Whose a failure is: the card's, wherever it goes; the node's around it, settings and driver too; or of
+    # guests at work there, beside whom no rate says anything of the card.
+    blames: Literal["card", "node", "guests"] = "card"
     needs: tuple[str, ...] = ()  # packages
     environment: Mapping[str, str] = field(default_factory=dict)  # of the worker, before it starts
 

@@ -90,4 +90,4 @@ def _vbios(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
         )
 
 
-CHECK = Check("alike", "are all GPUs alike in model, firmware, driver and limits?", judge)
+CHECK = Check("alike", "are all GPUs alike in model, firmware, driver and limits?", judge, blames="node")

@@ -79,4 +79,4 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     )
 
 
-CHECK = Check("clock", "is the clock kept?", judge, measure, limit_seconds=10)
+CHECK = Check("clock", "is the clock kept?", judge, measure, limit_seconds=10, blames="node")

@@ -96,4 +96,6 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-CHECK = Check("disk", "is there room, and is the scratch disk fast?", judge, measure, limit_seconds=90)
+CHECK = Check(
+    "disk", "is there room, and is the scratch disk fast?", judge, measure, limit_seconds=90, blames="node"
+)

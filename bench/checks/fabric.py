@@ -70,4 +70,4 @@ def _state(gpu: Answers, info: dict[str, int]) -> Finding:
     )
 
 
-CHECK = Check("fabric", "is the NVSwitch fabric up?", judge)
+CHECK = Check("fabric", "is the NVSwitch fabric up?", judge, blames="node")

@@ -40,4 +40,12 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-CHECK = Check("host-memory", "is the host's memory fast?", judge, measure, limit_seconds=60, needs=("torch",))
+CHECK = Check(
+    "host-memory",
+    "is the host's memory fast?",
+    judge,
+    measure,
+    limit_seconds=60,
+    needs=("torch",),
+    blames="node",
+)

@@ -68,4 +68,6 @@ def _persistence(gpu: Answers, standards: Standards) -> Iterator[Finding]:
     )
 
 
-CHECK = Check("power", "may every GPU draw its full power, and does its driver stay loaded?", judge)
+CHECK = Check(
+    "power", "may every GPU draw its full power, and does its driver stay loaded?", judge, blames="node"
+)

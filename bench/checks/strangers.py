@@ -73,4 +73,4 @@ def _pids(processes: list[dict[str, int]]) -> str:
     return ", ".join(str(p.get("pid")) for p in processes[:4])
 
 
-CHECK = Check("strangers", "is anybody else on these GPUs?", judge)
+CHECK = Check("strangers", "is anybody else on these GPUs?", judge, blames="guests")

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,41 @@ def test_a_gpu_that_failed_twice_is_a_lemon_wherever_it_was(tmp_path: Path) -> N
     assert lemon.uuid == "GPU-bad"
     assert "GPU 5 of before on 2026-08-22: matmul" in lemon.times[0]
     assert "of moved" in lemon.times[1]
+
+
+GUEST = {"5": {"UUID": "GPU-shared", "UtilizationRates": {"gpu": 10, "memory": 1}}}
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        {"gpus": GUEST},
+        {"gpus": GUEST, "rates": {"copies": {"5": 0.6}}},
+        {
+            "gpus": {
+                "5": {"UUID": "GPU-capped", "EnforcedPowerLimit": 500_000, "PowerManagementLimit": 500_000}
+            }
+        },
+    ],
+    ids=["somebody else's process", "the copies that it slows", "a power limit"],
+)
+def test_what_is_no_fault_of_the_card_makes_no_lemon(tmp_path: Path, scenario: dict[str, Any]) -> None:
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    for number in range(2):
+        bundle(rack / f"n{number}.tar", tmp_path, START + number * DAY, **scenario)
+    fleet = compared(rack)
+    assert fleet.verdict == "fail"
+    assert fleet.lemons == ()
+
+
+def test_what_is_the_cards_own_counts_beside_a_guest_too(tmp_path: Path) -> None:
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    for number in range(2):
+        bundle(rack / f"n{number}.tar", tmp_path, START + number, gpus=GUEST, xids={"5": [79]})
+    (lemon,) = compared(rack).lemons
+    assert (lemon.uuid, lemon.times[0].rpartition(": ")[2]) == ("GPU-shared", "xid")
 
 
 def test_a_node_that_was_checked_again_stands_there_once(tmp_path: Path) -> None:
