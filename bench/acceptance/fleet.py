@@ -45,7 +45,7 @@ class Seen:
     started_at: str
     identity: str  # of these very GPUs together
     kind: str  # the model of its GPUs
-    uuids: Mapping[str, str]  # by GPU index, as text
+    uuids: Mapping[str, str]  # by GPU index, as text; of those that answered
     level: str
     simulated: bool
     findings: tuple[Finding, ...]
@@ -97,7 +97,8 @@ class Fleet:
 
 def seen_of(path: Path, judged: Judged) -> Seen:
     results, evidence = judged.results, judged.evidence
-    uuids = {str(gpu.index): gpu.uuid for gpu in results.node.gpus}
+    # One that is lost does not say who it is: what stands in its place is no name, the same on every node.
+    uuids = {str(gpu.index): gpu.uuid for gpu in results.node.gpus if gpu.memory_bytes}
     identity = " ".join(sorted(uuids.values())) or f"run {results.run.id}"
     return Seen(
         str(path),

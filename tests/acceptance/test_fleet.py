@@ -107,6 +107,17 @@ def test_what_is_the_cards_own_counts_beside_a_guest_too(tmp_path: Path) -> None
     assert (lemon.uuid, lemon.times[0].rpartition(": ")[2]) == ("GPU-shared", "xid")
 
 
+def test_gpus_that_are_lost_are_nobody(tmp_path: Path) -> None:
+    """Neither one lemon on two nodes, nor two nodes that are one."""
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    for number in range(2):
+        bundle(rack / f"n{number}.tar", tmp_path, START + number, count=1, lost={"0": 1})
+    fleet = compared(rack)
+    assert [node.seen.name for node in fleet.nodes] == ["n0", "n1"]
+    assert (fleet.lemons, fleet.older) == ((), ())
+
+
 def test_a_node_that_was_checked_again_stands_there_once(tmp_path: Path) -> None:
     rack = tmp_path / "rack"
     (rack / "later").mkdir(parents=True)
