@@ -17,6 +17,7 @@ from bench.report.checks import WORDS
 from bench.report.page import page, put
 
 COLUMNS = ("node", "verdict", "worst finding")
+SIMULATED = "some of these nodes were never there"
 
 
 def table(fleet: Fleet) -> str:
@@ -61,10 +62,18 @@ def _notes(fleet: Fleet) -> Iterator[str]:
         yield from (f"              {line}" for line in lemon.times)
     for path in fleet.older:
         yield f"older         {path}: the same GPUs were checked again"
-    if any(node.seen.simulated for node in fleet.nodes):
-        yield "SIMULATED     some of these nodes were never there"
+    if _simulated(fleet):
+        yield f"SIMULATED     {SIMULATED}"
+    yield _counted(fleet)
+
+
+def _simulated(fleet: Fleet) -> bool:
+    return any(node.seen.simulated for node in fleet.nodes)
+
+
+def _counted(fleet: Fleet) -> str:
     counts = {word: sum(node.verdict == v for node in fleet.nodes) for v, word in WORDS.items()}
-    yield ", ".join(f"{count} {word.upper()}" for word, count in counts.items() if count)
+    return ", ".join(f"{count} {word.upper()}" for word, count in counts.items() if count)
 
 
 def as_csv(fleet: Fleet) -> str:
@@ -116,30 +125,60 @@ def as_markdown(fleet: Fleet) -> str:
 
 
 def write_fleet_html(path: Path, fleet: Fleet) -> None:
+    """The answer first: how many are good, and which; then what it rests on."""
+    simulated = f'<p class="alert">SIMULATED: {SIMULATED}</p>' if _simulated(fleet) else ""
+    body = (
+        f"<h1>Which of these nodes are good</h1><p><strong>{_counted(fleet)}</strong></p>{simulated}"
+        f"{_nodes_html(fleet)}{_lemons_html(fleet)}{_spreads_html(fleet)}{_older_html(fleet)}"
+    )
+    put(path, page(f"bench: {len(fleet.nodes)} nodes", body, STYLE))
+
+
+def _nodes_html(fleet: Fleet) -> str:
     lemons = {lemon.uuid for lemon in fleet.lemons}
     rows = "".join(
         f'<tr><td class="t">{escape(node.seen.name)}</td>'
         f'<td class="t {_tone(node)}">{WORDS[node.verdict]}</td>'
-        f'<td class="t long">{escape(_worst(node, lemons))}</td>'
-        f'<td class="t">{escape(node.seen.kind)}</td><td class="t">{escape(node.seen.started_at)}</td></tr>'
+        f'<td class="t long" data-head="worst finding">{escape(_worst(node, lemons))}</td>'
+        f'<td class="t" data-head="GPU">{escape(node.seen.kind)}</td>'
+        f'<td class="t" data-head="checked">{escape(node.seen.started_at)}</td></tr>'
         for node in fleet.nodes
     )
-    spreads = "".join(
+    return (
+        '<div class="scroll" tabindex="0"><table class="stacked"><thead><tr><th class="t">node</th>'
+        '<th class="t">verdict</th><th class="t">worst finding</th><th class="t">GPU</th>'
+        f'<th class="t">checked</th></tr></thead><tbody>{rows}</tbody></table></div>'
+    )
+
+
+def _lemons_html(fleet: Fleet) -> str:
+    items = "".join(
+        f"<li>{escape(lemon.uuid)}<ul>{''.join(f'<li>{escape(line)}</li>' for line in lemon.times)}</ul></li>"
+        for lemon in fleet.lemons
+    )
+    return f'<h2>Repeat lemons</h2><ul class="said">{items}</ul>' if items else ""
+
+
+def _spreads_html(fleet: Fleet) -> str:
+    rows = "".join(
         f'<tr><td class="t">{escape(s.kind)}</td><td class="t">{escape(s.figure)}</td>'
         f"<td>{escape(quantity(s.median, s.unit))}</td><td>{s.spread_percent:.1f}%</td>"
         f"<td>{s.count}</td></tr>"
         for s in fleet.spreads
     )
-    notes = "".join(f"<li>{escape(line.strip())}</li>" for line in _notes(fleet))
-    body = (
-        f"<h1>Which of these nodes are good</h1><ul class=said>{notes}</ul>"
-        '<div class="scroll" tabindex="0"><table><thead><tr><th class="t">node</th><th class="t">verdict</th>'
-        '<th class="t">worst finding</th><th class="t">GPU</th><th class="t">checked</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table></div><h2>The fleet</h2>"
-        '<div class="scroll" tabindex="0"><table><thead><tr><th class="t">GPU</th><th class="t">figure</th>'
-        f"<th>median</th><th>spread</th><th>values</th></tr></thead><tbody>{spreads}</tbody></table></div>"
+    if not rows:
+        return ""
+    return (
+        '<h2>The fleet</h2><div class="scroll" tabindex="0"><table><thead><tr><th class="t">GPU</th>'
+        '<th class="t">figure</th><th>median</th><th>spread</th><th>values</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
     )
-    put(path, page(f"bench: {len(fleet.nodes)} nodes", body, STYLE))
+
+
+def _older_html(fleet: Fleet) -> str:
+    items = "".join(f"<li>{escape(path)}</li>" for path in fleet.older)
+    words = f"{len(fleet.older)} older: the same GPUs were checked again"
+    return f'<details><summary>{words}</summary><ul class="said">{items}</ul></details>' if items else ""
 
 
 def _tone(node: Ranked) -> str:

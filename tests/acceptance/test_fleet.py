@@ -150,6 +150,23 @@ def test_bench_compare_shows_it_in_every_format(
     assert "| n03" in capsys.readouterr().out
 
 
+def test_the_page_answers_first_and_folds_what_is_over(tmp_path: Path) -> None:
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    ours = {str(i): {"UUID": f"GPU-{i}"} for i in range(2)}
+    for number in range(2):
+        bad = {"count": 2, "gpus": ours, "rates": {"matmul": {"1": 0.7}}}
+        bundle(rack / f"n{number}.tar", tmp_path, START + number * DAY, **bad)
+    assert main(["compare", str(rack), "--html", str(tmp_path / "rack.html")]) == 1
+    answer, _, rest = (tmp_path / "rack.html").read_text().partition("</table>")
+    assert "<strong>1 FAIL</strong>" in answer
+    assert "lemon" not in answer.lower()
+    assert str(rack) not in answer
+    assert "<li>GPU-1<ul><li>GPU 1 of n0 on" in rest
+    folded = rest.partition("<details><summary>1 older: the same GPUs were checked again</summary>")[2]
+    assert f"<li>{rack}/n0.tar</li>" in folded
+
+
 def test_one_that_does_not_verify_is_named_and_left_out(
     rack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
