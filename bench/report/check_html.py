@@ -16,6 +16,7 @@ from bench.report.svg import Box, Linear, Plot, Ticked, axes, inline, polyline, 
 PANES = (("power_watts", "power, W"), ("sm_mhz", "clock, MHz"), ("celsius", "temperature, °C"))
 POINTS = 300
 TONES = {"pass": "good", "fail": "bad", "warn": "warned", "not-run": "warned"}
+COLUMNS = ("what", "found", "expected", "by whose word", "what to do")
 STYLE = (
     "td.good{background:var(--good)}td.bad{background:var(--bad)}"
     "td.warned{background:var(--warn)}td.long{min-width:9rem}"
@@ -59,11 +60,10 @@ def _gravity(finding: Finding) -> int:
 
 
 def _table(findings: Sequence[Finding]) -> str:
-    names = ("verdict", "what", "found", "expected", "by whose word", "what to do")
-    heads = "".join(f'<th class="t">{name}</th>' for name in names)
+    heads = "".join(f'<th class="t">{name}</th>' for name in ("verdict", *COLUMNS))
     rows = "".join(map(_row, findings))
     return (
-        f'<div class="scroll" tabindex="0"><table><thead><tr>{heads}</tr></thead>'
+        f'<div class="scroll" tabindex="0"><table class="stacked"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
     )
 
@@ -74,7 +74,10 @@ def _row(f: Finding) -> str:
     tone = TONES[f.verdict] if f.counts else "none"
     return (
         f'<tr><td class="t {tone}">{word}</td>'
-        + "".join(f'<td class="t long">{escape(c)}</td>' for c in cells)
+        + "".join(
+            f'<td class="t long" data-head="{name}">{escape(cell)}</td>'
+            for name, cell in zip(COLUMNS, cells, strict=True)
+        )
         + "</tr>"
     )
 
