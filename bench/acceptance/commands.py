@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +46,7 @@ def check(request: Request) -> int:
 
     asked_for = manifest.load(request.manifest)
     _check_names(request.skip)
+    _check_scratch(request.scratch)
     talk = CheckProgress(quiet=request.nagios)
     places = request.history or ((request.out,) if request.out.is_dir() else ())
     past, refused = history.read(places)
@@ -96,6 +98,19 @@ def _check_names(names: tuple[str, ...]) -> None:
     for name in names:
         if name not in known_checks():
             raise BadInput(f"--skip {name}: no such check", advice=nearest(name, known_checks()))
+
+
+def _check_scratch(scratch: Path | None) -> None:
+    """By the first thing that the check of the disk does there, minutes before it."""
+    try:
+        if scratch is not None:
+            with tempfile.TemporaryFile(dir=scratch):
+                pass
+    except OSError as error:
+        raise BadInput(
+            f"--scratch {scratch}: no file can be written there: {error.strerror}",
+            advice="name a folder on the disk to check that is there and that you may write to",
+        ) from None
 
 
 def _sealer(asked_for: CheckManifest, request: Request) -> Sealer:

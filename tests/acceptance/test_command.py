@@ -217,6 +217,19 @@ def test_wrong_arguments_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "nowhere.json"]) == 2
 
 
+def test_a_scratch_that_cannot_be_written_is_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(monkeypatch)
+    Path("file").touch()
+    for scratch in ("nowhere", "file", "/proc"):
+        assert main(["check", *FAST, "--scratch", scratch]) == 2
+        said = capsys.readouterr()
+        assert f"--scratch {scratch}: no file can be written there" in said.err
+        assert said.out == ""
+    assert not Path("out").exists()
+
+
 def test_the_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(checking.known_checks())
