@@ -45,7 +45,7 @@ def check(request: Request) -> int:
     from bench.runner.checking import Asked, check_node
 
     asked_for = manifest.load(request.manifest)
-    _check_names(request.skip)
+    _check_names(request.skip, asked_for.require)
     _check_scratch(request.scratch)
     talk = CheckProgress(quiet=request.nagios)
     places = request.history or ((request.out,) if request.out.is_dir() else ())
@@ -94,10 +94,12 @@ def _show(done: Checked, request: Request) -> int:
     return EXITS[results.verdict]
 
 
-def _check_names(names: tuple[str, ...]) -> None:
-    for name in names:
+def _check_names(skipped: tuple[str, ...], required: tuple[str, ...]) -> None:
+    for name in skipped:
         if name not in known_checks():
             raise BadInput(f"--skip {name}: no such check", advice=nearest(name, known_checks()))
+        if name in required:
+            raise BadInput(f"--skip {name}: the manifest requires it", advice="leave one of them out")
 
 
 def _check_scratch(scratch: Path | None) -> None:

@@ -90,7 +90,7 @@ def parse(data: bytes, where: str) -> CheckManifest:
         raise BadInput(str(error), where=where) from None
     if isinstance(document, dict) and document.get("schema") == "bench/manifest/v1":
         raise BadInput("is no node check but a manifest of models", where=where, advice=f"bench run {where}")
-    mistakes = [*schema_mistakes(document, "node-check-v1"), *_names(document)]
+    mistakes = [*schema_mistakes(document, "node-check-v1"), *_names(document), *_contradictions(document)]
     if mistakes:
         mistakes.sort(key=lambda mistake: mistake.path)
         count = f"{len(mistakes)} mistake{'s' * (len(mistakes) > 1)}"
@@ -123,6 +123,21 @@ def _names(document: Any) -> list[Mistake]:
         if name not in LEVELS:
             found.append(Mistake(f"/levels/{name}", "no such level", nearest(name, LEVELS)))
     return found
+
+
+def _contradictions(document: Any) -> list[Mistake]:
+    """Checks that are left out and without whose answer the node does not pass."""
+    asked = document if isinstance(document, dict) else {}
+    skip, require = (
+        found if isinstance(found := asked.get(key), list) else [] for key in ("skip", "require")
+    )
+    return [
+        Mistake(
+            f"/skip/{i}", f'"{name}" is required at /require/{require.index(name)}', "leave one of them out"
+        )
+        for i, name in enumerate(skip)
+        if name in require
+    ]
 
 
 def is_check(data: bytes) -> bool:

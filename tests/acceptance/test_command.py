@@ -215,6 +215,9 @@ def test_wrong_arguments_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--skip", "matmull"]) == 2
     assert 'nearest: "matmul"' in capsys.readouterr().err
     assert main(["check", "nowhere.json"]) == 2
+    Path("mine.json").write_text('{"schema": "bench/node-check/v1", "require": ["disk"]}')
+    assert main(["check", "mine.json", "--skip", "disk"]) == 2
+    assert "--skip disk: the manifest requires it" in capsys.readouterr().err
 
 
 def test_a_scratch_that_cannot_be_written_is_told_before_anything_starts(

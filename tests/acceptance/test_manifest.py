@@ -31,6 +31,8 @@ def test_the_shipped_one_is_the_one_in_manifests_and_says_the_defaults() -> None
         ({"level": "hard"}, "/level", "quick, standard, soak"),
         ({"skip": ["matmull"]}, "/skip/0", 'nearest: "matmul"'),
         ({"require": ["xids"]}, "/require/0", 'nearest: "xid"'),
+        ({"skip": ["disk", "xid"], "require": ["xid"]}, "/skip/1", '"xid" is required at /require/0'),
+        ({"skip": "xid", "require": ["xid"]}, "/skip", "does not fit"),
         ({"gpus": 0}, "/gpus", "at least 1"),
         ({"expect": {"gpuz": 8}}, "/expect/gpuz", "no such field"),
         ({"expect": {"driver": 580}}, "/expect/driver", "a text"),
