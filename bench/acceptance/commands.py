@@ -47,6 +47,7 @@ def check(request: Request) -> int:
     asked_for = manifest.load(request.manifest)
     _check_names(request.skip, asked_for.require)
     _check_scratch(request.scratch)
+    _check_history(request.history)
     talk = CheckProgress(quiet=request.nagios)
     places = request.history or ((request.out,) if request.out.is_dir() else ())
     past, refused = history.read(places)
@@ -113,6 +114,16 @@ def _check_scratch(scratch: Path | None) -> None:
             f"--scratch {scratch}: no file can be written there: {error.strerror}",
             advice="name a folder on the disk to check that is there and that you may write to",
         ) from None
+
+
+def _check_history(places: tuple[Path, ...]) -> None:
+    """Without the past that was named, a GPU that grows worse would pass."""
+    for place in places:
+        if not place.exists():
+            raise BadInput(
+                f"--history {place}: no such file or folder",
+                advice="name bundles of earlier checks, or a folder that holds them; it may be empty",
+            )
 
 
 def _sealer(asked_for: CheckManifest, request: Request) -> Sealer:

@@ -233,6 +233,19 @@ def test_a_scratch_that_cannot_be_written_is_told_before_anything_starts(
     assert not Path("out").exists()
 
 
+def test_a_history_that_is_not_there_is_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(monkeypatch)
+    assert main(["check", *FAST, "--history", "nowhere"]) == 2
+    assert "--history nowhere: no such file or folder" in capsys.readouterr().err
+    assert main(["check", *FAST, "--history", "nowhere", "--nagios"]) == 3
+    assert "--history nowhere: no such file or folder" in capsys.readouterr().out
+    assert not Path("out").exists()
+    Path("empty").mkdir()
+    assert main(["check", *FAST, "--history", "empty"]) == 0
+
+
 def test_the_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(checking.known_checks())
