@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -54,12 +53,6 @@ def worst(findings: Iterable[Finding]) -> Finding | None:
         key=lambda f: (not f.counts, VERDICTS.index(f.verdict), f.share if f.share is not None else 1.0),
         default=None,
     )
-
-
-def tally(findings: Iterable[Finding]) -> dict[str, int]:
-    """How many of each verdict; what could not be run and does not count is kept apart."""
-    counted = Counter(f.verdict if f.counts else "not possible here" for f in findings)
-    return {name: counted[name] for name in (*VERDICTS, "not possible here") if counted[name]}
 
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from tabulate import tabulate
 
-from bench.acceptance.finding import VERDICTS, Finding, Verdict, quantity, tally, worst
+from bench.acceptance.finding import VERDICTS, Finding, Verdict, quantity, worst
 from bench.acceptance.results import CheckResults
 
 WORDS: dict[Verdict, str] = {"pass": "pass", "warn": "WARN", "fail": "FAIL", "not-run": "NOT-RUN"}
@@ -106,19 +107,18 @@ def _problems(findings: Sequence[Finding]) -> Iterator[str]:
         groups: dict[tuple[str, ...], list[Finding]] = {}
         for f in findings:
             if f.verdict == verdict and f.counts:
-                silent = verdict == "not-run" and not f.advice  # one reason for several checks
-                key = (f.found, "", "", "") if silent else (f.check, _rest(f), f.found, f.expected)
+                # One reason may keep several checks from an answer.
+                key = (f.found,) if verdict == "not-run" else (f.check, _rest(f), f.found, f.expected)
                 groups.setdefault(key, []).append(f)
         for group in groups.values():
             f = group[0]
-            if len({g.check for g in group}) > 1:
-                yield f"{WORDS[f.verdict]:<8} {', '.join(dict.fromkeys(g.check for g in group))}: {f.found}"
-                continue
-            if advice and (f.advice != advice):
+            said = next((g.advice for g in group if g.advice), "")
+            if advice and said != advice:
                 yield f"         {advice}"
-            advice = f.advice
-            yield f"{WORDS[f.verdict]:<8} {f.check}: {_subjects(group)}: {f.found}"
-            yield f"         expected {f.expected} ({f.source})"
+            advice = said
+            yield f"{WORDS[f.verdict]:<8} {_subjects(group)}: {f.found}"
+            if verdict != "not-run":
+                yield f"         expected {f.expected} ({f.source})"
     if advice:
         yield f"         {advice}"
 
@@ -129,9 +129,12 @@ def _rest(finding: Finding) -> str:
 
 
 def _subjects(group: Sequence[Finding]) -> str:
-    if len(group) == 1 or group[0].gpu is None:
-        return group[0].subject
-    return f"GPUs {', '.join(str(f.gpu) for f in group)}{_rest(group[0])}"
+    f, checks = group[0], dict.fromkeys(f.check for f in group)
+    if len(checks) > 1:
+        return ", ".join(checks)
+    if len(group) == 1 or f.gpu is None:
+        return f"{f.check}: {f.subject}"
+    return f"{f.check}: GPUs {', '.join(str(g.gpu) for g in group)}{_rest(f)}"
 
 
 def not_possible(findings: Sequence[Finding]) -> list[str]:
@@ -175,7 +178,14 @@ def _lag_table(lags: Sequence[Lag]) -> str:
 
 
 def counted_text(findings: Sequence[Finding]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in tally(findings).items())
+    """Of checks, by the verdicts that the table shows."""
+    checks = by_check(findings)
+    counted = Counter(map(verdict_of, checks.values()))
+    names = {word: word.lower() for word in (WORDS[verdict] for verdict in VERDICTS)} | {
+        "-": "not possible here"
+    }
+    said = ", ".join(f"{counted[word]} {name}" for word, name in names.items() if counted[word])
+    return f"{said}, of {len(checks)} checks"
 
 
 def verdict_line(results: CheckResults) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,25 @@ def test_no_driver_at_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     out = capsys.readouterr().out
     assert "no NVIDIA driver answers" in out
     assert " pass" not in out.splitlines()[-1]
+    lines = out.splitlines()
+    (told,) = [i for i, line in enumerate(lines) if line.startswith("NOT-RUN  present, strangers: no NVIDIA")]
+    assert "is the driver loaded" in lines[told + 1]
+    assert "expected an answer" not in out
+
+
+def test_the_last_line_counts_the_checks_of_the_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(monkeypatch, rates={"matmul": {"2": 0.884}}, all={"PersistenceMode": 0})
+    assert main(["check", *FAST]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("present"))
+    verdicts = Counter(line.split()[1] for line in lines[start : lines.index("", start)] if line[0] != " ")
+    assert verdicts.total() == len(checking.known_checks())
+    assert lines[-1].startswith(
+        f"FAIL   {verdicts['FAIL']} fail, {verdicts['WARN']} warn, {verdicts['pass']} pass, "
+        f"{verdicts['-']} not possible here, of 20 checks"
+    )
 
 
 def test_a_gpu_that_is_gone_leaves_the_others_checked(
