@@ -190,6 +190,19 @@ def test_the_last_line_counts_the_checks_of_the_table(
     )
 
 
+def test_nothing_is_wider_than_the_terminal_and_in_a_file_lines_stay_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(monkeypatch, rates={"matmul": {"2": 0.884}}, all={"PersistenceMode": 0})
+    wide = {}
+    for columns in (None, 120, 60):
+        monkeypatch.delenv("COLUMNS") if columns is None else monkeypatch.setenv("COLUMNS", str(columns))
+        assert main(["check", *FAST]) == 1
+        wide[columns] = max(map(len, capsys.readouterr().out.splitlines()))
+    assert 60 < wide[120] <= 120 < (wide[None] or 0)
+    assert wide[60] <= 60
+
+
 def test_a_gpu_that_is_gone_leaves_the_others_checked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
