@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ def _show(done: Checked, request: Request) -> int:
     if request.junit is not None:
         from bench.report.junit import write_junit
 
-        write_junit(request.junit, results)
+        write_junit(request.junit, results, socket.gethostname())
     if request.html is not None:
         from bench.report.check_html import write_check_html
 

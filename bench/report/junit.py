@@ -19,12 +19,12 @@ from bench.statement import utc
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def junit(results: CheckResults) -> bytes:
+def junit(results: CheckResults, host: str | None = None) -> bytes:
+    """`host` is the node's name, where that is known: no bundle holds it."""
     findings = results.findings
     suite = ElementTree.Element(
         "testsuite",
         name="bench check",
-        hostname="",
         timestamp=utc(results.run.started_at).removesuffix("Z"),
         time=f"{results.run.ended_at - results.run.started_at:.1f}",
         tests=str(len(findings)),
@@ -32,6 +32,8 @@ def junit(results: CheckResults) -> bytes:
         errors=str(sum(f.verdict == "not-run" and f.counts for f in findings)),
         skipped=str(sum(f.verdict == "not-run" and not f.counts for f in findings)),
     )
+    if host is not None:
+        suite.set("hostname", _clean(host))
     properties = ElementTree.SubElement(suite, "properties")
     facts = {
         "node": node_text(results), "level": results.level, "run": results.run.id, "verdict": results.verdict
@@ -68,9 +70,9 @@ def _clean(text: str) -> str:
     return _NOT_XML.sub("?", text)
 
 
-def write_junit(path: Path, results: CheckResults) -> None:
+def write_junit(path: Path, results: CheckResults, host: str | None = None) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(junit(results))
+        path.write_bytes(junit(results, host))
     except OSError as error:
         raise EnvironmentCannot(f"cannot be written: {error.strerror}", where=str(path)) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -15,7 +16,10 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.cli import main
+from bench.report.junit import junit
 from bench.runner import checking
+from bench.summary import recompute
+from bench.verify import verify_bundle
 
 FAST = ("--level", "quick", "--skip", "disk", "--skip", "host-memory")
 
@@ -51,6 +55,17 @@ def test_a_good_node(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert main(["compare", str(bundle)]) == 0
     assert main(["export", str(bundle), "--to", "script", "x"]) == 2
     assert main(["reproduce", str(bundle)]) == 2
+
+
+def test_only_the_file_for_ci_names_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch)
+    monkeypatch.setattr(socket, "gethostname", lambda: "rack7-n01")
+    assert main(["check", *FAST, "--junit", "j.xml"]) == 0
+    assert ElementTree.parse("j.xml").getroot().get("hostname") == "rack7-n01"
+    (bundle,) = Path("out").glob("*.tar")
+    assert b"rack7-n01" not in bundle.read_bytes()
+    judged = verify_bundle(bundle, recompute).recomputed["check"]
+    assert "hostname" not in ElementTree.fromstring(junit(judged.results)).attrib  # type: ignore[attr-defined]
 
 
 def test_a_bad_node_fails_with_what_to_do(
