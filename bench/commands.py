@@ -15,12 +15,15 @@ from bench.manifest import Manifest, load_manifest
 from bench.methods import Target
 from bench.models import known_models
 from bench.plan import Plan, make_plan, target_of
+from bench.report.bundles import results_of
 from bench.report.tables import results_table
 from bench.words import bytes_text, figures
 
 if TYPE_CHECKING:
     from bench.runner.nodes import Nodes
     from bench.runner.seal import Seal, Sealer
+    from bench.summary import Results
+    from bench.verdict import Verdict
 
 
 Place = tuple[int, int, str | None]  # nodes, which of them this is, where they meet
@@ -39,15 +42,22 @@ def run(
     place: Place,
     moved: bool = False,
 ) -> int:
+    from bench.runner.earlier import answered
     from bench.runner.progress import Progress
     from bench.runner.run import execute
 
     manifest = load_manifest(path)
     nodes = _nodes(manifest, place)
+    sealing = sealer(manifest, key, challenge)
+    # Where there are several nodes, the others have yet to hear that it is over.
+    if resume and sealing.run_id and nodes is None:
+        bundle = out / f"{sealing.run_id}.tar"
+        if before := answered(bundle, sealing.nonce):
+            return _finished_before(bundle, before, as_json)
     finished = execute(
         manifest,
         out,
-        sealer(manifest, key, challenge),
+        sealing,
         Progress(),
         resume=resume,
         budget_seconds=budget_seconds,
@@ -55,20 +65,38 @@ def run(
         nodes=nodes,
         moved=moved,
     )
-    if as_json:
-        sys.stdout.write(
-            pretty_json({"bundle": str(finished.bundle), "results": to_json(finished.results)}).decode()
-        )
+    _show(finished.results, finished.bundle, as_json)
+    if finished.kept:
+        print(f"bundle {finished.bundle} is a certified one, and was left as it is", file=sys.stderr)
     else:
-        print(results_table(finished.results))
-    print(f"bundle {finished.bundle}   {signed_text(finished.seal)}", file=sys.stderr)
+        print(f"bundle {finished.bundle}   {signed_text(finished.seal)}", file=sys.stderr)
     if finished.results.run.stopped:
         print(f"incomplete: {finished.results.run.stopped}\n  --resume goes on with it", file=sys.stderr)
         return 5
     if challenge and finished.seal.certificate is None:
-        print("no certificate came: the bundle's level is self", file=sys.stderr)
+        level = "" if finished.kept else ": the bundle's level is self"
+        print(f"no certificate came{level}", file=sys.stderr)
         print("  the same command with --resume measures nothing again, and asks anew", file=sys.stderr)
         return 5
+    if finished.kept:
+        print("  what was measured is in the journal: --challenge FILE --resume signs it", file=sys.stderr)
+        return 5
+    return 0
+
+
+def _show(results: Results, bundle: Path, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(pretty_json({"bundle": str(bundle), "results": to_json(results)}).decode())
+    else:
+        print(results_table(results))
+
+
+def _finished_before(bundle: Path, verdict: Verdict, as_json: bool) -> int:
+    """There is nothing to measure, and nothing to sign."""
+    _show(results_of(verdict), bundle, as_json)
+    then = "received" if verdict.received_at else "bench receive countersigns it"
+    print(f"bundle {bundle}   certified by {verdict.certified_by}, {then}", file=sys.stderr)
+    print("this run was finished before: nothing was measured, nothing written", file=sys.stderr)
     return 0
 
 

@@ -35,7 +35,7 @@ def choose_folder(
     """A new run's folder, or the newest unfinished one of the same manifest on the same machine.
 
     A run that an operator asked for has its id, and goes on even if it was finished: to be signed again,
-    say, because no certificate came in time.
+    because no certificate came in time, or because he asks anew.
     """
     out.mkdir(parents=True, exist_ok=True)
     folder = out / (run_id or secrets.token_hex(6))

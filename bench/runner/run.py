@@ -22,6 +22,7 @@ from bench.pack import pack
 from bench.plan import Plan, make_plan, target_of
 from bench.result import Measured, NodeFacts
 from bench.runner import probe, telemetry
+from bench.runner.earlier import is_certified
 from bench.runner.fitting import fitting_course, fitting_logs, marks_of_trials
 from bench.runner.folder import choose_folder, machine
 from bench.runner.image import require_image
@@ -46,6 +47,7 @@ class Finished:
     results: Results
     bundle: Path
     seal: Seal
+    kept: bool = False  # the bundle is that of an earlier attempt, which an operator certified
 
 
 def execute(
@@ -155,6 +157,9 @@ def _header(run: Run) -> dict[str, Any]:
 
 def _finish(run: Run, seal: Seal, stopped: str | None) -> Finished:
     results = run.results(stopped)
+    bundle = run.folder.with_suffix(".tar")
+    if seal.certificate is None and is_certified(bundle):
+        return Finished(results, bundle, seal, kept=True)
     trials = run.trials()
     timed = {
         trial.id: (end.measurement.started_at, end.measurement.ended_at)
@@ -177,7 +182,6 @@ def _finish(run: Run, seal: Seal, stopped: str | None) -> Finished:
         ),
     }
     files |= surroundings(run.folder)
-    bundle = run.folder.with_suffix(".tar")
     signed = predicate(results.run, run.node, run.manifest.digest, seal, run.gpus)
     pack(bundle, files, signed, seal.key, seal.certificate)
     if stopped is None:

@@ -45,6 +45,9 @@ class Sealer(Protocol):
     @property
     def run_id(self) -> str | None: ...  # of the run that it is for; None: any
 
+    @property
+    def nonce(self) -> str | None: ...  # of the challenge that it answers
+
     def begin(self, folder: Path, say: Say) -> None: ...
 
     def seal(self, folder: Path, say: Say, *, patient: bool) -> Seal: ...
@@ -56,6 +59,7 @@ class OwnKey:
 
     key: Signer
     run_id: str | None = None
+    nonce: str | None = None
 
     def begin(self, folder: Path, say: Say) -> None:
         """Nothing to prepare."""
@@ -76,6 +80,7 @@ class CertifiedKey:
             )
         _keep_to_ourselves()
         self.run_id: str | None = challenge.run_id
+        self.nonce: str | None = challenge.nonce
         self._challenge = challenge
         self._patience_seconds = patience_seconds
         self._key = Ed25519PrivateKey.generate()

@@ -225,6 +225,32 @@ def test_without_a_certificate_the_bundle_claims_nothing_and_can_be_sealed_later
     assert level(desk, receive(desk, node)) == "operator"
 
 
+def test_a_certified_bundle_is_not_given_up_for_one_without_a_certificate(desk: Desk, node: Node) -> None:
+    with node.runs() as process:
+        certify(desk, node)
+        assert process.wait(120) == 0
+    certified = node.bundle.read_bytes()
+    again = bench(*node.command, "--resume", folder=node.folder)
+    assert again.returncode == 0, again.stderr
+    assert "bench receive countersigns it\nthis run was finished before" in again.stderr
+    assert "tiny-vit" in again.stdout
+    assert node.bundle.read_bytes() == certified
+    node.bundle.write_bytes(received := receive(desk, node).read_bytes())
+    again = bench(*node.command, "--resume", folder=node.folder)
+    assert "received\nthis run was finished before" in again.stderr
+    # The operator asks for the same run anew, and then does not certify it.
+    node.command[3] = str(desk.asks("--run", node.run_id))
+    (node.place / "request.json").unlink()
+    with node.runs("--resume") as process:
+        node.requested()
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 5
+    assert "is a certified one, and was left as it is" in said
+    assert node.bundle.read_bytes() == received
+    assert level(desk, node.bundle) == "operator"
+
+
 def test_a_run_is_not_begun_twice_by_mistake(desk: Desk, node: Node) -> None:
     node.place.mkdir(parents=True)
     done = bench(*node.command, folder=node.folder)
