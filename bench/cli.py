@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import __version__
+from bench import __version__, output
 from bench.acceptance.cli import add_check, parser_of
 from bench.arguments import Commands, duration
 from bench.control import cli as control
 from bench.control.push import cli as pushing
-from bench.errors import BadInput, BenchError
+from bench.errors import BadInput, BenchError, EnvironmentCannot
 from bench.report import cli as report
 
 EXIT_CODES = """exit codes:
@@ -30,16 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     arguments = _parser(parser_of(words)).parse_args(words)
     try:
-        code: int = arguments.call(arguments)
-        sys.stdout.flush()
-    except BenchError as error:
-        if os.environ.get("BENCH_DEBUG") == "1":
-            raise
-        print(error, file=sys.stderr)
-        return error.exit_code
+        with output.told():
+            code: int = arguments.call(arguments)
     except BrokenPipeError:
         # The reader of our output has seen enough: `bench compare ... | head`.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        output.leave()
         return 0
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -47,10 +42,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("BENCH_DEBUG") == "1":
             raise
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        print("  a defect of bench: BENCH_DEBUG=1 shows where; please report it", file=sys.stderr)
-        return 3
+        told = error if isinstance(error, BenchError) else _defect(error)
+        print(told, file=sys.stderr)
+        return told.exit_code
     return code
+
+
+def _defect(error: Exception) -> BenchError:
+    advice = "a defect of bench: BENCH_DEBUG=1 shows where; please report it"
+    return EnvironmentCannot(f"{type(error).__name__}: {error}", advice=advice)
 
 
 def _parser(kind: type[argparse.ArgumentParser]) -> argparse.ArgumentParser:

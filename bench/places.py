@@ -1,8 +1,10 @@
-"""Where bench keeps what outlives a run: keys and lists, and the operator's ledger."""
+"""Where bench keeps what outlives a run: keys and lists, the operator's ledger, and the run's own folder."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.errors import EnvironmentCannot
@@ -30,6 +32,16 @@ def ledger_path(given: Path | None) -> Path:
             "there is no home directory for the ledger", advice="--ledger FILE is a place"
         )
     return path
+
+
+@contextmanager
+def making_folders(out: Path) -> Iterator[None]:
+    """Below what the user named for results; what the system says against it is told."""
+    try:
+        yield
+    except OSError as error:
+        message = f"cannot be written: {error.strerror}"
+        raise EnvironmentCannot(message, where=str(out), advice="--out names another directory") from None
 
 
 def _below(variable: str, default: str, name: str) -> Path | None:

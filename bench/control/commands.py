@@ -41,6 +41,7 @@ from bench.control.preflight import (
 )
 from bench.errors import BadInput, EnvironmentCannot
 from bench.manifest import load_manifest
+from bench.places import making_folders
 from bench.sbom import PLACE
 
 UNPACKED = 2.2  # an archive's layers on the disk of an engine, of its size: unpacked, and the copy it reads
@@ -137,7 +138,8 @@ def run(
     if gpus:
         check_driver(host, variant)
         check_gpus(host, facts)
-    out.mkdir(parents=True, exist_ok=True)
+    with making_folders(out):
+        out.mkdir(parents=True, exist_ok=True)
     check_room(out, OUT_BYTES, "a run's results")
     asked = ("--challenge", CHALLENGE) if challenge else ()
     container = Container(

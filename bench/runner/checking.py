@@ -23,6 +23,7 @@ from bench.acceptance.standards import Past
 from bench.checks import Check, Effort, known_checks
 from bench.codec import to_json
 from bench.errors import BadInput
+from bench.places import making_folders
 from bench.result import Gpu
 from bench.runner import nvml, probe, telemetry
 from bench.runner.check_bundle import finish
@@ -74,10 +75,10 @@ class Talk(Protocol):
 
 def check_node(asked: Asked, sealer: Sealer, talk: Talk) -> Checked:
     folder = asked.out / (sealer.run_id or secrets.token_hex(6))
-    try:
+    with making_folders(asked.out):
+        if folder.exists():
+            raise BadInput("this run was begun before", where=str(folder))
         folder.mkdir(parents=True)
-    except FileExistsError:
-        raise BadInput("this run was begun before", where=str(folder)) from None
     (folder / "logs").mkdir()
     (folder / telemetry.FILE_NAME).touch()
     nvml.begin()

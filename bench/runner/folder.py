@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from bench import __version__
 from bench.codec import canonical_json, to_json
-from bench.errors import BadInput
+from bench.errors import BadInput, EnvironmentCannot
 from bench.manifest import Manifest
+from bench.places import making_folders
 from bench.result import NodeFacts
 from bench.runner import journal as journals
 from bench.switches import NOT_SET
 from bench.words import here_and_there
 
+REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES}
 MACHINE_ID = Path("/etc/machine-id")
 
 
@@ -37,7 +41,6 @@ def choose_folder(
     A run that an operator asked for has its id, and goes on even if it was finished: to be signed again,
     because no certificate came in time, or because he asks anew.
     """
-    out.mkdir(parents=True, exist_ok=True)
     folder = out / (run_id or secrets.token_hex(6))
     if run_id and folder.exists():
         if not resume:
@@ -48,8 +51,22 @@ def choose_folder(
         return folder
     if resume and not run_id and (found := _unfinished(out, manifest, node)):
         return found
-    folder.mkdir()
+    with making_folders(out):
+        folder.mkdir(parents=True)
     return folder
+
+
+@contextmanager
+def keeping(folder: Path) -> Iterator[None]:
+    """While a run writes there: what a disk refuses is no defect of ours, and loses nothing that was kept."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+        where = str(error.filename or folder)
+        advice = f"what was measured is kept in {folder}: --resume goes on with it"
+        raise EnvironmentCannot(f"cannot be written: {error.strerror}", where=where, advice=advice) from None
 
 
 def _unfinished(out: Path, manifest: Manifest, node: NodeFacts) -> Path | None:

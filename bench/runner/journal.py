@@ -14,9 +14,10 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from bench.codec import DecodeError, canonical_json, strict_loads
-from bench.errors import BadInput
+from bench.errors import BadInput, EnvironmentCannot
 
 FILE_NAME = "journal.jsonl"
+ELSEWHERE = "--out names another directory: there the run begins anew"
 
 
 class Journal:
@@ -60,12 +61,17 @@ class Journal:
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     """Every whole line; a torn last one is left out."""
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        message = f"cannot be read: {error.strerror}"
+        raise EnvironmentCannot(message, where=str(path), advice=ELSEWHERE) from None
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
         try:
             event = strict_loads(line)
         except DecodeError as error:
-            raise BadInput(f"line {number} is damaged: {error}", where=str(path)) from None
+            message = f"line {number} is damaged: {error}"
+            raise BadInput(message, where=str(path), advice=ELSEWHERE) from None
         if not isinstance(event, dict):
-            raise BadInput(f"line {number} is no event", where=str(path))
+            raise BadInput(f"line {number} is no event", where=str(path), advice=ELSEWHERE)
         yield event

@@ -24,7 +24,7 @@ from bench.result import Measured, NodeFacts
 from bench.runner import probe, telemetry
 from bench.runner.earlier import is_certified
 from bench.runner.fitting import fitting_course, fitting_logs, marks_of_trials
-from bench.runner.folder import choose_folder, machine
+from bench.runner.folder import choose_folder, keeping, machine
 from bench.runner.image import require_image
 from bench.runner.journal import Journal
 from bench.runner.measure import INTERRUPTED, measure, preload
@@ -70,7 +70,7 @@ def execute(
             f"nothing in this manifest can run here: {reasons}", advice="bench plan shows all"
         )
     folder = choose_folder(out, manifest, node, resume, sealer.run_id, moved)
-    with Journal(folder) as journal, interruptible():
+    with keeping(folder), Journal(folder) as journal, interruptible():
         run = Run(manifest, node, plan, journal, folder)
         _open_run(run)
         if switches := deciding(node.switches or {}):

@@ -23,7 +23,7 @@ from bench.result import (
     Trial,
     Unsupported,
 )
-from bench.runner.journal import Journal
+from bench.runner.journal import ELSEWHERE, Journal
 from bench.search import undecided
 from bench.summary import Results, RunFacts, TrialResult, summarise
 from bench.winner import winner
@@ -72,7 +72,8 @@ class Run:
                 case "unproven":
                     self.proofs[event["id"]] = union_from_json(Failure, event["outcome"])
         except (DecodeError, KeyError) as error:
-            raise BadInput(f"not a journal of this version: {error}", where=str(self.journal.path)) from None
+            message = f"not a journal of this version: {error}"
+            raise BadInput(message, where=str(self.journal.path), advice=ELSEWHERE) from None
 
     def _ended(self, trial: str, outcome: Outcome) -> None:
         """The second time counts, which was longer; unless it failed."""

@@ -1,0 +1,65 @@
+"""What the command says at its edges: where it may not write, what it cannot read, what makes no sense."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.cli import main
+from bench.manifest import load_manifest
+
+QUICKSTART = Path(__file__).parents[1] / "manifests" / "quickstart.json"
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("out", "reason"),
+    [
+        ("file", "Not a directory"),
+        ("file/sub", "Not a directory"),
+        ("/dev/null", "Not a directory"),
+        ("/proc/x", "No such file or directory"),
+    ],
+)
+@pytest.mark.parametrize("command", [["run", str(QUICKSTART)], ["check", "--level", "quick"]])
+def test_results_that_can_go_nowhere_are_no_defect(
+    command: list[str], out: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").touch()
+    assert main([*command, "--device", "cpu", "-o", out]) == 3
+    expected = f"{out}: cannot be written: {reason}\n  --out names another directory\n"
+    assert capsys.readouterr().err.endswith(expected)
+
+
+def test_a_journal_that_cannot_be_read_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("out/abc/journal.jsonl").mkdir(parents=True)
+    assert main(["run", str(QUICKSTART), "--device", "cpu", "--resume"]) == 3
+    said = capsys.readouterr().err
+    assert "out/abc/journal.jsonl: cannot be read: Is a directory\n  --out names another directory" in said
+
+
+def test_a_damaged_journal_says_how_to_begin_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("out/abc").mkdir(parents=True)
+    digest = load_manifest(QUICKSTART).digest
+    Path("out/abc/journal.jsonl").write_text(json.dumps({"event": "run", "manifest": digest}) + "\n{\n")
+    assert main(["run", str(QUICKSTART), "--device", "cpu", "--resume"]) == 2
+    said = capsys.readouterr().err
+    assert "line 2 is damaged" in said
+    assert "--out names another directory: there the run begins anew" in said
+
+
+@pytest.mark.parametrize("command", [["plan", str(QUICKSTART)], ["paper", "--json"]])
+def test_a_full_disk_behind_stdout_is_no_defect(command: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        process = [sys.executable, "-m", "bench", *command]
+        done = subprocess.run(process, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (3, "stdout: cannot be written: No space left on device\n")
