@@ -20,7 +20,7 @@ EXIT_CODES = """exit codes:
   0  done
   1  it ran and the verdict is no
   2  bad input: the manifest, an argument, a file
-  3  the environment cannot: no torch, no such GPU, no engine, another image
+  3  the environment cannot: no torch, no such GPU, no engine, another image; a run without any figure
   4  verification failed
   5  incomplete: interrupted or out of budget; the partial result is kept
 """

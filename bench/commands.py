@@ -10,13 +10,13 @@ from tabulate import tabulate
 
 from bench.catalogue import find_gpu_model, gpu_models
 from bench.codec import pretty_json, to_json
-from bench.errors import BadInput
+from bench.errors import BadInput, EnvironmentCannot, printable
 from bench.manifest import Manifest, load_manifest
 from bench.methods import Target
 from bench.models import known_models
 from bench.plan import Plan, make_plan, target_of
 from bench.report.bundles import results_of
-from bench.report.tables import results_table
+from bench.report.tables import results_table, without_figures
 from bench.words import bytes_text, figures
 
 if TYPE_CHECKING:
@@ -81,7 +81,12 @@ def run(
     if finished.kept:
         print("  what was measured is in the journal: --challenge FILE --resume signs it", file=sys.stderr)
         return 5
-    return 0
+    return _answers(finished.results)
+
+
+def _answers(results: Results) -> int:
+    """A run whose trials all failed has measured nothing, whatever its bundle says of them."""
+    return EnvironmentCannot.exit_code if len(without_figures(results)) == len(results.models) else 0
 
 
 def _show(results: Results, bundle: Path, as_json: bool) -> None:
@@ -89,6 +94,8 @@ def _show(results: Results, bundle: Path, as_json: bool) -> None:
         sys.stdout.write(pretty_json({"bundle": str(bundle), "results": to_json(results)}).decode())
     else:
         print(results_table(results))
+    for model, reason in without_figures(results).items():
+        print(printable(f"no figure for {model}: {reason}"), file=sys.stderr)
 
 
 def _finished_before(bundle: Path, verdict: Verdict, as_json: bool) -> int:
@@ -97,7 +104,7 @@ def _finished_before(bundle: Path, verdict: Verdict, as_json: bool) -> int:
     then = "received" if verdict.received_at else "bench receive countersigns it"
     print(f"bundle {bundle}   certified by {verdict.certified_by}, {then}", file=sys.stderr)
     print("this run was finished before: nothing was measured, nothing written", file=sys.stderr)
-    return 0
+    return _answers(results_of(verdict))
 
 
 def sealer(manifest: Manifest, key: Path | None, challenge: Path | None) -> Sealer:

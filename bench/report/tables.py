@@ -27,6 +27,25 @@ def results_table(results: Results) -> str:
     return "\n\n".join([*blocks, "\n".join(_notes(results))])
 
 
+def without_figures(results: Results) -> dict[str, str]:
+    """Each model that has no answer, and what came of its last trial, or why there was none."""
+    return {
+        model.name: _why_none(model.name, results)
+        for model in results.models
+        if fastest(trial for trial in results.trials if trial.model == model.name) is None
+    }
+
+
+def _why_none(model: str, results: Results) -> str:
+    trials = [trial for trial in results.trials if trial.model == model]
+    if not trials:
+        return next((skip.reason for skip in results.skipped if skip.model == model), "nothing was tried")
+    last = trials[-1]
+    if last.failure is not None:
+        return failure_text(last.failure)
+    return "implausible" if last.estimate else "too few samples"
+
+
 def _model_block(name: str, unit: str, trials: list[TrialResult]) -> str:
     best = fastest(trials)
     rows: list[tuple[str, ...]] = [_row(trial, unit, trial is best) for trial in trials]

@@ -226,6 +226,8 @@ def test_a_budget_ends_the_trial_that_runs_and_leaves_it_open(tmp_path: Path) ->
 def test_without_room_for_the_model_the_outcome_is_out_of_memory(tmp_path: Path) -> None:
     path = manifest(tmp_path, models=["tiny-vit"], methods="naive", memory_cap_gib=0.05, micro_batch="auto")
     done = bench("run", path, "--json", folder=tmp_path)
+    assert done.returncode == 3
+    assert "no figure for tiny-vit: out of host memory: " in done.stderr
     trials = json.loads(done.stdout)["results"]["trials"]
     assert {trial["outcome"] for trial in trials} == {"out-of-memory"}
     assert len(trials) > 1  # smaller micro-batches were tried
@@ -237,6 +239,22 @@ def test_a_trial_that_takes_too_long_times_out_and_the_next_one_runs(tmp_path: P
     done = bench("run", manifest(tmp_path, trial_minutes=0.0001), "--json", folder=tmp_path)
     trials = json.loads(done.stdout)["results"]["trials"]
     assert [trial["outcome"] for trial in trials] == ["timed-out"] * 4
+    assert done.returncode == 3
+    for model in MANIFEST["models"]:
+        assert f"no figure for {model}: timed out after 0 s in " in done.stderr
+
+
+def test_a_model_without_a_figure_is_named_and_the_others_are_the_answer(tmp_path: Path) -> None:
+    odd = {"name": "odd", "architecture": {"model_type": "llama", "hidden_size": 30, "intermediate_size": 8,
+           "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 100},
+           "recipe": {"objective": "causal-lm", "batch_size": 8, "steps": 100, "precision": "fp32",
+                      "sequence_length": 16}}  # fmt: skip
+    path = manifest(tmp_path, models=["tiny-vit", odd], methods="naive")
+    done = bench("run", path, folder=tmp_path)
+    assert "no figure for odd: crashed: " in done.stderr
+    assert "no figure for tiny-vit" not in done.stderr
+    assert done.returncode == 0
+    assert bench("run", manifest(tmp_path, models=[odd], methods="naive"), folder=tmp_path).returncode == 3
 
 
 @pytest.mark.e2e
