@@ -97,7 +97,9 @@ def _add_run(commands: Commands[argparse.ArgumentParser]) -> None:
         help="sign with a key of this run alone, which the operator who made this file certifies",
     )
     run.add_argument(
-        "--resume", action="store_true", help="go on with the newest unfinished run of this manifest"
+        "--resume",
+        action="store_true",
+        help="go on with the newest unfinished run of this manifest; begin one if there is none",
     )
     run.add_argument(
         "--moved",

@@ -72,6 +72,8 @@ def execute(
     folder = choose_folder(out, manifest, node, resume, sealer.run_id, moved)
     with keeping(folder), Journal(folder) as journal, interruptible():
         run = Run(manifest, node, plan, journal, folder)
+        if resume and sealer.run_id is None and not journal.events:
+            progress.say(f"nothing unfinished of this manifest in {out}: begun anew")
         _open_run(run)
         if switches := deciding(node.switches or {}):
             progress.say(f"set here: {in_words(switches)}; the figures will be those of a run with that")

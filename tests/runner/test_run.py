@@ -133,7 +133,8 @@ def test_a_run_measures_decides_signs_and_verifies(tmp_path: Path) -> None:
 
 def test_json_is_one_document_on_stdout_with_the_numbers_of_the_bundle(tmp_path: Path) -> None:
     path = manifest(tmp_path, models=["tiny-vit"], methods="naive")
-    done = bench("run", path, "--json", folder=tmp_path)
+    done = bench("run", path, "--json", "--resume", folder=tmp_path)
+    assert "nothing unfinished of this manifest in out: begun anew\n" in done.stderr
     document = json.loads(done.stdout)
     (trial,) = document["results"]["trials"]
     assert trial["outcome"] == "measured"
