@@ -22,6 +22,7 @@ from bench.pack import pack
 from bench.plan import Plan, make_plan, target_of
 from bench.result import Measured, NodeFacts
 from bench.runner import probe, telemetry
+from bench.runner.alone import alone
 from bench.runner.earlier import is_certified
 from bench.runner.fitting import fitting_course, fitting_logs, marks_of_trials
 from bench.runner.folder import choose_folder, keeping, machine
@@ -78,10 +79,17 @@ def execute(
         if switches := deciding(node.switches or {}):
             progress.say(f"set here: {in_words(switches)}; the figures will be those of a run with that")
         sealer.begin(folder, progress.say)
-        stopped = measure(run, progress, budget_seconds or manifest.budget_seconds, nodes)
+        with alone(_devices(node, plan), progress.say):
+            stopped = measure(run, progress, budget_seconds or manifest.budget_seconds, nodes)
         seal = _seal(sealer, folder, progress, stopped)
         with uninterruptible():
             return _finish(run, seal, stopped)
+
+
+def _devices(node: NodeFacts, plan: Plan) -> list[str]:
+    if plan.target.device == "cpu":
+        return ["cpu"]
+    return [gpu.uuid for gpu in node.gpus[: plan.target.gpus // plan.target.nodes]]
 
 
 def _seal(sealer: Sealer, folder: Path, progress: Progress, stopped: str | None) -> Seal:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from bench.runner.alone import alone
 from tests.authority import contents
 
 # Each run imports torch and transformers anew, many seconds of CPU time: what a run does on the main road
@@ -133,7 +134,9 @@ def test_a_run_measures_decides_signs_and_verifies(tmp_path: Path) -> None:
 
 def test_json_is_one_document_on_stdout_with_the_numbers_of_the_bundle(tmp_path: Path) -> None:
     path = manifest(tmp_path, models=["tiny-vit"], methods="naive")
-    done = bench("run", path, "--json", "--resume", folder=tmp_path)
+    with alone(["cpu"], lambda _: None):
+        done = bench("run", path, "--json", "--resume", folder=tmp_path)
+    assert "another bench run measures on this machine since " in done.stderr
     assert "nothing unfinished of this manifest in out: begun anew\n" in done.stderr
     document = json.loads(done.stdout)
     (trial,) = document["results"]["trials"]
