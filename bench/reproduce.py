@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench.estimate import Interval
-from bench.result import NodeFacts
+from bench.result import Ceiling, NodeFacts
 from bench.summary import Results, TrialResult
 from bench.switches import NOT_SET, Switches, deciding, others
 from bench.winner import fastest
-from bench.words import here_and_there
+from bench.words import figures, here_and_there
 
 Verdict = Literal["reproduced", "not reproduced", "undecided", "not measured"]
 # The same seed on the same stack: what is left is the order in which sums are taken.
@@ -20,6 +20,7 @@ LOSS_TOLERANCE: Mapping[str, float] = {"fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
 MEMORY_TOLERANCE = 0.03
 UNDECIDED = 0.1  # of a step: within intervals wider than this, agreement shows nothing
 CLOCK_MATTERS = 0.02  # a smaller difference explains nothing
+CEILING_MATTERS = 0.1  # one machine's own scatter from hour to hour
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class Figure:
     there: float | str
     half_width: float | None  # what the two intervals, or the tolerance, allow
     percent: float | None  # how far this one lies from that one
+    here_half_width: float | None = None  # of each one's own interval
+    there_half_width: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ def _answers(here: Run, there: Run, model: str, tolerance: float) -> Iterator[Co
         return
     if ours is None or ours.estimate is None:
         figure = Figure("outcome", "not measured", "nothing", "measured", None, None)
-        yield Compared(model, "fastest", (figure,), tuple(differences(here.results.node, there.results.node)))
+        yield Compared(model, "fastest", (figure,), tuple(_of_machines(here, there)))
         return
     figure = replace(_step(ours.estimate.days, theirs.estimate.days, tolerance), name="days")
     reasons: tuple[str, ...] = ()
@@ -167,7 +170,10 @@ def _step(ours: Interval, theirs: Interval, tolerance: float) -> Figure:
     verdict: Verdict = "reproduced" if close else "not reproduced"
     if close and allowed > max(UNDECIDED, tolerance) * theirs.value:
         verdict = "undecided"
-    return Figure("step seconds", verdict, ours.value, theirs.value, allowed, percent)
+    return Figure(
+        "step seconds", verdict, ours.value, theirs.value, allowed, percent,
+        ours.half_width, theirs.half_width,
+    )  # fmt: skip
 
 
 def _within(name: str, ours: float, theirs: float, tolerance: float) -> Figure:
@@ -180,11 +186,35 @@ def _within(name: str, ours: float, theirs: float, tolerance: float) -> Figure:
 def _reasons(here: Run, there: Run, ours: TrialResult, theirs: TrialResult) -> Iterator[str]:
     if ours.failure is not None and ours.outcome != theirs.outcome:
         yield f"{ours.outcome} here, {theirs.outcome} there"
-    yield from differences(here.results.node, there.results.node)
+    yield from _of_machines(here, there)
     a, b = here.courses.get(ours.id, Course()), there.courses.get(theirs.id, Course())
     for words, x, y in (("MHz", a.sm_mhz, b.sm_mhz), ("W a GPU", a.watts, b.watts)):
         if x is not None and y is not None and abs(x - y) > CLOCK_MATTERS * y:
             yield f"{x:,.0f} {words} here, {y:,.0f} there"
+
+
+def _of_machines(here: Run, there: Run) -> Iterator[str]:
+    yield from differences(here.results.node, there.results.node)
+    yield from _ceilings(here.results, there.results)
+
+
+def _ceilings(here: Results, there: Results) -> Iterator[str]:
+    """What the bare operations reached, which a busy or throttled machine shows: no list of parts does."""
+    ours, theirs = _slowest(here.ceilings), _slowest(there.ceilings)
+    for key in sorted(ours.keys() & theirs.keys()):
+        x, y = ours[key], theirs[key]
+        if abs(x - y) > CEILING_MATTERS * max(x, y):
+            name, unit = key
+            yield f"{name} {figures(x / 1e9)} G{unit} here, {figures(y / 1e9)} there"
+
+
+def _slowest(ceilings: Iterable[Ceiling]) -> Mapping[tuple[str, str], float]:
+    """Of several devices, the one that the others wait for."""
+    rates: dict[tuple[str, str], float] = {}
+    for one in ceilings:
+        key = one.name, one.unit
+        rates[key] = min(rates.get(key, one.rate), one.rate)
+    return rates
 
 
 def differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:

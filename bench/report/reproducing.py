@@ -114,11 +114,11 @@ def _figure(figure: Figure) -> str:
         return f"{figure.there} there, {figure.here} here: {verdict}"
     match figure.name:
         case "step seconds":
-            allowed = f" ±{figures(figure.half_width, 2)}" if figure.half_width else ""
-            said = f"step {figures(figure.here, 4)} s, was {figures(figure.there, 4)} s{allowed}"
+            here, there = _own(figure.here_half_width), _own(figure.there_half_width)
+            said = f"step {figures(figure.here, 4)} s{here}, was {figures(figure.there, 4)} s{there}"
         case "days":
-            allowed = f" ±{figures(figure.half_width, 2)}" if figure.half_width else ""
-            said = f"{figures(figure.here, 4)} days, was {figures(figure.there, 4)}{allowed}"
+            here, there = _own(figure.here_half_width), _own(figure.there_half_width)
+            said = f"{figures(figure.here, 4)}{here} days, was {figures(figure.there, 4)}{there}"
         case "peak bytes":
             said = f"memory {bytes_text(figure.here)}, was {bytes_text(figure.there)}"
         case _:
@@ -127,6 +127,10 @@ def _figure(figure: Figure) -> str:
         f" ({figure.percent:+.1f}%)" if figure.verdict != "reproduced" and figure.percent is not None else ""
     )
     return f"{said}: {verdict}{far}"
+
+
+def _own(half_width: float | None) -> str:
+    return f" ±{figures(half_width, 2)}" if half_width else ""
 
 
 def _why(one: Compared) -> str:

@@ -69,6 +69,7 @@ def bundle(
     micro_batch: int = 16,
     on_one_node: int | None = None,
     version: str = __version__,
+    ceiling_seconds: float = 1.0,
 ) -> Path:
     """One run. `settings` are those that were tried, with their pass's seconds or another outcome.
 
@@ -93,7 +94,10 @@ def bundle(
             outcome: Outcome = found if not isinstance(found, float) else measured(found, spread, started)
             outcome = counted(trial, outcome) if version == __version__ else outcome
             trials.append((trial, " + ".join(setting) or "naive", outcome))
-    ceilings = tuple(Ceiling("matmul-fp32", i, "FLOP/s", 10**13, (1.0, 1.1)) for i in range(gpus))
+    ceilings = tuple(
+        Ceiling("matmul-fp32", i, "FLOP/s", 10**13, (ceiling_seconds, 1.1 * ceiling_seconds))
+        for i in range(gpus)
+    )
     run = RunFacts(run_id, started, started + 60, complete, None if complete else "the budget was spent")
     results = Results(
         version, asked.digest, run, node, asked.models, asked.seed, asked.timing, asked.memory_cap_bytes,

@@ -58,6 +58,22 @@ def test_a_slower_run_is_not_reproduced_and_says_by_how_much_and_why(tmp_path: P
     assert figure(document, "peak bytes")["verdict"] == "reproduced"
 
 
+@pytest.mark.parametrize(
+    ("ceiling_seconds", "reasons"),
+    [(2.5, ["matmul-fp32 4,000 GFLOP/s here, 10,000 there"]), (1.05, [])],
+)
+def test_a_machine_that_is_slower_on_the_bare_operation_says_so(
+    ceiling_seconds: float, reasons: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    """The same parts, and another program on them: beyond what one machine scatters by."""
+    code, document = reproduce(capsys, *pair(tmp_path, pass_seconds=0.7, ceiling_seconds=ceiling_seconds))
+    assert (code, document["compared"][0]["reasons"]) == (1, reasons)
+
+
+def test_a_slower_machine_alone_turns_no_verdict(tmp_path: Path, capsys: Any) -> None:
+    assert reproduce(capsys, *pair(tmp_path, ceiling_seconds=2.5))[0] == 0
+
+
 def test_switches_that_differ_are_named_where_both_are_known(tmp_path: Path, capsys: Any) -> None:
     there = {"NVIDIA_TF32_OVERRIDE": "1", "NCCL_ALGO": "Ring"}
     paths = pair(tmp_path, pass_seconds=0.6, switches={"OMP_NUM_THREADS": "4"})
@@ -80,6 +96,12 @@ def test_intervals_that_allow_anything_decide_nothing(tmp_path: Path, capsys: An
     code, document = reproduce(capsys, *pair(tmp_path, spread=WIDE))
     assert code == 1
     assert figure(document, "step seconds")["verdict"] == "undecided"
+
+
+def test_each_figure_stands_with_its_own_interval(tmp_path: Path, capsys: Any) -> None:
+    _, document = reproduce(capsys, *pair(tmp_path, spread=WIDE))
+    step = figure(document, "step seconds")
+    assert step["here_half_width"] > 10 * step["there_half_width"] > 0
 
 
 def test_an_outcome_is_a_figure_too(tmp_path: Path, capsys: Any) -> None:
@@ -280,6 +302,5 @@ def test_for_people_it_is_a_line_a_setting(tmp_path: Path, capsys: Any) -> None:
     there, here = pair(tmp_path, pass_seconds=0.55)
     assert main(["reproduce", str(there), "--with", str(here)]) == 1
     out = capsys.readouterr().out
-    assert "tiny-gpt-neox naive  step 2.2 s, was 2 s" in out
-    assert "NOT REPRODUCED (+10.0%)" in out
+    assert "tiny-gpt-neox naive  step 2.2 s ±0.023, was 2 s ±0.021: NOT REPRODUCED (+10.0%)" in out
     assert "0 of 1 settings reproduced: run here here, there there" in out
