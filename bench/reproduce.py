@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -237,6 +238,15 @@ def stack_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
         yield f"image {_image(here)} here, {_image(there)} there"
     yield from here_and_there(here.packages, there.packages, "none")
     yield from _switches(here, there, deciding)
+
+
+def pip_lines(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
+    """What makes the packages here those of there."""
+    wanted = [f"{name}=={v}" for name, v in sorted(there.packages.items()) if here.packages.get(name) != v]
+    if wanted:
+        yield f"pip install {shlex.join(wanted)}"
+    if others := sorted(here.packages.keys() - there.packages.keys()):
+        yield f"pip uninstall {shlex.join(others)}"
 
 
 def _switches(here: NodeFacts, there: NodeFacts, of_them: Callable[[Switches], Switches]) -> Iterator[str]:

@@ -82,20 +82,20 @@ def _run_again(
     there: Subject, out: Path, budget_seconds: float | None, key: Path | None, on_cpu: bool,
     any_stack: bool, where: str,
 ) -> Path:  # fmt: skip
-    from bench.reproduce import stack_differences
+    from bench.reproduce import pip_lines, stack_differences
     from bench.runner.probe import probe
     from bench.runner.progress import Progress
     from bench.runner.run import execute
 
-    others = list(stack_differences(probe(gpus_too=not on_cpu), there.run.results.node))
+    ours, theirs = probe(gpus_too=not on_cpu), there.run.results.node
+    others = list(stack_differences(ours, theirs))
     if others and not any_stack:
-        node = there.run.results.node
-        known = node.image is not None and node.image.config is not None
-        same = "--engine auto runs in its image" if known else "use the versions in its env.json"
+        known = theirs.image is not None and theirs.image.config is not None
+        same = "--engine auto runs in its image" if known else " && ".join(pip_lines(ours, theirs))
         raise EnvironmentCannot(
             f"another software stack: {'; '.join(others)}",
             where=where,
-            advice=f"{same}, or --any-stack to run here all the same",
+            advice=f"{same or 'set what differs'}; or --any-stack to run here all the same",
         )
     manifest = parse_manifest(there.manifest, f"{where}: manifest.json")
     finished = execute(

@@ -214,6 +214,8 @@ def test_another_stack_is_refused_before_anything_runs(tmp_path: Path, capsys: A
     said = capsys.readouterr().err
     assert "torch " in said
     assert "0.1 there" in said
+    assert "pip install torch==0.1" in said
+    assert "pip uninstall" in said  # what is here, and was not there
     assert "--any-stack" in said
     assert not (tmp_path / "out").exists()
 
