@@ -14,6 +14,7 @@ from bench.estimate import TO_SIGMA, Interval
 if TYPE_CHECKING:
     from bench.summary import TrialResult
 
+FIRM = 0.9  # a fastest that is less sure is told together with its firmest rival
 NEAR = 0.99  # of the fastest: whatever is no faster than this does not matter
 
 
@@ -38,6 +39,18 @@ def winner(model: str, trials: Sequence[TrialResult], undecided: int) -> Winner:
         return Winner(model, None, undecided, None)
     others = [t.estimate.days for t in own if t is not best and t.estimate and t.estimate.plausible]
     return Winner(model, best.id, undecided, confidence(best.estimate.days, others))
+
+
+def rival(trials: Sequence[TrialResult]) -> tuple[float, TrialResult] | None:
+    """Where the fastest of a model is not sure: how sure, and which of the rest surely is the fastest."""
+    best = fastest(trials)
+    others = [(t.estimate.days, t) for t in trials if t is not best and t.estimate and t.estimate.plausible]
+    if best is None or best.estimate is None or not others:
+        return None
+    sure = confidence(best.estimate.days, [days for days, _ in others])
+    return (
+        (sure, min(others, key=lambda pair: pair[0].value + pair[0].half_width)[1]) if sure < FIRM else None
+    )
 
 
 def confidence(best: Interval, others: Sequence[Interval]) -> float:

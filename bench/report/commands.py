@@ -13,7 +13,8 @@ from bench.manifest import parse_manifest
 from bench.report.bundles import Lists, check_all, results_of
 from bench.result import Trial
 from bench.summary import Results, TrialResult
-from bench.winner import fastest
+from bench.winner import fastest, rival
+from bench.words import interval_text
 
 if TYPE_CHECKING:
     from bench.report.reproducing import Subject
@@ -35,7 +36,18 @@ def export(bundle: Path, to: str, folder: Path, model: str | None, setting: str 
     for path in exporting.write(kind, folder, trial, found, results.node, source):
         print(path)
     print(f"{trial.model.name}, {found.label}: {folder / 'README.md'} says how to start it", file=sys.stderr)
+    if setting is None and (doubt := rival([t for t in results.trials if t.model == found.model])):
+        print(_doubt(found, *doubt), file=sys.stderr)
     return 0
+
+
+def _doubt(found: TrialResult, sure: float, other: TrialResult) -> str:
+    assert other.estimate is not None
+    chooses = f'; --setting "{other.label}" takes that' if other.label != found.label else ""
+    return (
+        f"{found.label} is {sure:.0%} sure to be within 1% of the fastest measured; {other.label} at "
+        f"micro-batch {other.micro_batch}: {interval_text(other.estimate.days)} days{chooses}"
+    )
 
 
 def reproduce(

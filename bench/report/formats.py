@@ -13,6 +13,7 @@ from bench.codec import pretty_json, to_json
 from bench.estimate import Interval
 from bench.report.comparing import Apart, Comparison, Entry, ModelPart
 from bench.report.offers import Offer
+from bench.report.rows import Row
 from bench.scaling import Guess
 from bench.words import bytes_text, figures, interval_text, money_text
 
@@ -123,8 +124,22 @@ def remarks(part: ModelPart, comparison: Comparison) -> list[str]:
     if priced or wish.budget is not None or wish.deadline_days is not None:
         missing = dict.fromkeys(gap for entry in part.entries for gap in entry.gaps)
         lines += [f"{gap}: --prices can have one" for gap in missing]
+    lines += [close_line(entry.row) for entry in part.entries if entry.row.close]
     lines += [_guess_line(one) for one in part.guesses]
     return lines + [f"not compared: {text}" for text in apart(part)]
+
+
+def close_line(row: Row) -> str:
+    """In the words of the run's own summary."""
+    assert row.best is not None
+    assert row.close is not None
+    other = row.close.rival
+    assert other.days is not None
+    return (
+        f"close: {row.machine.label}, {row.best.label} is within 1% of the fastest measured with "
+        f"{row.close.confidence:.0%} confidence; surer: {other.label} at micro-batch {other.micro_batch}, "
+        f"{interval_text(other.days)} days"
+    )
 
 
 def _guess_line(one: Guess) -> str:

@@ -22,7 +22,7 @@ from bench.summary import Results, TrialResult, recompute
 from bench.switches import deciding, in_words
 from bench.verdict import Verdict
 from bench.verify import Files
-from bench.winner import fastest
+from bench.winner import fastest, rival
 from bench.words import failure_text
 
 # What decides how fast the same code runs; the rest of the packages does not.
@@ -64,6 +64,14 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Close:
+    """What goes with a fastest that is not sure to be it."""
+
+    confidence: float  # that nothing measured is more than a percent faster
+    rival: Attempt  # surely the fastest of the rest
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     path: str
     run_id: str
@@ -82,6 +90,7 @@ class Row:
     attempts: tuple[Attempt, ...]
     watts: float | None = None  # of the GPUs that trained, by their own energy counters, at `best`
     telemetry: Telemetry | None = None
+    close: Close | None = None
 
     @property
     def kwh(self) -> float | None:
@@ -146,6 +155,7 @@ def _row(path: Path, verdict: Verdict, results: Results, model: Model) -> Row:
         attempts=tuple(_attempt(trial) for trial in trials),
         watts=watts.get(best.id) if best else None,
         telemetry=course,
+        close=Close(doubt[0], _attempt(doubt[1])) if (doubt := rival(trials)) else None,
     )
 
 

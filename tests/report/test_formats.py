@@ -21,7 +21,7 @@ from bench.report.formats import csv_text, json_text, markdown, table, texts
 from bench.result import Crashed
 from bench.statement import Predicate
 from bench.words import figures, interval_text, money_text
-from tests.report.made import KEY, bundle, manifest
+from tests.report.made import KEY, bundle, manifest, measured
 
 ROOT = Path(__file__).parents[2]
 QUOTE = {"date": "2026-06-01", "source": "a quote"}
@@ -147,6 +147,21 @@ def test_one_bundle_shows_its_settings_too(capsys: Any) -> None:
     code, out, _ = run(capsys, ROOT / "results/every-setting-h200/pythia-160m-2gpus.tar")
     assert code == 0
     assert "free-lunch + checkpointing + zero-3 + offload" in out
+
+
+WIDE = (0.2, 1.0, 1.8, 1.0, 0.2, 1.8)
+
+
+@pytest.mark.parametrize("form", [table, markdown])
+def test_a_fastest_that_is_not_sure_stands_with_what_surely_is_fast(form: Any, tmp_path: Path) -> None:
+    settings = [((), 0.9), (("kernels",), 0.5), (("compile",), measured(0.49, WIDE))]
+    bundle(tmp_path / "a.tar", settings=settings)
+    sure = bundle(tmp_path / "b.tar", settings=settings[:2], run_id="bbbb", uuid="other")
+    comparison = collect(Request((tmp_path,)))
+    (line,) = (line for line in form(comparison).splitlines() if "close: " in line)
+    assert "compile is within 1% of the fastest measured with " in line
+    assert "surer: kernels at micro-batch 16, " in line
+    assert "close: " not in form(collect(Request((sure,))))
 
 
 def test_a_bundle_that_does_not_verify_gives_exit_4(tmp_path: Path, capsys: Any) -> None:
