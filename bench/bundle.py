@@ -223,8 +223,9 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
         try:
             yield Bundle(file)
         except VerificationFailed as error:
-            where = f"{path}: {error.where}" if error.where else str(path)
-            raise VerificationFailed(error.message, where=where, advice=error.advice) from None
+            if error.where is None or not error.where.startswith(str(path)):  # said already: opened twice
+                error.where = f"{path}: {error.where}" if error.where else str(path)
+            raise
         except OSError as error:
             raise EnvironmentCannot(f"cannot be read: {error.strerror}", where=str(path)) from None
 

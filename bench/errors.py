@@ -4,6 +4,7 @@ BenchError
 ├── BadInput            2  the manifest, an argument or a file of the user's is wrong
 ├── EnvironmentCannot   3  this machine lacks what the work needs
 ├── VerificationFailed  4  a bundle is not what it claims to be
+│   └── Untrusted          it may be, and is signed by nobody trusted
 └── Incomplete          5  interrupted or out of budget; what was measured is kept
 
 Exit code 1 is no error: the work was done and the verdict is no.
@@ -95,6 +96,14 @@ class VerificationFailed(BenchError):
     """A bundle is not what it claims to be."""
 
     exit_code = 4
+
+
+class Untrusted(VerificationFailed):
+    """Nobody trusted vouches for it; `doubt` says so to who has the key's fingerprint before them."""
+
+    def __init__(self, source: str, did: str, fingerprint: str, why: str) -> None:
+        super().__init__(f"not trusted by {source}: {did} by {fingerprint}, which {why}")
+        self.doubt = f"not trusted by {source}: the key that {did} it {why}"
 
 
 class Incomplete(BenchError):

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.errors import BadInput, VerificationFailed
+from bench.errors import BadInput, Untrusted
 from bench.ssh import ED25519, TOKEN, FormatError, PublicKey
 
 MAX_BYTES = 2**20
@@ -112,9 +112,8 @@ class TrustPolicy:
                 if refusal is None:
                     return f"{self.source} as {signer.principals}" if signer.principals else self.source
                 refusals.append(refusal)
-        why = f"which {refusals[0]}" if refusals else "which is not among them"
-        did = "certified" if principal else "signed"
-        raise VerificationFailed(f"not trusted by {self.source}: {did} by {key.fingerprint}, {why}")
+        why = refusals[0] if refusals else "is not among them"
+        raise Untrusted(self.source, "certified" if principal else "signed", key.fingerprint, why)
 
 
 def _parse_signer(line: str) -> AllowedSigner | None:

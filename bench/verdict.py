@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from bench.statement import Level
 
+TO_TRUST = "bench keys trust FILE --as NAME keeps the public key of whoever you trust; --trust names a list"
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -22,7 +24,7 @@ class Verdict:
     certified_until: str | None
     trusted: bool
     trusted_by: str | None  # the file that lists the key or its authority, and as whom
-    doubt: str | None  # why nobody vouches for it
+    doubt: str | None  # why nobody vouches for it: a sentence that stands alone
     level: Level  # what is proven to this verifier
     level_claimed: Level  # what the bundle says of itself
     nonce: str | None
@@ -49,13 +51,16 @@ class Verdict:
         return lines
 
     def _signatures(self) -> list[str]:
-        voucher = f"trusted by {self.trusted_by}" if self.trusted else str(self.doubt)
+        voucher = f", trusted by {self.trusted_by}" if self.trusted else ""
         if self.certified_by is None:
-            return [f"signed     run {self.run_id} by {self.fingerprint}, {voucher}"]
-        lines = [
-            f"signed     run {self.run_id} by a key made for it",
-            f"certified  by {self.certified_by}, {voucher}",
-        ]
+            lines = [f"signed     run {self.run_id} by {self.fingerprint}{voucher}"]
+        else:
+            lines = [
+                f"signed     run {self.run_id} by a key made for it",
+                f"certified  by {self.certified_by}{voucher}",
+            ]
+        if self.doubt is not None:
+            lines += [f"doubt      {self.doubt}", f"           {TO_TRUST}"]
         if self.received_at is not None and self.seen_seconds is not None:
             from bench.words import seconds_text  # brings all that there are words for
 

@@ -26,7 +26,7 @@ from bench.bundle import (
     payload_fault,
 )
 from bench.dsse import verify_own
-from bench.errors import VerificationFailed
+from bench.errors import Untrusted, VerificationFailed
 from bench.handshake import (
     BUNDLE_NAMESPACE,
     DRIFT_SECONDS,
@@ -127,13 +127,14 @@ def _origin(bundle: Bundle, statement: bytes, rules: Rules) -> Origin:
     if receipt and signed.certificate and (why := _out_of_time(signed.certificate, at)):
         raise VerificationFailed(f"was received when {why}")
     if rules.trust is None:
-        return Origin(signed, receipt, None, "which --trust has not vouched for")
+        return Origin(signed, receipt, None, "no list of trusted keys was given or kept")
     try:
         return Origin(signed, receipt, _trusted_by(signed, receipt, at, rules.trust), None)
     except VerificationFailed as error:
         if rules.demanded:
             raise
-        return Origin(signed, receipt, None, error.message)
+        doubt = error.doubt if isinstance(error, Untrusted) else error.message
+        return Origin(signed, receipt, None, doubt)
 
 
 def _check_certificate_file(bundle: Bundle, certificate: Certificate | None) -> None:

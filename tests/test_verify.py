@@ -25,6 +25,7 @@ from bench.handshake import BUNDLE_NAMESPACE
 from bench.pack import write_bundle
 from bench.ssh import PublicKey
 from bench.sshsig import sign
+from bench.verdict import TO_TRUST
 from bench.verify import Files, Rules, verify_bundle
 from tests.authority import OPERATOR, UNTIL, certified, contents, received, trusting
 from tests.bundles import FILES, KEY, check, nothing, packed
@@ -54,7 +55,9 @@ def test_a_valid_bundle_without_trust(path: Path) -> None:
     verdict = verify_bundle(path, lambda files: {"samples": 1234})
     assert verdict.to_lines() == [
         "valid      7 files, 1,234 samples; every summary recomputed and equal",
-        f"signed     run 7f3a2c by {PUBLIC.fingerprint}, which --trust has not vouched for",
+        f"signed     run 7f3a2c by {PUBLIC.fingerprint}",
+        "doubt      no list of trusted keys was given or kept",
+        f"           {TO_TRUST}",
         "level      self: integrity is proven; origin, freshness and the node's honesty are not",
     ]
     document = to_json(verdict)
@@ -71,7 +74,7 @@ def test_a_valid_bundle_without_trust(path: Path) -> None:
         "certified_until": None,
         "trusted": False,
         "trusted_by": None,
-        "doubt": "which --trust has not vouched for",
+        "doubt": "no list of trusted keys was given or kept",
         "level": "self",
         "level_claimed": "self",
         "nonce": None,
@@ -118,7 +121,11 @@ def test_what_the_users_own_list_does_not_vouch_for_is_still_looked_at(path: Pat
     """--trust demands; bench's own list of keys only adds to what is known."""
     verdict = verify_bundle(path, nothing, Rules(trusting(OPERATOR), demanded=False))
     assert not verdict.trusted
-    assert "which is not among them" in verdict.to_lines()[1]
+    assert verdict.doubt == "not trusted by trusted: the key that signed it is not among them"
+    assert verdict.to_lines()[1:3] == [
+        f"signed     run 7f3a2c by {PUBLIC.fingerprint}",  # once
+        f"doubt      {verdict.doubt}",
+    ]
 
 
 def test_an_incomplete_run_says_so(tmp_path: Path) -> None:

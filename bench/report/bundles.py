@@ -174,7 +174,11 @@ def _bundles(paths: Iterable[Path]) -> Iterator[Path]:
 
 def _verdict_json(path: Path, verdict: Verdict | BenchError) -> object:
     if isinstance(verdict, BenchError):
-        return {"path": str(path), "valid": False, "reason": verdict.message, "exit_code": verdict.exit_code}
+        inside = (verdict.where or "").removeprefix(str(path)).removeprefix(": ") or None
+        return {
+            "path": str(path), "valid": False, "where": inside, "reason": verdict.message,
+            "exit_code": verdict.exit_code,
+        }  # fmt: skip
     counted = {name: value for name, value in verdict.recomputed.items() if name not in ("results", "check")}
     if isinstance(check := verdict.recomputed.get("check"), Judged):
         counted |= {"check_verdict": check.results.verdict, "claimed_verdict": check.claimed}

@@ -229,8 +229,9 @@ def test_what_is_no_request(ledger: Ledger, key: OperatorKey) -> None:
 
 def refused_bundle(ledger: Ledger, key: OperatorKey, bundle: Path, why: str, now: int = NOW + 600) -> None:
     ledger_before, before = ledger.path.read_bytes(), bundle.read_bytes()
-    with pytest.raises(VerificationFailed, match=why):
+    with pytest.raises(VerificationFailed, match=why) as caught:
         operator.receive(ledger, key, bundle, bundle, now)
+    assert str(caught.value).count(str(bundle)) == 1
     assert (ledger.path.read_bytes(), bundle.read_bytes()) == (ledger_before, before)
 
 

@@ -175,6 +175,17 @@ def test_a_bundle_that_does_not_verify_gives_exit_4(tmp_path: Path, capsys: Any)
     assert document["refused"][0]["path"] == str(bad)
 
 
+def test_what_a_program_reads_names_the_file_that_was_changed(tmp_path: Path, capsys: Any) -> None:
+    path = bundle(tmp_path / "a.tar")
+    data = path.read_bytes()
+    at = data.index(b'"bench_version": "0.1.0"')
+    path.write_bytes(data[:at] + b'"bench_version": "9.1.0"' + data[at + 24 :])
+    assert main(["verify", str(path), "--json"]) == 4
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["path"], found["where"]) == (str(path), "results.json")
+    assert found["reason"] == "its sha256 is not the signed one: it was changed"
+
+
 def test_a_bundle_of_a_newer_version_is_named(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "new.tar"
     results = b'{"schema": "bench/results/v2", "planets": 9}'
