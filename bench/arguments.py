@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 Commands = argparse._SubParsersAction  # argparse has no public name for what add_subparsers returns
 
@@ -11,8 +12,10 @@ def positive(text: str) -> float:
     try:
         number = float(text.replace(",", ""))
     except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number")
+    if number <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not more than 0")
     return number
 
@@ -36,12 +39,12 @@ def days(text: str) -> float:
 
 
 def duration(text: str) -> float:
-    """Seconds from 90s, 60m, 2h."""
-    scale = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
+    """Seconds from 90s, 60m, 2h, 7d."""
+    scale = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}.get(text[-1:])
     try:
         seconds = float(text[:-1]) * (scale or 0)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: write 90s, 60m or 2h")
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: write 90s, 60m, 2h or 7d")
     return seconds

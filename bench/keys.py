@@ -110,8 +110,8 @@ def load_key(path: Path, *, made: bool = False) -> UserKey:
     return UserKey(private, public, path, made)
 
 
-def _read(path: Path) -> bytes:
-    with open_regular(path, advice=_MAKE_ONE) as file:
+def _read(path: Path, advice: str = _MAKE_ONE) -> bytes:
+    with open_regular(path, advice=advice) as file:
         status = os.fstat(file.fileno())
         data = file.read(_LARGEST + 1)
     # ssh's own rule: what another user owns, that user answers for.
@@ -122,18 +122,18 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def public_half(path: Path) -> PublicKey:
+def public_half(path: Path, advice: str = _MAKE_ONE) -> PublicKey:
     """Of a private key, for which no passphrase is needed, or of its .pub file."""
-    data = _read(path)
+    data = _read(path, advice)
     if data.startswith(_PEM_PUBLIC):
-        advice = "give the .pub file that ssh-keygen made"
-        raise BadInput("is a public key in PEM, not OpenSSH's form", where=str(path), advice=advice)
+        message = "is a public key in PEM, not OpenSSH's form"
+        raise BadInput(message, where=str(path), advice="give the .pub file that ssh-keygen made")
     if data.startswith(b"-----BEGIN"):
         return _look_inside(path, data)[1]
     try:
         return PublicKey.from_line(data.decode("ascii", "replace"))
     except FormatError as error:
-        raise BadInput(str(error), where=str(path), advice=_MAKE_ONE) from None
+        raise BadInput(str(error), where=str(path), advice=advice) from None
 
 
 def _look_inside(path: Path, data: bytes) -> tuple[bool, PublicKey]:

@@ -105,7 +105,10 @@ def _read_text(data: bytes) -> Iterable[PublicKey]:
         raise FormatError("is empty: it revokes nothing")
     for line in meant:
         if not line.startswith(("ssh-rsa ", "ecdsa-", "sk-ecdsa-")):  # which cannot sign a bundle anyway
-            yield PublicKey.from_line(line)
+            try:
+                yield PublicKey.from_line(line)
+            except FormatError as error:
+                raise FormatError(f"is neither a KRL nor a text of public keys: a line {error}") from None
 
 
 def _read_binary(wire: WireReader, found: Revoked) -> None:

@@ -25,7 +25,7 @@ def add_operator(commands: Commands[argparse.ArgumentParser]) -> None:
     certify.add_argument("request", type=Path, metavar="REQUEST", help="request.json, from the run's folder")
     certify.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: run-cert.pub beside it")
     certify.add_argument(
-        "--valid", type=duration, default=7200.0, metavar="TIME", help="from now on (default: 2h)"
+        "--valid", type=duration, default=7200.0, metavar="TIME", help="from now on, 7d at most (default: 2h)"
     )
     certify.set_defaults(call=_certify)
 

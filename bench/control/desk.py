@@ -14,7 +14,7 @@ from bench.control import keyring, operator
 from bench.control.ledger import Ledger
 from bench.control.ssh_keygen import OperatorKey
 from bench.errors import BadInput, EnvironmentCannot, VerificationFailed
-from bench.handshake import write
+from bench.handshake import Request, read, write
 from bench.keys import default_key_path, public_half
 from bench.krl import Revoked
 from bench.manifest import load_manifest, read_bounded
@@ -47,6 +47,11 @@ def certify(
         raise BadInput("a certificate is valid for a minute at least and seven days at most")
     with open_regular(request) as file:
         data = file.read(MAX_REQUEST_BYTES)
+    try:
+        read(Request, data)
+    except VerificationFailed as error:
+        advice = "give the request.json of the run's folder"
+        raise BadInput(error.message, where=str(request), advice=advice) from None
     found = OperatorKey.find(key)
     try:
         with _ledger(ledger) as opened:

@@ -18,6 +18,8 @@ from bench.places import ALLOWED_SIGNERS, REVOKED, config_path
 from bench.ssh import Certificate, FormatError, PublicKey
 from bench.trust import TrustPolicy
 
+THEIRS = "give the .pub file of the key that it is about: whoever has the key hands it out"
+
 
 def new(path: Path | None, *, token: bool, passphrase: bool) -> PublicKey:
     """Makes a key with ssh-keygen, which asks for the passphrase, or the token's touch, itself."""
@@ -58,7 +60,7 @@ def trust(path: Path, name: str) -> tuple[Path, list[str]]:
     before = lists.read_text() if lists.exists() else ""
     if before:
         TrustPolicy.from_text(before, str(lists))  # what is damaged is not made longer
-    added = [line for line in trust_lines(public_half(path), name) if line not in before.splitlines()]
+    added = [line for line in trust_lines(public_half(path, THEIRS), name) if line not in before.splitlines()]
     if added:
         lists.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         joint = "" if before.endswith("\n") or not before else "\n"
@@ -81,7 +83,7 @@ def to_revoke(target: str, authority: Path | None) -> Revocation:
     if target.startswith("SHA256:"):
         return Revocation(f"the key {target}", f"hash: {target}")
     if not Path(target).exists() and authority is not None:
-        return Revocation(f"run {target}", f"id: {key_id(target)}", public_half(authority))
+        return Revocation(f"run {target}", f"id: {key_id(target)}", public_half(authority, THEIRS))
     path = Path(target)
     if not path.exists():
         advice = (

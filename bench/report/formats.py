@@ -272,7 +272,14 @@ def _csv_entry(part: ModelPart, entry: Entry, currency: str) -> dict[str, Any]:
         "rent_hour": rent and rent.price, "rent_run_cost": rent and rent.run_cost, "level": row.level,
         "trusted": row.trusted, "complete": row.complete, "run": row.run_id, "bundle": row.path,
     }  # fmt: skip
-    return {name: "" if value is None else value for name, value in found.items()}
+    return {name: _csv_value(value) for name, value in found.items()}
+
+
+def _csv_value(value: Any) -> Any:
+    """As other programs read it: true, not Python's True."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else value
 
 
 def json_text(comparison: Comparison) -> str:

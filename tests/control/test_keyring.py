@@ -150,6 +150,34 @@ def test_what_is_no_public_key_is_not_trusted(
     assert not home.exists()
 
 
+def test_a_key_to_trust_is_somebody_elses_to_make(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, err = said(capsys, "keys", "trust", tmp_path / "nofile", code=2)
+    assert "whoever has the key hands it out" in err
+    assert "ssh-keygen" not in err
+
+
+# --- certify ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_request_is_a_wrong_argument(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it is where a run is given another file for its challenge."""
+    (tmp_path / "c.json").write_text('{"schema": "bench/challenge/v1"}')
+    _, err = said(capsys, "certify", tmp_path / "c.json", "--valid", "7d", code=2)
+    assert "c.json: is no request of bench" in err
+    assert "request.json of the run's folder" in err
+
+
+@pytest.mark.parametrize(("valid", "why"), [("8d", "seven days at most"), ("20s", "a minute at least")])
+def test_a_certificate_is_short_lived(
+    home: Path, tmp_path: Path, valid: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert why in said(capsys, "certify", tmp_path / "c.json", "--valid", valid, code=2)[1]
+
+
 # --- revoke ---------------------------------------------------------------------------------------------
 
 KEY = PublicKey.of(RUN_KEY)

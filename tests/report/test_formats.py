@@ -64,6 +64,7 @@ def test_csv_and_json_hold_the_very_same_numbers(comparison: Comparison) -> None
     for part in document["parts"]:
         for entry in part["entries"]:
             row, best = rows[entry["row"]["run_id"]], entry["row"]["best"]
+            assert (row["complete"], row["trusted"]) == ("true", "false")
             assert float(row["days"]) == best["days"]["value"]
             assert float(row["days_half_width"]) == best["days"]["half_width"]
             assert float(row["utilisation"]) == best["utilisation"]
@@ -199,20 +200,23 @@ def test_a_bundle_of_a_newer_version_is_named(tmp_path: Path, capsys: Any) -> No
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "why"),
     [
-        ["--budget-usd", "0"],
-        ["--budget-usd", "x"],
-        ["--deadline", "soon"],
-        ["--utilisation", "101"],
-        ["--runs", "0"],
-        ["--format", "pdf"],
+        (["--budget-usd", "0"], "is not more than 0"),
+        (["--budget-usd", "x"], "is no number"),
+        (["--deadline", "soon"], "is no number"),
+        (["--deadline", "inf"], "is no number"),
+        (["--deadline=-1"], "is not more than 0"),
+        (["--utilisation", "101"], "is more than 100%"),
+        (["--runs", "0"], "is no whole number"),
+        (["--format", "pdf"], "invalid choice"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments: list[str], capsys: Any) -> None:
+def test_wrong_arguments_are_refused(arguments: list[str], why: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["compare", "x.tar", *arguments])
     assert caught.value.code == 2
+    assert why in capsys.readouterr().err
 
 
 def test_every_setting_is_shown_as_text_markdown_or_json_and_not_dropped(capsys: Any) -> None:
