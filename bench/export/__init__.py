@@ -1,12 +1,13 @@
 """What was measured, to run: a training script and the files of its setting, for one of four frameworks.
 
-Each kind is one file here with `files(trial)` and `refuse(trial)`; the scripts are real files in templates/,
-and read trial.json beside them. Nothing here imports torch.
+Each kind is one file here with `files(trial, save_every)` and `refuse(trial)`; the scripts are real files
+in templates/, and read trial.json beside them. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Literal
 from bench import __version__
 from bench.codec import pretty_json, to_json
 from bench.errors import BadInput, EnvironmentCannot
+from bench.methods import in_group
 from bench.result import NodeFacts, Trial
 from bench.summary import TrialResult
 from bench.words import bytes_text, interval_text
@@ -26,12 +28,24 @@ SEVERAL = (
     "train.py --out checkpoints"
 )
 KINDS: tuple[Kind, ...] = ("script", "trainer", "accelerate", "deepspeed")
-# What must be the same for the same figures; the rest of the environment is in the bundle.
-PINNED = ("torch", "transformers", "accelerate", "deepspeed", "numpy", "mamba-ssm", "causal-conv1d", "triton")
+HOUR = 3600  # seconds
+VERSION = re.compile(r"[\w.!+]+")  # of a stranger's bundle: nothing else gets into a file for pip
 
 
 def template(name: str) -> str:
     return (files("bench.export.templates") / f"{name}.py").read_text(encoding="utf-8")
+
+
+def saving(script: str, every: int) -> str:
+    """The script with its own number of steps between two checkpoints."""
+    return script.replace("SAVE_EVERY = 1000", f"SAVE_EVERY = {every}")
+
+
+def save_every(trial: Trial, found: TrialResult) -> int:
+    """The recipe's steps between two checkpoints; where it names none, about an hour of the measured ones."""
+    if (named := trial.model.recipe.save_every_steps) is not None:
+        return named
+    return max(1, round(HOUR / found.estimate.step_seconds.value)) if found.estimate else 1000
 
 
 def write(
@@ -43,12 +57,22 @@ def write(
         others = ", ".join(k for k in KINDS if import_module(f"bench.export.{k}").refuse(trial) is None)
         raise BadInput(f"{found.label} cannot be said to {kind}: {reason}", advice=f"it can to: {others}")
     made: dict[str, str] = {
-        **maker.files(trial),
+        **maker.files(trial, save_every(trial, found)),
         "trial.json": pretty_json(to_json(trial)).decode(),
-        "requirements.txt": _requirements(node),
+        "requirements.txt": _requirements(node.packages, _needed(maker, trial)),
     }
-    made["README.md"] = _readme(trial, found, source, _command(maker, trial, node), maker.NOTE, made)
+    note = _saves(trial, found) + maker.NOTE
+    made["README.md"] = _readme(trial, found, source, _command(maker, trial, node), note, made)
     return _written(folder, made)
+
+
+def _saves(trial: Trial, found: TrialResult) -> str:
+    named = trial.model.recipe.save_every_steps is not None
+    why = "the recipe's" if named else "an hour or so: the recipe names none"
+    return (
+        f"A checkpoint goes to `checkpoints` after every {save_every(trial, found):,} steps ({why})\n"
+        "and after the last one; `--save-every` changes that.\n"
+    )
 
 
 def _command(maker: Any, trial: Trial, node: NodeFacts) -> str:
@@ -72,10 +96,28 @@ def _written(folder: Path, made: Mapping[str, str]) -> list[Path]:
     return [folder / name for name in made]
 
 
-def _requirements(node: NodeFacts) -> str:
-    """Without bench, which is on no index, and without what a local build adds to a version."""
-    pins = [f"{name}=={node.packages[name].partition('+')[0]}" for name in PINNED if name in node.packages]
-    return "\n".join(pins) + "\n"
+def _needed(maker: Any, trial: Trial) -> Iterator[str]:
+    """What must be the same for the same figures; the rest of the environment is in the bundle."""
+    yield from ("torch", "transformers", "numpy", *maker.NEEDS)
+    if (in_group(trial.setting, "sharding") or "").startswith("zero") and "deepspeed" not in maker.NEEDS:
+        yield "deepspeed"
+    if trial.setting:  # torch brings it, and our own kernels are in it
+        yield "triton"
+    if "kernels" in trial.setting and trial.model.family == "mamba":
+        yield from ("mamba-ssm", "causal-conv1d")
+
+
+def _requirements(packages: Mapping[str, str], needed: Iterable[str]) -> str:
+    """Without bench, which is on no index."""
+    return "".join(_pin(name, packages[name]) for name in needed if VERSION.fullmatch(packages.get(name, "")))
+
+
+def _pin(name: str, version: str) -> str:
+    """Without the build, which no index takes with a version; where it is from is said instead."""
+    public, _, build = version.partition("+")
+    source = "PyTorch's own index" if name == "torch" else "its project's releases"
+    said = f"# Measured with {version}. pip's own index may have another build; that one: {source}\n"
+    return f"{said if build else ''}{name}=={public}\n"
 
 
 def _readme(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from bench.codec import pretty_json
-from bench.export import template
+from bench.export import saving, template
 from bench.export.deepspeed import configuration
 from bench.methods import in_group
 from bench.result import Trial
 
 COMMAND = "accelerate launch --config_file accelerate.json train.py --out checkpoints"
+NEEDS = ("accelerate",)
 SEVERAL = (
     "accelerate launch --config_file accelerate.json --num_machines {nodes} --machine_rank NODE "
     "--main_process_ip HOST --main_process_port 29400 train.py --out checkpoints  # NODE: 0 on HOST, then 1"
@@ -44,8 +45,11 @@ def fsdp_config(trial: Trial) -> dict[str, Any]:
     }
 
 
-def files(trial: Trial) -> dict[str, str]:
-    made = {"train.py": template("accelerate"), "accelerate.json": pretty_json(launch(trial)).decode()}
+def files(trial: Trial, save_every: int) -> dict[str, str]:
+    made = {
+        "train.py": saving(template("accelerate"), save_every),
+        "accelerate.json": pretty_json(launch(trial)).decode(),
+    }
     if zero(trial):
         made["deepspeed.json"] = pretty_json(configuration(trial, accumulation=trial.accumulation)).decode()
     return made

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from bench.codec import pretty_json
-from bench.export import template
+from bench.export import saving, template
 from bench.methods import in_group
 from bench.result import Trial
 
 COMMAND = "deepspeed --num_gpus {gpus} train.py --out checkpoints"
+NEEDS = ("deepspeed",)
 NOTE = ""
 
 
@@ -20,9 +21,9 @@ def refuse(trial: Trial) -> str | None:
     return "FSDP2 is PyTorch's own" if sharding.startswith("fsdp") else None
 
 
-def files(trial: Trial) -> dict[str, str]:
+def files(trial: Trial, save_every: int) -> dict[str, str]:
     return {
-        "train.py": template("deepspeed"),
+        "train.py": saving(template("deepspeed"), save_every),
         "deepspeed.json": pretty_json(configuration(trial, accumulation=trial.accumulation)).decode(),
     }
 

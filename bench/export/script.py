@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bench.export import template
+from bench.export import saving, template
 from bench.result import Trial
 
 COMMAND = "torchrun --standalone --nproc-per-node {gpus} train.py --out checkpoints"
+NEEDS: tuple[str, ...] = ()  # beside torch, transformers and what the setting itself needs
 NOTE = "Checkpoints hold all that training goes on from: `--resume`.\n"
 
 
@@ -13,5 +14,5 @@ def refuse(_trial: Trial) -> str | None:
     return None
 
 
-def files(_trial: Trial) -> dict[str, str]:
-    return {"train.py": template("script")}
+def files(_trial: Trial, save_every: int) -> dict[str, str]:
+    return {"train.py": saving(template("script"), save_every)}

@@ -11,24 +11,31 @@ from bench.export.deepspeed import configuration
 from bench.result import Trial
 
 COMMAND = "torchrun --standalone --nproc-per-node {gpus} train.py --out checkpoints"
-__all__ = ["COMMAND", "NOTE", "files", "refuse"]  # refuse: what accelerate cannot, its Trainer cannot
+NEEDS = ("accelerate",)
+__all__ = [
+    "COMMAND",
+    "NEEDS",
+    "NOTE",
+    "files",
+    "refuse",
+]  # refuse: what accelerate cannot, its Trainer cannot
 
 NOTE = """`train.py` gives the Trainer the recipe's own optimizer and schedule; `training_arguments.json`
 alone comes as near as its arguments can.
 """
 
 
-def files(trial: Trial) -> dict[str, str]:
+def files(trial: Trial, save_every: int) -> dict[str, str]:
     made = {
         "train.py": template("trainer"),
-        "training_arguments.json": pretty_json(training_arguments(trial)).decode(),
+        "training_arguments.json": pretty_json(training_arguments(trial, save_every)).decode(),
     }
     if zero(trial):
         made["deepspeed.json"] = pretty_json(configuration(trial, accumulation=trial.accumulation)).decode()
     return made
 
 
-def training_arguments(trial: Trial) -> dict[str, Any]:
+def training_arguments(trial: Trial, save_every: int) -> dict[str, Any]:
     """As `HfArgumentParser.parse_json_file` reads them."""
     recipe, setting = trial.model.recipe, trial.setting
     o, schedule = recipe.optimizer, recipe.schedule
@@ -56,8 +63,8 @@ def training_arguments(trial: Trial) -> dict[str, Any]:
         "warmup_steps": schedule.warmup_steps,
         "seed": trial.seed,
         "logging_steps": recipe.log_every_steps or 10,
-        "save_strategy": "steps" if recipe.save_every_steps else "no",
-        "save_steps": recipe.save_every_steps or 500,
+        "save_strategy": "steps",
+        "save_steps": save_every,
         "remove_unused_columns": False,
         "report_to": "none",
     }

@@ -39,11 +39,15 @@ def do(*command: str | Path, folder: Path, paths: Path = ROOT) -> subprocess.Com
 
 
 def bundle_of(
-    folder: Path, gpus: int, settings: list[object], recipe: dict[str, object] | None = None
+    folder: Path,
+    gpus: int,
+    settings: list[object],
+    recipe: dict[str, object] | None = None,
+    model: str = "tiny-gpt-neox",
 ) -> Path:
     manifest = folder / "manifest.json"
     document = {
-        "schema": "bench/manifest/v1", "models": [{"name": "tiny-gpt-neox", "recipe": recipe or {}}],
+        "schema": "bench/manifest/v1", "models": [{"name": model, "recipe": recipe or {}}],
         "methods": settings, "gpus": gpus,
         "micro_batch": 16, "timing": TIMING, "seed": 3,
     }  # fmt: skip
@@ -61,6 +65,11 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bundle_of(tmp_path_factory.mktemp("two"), 2, ["naive", ["zero-2"], ["fsdp-2"], ["fsdp-3"]])
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bundle_of(tmp_path_factory.mktemp("tied"), 1, ["naive"], model="tiny-roberta")
 
 
 def measured_losses(bundle: Path, label: str) -> list[float]:
@@ -144,6 +153,20 @@ def written(bundle: Path, kind: export.Kind, label: str, folder: Path) -> Path:
 def test_in_half_precision_without_sharding(half: Path, kind: export.Kind, tmp_path: Path) -> None:
     """fp32 weights under autocast, which is not what each of them does by default."""
     agree(trained(written(half, kind, "naive", tmp_path / "made"), 1), measured_losses(half, "naive"))
+
+
+@pytest.mark.parametrize("kind", export.KINDS)
+def test_the_last_step_is_logged_and_saved_whatever_the_recipe_names(
+    tied: Path, kind: str, tmp_path: Path
+) -> None:
+    """Of a model, too, whose two tables are one."""
+    folder = exported(tied, kind, "naive", tmp_path / "made")
+    log = trained(folder, 1, "--log-every", "2", "--out", "checkpoints")
+    assert [line["step"] for line in log] == [2, 3]
+    (saved,) = (path for path in (folder / "checkpoints").iterdir() if path.is_dir() and "3" in path.name)
+    assert any(path.stat().st_size > 1000 for path in saved.rglob("*") if path.is_file())
+    if kind in ("script", "trainer"):
+        assert trained(folder, 1, "--out", "checkpoints", "--resume", "--steps", "4")[-1]["step"] == 4
 
 
 def test_accelerate_reads_its_configuration(one: Path, tmp_path: Path) -> None:

@@ -128,11 +128,70 @@ def test_without_sharding_deepspeed_keeps_fp32_weights_as_the_trial_did(
     assert given.get("torch_autocast", {}).get("dtype") == dtype
 
 
+ALL_PACKAGES = dict.fromkeys(
+    ("torch", "transformers", "numpy", "accelerate", "deepspeed", "triton", "mamba-ssm"), "1.2"
+)
+
+
+def required(path: Path, kind: str, folder: Path, *arguments: str) -> list[str]:
+    assert export(path, "--to", kind, folder, *arguments) == 0
+    lines = (folder / "requirements.txt").read_text().splitlines()
+    return [line.partition("==")[0] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "more"),
+    [
+        ("script", "naive", []),
+        ("script", "zero-2", ["deepspeed", "triton"]),
+        ("trainer", "naive", ["accelerate"]),
+        ("accelerate", "zero-2", ["accelerate", "deepspeed", "triton"]),
+        ("deepspeed", "naive", ["deepspeed"]),
+        ("deepspeed", "zero-2", ["deepspeed", "triton"]),
+    ],
+)
+def test_requirements_are_what_this_setting_needs(
+    kind: str, setting: str, more: list[str], tmp_path: Path
+) -> None:
+    settings: list[Any] = [((), 0.9), (("zero-2",), 0.8)]
+    path = bundle(tmp_path / "a.tar", settings=settings, packages=ALL_PACKAGES)
+    found = required(path, kind, tmp_path / "b", "--setting", setting)
+    assert found == ["torch", "transformers", "numpy", *more]
+
+
 def test_requirements_are_such_that_an_index_has_them(tmp_path: Path) -> None:
-    packages = {"torch": "2.13.0+cpu", "transformers": "5.17.0", "unrelated": "1"}
+    """No index takes a build with its version: where that is from is said beside it."""
+    packages = {"torch": "2.13.0+cpu", "transformers": "5.17.0", "unrelated": "1", "numpy": "2\n-r x"}
     assert export(bundle(tmp_path / "a.tar", packages=packages), "--to", "script", tmp_path / "b") == 0
-    assert (tmp_path / "b" / "requirements.txt").read_text() == "torch==2.13.0\ntransformers==5.17.0\n"
+    build, *pins = (tmp_path / "b" / "requirements.txt").read_text().splitlines()
+    assert pins == ["torch==2.13.0", "transformers==5.17.0"]
+    assert build.startswith("# Measured with 2.13.0+cpu.")
+    assert build.endswith("PyTorch's own index")
     assert "from its repository" in (tmp_path / "b" / "README.md").read_text()
+
+
+STEPS_AN_HOUR = 1800  # of four passes of half a second
+
+
+@pytest.mark.parametrize(("named", "every"), [(40, 40), (None, STEPS_AN_HOUR)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_script_saves_as_often_as_the_recipe_says_or_about_every_hour(
+    kind: str, named: int | None, every: int, tmp_path: Path
+) -> None:
+    of = manifest(models=[{"name": "tiny-gpt-neox", "recipe": {"save_every_steps": named}}])
+    path = bundle(tmp_path / "a.tar", of=of, settings=[((), 0.5)])
+    assert export(path, "--to", kind, tmp_path / "b") == 0
+    if kind == "trainer":
+        given = read(tmp_path / "b" / "training_arguments.json")
+        assert (given["save_strategy"], given["save_steps"]) == ("steps", pytest.approx(every, rel=0.05))
+    else:
+        (line,) = (
+            s for s in (tmp_path / "b" / "train.py").read_text().splitlines() if s[:13] == "SAVE_EVERY = "
+        )
+        assert int(line.split()[2]) == pytest.approx(every, rel=0.05)
+    readme = (tmp_path / "b" / "README.md").read_text()
+    assert ("(the recipe's)" in readme) is (named is not None)
+    assert "after the last one; `--save-every`" in readme
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from bench.runner.loop import WithLoss, make_optimizer, make_scheduler
 from bench.runner.team import Team
 
 HERE = Path(__file__).parent
+SAVE_EVERY = 1000  # steps between two checkpoints
 MIXED = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
@@ -70,7 +71,8 @@ def main() -> None:
         data = Batches(trial.model, pool, trial.micro_batch, trial.seed, accelerator.device, team, workers=0)
         every = arguments.log_every or recipe.log_every_steps or 10
         total, since, at = torch.zeros((), device=accelerator.device), 0, time.perf_counter()
-        for step in range(1, (arguments.steps or recipe.steps) + 1):
+        last = arguments.steps or recipe.steps
+        for step in range(1, last + 1):
             for _ in range(trial.accumulation):
                 with accelerator.accumulate(model):
                     if fsdp:  # parameters that are not divided stay together between the passes of a step
@@ -84,13 +86,13 @@ def main() -> None:
                     optimizer.step()
                     optimizer.zero_grad()
             schedule.step()
-            if step % every == 0:
+            if step == last or step % every == 0:
                 mean = float(accelerator.reduce(total, "mean")) / (step - since)
                 seconds = (time.perf_counter() - at) / (step - since)
                 if accelerator.is_main_process:
                     print(json.dumps({"step": step, "loss": mean, "step_seconds": seconds}), flush=True)
                 total, since, at = torch.zeros_like(total), step, time.perf_counter()
-            if arguments.out and recipe.save_every_steps and step % recipe.save_every_steps == 0:
+            if arguments.out and (step == last or step % (arguments.save_every or SAVE_EVERY) == 0):
                 accelerator.save_state(str(arguments.out / f"step-{step}"))
     accelerator.end_training()
 
@@ -98,8 +100,11 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, help="default: the recipe's")
-    parser.add_argument("--out", type=Path, help="where checkpoints go; without it nothing is saved")
-    parser.add_argument("--log-every", type=int, metavar="STEPS", help="default: the recipe's")
+    parser.add_argument(
+        "--out", type=Path, help="where checkpoints go, the last step's too; else none is saved"
+    )
+    parser.add_argument("--log-every", type=int, metavar="STEPS", help="default: the recipe's, or 10")
+    parser.add_argument("--save-every", type=int, metavar="STEPS", help=f"default: {SAVE_EVERY}")
     return parser.parse_args()
 
 

@@ -25,6 +25,7 @@ from bench.runner.loop import WithLoss, make_optimizer, make_scheduler
 from bench.runner.team import Team
 
 HERE = Path(__file__).parent
+SAVE_EVERY = 1000  # steps between two checkpoints
 
 
 def main() -> None:
@@ -59,21 +60,22 @@ def main() -> None:
         data = Batches(trial.model, pool, trial.micro_batch, trial.seed, device, team, workers=0)
         every = arguments.log_every or recipe.log_every_steps or 10
         total, since, at = torch.zeros((), device=device), 0, time.perf_counter()
-        for step in range(1, (arguments.steps or recipe.steps) + 1):
+        last = arguments.steps or recipe.steps
+        for step in range(1, last + 1):
             for _ in range(trial.accumulation):
                 batch = next(data)
                 loss = engine(lowered(batch, recipe.precision) if shards else batch)
                 engine.backward(loss)
                 engine.step()  # of every accumulated pass: the engine knows which is the last
                 total += loss.detach() / trial.accumulation
-            if step % every == 0:
+            if step == last or step % every == 0:
                 dist.all_reduce(total)
                 mean = float(total) / (step - since) / team.size
                 seconds = (time.perf_counter() - at) / (step - since)
                 if team.rank == 0:
                     print(json.dumps({"step": step, "loss": mean, "step_seconds": seconds}), flush=True)
                 total, since, at = torch.zeros_like(total), step, time.perf_counter()
-            if arguments.out and recipe.save_every_steps and step % recipe.save_every_steps == 0:
+            if arguments.out and (step == last or step % (arguments.save_every or SAVE_EVERY) == 0):
                 engine.save_checkpoint(str(arguments.out), tag=f"step-{step}")
     dist.destroy_process_group()
 
@@ -98,8 +100,11 @@ def on_host(whole: WithLoss, recipe: Recipe) -> torch.optim.Optimizer:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, help="default: the recipe's")
-    parser.add_argument("--out", type=Path, help="where checkpoints go; without it nothing is saved")
-    parser.add_argument("--log-every", type=int, metavar="STEPS", help="default: the recipe's")
+    parser.add_argument(
+        "--out", type=Path, help="where checkpoints go, the last step's too; else none is saved"
+    )
+    parser.add_argument("--log-every", type=int, metavar="STEPS", help="default: the recipe's, or 10")
+    parser.add_argument("--save-every", type=int, metavar="STEPS", help=f"default: {SAVE_EVERY}")
     parser.add_argument("--local_rank", type=int, default=-1, help="given by the deepspeed launcher")
     return parser.parse_args()
 

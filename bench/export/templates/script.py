@@ -24,6 +24,7 @@ from bench.runner.trial import TrialRun, keep_what_is_here
 
 HERE = Path(__file__).parent
 SILENT = 10  # steps between two lines of the log, where the recipe names none
+SAVE_EVERY = 1000  # steps between two checkpoints
 WARM_STEPS = 3
 
 
@@ -59,20 +60,21 @@ def train(
     data = islice(data, done * passes, None)
     total = torch.zeros((), device=run.device.torch)
     since, at = done, time.perf_counter()
-    for step in range(done + 1, (arguments.steps or recipe.steps) + 1):
+    last = arguments.steps or recipe.steps
+    for step in range(done + 1, last + 1):
         for i in range(passes):
             total += strategy.forward_backward(next(data), passes, sync=i == passes - 1)
         strategy.update()
         if step == done + WARM_STEPS:
             keep_what_is_here()
-        if step % (arguments.log_every or recipe.log_every_steps or SILENT) == 0:
+        if step == last or step % (arguments.log_every or recipe.log_every_steps or SILENT) == 0:
             loss = team.mean(float(total) / (step - since))  # float: waits for the device
             seconds = (time.perf_counter() - at) / (step - since)
             if team.rank == 0:
                 print(json.dumps({"step": step, "loss": loss, "step_seconds": seconds}), flush=True)
             total.zero_()
             since, at = step, time.perf_counter()
-        if arguments.out and step % (arguments.save_every or recipe.save_every_steps or 1 << 62) == 0:
+        if arguments.out and (step == last or step % (arguments.save_every or SAVE_EVERY) == 0):
             save(strategy, arguments.out, step, team)
 
 
@@ -109,10 +111,12 @@ def load(strategy: Any, folder: Path) -> int:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, help="default: the recipe's")
-    parser.add_argument("--out", type=Path, help="where checkpoints go; without it nothing is saved")
+    parser.add_argument(
+        "--out", type=Path, help="where checkpoints go, the last step's too; else none is saved"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
-    parser.add_argument("--log-every", type=int, metavar="STEPS", help="default: the recipe's")
-    parser.add_argument("--save-every", type=int, metavar="STEPS", help="default: the recipe's")
+    parser.add_argument("--log-every", type=int, metavar="STEPS", help="default: the recipe's, or 10")
+    parser.add_argument("--save-every", type=int, metavar="STEPS", help=f"default: {SAVE_EVERY}")
     return parser.parse_args()
 
 

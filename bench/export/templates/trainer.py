@@ -34,6 +34,7 @@ SAID = (
 class Model(nn.Module):
     """The model with its loss, as the Trainer calls it."""
 
+    _keys_to_ignore_on_save = None  # asked for where a checkpoint lacks the second name of a shared table
     accepts_loss_kwargs = False  # the loss is a mean: the Trainer divides it by the accumulated passes
 
     def __init__(self, whole: WithLoss) -> None:
@@ -78,6 +79,12 @@ class RecipeTrainer(Trainer):
         with self.accelerator.autocast():  # which accelerate leaves to us where the model comes sharded
             return super().compute_loss(model, *given, **more)
 
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """A table that two parts share goes in once: safetensors takes none twice, and loading fills both."""
+        whole = self.model.state_dict() if state_dict is None else state_dict
+        first = {tensor.data_ptr(): name for name, tensor in reversed(whole.items())}
+        super()._save(output_dir, {name: whole[name] for name in first.values()})
+
     def get_train_dataloader(self) -> DataLoader[Any]:
         """These data are made up: yours go here."""
         team = Team(self.args.process_index, self.args.world_size)
@@ -86,10 +93,13 @@ class RecipeTrainer(Trainer):
 
 
 class Log(TrainerCallback):
-    """A line a logged step, as our own script writes it."""
+    """A line a logged step, and one of the last, as our own script writes it."""
 
     def __init__(self) -> None:
         self.at, self.since = time.perf_counter(), 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_log |= state.global_step >= state.max_steps
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if state.is_world_process_zero and "loss" in logs:
@@ -109,6 +119,7 @@ def main() -> None:
         given["max_steps"] = arguments.steps
     given["output_dir"] = str(arguments.out or given["output_dir"])
     given["logging_steps"] = arguments.log_every or given["logging_steps"]
+    given["save_steps"] = arguments.save_every or given["save_steps"]
     if "deepspeed" in given:
         given["deepspeed"] = str(HERE / given["deepspeed"])
     if not torch.cuda.is_available() and (given["bf16"] or given["fp16"]):  # to try it out
@@ -144,9 +155,10 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, help="default: the recipe's")
-    parser.add_argument("--out", type=Path, help="where checkpoints go")
+    parser.add_argument("--out", type=Path, help="where checkpoints go, the last step's too")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    parser.add_argument("--log-every", type=int, metavar="STEPS", help="default: the recipe's")
+    parser.add_argument("--log-every", type=int, metavar="STEPS", help="default: the recipe's, or 10")
+    parser.add_argument("--save-every", type=int, metavar="STEPS", help="default: training_arguments.json's")
     parser.add_argument("--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", "0")))
     return parser.parse_args()
 
