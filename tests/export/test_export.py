@@ -12,7 +12,7 @@ from bench.cli import main
 from bench.codec import from_json
 from bench.export import KINDS
 from bench.result import Trial
-from tests.report.made import CRASH, bundle, manifest
+from tests.report.made import CRASH, bundle, manifest, measured
 
 ROOT = Path(__file__).parents[2]
 EVERY_SETTING = ROOT / "results/every-setting-h200/pythia-160m-2gpus.tar"
@@ -66,6 +66,17 @@ def test_offloading_is_said_to_deepspeed(tmp_path: Path) -> None:
 def test_without_a_setting_it_is_the_fastest(tmp_path: Path) -> None:
     assert export(EVERY_SETTING, "--to", "script", tmp_path / "a") == 0
     assert "fsdp-2" in read(tmp_path / "a" / "trial.json")["setting"]
+
+
+@pytest.mark.parametrize(("chosen", "told"), [([], True), (["--setting", "compile"], False)])
+def test_a_fastest_that_is_not_sure_is_told_with_what_surely_is_fast(
+    chosen: list[str], told: bool, tmp_path: Path, capsys: Any
+) -> None:
+    """Whoever names a setting has chosen."""
+    wide = measured(0.49, (0.2, 1.0, 1.8, 1.0, 0.2, 1.8))
+    path = bundle(tmp_path / "a.tar", settings=[((), 0.5), (("compile",), wide)])
+    assert export(path, "--to", "script", tmp_path / "b", *chosen) == 0
+    assert ('--setting "naive" takes that' in capsys.readouterr().err) is told
 
 
 def refused(capsys: Any, *arguments: str | Path) -> str:
