@@ -92,6 +92,8 @@ def _count_keys(value: Any) -> int:
     keys, level = 0, [value]
     for _ in range(_MAX_DEPTH + 1):
         kinds = set(map(type, level))
+        if _Refused in kinds:
+            raise DecodeError(_placed(value, ""))
         if dict not in kinds and list not in kinds:
             return keys
         objects = level if kinds == {dict} else [item for item in level if type(item) is dict]
@@ -119,19 +121,30 @@ def _refuse_constant(name: str) -> Any:
     raise DecodeError(f"{name} is no JSON number")
 
 
-def _bounded_int(text: str) -> int:
-    if len(text) < 16:
+class _Refused(str):
+    """Why a number is, in its place until that can be named."""
+
+
+def _placed(value: Any, place: str) -> str | None:
+    if isinstance(value, _Refused):
+        return f"{place or '/'}: {value}"
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return next(filter(None, (_placed(item, f"{place}/{name}") for name, item in items)), None)
+
+
+def _bounded_int(text: str) -> int | _Refused:
+    if len(text) < 16 or (len(text) <= len("-9007199254740992") and abs(int(text)) <= 2**53):
         return int(text)
-    if len(text) > len("-9007199254740992") or abs(int(text)) > 2**53:
-        raise DecodeError(f"the integer {text[:20]} is past 2**53 and would lose its value elsewhere")
-    return int(text)
+    return _Refused(f"the integer {_cut(text)} is past 2**53 and would lose its value elsewhere")
 
 
-def _finite_float(text: str) -> float:
+def _finite_float(text: str) -> float | _Refused:
     value = float(text)
-    if not math.isfinite(value):
-        raise DecodeError(f"the number {text[:20]} does not fit a double")
-    return value
+    return value if math.isfinite(value) else _Refused(f"the number {_cut(text)} does not fit a double")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 20 else f"{text[:20]}…"
 
 
 def to_json(value: Any) -> Any:

@@ -13,6 +13,7 @@ Exit code 1 is no error: the work was done and the verdict is no.
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,6 +24,12 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
+def in_json(value: object, most: int = 60) -> str:
+    """A value of an input as its author wrote it, in one line."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 class BenchError(Exception):
@@ -81,9 +88,18 @@ class BadInput(BenchError):
     def __str__(self) -> str:
         if not self.mistakes:
             return super().__str__()
-        width = max(len(m.path) for m in self.mistakes)
-        rows = [f"  {m.path:<{width}}  {m.found}; {m.allowed}" for m in self.mistakes]
-        return printable("\n".join([super().__str__(), *rows]))
+        paths = [_one_line(m.path) for m in self.mistakes]
+        width = max(map(len, paths))
+        rows = [
+            f"  {path:<{width}}  {_one_line(f'{m.found}; {m.allowed}')}"
+            for path, m in zip(paths, self.mistakes, strict=True)
+        ]
+        return "\n".join([super().__str__(), *rows])
+
+
+def _one_line(text: str) -> str:
+    """A row a mistake, whatever its names hold."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 class EnvironmentCannot(BenchError):

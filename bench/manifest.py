@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 from bench.catalogue import read_data
 from bench.codec import DecodeError, from_json, strict_loads
-from bench.errors import BadInput, Mistake, nearest
+from bench.errors import BadInput, Mistake, in_json, nearest
 from bench.methods import Setting, conflict, known_methods, ordered
 from bench.models import Model, known_models
 from bench.models.inline import override_recipe, resolve_inline
@@ -107,7 +107,7 @@ def _build(data: bytes, document: Mapping[str, Any], models: tuple[Model, ...]) 
         model_micro_batch={
             name: _micro_batch(size) for _, name, size in _own(document["models"], "micro_batch")
         },
-        memory_cap_bytes=None if cap is None else int(cap * 2**30),
+        memory_cap_bytes=None if cap is None else max(1, int(cap * 2**30)),
         budget_seconds=None if budget is None else budget * 60.0,
         trial_seconds=document.get("trial_minutes", 15) * 60.0,
         seed=document.get("seed", 0),
@@ -150,7 +150,7 @@ def _in_words(error: Any, schema: Mapping[str, Any]) -> Iterator[Mistake]:
         if chosen := deeper or objects:
             yield from _in_words(chosen[0], schema)
             return
-        yield Mistake(path, f"{_short(error.instance)} does not fit", _allowed(error.schema))
+        yield Mistake(path, f"{in_json(error.instance)} does not fit", _allowed(error.schema))
     elif error.validator == "additionalProperties":
         known = error.schema["properties"]
         for name in sorted(error.instance.keys() - known.keys()):
@@ -163,19 +163,21 @@ def _in_words(error: Any, schema: Mapping[str, Any]) -> Iterator[Mistake]:
         wanted = schema["$defs"]["methods"] if "$ref" in wanted else wanted
         yield Mistake(f"{path.rstrip('/')}/{name}", "missing", _allowed(wanted))
     else:
-        yield Mistake(path, f"{_short(error.instance)} does not fit", _allowed(error.schema))
+        yield Mistake(path, f"{in_json(error.instance)} does not fit", _allowed(error.schema))
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
     """What a schema admits, in a few words."""
-    if "description" in schema and ("oneOf" in schema or schema.get("type") in ("array", "object")):
+    if "description" in schema and "oneOf" in schema:
         return f"allowed: {schema['description']}"
     if "oneOf" in schema:
         return "allowed: " + " or ".join(_allowed(o).removeprefix("allowed: ") for o in schema["oneOf"])
     if "const" in schema:
-        return f"allowed: {_short(schema['const'])}"
+        return f"allowed: {in_json(schema['const'])}"
     if "enum" in schema:
         return "allowed: " + ", ".join(schema["enum"])
+    if schema.get("type") == "object" and "properties" in schema:
+        return f"allowed: an object with {', '.join(schema['properties'])}"
     words = {
         "number": "a number",
         "integer": "a whole number",
@@ -189,12 +191,9 @@ def _allowed(schema: Mapping[str, Any]) -> str:
         "minItems": "with at least", "maxItems": "with at most", "pattern": "matching",
     }  # fmt: skip
     limits = [f"{word} {schema[key]}" for key, word in bounds.items() if key in schema]
-    return f"allowed: {text} {' and '.join(limits)}".rstrip()
-
-
-def _short(value: Any) -> str:
-    text = repr(value) if not isinstance(value, str) else f'"{value}"'
-    return text if len(text) <= 60 else text[:57] + "..."
+    of_what = schema.get("type") in ("array", "object") and "description" in schema
+    said = f": {schema['description']}" if of_what else ""
+    return f"allowed: {text} {' and '.join(limits)}".rstrip() + said
 
 
 def resolve_models(entries: Any) -> tuple[list[Model], list[Mistake]]:
@@ -232,9 +231,9 @@ def _resolve_model(entry: Any, path: str) -> Model | list[Mistake]:
 def _unknown_model(name: str, path: str) -> Mistake:
     plain, at, _ = name.partition("@")
     if at and plain in known_models():
-        return Mistake(path, f"{_short(name)} is not a reading of {plain}", f"allowed: {plain + PAPER_CODE}")
+        return Mistake(path, f"{in_json(name)} is not a reading of {plain}", f"allowed: {plain + PAPER_CODE}")
     hint = nearest(name, known_models())
-    return Mistake(path, f"{_short(name)} is not a model here", f"{hint}   (bench plan --list-models)")
+    return Mistake(path, f"{in_json(name)} is not a model here", f"{hint}   (bench plan --list-models)")
 
 
 def _own(entries: Any, field: str) -> Iterator[tuple[str, str, Any]]:
@@ -252,7 +251,7 @@ def _method_mistakes(entries: Any, where: str) -> Iterator[Mistake]:
         unknown = [(j, name) for j, name in enumerate(entry) if name not in known_methods()]
         for j, name in unknown:
             yield Mistake(
-                f"{path}/{j}", f"{_short(name)} is not a method here", nearest(name, known_methods())
+                f"{path}/{j}", f"{in_json(name)} is not a method here", nearest(name, known_methods())
             )
         if not unknown and (why := conflict(ordered(entry))):
             yield Mistake(path, why, "allowed: methods that go together")

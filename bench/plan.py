@@ -30,6 +30,7 @@ from bench.methods import (
 from bench.models import Model
 from bench.models.inline import family_of
 from bench.result import NodeFacts, Skipped, Trial
+from bench.words import bytes_text
 
 # A prediction can be wrong: only what is far too large is not tried at all.
 HOPELESS = 1.5
@@ -149,7 +150,7 @@ def _cell(manifest: Manifest, model: Model, setting: Setting, target: Target) ->
     if least is not None and least > HOPELESS * memory:
         return Skipped(
             model.name, setting, name,
-            f"needs about {least / 2**30:.0f} GiB at micro-batch {sizes[-1]}; there are {memory / 2**30:.0f}",
+            f"needs about {bytes_text(least)} at micro-batch {sizes[-1]}; there are {bytes_text(memory)}",
         )  # fmt: skip
     fitting = [size for size in sizes if (need := needs[size]) is None or need <= USABLE * memory]
     chosen = _thinned(fitting or sizes[-1:])

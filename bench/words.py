@@ -47,6 +47,8 @@ def money_text(amount: float, currency: str) -> str:
 
 
 def bytes_text(count: float) -> str:
+    if 0 < count < 2**19:
+        return size_text(count)
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 

@@ -62,6 +62,53 @@ def test_the_error_reads_as_a_short_list() -> None:
     assert len(str(caught.value).splitlines()) == 3
 
 
+@pytest.mark.parametrize(
+    ("changes", "path", "said"),
+    [
+        ({"gpus": True}, "/gpus", "true does not fit; allowed: a whole number at least 1 and at most 8"),
+        (
+            {"models": None},
+            "/models",
+            "null does not fit; allowed: a list with at least 1 and with at most 100",
+        ),
+        ({"prove": True}, "/prove", "true does not fit; allowed: an object with steps, minutes"),
+        ({"timing": [1]}, "/timing", "[1] does not fit; allowed: an object with target_percent, "),
+        ({"micro_batch": {"a": 1}}, "/micro_batch", '{"a": 1} does not fit; allowed: auto (searched, '),
+        ({"schema": 1}, "/schema", '1 does not fit; allowed: "bench/manifest/v1"'),
+        ({"name": "x" * 99}, "/name", f'"{"x" * 58}… does not fit; allowed: a text matching '),
+    ],
+)
+def test_a_value_is_told_as_its_author_wrote_it_with_what_is_allowed(
+    changes: dict[str, Any], path: str, said: str
+) -> None:
+    assert mistakes(**changes)[path].startswith(said)
+
+
+def test_a_mistake_is_one_line_whatever_its_names_hold() -> None:
+    models = ["no\nsuch", {"name": "tiny-vit", "recipe": {"a\nb\tc": 1}}]
+    with pytest.raises(BadInput) as caught:
+        parse_manifest(json.dumps(BASE | {"models": models, "x\ny": 1}).encode(), "m.json")
+    assert len(str(caught.value).splitlines()) == 1 + len(caught.value.mistakes) == 4
+    assert "/x\\ny" in str(caught.value)
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 30, "1e999"])
+def test_a_number_that_no_double_holds_is_told_with_its_place(number: str) -> None:
+    data = json.dumps(BASE | {"models": ["tiny-vit", {"micro_batch": "?"}]}).replace('"?"', number).encode()
+    with pytest.raises(
+        BadInput, match=f"/models/1/micro_batch: the (integer|number) {number[:20]}"
+    ) as caught:
+        parse_manifest(data, "m.json")
+    assert ("…" in str(caught.value)) is (len(number) > 20)
+
+
+@pytest.mark.parametrize("gib", [1e-9, 1e-12])
+def test_a_memory_of_nearly_nothing_is_told_as_what_it_is(gib: float) -> None:
+    made = parse_manifest(json.dumps(BASE | {"memory_cap_gib": gib}).encode(), "m.json")
+    (skipped,) = make_plan(made, CPU).skipped
+    assert "MiB at micro-batch 1; there are 1 B" in skipped.reason
+
+
 def test_a_missing_field_is_named_at_its_own_place() -> None:
     with pytest.raises(BadInput) as caught:
         parse_manifest(b"{}", "m.json")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from bench.errors import BadInput, Mistake
+from bench.errors import BadInput, Mistake, in_json
 from bench.models import Flops, Model, Objective, Parts
 from bench.models._common import SDPA, cross_entropy, logits, unmasked_attention
 
@@ -38,7 +38,7 @@ class TransformersFamily:
         field, what = ("num_labels", "labels") if images else ("vocab_size", "tokens")
         value = model.architecture.get(field)
         if type(value) is not int or value < 2:
-            found = "missing" if value is None else f"{value!r:.60} is not a number of {what}"
+            found = "missing" if value is None else f"{in_json(value)} is not a number of {what}"
             yield Mistake(f"{path}/architecture/{field}", found, "allowed: a whole number, at least 2")
 
     def parameters(self, model: Model) -> Parts:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from bench.errors import Mistake, listed, nearest
+from bench.errors import Mistake, in_json, listed, nearest
 from bench.models import Family, Flops, Model, Objective, Optimizer, Recipe, Schedule, families, known_models
 from bench.models.generic import TransformersFamily, counted
 
@@ -110,14 +110,14 @@ def _senseless(model: Model, path: str) -> list[Mistake]:
 
 def _family(model_type: Any, path: str) -> Family | Mistake:
     if not isinstance(model_type, str):
-        found = "missing" if model_type is None else f"{_short(model_type)} is not a text"
+        found = "missing" if model_type is None else f"{in_json(model_type)} is not a text"
         return Mistake(path, found, f"allowed: {listed(families())}, or another type of transformers")
     if family := families().get(model_type):
         return family
     known = _transformers_types()
     if known and model_type not in known:
         return Mistake(
-            path, f"{_short(model_type)} is not a type of transformers", nearest(model_type, known)
+            path, f"{in_json(model_type)} is not a type of transformers", nearest(model_type, known)
         )
     return TransformersFamily(model_type)
 
@@ -153,14 +153,14 @@ def _field_mistakes(key: str, value: Any, default: Any, path: str) -> Iterator[M
     least = 0 if key.endswith("_id") else 1
     if isinstance(default, list):
         if not isinstance(value, list) or not value:
-            yield Mistake(path, f"{_short(value)} is not a list", "allowed: a list of whole numbers")
+            yield Mistake(path, f"{in_json(value)} is not a list", "allowed: a list of whole numbers")
             return
         for i, item in enumerate(value):
             yield from _number_mistakes(int, item, 1, LARGEST, f"{path}/{i}")
     elif isinstance(default, bool) or (isinstance(default, str) and default != "auto"):
         if type(value) is not type(default):
             words = "true or false" if isinstance(default, bool) else "a text"
-            yield Mistake(path, f"{_short(value)} is not {words}", f"allowed: {words}")
+            yield Mistake(path, f"{in_json(value)} is not {words}", f"allowed: {words}")
     elif value != default:
         share = any(word in key for word in ("dropout", "_rate", "_pct"))
         kind = float if isinstance(default, float) else int
@@ -172,7 +172,7 @@ def _number_mistakes(kind: type, value: Any, low: float, high: float, path: str)
     words = "a whole number" if kind is int else "a number"
     allowed = f"allowed: {words} from {low} to {high}"
     if type(value) is not int and (kind is int or type(value) is not float):
-        yield Mistake(path, f"{_short(value)} is not {words}", allowed)
+        yield Mistake(path, f"{in_json(value)} is not {words}", allowed)
     elif not low <= value <= high:
         yield Mistake(path, f"{value} is {'less than ' if value < low else 'more than '}allowed", allowed)
 
@@ -237,7 +237,7 @@ def _read(cls: Any, obj: Any, path: str, base: Mapping[str, Any]) -> tuple[Any, 
     if cls is Optimizer and isinstance(obj, str):
         obj = {"name": obj}
     if not isinstance(obj, Mapping):
-        return None, [Mistake(path, f"{_short(obj)} is not an object", f"allowed: {', '.join(base)}")]
+        return None, [Mistake(path, f"{in_json(obj)} is not an object", f"allowed: {', '.join(base)}")]
     kinds = get_type_hints(cls)
     names = [field.name for field in fields(cls)]
     mistakes = [
@@ -265,18 +265,13 @@ def _value(name: str, kind: Any, value: Any, path: str, base: Any) -> tuple[Any,
     if get_origin(kind) is Literal:
         if value in get_args(kind):
             return value, []
-        return None, [Mistake(path, f"{_short(value)} does not fit", nearest(str(value), get_args(kind)))]
+        return None, [Mistake(path, f"{in_json(value)} does not fit", nearest(str(value), get_args(kind)))]
     if kind is str:
         found = (
             []
             if isinstance(value, str)
-            else [Mistake(path, f"{_short(value)} is not a text", "allowed: a text")]
+            else [Mistake(path, f"{in_json(value)} is not a text", "allowed: a text")]
         )
         return value, found
     mistakes = list(_number_mistakes(kind, value, *LIMITS[name], path))
     return value if mistakes else kind(value), mistakes  # "clip_norm": 1 is the 1.0 that a bundle will have
-
-
-def _short(value: Any) -> str:
-    text = f'"{value}"' if isinstance(value, str) else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -78,7 +78,7 @@ BAD: list[tuple[Any, Any, list[tuple[str, str, str]]]] = [
     (NEOX | {"hidden_sise": 64}, RECIPE, [("architecture/hidden_sise", "no such field", "hidden_size")]),
     (NEOX | {"vocab_size": "many"}, RECIPE, [("architecture/vocab_size", '"many"', "whole number")]),
     (NEOX | {"vocab_size": 0}, RECIPE, [("architecture/vocab_size", "0 is less", "from 1")]),
-    (NEOX | {"vocab_size": True}, RECIPE, [("architecture/vocab_size", "True", "whole number")]),
+    (NEOX | {"vocab_size": True}, RECIPE, [("architecture/vocab_size", "true", "whole number")]),
     (NEOX | {"hidden_dropout": 2}, RECIPE, [("architecture/hidden_dropout", "more than", "0 to 1")]),
     (NEOX | {"attention_bias": 1}, RECIPE, [("architecture/attention_bias", "1", "true or false")]),
     (NEOX | {"hidden_act": "gelv"}, RECIPE, [("architecture/hidden_act", "gelv", "gelu")]),
