@@ -169,6 +169,16 @@ def test_the_last_step_is_logged_and_saved_whatever_the_recipe_names(
         assert trained(folder, 1, "--out", "checkpoints", "--resume", "--steps", "4")[-1]["step"] == 4
 
 
+@pytest.mark.parametrize(
+    ("kind", "label"), [("accelerate", "naive"), ("accelerate", "fsdp-2"), ("deepspeed", "zero-2")]
+)
+def test_two_devices_save_their_last_step(two: Path, kind: str, label: str, tmp_path: Path) -> None:
+    folder = exported(two, kind, label, tmp_path / "made")
+    paths = FSDP_ON_CPU if label.startswith("fsdp-") else ROOT
+    trained(folder, 2, "--out", "checkpoints", "--save-every", "2", paths=paths)
+    assert {path.name for path in (folder / "checkpoints").glob("step-*")} == {"step-2", "step-3"}
+
+
 def test_accelerate_reads_its_configuration(one: Path, tmp_path: Path) -> None:
     folder = exported(one, "accelerate", "naive", tmp_path / "made")
     command = ("accelerate.commands.launch", "--cpu", "--config_file", "accelerate.json", "train.py")
