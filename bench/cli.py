@@ -53,7 +53,7 @@ def _defect(error: Exception) -> BenchError:
     return EnvironmentCannot(f"{type(error).__name__}: {error}", advice=advice)
 
 
-def _parser(kind: type[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+def _parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser = kind(
         prog="bench",
         description="How long would it take to pre-train this model on this machine?",
