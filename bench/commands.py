@@ -21,6 +21,7 @@ from bench.words import bytes_text, figures
 
 if TYPE_CHECKING:
     from bench.runner.nodes import Nodes
+    from bench.runner.run import Finished
     from bench.runner.seal import Seal, Sealer
     from bench.summary import Results
     from bench.verdict import Verdict
@@ -44,7 +45,7 @@ def run(
 ) -> int:
     from bench.runner.earlier import answered
     from bench.runner.progress import Progress
-    from bench.runner.run import execute
+    from bench.runner.run import Unpacked, execute
 
     manifest = load_manifest(path)
     nodes = _nodes(manifest, place)
@@ -54,18 +55,28 @@ def run(
         bundle = out / f"{sealing.run_id}.tar"
         if before := answered(bundle, sealing.nonce):
             return _finished_before(bundle, before, as_json)
-    finished = execute(
-        manifest,
-        out,
-        sealing,
-        Progress(),
-        resume=resume,
-        budget_seconds=budget_seconds,
-        on_cpu=on_cpu,
-        nodes=nodes,
-        moved=moved,
-    )
+    try:
+        finished = execute(
+            manifest,
+            out,
+            sealing,
+            Progress(),
+            resume=resume,
+            budget_seconds=budget_seconds,
+            on_cpu=on_cpu,
+            nodes=nodes,
+            moved=moved,
+        )
+    except Unpacked as error:
+        if not as_json:
+            print(results_table(error.results))
+        raise
     _show(finished.results, finished.bundle, as_json)
+    return _ending(finished, challenged=challenge is not None)
+
+
+def _ending(finished: Finished, *, challenged: bool) -> int:
+    """What is left to do, and the exit code."""
     if finished.kept:
         print(f"bundle {finished.bundle} is a certified one, and was left as it is", file=sys.stderr)
     else:
@@ -73,7 +84,7 @@ def run(
     if finished.results.run.stopped:
         print(f"incomplete: {finished.results.run.stopped}\n  --resume goes on with it", file=sys.stderr)
         return 5
-    if challenge and finished.seal.certificate is None:
+    if challenged and finished.seal.certificate is None:
         level = "" if finished.kept else ": the bundle's level is self"
         print(f"no certificate came{level}", file=sys.stderr)
         print("  the same command with --resume measures nothing again, and asks anew", file=sys.stderr)

@@ -11,6 +11,8 @@ import pytest
 
 from bench.cli import main
 from bench.manifest import load_manifest
+from bench.runner import run as running
+from bench.runner.state import Run
 
 QUICKSTART = Path(__file__).parents[1] / "manifests" / "quickstart.json"
 
@@ -55,6 +57,31 @@ def test_a_damaged_journal_says_how_to_begin_anew(capsys: pytest.CaptureFixture[
     said = capsys.readouterr().err
     assert "line 2 is damaged" in said
     assert "--out names another directory: there the run begins anew" in said
+
+
+def test_a_bundle_that_cannot_be_written_costs_no_figure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(run: Run, *_: object) -> str:
+        (run.folder / "telemetry.jsonl").touch()
+        return "the budget is spent"
+
+    monkeypatch.setattr(running, "measure", measure)
+    command = ["run", str(QUICKSTART), "--device", "cpu", "--resume"]
+    assert main(command) == 5
+    (bundle,) = Path("out").glob("*.tar")
+    bundle.unlink()
+    (bundle / "in-the-way").mkdir(parents=True)
+    capsys.readouterr()
+    assert main(command) == 3
+    shown = capsys.readouterr()
+    assert "INCOMPLETE  the budget is spent" in shown.out
+    assert f"{bundle}: the bundle cannot be written: Is a directory\n" in shown.err
+    assert f"what was measured is kept in {bundle.with_suffix('')}: bench run --resume packs it" in shown.err
+    (bundle / "in-the-way").rmdir()
+    bundle.rmdir()
+    assert main(command) == 5
+    assert bundle.is_file()
 
 
 @pytest.mark.parametrize("command", [["plan", str(QUICKSTART)], ["paper", "--json"]])

@@ -15,7 +15,7 @@ from bench.verify import verify_bundle
 
 def is_certified(bundle: Path) -> bool:
     """One that is damaged, or not there, is nobody's."""
-    if not bundle.exists():
+    if not bundle.is_file():
         return False
     try:
         with open_bundle(bundle) as opened:

@@ -51,6 +51,15 @@ class Finished:
     kept: bool = False  # the bundle is that of an earlier attempt, which an operator certified
 
 
+class Unpacked(EnvironmentCannot):
+    """Only the bundle could not be written. What it would have said is here."""
+
+    def __init__(self, why: EnvironmentCannot, folder: Path, results: Results) -> None:
+        kept = f"what was measured is kept in {folder}: bench run --resume packs it"
+        super().__init__(why.message, where=why.where, advice=kept)
+        self.results = results
+
+
 def execute(
     manifest: Manifest,
     out: Path,
@@ -193,7 +202,10 @@ def _finish(run: Run, seal: Seal, stopped: str | None) -> Finished:
     }
     files |= surroundings(run.folder)
     signed = predicate(results.run, run.node, run.manifest.digest, seal, run.gpus)
-    pack(bundle, files, signed, seal.key, seal.certificate)
+    try:
+        pack(bundle, files, signed, seal.key, seal.certificate)
+    except EnvironmentCannot as error:
+        raise Unpacked(error, run.folder, results) from None
     if stopped is None:
         run.record({"event": "end", "bundle": bundle.name})
     return Finished(results, bundle, seal)
