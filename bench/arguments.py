@@ -4,8 +4,35 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
+from typing import NoReturn
+
+from bench.errors import BadInput
 
 Commands = argparse._SubParsersAction  # argparse has no public name for what add_subparsers returns
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong as an error of ours, which a program can read too."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        raise BadInput(message, where=self.prog)
+
+
+class Mixed(Parser):
+    """Takes what it is about behind options, too: push m.json --budget 60m gpu1"""
+
+    _inside = False
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        if self._inside:
+            return super().parse_known_args(args, namespace)
+        self._inside = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._inside = False
 
 
 def positive(text: str) -> float:

@@ -6,14 +6,18 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 from bench import __version__, output
-from bench.acceptance.cli import add_check, parser_of
-from bench.arguments import Commands, duration
+from bench.acceptance.cli import add_check, is_monitored, unknown
+from bench.acceptance.finding import NAGIOS
+from bench.arguments import Commands, Parser, duration
+from bench.codec import pretty_json
 from bench.control import cli as control
 from bench.control.push import cli as pushing
-from bench.errors import BadInput, BenchError, EnvironmentCannot
+from bench.errors import BadInput, BenchError, EnvironmentCannot, Incomplete
 from bench.report import cli as report
 
 EXIT_CODES = """exit codes:
@@ -27,25 +31,44 @@ EXIT_CODES = """exit codes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    words = sys.argv[1:] if argv is None else argv
-    arguments = _parser(parser_of(words)).parse_args(words)
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        with output.told():
-            code: int = arguments.call(arguments)
+        with output.told() as stdout:
+            return _call(words, stdout)
     except BrokenPipeError:
         # The reader of our output has seen enough: `bench compare ... | head`.
         output.leave()
         return 0
+
+
+def _call(words: Sequence[str], stdout: output.Stdout) -> int:
+    try:
+        arguments = _parser().parse_args(words)
+        code: int = arguments.call(arguments)
+        stdout.flush()
+        return code
+    except BrokenPipeError:
+        raise
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 5
-    except Exception as error:
+        error: BenchError = Incomplete("interrupted")
+    except Exception as raised:
         if os.environ.get("BENCH_DEBUG") == "1":
             raise
-        told = error if isinstance(error, BenchError) else _defect(error)
-        print(told, file=sys.stderr)
-        return told.exit_code
-    return code
+        error = raised if isinstance(raised, BenchError) else _defect(raised)
+    if is_monitored(words):
+        stdout.write(unknown(error) + "\n")
+        return NAGIOS["not-run"]
+    print(error, file=sys.stderr)
+    if _wants_json(words) and not stdout.used:
+        with suppress(EnvironmentCannot):  # stdout's own, when this one has been told
+            stdout.write(pretty_json(error.to_json()).decode())
+            stdout.flush()
+    return error.exit_code
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    """Also where the arguments are wrong, and nobody knows more of them than their words."""
+    return "--json" in words or "--format=json" in words or ("--format", "json") in pairwise(words)
 
 
 def _defect(error: Exception) -> BenchError:
@@ -53,8 +76,8 @@ def _defect(error: Exception) -> BenchError:
     return EnvironmentCannot(f"{type(error).__name__}: {error}", advice=advice)
 
 
-def _parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser = kind(
+def _parser() -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = Parser(
         prog="bench",
         description="How long would it take to pre-train this model on this machine?",
         epilog=EXIT_CODES,

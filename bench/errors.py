@@ -15,7 +15,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 
@@ -46,6 +46,11 @@ class BenchError(Exception):
     def __str__(self) -> str:
         first = f"{self.where}: {self.message}" if self.where else self.message
         return printable(f"{first}\n  {self.advice}" if self.advice else first)
+
+    def to_json(self) -> dict[str, object]:
+        """What `--json` has on stdout instead of what was asked for."""
+        error = {"message": self.message, "where": self.where, "advice": self.advice}
+        return {"schema": "bench/error/v1", "exit_code": self.exit_code, "error": error}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,9 @@ class BadInput(BenchError):
     ) -> None:
         super().__init__(message, where=where, advice=advice)
         self.mistakes = mistakes
+
+    def to_json(self) -> dict[str, object]:
+        return super().to_json() | {"mistakes": [asdict(mistake) for mistake in self.mistakes]}
 
     def __str__(self) -> str:
         if not self.mistakes:

@@ -11,14 +11,16 @@ from typing import Any, TextIO, cast
 from bench.errors import EnvironmentCannot
 
 
-class _Told:
+class Stdout:
     def __init__(self, file: TextIO) -> None:
         self._file = file
+        self.used = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
     def write(self, text: str) -> int:
+        self.used = True
         with _refusals():
             return self._file.write(text)
 
@@ -28,13 +30,13 @@ class _Told:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def told() -> Iterator[Stdout]:
     """Until the command is over, and all that it wrote has gone out."""
-    before = sys.stdout
-    sys.stdout = cast(TextIO, _Told(before))
+    before, told = sys.stdout, Stdout(sys.stdout)
+    sys.stdout = cast(TextIO, told)
     try:
-        yield
-        sys.stdout.flush()
+        yield told
+        told.flush()
     finally:
         sys.stdout = before
 

@@ -90,3 +90,49 @@ def test_a_full_disk_behind_stdout_is_no_defect(command: list[str]) -> None:
         process = [sys.executable, "-m", "bench", *command]
         done = subprocess.run(process, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (3, "stdout: cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["plan", "nowhere.json", "--json"], 2, "no such file"),
+        (["run", "nowhere.json", "--json"], 2, "no such file"),
+        (["run", "--json"], 2, "the following arguments are required: MANIFEST"),
+        (["run", str(QUICKSTART), "--device", "cpu", "--json", "-o", "/proc/x"], 3, "cannot be written: "),
+        (["verify", "nowhere.tar", "--json", "--trust", "nobody.pub"], 2, "the trusted keys cannot be read"),
+        (["compare", "nowhere/*.tar", "--format", "json"], 2, "matches no file"),
+        (["compare", "x.tar", "--format=json", "--runs", "0"], 2, "argument --runs: '0' is no whole number"),
+        (["status", "nobody", "--json"], 2, ""),
+    ],
+)
+def test_json_is_one_document_also_where_there_is_nothing_but_an_error(
+    words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == code
+    shown = capsys.readouterr()
+    document = json.loads(shown.out)
+    assert (document["schema"], document["exit_code"]) == ("bench/error/v1", code)
+    assert message in document["error"]["message"]
+    assert document["error"]["message"] in shown.err
+
+
+def test_every_mistake_of_a_manifest_is_in_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = {"schema": "bench/manifest/v1", "models": ["tiny-vitt"], "method": "naive"}
+    Path("m.json").write_text(json.dumps(manifest))
+    assert main(["plan", "m.json", "--json"]) == 2
+    mistakes = json.loads(capsys.readouterr().out)["mistakes"]
+    assert {mistake["path"] for mistake in mistakes} >= {"/models/0"}
+    assert all(mistake.keys() == {"path", "found", "allowed"} for mistake in mistakes)
+
+
+def test_without_json_an_error_leaves_stdout_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "nowhere.json"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("command", [["verify"], ["compare"]])
+def test_bundles_may_stand_behind_options(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "one.tar", "--json", "two.tar"]) == 2
+    said = capsys.readouterr().err
+    assert "one.tar" in said
+    assert "two.tar" in said

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from bench.acceptance.finding import NAGIOS
 from bench.errors import BenchError
 
 EXIT_CODES = """exit codes:
@@ -48,36 +45,19 @@ def add_check(check: argparse.ArgumentParser) -> None:
     check.set_defaults(call=_check)
 
 
-class MonitoredParser(argparse.ArgumentParser):
-    """Who reads one line and a code from 0 to 3 reads of wrong arguments in that form, too."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(_unknown(message))
+def is_monitored(words: Sequence[str]) -> bool:
+    """Also where the arguments are wrong: who reads one line and a code from 0 to 3 reads of that so, too."""
+    return list(words[:1]) == ["check"] and "--nagios" in words
 
 
-def parser_of(words: Sequence[str]) -> type[argparse.ArgumentParser]:
-    """The parser that tells what is wrong with these arguments as their reader expects it."""
-    monitored = list(words[:1]) == ["check"] and "--nagios" in words
-    return MonitoredParser if monitored else argparse.ArgumentParser
-
-
-def _unknown(reason: str) -> int:
+def unknown(error: BenchError) -> str:
+    """Of a check that could not begin. Its own exit code would be taken for a verdict."""
     from bench.report.checks import nagios_unknown
 
-    print(nagios_unknown(reason))
-    return NAGIOS["not-run"]
+    return nagios_unknown(str(error))
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    try:
-        return _run(arguments)
-    except Exception as error:  # even a defect of ours: monitoring would take its exit code for a verdict
-        if not arguments.nagios or os.environ.get("BENCH_DEBUG") == "1":
-            raise
-        return _unknown(str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {error}")
-
-
-def _run(arguments: argparse.Namespace) -> int:
     from bench.acceptance.commands import Request, check, list_checks
 
     if arguments.list:

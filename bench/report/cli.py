@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench.arguments import Commands, count, days, duration, percent, positive
+from bench.arguments import Commands, Mixed, count, days, duration, percent, positive
 
 
 def add_commands(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -18,6 +18,7 @@ def add_commands(commands: Commands[argparse.ArgumentParser]) -> None:
 
 def _add_verify(commands: Commands[argparse.ArgumentParser]) -> None:
     verify = commands.add_parser("verify", help="is a bundle what it claims to be", allow_abbrev=False)
+    verify.__class__ = Mixed
     verify.add_argument("bundles", type=Path, metavar="BUNDLE", nargs="+")
     _add_lists(verify)
     verify.add_argument("--json", action="store_true", help="the verdicts as JSON on stdout")
@@ -28,6 +29,7 @@ def _add_compare(commands: Commands[argparse.ArgumentParser]) -> None:
     compare = commands.add_parser(
         "compare", help="bundles to a decision: which machine, at what cost", allow_abbrev=False
     )
+    compare.__class__ = Mixed
     add = compare.add_argument
     add("bundles", type=Path, metavar="BUNDLE", nargs="+", help="files, directories, patterns")
     _add_lists(compare)

@@ -213,10 +213,9 @@ def test_a_bundle_of_a_newer_version_is_named(tmp_path: Path, capsys: Any) -> No
     ],
 )
 def test_wrong_arguments_are_refused(arguments: list[str], why: str, capsys: Any) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["compare", "x.tar", *arguments])
-    assert caught.value.code == 2
-    assert why in capsys.readouterr().err
+    code, out, err = run(capsys, "x.tar", *arguments)
+    assert (code, out) == (2, "")
+    assert why in err
 
 
 def test_every_setting_is_shown_as_text_markdown_or_json_and_not_dropped(capsys: Any) -> None:

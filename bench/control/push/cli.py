@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.arguments import Commands, duration
+from bench.arguments import Commands, Mixed, duration
 from bench.errors import BadInput
 
 if TYPE_CHECKING:
@@ -20,24 +20,9 @@ _LONG = 24 * 3600  # to come back and fetch, with nobody watching
 _SHORT = 2 * 3600
 
 
-class _Mixed(argparse.ArgumentParser):
-    """Takes hosts behind options, too: push m.json --budget 60m gpu1"""
-
-    _inside = False
-
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        if self._inside:
-            return super().parse_known_args(args, namespace)
-        self._inside = True
-        try:
-            return self.parse_known_intermixed_args(args, namespace)
-        finally:
-            self._inside = False
-
-
 def add_push(commands: Commands[argparse.ArgumentParser]) -> None:
     push = commands.add_parser("push", help="measure on other machines, over SSH", allow_abbrev=False)
-    push.__class__ = _Mixed  # add_parser() takes no class
+    push.__class__ = Mixed  # add_parser() takes no class
     add = push.add_argument
     add("manifest", type=Path, metavar="MANIFEST")
     add("hosts", metavar="HOST", nargs="*", help="HOST, USER@HOST, HOST:PORT, or a name in ~/.ssh/config")
