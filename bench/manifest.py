@@ -147,8 +147,10 @@ def _in_words(error: Any, schema: Mapping[str, Any]) -> Iterator[Mistake]:
     if error.validator == "oneOf" and error.context:
         deeper = [e for e in error.context if len(e.absolute_path) > len(error.absolute_path)]
         objects = [e for e in error.context if e.validator in ("required", "additionalProperties")]
-        if chosen := deeper or objects:
-            yield from _in_words(chosen[0], schema)
+        if chosen := deeper or objects:  # whichever of the forms it comes nearest to: all that is wrong there
+            form = chosen[0].schema_path[0]
+            for inner in (e for e in error.context if e.schema_path[0] == form):
+                yield from _in_words(inner, schema)
             return
         yield Mistake(path, f"{in_json(error.instance)} does not fit", _allowed(error.schema))
     elif error.validator == "additionalProperties":

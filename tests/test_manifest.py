@@ -55,6 +55,13 @@ def test_all_mistakes_come_at_once_with_place_and_nearest_name() -> None:
     assert 'nearest: "compile"' in found["/methods/0/0"]
 
 
+def test_all_that_is_wrong_with_one_model_comes_at_once() -> None:
+    found = mistakes(
+        models=[{"name": "tiny-vit", "colour": "red", "micro_batch": 0, "recipe": {"steps": "x"}}]
+    )
+    assert set(found) == {"/models/0/colour", "/models/0/micro_batch", "/models/0/recipe/steps"}
+
+
 def test_the_error_reads_as_a_short_list() -> None:
     with pytest.raises(BadInput) as caught:
         parse_manifest(json.dumps(BASE | {"models": ["pythia-1B0"], "budget_minutes": -5}).encode(), "m.json")

@@ -33,13 +33,22 @@ class TransformersFamily:
         return {}
 
     def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
-        """Only what the data needs to know; the rest is transformers' to judge."""
-        images = model.recipe.objective == "image-classification"
+        yield from self.architecture_mistakes(model.architecture, model.recipe.objective, path)
+
+    def architecture_mistakes(
+        self, given: Mapping[str, Any], objective: Objective, path: str
+    ) -> Iterator[Mistake]:
+        """Only what the data needs to know, and sizes in words; the rest is transformers' to judge."""
+        images = objective == "image-classification"
         field, what = ("num_labels", "labels") if images else ("vocab_size", "tokens")
-        value = model.architecture.get(field)
+        value = given.get(field)
         if type(value) is not int or value < 2:
             found = "missing" if value is None else f"{in_json(value)} is not a number of {what}"
             yield Mistake(f"{path}/architecture/{field}", found, "allowed: a whole number, at least 2")
+        for key, value in given.items():
+            if key != field and isinstance(value, str) and (key.startswith("num_") or key.endswith("_size")):
+                found = f"{in_json(value)} is not a whole number"
+                yield Mistake(f"{path}/architecture/{key}", found, "allowed: a whole number")
 
     def parameters(self, model: Model) -> Parts:
         _later()

@@ -71,20 +71,42 @@ def resolve_inline(obj: Mapping[str, Any], path: str) -> Model | list[Mistake]:
     if name in known_models():
         mistakes.append(Mistake(f"{path}/name", f'"{name}" is a model here', "allowed: a name of your own"))
     found = _family(given.get("model_type"), f"{path}/architecture/model_type")
-    if isinstance(found, Mistake):
-        return [*mistakes, found]
-    mistakes += _architecture_mistakes(found, given, f"{path}/architecture")
-    recipe, more = _new_recipe(found, given, obj.get("recipe", {}), f"{path}/recipe")
-    mistakes += more
-    if mistakes:
-        return mistakes
-    defaults = found.defaults()
+    if isinstance(found, Mistake):  # its objectives are not known: whether the recipe needs to name one
+        _, of_recipe = _new_recipe(TransformersFamily(""), given, obj.get("recipe", {}), f"{path}/recipe")
+        needless = (f"{path}/recipe/objective", "missing")
+        return [*mistakes, found, *(m for m in of_recipe if (m.path, m.found) != needless)]
+    of_architecture = list(_architecture_mistakes(found, given, f"{path}/architecture"))
+    recipe, of_recipe = _new_recipe(found, given, obj.get("recipe", {}), f"{path}/recipe")
+    architecture = _architecture(found, given)
+    if of_architecture and not of_recipe:
+        of_recipe += _recipe_mistakes(found, recipe, f"{path}/recipe")
+    elif of_recipe and not of_architecture:
+        of_architecture += _alone(found, architecture, obj.get("recipe"), path)
+    if of_architecture or of_recipe:
+        return [*mistakes, *of_architecture, *of_recipe]
+    model = Model(name, found.name, architecture, recipe)
+    return [*mistakes, *_senseless(model, path)] or model
+
+
+def _architecture(family: Family, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    defaults = family.defaults()
     silent = INERT | TOKENS if defaults else INERT
     kept = {key: value for key, value in given.items() if key in defaults or key not in silent}
     if isinstance(labels := given.get("id2label"), dict):  # how published configurations count them
         kept.setdefault("num_labels", len(labels))
-    model = Model(name, found.name, {**defaults, **kept}, recipe)
-    return _senseless(model, path) or model
+    return {**defaults, **kept}
+
+
+def _alone(family: Family, architecture: Mapping[str, Any], recipe: Any, path: str) -> Iterator[Mistake]:
+    """What is wrong with an architecture whatever its recipe, which is wrong itself."""
+    if isinstance(family, TransformersFamily):
+        objective = recipe.get("objective") if isinstance(recipe, Mapping) else None
+        if objective in family.objectives:
+            yield from family.architecture_mistakes(architecture, objective, path)
+        return
+    usual = next(model.recipe for model in known_models().values() if model.family == family.name)
+    found = family.mistakes(Model("", family.name, architecture, usual), path)
+    yield from (one for one in found if one.path.startswith(f"{path}/architecture/"))
 
 
 def override_recipe(model: Model, overrides: Mapping[str, Any], path: str) -> Model | list[Mistake]:

@@ -114,6 +114,26 @@ BAD: list[tuple[Any, Any, list[tuple[str, str, str]]]] = [
         [("architecture/vocab_size", "missing", "whole number")],
     ),
     (
+        {"model_type": "llama", "hidden_size": "64"},
+        RECIPE | {"objective": "causal-lm", "precision": "bf17"},
+        [
+            ("architecture/vocab_size", "missing", "whole number"),
+            ("architecture/hidden_size", '"64"', "whole number"), ("recipe/precision", "bf17", "bf16"),
+        ],
+    ),
+    (
+        NEOX | {"num_attention_heads": 5}, RECIPE | {"precision": "bf17"},
+        [("architecture/num_attention_heads", "5", "divisor"), ("recipe/precision", "bf17", "bf16")],
+    ),
+    (
+        NEOX | {"hidden_size": "64"}, RECIPE | {"schedule": {"warmup_steps": 2000}},
+        [("architecture/hidden_size", '"64"', ""), ("recipe/schedule/warmup_steps", "2000 is more", "1000")],
+    ),
+    (
+        {"model_type": "lama"}, RECIPE | {"precision": "bf17"},
+        [("architecture/model_type", "lama", "llama"), ("recipe/precision", "bf17", "bf16")],
+    ),
+    (
         {"model_type": "roberta", "max_position_embeddings": 128}, RECIPE,
         [("recipe/sequence_length", "128 is more than the 126", "126")],
     ),
