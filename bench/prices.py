@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 from bench.catalogue import read_data
 from bench.codec import DecodeError, from_json, strict_loads
 from bench.errors import BadInput, Mistake
+from bench.faults import faults
 
 MAX_BYTES = 1 << 20
 LARGEST = 1e12
@@ -180,53 +181,64 @@ def load_prices(path: Path | None) -> PriceBook:
 
 def parse_prices(document: Any, where: str) -> PriceBook:
     """Every quote in the file's currency; BadInput with every mistake at once."""
-    try:
-        book = from_json(PriceBook, document)
-    except DecodeError as error:
-        advice = "docs/prices.md has the form, with an example"
-        raise BadInput(str(error), where=where, advice=advice) from None
-    if mistakes := tuple(_mistakes(book)):
-        raise BadInput(f"{len(mistakes)} mistake{'s' * (len(mistakes) > 1)}", where=where, mistakes=mistakes)
-    return _converted(book)
+    formless = tuple(faults(PriceBook, document))
+    mistakes = (*formless, *_senseless(document, {mistake.path for mistake in formless}))
+    if mistakes:
+        count = f"{len(mistakes)} mistake{'s' * (len(mistakes) > 1)}"
+        advice = "docs/prices.md has the form, with an example" if formless else None
+        raise BadInput(count, where=where, advice=advice, mistakes=mistakes)
+    return _converted(from_json(PriceBook, document))
 
 
 Quote = GpuPrice | SystemPrice | MachinePrice | Rent | Electricity
 Q = TypeVar("Q", GpuPrice, SystemPrice, MachinePrice, Rent, Electricity)
+LISTS: Mapping[str, Any] = {
+    "gpus": GpuPrice, "systems": SystemPrice, "machines": MachinePrice, "rents": Rent, "exchange": Exchange,
+}  # fmt: skip
 
 
-def _quotes(book: PriceBook) -> Iterator[tuple[str, Quote]]:
-    for name in ("gpus", "systems", "machines", "rents"):
-        for i, quote in enumerate(getattr(book, name)):
-            yield f"/{name}/{i}", quote
-    if book.electricity is not None:
-        yield "/electricity", book.electricity
+def _senseless(document: Any, formless: Set[str]) -> Iterator[Mistake]:
+    """Of whatever has its form."""
+    if not isinstance(document, dict):
+        return
+    quotes = list(_quotes(document, formless))
+    if "/currency" not in formless:
+        yield from _currency_mistakes(document["currency"], quotes)
+    life_years = 1 if "/life_years" in formless else document.get("life_years", 1)
+    if not 0 < life_years <= 100:
+        yield Mistake("/life_years", f"{life_years} is no life of a machine", "allowed: more than 0")
+    for path, quote in quotes:
+        yield from _quote_mistakes(path, quote)
 
 
-def _mistakes(book: PriceBook) -> Iterator[Mistake]:
-    if not re.fullmatch("[A-Z]{3}", book.currency):
-        yield Mistake("/currency", f'"{book.currency}" is no currency', 'allowed: three letters, as in "USD"')
-    if not 0 < book.life_years <= 100:
-        yield Mistake("/life_years", f"{book.life_years} is no life of a machine", "allowed: more than 0")
-    known = {book.currency, *(rate.currency for rate in book.exchange)}
-    for path, rate in [*_quotes(book), *((f"/exchange/{i}", r) for i, r in enumerate(book.exchange))]:
-        yield from _quote_mistakes(path, rate)
-        if rate.currency is not None and rate.currency not in known:
+def _quotes(document: Mapping[str, Any], formless: Set[str]) -> Iterator[tuple[str, Quote | Exchange]]:
+    """Each in its place."""
+    places = [
+        (f"/{name}/{i}", kind, quote)
+        for name, kind in LISTS.items() if f"/{name}" not in formless
+        for i, quote in enumerate(document.get(name, ()))
+    ]  # fmt: skip
+    if document.get("electricity") is not None:
+        places.append(("/electricity", Electricity, document["electricity"]))
+    for path, kind, quote in places:
+        if not any(f"{wrong}/".startswith(f"{path}/") for wrong in formless):
+            yield path, from_json(kind, quote)
+
+
+def _currency_mistakes(currency: str, quotes: Sequence[tuple[str, Quote | Exchange]]) -> Iterator[Mistake]:
+    if not re.fullmatch("[A-Z]{3}", currency):
+        yield Mistake("/currency", f'"{currency}" is no currency', 'allowed: three letters, as in "USD"')
+    known = {None, currency, *(rate.currency for _, rate in quotes if isinstance(rate, Exchange))}
+    for path, quote in quotes:
+        if quote.currency not in known:
             yield Mistake(
                 f"{path}/currency",
-                f"{rate.currency} among prices in {book.currency}",
-                f"allowed: {book.currency}, or an entry in exchange for {rate.currency}",
+                f"{quote.currency} among prices in {currency}",
+                f"allowed: {currency}, or an entry in exchange for {quote.currency}",
             )
-    for path, quote in _quotes(book):
-        count = getattr(quote, "gpus", None)
-        if count is not None and count < 1:
-            yield Mistake(f"{path}/gpus", f"{count} GPUs", "allowed: at least 1")
-        if getattr(quote, "gpu", True) == ():
-            yield Mistake(f"{path}/gpu", "names no GPU", "allowed: the driver's names")
-    if book.electricity is not None and not 1 <= book.electricity.overhead <= 10:
-        yield Mistake("/electricity/overhead", f"{book.electricity.overhead}", "allowed: 1 to 10")
 
 
-def _quote_mistakes(path: str, quote: Any) -> Iterator[Mistake]:
+def _quote_mistakes(path: str, quote: Quote | Exchange) -> Iterator[Mistake]:
     if not (math.isfinite(quote.price) and 0 < quote.price <= LARGEST):
         yield Mistake(f"{path}/price", f"{quote.price} is no price", "allowed: more than 0")
     try:
@@ -235,6 +247,13 @@ def _quote_mistakes(path: str, quote: Any) -> Iterator[Mistake]:
         yield Mistake(f"{path}/date", f'"{quote.date}" is no date', "allowed: the quote's day, YYYY-MM-DD")
     if not quote.source.strip():
         yield Mistake(f"{path}/source", "is empty", "allowed: where the quote is from")
+    count = getattr(quote, "gpus", None)
+    if count is not None and count < 1:
+        yield Mistake(f"{path}/gpus", f"{count} GPUs", "allowed: at least 1")
+    if getattr(quote, "gpu", True) == ():
+        yield Mistake(f"{path}/gpu", "names no GPU", "allowed: the driver's names")
+    if isinstance(quote, Electricity) and not 1 <= quote.overhead <= 10:
+        yield Mistake(f"{path}/overhead", f"{quote.overhead}", "allowed: 1 to 10")
 
 
 def _converted(book: PriceBook) -> PriceBook:

@@ -143,8 +143,38 @@ def test_what_is_no_price_file_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_quote_with_a_gap_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="/gpus/0: missing field 'source'"):
-        load_prices(file(tmp_path, gpus=[{"gpu": [H100], "price": 1, "date": "2026-06-01"}]))
+    found = mistakes(tmp_path, gpus=[{"gpu": [H100], "price": 1, "date": "2026-06-01"}])
+    assert found == {"/gpus/0/source": "missing"}
+
+
+def test_a_wrong_type_hides_no_other_mistake(tmp_path: Path) -> None:
+    found = mistakes(
+        tmp_path,
+        life_years=0,
+        color="red",
+        gpus=[{"gpu": H100, "price": "1", **WHEN}, {"gpu": [H100], "price": 0, **WHEN}],
+        rents=[{"gpu": [H100], "price": 3, "date": "June", "source": "x", "currency": "EUR"}],
+        machines=None,
+        electricity={"price": True, **WHEN},
+    )
+    assert found == {
+        "/color": "no such field",
+        "/gpus/0/gpu": f'"{H100}" does not fit',
+        "/gpus/0/price": '"1" does not fit',
+        "/machines": "null does not fit",
+        "/electricity/price": "true does not fit",
+        "/rents/0/currency": "EUR among prices in USD",
+        "/life_years": "0 is no life of a machine",
+        "/gpus/1/price": "0.0 is no price",
+        "/rents/0/date": '"June" is no date',
+    }
+
+
+def test_a_mistake_of_form_says_what_is_allowed_and_where_that_is_written(tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as caught:
+        load_prices(file(tmp_path, schema="bench/prices/v2", rents=[{"gpu": [H100], "price": "x", **WHEN}]))
+    assert "docs/prices.md" in str(caught.value)
+    assert [m.allowed for m in caught.value.mistakes] == ['allowed: "bench/prices/v1"', "allowed: a number"]
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

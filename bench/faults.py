@@ -1,0 +1,54 @@
+"""Every place where a document does not have the form of a dataclass; decoding it stops at the first."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from bench.codec import DecodeError, from_json
+from bench.errors import Mistake, in_json, nearest
+
+WORDS: Mapping[Any, str] = {
+    str: "a text", int: "a whole number", float: "a number", bool: "true or false", type(None): "null",
+}  # fmt: skip
+
+
+def faults(kind: Any, value: Any, path: str = "") -> Iterator[Mistake]:
+    if isinstance(value, dict) and (named := next(filter(is_dataclass, (kind, *_options(kind))), None)):
+        yield from _of_fields(named, value, path)
+    elif get_origin(kind) is tuple and isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from faults(get_args(kind)[0], item, f"{path}/{i}")
+    else:
+        try:
+            from_json(kind, value)
+        except DecodeError:
+            yield Mistake(path or "/", f"{in_json(value)} does not fit", f"allowed: {_words(kind)}")
+
+
+def _of_fields(kind: Any, value: Mapping[str, Any], path: str) -> Iterator[Mistake]:
+    hints = get_type_hints(kind)
+    for name in sorted(value.keys() - hints.keys()):
+        yield Mistake(f"{path}/{name}", "no such field", nearest(name, hints))
+    for field in fields(kind):
+        place = f"{path}/{field.name}"
+        if field.name in value:
+            yield from faults(hints[field.name], value[field.name], place)
+        elif field.default is MISSING and field.default_factory is MISSING:
+            yield Mistake(place, "missing", f"allowed: {_words(hints[field.name])}")
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
+
+
+def _words(kind: Any) -> str:
+    if options := _options(kind):
+        return " or ".join(map(_words, options))
+    if get_origin(kind) is Literal:
+        return ", ".join(map(in_json, get_args(kind)))
+    if is_dataclass(kind):
+        return f"an object with {', '.join(field.name for field in fields(kind))}"
+    return WORDS.get(kind, "a list")
