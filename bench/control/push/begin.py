@@ -23,12 +23,10 @@ def begin(t: Traveller, chosen: Chosen, landed: Landed, before: Record | None) -
     record = _note(t, chosen, landed, before)
     t.but(run_id=record.run_id, changed=True)
     job = _job(t, chosen, landed, record)
-    if before and follow.look(t.node, record).state != "gone":
-        follow.forget_journal(record)
     challenge = b"{}" if record.follows else _challenge(t, record)
     launch.prepare(t.node, job, t.order.manifest.data, challenge)
     owner = f"{NOBODY}:{NOBODY}" if job.user[0] == NOBODY and job.engine != "none" else ""
-    if before and follow.give_back(t.node, record, owner):
+    if before and follow.settle_journal(t.node, record, owner):
         t.say(f"what was mirrored of run {record.run_id} is there again")
     slurm_job = launch.start(t.node, job)
     (record.mirror / "run.sh").write_text(launch.script(job))

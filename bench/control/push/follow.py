@@ -117,31 +117,36 @@ def mirror(node: Node, record: Record, files: Mapping[str, int]) -> list[str]:
     return [line for line in lines if line.strip() and not line.startswith(_SEALING)]
 
 
-def forget_journal(record: Record) -> None:
-    """Before a run starts again: a torn last line of its journal will be cut off there."""
-    for name in ("journal.jsonl", "telemetry.jsonl"):
-        (record.mirror / name).unlink(missing_ok=True)
+def settle_journal(node: Node, record: Record, owner: str) -> bool:
+    """Before a run starts again: the node's own journal counts; one without is given what was mirrored.
 
-
-def give_back(node: Node, record: Record, owner: str) -> bool:
-    """What was mirrored, for a node that has nothing of the run: it goes on from there."""
+    True if it was. The journal comes last and whole: by it the next push sees that all is there.
+    """
     out = f"{shlex.quote(record.folder)}/out/{record.run_id}"
-    kept = [path for path in _kept(record) if path.is_file()]
-    if not kept or not node.ask(f"test -s {out}/journal.jsonl").code:
+    if not node.ask(f"test -s {out}/journal.jsonl").code:
+        for name in ("journal.jsonl", "telemetry.jsonl"):  # a torn last line of it will be cut off there
+            (record.mirror / name).unlink(missing_ok=True)
         return False
+    kept = [path for path in _kept(record) if path.is_file()]
     for path in kept:
-        there = f"{out}/{path.relative_to(record.mirror)}"
-        demand_of = node.ask(f"mkdir -p $(dirname {there}) && cat >{there}", _pieces(path))
-        if demand_of.code:
-            raise EnvironmentCannot(f"the journal cannot be given back: {demand_of.reason}")
-    if owner:
+        _give(node, path, out, str(path.relative_to(record.mirror)))
+    if kept and owner:
         demand(node, f"chown -R {owner} {shlex.quote(record.folder)}/out", "giving the journal back")
-    return True
+    return bool(kept)
+
+
+def _give(node: Node, path: Path, out: str, name: str) -> None:
+    # On a line that breaks, what reads there sees an end like any other: only the size tells.
+    part, size = f"{out}/.given", path.stat().st_size
+    script = f"mkdir -p {out}/logs && head -c {size} >{part} && [ $(wc -c <{part}) = {size} ] && "
+    answer = node.ask(f"{script}mv {part} {out}/{shlex.quote(name)}", _pieces(path))
+    if answer.code:
+        raise EnvironmentCannot(f"the journal cannot be given back: {answer.reason}")
 
 
 def _kept(record: Record) -> list[Path]:
     logs = sorted((record.mirror / "logs").glob("*.txt"))
-    return [record.mirror / "journal.jsonl", record.mirror / "telemetry.jsonl", *logs]
+    return [*logs, record.mirror / "telemetry.jsonl", record.mirror / "journal.jsonl"]
 
 
 def _pieces(path: Path) -> Iterable[bytes]:

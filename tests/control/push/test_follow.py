@@ -1,0 +1,68 @@
+"""A run's journal on its way: mirrored here, given back to a node that lost it, and never lost between."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from bench.control.push import follow
+from bench.control.push.record import Record
+from bench.control.push.remote import ANSWER_SECONDS, Answer, Here, Unreachable
+from tests.control.push.test_record import R
+
+JOURNAL = b'{"trial": 1}\n{"trial": 2}\n'
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    """Of a run whose node has its folder, as every start makes it, and whose mirror has its journal."""
+    made = dataclasses.replace(R, local=True, place=str(tmp_path / "a place"), out=str(tmp_path / "results"))
+    (Path(made.folder) / "out").mkdir(parents=True)
+    (made.mirror / "logs").mkdir(parents=True)
+    for name in ("journal.jsonl", "telemetry.jsonl", "logs/a b.txt"):
+        (made.mirror / name).write_bytes(JOURNAL)
+    return made
+
+
+def there(record: Record) -> Path:
+    return Path(record.folder) / "out" / record.run_id
+
+
+class Breaks(Here):
+    """A line that breaks in the middle of one file: what reads there sees the end of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def ask(self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS) -> Answer:
+        sent = b"".join(pieces)
+        if sent and self._name in script:
+            super().ask(script, [sent[: len(sent) // 2]])
+            raise Unreachable("the connection broke")
+        return super().ask(script, [sent], seconds=seconds)
+
+
+def test_a_node_that_lost_everything_is_given_what_was_mirrored(record: Record) -> None:
+    assert follow.settle_journal(Here(), record, "")
+    for name in ("journal.jsonl", "telemetry.jsonl", "logs/a b.txt"):
+        assert (there(record) / name).read_bytes() == JOURNAL
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "telemetry.jsonl"])
+def test_a_line_that_breaks_while_it_is_given_back_loses_nothing(record: Record, name: str) -> None:
+    with pytest.raises(Unreachable):
+        follow.settle_journal(Breaks(name), record, "")
+    assert not (there(record) / "journal.jsonl").exists()
+    assert follow.settle_journal(Here(), record, "")  # the next push
+    assert (there(record) / name).read_bytes() == JOURNAL
+
+
+def test_a_journal_of_the_nodes_own_counts_and_is_mirrored_anew(record: Record) -> None:
+    there(record).mkdir()
+    (there(record) / "journal.jsonl").write_bytes(b'{"trial": 1}\n{"tri')
+    assert not follow.settle_journal(Here(), record, "")
+    assert (there(record) / "journal.jsonl").read_bytes() == b'{"trial": 1}\n{"tri'
+    assert not (record.mirror / "journal.jsonl").exists()
