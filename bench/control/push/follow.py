@@ -200,6 +200,8 @@ def fetch(
 
             def take(data: bytes, file: object = file) -> None:
                 file.write(data)  # type: ignore[attr-defined]
+                if file.tell() > size:  # type: ignore[attr-defined]
+                    raise VerificationFailed("the bundle there does not end", where=record.host)
                 got(file.tell(), size)  # type: ignore[attr-defined]
 
             node.read(f"tail -c +{have + 1} {there} | head -c {max(0, size - have)}", take)

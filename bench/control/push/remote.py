@@ -10,7 +10,7 @@ import io
 import shlex
 import socket
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +114,14 @@ class Remote:
 
     def ask(self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS) -> Answer:
         out = io.BytesIO()
-        answer = self._exchange(script, pieces, out.write, seconds)
+
+        def take(data: bytes) -> None:
+            if out.tell() + len(data) > _LARGEST_ANSWER:
+                self.close()
+                raise EnvironmentCannot("it answers without end", where=self._host.name)
+            out.write(data)
+
+        answer = self._exchange(script, pieces, take, seconds)
         return Answer(answer.code, out.getvalue(), answer.err)
 
     def read(self, script: str, take: Callable[[bytes], object]) -> Answer:
@@ -137,14 +144,8 @@ class Remote:
             channel = connection.create_session()
             channel.settimeout(seconds)
             channel.exec_command(f"exec sh -c {shlex.quote(script)}")
-            with suppress(OSError):  # it ended before it had read all: its exit code says why
-                for piece in pieces:
-                    channel.sendall(piece)
-            with suppress(OSError):
-                channel.shutdown_write()
-            total = 0
+            _send(channel, pieces)
             while data := channel.recv(_CHUNK):
-                total += len(data)
                 take(data)
             err = b""
             while (data := channel.recv_stderr(_CHUNK)) and len(err) < _LARGEST_ANSWER:
@@ -174,6 +175,28 @@ class Remote:
             raise
         self._connection = connection
         return connection
+
+
+def _send(channel: Any, pieces: Iterable[bytes]) -> None:
+    """All of it; what reads there takes the end of it for the end of the file, whatever the reason was."""
+    for piece in _readable(pieces):
+        try:
+            channel.sendall(piece)
+        except TimeoutError:
+            raise
+        except OSError:  # it ended before it had read all: its exit code says why
+            break
+    with suppress(OSError):
+        channel.shutdown_write()
+
+
+def _readable(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """A file of this machine's that fails is no fault of the node's."""
+    try:
+        yield from pieces
+    except OSError as error:
+        where = str(error.filename) if error.filename else None
+        raise EnvironmentCannot(f"cannot be read here: {error.strerror}", where=where) from None
 
 
 # --- how ssh would connect ------------------------------------------------------------------------------

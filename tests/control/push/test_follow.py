@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,9 @@ import pytest
 from bench.control.push import follow
 from bench.control.push.record import Record
 from bench.control.push.remote import ANSWER_SECONDS, Answer, Here, Unreachable
+from bench.control.ssh_keygen import OperatorKey
+from bench.errors import VerificationFailed
+from bench.ssh import PublicKey
 from tests.control.push.test_record import R
 
 JOURNAL = b'{"trial": 1}\n{"trial": 2}\n'
@@ -66,3 +69,24 @@ def test_a_journal_of_the_nodes_own_counts_and_is_mirrored_anew(record: Record) 
     assert not follow.settle_journal(Here(), record, "")
     assert (there(record) / "journal.jsonl").read_bytes() == b'{"trial": 1}\n{"tri'
     assert not (record.mirror / "journal.jsonl").exists()
+
+
+KEY = OperatorKey(Path("key"), PublicKey(b"7" * 32), in_agent=False)
+
+
+class Endless(Here):
+    """A node that says how long the bundle is, and goes on after it."""
+
+    def ask(self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS) -> Answer:
+        return Answer(0, f"{'0' * 64}  -\n1000\n".encode(), b"")
+
+    def read(self, script: str, take: Callable[[bytes], object]) -> Answer:
+        for _ in range(1000):
+            take(bytes(600))
+        return Answer(0, b"", b"")
+
+
+def test_no_more_is_fetched_than_the_bundle_has(record: Record) -> None:
+    with pytest.raises(VerificationFailed, match="does not end"):
+        follow.fetch(Endless(), record, KEY, (), lambda done, total: None)
+    assert record.bundle.with_suffix(".part").stat().st_size <= 1200

@@ -1,0 +1,89 @@
+"""A line that fails: nothing cut short passes for whole, and no answer is taken without end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from bench.control.push import remote
+from bench.control.push.hosts import Host
+from bench.control.push.remote import Remote, Unreachable
+from bench.errors import EnvironmentCannot
+
+
+class Channel:
+    """Of a session whose command ends well, whatever it was given."""
+
+    def __init__(self, answer: Iterator[bytes], sendall: Callable[[bytes], None]) -> None:
+        self._answer, self.sendall = answer, sendall
+        self.ended = False
+
+    def recv(self, _count: int) -> bytes:
+        return next(self._answer, b"")
+
+    def shutdown_write(self) -> None:
+        self.ended = True
+
+    def recv_stderr(self, _count: int) -> bytes:
+        return b""
+
+    def recv_exit_status(self) -> int:
+        return 0
+
+    def settimeout(self, _seconds: float) -> None: ...
+    def exec_command(self, _command: str) -> None: ...
+    def close(self) -> None: ...
+
+
+Connect = Callable[[Channel], Remote]
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch) -> Connect:
+    def connected(channel: Channel) -> Remote:
+        line = SimpleNamespace(create_session=lambda: channel, is_connected=True, close=lambda: None)
+        monkeypatch.setattr(remote, "_connection", lambda *_: line)
+        monkeypatch.setattr(remote, "_connect", lambda *_: None)
+        return Remote(Host("gpu1", "gpu1"))
+
+    return connected
+
+
+def test_a_line_that_stalls_while_we_send_is_no_end_of_the_file(connect: Connect) -> None:
+    def stall(_piece: bytes) -> None:
+        raise TimeoutError("timed out")
+
+    channel = Channel(iter(()), stall)
+    with pytest.raises(Unreachable, match="no answer for 60 s"):
+        connect(channel).ask("cat >file", [b"first", b"second"])
+    assert not channel.ended
+
+
+def test_a_file_of_ours_that_cannot_be_read_is_no_end_of_it_either(connect: Connect) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"first"
+        raise OSError(5, "Input/output error", "layer.gz")
+
+    channel = Channel(iter(()), lambda piece: None)
+    with pytest.raises(EnvironmentCannot, match="cannot be read here: Input/output error") as caught:
+        connect(channel).ask("cat >file", pieces())
+    assert not isinstance(caught.value, Unreachable) and caught.value.where == "layer.gz"
+    assert not channel.ended
+
+
+def test_a_command_that_wants_no_more_says_why_by_its_exit_code(connect: Connect) -> None:
+    def closed(_piece: bytes) -> None:
+        raise OSError("Socket is closed")
+
+    assert connect(Channel(iter([b"full"]), closed)).ask("cat >file", [b"first"]).text == "full"
+
+
+def test_an_answer_without_end_is_not_taken(connect: Connect) -> None:
+    def endless() -> Iterator[bytes]:
+        for _ in range(1000):
+            yield bytes(2**20)
+
+    with pytest.raises(EnvironmentCannot, match="answers without end"):
+        connect(Channel(endless(), lambda piece: None)).ask("date")
