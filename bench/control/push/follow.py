@@ -5,6 +5,7 @@ What comes is a stranger's: names are those that we ask for, sizes are capped, t
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import re
 import shlex
@@ -187,7 +188,17 @@ def fetch(
 ) -> Verdict:
     """The bundle, the same bytes as there; verified, its nonce consumed, countersigned."""
     part = record.bundle.with_suffix(".part")
-    part.parent.mkdir(parents=True, exist_ok=True)
+    with (record.mirror / ".fetching").open("wb") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # somebody else may be watching, too
+        _bring(node, record, part, got)
+        with _signing, Ledger(ledger_path(Path(record.ledger) if record.ledger else None)) as ledger:
+            verdict = operator.receive(ledger, key, part, part, now(), revoked)
+        part.replace(record.bundle)
+    return verdict
+
+
+def _bring(node: Node, record: Record, part: Path, got: Callable[[int, int], object]) -> None:
+    """What has arrived of it before is gone on from."""
     there = f"{shlex.quote(record.folder)}/out/{record.run_id}.tar"
     digest, size = _digest_there(node, there)
     if size > MAX_TOTAL_BYTES * 2:
@@ -207,16 +218,11 @@ def fetch(
             node.read(f"tail -c +{have + 1} {there} | head -c {max(0, size - have)}", take)
         with part.open("rb") as whole:
             if hashlib.file_digest(whole, "sha256").hexdigest() == digest:
-                break
+                return
         part.unlink()
-    else:
-        raise EnvironmentCannot(
-            "the bundle changed while it was fetched", where=record.host, advice="bench fetch"
-        )
-    with _signing, Ledger(ledger_path(Path(record.ledger) if record.ledger else None)) as ledger:
-        verdict = operator.receive(ledger, key, part, part, now(), revoked)
-    part.replace(record.bundle)
-    return verdict
+    raise EnvironmentCannot(
+        "the bundle changed while it was fetched", where=record.host, advice="bench fetch"
+    )
 
 
 def _digest_there(node: Node, there: str) -> tuple[str, int]:

@@ -1,0 +1,112 @@
+"""A run's end, seen by two who watch it: one of them fetches the bundle, and nobody loses it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from bench.control import operator
+from bench.control.push import arrive, follow
+from bench.control.push.depot import Depot
+from bench.control.push.journey import Journey
+from bench.control.push.order import Order, Part, Result, Shared
+from bench.control.push.record import Record, Records
+from bench.control.push.remote import ANSWER_SECONDS, Answer, Here
+from bench.manifest import load_manifest
+from tests.control.push.test_follow import KEY
+from tests.control.push.test_record import R
+
+QUICKSTART = Path(__file__).parents[3] / "manifests/quickstart.json"
+BUNDLE = bytes(range(256)) * 64
+
+
+class Silent:
+    def show(self, result: Result, text: str = "") -> None: ...
+    def sent(self, result: Result, done: int, total: int) -> None: ...
+    def log(self, result: Result, lines: Sequence[str]) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    made = dataclasses.replace(
+        R, local=True, place=str(tmp_path / "place"), out=str(tmp_path / "results"), engine="none",
+        state="running", ledger=str(tmp_path / "ledger.jsonl"),
+    )  # fmt: skip
+    made.mirror.mkdir(parents=True)
+    return made
+
+
+def attach(record: Record, records: Records) -> Result:
+    order = Order(load_manifest(QUICKSTART), "none", Path(record.out), KEY)
+    shared = Shared(records, Depot(print), Silent())
+    return Journey(Part(record.to_host(), local=True), order, shared).attach(record)
+
+
+def test_a_run_that_somebody_else_fetched_meanwhile_is_done_not_failed(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrive, "_LOOK_SECONDS", 0.01)
+    records = Records(tmp_path / "runs")
+    records.save(dataclasses.replace(record, state="fetched"))  # and its folder is gone from the node
+    record.bundle.write_bytes(BUNDLE)
+    result = attach(record, records)
+    assert (result.outcome, result.bundle, result.exit_code) == ("unchanged", record.bundle, 0)
+    assert [r.state for r in records.all()] == ["fetched"]
+
+
+def test_a_run_whose_folder_is_gone_and_whose_bundle_is_not_here_failed(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrive, "_LOOK_SECONDS", 0.01)
+    records = Records(tmp_path / "runs")
+    records.save(record)
+    assert attach(record, records).outcome == "failed"
+    assert [r.state for r in records.all()] == ["failed"]
+
+
+class Halves(Here):
+    """Sends the bundle in two halves; between them there is time for somebody else to begin."""
+
+    def __init__(self, between: Callable[[], object]) -> None:
+        self._between = between
+
+    def ask(self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS) -> Answer:
+        digest = hashlib.sha256(BUNDLE).hexdigest()
+        return Answer(0, f"{digest}  -\n{len(BUNDLE)}\n".encode(), b"")
+
+    def read(self, script: str, take: Callable[[bytes], object]) -> Answer:
+        start = int(script.split("+")[1].split()[0]) - 1
+        half = (start + len(BUNDLE)) // 2
+        take(BUNDLE[start:half])
+        self._between()
+        take(BUNDLE[half:])
+        return Answer(0, b"", b"")
+
+
+def test_two_who_fetch_the_same_bundle_at_once_both_have_it(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict = object()
+    monkeypatch.setattr(operator, "receive", lambda *_: verdict)
+    begun, other = threading.Event(), threading.Event()
+
+    def first_waits() -> None:
+        begun.set()
+        other.wait(0.5)  # for what may not happen: the other one reading, too
+
+    def fetch(between: Callable[[], object]) -> object:
+        return follow.fetch(Halves(between), record, KEY, (), lambda done, total: None)
+
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(fetch, first_waits)
+        begun.wait()
+        second = pool.submit(fetch, other.set)
+        assert (first.result(), second.result()) == (verdict, verdict)
+    assert record.bundle.read_bytes() == BUNDLE
