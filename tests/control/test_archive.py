@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -16,6 +17,7 @@ from bench.control.images.archive import (
     compress,
     copy_layers,
     extract,
+    pack_layer,
     read_facts,
     write_archive,
 )
@@ -150,3 +152,40 @@ def test_a_file_comes_from_the_last_layer_that_has_it(tmp_path: Path) -> None:
     assert extract(image, facts_of(image), "etc/x") == b"new"
     with pytest.raises(BadInput, match="has no file /etc/z"):
         extract(image, facts_of(image), "etc/z")
+
+
+def repacked(image: Path, target: Path, prefix: str = "", **changes: bytes) -> Path:
+    """The same members under the same names, but for those whose bytes are changed."""
+    with tarfile.open(image) as old, tarfile.open(target, "w") as new:
+        for member in old:
+            data = changes.get(member.name, old.extractfile(member).read())  # type: ignore[union-attr]
+            member.name, member.size = f"{prefix}{member.name}", len(data)
+            new.addfile(member, io.BytesIO(data))
+    return target
+
+
+def test_what_follows_a_compressed_layer_is_of_the_layer_too(tmp_path: Path) -> None:
+    image = make_image(tmp_path, [FILES])
+    found = facts_of(image).layers[0]
+    (plain,) = copy_layers(image, facts_of(image), tmp_path, lambda _: None)
+    data = plain.read_bytes()
+    in_two = gzip.compress(data[:700]) + gzip.compress(data[700:])
+    same = repacked(image, tmp_path / "in-two.tar", **{found.name: in_two})
+    assert facts_of(same).identity == facts_of(image).identity
+    more = gzip.compress(data) + gzip.compress(layer({"etc/more": b"1"}))
+    with pytest.raises(VerificationFailed, match="layer 1 is not the one that its configuration names"):
+        facts_of(repacked(image, tmp_path / "more.tar", **{found.name: more}))
+    with pytest.raises(BadInput, match="is no saved image"):
+        facts_of(repacked(image, tmp_path / "rest.tar", **{found.name: gzip.compress(data) + b"rest"}))
+
+
+def test_an_image_that_was_packed_anew_by_tar_is_the_same_one(tmp_path: Path) -> None:
+    image = make_image(tmp_path, [FILES, {"etc/x": b"1"}])
+    anew = repacked(image, tmp_path / "anew.tar", prefix="./")
+    found = facts_of(anew)
+    assert found.identity == facts_of(image).identity
+    assert extract(anew, found, "etc/x") == b"1"
+    pack_layer(anew, found.layers[1], tmp_path / "packed.gz")
+    assert normalised(gzip.decompress((tmp_path / "packed.gz").read_bytes())) == normalised(
+        layer({"etc/x": b"1"})
+    )

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bench.codec import canonical_json
-from bench.control.images.normal import Hashing
+from bench.control.images.normal import Hashing, Inflate
 from bench.errors import BadInput, VerificationFailed
 
 _SMALL = 4 * 2**20  # a configuration or a manifest; layers are only hashed
@@ -102,12 +102,12 @@ def _hashed(name: str, size: int, file: Any) -> tuple[Layer, bytes]:
         raise BadInput(
             f"{name} is compressed by zstd", advice="save the image without that: bench image save"
         )
-    inflate = zlib.decompressobj(31) if first.startswith(_GZIP) else None
+    inflate = Inflate() if first.startswith(_GZIP) else None
     total, kept, chunk = hashlib.sha256(), b"", first
     while chunk:
         if size <= _SMALL:
             kept += chunk
-        total.update(inflate.decompress(chunk) if inflate else chunk)
+        total.update(inflate(chunk) if inflate else chunk)
         chunk = file.read(_CHUNK)
     return Layer(name, size, f"sha256:{total.hexdigest()}", inflate is not None), kept
 
@@ -163,12 +163,17 @@ def _checked(
     return ImageFacts(identity, config, data, layers, tuple(tags))
 
 
+def _open_blob(archive: tarfile.TarFile, layer: Layer) -> Any:
+    """The very file that was hashed under this name: the last one, with or without ./ in front."""
+    named = (m for m in archive.getmembers() if m.isfile() and m.name.removeprefix("./") == layer.name)
+    return archive.extractfile(list(named)[-1])
+
+
 def extract(path: Path, facts: ImageFacts, wanted: str) -> bytes:
     """One file of the image, from the last layer that has it; `facts` are those of this very archive."""
     with opened(path) as file, tarfile.open(fileobj=file) as archive:
         for layer in reversed(facts.layers):
-            blob = archive.extractfile(layer.name)
-            assert blob is not None
+            blob = _open_blob(archive, layer)
             with tarfile.open(fileobj=blob, mode="r|*") as files:
                 for member in files:
                     if member.name.removeprefix("./") == wanted and (found := files.extractfile(member)):
@@ -202,8 +207,7 @@ def compress(path: Path, out: Path, level: int = 6) -> str:
 def pack_layer(path: Path, layer: Layer, out: Path) -> str:
     """One layer of an archive as a compressed file, with the bytes that save() gives it; its digest."""
     with opened(path) as file, tarfile.open(fileobj=file) as archive, out.open("wb") as target:
-        blob = archive.extractfile(layer.name)
-        assert blob is not None
+        blob = _open_blob(archive, layer)
         counted = Hashing(target)
         if layer.compressed:
             while chunk := blob.read(_CHUNK):
@@ -285,8 +289,7 @@ def copy_layers(path: Path, facts: ImageFacts, folder: Path, say: Callable[[str]
     with opened(path) as file, tarfile.open(fileobj=file) as archive:
         for number, layer in enumerate(facts.layers, 1):
             say(f"layer {number} of {len(facts.layers)}")
-            blob = archive.extractfile(layer.name)
-            assert blob is not None
+            blob = _open_blob(archive, layer)
             target = folder / f"{number}.tar"
             with target.open("wb") as out:
                 reader = gzip.GzipFile(fileobj=blob) if layer.compressed else blob

@@ -6,6 +6,7 @@ import hashlib
 import io
 import re
 import tarfile
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -48,6 +49,22 @@ class Hashing(io.RawIOBase):
     def write(self, data: Any) -> int:
         self.total.update(data)
         return self._out.write(data)
+
+
+class Inflate:
+    """gzip as engines read it: another member may follow the first, and is as much of the layer."""
+
+    def __init__(self) -> None:
+        self._member = zlib.decompressobj(31)
+
+    def __call__(self, chunk: bytes) -> bytes:
+        found = b""
+        while chunk:
+            if self._member.eof:
+                self._member = zlib.decompressobj(31)
+            found += self._member.decompress(chunk)
+            chunk = self._member.unused_data
+        return found
 
 
 _KEPT = ("User", "Env", "Entrypoint", "Cmd", "WorkingDir")
