@@ -15,8 +15,10 @@ import pytest
 
 from bench.control.container import GIB, Container, limits
 from bench.control.engines import NAMES, apptainer, docker, find_engine, follow, none, podman
+from bench.control.engines.apptainer import Apptainer
 from bench.control.engines.podman import Podman
 from bench.errors import BadInput, EnvironmentCannot
+from tests.control.images import make_image
 
 C = Container(
     image="sha256:abc",
@@ -184,6 +186,25 @@ def test_podman_s_identity_is_the_configuration_s_digest() -> None:
     assert found.identity.config == "sha256:" + "ab" * 32
     assert found.identity.diff_ids == ("sha256:1", "sha256:2")
     assert found.runnable == found.identity.config
+
+
+def test_an_image_that_apptainer_left_half_made_is_none(tmp_path: Path) -> None:
+    archive = make_image(tmp_path, [{"usr/a": b"one"}])
+    codes = [255, 0, 0]
+
+    def shell(command: Sequence[str]) -> tuple[int, str]:
+        assert not Path(command[3]).exists()  # or it would ask whether to overwrite it
+        Path(command[3]).write_bytes(b"image")
+        return codes.pop(0), "FATAL: no space left on device"
+
+    engine = Apptainer(shell)
+    image = Path(engine.inspect(str(archive)).runnable)
+    with pytest.raises(EnvironmentCannot, match="no space left"):
+        engine.load(archive)
+    assert not image.exists()
+    engine.load(archive)
+    assert image.read_bytes() == b"image"
+    engine.load(archive)
 
 
 ENDS = """

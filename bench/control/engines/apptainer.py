@@ -50,11 +50,15 @@ class Apptainer:
         return EngineFacts("apptainer", answer[1].split()[-1], "runtime", None)
 
     def load(self, archive: Path) -> None:
-        answer = self._shell(build_argv(archive, Path(self.inspect(str(archive)).runnable)))
+        image = Path(self.inspect(str(archive)).runnable)
+        part = image.with_suffix(".part")  # a build that is cut off leaves what looks like an image
+        part.unlink(missing_ok=True)
+        answer = self._shell(build_argv(archive, part))
         if answer is None or answer[0]:
             raise EnvironmentCannot(
                 f"apptainer build: {answer[1][-300:] if answer else 'there is no apptainer'}"
             )
+        part.replace(image)
 
     def save(self, image: str, out: Path) -> None:
         raise BadInput(f"{image} is no file; apptainer's images are files")

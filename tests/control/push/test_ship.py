@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from bench.control.engines import EngineFacts
-from bench.control.images.archive import Blob, Identity, ImageFacts, Layer
+from bench.control.images.archive import Blob, Identity, ImageFacts, Layer, read_facts
 from bench.control.push import ship
 from bench.control.push.depot import Depot, Shippable
 from bench.control.push.remote import ANSWER_SECONDS, Answer, Here, Unreachable
+from bench.control.push.ship import Landed
 from bench.control.push.survey import Engine, Stored
 from bench.errors import EnvironmentCannot
+from tests.control.images import make_image
 from tests.control.push.test_survey import found
 
 DATA = bytes(range(256)) * 4096
@@ -119,6 +123,40 @@ def test_our_code_arrives_as_it_is_here(tmp_path: Path) -> None:
     assert (again.changed, again.sent_bytes) == (False, 0)
 
 
+# Its disk is full the first time: it leaves what it has written so far.
+APPTAINER = """#!/bin/sh
+echo "$3" >>"$HOME/asked"
+printf half >"$3"
+[ -e "$HOME/room" ] || { echo "FATAL: mksquashfs: write failed"; exit 255; }
+printf whole >"$3"
+"""
+
+
+def test_an_image_that_apptainer_left_half_made_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/apptainer").write_text(APPTAINER)
+    (tmp_path / "bin/apptainer").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    archive = make_image(tmp_path, [{"usr/a": b"one"}])
+    with archive.open("rb") as file:
+        ours = Shippable(archive, read_facts(file, "image"))
+    engines = {"apptainer": Engine(EngineFacts("apptainer", "1.3", "runtime", None))}
+    node = dataclasses.replace(found(), place=str(tmp_path / "a place"), engines=engines)
+
+    def bring() -> Landed:
+        return ship.ship(Here(), node, "apptainer", ours, Depot(print), lambda done, total: None)
+
+    with pytest.raises(EnvironmentCannot, match="does not take the image: FATAL: mksquashfs: write failed"):
+        bring()
+    (tmp_path / "room").touch()
+    landed = bring()
+    assert landed.changed and Path(landed.runnable).read_text() == "whole"
+    assert not bring().changed
+
+
 # --- the difference -------------------------------------------------------------------------------------
 
 
@@ -128,8 +166,6 @@ def image(*diff_ids: str) -> Shippable:
 
 
 def with_images(*stored: Stored, named_by_configuration: bool = True):  # type: ignore[no-untyped-def]
-    import dataclasses
-
     engine = Engine(EngineFacts("docker", "27", None, None), "", None, stored, named_by_configuration)
     return dataclasses.replace(found(), engines={"docker": engine, "podman": engine})
 
