@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 
-from bench.control.push import follow, launch
+from bench.control.push import follow
 from bench.control.push.company import LeftAlone
 from bench.control.push.record import Record, now
 from bench.control.push.remote import Unreachable
@@ -110,7 +110,7 @@ def _watch(t: Traveller, record: Record) -> follow.Status | None:
             heard = time.monotonic()
             if (why := _needless(t)) and not asked_to_end and status.state in ("alive", "waiting"):
                 t.phase("run", f"{record.run_id}  is asked to end, because of {why}")
-                launch.cancel(t.node, record.folder, record.slurm_job)
+                follow.cancel(t.node, record)
                 asked_to_end = True
         except Unreachable as error:
             _wait_for(t, record, error, heard)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.codec import pretty_json
-from bench.control.push import campaign, follow, launch
+from bench.control.push import campaign, follow
 from bench.control.push.company import Company
 from bench.control.push.depot import Depot
 from bench.control.push.hosts import Host
@@ -157,7 +157,7 @@ def cancel(names: Sequence[str]) -> int:
         try:
             state = follow.look(node, record).state
             if state in ("alive", "waiting"):
-                launch.cancel(node, record.folder, record.slurm_job)
+                follow.cancel(node, record)
                 print(f"{record.host}: run {record.run_id} was asked to end; bench fetch {record.run_id}")
             else:
                 print(f"{record.host}: run {record.run_id} is not going on ({state})")

@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.bundle import CERTIFICATE, MAX_TOTAL_BYTES
 from bench.control import operator
 from bench.control.ledger import Ledger
-from bench.control.push.launch import state_script
+from bench.control.push import launch
 from bench.control.push.record import Record, now
 from bench.control.push.remote import ANSWER_SECONDS, Node, demand, plain
 from bench.control.ssh_keygen import OperatorKey
@@ -53,7 +53,7 @@ class Status:
 def look(node: Node, record: Record) -> Status:
     out = f"out/{record.run_id}"
     script = (
-        f"{state_script(record.folder, record.run_id, record.engine, record.slurm_job)}; "
+        f"{launch.state_script(record.folder, record.run_id, record.engine, record.slurm_job)}; "
         f"for f in {LOG} slurm.txt {out}/journal.jsonl {out}/telemetry.jsonl {out}/logs/*.txt; do "
         '[ -f "$f" ] && echo "file $(wc -c <"$f") $f"; done; '
         f"[ -f {out}/request.json ] && [ ! -f {out}/{CERTIFICATE} ] && "
@@ -61,6 +61,10 @@ def look(node: Node, record: Record) -> Status:
         f"[ -f {out}.tar ] && echo bundle $(wc -c <{out}.tar); exit 0"
     )
     return read_status(demand(node, script, "looking after the run"))
+
+
+def cancel(node: Node, record: Record) -> None:
+    launch.cancel(node, record.folder, record.run_id, record.engine, record.slurm_job)
 
 
 def read_status(text: str) -> Status:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from bench.control.push import follow, launch
+from bench.control.push import follow
 from bench.control.push.arrive import to_the_end
 from bench.control.push.begin import begin
 from bench.control.push.company import Standing, Step, agreed
@@ -156,7 +156,7 @@ class Journey:
         looks = 0
         while follow.look(self.t.node, record).state in ("alive", "waiting"):
             if looks == 0:
-                launch.cancel(self.t.node, record.folder, record.slurm_job)
+                follow.cancel(self.t.node, record)
             looks += 1
             if looks > _LOOKS:
                 raise EnvironmentCannot(

@@ -238,14 +238,18 @@ def state_script(folder: str, run_id: str, engine: str, slurm_job: str | None) -
     if slurm_job is not None:
         state = _slurm_state(slurm_job, f"{ended}else echo dead; fi")
     else:
-        state = (
-            f"{ended}elif tr '\\0' ' ' <\"/proc/$(cat pid 2>/dev/null || echo none)/cmdline\" 2>/dev/null | "
-            f"grep -q {run_id}; then echo alive; "
-        )
+        state = f"{ended}elif {_own_process(run_id)}; then echo alive; "
         if engine in ("docker", "podman"):
             state += f'elif [ -n "$({engine} ps -q --filter name=^bench-{run_id}$)" ]; then echo alive; '
         state += "else echo dead; fi"
     return f"cd {shlex.quote(folder)} 2>/dev/null || {{ echo gone; exit 0; }}; {state}"
+
+
+def _own_process(run_id: str) -> str:
+    """Whether run.sh is there; its number may be somebody else's by now."""
+    return (
+        f"tr '\\0' ' ' <\"/proc/$(cat pid 2>/dev/null || echo none)/cmdline\" 2>/dev/null | grep -q {run_id}"
+    )
 
 
 def _slurm_state(slurm_job: str, over: str) -> str:
@@ -263,12 +267,15 @@ def _slurm_state(slurm_job: str, over: str) -> str:
     )
 
 
-def cancel(node: Node, folder: str, slurm_job: str | None) -> None:
-    """Asks the run to end; it packs and signs what it has."""
+def cancel(node: Node, folder: str, run_id: str, engine: str, slurm_job: str | None) -> None:
+    """Asks the run to end; it packs and signs what it has. It may be over by now."""
     if slurm_job is not None:
         job = shlex.quote(slurm_job)
         polite = f"scancel --batch --signal=TERM {job}"
         script = f'if [ "$(squeue -h -j {job} -o %T)" = PENDING ]; then scancel {job}; else {polite}; fi'
     else:
-        script = f'kill -TERM "$(cat {shlex.quote(folder)}/pid)" 2>/dev/null; true'  # it may be over by now
+        script = f'cd {shlex.quote(folder)} && if {_own_process(run_id)}; then kill -TERM "$(cat pid)"; '
+        if engine in ("docker", "podman"):  # a container outlives its run.sh, where a logout ends that
+            script += f"else {engine} kill --signal=TERM bench-{run_id}; "
+        script += "fi 2>/dev/null; true"
     demand(node, script, "ending the run")

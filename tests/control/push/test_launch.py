@@ -84,11 +84,11 @@ def test_it_runs_on_its_own_and_leaves_its_exit_code(job: Job) -> None:
 
 def test_a_polite_end_reaches_the_run_and_it_may_start_again(job: Job) -> None:
     begin(job)
-    launch.cancel(Here(), job.folder, None)
+    launch.cancel(Here(), job.folder, RUN, job.engine, None)
     until(lambda: state(job) == "exit 5")
     assert "ending" in (Path(job.folder) / "log.txt").read_text()
     begin(job)
-    launch.cancel(Here(), job.folder, None)
+    launch.cancel(Here(), job.folder, RUN, job.engine, None)
     until(lambda: state(job) == "exit 5")
 
 
@@ -99,7 +99,7 @@ def test_a_run_that_ends_politely_before_its_script_looks_again_keeps_its_code(j
     (folder / "run.sh").write_text(f"{before}{wait}sleep 0.5\n{after}")  # as on a busy node
     launch.start(Here(), job)
     until(lambda: (folder / "log.txt").exists() and "told:" in (folder / "log.txt").read_text())
-    launch.cancel(Here(), job.folder, None)
+    launch.cancel(Here(), job.folder, RUN, job.engine, None)
     until(lambda: state(job).startswith("exit"))
     assert state(job) == "exit 5"
 
@@ -142,6 +142,26 @@ def test_of_a_slurm_job_that_left_its_exit_code_slurm_says_whether_it_is_over(
 def in_docker(job: Job, **changes: object) -> Job:
     image = {"engine": "docker", "runnable": "sha256:abc", "identity": Identity("sha256:abc", ("sha256:l",))}
     return dataclasses.replace(job, **(image | changes))  # type: ignore[arg-type]
+
+
+def test_a_container_that_outlived_its_script_is_asked_to_end_itself(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "docker").write_text(f'#!/bin/sh\n[ "$1" = ps ] && echo abc || echo "$@" >>{tmp_path}/told\n')
+    (programs / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    orphan = in_docker(job)
+    launch.prepare(Here(), orphan, b"{}", b"{}")
+    stranger = subprocess.Popen(["sleep", "60"])  # who has the number of run.sh by now
+    (Path(job.folder) / "pid").write_text(f"{stranger.pid}\n")
+    assert state(orphan) == "alive"
+    launch.cancel(Here(), job.folder, RUN, "docker", None)
+    assert (tmp_path / "told").read_text() == f"kill --signal=TERM bench-{RUN}\n"
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait()
 
 
 def test_a_container_is_as_hard_as_here_and_is_given_its_challenge(job: Job) -> None:
