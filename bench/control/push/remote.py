@@ -86,12 +86,9 @@ class Here:
     def ask(self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS) -> Answer:
         try:
             done = subprocess.run(
-                ["sh", "-c", script],
-                input=b"".join(pieces),
-                capture_output=True,
-                timeout=seconds,
-                check=False,
-            )
+                ["sh", "-c", script], input=b"".join(pieces),
+                capture_output=True, timeout=seconds, check=False,
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise Unreachable(f"no answer in {seconds:.0f} s") from None
         return Answer(done.returncode, done.stdout, done.stderr)
