@@ -161,6 +161,7 @@ def _add_plan(commands: Commands[argparse.ArgumentParser]) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from bench.commands import follow, run
 
+    _refuse_what_means_nothing(arguments)
     on_cpu = arguments.device == "cpu"
     if arguments.engine != "none":
         return control.run_in_image(arguments)
@@ -183,9 +184,26 @@ def _run(arguments: argparse.Namespace) -> int:
     )
 
 
+def _refuse_what_means_nothing(arguments: argparse.Namespace) -> None:
+    """An option that would be ignored is a mistake: of what was typed, or of what was meant."""
+    if arguments.nodes > 1 and arguments.meet is None:
+        raise BadInput(
+            f"--nodes {arguments.nodes} without --meet",
+            advice="--meet HOST:PORT, a port of node 0 that all nodes reach",
+        )
+    if arguments.meet is not None and (arguments.nodes, arguments.node) == (1, 0):
+        raise BadInput("--meet without --nodes", advice="--nodes says how many meet there")
+    if arguments.moved and not (arguments.challenge and arguments.resume):
+        raise BadInput(
+            "--moved without --challenge and --resume", advice="it is for a run that an operator asked for"
+        )
+
+
 def _plan(arguments: argparse.Namespace) -> int:
     from bench.commands import list_models, plan
 
     if arguments.list_models:
+        if any(given is not None for given in (arguments.manifest, arguments.gpu, arguments.gpus)):
+            raise BadInput("--list-models lists all models, whatever is planned", advice="give nothing else")
         return list_models(arguments.json)
     return plan(arguments.manifest, arguments.gpus, arguments.gpu, arguments.json)

@@ -136,3 +136,25 @@ def test_bundles_may_stand_behind_options(command: list[str], capsys: pytest.Cap
     said = capsys.readouterr().err
     assert "one.tar" in said
     assert "two.tar" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "M", "--meet", "gpu1:29500"], "--meet without --nodes"),
+        (["run", "M", "--engine", "docker", "--meet", "gpu1:29500"], "--meet without --nodes"),
+        (["run", "M", "--nodes", "2"], "--nodes 2 without --meet\n  --meet HOST:PORT"),
+        (["run", "M", "--nodes", "2", "--meet", "gpu1"], "--meet gpu1: no HOST:PORT"),
+        (["run", "M", "--moved"], "--moved without --challenge and --resume"),
+        (["run", "M", "--moved", "--resume"], "--moved without --challenge and --resume"),
+        (["plan", "M", "--list-models"], "--list-models lists all models"),
+        (["plan", "--list-models", "--gpu", "h100"], "--list-models lists all models"),
+        (["compare", "x.tar", "--json", "--format", "csv"], "--json and --format csv"),
+        (["compare", "x.tar", "--format", "markdown", "--json"], "--json and --format markdown"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(QUICKSTART) if word == "M" else word for word in words]) == 2
+    assert message in capsys.readouterr().err

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from bench.arguments import Commands, Mixed, count, days, duration, percent, positive
+from bench.errors import BadInput
 
 
 def add_commands(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -47,8 +48,8 @@ def _add_compare(commands: Commands[argparse.ArgumentParser]) -> None:
         help="what a machine that was not measured would take, from those that were: 8xh100",
     )  # fmt: skip
     add("--settings", action="store_true", help="every setting that each bundle tried, too")
-    add("--format", choices=("table", "json", "csv", "markdown"), default="table")
-    add("--json", action="store_const", const="json", dest="format", help="the same as --format json")
+    add("--format", choices=("table", "json", "csv", "markdown"), help="default: table")
+    add("--json", action="store_true", help="the same as --format json")
     add("--html", type=Path, metavar="FILE", help="a report in one file that needs no network")
     add("--plots", type=Path, metavar="DIR", help="every plot as SVG")
     add("--png", action="store_true", help="with --plots: as PNG, too (pip install 'bench[png]')")
@@ -127,6 +128,8 @@ def _compare(arguments: argparse.Namespace) -> int:
     from bench.report.bundles import Lists
     from bench.report.compare import Request, compare
 
+    if arguments.json and arguments.format not in (None, "json"):
+        raise BadInput(f"--json and --format {arguments.format}", advice="one of the two")
     return compare(
         Request(
             tuple(arguments.bundles),
@@ -138,7 +141,7 @@ def _compare(arguments: argparse.Namespace) -> int:
             utilisation=arguments.utilisation,
             rank_all=arguments.rank_all,
             estimate=tuple(arguments.estimate),
-            format=arguments.format,
+            format="json" if arguments.json else arguments.format or "table",
             settings=arguments.settings,
             html=arguments.html,
             plots=arguments.plots,
