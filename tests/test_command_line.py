@@ -11,8 +11,10 @@ import pytest
 
 from bench.cli import main
 from bench.manifest import load_manifest
+from bench.result import Crashed
 from bench.runner import run as running
 from bench.runner.state import Run
+from tests.report.made import bundle
 
 QUICKSTART = Path(__file__).parents[1] / "manifests" / "quickstart.json"
 
@@ -69,19 +71,19 @@ def test_a_bundle_that_cannot_be_written_costs_no_figure(
     monkeypatch.setattr(running, "measure", measure)
     command = ["run", str(QUICKSTART), "--device", "cpu", "--resume"]
     assert main(command) == 5
-    (bundle,) = Path("out").glob("*.tar")
-    bundle.unlink()
-    (bundle / "in-the-way").mkdir(parents=True)
+    (left,) = Path("out").glob("*.tar")
+    left.unlink()
+    (left / "in-the-way").mkdir(parents=True)
     capsys.readouterr()
     assert main(command) == 3
     shown = capsys.readouterr()
     assert "INCOMPLETE  the budget is spent" in shown.out
-    assert f"{bundle}: the bundle cannot be written: Is a directory\n" in shown.err
-    assert f"what was measured is kept in {bundle.with_suffix('')}: bench run --resume packs it" in shown.err
-    (bundle / "in-the-way").rmdir()
-    bundle.rmdir()
+    assert f"{left}: the bundle cannot be written: Is a directory\n" in shown.err
+    assert f"what was measured is kept in {left.with_suffix('')}: bench run --resume packs it" in shown.err
+    (left / "in-the-way").rmdir()
+    left.rmdir()
     assert main(command) == 5
-    assert bundle.is_file()
+    assert left.is_file()
 
 
 @pytest.mark.parametrize("command", [["plan", str(QUICKSTART)], ["paper", "--json"]])
@@ -158,3 +160,10 @@ def test_an_option_that_would_be_ignored_is_refused(
 ) -> None:
     assert main([str(QUICKSTART) if word == "M" else word for word in words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_reason_that_is_cut_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    reason = "ValueError: hidden_size must be divisible by num_heads (got 30 and 4)"
+    path = bundle(Path("a.tar"), settings=[((), 0.5), (("checkpointing",), Crashed(reason))])
+    assert main(["compare", str(path)]) == 0
+    assert f"  {f'crashed: {reason}'[:59]}…" in capsys.readouterr().out

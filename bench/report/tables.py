@@ -13,6 +13,7 @@ from bench.words import bytes_text, error_text, failure_text, figures, image_tex
 
 HEADERS = ("", "setting", "batch", "s/step", "per second", "of limit", "memory", "loss vs naive", "days")
 PROVEN = ("real s/step", "error")
+WIDEST = 60  # what a table has room for of why there is no figure; the bundle has all of it
 SURE = 0.95  # below it a table says so
 
 
@@ -61,17 +62,21 @@ def _model_block(name: str, unit: str, trials: list[TrialResult]) -> str:
 
 def _proof(trial: TrialResult) -> tuple[str, str]:
     if trial.unproven is not None:
-        return failure_text(trial.unproven)[:60], ""
+        return _short(failure_text(trial.unproven)), ""
     if trial.proof is None:
         return "", ""
     return f"{figures(trial.proof.step_seconds, 4)} ({trial.proof.steps} steps)", error_text(trial)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= WIDEST else text[: WIDEST - 1] + "…"
 
 
 def _row(trial: TrialResult, unit: str, best: bool) -> tuple[str, ...]:
     batch = f"{trial.micro_batch} x {trial.accumulation}" + (f" x {trial.gpus}" if trial.gpus > 1 else "")
     mark = "*" if best else ""
     if trial.failure is not None:
-        return (mark, trial.label, batch, failure_text(trial.failure)[:60], "", "", "", "", "")
+        return (mark, trial.label, batch, _short(failure_text(trial.failure)), "", "", "", "", "")
     e = trial.estimate
     if e is None:
         return (mark, trial.label, batch, "too few samples", "", "", "", "", "")

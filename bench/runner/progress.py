@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -12,12 +12,23 @@ from rich.live import Live
 from rich.text import Text
 
 from bench.plan import Plan
-from bench.result import Outcome, Trial
+from bench.result import Outcome, Skipped, Trial
 from bench.search import tally
 from bench.summary import TrialResult
 from bench.words import outcome_line, proof_line, seconds_text
 
 PLAIN_EVERY_SECONDS = 60.0
+
+
+def skipped_lines(skipped: Sequence[Skipped]) -> Iterator[str]:
+    """A line a model: every setting, each with its reason, stands below the table at the end."""
+    models = dict.fromkeys(skip.model for skip in skipped)
+    for model in models:
+        own = [skip for skip in skipped if skip.model == model]
+        what = own[0].label if len(own) == 1 else f"{len(own)} settings"
+        others = len({skip.reason for skip in own}) - 1
+        more = f" (and {others} other reason{'s' * (others > 1)})" if others else ""
+        yield f"skipped  {model}  {what}: {own[0].reason}{more}"
 
 
 class Progress:
@@ -44,10 +55,8 @@ class Progress:
         self._decided = self._decided_before = self._count()
         what = f"{self._total} {self._what}"
         self.console.print(f"run {run_id}   {what}   {plan.target.name}", soft_wrap=True)
-        for skip in plan.skipped:
-            self.console.print(
-                f"skipped  {skip.model}  {skip.label}: {skip.reason}", style="dim", soft_wrap=True
-            )
+        for line in skipped_lines(plan.skipped):
+            self.console.print(line, style="dim", soft_wrap=True)
         if self.console.is_terminal:
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
             self._live.start()
