@@ -90,7 +90,7 @@ def test_counting_agrees_with_the_formulas(name: str) -> None:
 
 
 def test_what_transformers_refuses_is_said_without_a_traceback() -> None:
-    model = model_of("llama", hidden_size="large")
-    with pytest.raises(BadInput, match="hidden_size") as caught:
+    model = model_of("llama", rms_norm_eps="large")
+    with pytest.raises(BadInput, match="rms_norm_eps") as caught:
         family_of(model).build(model, kernels=False)
     assert str(caught.value).startswith("mine: transformers refuses")
