@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -218,15 +221,63 @@ def followed(script: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", ENDS, script], stdout=subprocess.PIPE, text=True)
 
 
-def test_ctrl_c_is_passed_on_as_a_polite_end_and_what_follows_is_waited_for() -> None:
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_us_is_passed_on_as_a_polite_end_and_what_follows_is_waited_for(
+    end: signal.Signals,
+) -> None:
     process = followed(
         "trap 'echo packed; exit 5' TERM; trap '' INT; echo begun; while :; do sleep 0.05; done"
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(end)
     assert process.communicate()[0] == "packed\n"
     assert process.returncode == 5
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert follow(["sh", "-c", f"kill -HUP {os.getpid()}; exit 4"]) == 4
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+class FakeContainer:
+    """One whose run is ended from outside while its output is followed."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def attach(self, **_: object) -> Iterator[tuple[bytes, None]]:
+        yield b"begun\n", None
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield b"packed\n", None
+
+    def start(self) -> None: ...
+
+    def stop(self, timeout: int) -> None:
+        self.told.append("stop")
+
+    def wait(self) -> dict[str, int]:
+        return {"StatusCode": 5}
+
+    def remove(self, force: bool) -> None:
+        self.told.append("remove")
+
+
+def test_a_docker_container_ends_with_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = FakeContainer()
+    containers = SimpleNamespace(create=lambda **_: made)
+    client = nullcontext(SimpleNamespace(containers=containers, info=dict))
+    monkeypatch.setattr(docker.Docker, "_client", lambda _: client)
+    monkeypatch.setattr(docker, "options", lambda *_: {})
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # rather than the end of all tests
+    try:
+        assert docker.Docker().run(C) == 5
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert made.told == ["stop", "remove"]
 
 
 def test_an_engine_that_fails_itself_is_no_result_of_the_run() -> None:

@@ -6,9 +6,11 @@ import importlib
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Literal, Protocol
 
 from bench.control.container import Container
@@ -68,8 +70,24 @@ def here(command: Sequence[str]) -> tuple[int, str] | None:
     return done.returncode, done.stdout + done.stderr
 
 
+# Whoever runs us ends us by one of these; what runs in an engine would be left behind, alone.
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def ended_by(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """All that ends us calls this instead; what nohup has us ignore stays ignored."""
+    heeded = [number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handled in before.items():
+            signal.signal(number, handled)
+
+
 def follow(command: Sequence[str]) -> int:
-    """Runs an engine's command with this terminal's streams; a Ctrl-C is passed on as a polite end.
+    """Runs an engine's command with this terminal's streams; what ends us is passed on as a polite end.
 
     In a session of its own: the terminal's Ctrl-C would reach the engine as well, as a second one.
     """
@@ -82,19 +100,16 @@ def follow(command: Sequence[str]) -> int:
             told = asked
             process.terminate() if told == 1 else process.kill()
 
-    def interrupted(_number: int, _frame: object) -> None:
+    def interrupted(_number: int, _frame: FrameType | None) -> None:
         nonlocal asked
         asked += 1
         tell()
 
     # Not as an exception: in the middle of starting the engine it would leave it behind, alone.
-    before = signal.signal(signal.SIGINT, interrupted)
-    try:
+    with ended_by(interrupted):
         process = subprocess.Popen(command, start_new_session=True)
         tell()
         code = process.wait()
-    finally:
-        signal.signal(signal.SIGINT, before)
     if code in _NOT_STARTED:
         raise EnvironmentCannot(f"{command[0]} could not start the image; why is above")
     return code

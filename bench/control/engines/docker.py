@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from bench.control.container import OUT, Container
-from bench.control.engines import EngineFacts, Gpus, Inspected
+from bench.control.engines import EngineFacts, Gpus, Inspected, ended_by
 from bench.control.images.archive import Identity, read_facts
 from bench.errors import EnvironmentCannot
 
@@ -104,7 +105,7 @@ class Docker:
             return Inspected(identity, labels, str(found.id))
 
     def run(self, container: Container) -> int:
-        with self._client() as client:
+        with self._client() as client, ended_by(signal.default_int_handler):
             made = client.containers.create(**options(container, gpus_of(client.info())))
             try:
                 output = made.attach(stream=True, demux=True, stdout=True, stderr=True, logs=True)
@@ -115,7 +116,7 @@ class Docker:
                 made.remove(force=True)
 
     def _follow(self, made: Any, output: Iterator[tuple[bytes | None, bytes | None]]) -> None:
-        """Passes its output on; a Ctrl-C here is a polite end there, whose output still comes."""
+        """Passes its output on; what ends us is a polite end there, whose output still comes."""
         try:
             _pass_on(output)
         except KeyboardInterrupt:
