@@ -242,7 +242,8 @@ def test_a_certified_bundle_is_not_given_up_for_one_without_a_certificate(desk: 
     node.command[3] = str(desk.asks("--run", node.run_id))
     (node.place / "request.json").unlink()
     with node.runs("--resume") as process:
-        node.requested()
+        assert process.stderr is not None
+        assert any("measured; waiting" in line for line in process.stderr)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 5
