@@ -55,7 +55,7 @@ options:
     default: auto
   image:
     description: A file of C(bench image build), or a name in the controller's engine.
-    type: str
+    type: path
   python:
     description: The Python on the host, for O(engine=none).
     type: str
@@ -84,7 +84,7 @@ options:
     default: false
   command:
     description: The C(bench) of the controller.
-    type: str
+    type: path
     default: bench
 attributes:
   check_mode:
@@ -134,7 +134,7 @@ ARGUMENTS = {
         "choices": ["auto", "docker", "podman", "apptainer", "none"],
         "default": "auto",
     },
-    "image": {"type": "str"},
+    "image": {"type": "path"},
     "python": {"type": "str", "default": "python3"},
     "place": {"type": "str"},
     "budget": {"type": "str"},
@@ -142,7 +142,7 @@ ARGUMENTS = {
     "key": {"type": "path", "no_log": False},
     "once": {"type": "bool", "default": True},
     "keep": {"type": "bool", "default": False},
-    "command": {"type": "str", "default": "bench"},
+    "command": {"type": "path", "default": "bench"},
 }
 OPTIONS = ("identity", "ssh_config", "out", "engine", "image", "python", "place", "budget", "device", "key")
 
@@ -174,7 +174,9 @@ def command(values, check_mode):
 def main():
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     values = module.params
-    code, out, err = module.run_command(command(values, module.check_mode))
+    words = command(values, module.check_mode)
+    # The controller's files have been found by now; what is left of ~ and $HOME is the host's.
+    code, out, err = module.run_command(words, expand_user_and_vars=False)
     try:
         node = json.loads(out)["nodes"][0]
     except (ValueError, KeyError, IndexError):

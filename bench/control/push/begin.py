@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from bench.control import operator
 from bench.control.container import NOBODY
@@ -80,7 +81,7 @@ def _job(t: Traveller, chosen: Chosen, landed: Landed, record: Record) -> launch
     return launch.Job(
         record.run_id, found.place, chosen.engine, landed.runnable,
         landed.identity,
-        part.host.python or order.python,
+        re.sub("^~/", lambda _: f"{found.home}/", part.host.python or order.python),
         (NOBODY, NOBODY) if found.uid == 0 else (found.uid, found.gid),
         found.memory_bytes,
         (access or ("cdi" if order.slurm else None)) if wants else None,

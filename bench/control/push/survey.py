@@ -115,7 +115,8 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
         "os": '. /etc/os-release; printf "%s\\n" "$PRETTY_NAME"',
         "memory": "cat /proc/meminfo",
         "load": "nproc; cat /proc/loadavg",
-        "place": f'p={place}; printf "%s\\n" "$p"; while [ ! -d "$p" ]; do p=$(dirname "$p"); done; '
+        "place": f'p={place}; case $p in /*) ;; "~/"*) p=$HOME/${{p#*/}};; *) p=$HOME/$p;; esac; '
+        'printf "%s\\n" "$p"; while [ ! -d "$p" ]; do p=$(dirname "$p"); done; '
         'df -Pk "$p" | tail -n 1; test -w "$p" && echo writable',
         "programs": "for p in setsid sha256sum tar head tail; do command -v $p >/dev/null || echo $p; done",
         "cat /proc/driver/nvidia/version": "cat /proc/driver/nvidia/version",
@@ -127,7 +128,9 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
         "slurm": "sinfo --version",
     }
     if "none" in engines:
-        asked["python"] = f"{shlex.quote(python)} -c {shlex.quote(_LOOK)}"
+        own = python.startswith("~/")
+        word = f'"$HOME"/{shlex.quote(python[2:])}' if own else shlex.quote(python)
+        asked["python"] = f"{word} -c {shlex.quote(_LOOK)}"
     if "apptainer" in engines:
         asked["apptainer"] = "apptainer --version"
     for name in ("docker", "podman"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +75,26 @@ def test_this_machine_answers_the_same_questions() -> None:
     assert node.cores > 0
     assert node.python is not None
     assert abs(node.skew_seconds) < 5
+
+
+@pytest.mark.parametrize(
+    ("place", "found"),
+    [("$HOME/.bench", "/.bench"), ("~/a b", "/a b"), ("work", "/work")],
+)
+def test_a_place_is_absolute_and_begins_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, found: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert survey(Here(), f'"{place}"', (), "python3").place == f"{tmp_path}{found}"
+    assert survey(Here(), '"/srv/bench"', (), "python3").place == "/srv/bench"
+
+
+def test_a_python_may_lie_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my env").mkdir()
+    (tmp_path / "my env/python").symlink_to(sys.executable)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    asked = survey(Here(), '"$HOME/.bench"', ("none",), "~/my env/python")
+    assert asked.python == f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def test_what_is_no_machine_of_ours() -> None:

@@ -1,0 +1,43 @@
+"""The collection's module: what it is given reaches `bench push` word for word."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+MODULE = Path(__file__).parents[3] / "ansible/plugins/modules/push.py"
+BENCH = """#!/bin/sh
+for word; do echo "$word"; done >"$(dirname "$0")/told"
+echo '{"nodes": [{"changed": false, "bundle": null, "image": null, "error": null, "outcome": "done"}]}'
+"""
+
+
+def told(tmp_path: Path, **arguments: str) -> list[str]:
+    """What the module calls, whose controller has a home of its own."""
+    (tmp_path / "bench").write_text(BENCH)
+    (tmp_path / "bench").chmod(0o755)
+    asked = {"manifest": "hour.json", "host": "gpu1", "command": "~/bench", **arguments}
+    subprocess.run(
+        [sys.executable, str(MODULE)],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": asked}),
+        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        text=True,
+        check=True,
+        capture_output=True,
+    )
+    return (tmp_path / "told").read_text().splitlines()
+
+
+def test_a_place_on_the_host_is_not_one_of_the_controller(tmp_path: Path) -> None:
+    words = told(tmp_path, place="$HOME/scratch", python="~/env/bin/python")
+    assert words[words.index("--place") + 1] == "$HOME/scratch"
+    assert words[words.index("--python") + 1] == "~/env/bin/python"
+
+
+def test_files_of_the_controller_may_lie_in_its_home(tmp_path: Path) -> None:
+    words = told(tmp_path, manifest="~/hour.json", image="~/bench-cuda13.tar", key="$HOME/key.pub")
+    assert words[:2] == ["push", f"{tmp_path}/hour.json"]
+    assert words[words.index("--image") + 1] == f"{tmp_path}/bench-cuda13.tar"
+    assert words[words.index("--key") + 1] == f"{tmp_path}/key.pub"
