@@ -252,4 +252,10 @@ def _clean_all(record: Record, place: str) -> str:
     if record.engine in ("docker", "podman"):
         names = f"{record.engine} image ls --format '{{{{.Repository}}}}:{{{{.Tag}}}}' bench-push"
         away = f'for tag in $({names}); do {record.engine} image rm "$tag" >/dev/null 2>&1; done; '
-    return f"{away}cd {place} && rm -rf runs blobs images code load; cd / && rmdir {place} 2>/dev/null"
+    # By name, each a digest: a place that somebody works in, too, may have images and code of its own.
+    ours = (
+        "for f in blobs/* images/* code/*; do n=${f##*/}; n=${n%.part}; n=${n%.new}; n=${n%.sif}; "
+        'case $n in *[!0-9a-f]*) ;; *) case ${#n} in 16|64) rm -rf "$f";; esac;; esac; done; rm -rf .load; '
+        "for d in runs blobs images code; do rmdir $d 2>/dev/null; done"
+    )
+    return f"{away}cd {place} && {{ {ours}; cd / && rmdir {place} 2>/dev/null; }}"

@@ -101,7 +101,8 @@ def ship(node: Node, found: Survey, engine: str, image: Shippable, depot: Depot,
         node, engine, image, named_by_configuration=found.engines[engine].named_by_configuration
     )
     if engine == "docker" and found.engines[engine].named_by_configuration:
-        node.ask(f"cd {shlex.quote(place)} && rm -rf blobs")  # the engine has them now
+        names = " ".join(blob.digest.removeprefix("sha256:") for blob in layers)
+        node.ask(f"cd {shlex.quote(place)}/blobs && rm -f {names}; rmdir ../blobs")  # the engine has them now
     return Landed(runnable, total, True, image.facts.identity)
 
 
@@ -193,15 +194,15 @@ def _load(node: Node, place: str, image: Shippable, held: int, layers: list[Blob
         [{"Config": f"blobs/sha256/{config}", "RepoTags": [tag_of(image)], "Layers": names}]
     )
     links = " ".join(blob.digest.removeprefix("sha256:") for blob in layers)
-    work = f"{place}/load"
+    work = f"{place}/.load"
     script = (
-        f"set -e; cd {shlex.quote(place)}; rm -rf load; mkdir -p load/blobs/sha256; cd load; "
+        f"set -e; cd {shlex.quote(place)}; rm -rf .load; mkdir -p .load/blobs/sha256; cd .load; "
         f"head -c {len(manifest)} >manifest.json; cat >blobs/sha256/{config}; "
         f"for name in {links}; do ln ../blobs/$name blobs/sha256/$name; done"
     )
     _check_room(node.ask(script, [manifest, image.facts.config_bytes]), place)
     script = f"cd {shlex.quote(work)} && tar -cf - manifest.json blobs | ( {load} ) 2>&1 | tail -n 3; "
-    script += "cd ..; rm -rf load"
+    script += "cd ..; rm -rf .load"
     answer = node.ask(script, seconds=_LOAD_SECONDS)
     if "no space" in answer.text.lower():
         raise EnvironmentCannot(
@@ -266,9 +267,10 @@ def ship_code(node: Node, place: str, depot: Depot, sent: Sent) -> Landed:
         return Landed(folder, 0, changed=False)
     sent(0, len(data))
     script = (
-        f"umask 077; mkdir -p {shlex.quote(place)}/code && cd {shlex.quote(place)}/code && cat >part && "
-        f"echo '{digest}  part' | sha256sum -c --quiet && rm -rf new && mkdir new && "
-        f"tar -xzf part -C new && rm part && mv new {quoted}"
+        f"umask 077; mkdir -p {shlex.quote(place)}/code && cd {shlex.quote(place)}/code && "
+        f"p={digest[:16]}.part n={digest[:16]}.new && cat >$p && "
+        f'echo "{digest}  $p" | sha256sum -c --quiet && rm -rf $n && mkdir $n && '
+        f"tar -xzf $p -C $n && rm $p && mv $n {quoted}"
     )
     _check_room(node.ask(script, [data]), place)
     sent(len(data), len(data))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.control.push import follow
+from bench.control.push import follow, ship
+from bench.control.push.depot import Depot
 from bench.control.push.record import Record
 from bench.control.push.remote import ANSWER_SECONDS, Answer, Here, Unreachable
 from bench.control.ssh_keygen import OperatorKey
@@ -90,3 +91,23 @@ def test_no_more_is_fetched_than_the_bundle_has(record: Record) -> None:
     with pytest.raises(VerificationFailed, match="does not end"):
         follow.fetch(Endless(), record, KEY, (), lambda done, total: None)
     assert record.bundle.with_suffix(".part").stat().st_size <= 1200
+
+
+def test_what_is_not_ours_stays_where_we_worked(record: Record) -> None:
+    place, own = Path(record.place), dataclasses.replace(record, engine="none")
+    kept = [place / name for name in ("code/mine.py", "images/cafe.png", "load/mine", "blobs/mine.part")]
+    name = "0123456789abcdef"
+    ours = [f"code/{name}", f"code/{name}.new", f"images/{name}.sif", f"images/{name}.sif.part"]
+    ours += [f"blobs/{name * 4}", f"blobs/{name * 4}.part", ".load/x"]
+    for path in [*kept, *(place / name for name in ours)]:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    follow.clean(Here(), own)
+    assert sorted(path for path in place.rglob("*") if path.is_file()) == sorted(kept)
+
+
+def test_nothing_is_left_where_nobody_else_works(record: Record) -> None:
+    landed = ship.ship_code(Here(), record.place, Depot(print), lambda done, total: None)
+    assert Path(landed.runnable).is_dir()
+    follow.clean(Here(), dataclasses.replace(record, engine="none"))
+    assert not Path(record.place).exists()
