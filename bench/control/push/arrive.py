@@ -8,7 +8,7 @@ import time
 from bench.control.push import follow
 from bench.control.push.company import LeftAlone
 from bench.control.push.record import Record, now
-from bench.control.push.remote import Unreachable
+from bench.control.push.remote import Unreachable, plain
 from bench.control.push.traveller import Stopped, Traveller
 from bench.errors import BadInput, BenchError, EnvironmentCannot, Incomplete, VerificationFailed
 from bench.verdict import Verdict
@@ -159,7 +159,7 @@ def _no_bundle(ended: follow.Status, record: Record) -> BenchError:
         if log.exists()
         else []
     )
-    said = f": {' '.join(line.strip() for line in last)[:400]}" if last else ""
+    said = f": {plain(' '.join(line.strip() for line in last))[:400]}" if last else ""
     if ended.state != "exit":
         why = (
             "the run was killed there" if ended.state == "dead" else "the run's folder is gone from the node"

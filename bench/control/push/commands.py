@@ -64,6 +64,8 @@ def attach(names: Sequence[str], at_once: int, *, wait: bool, as_json: bool) -> 
     """Watches until the end, and fetches; or, without waiting, fetches what is over."""
     records = Records()
     chosen = [record for record in records.find(names) if record.state != "cancelled" or names]
+    if not chosen:
+        raise BadInput("the newest push was cancelled", advice="say which run; bench status lists them")
     with Screen([record.host for record in chosen]) as screen:
         shared = _shared(screen, records)
         companies = {r.push: Company(r.nodes) for r in chosen if r.nodes > 1 and r.slurm_job is None}

@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.codec import canonical_json
 from bench.control.images.archive import Blob, Identity
 from bench.control.push.depot import Depot, Shippable
-from bench.control.push.remote import ANSWER_SECONDS, Answer, Node, demand
+from bench.control.push.remote import ANSWER_SECONDS, Answer, Node, demand, plain
 from bench.control.push.survey import Survey, read_stored
 from bench.errors import EnvironmentCannot
 
@@ -211,7 +211,7 @@ def _load(node: Node, place: str, image: Shippable, held: int, layers: list[Blob
     said = answer.text.strip().splitlines()
     if "Loaded image" not in answer.text:
         raise EnvironmentCannot(
-            f"the engine does not take the image: {said[-1][:300] if said else answer.reason}"
+            f"the engine does not take the image: {plain(said[-1])[:300] if said else answer.reason}"
         )
 
 

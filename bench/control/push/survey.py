@@ -16,7 +16,7 @@ from typing import Any
 from bench.control.engines import EngineFacts
 from bench.control.engines.docker import gpu_access
 from bench.control.preflight import HostFacts, read_host
-from bench.control.push.remote import Node
+from bench.control.push.remote import Node, plain
 from bench.errors import EnvironmentCannot
 
 _PATIENCE_SECONDS = 15  # for one question; an engine that hangs must not hold up the rest
@@ -105,7 +105,10 @@ def _script(questions: Mapping[str, str]) -> str:
 
 def answered(text: str) -> dict[str, tuple[int, str]]:
     pattern = f"{_BEGIN}([^{_MIDDLE}]*){_MIDDLE}([^{_END}]*){_MIDDLE}(\\d+){_END}"
-    return {name: (int(code), out) for name, out, code in re.findall(pattern, text)}
+    return {
+        name: (int(code), "\n".join(map(plain, out.split("\n"))))
+        for name, out, code in re.findall(pattern, text)
+    }
 
 
 def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str]:

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from bench.control import operator
-from bench.control.push import arrive, follow
+from bench.control.push import arrive, commands, follow
 from bench.control.push.depot import Depot
 from bench.control.push.journey import Journey
 from bench.control.push.order import Order, Part, Result, Shared
 from bench.control.push.record import Record, Records
 from bench.control.push.remote import ANSWER_SECONDS, Answer, Here
+from bench.errors import BadInput
 from bench.manifest import load_manifest
 from tests.control.push.test_follow import KEY
 from tests.control.push.test_record import R
@@ -69,6 +70,24 @@ def test_a_run_whose_folder_is_gone_and_whose_bundle_is_not_here_failed(
     records.save(record)
     assert attach(record, records).outcome == "failed"
     assert [r.state for r in records.all()] == ["failed"]
+
+
+def test_the_last_words_of_a_run_are_fit_for_a_terminal(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrive, "_LOOK_SECONDS", 0.01)
+    (record.mirror / follow.LOG).write_text("killed\033[2J\033]0;mine\007\n")
+    error = attach(record, Records(tmp_path / "runs")).error
+    assert error is not None and "killed?[2J?]0;mine?" in error.message
+
+
+def test_after_a_push_that_was_cancelled_there_is_nothing_to_attach_to(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    Records().save(dataclasses.replace(record, state="cancelled"))
+    with pytest.raises(BadInput, match="the newest push was cancelled"):
+        commands.attach([], 1, wait=False, as_json=False)
 
 
 class Halves(Here):

@@ -97,6 +97,11 @@ def test_a_python_may_lie_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert asked.python == f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
+def test_what_a_node_says_is_fit_for_a_terminal() -> None:
+    said = "\036os\037Ubuntu\033]0;mine\007\n\0370\035\036gpu users\0371:\ta\033[2J\nb\n\0370\035"
+    assert answered(said) == {"os": (0, "Ubuntu?]0;mine?\n"), "gpu users": (0, "1: a?[2J\nb\n")}
+
+
 def test_what_is_no_machine_of_ours() -> None:
     for text in ("", "Welcome to the switch>", "\036who\037x\0370\035"):
         with pytest.raises(EnvironmentCannot, match="does not answer as a Linux machine"):
