@@ -215,12 +215,15 @@ def _objects(package: Package, arguments: argparse.Namespace) -> Path:
 
 # Unpacked without a filter, which Debian 12's Python lacks: the lock's digests say whose archives these are.
 def _unpacked(package: Package, arguments: argparse.Namespace) -> Path:
-    work = arguments.objects.resolve() / "sources"
-    folder = work / package.stem
+    path = arguments.sources / package.archive
+    folder = arguments.objects.resolve() / "sources" / hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     if not folder.exists():
-        with tarfile.open(arguments.sources / package.archive) as archive:
-            archive.extractall(work)
-    return folder
+        part = folder.with_suffix(".part")  # one that was interrupted lacks files, and nobody would miss them
+        shutil.rmtree(part, ignore_errors=True)
+        with tarfile.open(path) as archive:
+            archive.extractall(part)
+        part.rename(folder)
+    return folder / package.stem
 
 
 def _nvcc_release() -> str:

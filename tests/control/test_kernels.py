@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import hashlib
 import io
 import os
@@ -106,6 +108,28 @@ def test_objects_of_other_sources_architectures_or_compilers_are_never_taken(wor
     work.compile()
     folders |= {name.partition("/")[0] for name in work.objects}
     assert len(folders) == 4
+    assert any("csrc/three.cu" in call for call in work.calls)
+
+
+def test_sources_whose_unpacking_was_interrupted_are_unpacked_anew(
+    work: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import kernels
+
+    package = dataclasses.replace(kernels.PACKAGES[2], version="1.7.0")
+    asked = argparse.Namespace(sources=work.folder / "sources", objects=work.folder / "objects")
+
+    def interrupted(archive: tarfile.TarFile, path: Path) -> None:
+        archive.extract(archive.getmembers()[0], path)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tarfile.TarFile, "extractall", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            kernels._unpacked(package, asked)
+    found = kernels._unpacked(package, asked)
+    assert sorted(path.name for path in found.glob("csrc/*")) == ["one.cu", "two.cu"]
 
 
 def test_the_version_is_that_of_the_archive_which_is_there(work: Bench) -> None:
