@@ -197,13 +197,10 @@ def _check_run(statement: Statement, data: bytes, origin: Origin, enveloped: boo
         raise VerificationFailed(f"the receipt {fault}")
 
 
-def _check_time(receipt: Receipt | None, recomputed: Mapping[str, object]) -> None:
+def check_time(seen: int, recomputed: Mapping[str, object]) -> None:
     """No more was measured than fits between challenge and receipt, by the operator's clock."""
     measured = recomputed.get("measured_seconds")
-    if receipt is None or not isinstance(measured, float):
-        return
-    seen = receipt.received_at - receipt.challenged_at
-    if measured > seen + DRIFT_SECONDS:
+    if isinstance(measured, float) and measured > seen + DRIFT_SECONDS:
         message = (
             f"its samples take {measured:.0f} s, but the operator saw {seen} s from challenge to receipt"
         )
@@ -240,7 +237,8 @@ def verify_bundle(path: Path, recompute: Recompute, rules: Rules | None = None) 
         _check_run(statement, data, origin, ENVELOPE in bundle.members)
         _check_files(bundle, statement.subjects)
         recomputed = recompute(Files(bundle, statement))
-        _check_time(origin.receipt, recomputed)
+        if receipt := origin.receipt:
+            check_time(receipt.received_at - receipt.challenged_at, recomputed)
         return _verdict(path, bundle, statement.predicate, data, origin, recomputed)
 
 

@@ -24,7 +24,7 @@ from bench.statement import utc
 from bench.summary import recompute
 from bench.trust import AllowedSigner, TrustPolicy
 from bench.verdict import Verdict
-from bench.verify import Rules, verify_bundle
+from bench.verify import Rules, check_time, verify_bundle
 
 SKEW_SECONDS = 300  # by which a stranger's clock may be slow without finding it "not valid yet"
 MOST_VALID_SECONDS = 7 * 24 * 3600
@@ -103,15 +103,16 @@ def _consume(ledger: Ledger, verdict: Verdict, bundle: Path, now: int) -> Receip
     certified = [line.facts.get("certificate_sha256") for line in ledger.lines if line.event == "certified"]
     if verdict.certificate_sha256 not in certified:
         raise VerificationFailed(f"its certificate is not in the ledger {ledger.path}", where=str(bundle))
+    first = ledger.find("challenged", run_id=verdict.run_id)
+    assert first is not None
     line = ledger.find("received", nonce=verdict.nonce)
+    check_time((line.at if line else now) - first.at, verdict.recomputed)
     if line is None:
         facts = {"statement_sha256": verdict.statement_sha256}
         line = ledger.append("received", now, verdict.run_id, verdict.nonce, facts)
     elif line.facts.get("statement_sha256") != verdict.statement_sha256:
         message = f"its challenge was answered on {utc(line.at)} by another bundle: a replay"
         raise VerificationFailed(message, where=str(bundle))
-    first = ledger.find("challenged", run_id=verdict.run_id)
-    assert first is not None
     return Receipt(
         verdict.run_id,
         verdict.nonce,

@@ -139,6 +139,17 @@ def test_replayed_nonce(ledger: Ledger, key: OperatorKey, tmp_path: Path) -> Non
     assert "--run" in str(caught.value.advice)
 
 
+def test_a_bundle_that_measured_for_longer_than_we_waited_is_not_received(
+    ledger: Ledger, key: OperatorKey, tmp_path: Path
+) -> None:
+    node = asked(ledger)
+    bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
+    before, lines = bundle.read_bytes(), len(ledger.lines)
+    with pytest.raises(VerificationFailed, match="but the operator saw 2 s from challenge to receipt"):
+        operator.receive(ledger, key, bundle, bundle, NOW + 2)
+    assert (bundle.read_bytes(), len(ledger.lines)) == (before, lines)
+
+
 def test_a_node_that_was_lost_gets_a_new_certificate_for_its_new_key(
     ledger: Ledger, key: OperatorKey, tmp_path: Path
 ) -> None:
