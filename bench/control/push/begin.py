@@ -41,6 +41,11 @@ def _note(t: Traveller, chosen: Chosen, landed: Landed, before: Record | None) -
         return t.shared.records.save(
             dataclasses.replace(
                 before,
+                user=host.user,
+                identity=str(host.identity) if host.identity else None,
+                ssh_config=str(order.ssh_config) if order.ssh_config else None,
+                python=host.python,
+                key=str(order.key.path),
                 place=chosen.found.place,
                 engine=chosen.engine,
                 valid_seconds=order.valid_seconds,

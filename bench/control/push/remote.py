@@ -269,11 +269,12 @@ def _connect(connection: Any, host: Host) -> None:
     except HostKeyRefused as error:
         raise HostKeyRefused(error.message, where=host.name, advice=error.advice) from None
     except ssh.BadHostKeyException as error:
+        known_as = connection.host if connection.port == 22 else f"[{connection.host}]:{connection.port}"
         raise HostKeyRefused(
             f"its host key has changed: {error.key.get_name()} {error.key.fingerprint} is not the known one",
             where=host.name,
             advice="a new machine at an old address, or somebody in between: ask the provider, "
-            f"then ssh-keygen -R '{connection.host}'",
+            f"then ssh-keygen -R '{known_as}'",
         ) from None
     except ssh.PasswordRequiredException:
         raise Unreachable(

@@ -8,16 +8,21 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bench.control import operator
-from bench.control.push import arrive, commands, follow
+from bench.control.push import arrive, begin, commands, follow
 from bench.control.push.depot import Depot
+from bench.control.push.hosts import Host
 from bench.control.push.journey import Journey
 from bench.control.push.order import Order, Part, Result, Shared
+from bench.control.push.ready import Chosen
 from bench.control.push.record import Record, Records
 from bench.control.push.remote import ANSWER_SECONDS, Answer, Here
+from bench.control.push.ship import Landed
+from bench.control.push.traveller import Traveller
 from bench.errors import BadInput
 from bench.manifest import load_manifest
 from tests.control.push.test_follow import KEY
@@ -44,10 +49,13 @@ def record(tmp_path: Path) -> Record:
     return made
 
 
+def order_of(record: Record) -> Order:
+    return Order(load_manifest(QUICKSTART), "none", Path(record.out), KEY)
+
+
 def attach(record: Record, records: Records) -> Result:
-    order = Order(load_manifest(QUICKSTART), "none", Path(record.out), KEY)
     shared = Shared(records, Depot(print), Silent())
-    return Journey(Part(record.to_host(), local=True), order, shared).attach(record)
+    return Journey(Part(record.to_host(), local=True), order_of(record), shared).attach(record)
 
 
 def test_a_run_that_somebody_else_fetched_meanwhile_is_done_not_failed(
@@ -88,6 +96,21 @@ def test_after_a_push_that_was_cancelled_there_is_nothing_to_attach_to(
     Records().save(dataclasses.replace(record, state="cancelled"))
     with pytest.raises(BadInput, match="the newest push was cancelled"):
         commands.attach([], 1, wait=False, as_json=False)
+
+
+def test_a_run_that_goes_on_is_noted_with_the_way_that_led_there(record: Record, tmp_path: Path) -> None:
+    """By another user, with another key of SSH's: bench attach takes the same way."""
+    records = Records(tmp_path / "runs")
+    order = dataclasses.replace(order_of(record), ssh_config=Path("/here/config"))
+    host = Host("gpu1", "10.0.0.1", "bob", None, Path("/here/bob"), "/there/python")
+    traveller = Traveller(Part(host), order, Shared(records, Depot(print), Silent()))
+    found = SimpleNamespace(place="/home/bob/.bench")
+    chosen = Chosen(found, "none", None)  # type: ignore[arg-type]
+    noted = begin._note(traveller, chosen, Landed("code", 0, changed=False), record)
+    assert (noted.run_id, noted.place) == (record.run_id, "/home/bob/.bench")
+    assert noted.to_host() == dataclasses.replace(host, name=record.host)
+    assert noted.ssh_config == "/here/config"
+    assert records.all() == [noted]
 
 
 class Halves(Here):

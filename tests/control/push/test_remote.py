@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
+from paramiko import BadHostKeyException, ECDSAKey
 
 from bench.control.push import remote
 from bench.control.push.hosts import Host
-from bench.control.push.remote import Remote, Unreachable
+from bench.control.push.remote import HostKeyRefused, Remote, Unreachable
 from bench.errors import EnvironmentCannot
 
 
@@ -87,3 +88,16 @@ def test_an_answer_without_end_is_not_taken(connect: Connect) -> None:
 
     with pytest.raises(EnvironmentCannot, match="answers without end"):
         connect(Channel(endless(), lambda piece: None)).ask("date")
+
+
+@pytest.mark.parametrize(("port", "known_as"), [(22, "gpu1"), (2222, "[gpu1]:2222")])
+def test_a_changed_host_key_is_taken_out_by_the_name_that_ssh_knows(port: int, known_as: str) -> None:
+    key = ECDSAKey.generate()
+
+    def refuse() -> None:
+        raise BadHostKeyException("gpu1", key, key)
+
+    line = SimpleNamespace(open=refuse, host="gpu1", port=port)
+    with pytest.raises(HostKeyRefused) as caught:
+        remote._connect(line, Host("gpu1", "gpu1"))
+    assert f"ssh-keygen -R '{known_as}'" in str(caught.value.advice)
