@@ -10,6 +10,7 @@ blobs stay as long as the image does.
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -138,9 +139,22 @@ def _send(node: Node, place: str, blob: Blob, size: int, sent: Callable[[int], o
             demand(node, f"cd {shlex.quote(place)}/blobs && mv {name}.part {name}", "keeping what arrived")
             return moved
         node.ask(f"rm -f {shlex.quote(place)}/blobs/{name}.part")
+    if not _is_sound(blob.path, name):  # after a crash of this machine's; it will be compressed again
+        blob.path.unlink(missing_ok=True)
+        raise EnvironmentCannot(
+            "was kept damaged here, and is away", where=str(blob.path), advice="push again"
+        )
     raise EnvironmentCannot(
         f"a layer arrived damaged {_ATTEMPTS} times", advice="its disk or its memory is not sound"
     )
+
+
+def _is_sound(path: Path, sha256: str) -> bool:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    except FileNotFoundError:  # another node's push has found out before
+        return False
 
 
 def _size_there(node: Node, place: str, name: str) -> int | None:

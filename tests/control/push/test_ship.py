@@ -112,6 +112,18 @@ def test_what_arrives_damaged_every_time_is_not_taken(place: Path, blob: Blob) -
     assert list((place / "blobs").iterdir()) == []
 
 
+def test_a_layer_that_was_damaged_here_is_compressed_again(place: Path, tmp_path: Path) -> None:
+    archive, depot = make_image(tmp_path, [{"usr/a": DATA}]), Depot(print)
+    depot.place = tmp_path / "kept"
+    with archive.open("rb") as file:
+        ours = Shippable(archive, read_facts(file, "image"))
+    kept = depot.layer(ours, 0)
+    kept.path.write_bytes(kept.path.read_bytes()[:100])
+    with pytest.raises(EnvironmentCannot, match="was kept damaged here"):
+        send(place, depot.layer(ours, 0))
+    assert send(place, depot.layer(ours, 0)) > 100
+
+
 def test_our_code_arrives_as_it_is_here(tmp_path: Path) -> None:
     depot = Depot(lambda text: None)
     landed = ship.ship_code(Here(), str(tmp_path / "p"), depot, lambda done, total: None)
