@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from bench.control.push import known_hosts
 from bench.control.push.hosts import Host
 from bench.errors import BadInput, EnvironmentCannot, Mistake
 
@@ -192,8 +193,8 @@ def _readable(pieces: Iterable[bytes]) -> Iterator[bytes]:
     try:
         yield from pieces
     except OSError as error:
-        where = str(error.filename) if error.filename else None
-        raise EnvironmentCannot(f"cannot be read here: {error.strerror}", where=where) from None
+        what = f"cannot be read here: {error.strerror}"
+        raise EnvironmentCannot(what, where=error.filename and str(error.filename)) from None
 
 
 # --- how ssh would connect ------------------------------------------------------------------------------
@@ -252,12 +253,7 @@ def _be_strict(connection: Any) -> None:
             )
 
     connection.client.set_missing_host_key_policy(Refuse())
-    options = connection.ssh_config
-    named = options.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2").split()
-    named += options.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts").split()
-    for path in (Path(name).expanduser() for name in named):
-        if path.is_file():
-            connection.client.load_system_host_keys(str(path))
+    known_hosts.load(connection.client, connection.ssh_config)
 
 
 def _connect(connection: Any, host: Host) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -101,3 +102,19 @@ def test_a_changed_host_key_is_taken_out_by_the_name_that_ssh_knows(port: int, k
     with pytest.raises(HostKeyRefused) as caught:
         remote._connect(line, Host("gpu1", "gpu1"))
     assert f"ssh-keygen -R '{known_as}'" in str(caught.value.advice)
+
+
+def test_known_hosts_is_read_with_its_markers_and_in_spite_of_damage(tmp_path: Path) -> None:
+    good, bad, authority = (ECDSAKey.generate() for _ in range(3))
+    lines = [f"{k.get_name()} {k.get_base64()}" for k in (good, bad, authority)]
+    (tmp_path / "known_hosts").write_text(
+        f"# mine\n@cert-authority *.example.org {lines[2]}\ngpu1 {lines[0]}\ngpu2 {lines[1]}\n"
+        f"gpu3 {lines[0][:-9]}\n@revoked * {lines[1]}\n\n"
+    )
+    (tmp_path / "config").write_text(
+        f"Host *\n  UserKnownHostsFile {tmp_path}/known_hosts\n  GlobalKnownHostsFile {tmp_path}/none\n"
+    )
+    known = remote._connection(Host("gpu1", "gpu1"), tmp_path / "config").client._system_host_keys
+    assert known.check("gpu1", good)
+    assert not known.check("gpu2", bad)
+    assert known.keys() == ["gpu1"]
