@@ -14,6 +14,7 @@ from bench.errors import BadInput, EnvironmentCannot, printable
 from bench.manifest import Manifest, load_manifest
 from bench.methods import Target
 from bench.models import known_models
+from bench.places import making_folders
 from bench.plan import Plan, make_plan, target_of
 from bench.report.bundles import results_of
 from bench.report.tables import results_table, without_figures
@@ -53,7 +54,9 @@ def run(
     # Where there are several nodes, the others have yet to hear that it is over.
     if resume and sealing.run_id and nodes is None:
         bundle = out / f"{sealing.run_id}.tar"
-        if before := answered(bundle, sealing.nonce):
+        with making_folders(out):
+            before = answered(bundle, sealing.nonce)
+        if before is not None:
             return _finished_before(bundle, before, as_json)
     try:
         finished = execute(

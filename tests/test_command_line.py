@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.cli import main
+from bench.handshake import Challenge, write
 from bench.manifest import load_manifest
 from bench.result import Crashed
 from bench.runner import run as running
@@ -42,6 +43,17 @@ def test_results_that_can_go_nowhere_are_no_defect(
     assert main([*command, "--device", "cpu", "-o", out]) == 3
     expected = f"{out}: cannot be written: {reason}\n  --out names another directory\n"
     assert capsys.readouterr().err.endswith(expected)
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_nor_are_those_of_a_run_that_was_asked_for(
+    resume: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = load_manifest(QUICKSTART).digest.removeprefix("sha256:")
+    Path("c.json").write_bytes(write(Challenge("7f3a2c", "5e" * 32, digest, 1_800_000_000)))
+    out = "x" * 300
+    assert main(["run", str(QUICKSTART), "--device", "cpu", "--challenge", "c.json", "-o", out, *resume]) == 3
+    assert capsys.readouterr().err.startswith(f"{out}: cannot be written: File name too long\n")
 
 
 def test_a_journal_that_cannot_be_read_is_named(capsys: pytest.CaptureFixture[str]) -> None:

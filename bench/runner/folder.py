@@ -42,7 +42,9 @@ def choose_folder(
     because no certificate came in time, or because he asks anew.
     """
     folder = out / (run_id or secrets.token_hex(6))
-    if run_id and folder.exists():
+    with making_folders(out):
+        begun = run_id is not None and folder.exists()
+    if begun:
         if not resume:
             raise BadInput("this run was begun before", where=str(folder), advice="--resume goes on with it")
         if events := list(journals.read_journal(folder / journals.FILE_NAME)):
