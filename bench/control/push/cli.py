@@ -173,6 +173,8 @@ def _check(a: argparse.Namespace, hosts: int) -> None:
         raise BadInput(
             "--together goes without --slurm", advice="--slurm-nodes N: Slurm brings them together"
         )
+    if not a.slurm and (alone := _of_slurm(a)):
+        raise BadInput(f"{alone} goes with --slurm", advice="without it, the run starts on HOST itself")
     if a.together and hosts < 2:
         raise BadInput("--together takes two hosts at least")
     if a.together and not a.together.rpartition(":")[2].isdigit():
@@ -183,6 +185,20 @@ def _check(a: argparse.Namespace, hosts: int) -> None:
         raise BadInput("--pull and --image name two images", advice="leave one out")
     if a.pull and a.engine not in ("docker", "podman"):
         raise BadInput("--pull goes with --engine docker or podman")
+
+
+def _of_slurm(a: argparse.Namespace) -> str | None:
+    """An option that only Slurm could heed."""
+    given = {
+        "--partition": a.partition,
+        "--account": a.account,
+        "--constraint": a.constraint,
+        "--gpus-per-node": a.gpus_per_node,
+        "--slurm-nodes": a.slurm_nodes > 1,
+        "--shared": a.shared,
+        "--sbatch": a.sbatch,
+    }
+    return next((name for name, value in given.items() if value), None)
 
 
 def _begun(name: str, hosts: Sequence[Host]) -> Record:

@@ -91,6 +91,9 @@ def test_hosts_may_stand_where_people_put_them(words: list[str]) -> None:
         (["gpu1", "--together", "gpu1:29500"], "takes two hosts"),
         (["gpu1", "gpu2", "--together", "gpu1"], "no HOST:PORT"),
         (["gpu1", "gpu2", "--together", "gpu1:29500", "--slurm"], "without --slurm"),
+        (["login", "--partition", "gpu", "--time", "90"], "--partition goes with --slurm"),
+        (["login", "--slurm-nodes", "2"], "--slurm-nodes goes with --slurm"),
+        (["login", "--sbatch=--qos=high"], "--sbatch goes with --slurm"),
     ],
 )
 def test_what_does_not_go_together(tmp_path: Path, words: list[str], wrong: str) -> None:
