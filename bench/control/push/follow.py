@@ -11,6 +11,7 @@ import re
 import shlex
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -193,7 +194,8 @@ def fetch(
     """The bundle, the same bytes as there; verified, its nonce consumed, countersigned."""
     part = record.bundle.with_suffix(".part")
     with (record.mirror / ".fetching").open("wb") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)  # somebody else may be watching, too
+        with suppress(OSError):  # some file systems know no locks; then nobody else had better be watching
+            fcntl.flock(turn, fcntl.LOCK_EX)
         _bring(node, record, part, got)
         with _signing, Ledger(ledger_path(Path(record.ledger) if record.ledger else None)) as ledger:
             verdict = operator.receive(ledger, key, part, part, now(), revoked)
