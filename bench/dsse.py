@@ -34,7 +34,8 @@ def _envelope(payload_type: str, payload: bytes, key: PublicKey, signature: byte
 def unseal(envelope: bytes, key: PublicKey, payload_type: str = PAYLOAD_TYPE) -> bytes:
     """The payload, if one of the signatures is this key's; any envelope that the protocol allows."""
     payload, found_type, signatures = _open(envelope)
-    if not any(_fits(signature, pae(found_type, payload), key) for signature in signatures):
+    signed = pae(found_type, payload)
+    if not any(_fits(signature, signed, key) for signature in signatures):
         raise VerificationFailed(f"the envelope is not signed by {key.fingerprint}")
     if found_type != payload_type:
         raise VerificationFailed(f"the envelope holds {found_type!r:.60}, not {payload_type}")
@@ -46,6 +47,8 @@ def verify_own(envelope: bytes, statement: bytes, key: PublicKey) -> None:
     payload, _, signatures = _open(envelope)
     if payload != statement:
         raise VerificationFailed("the envelope holds another statement than statement.json")
+    if len(signatures) > 1:  # before any is tried: a stranger could send thousands
+        raise VerificationFailed("the envelope is not in its canonical form")
     unseal(envelope, key)
     if _envelope(PAYLOAD_TYPE, statement, key, signatures[0]) != envelope:
         raise VerificationFailed("the envelope is not in its canonical form")

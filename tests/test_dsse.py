@@ -89,3 +89,13 @@ def test_no_byte_of_a_bundles_envelope_can_be_changed() -> None:
     for at in range(len(SEALED)):
         with pytest.raises(VerificationFailed, match="the envelope"):
             verify_own(SEALED[:at] + bytes([SEALED[at] ^ 1]) + SEALED[at + 1 :], PAYLOAD, PUBLIC)
+
+
+def test_of_many_signatures_none_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attack: an envelope of thousands, each of which takes a verifier the whole statement to refuse."""
+    tried = []
+    monkeypatch.setattr(PublicKey, "check", lambda *_: tried.append(1))
+    many = altered(signatures=json.loads(SEALED)["signatures"] * 1000)
+    with pytest.raises(VerificationFailed, match="canonical form"):
+        verify_own(many, PAYLOAD, PUBLIC)
+    assert tried == []
