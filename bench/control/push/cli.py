@@ -177,7 +177,8 @@ def _check(a: argparse.Namespace, hosts: int) -> None:
         raise BadInput(f"{alone} goes with --slurm", advice="without it, the run starts on HOST itself")
     if a.together and hosts < 2:
         raise BadInput("--together takes two hosts at least")
-    if a.together and not a.together.rpartition(":")[2].isdigit():
+    host, _, port = (a.together or "").rpartition(":")
+    if a.together and not (host and port.isdecimal() and 0 < int(port) < 2**16):
         raise BadInput(
             f"--together {a.together}: no HOST:PORT", advice="a port of the first host that all reach"
         )

@@ -90,6 +90,9 @@ def test_hosts_may_stand_where_people_put_them(words: list[str]) -> None:
     [
         (["gpu1", "--together", "gpu1:29500"], "takes two hosts"),
         (["gpu1", "gpu2", "--together", "gpu1"], "no HOST:PORT"),
+        (["gpu1", "gpu2", "--together", ":29500"], "no HOST:PORT"),
+        (["gpu1", "gpu2", "--together", "gpu1:70000"], "no HOST:PORT"),
+        (["gpu1", "gpu2", "--together", "gpu1:²"], "no HOST:PORT"),
         (["gpu1", "gpu2", "--together", "gpu1:29500", "--slurm"], "without --slurm"),
         (["login", "--partition", "gpu", "--time", "90"], "--partition goes with --slurm"),
         (["login", "--slurm-nodes", "2"], "--slurm-nodes goes with --slurm"),
