@@ -1,0 +1,111 @@
+"""Causal attention of the Pythias, forward and backward, by each kernel that is here: what would one gain?
+
+    python benchmarks/gpu/attention.py [--rounds 30] > attention.json
+
+Kernels take turns, so that a machine that drifts drifts for all of them. What a kernel cannot do is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from bench.models import known_models
+
+MICRO_BATCHES = {"pythia-160m": 64, "pythia-410m": 32, "pythia-1b": 32, "pythia-2.8b": 8, "pythia-6.9b": 4}
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # of (samples, heads, positions, width)
+
+
+def kernels() -> Iterator[tuple[str, Attention]]:
+    yield "choice", lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True)
+    for name, backend in (
+        ("cudnn", SDPBackend.CUDNN_ATTENTION),
+        ("flash", SDPBackend.FLASH_ATTENTION),
+    ):
+        yield name, forced(backend)
+    try:
+        from flash_attn.cute import flash_attn_func
+    except ImportError as error:
+        print(f"flash-attn-4 is not here: {error}", file=sys.stderr)
+        return
+
+    def newest(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=True)
+        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+    yield "flash-attn-4", newest
+
+
+def forced(backend: SDPBackend) -> Attention:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel([backend]):
+            return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return attend
+
+
+def seconds(attend: Attention, inputs: list[Tensor], gradient: Tensor) -> float:
+    started = now()
+    torch.autograd.grad(attend(*inputs), inputs, gradient)
+    return now() - started
+
+
+def now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def measured(
+    here: Mapping[str, Attention], shape: tuple[int, ...], half: torch.dtype, rounds: int
+) -> dict[str, Any]:
+    device, dtype = ("cuda", half) if torch.cuda.is_available() else ("cpu", torch.float32)
+    inputs = [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
+    gradient = torch.randn(shape, device=device, dtype=dtype)
+    found: dict[str, Any] = {}
+    working: dict[str, Attention] = {}
+    for name, attend in here.items():
+        try:
+            seconds(attend, inputs, gradient)  # and compiled, where it is at first use
+            with torch.no_grad():
+                off = float((attend(*inputs) - here["choice"](*inputs)).abs().max())
+        except Exception as error:  # whatever a kernel says to a shape that it does not know
+            found[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+            continue
+        working[name] = attend
+        found[name] = {"off": off, "seconds": []}
+    for _ in range(rounds):
+        for name, attend in working.items():
+            found[name]["seconds"].append(seconds(attend, inputs, gradient))
+    for name in working:
+        found[name]["median"] = statistics.median(found[name]["seconds"])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--samples", type=int, help="of a pass, to try it out")
+    arguments = parser.parse_args()
+    here = dict(kernels())
+    for name, micro_batch in MICRO_BATCHES.items():
+        model = known_models()[name]
+        heads, width = model.architecture["num_attention_heads"], model.architecture["hidden_size"]
+        shape = (arguments.samples or micro_batch, heads, model.recipe.sequence_length or 0, width // heads)
+        half = torch.bfloat16 if model.recipe.precision == "bf16" else torch.float16
+        found = measured(here, shape, half, arguments.rounds)
+        print(json.dumps({"model": name, "shape": shape, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
