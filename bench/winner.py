@@ -14,7 +14,7 @@ from bench.estimate import TO_SIGMA, Interval
 if TYPE_CHECKING:
     from bench.summary import TrialResult
 
-FIRM = 0.9  # a fastest that is less sure is told together with its firmest rival
+FIRM = 0.95  # a fastest that is less sure is told together with its firmest rival
 NEAR = 0.99  # of the fastest: whatever is no faster than this does not matter
 
 

@@ -8,13 +8,12 @@ from tabulate import tabulate
 
 from bench.summary import Results, TrialResult
 from bench.switches import in_words
-from bench.winner import Winner, fastest
+from bench.winner import FIRM, Winner, fastest
 from bench.words import bytes_text, error_text, failure_text, figures, image_text, interval_text
 
 HEADERS = ("", "setting", "batch", "s/step", "per second", "of limit", "memory", "loss vs naive", "days")
 PROVEN = ("real s/step", "error")
 WIDEST = 60  # what a table has room for of why there is no figure; the bundle has all of it
-SURE = 0.95  # below it a table says so
 
 
 def results_table(results: Results) -> str:
@@ -121,7 +120,7 @@ def _how_sure(found: Winner, results: Results) -> Iterable[str]:
     if found.undecided:
         settings = "1 setting" if found.undecided == 1 else f"{found.undecided} settings"
         yield f"NOT DECIDED  {found.model}: {settings} not measured may yet be faster"
-    if found.confidence is not None and found.confidence < SURE:
+    if found.confidence is not None and found.confidence < FIRM:
         label = next(t.label for t in results.trials if t.id == found.trial)
         sure = f"with {found.confidence:.0%} confidence"
         yield f"close  {found.model}: {label} is within 1% of the fastest measured {sure}"
