@@ -52,7 +52,8 @@ def trust_lines(key: PublicKey, name: str) -> list[str]:
 
 def trust(path: Path, name: str) -> tuple[Path, list[str]]:
     """Adds a key to the user's allowed_signers; the lines that were not there yet."""
-    if not name or any(c in name for c in ' "\t\n#'):
+    # One that begins as a kind of key does would be read as a key without a name.
+    if not name or any(c in name for c in ' "\t\n#') or name.startswith(("ssh-", "sk-", "ecdsa-")):
         raise BadInput(
             f"{name!r} is no name for a signer", advice="one word, such as an address: --as me@example.org"
         )

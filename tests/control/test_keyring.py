@@ -126,7 +126,7 @@ def test_a_list_of_the_users_own_is_kept_as_it_is(home: Path, tmp_path: Path) ->
     assert lines[3].startswith("operator namespaces=")
 
 
-@pytest.mark.parametrize("name", ["", "two words", 'quo"te', "new\nline", "#comment"])
+@pytest.mark.parametrize("name", ["", "two words", 'quo"te', "new\nline", "#comment", "ssh-ed25519"])
 def test_a_name_that_would_break_the_list_is_refused(home: Path, tmp_path: Path, name: str) -> None:
     file = public(tmp_path / "operator.pub")
     if not name:
