@@ -9,6 +9,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -58,25 +59,32 @@ class Asked:
         return {str(entry.get("name")): entry for entry in named}
 
 
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except DecodeError as error:
+        raise VerificationFailed(f"is no manifest: {error}", where="manifest.json") from None
+
+
+def _document(manifest: bytes) -> Mapping[str, Any]:
+    document = strict_loads(manifest)
+    if not isinstance(document, dict):
+        raise DecodeError("expected an object")
+    return document
+
+
 def read_asked(manifest: bytes) -> Asked:
     """Without the schema, which is this version's: a method of another one does not matter here."""
     known = {field.name for field in fields(Asked)}
-    try:
-        document = strict_loads(manifest)
-        if not isinstance(document, dict):
-            raise DecodeError("expected an object")
-        return from_json(Asked, {key: value for key, value in document.items() if key in known})
-    except DecodeError as error:
-        raise VerificationFailed(f"is no manifest: {error}", where="manifest.json") from None
+    with _refusals():
+        return from_json(Asked, {key: value for key, value in _document(manifest).items() if key in known})
 
 
 def check_image(manifest: bytes, image: Image | None) -> None:
     """A manifest that names its image has no results from anywhere else."""
-    try:
-        document = strict_loads(manifest)
-    except DecodeError as error:
-        raise VerificationFailed(f"is no manifest: {error}", where="manifest.json") from None
-    wanted = document.get("image") if isinstance(document, dict) else None
+    with _refusals():
+        wanted = _document(manifest).get("image")
     found = image.config if image else None
     if wanted not in (None, found):
         raise VerificationFailed(f"ran in {found or 'no known image'}, the manifest asks for {wanted}")

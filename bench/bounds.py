@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bench.methods import Setting, halves_weights, in_group
+from bench.methods import Setting, halves_weights, in_group, sharded_by
 from bench.models.inline import parameters_of
 from bench.result import Trial
 
@@ -126,7 +126,7 @@ def on_host(trial: Trial) -> float:
 
 
 def _adds_up_on_host(setting: Setting) -> bool:
-    return "offload" in setting and _kind(setting) == "fsdp-"
+    return "offload" in setting and sharded_by(setting) == "fsdp"
 
 
 def _of(setting: Setting, timed: Sequence[Timed]) -> list[Timed]:
@@ -164,17 +164,11 @@ def _gain(measured: Setting, wanted: Setting, half: bool) -> float:
         share *= LOWERED if halves_weights(wanted) else RAISED
     if not arithmetic_of(wanted) <= arithmetic_of(measured):  # what costs nothing may be missing there
         share *= 0.3
-    if "offload" in measured and not ("offload" in wanted and _kind(measured) == _kind(wanted)):
+    if "offload" in measured and not ("offload" in wanted and sharded_by(measured) == sharded_by(wanted)):
         share *= WITHOUT_ADDING_UP if _adds_up_on_host(measured) else WITHOUT_OFFLOADING
     elif not _costs_as_much(measured, wanted):
         share *= 0.3
     return share
-
-
-def _kind(setting: Setting) -> str | None:
-    """ "zero-" or "fsdp-": whose code it is that shards."""
-    sharding = in_group(setting, "sharding")
-    return sharding and sharding[:-1]
 
 
 def _costs_as_much(measured: Setting, wanted: Setting) -> bool:
@@ -182,7 +176,8 @@ def _costs_as_much(measured: Setting, wanted: Setting) -> bool:
     before, after = in_group(measured, "sharding"), in_group(wanted, "sharding")
     if before is None:
         return True
-    return after is not None and _kind(measured) == _kind(wanted) and before <= after  # a later stage
+    # A later stage of the same.
+    return after is not None and sharded_by(measured) == sharded_by(wanted) and before <= after
 
 
 def arithmetic_of(setting: Setting) -> frozenset[str]:

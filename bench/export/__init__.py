@@ -16,7 +16,7 @@ from typing import Any, Literal
 from bench import __version__
 from bench.codec import pretty_json, to_json
 from bench.errors import BadInput, EnvironmentCannot
-from bench.methods import in_group
+from bench.methods import sharded_by
 from bench.result import NodeFacts, Trial
 from bench.summary import TrialResult
 from bench.words import bytes_text, interval_text
@@ -56,21 +56,22 @@ def write(
     if reason := maker.refuse(trial):
         others = ", ".join(k for k in KINDS if import_module(f"bench.export.{k}").refuse(trial) is None)
         raise BadInput(f"{found.label} cannot be said to {kind}: {reason}", advice=f"it can to: {others}")
+    every = save_every(trial, found)
     made: dict[str, str] = {
-        **maker.files(trial, save_every(trial, found)),
+        **maker.files(trial, every),
         "trial.json": pretty_json(to_json(trial)).decode(),
         "requirements.txt": _requirements(node.packages, _needed(maker, trial)),
     }
-    note = _saves(trial, found) + maker.NOTE
+    note = _saves(trial, every) + maker.NOTE
     made["README.md"] = _readme(trial, found, source, _command(maker, trial, node), note, made)
     return _written(folder, made)
 
 
-def _saves(trial: Trial, found: TrialResult) -> str:
+def _saves(trial: Trial, every: int) -> str:
     named = trial.model.recipe.save_every_steps is not None
     why = "the recipe's" if named else "an hour or so: the recipe names none"
     return (
-        f"A checkpoint goes to `checkpoints` after every {save_every(trial, found):,} steps ({why})\n"
+        f"A checkpoint goes to `checkpoints` after every {every:,} steps ({why})\n"
         "and after the last one; `--save-every` changes that.\n"
     )
 
@@ -99,7 +100,7 @@ def _written(folder: Path, made: Mapping[str, str]) -> list[Path]:
 def _needed(maker: Any, trial: Trial) -> Iterator[str]:
     """What must be the same for the same figures; the rest of the environment is in the bundle."""
     yield from ("torch", "transformers", "numpy", *maker.NEEDS)
-    if (in_group(trial.setting, "sharding") or "").startswith("zero") and "deepspeed" not in maker.NEEDS:
+    if sharded_by(trial.setting) == "zero" and "deepspeed" not in maker.NEEDS:
         yield "deepspeed"
     if trial.setting:  # torch brings it, and our own kernels are in it
         yield "triton"

@@ -7,7 +7,7 @@ from typing import Any
 from bench.codec import pretty_json
 from bench.export import saving, template
 from bench.export.deepspeed import configuration
-from bench.methods import in_group
+from bench.methods import sharded_by
 from bench.result import Trial
 
 COMMAND = "accelerate launch --config_file accelerate.json train.py --out checkpoints"
@@ -28,11 +28,11 @@ def refuse(trial: Trial) -> str | None:
 
 
 def fsdp(trial: Trial) -> bool:
-    return (in_group(trial.setting, "sharding") or "").startswith("fsdp")
+    return sharded_by(trial.setting) == "fsdp"
 
 
 def zero(trial: Trial) -> bool:
-    return (in_group(trial.setting, "sharding") or "").startswith("zero")
+    return sharded_by(trial.setting) == "zero"
 
 
 def fsdp_config(trial: Trial) -> dict[str, Any]:

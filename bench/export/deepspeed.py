@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.codec import pretty_json
 from bench.export import saving, template
-from bench.methods import in_group
+from bench.methods import in_group, sharded_by
 from bench.result import Trial
 
 COMMAND = "deepspeed --num_gpus {gpus} train.py --out checkpoints"
@@ -17,8 +17,7 @@ NOTE = ""
 def refuse(trial: Trial) -> str | None:
     if "half-weights" in trial.setting:
         return "without sharding it adds the gradients of half-precision weights up in half precision"
-    sharding = in_group(trial.setting, "sharding") or ""
-    return "FSDP2 is PyTorch's own" if sharding.startswith("fsdp") else None
+    return "FSDP2 is PyTorch's own" if sharded_by(trial.setting) == "fsdp" else None
 
 
 def files(trial: Trial, save_every: int) -> dict[str, str]:

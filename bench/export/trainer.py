@@ -12,13 +12,8 @@ from bench.result import Trial
 
 COMMAND = "torchrun --standalone --nproc-per-node {gpus} train.py --out checkpoints"
 NEEDS = ("accelerate",)
-__all__ = [
-    "COMMAND",
-    "NEEDS",
-    "NOTE",
-    "files",
-    "refuse",
-]  # refuse: what accelerate cannot, its Trainer cannot
+# refuse: what accelerate cannot, its Trainer cannot
+__all__ = ["COMMAND", "NEEDS", "NOTE", "files", "refuse"]
 
 NOTE = """`train.py` gives the Trainer the recipe's own optimizer and schedule; `training_arguments.json`
 alone comes as near as its arguments can.

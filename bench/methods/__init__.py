@@ -93,6 +93,12 @@ def in_group(setting: Setting, group: str) -> str | None:
     return next((name for name in setting if known_methods()[name].group == group), None)
 
 
+def sharded_by(setting: Setting) -> Literal["zero", "fsdp"] | None:
+    """Whose code divides a model among the GPUs, if any does: DeepSpeed's ZeRO, PyTorch's FSDP2."""
+    sharding = in_group(setting, "sharding")
+    return None if sharding is None else "zero" if sharding.startswith("zero-") else "fsdp"
+
+
 def halves_weights(setting: Setting) -> bool:
     """Weights are as precise as what is computed with them, so that none is cast in a pass."""
     return "half-weights" in setting or in_group(setting, "sharding") is not None
@@ -125,7 +131,7 @@ def refusal(setting: Setting, model: Model, target: Target) -> str | None:
         offloads = "offload" in setting
         if target.gpus == 1 and not offloads:
             return f"{sharding} shards nothing on one GPU unless it offloads"
-        if target.device == "cpu" and offloads and sharding.startswith("fsdp-"):
+        if target.device == "cpu" and offloads and sharded_by(setting) == "fsdp":
             return "FSDP2 offloads from a GPU to the host: on a CPU there is nothing to offload from"
     reasons = (known_methods()[name].refuse(model, target) for name in setting)
     return conflict(setting) or next((reason for reason in reasons if reason), None)

@@ -96,9 +96,9 @@ class Bytes:
 
 def autocasts(model: Model, setting: Setting) -> bool:
     """Norms and sums in fp32. ZeRO and half-weights compute in the weights' own precision."""
-    from bench.methods import in_group  # which imports this
+    from bench.methods import sharded_by  # which imports this
 
-    alone = "half-weights" in setting or (in_group(setting, "sharding") or "").startswith("zero-")
+    alone = "half-weights" in setting or sharded_by(setting) == "zero"
     return lowered(model) < FP32 and not alone
 
 

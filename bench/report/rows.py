@@ -16,6 +16,7 @@ from bench.codec import canonical_json, strict_loads, to_json
 from bench.errors import VerificationFailed
 from bench.estimate import Interval
 from bench.models import Model, Recipe
+from bench.report.bundles import notes_of
 from bench.report.power import Telemetry, course_of, telemetry_lines, watts_of
 from bench.result import NodeFacts
 from bench.summary import Results, TrialResult, recompute
@@ -206,8 +207,7 @@ def _conditions(results: Results, model: Model, verdict: Verdict) -> Iterator[tu
     for name in (*STACK, *STACK_OF_A_FAMILY.get(model.family, ()), *["deepspeed"] * zero):
         if name in results.node.packages:
             yield name, results.node.packages[name]
-    on_trust: Any = verdict.recomputed["on_trust"]
-    if own := [note.text for note in on_trust if note.model in (None, model.name)]:
+    if own := [note.text for note in notes_of(verdict) if note.model in (None, model.name)]:
         yield "of the manifest", "; ".join(own)
     yield "assurance level", verdict.level
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import signal
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from bench.runner.seal import Seal, Sealer
 from bench.runner.state import Run
 from bench.runner.supervise import Supervisor
 from bench.sbom import PLACE as SBOM
+from bench.signals import answered_by
 from bench.statement import Predicate, utc
 from bench.summary import Results, RunFacts, samples_bytes
 from bench.switches import deciding, in_words
@@ -238,28 +239,15 @@ def predicate(
     )
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible() -> AbstractContextManager[None]:
     """A polite kill or a lost terminal ends the run as Ctrl-C does."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return answered_by(interrupt, (signal.SIGTERM, signal.SIGHUP))
 
 
-@contextmanager
-def uninterruptible() -> Iterator[None]:
+def uninterruptible() -> AbstractContextManager[None]:
     """While the bundle is written, which takes a moment."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return answered_by(signal.SIG_IGN)

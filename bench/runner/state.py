@@ -84,7 +84,8 @@ class Run:
             self.believed[trial] = outcome if self._is_plausible(trial, outcome) else IMPLAUSIBLE
 
     def _is_plausible(self, identity: str, outcome: Outcome) -> bool:
-        trial = next((t for cell in self.plan.cells for t in cell.trials if t.id == identity), None)
+        pairs = (pair for cell in self.plan.cells for pair in zip(cell.ids, cell.trials, strict=True))
+        trial = next((trial for known, trial in pairs if known == identity), None)
         if trial is None or not isinstance(outcome, Measured):
             return True
         found = estimate(trial, outcome.measurement, outcome.measurement.flops, self.ceilings)

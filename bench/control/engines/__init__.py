@@ -6,8 +6,8 @@ import importlib
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 from bench.control.container import Container
 from bench.control.images.archive import Identity
 from bench.errors import BadInput, EnvironmentCannot
+from bench.signals import ENDS, Handler, answered_by
 
 NAMES = ("docker", "podman", "apptainer", "none")
 Gpus = Literal["cdi", "runtime"]
@@ -70,20 +71,12 @@ def here(command: Sequence[str]) -> tuple[int, str] | None:
     return done.returncode, done.stdout + done.stderr
 
 
-# Whoever runs us ends us by one of these; what runs in an engine would be left behind, alone.
-_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+def ended_by(handler: Handler) -> AbstractContextManager[None]:
+    """All that ends us calls this instead: what runs in an engine would else be left behind, alone.
 
-
-@contextmanager
-def ended_by(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """All that ends us calls this instead; what nohup has us ignore stays ignored."""
-    heeded = [number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in heeded}
-    try:
-        yield
-    finally:
-        for number, handled in before.items():
-            signal.signal(number, handled)
+    What nohup has us ignore stays ignored.
+    """
+    return answered_by(handler, [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN])
 
 
 def follow(command: Sequence[str]) -> int:
