@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from bench.errors import EnvironmentCannot
 from bench.estimate import ceiling_precision
 from bench.methods import in_group
 from bench.plan import Cell, Plan
-from bench.result import Crashed, Failure, Measured, Outcome, Proof, Proving, TimedOut, Trial
+from bench.result import Crashed, Failure, Measured, NodeFacts, Outcome, Proof, Proving, TimedOut, Trial
 from bench.runner import telemetry
 from bench.runner.nodes import Nodes
 from bench.runner.progress import Progress
@@ -118,18 +118,27 @@ def _meet(run: Run, supervisor: Supervisor, progress: Progress, nodes: Nodes) ->
     progress.begin("nodes", f"{nodes.count} nodes meet at {nodes.meet}")
     target, log = run.plan.target, run.folder / "logs" / "nodes.txt"
     facts = supervisor.facts(target.device, target.gpus, log, Limits(MEETING_SECONDS))
-    for other in facts:
-        for what in ("packages", "driver", "python"):
-            mine, theirs = getattr(facts[0], what), getattr(other, what)
-            if mine != theirs:
-                raise EnvironmentCannot(f"the nodes differ in {what}: {mine} and {theirs}")
-        ours, others = (deciding(node.switches or {}) for node in (facts[0], other))
-        if different := "; ".join(here_and_there(ours, others, NOT_SET)):
-            raise EnvironmentCannot(f"the nodes differ in their environment: {different}")
-        mine, theirs = ([gpu.name for gpu in node.gpus] for node in (facts[0], other))
-        if mine != theirs:
-            raise EnvironmentCannot(f"the nodes differ in their GPUs: {mine} and {theirs}")
+    for number, other in enumerate(facts):
+        if different := next(_differing(facts[0], other), None):
+            _dismiss(run, supervisor, progress)
+            raise EnvironmentCannot(f"node {number} differs from this one in {different}")
     run.record({"event": "nodes", "nodes": to_json(facts)})
+
+
+def _differing(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
+    """What nodes that measure together must have alike, and these two have not."""
+    for what in ("driver", "python"):
+        mine, theirs = getattr(here, what), getattr(there, what)
+        if mine != theirs:
+            yield f"its {what}: {mine} here, {theirs} there"
+    if different := "; ".join(here_and_there(here.packages, there.packages, "not installed")):
+        yield f"its packages: {different}"
+    ours, others = (deciding(node.switches or {}) for node in (here, there))
+    if different := "; ".join(here_and_there(ours, others, NOT_SET)):
+        yield f"its environment: {different}"
+    mine, theirs = ([gpu.name for gpu in node.gpus] for node in (here, there))
+    if mine != theirs:
+        yield f"its GPUs: {', '.join(mine)} here, {', '.join(theirs)} there"
 
 
 def _require_all(run: Run, supervisor: Supervisor, progress: Progress, outcome: Outcome | Failure) -> None:

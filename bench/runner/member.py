@@ -13,19 +13,23 @@ import socket
 import sys
 import time
 import traceback
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from bench.codec import to_json
+from bench.errors import EnvironmentCannot
+from bench.result import Crashed
 from bench.runner import team
 from bench.runner.device import Device
-from bench.runner.nodes import DEVICE, EVENTS, FOLDER, JOB, LAST, short_path
+from bench.runner.nodes import DEVICE, EVENTS, FOLDER, JOB, LAST, NODE, short_path
 from bench.runner.ranks import write_reason
 from bench.runner.worker import Emit, classify, dispatch
 
-FAILED = "bench/failed"
+FAILED, NODE_OF = "bench/failed", "bench/node"  # keys of the meeting's store
 GRACE_SECONDS = 2.0  # for the reason of another member to arrive, of which this one only saw the fall
 
 
@@ -33,8 +37,13 @@ def main() -> int:
     kind, folder = os.environ[DEVICE], Path(os.environ[FOLDER])
     device = Device.own("cuda" if kind == "cuda" else "cpu")
     device.choose()
-    members = team.join(kind, alone=False)
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    try:
+        os.environ["RANK"] = str(place(store, os.environ))
+    except EnvironmentCannot as error:  # every member finds that
+        write_reason(folder, int(os.environ["RANK"]), to_json(Crashed(str(error))))
+        return 1
+    members = team.join(kind, alone=False)
     job = agreed(json.loads(os.environ[JOB]) if JOB in os.environ else None)
     say = reporter(job)
     try:
@@ -47,6 +56,19 @@ def main() -> int:
         write_reason(folder, members.rank, cause(to_json(classify(error)), store))
         return 1
     return 0
+
+
+def place(store: dist.Store, environment: Mapping[str, str]) -> int:
+    """This member's rank by the order in which the user numbered the nodes; torchrun goes by addresses."""
+    node, each = int(environment[NODE]), int(environment["LOCAL_WORLD_SIZE"])
+    store.set(f"{NODE_OF}/{environment['RANK']}", str(node))
+    nodes = [int(store.get(f"{NODE_OF}/{rank}")) for rank in range(int(environment["WORLD_SIZE"]))]
+    if twice := sorted(n for n, members in Counter(nodes).items() if members > each):
+        raise EnvironmentCannot(
+            f"more than one node was started with --node {twice[0]}",
+            advice=f"each needs a number of its own, 0 to {len(nodes) // each - 1}",
+        )
+    return node * each + int(environment["LOCAL_RANK"])
 
 
 def agreed(mine: dict[str, Any] | None) -> dict[str, Any]:

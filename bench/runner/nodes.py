@@ -27,6 +27,7 @@ from bench.runner.ranks import written_reasons
 Emit = Callable[[dict[str, Any]], None]
 # What the members of a node are told, beside what torchrun sets.
 JOB, DEVICE, FOLDER, EVENTS = "BENCH_JOB", "BENCH_DEVICE", "BENCH_FOLDER", "BENCH_EVENTS"
+NODE = "BENCH_NODE"
 LAST = {"kind": "last"}
 LEADER_WAITS, OTHER_WAITS = 600, 20  # seconds, for the others to come to a meeting
 _SIOCGIFADDR = 0x8915  # of Linux: an interface's address
@@ -94,6 +95,8 @@ def across_nodes(job: dict[str, Any], emit: Emit, folder: Path) -> int:
     leads = nodes.node == 0
     events, address = folder / "events", own_address(nodes.meet)
     environment = os.environ | {DEVICE: job["device"], FOLDER: str(folder), EVENTS: str(events)}
+    # The store is then the meeting's, on the leader; torch's rank 0 may be another node.
+    environment |= {NODE: str(nodes.node), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
     if address is not None and not address.startswith("127.") and (interface := interface_of(address)):
         environment = {_GLOO: interface} | environment
     if leads:

@@ -11,13 +11,16 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
-from bench.errors import BadInput
+from bench.errors import BadInput, EnvironmentCannot
+from bench.runner.member import place
 from bench.runner.nodes import Nodes, interface_of, own_address, short_path, torchrun
 
 MANIFEST = {
@@ -30,8 +33,7 @@ MANIFEST = {
 }
 
 
-def command(folder: Path, node: int, port: int) -> list[str]:
-    meet = f"127.0.0.1:{port}"
+def command(folder: Path, node: int, meet: str) -> list[str]:
     place = ["--device", "cpu", "--nodes", "2", "--node", str(node), "--meet", meet]
     return [
         sys.executable,
@@ -47,7 +49,7 @@ def command(folder: Path, node: int, port: int) -> list[str]:
 
 @contextmanager
 def both(
-    folder: Path, other_has: dict[str, str] | None = None, **changes: Any
+    folder: Path, other_has: dict[str, str] | None = None, leader: str = "127.0.0.1", **changes: Any
 ) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
     (folder / "m.json").write_text(json.dumps(MANIFEST | changes))
     with socket.socket() as probe:
@@ -56,7 +58,7 @@ def both(
     environment = os.environ | {"XDG_CONFIG_HOME": str(folder), "COLUMNS": "200"}
     nodes = [
         subprocess.Popen(
-            command(folder, i, port),
+            command(folder, i, f"{leader}:{port}"),
             env=environment | (other_has or {}) if i else environment,
             stderr=(folder / f"node-{i}.txt").open("w"),
         )
@@ -95,9 +97,14 @@ def test_two_nodes_measure_together_and_the_leader_has_the_bundle(tmp_path: Path
 
 
 @pytest.mark.e2e
-def test_nodes_whose_environment_computes_otherwise_do_not_measure_together(tmp_path: Path) -> None:
-    with both(tmp_path, other_has={"NVIDIA_TF32_OVERRIDE": "0"}) as (leader, _):
-        assert leader.wait(300) == 3, said(tmp_path)
+@pytest.mark.parametrize("leader", ["127.0.0.1", "127.0.0.2"])  # torch would have the lower address lead
+def test_nodes_whose_environment_computes_otherwise_do_not_measure_together(
+    tmp_path: Path, leader: str
+) -> None:
+    with both(tmp_path, other_has={"NVIDIA_TF32_OVERRIDE": "0"}, leader=leader) as (leading, other):
+        assert leading.wait(300) == 3, said(tmp_path)
+        assert other.wait(60) == 0, said(tmp_path)  # it was told, and waits for no further job
+    assert "node 1 differs from this one in its environment" in said(tmp_path)[0]
     assert "NVIDIA_TF32_OVERRIDE not set here, 0 there" in said(tmp_path)[0]
 
 
@@ -115,6 +122,37 @@ def test_a_node_that_is_lost_ends_the_run_and_decides_no_trial(tmp_path: Path) -
     assert found["run"]["complete"] is False
     assert "is gone" in found["run"]["stopped"]
     assert found["trials"] == []  # what lost a node says nothing about a trial
+
+
+def test_ranks_follow_the_numbers_of_the_nodes_whatever_torchrun_made_of_their_addresses() -> None:
+    assert placed([1, 1, 0, 0]) == [2, 3, 0, 1]
+    assert placed([2, 0, 1], each=1) == [2, 0, 1]
+
+
+def test_two_nodes_of_one_number_do_not_wait_for_each_other() -> None:
+    with pytest.raises(EnvironmentCannot, match=r"more than one node was started with --node 1\n.*0 to 2"):
+        placed([0, 0, 1, 1, 1, 1])
+
+
+def placed(nodes: list[int], each: int = 2) -> list[int]:
+    """The ranks of members on these nodes, in the order that torchrun gave them."""
+    store = dist.HashStore()
+    with ThreadPoolExecutor(len(nodes)) as members:
+        return [
+            *members.map(
+                lambda rank: place(
+                    store,
+                    {
+                        "BENCH_NODE": str(nodes[rank]),
+                        "RANK": str(rank),
+                        "LOCAL_RANK": str(rank % each),
+                        "LOCAL_WORLD_SIZE": str(each),
+                        "WORLD_SIZE": str(len(nodes)),
+                    },
+                ),
+                range(len(nodes)),
+            )
+        ]
 
 
 def test_every_node_starts_the_same_torchrun_and_only_the_leader_hosts_the_meeting() -> None:
