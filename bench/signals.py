@@ -14,7 +14,9 @@ Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 @contextmanager
 def answered_by(handler: Handler, numbers: Iterable[signal.Signals] = ENDS) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in numbers}
+    """What nohup has us ignore stays ignored."""
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in heard}
     try:
         yield
     finally:

@@ -72,7 +72,7 @@ def _saves(trial: Trial, every: int) -> str:
     why = "the recipe's" if named else "an hour or so: the recipe names none"
     return (
         f"A checkpoint goes to `checkpoints` after every {every:,} steps ({why})\n"
-        "and after the last one; `--save-every` changes that.\n"
+        "and after the last one; `--save-every` changes that. `--resume` goes on from the last.\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""Two runs at once on one GPU, or on the CPU, disturb each other: both are told, and neither is stopped.
+"""Two runs or node checks at once on one GPU, or the CPU, disturb each other: both are told, none is stopped.
 
 A lock that the kernel lets go of with its process, in a file for each GPU. Whoever measures shares it, and
 whoever comes touches the file. A container with a /tmp of its own sees only itself.
@@ -26,11 +26,11 @@ def alone(devices: Sequence[str], say: Callable[[str], None]) -> Iterator[None]:
         for file in files:
             stack.callback(os.close, file)
         if since := [_came(file) for file in files if not _first(file)]:
-            say(f"another bench run measures on this machine since {_clock(min(since))}: {WRONG}")
+            say(f"another bench measures on this machine since {_clock(min(since))}: {WRONG}")
         came = [_touch(file) for file in files]
         yield
         if later := [_came(file) for file, ours in zip(files, came, strict=True) if _came(file) != ours]:
-            say(f"another bench run began on this machine at {_clock(max(later))}: {WRONG}")
+            say(f"another bench began on this machine at {_clock(max(later))}: {WRONG}")
 
 
 def _opened(path: Path) -> int | None:

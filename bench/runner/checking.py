@@ -26,6 +26,7 @@ from bench.errors import BadInput
 from bench.places import making_folders
 from bench.result import Gpu
 from bench.runner import nvml, probe, telemetry
+from bench.runner.alone import alone
 from bench.runner.check_bundle import finish
 from bench.runner.fitting import head_and_tail
 from bench.runner.run import interruptible, uninterruptible
@@ -119,7 +120,7 @@ class Work:
                     self._look(BEFORE, {"kind": "inventory"})
                     self._find_gpus()
                     self._look(IDLE, {"kind": "idle"})
-                with self._watched():
+                with alone(self._devices(), self.talk.say), self._watched():
                     for check in known_checks().values():
                         self._check(check)
                 if self.asked.device == "cuda":
@@ -151,6 +152,12 @@ class Work:
         self.gpus = shown[:count] if count else shown
         self.driver = data.get("driver") if isinstance(data.get("driver"), str) else None
 
+    def _devices(self) -> list[str]:
+        """What is measured; others who measure on made-up GPUs disturb nobody."""
+        if self.asked.device == "cpu":
+            return ["cpu"]
+        return [] if nvml.is_fake() else [gpu.uuid for gpu in self.gpus]
+
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """NVML once a second meanwhile, in a process that is not waited for."""
@@ -158,15 +165,10 @@ class Work:
             yield
             return
         every = 0.05 if nvml.is_fake() else WATCH_SECONDS
+        file = self.folder / telemetry.FILE_NAME
         with (self.folder / "logs" / "watch.txt").open("ab") as log:
             watch = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "bench.runner.watch",
-                    str(self.folder / telemetry.FILE_NAME),
-                    str(every),
-                ],
+                [sys.executable, "-m", "bench.runner.watch", str(file), str(every)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -127,6 +127,9 @@ class Batches:
         )
         self._batches: Iterator[Sample] = iter(loader)
 
+    def __iter__(self) -> Batches:
+        return self
+
     def __next__(self) -> dict[str, torch.Tensor]:
         batch = {k: v.to(self.device, non_blocking=True) for k, v in next(self._batches).items()}
         if (pixels := batch.get("pixel_values")) is not None:

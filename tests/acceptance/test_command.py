@@ -17,7 +17,9 @@ import pytest
 
 from bench.cli import main
 from bench.report.junit import junit
+from bench.runner import alone as others
 from bench.runner import checking
+from bench.runner.alone import alone
 from bench.summary import recompute
 from bench.verify import verify_bundle
 
@@ -293,6 +295,18 @@ def test_a_history_that_is_not_there_is_a_mistake(
 def test_the_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(checking.known_checks())
+
+
+def test_a_check_and_whoever_measures_meanwhile_are_told_of_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(others, "PLACE", tmp_path)
+    skips = [word for name in checking.known_checks() if name != "host-memory" for word in ("--skip", name)]
+    said: list[str] = []
+    with alone(["cpu"], said.append):
+        main(["check", "--device", "cpu", "--level", "quick", *skips])
+    assert "another bench measures on this machine since " in capsys.readouterr().err
+    assert [text.partition(" at ")[0] for text in said] == ["another bench began on this machine"]
 
 
 @pytest.mark.e2e

@@ -165,8 +165,7 @@ def test_the_last_step_is_logged_and_saved_whatever_the_recipe_names(
     assert [line["step"] for line in log] == [2, 3]
     (saved,) = (path for path in (folder / "checkpoints").iterdir() if path.is_dir() and "3" in path.name)
     assert any(path.stat().st_size > 1000 for path in saved.rglob("*") if path.is_file())
-    if kind in ("script", "trainer"):
-        assert trained(folder, 1, "--out", "checkpoints", "--resume", "--steps", "4")[-1]["step"] == 4
+    assert trained(folder, 1, "--out", "checkpoints", "--resume", "--steps", "4")[-1]["step"] == 4
 
 
 @pytest.mark.parametrize(
@@ -186,12 +185,20 @@ def test_accelerate_reads_its_configuration(one: Path, tmp_path: Path) -> None:
     agree([json.loads(s) for s in done.stdout.splitlines() if s[:1] == "{"], measured_losses(one, "naive"))
 
 
-@pytest.mark.parametrize(("label", "gpus"), [("naive", 1), ("fsdp-3", 2), ("zero-2", 2)])
-def test_our_script_goes_on_where_it_stopped(
-    one: Path, two: Path, label: str, gpus: int, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "label"),
+    [
+        *(("script", label) for label in ("naive", "fsdp-3", "zero-2")),
+        *(("accelerate", label) for label in ("naive", "fsdp-2", "fsdp-3")),
+        *(("deepspeed", label) for label in ("naive", "zero-2")),
+    ],
+)
+def test_training_goes_on_where_it_stopped(
+    one: Path, two: Path, kind: str, label: str, tmp_path: Path
 ) -> None:
-    bundle = one if gpus == 1 else two
-    goes_on(exported(bundle, "script", label, tmp_path / "made"), gpus)
+    bundle, gpus = (one, 1) if label == "naive" else (two, 2)
+    paths = FSDP_ON_CPU if label.startswith("fsdp-") else ROOT
+    goes_on(exported(bundle, kind, label, tmp_path / "made"), gpus, paths)
 
 
 def test_our_script_goes_on_with_half_weights(half: Path, tmp_path: Path) -> None:
@@ -200,11 +207,15 @@ def test_our_script_goes_on_with_half_weights(half: Path, tmp_path: Path) -> Non
     goes_on(folder, 1)
 
 
-def goes_on(folder: Path, gpus: int) -> None:
+def goes_on(folder: Path, gpus: int, paths: Path = ROOT) -> None:
     """With the second and the third step from what was saved after the first."""
-    whole = trained(folder, gpus, "--out", "checkpoints", "--save-every", "1")
-    (folder / "checkpoints" / "latest-step").write_text("1")
-    resumed = trained(folder, gpus, "--out", "checkpoints", "--resume")
+    whole = trained(folder, gpus, "--out", "checkpoints", "--save-every", "1", paths=paths)
+    latest = folder / "checkpoints" / "latest-step"
+    if latest.exists():
+        latest.write_text("1")
+    else:  # DeepSpeed's own
+        latest.with_name("latest").write_text("step-1")
+    resumed = trained(folder, gpus, "--out", "checkpoints", "--resume", paths=paths)
     assert [line["step"] for line in resumed] == [2, 3]
     losses = [line["loss"] for line in whole[1:]]
     assert [line["loss"] for line in resumed] == pytest.approx(losses, rel=1e-6)

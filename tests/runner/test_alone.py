@@ -23,9 +23,9 @@ def test_whoever_comes_and_whoever_was_there_are_told_of_each_other() -> None:
         assert first == []
         with alone(["GPU-b"], second.append):
             assert len(second) == 1
-            assert "another bench run measures on this machine since " in second[0]
+            assert "another bench measures on this machine since " in second[0]
     assert len(first) == 1
-    assert "another bench run began on this machine at " in first[0]
+    assert "another bench began on this machine at " in first[0]
     assert len(second) == 1
 
 

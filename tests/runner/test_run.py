@@ -136,7 +136,7 @@ def test_json_is_one_document_on_stdout_with_the_numbers_of_the_bundle(tmp_path:
     path = manifest(tmp_path, models=["tiny-vit"], methods="naive")
     with alone(["cpu"], lambda _: None):
         done = bench("run", path, "--json", "--resume", folder=tmp_path)
-    assert "another bench run measures on this machine since " in done.stderr
+    assert "another bench measures on this machine since " in done.stderr
     assert "nothing unfinished of this manifest in out: begun anew\n" in done.stderr
     document = json.loads(done.stdout)
     (trial,) = document["results"]["trials"]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import shutil
-import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -16,7 +14,7 @@ from typing import Literal, Protocol
 from bench.control.container import Container
 from bench.control.images.archive import Identity
 from bench.errors import BadInput, EnvironmentCannot
-from bench.signals import ENDS, Handler, answered_by
+from bench.signals import answered_by
 
 NAMES = ("docker", "podman", "apptainer", "none")
 Gpus = Literal["cdi", "runtime"]
@@ -71,14 +69,6 @@ def here(command: Sequence[str]) -> tuple[int, str] | None:
     return done.returncode, done.stdout + done.stderr
 
 
-def ended_by(handler: Handler) -> AbstractContextManager[None]:
-    """All that ends us calls this instead: what runs in an engine would else be left behind, alone.
-
-    What nohup has us ignore stays ignored.
-    """
-    return answered_by(handler, [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN])
-
-
 def follow(command: Sequence[str]) -> int:
     """Runs an engine's command with this terminal's streams; what ends us is passed on as a polite end.
 
@@ -99,7 +89,7 @@ def follow(command: Sequence[str]) -> int:
         tell()
 
     # Not as an exception: in the middle of starting the engine it would leave it behind, alone.
-    with ended_by(interrupted):
+    with answered_by(interrupted):
         process = subprocess.Popen(command, start_new_session=True)
         tell()
         code = process.wait()

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from bench.control.container import OUT, Container
-from bench.control.engines import EngineFacts, Gpus, Inspected, ended_by
+from bench.control.engines import EngineFacts, Gpus, Inspected
 from bench.control.images.archive import Identity, read_facts
 from bench.errors import EnvironmentCannot
+from bench.signals import answered_by
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -105,7 +106,7 @@ class Docker:
             return Inspected(identity, labels, str(found.id))
 
     def run(self, container: Container) -> int:
-        with self._client() as client, ended_by(signal.default_int_handler):
+        with self._client() as client, answered_by(signal.default_int_handler):
             made = client.containers.create(**options(container, gpus_of(client.info())))
             try:
                 output = made.attach(stream=True, demux=True, stdout=True, stderr=True, logs=True)

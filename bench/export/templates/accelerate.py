@@ -6,6 +6,7 @@ import argparse
 import json
 import tempfile
 import time
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -65,14 +66,19 @@ def main() -> None:
     if fsdp:  # by name: it finds them by their address, which empty shards have in common
         optimizer.param_groups[0]["params"] = list(model.parameters())
     schedule = make_scheduler(optimizer, recipe)
+    accelerator.register_for_checkpointing(schedule)
+    done = load(accelerator, arguments.out) if arguments.resume else 0
     with tempfile.TemporaryDirectory() as scratch:
         # Micro-batches on the device, without end. These are made up: yours go here.
         pool = make_pool(trial.model, Path(scratch), trial.seed)
-        data = Batches(trial.model, pool, trial.micro_batch, trial.seed, accelerator.device, team, workers=0)
+        made_up = Batches(
+            trial.model, pool, trial.micro_batch, trial.seed, accelerator.device, team, workers=0
+        )
+        data = islice(made_up, done * trial.accumulation, None)
         every = arguments.log_every or recipe.log_every_steps or 10
-        total, since, at = torch.zeros((), device=accelerator.device), 0, time.perf_counter()
+        total, since, at = torch.zeros((), device=accelerator.device), done, time.perf_counter()
         last = arguments.steps or recipe.steps
-        for step in range(1, last + 1):
+        for step in range(done + 1, last + 1):
             for _ in range(trial.accumulation):
                 with accelerator.accumulate(model):
                     if fsdp:  # parameters that are not divided stay together between the passes of a step
@@ -93,8 +99,25 @@ def main() -> None:
                     print(json.dumps({"step": step, "loss": mean, "step_seconds": seconds}), flush=True)
                 total, since, at = torch.zeros_like(total), step, time.perf_counter()
             if arguments.out and (step == last or step % (arguments.save_every or SAVE_EVERY) == 0):
-                accelerator.save_state(str(arguments.out / f"step-{step}"))
+                save(accelerator, arguments.out, step)
     accelerator.end_training()
+
+
+def save(accelerator: Accelerator, folder: Path, step: int) -> None:
+    """`latest-step` names the last one that is whole."""
+    accelerator.save_state(str(folder / f"step-{step}"))
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        (folder / "latest-step").write_text(str(step))
+
+
+def load(accelerator: Accelerator, folder: Path) -> int:
+    """The steps that were done when it was saved."""
+    if not (latest := folder / "latest-step").exists():
+        raise SystemExit(f"{folder} holds no checkpoint to go on from")
+    step = int(latest.read_text())
+    accelerator.load_state(str(folder / f"step-{step}"))
+    return step
 
 
 def parse() -> argparse.Namespace:
@@ -103,9 +126,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, help="where checkpoints go, the last step's too; else none is saved"
     )
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
     parser.add_argument("--log-every", type=int, metavar="STEPS", help="default: the recipe's, or 10")
     parser.add_argument("--save-every", type=int, metavar="STEPS", help=f"default: {SAVE_EVERY}")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.resume and arguments.out is None:
+        parser.error("--resume needs --out, where the checkpoints are")
+    return arguments
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ import json
 import os
 import tempfile
 import time
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -54,14 +56,16 @@ def main() -> None:
     engine, *_ = deepspeed.initialize(
         model=whole, optimizer=optimizer, config=str(HERE / "deepspeed.json"), lr_scheduler=schedule
     )
+    done = load(engine, arguments.out) if arguments.resume else 0
     with tempfile.TemporaryDirectory() as scratch:
         # Micro-batches on the device, without end. These are made up: yours go here.
         pool = make_pool(trial.model, Path(scratch) / str(team.rank), trial.seed)
-        data = Batches(trial.model, pool, trial.micro_batch, trial.seed, device, team, workers=0)
+        made_up = Batches(trial.model, pool, trial.micro_batch, trial.seed, device, team, workers=0)
+        data = islice(made_up, done * trial.accumulation, None)
         every = arguments.log_every or recipe.log_every_steps or 10
-        total, since, at = torch.zeros((), device=device), 0, time.perf_counter()
+        total, since, at = torch.zeros((), device=device), done, time.perf_counter()
         last = arguments.steps or recipe.steps
-        for step in range(1, last + 1):
+        for step in range(done + 1, last + 1):
             for _ in range(trial.accumulation):
                 batch = next(data)
                 loss = engine(lowered(batch, recipe.precision) if shards else batch)
@@ -76,8 +80,16 @@ def main() -> None:
                     print(json.dumps({"step": step, "loss": mean, "step_seconds": seconds}), flush=True)
                 total, since, at = torch.zeros_like(total), step, time.perf_counter()
             if arguments.out and (step == last or step % (arguments.save_every or SAVE_EVERY) == 0):
-                engine.save_checkpoint(str(arguments.out), tag=f"step-{step}")
+                engine.save_checkpoint(str(arguments.out), tag=f"step-{step}", client_state={"step": step})
     dist.destroy_process_group()
+
+
+def load(engine: Any, folder: Path) -> int:
+    """The steps that were done when the checkpoint was saved that `latest` names."""
+    path, rest = engine.load_checkpoint(str(folder))
+    if path is None:
+        raise SystemExit(f"{folder} holds no checkpoint to go on from")
+    return int(rest["step"])
 
 
 def lowered(batch: dict[str, torch.Tensor], precision: str) -> dict[str, torch.Tensor]:
@@ -103,10 +115,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, help="where checkpoints go, the last step's too; else none is saved"
     )
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
     parser.add_argument("--log-every", type=int, metavar="STEPS", help="default: the recipe's, or 10")
     parser.add_argument("--save-every", type=int, metavar="STEPS", help=f"default: {SAVE_EVERY}")
     parser.add_argument("--local_rank", type=int, default=-1, help="given by the deepspeed launcher")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.resume and arguments.out is None:
+        parser.error("--resume needs --out, where the checkpoints are")
+    return arguments
 
 
 if __name__ == "__main__":

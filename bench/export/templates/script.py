@@ -94,7 +94,9 @@ def save(strategy: Any, folder: Path, step: int, team: Team) -> None:
 
 def load(strategy: Any, folder: Path) -> int:
     """The steps that were done when it was saved."""
-    step = int((folder / "latest-step").read_text())
+    if not (latest := folder / "latest-step").exists():
+        raise SystemExit(f"{folder} holds no checkpoint to go on from")
+    step = int(latest.read_text())
     if hasattr(strategy, "engine"):
         strategy.engine.load_checkpoint(str(folder), tag=f"step-{step}")
     else:
@@ -117,7 +119,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
     parser.add_argument("--log-every", type=int, metavar="STEPS", help="default: the recipe's, or 10")
     parser.add_argument("--save-every", type=int, metavar="STEPS", help=f"default: {SAVE_EVERY}")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.resume and arguments.out is None:
+        parser.error("--resume needs --out, where the checkpoints are")
+    return arguments
 
 
 if __name__ == "__main__":
