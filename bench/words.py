@@ -117,12 +117,17 @@ def outcome_line(result: TrialResult, unit: str) -> str:
     return f"{head} {interval_text(e.step_seconds)} s/step   {rate}   {interval_text(e.days)} days{doubt}"
 
 
-def here_and_there(here: Mapping[str, str], there: Mapping[str, str], absent: str) -> Iterator[str]:
+def here_and_there(
+    here: Mapping[str, str],
+    there: Mapping[str, str],
+    absent: str,
+    names: tuple[str, str] = ("here", "there"),
+) -> Iterator[str]:
     """What two machines have otherwise, or one alone."""
     for name in sorted({*here, *there}):
         ours, theirs = here.get(name, absent), there.get(name, absent)
         if ours != theirs:
-            yield f"{name} {ours} here, {theirs} there"
+            yield f"{name} {ours} {names[0]}, {theirs} {names[1]}"
 
 
 def image_text(image: Image | None) -> str:

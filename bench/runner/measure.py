@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from bench.runner.progress import Progress
 from bench.runner.state import Run
 from bench.runner.supervise import TICK_SECONDS, Limits, Supervisor
 from bench.search import finalist, longer, next_trial, tally, unproven
-from bench.switches import NOT_SET, deciding
+from bench.switches import deciding
 from bench.words import bytes_text, here_and_there
 
 CEILING_SECONDS = 300.0
@@ -118,27 +118,20 @@ def _meet(run: Run, supervisor: Supervisor, progress: Progress, nodes: Nodes) ->
     progress.begin("nodes", f"{nodes.count} nodes meet at {nodes.meet}")
     target, log = run.plan.target, run.folder / "logs" / "nodes.txt"
     facts = supervisor.facts(target.device, target.gpus, log, Limits(MEETING_SECONDS))
-    for number, other in enumerate(facts):
-        if different := next(_differing(facts[0], other), None):
-            _dismiss(run, supervisor, progress)
-            raise EnvironmentCannot(f"node {number} differs from this one in {different}")
+    ours, *others = map(_must_be_alike, facts)
+    for number, theirs in enumerate(others, 1):
+        names = ("on node 0", f"on node {number}")
+        if different := "; ".join(here_and_there(ours, theirs, "missing", names)):
+            _dismiss(run, supervisor, progress, why := f"the nodes differ: {different}")
+            raise EnvironmentCannot(why)
     run.record({"event": "nodes", "nodes": to_json(facts)})
 
 
-def _differing(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
-    """What nodes that measure together must have alike, and these two have not."""
-    for what in ("driver", "python"):
-        mine, theirs = getattr(here, what), getattr(there, what)
-        if mine != theirs:
-            yield f"its {what}: {mine} here, {theirs} there"
-    if different := "; ".join(here_and_there(here.packages, there.packages, "not installed")):
-        yield f"its packages: {different}"
-    ours, others = (deciding(node.switches or {}) for node in (here, there))
-    if different := "; ".join(here_and_there(ours, others, NOT_SET)):
-        yield f"its environment: {different}"
-    mine, theirs = ([gpu.name for gpu in node.gpus] for node in (here, there))
-    if mine != theirs:
-        yield f"its GPUs: {', '.join(mine)} here, {', '.join(theirs)} there"
+def _must_be_alike(node: NodeFacts) -> dict[str, str]:
+    """What nodes that measure together have in common."""
+    gpus = ", ".join(gpu.name for gpu in node.gpus)
+    own = {"GPUs": gpus, "driver": node.driver or "none", "Python": node.python}
+    return {**own, **node.packages, **deciding(node.switches or {})}
 
 
 def _require_all(run: Run, supervisor: Supervisor, progress: Progress, outcome: Outcome | Failure) -> None:
@@ -154,10 +147,10 @@ def _require_all(run: Run, supervisor: Supervisor, progress: Progress, outcome: 
         raise NodeGone from None
 
 
-def _dismiss(run: Run, supervisor: Supervisor, progress: Progress) -> None:
+def _dismiss(run: Run, supervisor: Supervisor, progress: Progress, why: str | None = None) -> None:
     progress.begin("nodes", "telling the other nodes that it is over")
     target, log = run.plan.target, run.folder / "logs" / "nodes.txt"
-    supervisor.dismiss(target.device, target.gpus, log, Limits(DISMISSAL_SECONDS))
+    supervisor.dismiss(target.device, target.gpus, log, Limits(DISMISSAL_SECONDS), why)
 
 
 def _open(run: Run) -> str:

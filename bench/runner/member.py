@@ -91,7 +91,7 @@ def reporter(job: dict[str, Any]) -> Emit:
 
     if JOB in os.environ:
         return say
-    say({"followed": job["kind"]})
+    say({"followed": job["kind"], "why": job.get("why")})
     return silent
 
 

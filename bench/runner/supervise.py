@@ -140,11 +140,13 @@ class Supervisor:
         """This node's part of the leader's job of that number: its kind; None if there was no such job."""
         job = {"kind": "follow", "number": number, "device": device, "gpus": gpus}
         final = self._run(job, log, Limits(inf, inf))
+        if isinstance(final, dict) and final.get("why"):
+            raise EnvironmentCannot(f"the leader ends the run: {final['why']}")
         return str(final["followed"]) if isinstance(final, dict) and "followed" in final else None
 
-    def dismiss(self, device: str, gpus: int, log: Path, limits: Limits) -> None:
-        """Tells the nodes that follow that there is no further job."""
-        self._run(LAST | {"device": device, "gpus": gpus}, log, limits)
+    def dismiss(self, device: str, gpus: int, log: Path, limits: Limits, why: str | None) -> None:
+        """Tells the nodes that follow that there is no further job, and what is wrong if something is."""
+        self._run(LAST | {"device": device, "gpus": gpus, "why": why}, log, limits)
 
     def _run(self, job: Event, log: Path, limits: Limits) -> Event | Outcome:
         """The job's final event, or the outcome that the supervisor gives it."""
