@@ -8,16 +8,16 @@ import sys
 import time
 from pathlib import Path
 
-from bench.acceptance import manifest as node_check
+from bench.acceptance.manifest import CheckManifest
 from bench.bundle import open_regular
 from bench.control import keyring, operator
 from bench.control.ledger import Ledger
+from bench.control.manifests import load_any
 from bench.control.ssh_keygen import OperatorKey
 from bench.errors import BadInput, EnvironmentCannot, VerificationFailed
 from bench.handshake import Request, read, write
 from bench.keys import default_key_path, public_half
 from bench.krl import Revoked
-from bench.manifest import load_manifest, read_bounded
 from bench.places import ALLOWED_SIGNERS, REVOKED, config_path, ledger_path
 from bench.statement import utc
 from bench.words import seconds_text
@@ -26,8 +26,7 @@ MAX_REQUEST_BYTES = 16 * 2**10
 
 
 def challenge(manifest: Path, out: Path | None, run_id: str | None, ledger: Path | None) -> int:
-    checks = node_check.is_check(read_bounded(manifest))
-    loaded = node_check.load(manifest) if checks else load_manifest(manifest)
+    loaded = load_any(manifest)
     if out and out.exists():
         raise BadInput("exists; nothing is overwritten", where=str(out))
     with _ledger(ledger) as opened:
@@ -35,7 +34,7 @@ def challenge(manifest: Path, out: Path | None, run_id: str | None, ledger: Path
     path = out or Path(f"challenge-{asked.run_id}.json")
     _write(path, write(asked))
     print(path)
-    command = "check" if checks else "run"
+    command = "check" if isinstance(loaded, CheckManifest) else "run"
     print(f"run {asked.run_id}: on the node, bench {command} {manifest} --challenge {path}", file=sys.stderr)
     return 0
 

@@ -77,8 +77,7 @@ def receive(
 
     Again for the same bundle it gives the same receipt; for another bundle of the same challenge, none.
     """
-    trust = TrustPolicy(str(key.path), (AllowedSigner(key.public, ""),))
-    rules = Rules(trust, revoked=revoked, now=float(now))
+    rules = _rules(key, now, revoked)
     with open_bundle(bundle) as opened:
         verdict = verify_bundle(bundle, recompute, rules)
         if verdict.nonce is None or verdict.certificate_sha256 is None:
@@ -92,6 +91,16 @@ def receive(
         if verdict.received_at is None or out != bundle:
             write_bundle(out, members)
     return verify_bundle(out, recompute, rules)
+
+
+def read_received(key: OperatorKey, bundle: Path, now: int, revoked: tuple[Revoked, ...] = ()) -> Verdict:
+    """One that is here already."""
+    return verify_bundle(bundle, recompute, _rules(key, now, revoked))
+
+
+def _rules(key: OperatorKey, now: int, revoked: tuple[Revoked, ...]) -> Rules:
+    trust = TrustPolicy(str(key.path), (AllowedSigner(key.public, ""),))
+    return Rules(trust, revoked=revoked, now=float(now))
 
 
 def _consume(ledger: Ledger, verdict: Verdict, bundle: Path, now: int) -> Receipt:

@@ -49,7 +49,9 @@ def _rows(fleet: Fleet) -> Iterator[tuple[str, str, str]]:
 def _worst(node: Ranked, lemons: set[str]) -> str:
     if node.worst is None:
         off = node.deviation_percent
-        return f"its worst figure is {off:+.1f}% of the fleet's median" if off is not None else ""
+        if off is None:
+            return ""
+        return f"its worst figure is {abs(off):.1f}% {'under' if off < 0 else 'over'} the fleet's median"
     f = node.worst
     text = f"{f.check}: {f.subject}: {f.found}"
     uuid = node.seen.uuids.get(str(f.gpu)) if f.gpu is not None else None

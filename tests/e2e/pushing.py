@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -194,6 +195,12 @@ def until(true: Callable[[], object], what: str, seconds: float = 120, every: fl
     while not true():
         assert time.monotonic() < deadline, f"it never came: {what}"
         time.sleep(every)
+
+
+def inside(bundle: str | Path, name: str) -> Any:
+    """A JSON file of a bundle."""
+    with tarfile.open(bundle) as tar:
+        return json.load(tar.extractfile(name))  # type: ignore[arg-type]
 
 
 def run_processes(home: Path) -> list[int]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.nodes import free_port, ssh_nodes, wire
-from tests.e2e.pushing import Operator, kill_run, lose, run_processes, until
+from tests.e2e.pushing import Operator, inside, kill_run, lose, run_processes, until
 from tests.e2e.services import SYSTEM
 
 pytestmark = pytest.mark.e2e
@@ -109,6 +109,57 @@ def test_cancelled_runs_keep_what_they_measured_and_go_on(operator: Operator) ->
     again = operator.push(manifest, address)["nodes"][0]
     assert (again["run"], again["outcome"], again["level"]) == (run, "done", "operator")
     assert operator.nodes.left(address) == []
+
+
+def test_nodes_check_themselves_and_one_that_does_not_pass_is_told(operator: Operator) -> None:
+    good, bad = operator.folder / "good.json", operator.folder / "bad.json"
+    asked = {"schema": "bench/node-check/v1", "gpus": 2, "level": "standard"}
+    good.write_text(json.dumps(asked | {"skip": ["soak", "host-memory"]}))  # which other work slows down
+    bad.write_text(json.dumps(asked | {"expect": {"host_gb_per_second": 1e6}}))
+    address, other = operator.nodes.addresses
+    done = operator.push(good, address, other, "--level", "quick")
+    assert [node["check"] for node in done["nodes"]] == ["pass", "pass"]
+    assert {node["level"] for node in done["nodes"]} == {"operator"}
+    assert operator.nodes.left(address) == operator.nodes.left(other) == []
+    bundles = [Path(node["bundle"]) for node in done["nodes"]]
+    assert [bundle.name.rpartition("-")[0] for bundle in bundles] == [address, other]
+    key = operator.folder / "config/bench/id_ed25519.pub"
+    said = operator.bench("verify", *bundles, "--trust", key).stdout
+    assert said.count("level      operator") == 2
+    assert said.count("judged again") == 2
+    assert inside(bundles[0], "results.json")["level"] == "quick"
+
+    pushing = operator.begin(bad, address, "--level", "quick")
+    home = operator.nodes.homes[address]
+    until(lambda: any("disk" in log.read_text() for log in home.glob(".bench/runs/*/log.txt")), "a reading")
+    kill_run(home)
+    _, err = pushing.communicate(timeout=120)
+    assert pushing.returncode == 3
+    assert "killed" in err
+    failed = operator.push(bad, address, "--level", "quick", code=1)
+    (node,) = failed["nodes"]
+    assert (node["outcome"], node["check"], node["exit_code"], node["run_exit_code"]) == (
+        "done",
+        "fail",
+        1,
+        1,
+    )
+    assert node["run"] in err  # the same, begun anew
+    assert operator.push(bad, address, "--once", code=1)["nodes"][0]["outcome"] == "unchanged"
+    table = operator.bench("attach", code=1)
+    assert "FAIL host-memory: the host: " in table.stderr
+    assert operator.nodes.left(address) == []
+
+
+def test_what_is_of_training_alone_is_refused_for_a_node_check(operator: Operator) -> None:
+    check = operator.folder / "check.json"
+    check.write_text('{"schema": "bench/node-check/v1"}')
+    hosts = operator.nodes.addresses
+    for option in (["--budget", "5m"], ["--together", "127.0.0.1:29500"], ["--continue", "abc"]):
+        said = operator.bench(*operator.pushing(check, *hosts, *option), code=2).stderr
+        assert f"{option[0]} is of training, and the manifest is a node check" in said
+    said = operator.bench(*operator.pushing(operator.manifest(), *hosts, "--level", "quick"), code=2).stderr
+    assert "--level is of a node check" in said
 
 
 # --- what goes wrong ------------------------------------------------------------------------------------

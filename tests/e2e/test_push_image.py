@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.nodes import free_port, wire
-from tests.e2e.pushing import PAIR, ROOT, WithImage, nodes_with_engines
+from tests.e2e.pushing import PAIR, ROOT, WithImage, inside, nodes_with_engines
 from tests.e2e.services import image_registry
 
 pytestmark = pytest.mark.e2e
@@ -98,8 +98,20 @@ def test_containers_of_two_nodes_train_as_one(operator: WithImage) -> None:
     words = [manifest, lead, other, "--image", image, "--device", "cpu", "--together", meet]
     done = operator.push(*words)["nodes"]
     assert [node["outcome"] for node in done] == ["done", "done"]
-    with tarfile.open(done[0]["bundle"]) as tar:
-        assert len(json.load(tar.extractfile("env.json"))["nodes"]) == 2  # type: ignore[arg-type]
+    assert len(inside(done[0]["bundle"], "env.json")["nodes"]) == 2
+    assert [operator.images(number) for number in (0, 1)] == [[], []]
+
+
+def test_nodes_check_themselves_in_containers(operator: WithImage) -> None:
+    check, image = operator.folder / "check.json", operator.folder / "one.tar"
+    asked = {"schema": "bench/node-check/v1", "gpus": 2, "level": "quick", "skip": ["soak", "host-memory"]}
+    check.write_text(json.dumps(asked))
+    words = [check, *operator.nodes.addresses, "--image", image]
+    done = operator.push(*words, "--device", "cpu")["nodes"]
+    came_to = [(node["outcome"], node["check"], node["level"]) for node in done]
+    assert came_to == [("done", "pass", "operator")] * 2
+    lacking = operator.push(*words[:2], "--image", image, code=3)["nodes"][0]  # its GPUs are not there
+    assert (lacking["outcome"], lacking["check"]) == ("done", "not-run")
     assert [operator.images(number) for number in (0, 1)] == [[], []]
 
 

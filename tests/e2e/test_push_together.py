@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.e2e.nodes import free_port, ssh_nodes
-from tests.e2e.pushing import PAIR, Operator, kill_run
+from tests.e2e.pushing import PAIR, Operator, inside, kill_run
 
 pytestmark = pytest.mark.e2e
 
@@ -25,11 +22,6 @@ def operator(tmp_path: Path) -> Iterator[Operator]:
 def together(operator: Operator) -> list[str | Path]:
     lead, other = operator.nodes.addresses
     return [operator.manifest(**PAIR), lead, other, "--together", f"{lead}:{free_port()}"]
-
-
-def inside(bundle: str | Path, name: str) -> Any:
-    with tarfile.open(bundle) as tar:
-        return json.load(tar.extractfile(name))  # type: ignore[arg-type]
 
 
 def test_where_one_is_lost_the_others_end_and_the_next_push_goes_on_with_all(operator: Operator) -> None:

@@ -17,7 +17,9 @@ author:
   - The bench authors (@bench)
 options:
   manifest:
-    description: What to measure; a file of the controller.
+    description:
+      - What to measure, or how to check the node; a file of the controller.
+      - A host that does not pass its check fails the task; its bundle is there all the same.
     type: path
     required: true
   host:
@@ -66,6 +68,10 @@ options:
   budget:
     description: Start no trial after this long, as C(90s), C(60m), C(2h).
     type: str
+  level:
+    description: How long a node check takes; the manifest's if left out.
+    type: str
+    choices: [quick, standard, soak]
   device:
     description: C(cpu) leaves the GPUs alone.
     type: str
@@ -103,6 +109,13 @@ EXAMPLES = r"""
     user: "{{ ansible_user }}"
     budget: 60m
   delegate_to: localhost
+
+- name: Accept or refuse
+  bench.appliance.push:
+    manifest: node-check.json
+    host: "{{ ansible_host }}"
+    level: standard
+  delegate_to: localhost
 """
 
 RETURN = r"""
@@ -138,13 +151,26 @@ ARGUMENTS = {
     "python": {"type": "str", "default": "python3"},
     "place": {"type": "str"},
     "budget": {"type": "str"},
+    "level": {"type": "str", "choices": ["quick", "standard", "soak"]},
     "device": {"type": "str", "choices": ["auto", "cpu"], "default": "auto"},
     "key": {"type": "path", "no_log": False},
     "once": {"type": "bool", "default": True},
     "keep": {"type": "bool", "default": False},
     "command": {"type": "path", "default": "bench"},
 }
-OPTIONS = ("identity", "ssh_config", "out", "engine", "image", "python", "place", "budget", "device", "key")
+OPTIONS = (
+    "identity",
+    "ssh_config",
+    "out",
+    "engine",
+    "image",
+    "python",
+    "place",
+    "budget",
+    "level",
+    "device",
+    "key",
+)
 
 
 def address(values):
@@ -188,7 +214,8 @@ def main():
         facts["bundle"] = node["bundle"]
     facts["diff"] = difference(values, node, facts["changed"])
     if code:
-        error = node["error"] or {"message": node["outcome"], "advice": None}
+        checked = f"its check came to {node['check']}" if node.get("check") else node["outcome"]
+        error = node["error"] or {"message": checked, "advice": node["bundle"]}
         advice = f" ({error['advice']})" if error["advice"] else ""
         module.fail_json(msg=f"{error['message']}{advice}", rc=code, **facts)
     module.exit_json(**facts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 
+from bench.control import operator
 from bench.control.push import follow
 from bench.control.push.company import LeftAlone
 from bench.control.push.record import Record, now
@@ -58,9 +59,16 @@ def _fetched_meanwhile(t: Traveller, record: Record) -> bool:
     there = any(r.run_id == record.run_id and r.state == "fetched" for r in t.shared.records.all())
     if not (there and record.bundle.exists()):
         return False
-    t.but(bundle=record.bundle)
-    t.end("unchanged")
+    was_fetched(t, record)
     return True
+
+
+def was_fetched(t: Traveller, record: Record) -> None:
+    """Its bundle is here already."""
+    t.but(run_id=record.run_id, bundle=record.bundle, engine=record.engine, image=record.image)
+    if t.order.checks:  # a node that failed its check is not well because that was before
+        t.but(verdict=operator.read_received(t.order.key, record.bundle, now(), t.shared.revoked))
+    t.end("unchanged")
 
 
 def _fetched(t: Traveller, record: Record) -> Verdict:

@@ -27,7 +27,7 @@ def begin(t: Traveller, chosen: Chosen, landed: Landed, before: Record | None) -
     challenge = b"{}" if record.follows else _challenge(t, record)
     launch.prepare(t.node, job, t.order.manifest.data, challenge)
     owner = f"{NOBODY}:{NOBODY}" if job.user[0] == NOBODY and job.engine != "none" else ""
-    if before and follow.settle_journal(t.node, record, owner):
+    if before and not job.checks and follow.settle_journal(t.node, record, owner):
         t.say(f"what was mirrored of run {record.run_id} is there again")
     slurm_job = launch.start(t.node, job)
     (record.mirror / "run.sh").write_text(launch.script(job))
@@ -64,7 +64,7 @@ def _note(t: Traveller, chosen: Chosen, landed: Landed, before: Record | None) -
         out=str(order.out.resolve()), key=str(order.key.path),
         ledger=str(order.ledger) if order.ledger else None,
         valid_seconds=order.valid_seconds, keep=order.keep, began_at=now(),
-        follows=t.follows, nodes=t.nodes, python=host.python,
+        follows=t.follows, nodes=t.nodes, python=host.python, checks=order.checks,
     )  # fmt: skip
     record.mirror.mkdir(parents=True, exist_ok=True)
     (record.mirror / "manifest.json").write_bytes(order.manifest.data)
@@ -90,7 +90,9 @@ def _job(t: Traveller, chosen: Chosen, landed: Landed, record: Record) -> launch
         (NOBODY, NOBODY) if found.uid == 0 else (found.uid, found.gid),
         found.memory_bytes,
         (access or ("cdi" if order.slurm else None)) if wants else None,
-        on_cpu=order.on_cpu or (not wants and chosen.engine != "none"),
-        budget_seconds=order.budget_seconds, slurm=order.slurm, moved=order.goes_on is not None,
+        # A check of a node whose GPUs are gone is no check of its CPU.
+        on_cpu=order.on_cpu or (not wants and chosen.engine != "none" and not order.checks),
+        budget_seconds=order.budget_seconds, checks=order.checks, level=order.level, slurm=order.slurm,
+        moved=order.goes_on is not None,
         together=launch.Together(part.nodes, part.node, order.together) if order.together else None,
     )  # fmt: skip

@@ -22,12 +22,15 @@ def walk(journeys: Sequence[Callable[[], Result]], at_once: int, stop: threading
 
 
 def exit_code(results: Sequence[Result]) -> int:
-    """0 if all went well; if none did, what they have in common; else 5: some of it is here."""
+    """0 if all went well; if none did, what they have in common; else 5: some of it is here.
+
+    Where all is here, and nodes were checked, 1 if one of them failed, or 3 if one could not be checked.
+    """
     codes = {result.exit_code for result in results}
-    if codes == {0}:
-        return 0
     if len(codes) == 1:
         return codes.pop()
+    if all(result.outcome in GOOD for result in results):
+        return min(codes - {0})
     if any(result.outcome in (*GOOD, "incomplete") for result in results):
         return 5
     return 3

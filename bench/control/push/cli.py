@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.acceptance.evidence import LEVELS
 from bench.arguments import Commands, Mixed, duration
 from bench.errors import BadInput
 
@@ -21,10 +22,10 @@ _SHORT = 2 * 3600
 
 
 def add_push(commands: Commands[argparse.ArgumentParser]) -> None:
-    push = commands.add_parser("push", help="measure on other machines, over SSH", allow_abbrev=False)
+    push = commands.add_parser("push", help="measure or check other machines, over SSH", allow_abbrev=False)
     push.__class__ = Mixed  # add_parser() takes no class
     add = push.add_argument
-    add("manifest", type=Path, metavar="MANIFEST")
+    add("manifest", type=Path, metavar="MANIFEST", help="of models, or a node check")
     add("hosts", metavar="HOST", nargs="*", help="HOST, USER@HOST, HOST:PORT, or a name in ~/.ssh/config")
     _add_hosts(push)
     _add_run(push)
@@ -78,6 +79,7 @@ def _add_run(push: argparse.ArgumentParser) -> None:
         help="bundles go here (default: results)",
     )
     add("--budget", type=duration, metavar="TIME", help="start no trial after this long: 90s, 60m, 2h")
+    add("--level", choices=LEVELS, help="of a node check: 2, 10 or 60 minutes (default: the manifest's)")
     add("--engine", choices=("auto", "docker", "podman", "apptainer", "none"), default="auto",
         help="there (default: auto, the first that answers); none: an environment of Python's")  # fmt: skip
     add("--image", metavar="REF", help="a file of bench image build or save, or a name in the engine here "
@@ -134,19 +136,22 @@ def _add_slurm(push: argparse.ArgumentParser) -> None:
 
 
 def _push(arguments: argparse.Namespace) -> int:
+    from bench.acceptance.manifest import CheckManifest
+    from bench.control.manifests import load_any
     from bench.control.push.commands import operator_key, push
     from bench.control.push.hosts import find_hosts
     from bench.control.push.order import Order
-    from bench.manifest import load_manifest
 
     a = arguments
-    manifest = load_manifest(a.manifest)
+    manifest = load_any(a.manifest)
     hosts = find_hosts(a.hosts, a.inventory, a.limit, a.identity)
     _check(a, len(hosts))
+    _check_kind(a, checks=isinstance(manifest, CheckManifest))
     order = Order(
         manifest, a.engine, a.out, operator_key(a.key), a.ledger, a.image, a.pull, a.python, a.place,
         on_cpu=a.device == "cpu",
         budget_seconds=a.budget,
+        level=a.level,
         valid_seconds=_valid_seconds(a),
         keep=a.keep,
         until="preflight" if a.dry_run else "ship" if a.no_run else "start" if a.detach else "fetch",
@@ -186,6 +191,23 @@ def _check(a: argparse.Namespace, hosts: int) -> None:
         raise BadInput("--pull and --image name two images", advice="leave one out")
     if a.pull and a.engine not in ("docker", "podman"):
         raise BadInput("--pull goes with --engine docker or podman")
+
+
+def _check_kind(a: argparse.Namespace, *, checks: bool) -> None:
+    """Options that the other kind of manifest alone could heed."""
+    if a.level and not checks:
+        raise BadInput("--level is of a node check, and the manifest has models", advice="leave it out")
+    given = {
+        "--budget": a.budget,
+        "--together": a.together,
+        "--slurm-nodes": a.slurm_nodes > 1,
+        "--continue": a.goes_on,
+    }
+    if checks and (alone := next((name for name, value in given.items() if value), None)):
+        raise BadInput(
+            f"{alone} is of training, and the manifest is a node check",
+            advice="leave it out; --level is how long a check takes, and each node checks itself",
+        )
 
 
 def _of_slurm(a: argparse.Namespace) -> str | None:

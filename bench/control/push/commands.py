@@ -7,12 +7,14 @@ import secrets
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.codec import pretty_json
+from bench.control.manifests import load_any
 from bench.control.push import campaign, follow
 from bench.control.push.company import Company
 from bench.control.push.depot import Depot
@@ -26,7 +28,6 @@ from bench.control.ssh_keygen import OperatorKey
 from bench.errors import BadInput, BenchError
 from bench.keys import default_key_path, load_or_make_key
 from bench.krl import Revoked
-from bench.manifest import load_manifest
 from bench.places import REVOKED, config_path
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def attach(names: Sequence[str], at_once: int, *, wait: bool, as_json: bool) -> 
 
 def _walk(record: Record, shared: Shared, company: Company | None, *, wait: bool) -> Callable[[], Result]:
     order = Order(
-        load_manifest(record.mirror / "manifest.json"),
+        load_any(record.mirror / "manifest.json"),
         record.engine,
         Path(record.out),
         OperatorKey.find(Path(record.key) if record.key else None),
@@ -86,8 +87,7 @@ def _walk(record: Record, shared: Shared, company: Company | None, *, wait: bool
     )
     journey = Journey(Part(record.to_host(), record.local, company=company), order, shared)
     if record.state == "fetched" and record.bundle.exists():
-        there = Result(record.host, outcome="unchanged", run_id=record.run_id, bundle=record.bundle)
-        return lambda: there
+        return lambda: journey.fetched(record)
     return lambda: journey.attach(record)
 
 
@@ -220,6 +220,10 @@ def _show_one(result: Result) -> None:
         from bench.report.tables import results_table
 
         print(results_table(found))
+    if result.checked is not None:
+        from bench.report.checks import text
+
+        print(text(result.checked))
     if result.verdict is not None:
         print(f"bundle {result.bundle}   level: {result.verdict.level}", file=sys.stderr)
 
@@ -234,7 +238,9 @@ def _show_many(results: Sequence[Result]) -> None:
         )
     )
     good = sum(result.outcome in GOOD for result in results)
-    print(f"{good} of {len(results)} as asked", file=sys.stderr)
+    verdicts = Counter(result.checked.verdict for result in results if result.checked)
+    came_to = "".join(f", {count} {verdict}" for verdict, count in verdicts.items())
+    print(f"{good} of {len(results)} as asked{came_to}", file=sys.stderr)
     bundles = [str(result.bundle) for result in results if result.bundle]
     if len(bundles) > 1:
         print(f"bench compare {Path(bundles[0]).parent} ranks them", file=sys.stderr)

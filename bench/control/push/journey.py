@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable
 
 from bench.control.push import follow
-from bench.control.push.arrive import to_the_end
+from bench.control.push.arrive import to_the_end, was_fetched
 from bench.control.push.begin import begin
 from bench.control.push.company import Standing, Step, agreed
 from bench.control.push.order import Order, Outcome, Part, Result, Shared
@@ -35,6 +35,10 @@ class Journey:
     def attach(self, record: Record) -> Result:
         """To a run that was begun before."""
         return self._guarded(lambda: to_the_end(self.t, record))
+
+    def fetched(self, record: Record) -> Result:
+        """One whose bundle is here."""
+        return self._guarded(lambda: was_fetched(self.t, record))
 
     def _guarded(self, walk: Callable[[], None]) -> Result:
         try:
@@ -71,7 +75,8 @@ class Journey:
             case "done" | "over" if self.t.follows:
                 self._depart(before)
             case "done":
-                self._was_done(done)
+                assert done is not None  # who leads has it; who follows has departed
+                was_fetched(self.t, done)
             case "over" | "going":
                 assert before is not None
                 self.t.say(f"run {before.run_id} is there already: attached")
@@ -107,11 +112,6 @@ class Journey:
         if not t.order.once or t.follows:
             return None
         return t.shared.records.fetched(t.part.host, t.manifest_sha256, t.order.out, t.nodes)
-
-    def _was_done(self, done: Record | None) -> None:
-        if done is not None:
-            self.t.but(run_id=done.run_id, bundle=done.bundle, engine=done.engine, image=done.image)
-        self.t.end("unchanged")
 
     def _begun_before(self) -> Record | None:
         order = self.t.order

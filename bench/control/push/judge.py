@@ -31,6 +31,7 @@ class Need:
     place_bytes: int = OUT_BYTES  # where the run goes, and the blobs that are on their way
     engine_bytes: int = 0  # where the engine keeps images
     slurm: bool = False
+    checks: bool = False  # what is wrong with GPUs is the check's to say, in a bundle that can be shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +121,9 @@ def _how_to_get(engine: str, why: str, user: str) -> str:
 def _gpus(found: Survey, need: Need) -> Iterator[Finding]:
     count = len(found.gpus)
     if need.gpus is not None and count < need.gpus and not need.slurm:
+        what = f"it has {count} GPUs, the manifest asks for {need.gpus}"
         advice = "--device cpu trains in as many processes on its CPU, to try things out"
-        yield Finding("stop", f"it has {count} GPUs, the manifest asks for {need.gpus}", advice)
+        yield Finding("warn", what) if need.checks else Finding("stop", what, advice)
     if need.on_cpu:
         return
     if need.variant is not None and not need.slurm:
@@ -138,7 +140,7 @@ def _gpus(found: Survey, need: Need) -> Iterator[Finding]:
             )
         if gpu.busy_percent > _BUSY_PERCENT or gpu.used_mib > _BUSY_MIB:
             yield Finding(
-                "stop",
+                "warn" if need.checks else "stop",
                 f"GPU {gpu.index} is in use: {gpu.busy_percent}% busy, {gpu.used_mib:,} MiB taken",
                 "; ".join(found.gpu_users)[:300] or "nvidia-smi shows by whom, where you may see it",
             )

@@ -54,7 +54,9 @@ class Job:
     memory_bytes: int  # the node's
     gpus: Gpus | None
     on_cpu: bool
-    budget_seconds: float | None
+    budget_seconds: float | None = None
+    checks: bool = False  # itself, instead of training
+    level: str | None = None  # of that check; None: the manifest's
     slurm: Slurm | None = None
     together: Together | None = None
     moved: bool = False  # it was begun on another machine of the same kind
@@ -83,9 +85,10 @@ def script(job: Job) -> str:
         leads = f"{command} & echo $! >lead; wait $!; code=$?; echo $code >code; exit $code"
         each = f'{_afresh(job)}if [ "$SLURM_NODEID" = 0 ]; then {leads}; else exec {follow}; fi'
         command = f"srun --kill-on-bad-exit=1 sh -c {shlex.quote(each)}"
+    begins = "begins anew" if job.checks else "goes on where it was"
     lines = ["#!/bin/sh", *(header(job.slurm, job.run_id, job.folder) if job.slurm else [])]
     lines += [
-        f"# Run {job.run_id}, written by bench push. Started again, it goes on where it was.",
+        f"# Run {job.run_id}, written by bench push. Started again, it {begins}.",
         f"cd {shlex.quote(job.folder)} || exit 3",
         "umask 022",
         "rm -f exit pid lead code",
@@ -122,6 +125,8 @@ def _settings(job: Job, *, several: bool) -> list[str]:
         lines.append("export BENCH_MEET")
     elif _afresh(job):
         lines.append(_afresh(job))
+    if job.checks:
+        lines.append(f"rm -rf out/{job.run_id} out/{job.run_id}.tar  # half a check is none")
     if job.engine in ("none", "apptainer"):
         lines.append("mkdir -p tmp  # what compilers leave goes with the run")
     if job.engine == "none":
@@ -148,15 +153,7 @@ def _afterwards(job: Job) -> list[str]:
 def argv(job: Job, together: Together | None) -> list[str]:
     """The command of one node; a word may hold {NAME}, a variable of run.sh's."""
     follows = together is not None and together.node > 0
-    inner = ["run", MANIFEST, "--device", "cpu" if job.on_cpu else "auto"]
-    if not follows:
-        inner += ["--out", OUT, "--challenge", CHALLENGE, "--resume"]
-        # A job that Slurm starts again may be on another of its nodes.
-        inner += ["--moved"] if job.moved or job.slurm else []
-        inner += ["--budget", f"{job.budget_seconds:g}s"] if job.budget_seconds else []
-    if together is not None:
-        node = _NODE if job.slurm and follows else str(together.node)
-        inner += ["--nodes", str(together.nodes), "--node", node, "--meet", together.meet]
+    inner = _check_words(job) if job.checks else _run_words(job, together, follows=follows)
     if job.engine == "none":
         places = {MANIFEST: "manifest.json", CHALLENGE: "challenge.json", OUT: "out"}
         return [job.python, "-m", "bench", *(places.get(word, word) for word in inner)]
@@ -176,6 +173,25 @@ def argv(job: Job, together: Together | None) -> list[str]:
     if job.slurm is None:
         return command
     return [re.sub(r"^(--memory(?:-swap)?)=\d+$", rf"\1={_MEMORY}", word) for word in command]
+
+
+def _check_words(job: Job) -> list[str]:
+    words = ["check", MANIFEST, "--device", "cpu" if job.on_cpu else "auto"]
+    words += ["--out", OUT, "--challenge", CHALLENGE]
+    return [*words, "--level", job.level] if job.level else words
+
+
+def _run_words(job: Job, together: Together | None, *, follows: bool) -> list[str]:
+    words = ["run", MANIFEST, "--device", "cpu" if job.on_cpu else "auto"]
+    if not follows:
+        words += ["--out", OUT, "--challenge", CHALLENGE, "--resume"]
+        # A job that Slurm starts again may be on another of its nodes.
+        words += ["--moved"] if job.moved or job.slurm else []
+        words += ["--budget", f"{job.budget_seconds:g}s"] if job.budget_seconds else []
+    if together is not None:
+        node = _NODE if job.slurm and follows else str(together.node)
+        words += ["--nodes", str(together.nodes), "--node", node, "--meet", together.meet]
+    return words
 
 
 def _engine_argv(job: Job, container: Container) -> list[str]:

@@ -8,6 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from bench.acceptance.evidence import Level
+from bench.acceptance.finding import EXITS
+from bench.acceptance.manifest import CheckManifest
+from bench.acceptance.results import CheckResults, Judged
+from bench.control.manifests import AnyManifest
 from bench.control.push.company import Company
 from bench.control.push.depot import Depot
 from bench.control.push.hosts import Host
@@ -17,7 +22,6 @@ from bench.control.push.slurm import Slurm
 from bench.control.ssh_keygen import OperatorKey
 from bench.errors import BenchError
 from bench.krl import Revoked
-from bench.manifest import Manifest
 from bench.verdict import Verdict
 
 Phase = Literal["waiting", "connect", "preflight", "ship", "start", "run", "fetch", "clean", "over"]
@@ -28,7 +32,7 @@ GOOD: tuple[Outcome, ...] = ("done", "running", "ready", "would", "unchanged")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    manifest: Manifest
+    manifest: AnyManifest
     engine: str
     out: Path
     key: OperatorKey
@@ -39,6 +43,7 @@ class Order:
     place: str | None = None  # on the node; $HOME/.bench if left out
     on_cpu: bool = False
     budget_seconds: float | None = None
+    level: Level | None = None  # of a node check; None: the manifest's
     valid_seconds: int = 0
     keep: bool = False
     until: Literal["preflight", "ship", "start", "fetch"] = "fetch"
@@ -51,6 +56,16 @@ class Order:
     patience_seconds: float = 600.0  # without an answer of a node that runs
     ssh_config: Path | None = None
     push: str = ""
+
+    @property
+    def checks(self) -> bool:
+        """The nodes check themselves, instead of training."""
+        return isinstance(self.manifest, CheckManifest)
+
+    @property
+    def wanted_image(self) -> str | None:
+        """That the manifest names; a node check names none."""
+        return None if isinstance(self.manifest, CheckManifest) else self.manifest.image
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +92,15 @@ class Result:
         return replace(self, **changes)
 
     @property
+    def checked(self) -> CheckResults | None:
+        """What a node check came to, judged here again."""
+        found = self.verdict.recomputed.get("check") if self.verdict else None
+        return found.results if isinstance(found, Judged) else None
+
+    @property
     def exit_code(self) -> int:
         if self.outcome in GOOD:
-            return 0
+            return EXITS[self.checked.verdict] if self.checked else 0
         if self.error is not None:
             return self.error.exit_code
         return 5
@@ -139,5 +160,6 @@ def to_json(result: Result) -> Mapping[str, Any]:
         "to_send_bytes": result.to_send_bytes,
         "bundle": str(result.bundle) if result.bundle else None,
         "level": result.verdict.level if result.verdict else None,
+        "check": result.checked.verdict if result.checked else None,
         "changed": result.changed,
     }

@@ -51,7 +51,7 @@ def preflight(t: Traveller) -> Chosen:
 
 
 def _wanted(t: Traveller) -> str | None:
-    return None if t.order.pull else t.order.manifest.image
+    return None if t.order.pull else t.order.wanted_image
 
 
 def _choose(t: Traveller, found: Survey, engines: tuple[str, ...]) -> Chosen:
@@ -78,6 +78,7 @@ def _need(t: Traveller, chosen: Chosen) -> Need:
         variant,
         on_cpu=order.on_cpu or bare,
         gpus=None if order.on_cpu else order.manifest.gpus,
+        checks=order.checks,
         place_bytes=OUT_BYTES + (image.packed_bytes if image and not present else 0),
         engine_bytes=image.unpacked_bytes if image and not present else 0,
         slurm=order.slurm is not None,
@@ -100,7 +101,7 @@ def bring(t: Traveller, chosen: Chosen) -> Landed:
         if chosen.engine == "none":
             landed = shipping.ship_code(t.node, chosen.found.place, t.shared.depot, t.sent)
         elif t.order.pull:
-            landed = shipping.pull(t.node, chosen.found, chosen.engine, t.order.pull, t.order.manifest.image)
+            landed = shipping.pull(t.node, chosen.found, chosen.engine, t.order.pull, t.order.wanted_image)
         elif chosen.image is None:
             raise EnvironmentCannot(f"{chosen.engine} does not answer: no image can be loaded")
         else:

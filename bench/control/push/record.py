@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Record:
     engine: str
     image: str | None  # its identity
     manifest_sha256: str
-    out: str  # here, absolute: RUN/ is the mirror, RUN.tar the bundle
+    out: str  # here, absolute: RUN/ is the mirror, RUN.tar or HOST-RUN.tar the bundle
     key: str | None
     ledger: str | None
     valid_seconds: int  # of a certificate
@@ -45,6 +46,7 @@ class Record:
     follows: bool = False  # a node that trains with another, which has the bundle
     nodes: int = 1  # that train as one
     python: str | None = None
+    checks: bool = False  # itself: by its bundle one wants to know the node
     schema: Literal["bench/push-record/v1"] = "bench/push-record/v1"
 
     @property
@@ -57,7 +59,8 @@ class Record:
 
     @property
     def bundle(self) -> Path:
-        return Path(self.out) / f"{self.run_id}.tar"
+        host = re.sub(r"[^\w.-]", "_", self.host)
+        return Path(self.out) / f"{f'{host}-' if self.checks else ''}{self.run_id}.tar"
 
     def to_host(self) -> Host:
         identity = Path(self.identity) if self.identity else None

@@ -13,6 +13,8 @@ from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
+from bench.acceptance.finding import worst
+from bench.acceptance.results import CheckResults
 from bench.control.push.order import Result
 from bench.words import size_text
 
@@ -123,6 +125,13 @@ def _state(result: Result) -> str:
     return result.outcome or result.phase
 
 
+def verdict_text(checked: CheckResults) -> str:
+    """Of a node check, and what is worst."""
+    said = worst(finding for finding in checked.findings if finding.counts)
+    found = f" {said.check}: {said.subject}: {said.found}" if said and checked.verdict != "pass" else ""
+    return f"{checked.verdict.upper()}{found}"
+
+
 def ended(result: Result) -> str:
     """How it ended, on one line, with what to do."""
     if result.error is not None and result.outcome != "running":
@@ -139,7 +148,9 @@ def ended(result: Result) -> str:
         case "ready":
             return f"the image is there, {size_text(result.sent_bytes)} sent"
         case "unchanged":
-            return f"nothing to do{f': {result.bundle}' if result.bundle else ''}"
+            checked = f" ({verdict_text(result.checked)})" if result.checked else ""
+            return f"nothing to do{f': {result.bundle}' if result.bundle else ''}{checked}"
         case "incomplete":
             return f"{result.bundle}: the run ended before its plan did; push again, and it goes on"
-    return str(result.bundle) if result.bundle else "over"
+    where = str(result.bundle) if result.bundle else "over"
+    return f"{verdict_text(result.checked)}   {where}" if result.checked else where

@@ -82,6 +82,26 @@ def test_it_runs_on_its_own_and_leaves_its_exit_code(job: Job) -> None:
     assert "--resume --budget 60s" in told
 
 
+def test_a_node_check_that_is_started_again_begins_anew(job: Job) -> None:
+    job = dataclasses.replace(job, checks=True, level="quick")
+    begin(job)
+    folder = Path(job.folder)
+    half = folder / f"out/{RUN}/samples.jsonl"
+    half.parent.mkdir()
+    half.touch()
+    launch.cancel(Here(), job.folder, RUN, job.engine, None)
+    until(lambda: state(job) == "exit 5")
+    begin(job)
+    assert not half.exists()
+    told = (folder / "log.txt").read_text()
+    assert (
+        "told: -m bench check manifest.json --device cpu --out out --challenge challenge.json --level quick\n"
+        in told
+    )
+    launch.cancel(Here(), job.folder, RUN, job.engine, None)
+    until(lambda: state(job) == "exit 5")
+
+
 def test_a_polite_end_reaches_the_run_and_it_may_start_again(job: Job) -> None:
     begin(job)
     launch.cancel(Here(), job.folder, RUN, job.engine, None)

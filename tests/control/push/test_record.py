@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,9 @@ from bench.control.push.hosts import Host
 from bench.control.push.order import Outcome, Result
 from bench.control.push.record import Record, Records
 from bench.errors import BadInput, EnvironmentCannot
+from bench.summary import recompute
+from bench.verify import verify_bundle
+from tests.acceptance import made
 
 R = Record(
     "aaaa00000000", "p1p1p1", "gpu1", "10.0.0.1", None, None, None, None, False, "/home/me/.bench", "docker",
@@ -87,6 +91,20 @@ def test_a_damaged_note_is_named(records: Records) -> None:
 def result(outcome: Outcome, code: int = 3) -> Result:
     kinds = {2: BadInput, 3: EnvironmentCannot}
     return Result("h", outcome=outcome, error=kinds[code]("x") if outcome == "failed" else None)
+
+
+def checked(folder: Path, **gpu: Any) -> Result:
+    """A node whose GPU 0 answers so."""
+    bundle = made.bundle(folder / "node.tar", folder, count=2, gpus={"0": gpu})
+    return Result("h", outcome="done", verdict=verify_bundle(bundle, recompute))
+
+
+def test_a_node_that_does_not_pass_its_check_has_its_exit_code(tmp_path: Path) -> None:
+    good, bad = checked(tmp_path), checked(tmp_path, MigMode=[1, 1])
+    assert (good.checked is not None, bad.checked is not None) == (True, True)
+    assert [good.exit_code, bad.exit_code] == [0, 1]
+    assert exit_code([good, bad]) == 1
+    assert exit_code([good, bad, result("failed")]) == 5
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,16 @@ def test_fewer_gpus_than_the_manifest_asks_for() -> None:
     assert "it has 2 GPUs, the manifest asks for 8" in [finding.what for finding in judge(found(), need)]
 
 
+def test_what_is_wrong_with_gpus_is_for_the_check_of_a_node_to_say() -> None:
+    """In a signed bundle, which can be shown to the landlord."""
+    need = dataclasses.replace(NEED, gpus=8, checks=True)
+    used = found(gpus=(0, "0, H100, 81559, 70000, 99, 0"))
+    assert [(f.level, f.what.partition(",")[0]) for f in judge(used, need)] == [
+        ("warn", "it has 1 GPUs"),
+        ("warn", "GPU 0 is in use: 99% busy"),
+    ]
+
+
 def test_a_bare_environment() -> None:
     need = Need("none", None, on_cpu=True, gpus=None)
     assert judge(found(python=(0, "3.12\n\n")), need) == []

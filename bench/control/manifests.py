@@ -1,0 +1,15 @@
+"""What a node may be asked for: to train the models of a manifest, or to check itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.acceptance import manifest as node_check
+from bench.acceptance.manifest import CheckManifest
+from bench.manifest import Manifest, load_manifest, read_bounded
+
+AnyManifest = Manifest | CheckManifest
+
+
+def load_any(path: Path) -> AnyManifest:
+    return node_check.load(path) if node_check.is_check(read_bounded(path)) else load_manifest(path)
