@@ -136,13 +136,7 @@ def _add_run(commands: Commands[argparse.ArgumentParser]) -> None:
     run.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes that train together")
     run.add_argument("--node", type=int, default=0, metavar="I", help="which of them this is; 0 leads")
     run.add_argument("--meet", metavar="HOST:PORT", help="where they meet: a free port of node 0")
-    run.add_argument(
-        "--engine",
-        choices=("auto", "docker", "podman", "apptainer", "none"),
-        default="none",
-        help="run in the image, hardened (default: none, with what is installed here)",
-    )
-    run.add_argument("--image", metavar="REF", help="the image (default: the variant that fits the driver)")
+    control.add_engine(run)
     run.set_defaults(call=_run)
 
 
@@ -163,10 +157,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
     _refuse_what_means_nothing(arguments)
     on_cpu = arguments.device == "cpu"
-    if arguments.engine != "none":
-        return control.run_in_image(arguments)
-    if arguments.image is not None:
-        raise BadInput("--image without an engine to run it", advice="--engine docker, podman or apptainer")
+    if control.in_image(arguments):
+        return control.run_inside(arguments)
     place = (arguments.nodes, arguments.node, arguments.meet)
     if arguments.node > 0:
         return follow(arguments.manifest, on_cpu, place)

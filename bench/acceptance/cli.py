@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.control import cli as control
 from bench.errors import BenchError
 
 EXIT_CODES = """exit codes:
@@ -42,6 +43,7 @@ def add_check(check: argparse.ArgumentParser) -> None:
     signing = check.add_mutually_exclusive_group()
     signing.add_argument("--key", type=Path, metavar="FILE", help="an Ed25519 SSH key to sign with")
     signing.add_argument("--challenge", type=Path, metavar="FILE", help="an operator's, to be certified by")
+    control.add_engine(check)
     check.set_defaults(call=_check)
 
 
@@ -62,6 +64,8 @@ def _check(arguments: argparse.Namespace) -> int:
 
     if arguments.list:
         return list_checks()
+    if control.in_image(arguments):
+        return control.check_inside(arguments)
     a = arguments
     return check(
         Request(

@@ -17,6 +17,7 @@ from bench.errors import BadInput, Mistake, nearest
 from bench.manifest import read_bounded, schema_mistakes
 
 SCHEMA = "bench/node-check/v1"
+SHIPPED = Path(str(files("bench.data") / "node-check.json"))  # manifests/node-check.json links to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,7 @@ class _Document:
 
 
 def shipped() -> CheckManifest:
-    """The one that manifests/node-check.json links to."""
-    data = (files("bench.data") / "node-check.json").read_bytes()
-    return parse(data, "node-check.json")
+    return parse(SHIPPED.read_bytes(), SHIPPED.name)
 
 
 def load(path: Path | None) -> CheckManifest:

@@ -1,4 +1,4 @@
-"""The arguments of the operator's side, and what `bench run --engine` passes on; imports it when called."""
+"""The arguments of the operator's side, and what `--engine` passes on; imports it when called."""
 
 from __future__ import annotations
 
@@ -149,23 +149,19 @@ def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_in_image(arguments: argparse.Namespace) -> int:
-    """The same command, inside; only paths of this machine stay outside."""
-    from bench.control.commands import run
-    from bench.control.container import CHALLENGE
+def run_inside(arguments: argparse.Namespace) -> int:
+    """The same command in the image; only paths of this machine stay outside."""
+    from bench.control.commands import run_in_image
 
-    if arguments.key is not None:
-        raise BadInput(
-            "--key is of this machine; in the image a key is made for the run", advice="leave --key out"
-        )
+    _refuse_key(arguments)
     inner = ["--device", arguments.device]
-    inner += ["--challenge", CHALLENGE] if arguments.challenge else []
     inner += [f"--{name}" for name in ("resume", "moved", "json") if getattr(arguments, name)]
     if arguments.budget is not None:
         inner += ["--budget", f"{arguments.budget}s"]
     if arguments.nodes > 1:
         inner += [f"--nodes={arguments.nodes}", f"--node={arguments.node}", f"--meet={arguments.meet}"]
-    return run(
+    return run_in_image(
+        "run",
         arguments.manifest,
         arguments.out,
         arguments.engine,
@@ -175,6 +171,61 @@ def run_in_image(arguments: argparse.Namespace) -> int:
         network=arguments.nodes > 1,
         challenge=arguments.challenge,
     )
+
+
+def check_inside(arguments: argparse.Namespace) -> int:
+    """The same command in the image, where files of this machine are not."""
+    from bench.acceptance.manifest import SHIPPED
+    from bench.control.commands import run_in_image
+
+    a = arguments
+    _refuse_key(a)
+    given = {"--scratch": a.scratch, "--history": a.history, "--junit": a.junit, "--html": a.html}
+    if outside := next((name for name, value in given.items() if value), None):
+        raise BadInput(
+            f"{outside} is of this machine, which is not seen in the image",
+            advice="leave it out: the disk of --out is checked, and its bundles are the history",
+        )
+    inner = ["--device", a.device, *(f"--{name}" for name in ("json", "nagios") if getattr(a, name))]
+    inner += ["--level", a.level] if a.level else []
+    inner += [word for name in a.skip for word in ("--skip", name)]
+    return run_in_image(
+        "check",
+        a.manifest or SHIPPED,
+        a.out,
+        a.engine,
+        a.image,
+        inner,
+        on_cpu=a.device == "cpu",
+        network=False,
+        challenge=a.challenge,
+    )
+
+
+def _refuse_key(arguments: argparse.Namespace) -> None:
+    if arguments.key is not None:
+        raise BadInput(
+            "--key is of this machine; in the image a key is made for the run", advice="leave --key out"
+        )
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Of a command that measures here: in the image, or with what is installed."""
+    parser.add_argument(
+        "--engine",
+        choices=("auto", "docker", "podman", "apptainer", "none"),
+        default="none",
+        help="in the image, hardened (default: none, with what is installed here)",
+    )
+    parser.add_argument(
+        "--image", metavar="REF", help="the image (default: the variant that fits the driver)"
+    )
+
+
+def in_image(arguments: argparse.Namespace) -> bool:
+    if arguments.engine == "none" and arguments.image is not None:
+        raise BadInput("--image without an engine to run it", advice="--engine docker, podman or apptainer")
+    return bool(arguments.engine != "none")
 
 
 def _image_build(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`bench image ...`, and `bench run --engine`: from arguments to what a person or a program reads."""
+"""`bench image ...` and the commands with `--engine`: from arguments to what people and programs read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bench.codec import pretty_json, to_json
 from bench.control.container import CHALLENGE, MANIFEST, NOBODY, OUT, TOLD, Container, limits
@@ -30,6 +30,7 @@ from bench.control.images.archive import (
 from bench.control.images.build import Recipe
 from bench.control.images.build import build as build_image
 from bench.control.images.kernels import build_kernels
+from bench.control.manifests import load_any, wanted_image
 from bench.control.preflight import (
     OUT_BYTES,
     HostFacts,
@@ -40,7 +41,6 @@ from bench.control.preflight import (
     read_host,
 )
 from bench.errors import BadInput, EnvironmentCannot
-from bench.manifest import load_manifest
 from bench.places import making_folders
 from bench.sbom import PLACE
 
@@ -109,7 +109,8 @@ def save(image: str, out: Path, engine: str, as_json: bool) -> int:
     return 0
 
 
-def run(
+def run_in_image(
+    verb: Literal["run", "check"],
     manifest: Path,
     out: Path,
     engine_name: str,
@@ -121,12 +122,12 @@ def run(
     challenge: Path | None = None,
     identity: str | None = None,
 ) -> int:
-    """`bench run` in the image: checks all that can be checked first, then runs, hardened.
+    """The same command in the image: checks all that can be checked first, then runs, hardened.
 
     `identity`, or what the manifest names, is the only image that may run it.
     """
     engine = find_engine(engine_name)
-    wanted = identity or load_manifest(manifest).image
+    wanted = identity or wanted_image(load_any(manifest))
     facts, host = engine.facts(), read_host(here)
     image = image or _default_image(host, on_cpu)
     found = engine.inspect(image)
@@ -144,7 +145,7 @@ def run(
     asked = ("--challenge", CHALLENGE) if challenge else ()
     container = Container(
         image=found.runnable if found else image,
-        command=("run", MANIFEST, "--out", OUT, *arguments, *asked),
+        command=(verb, MANIFEST, "--out", OUT, *arguments, *asked),
         manifest=manifest.resolve(),
         out=out.resolve(),
         user=_user(out),

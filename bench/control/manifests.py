@@ -11,5 +11,10 @@ from bench.manifest import Manifest, load_manifest, read_bounded
 AnyManifest = Manifest | CheckManifest
 
 
+def wanted_image(manifest: AnyManifest) -> str | None:
+    """The only one that may run it; a node check names none."""
+    return None if isinstance(manifest, CheckManifest) else manifest.image
+
+
 def load_any(path: Path) -> AnyManifest:
     return node_check.load(path) if node_check.is_check(read_bounded(path)) else load_manifest(path)

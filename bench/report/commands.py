@@ -123,7 +123,7 @@ def _run_in_image(
     where: str,
 ) -> Path:  # fmt: skip
     """Its manifest, byte for byte, in the image that it ran in."""
-    from bench.control.commands import run
+    from bench.control.commands import run_in_image
 
     facts = there.run.results.node.image
     if facts is None or facts.config is None:
@@ -134,8 +134,8 @@ def _run_in_image(
     with tempfile.TemporaryDirectory(prefix="bench-reproduce-") as folder:
         manifest = Path(folder) / "manifest.json"
         manifest.write_bytes(there.manifest)
-        code = run(
-            manifest, out, engine, image or facts.config, arguments,
+        code = run_in_image(
+            "run", manifest, out, engine, image or facts.config, arguments,
             on_cpu=on_cpu, network=False, identity=facts.config,
         )  # fmt: skip
     made = set(out.glob("*.tar")) - before

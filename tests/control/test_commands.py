@@ -62,6 +62,10 @@ def test_sbom_prints_the_image_s_own(image: Path, capfdbinary: pytest.CaptureFix
         (["run", "M", "--image", "bench:cpu"], 2, "--image without an engine"),
         (["run", "M", "--engine", "docker", "--key", "K"], 2, "in the image a key is made for the run"),
         (["run", "M", "--engine", "docker"], 3, "does not answer"),
+        (["check", "--image", "bench:cpu"], 2, "--image without an engine"),
+        (["check", "--engine", "docker", "--key", "K"], 2, "in the image a key is made for the run"),
+        (["check", "--engine", "docker", "--junit", "j.xml"], 2, "--junit is of this machine"),
+        (["check", "--engine", "docker"], 3, "does not answer"),
     ],
 )
 def test_mistakes_are_named(

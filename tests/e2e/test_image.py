@@ -259,6 +259,20 @@ def test_quickstart_runs_hardened_and_its_bundle_is_verified(machine: Machine, i
     assert {c["name"] for c in sbom["components"]} >= {"torch", "transformers", "bench", "libc6"}
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_node_is_checked_in_the_image(machine: Machine, image: dict[str, Any], engine: str) -> None:
+    out = machine.folder / f"checked-by-{engine}"
+    words = ["check", "--engine", engine, "--image", "bench:cpu", "--level", "quick", "--out", out]
+    skips = ["--skip", "soak", "--skip", "host-memory"]  # other work slows them down
+    document = json.loads(machine.bench(*words, *skips, "--device", "cpu", "--json").stdout)
+    found = {f["check"]: f["verdict"] for f in document["results"]["findings"] if f["counts"]}
+    assert found.items() >= {"agreement": "pass", "disk": "pass"}.items()
+    (bundle,) = out.glob("*.tar")
+    assert f"image      cpu {image['config']}" in machine.bench("verify", bundle).stdout
+    line = machine.bench(*words, "--nagios", code=3).stdout  # no driver answers there
+    assert line.startswith("BENCH UNKNOWN - ") and len(line.splitlines()) == 1
+
+
 def test_podman_runs_it_too_and_its_bundle_is_verified(machine: Machine, image: dict[str, Any]) -> None:
     out = machine.folder / "by-podman"
     manifest = machine.manifest(image=image["config"], models=["tiny-vit"], methods=[["compile-blocks"]])

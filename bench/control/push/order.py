@@ -62,11 +62,6 @@ class Order:
         """The nodes check themselves, instead of training."""
         return isinstance(self.manifest, CheckManifest)
 
-    @property
-    def wanted_image(self) -> str | None:
-        """That the manifest names; a node check names none."""
-        return None if isinstance(self.manifest, CheckManifest) else self.manifest.image
-
 
 @dataclass(frozen=True, slots=True)
 class Result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.control.images import find_variant
+from bench.control.manifests import wanted_image
 from bench.control.preflight import OUT_BYTES, check_identity
 from bench.control.push import ship as shipping
 from bench.control.push.depot import Shippable, variant_name
@@ -51,7 +52,7 @@ def preflight(t: Traveller) -> Chosen:
 
 
 def _wanted(t: Traveller) -> str | None:
-    return None if t.order.pull else t.order.wanted_image
+    return None if t.order.pull else wanted_image(t.order.manifest)
 
 
 def _choose(t: Traveller, found: Survey, engines: tuple[str, ...]) -> Chosen:
@@ -101,7 +102,8 @@ def bring(t: Traveller, chosen: Chosen) -> Landed:
         if chosen.engine == "none":
             landed = shipping.ship_code(t.node, chosen.found.place, t.shared.depot, t.sent)
         elif t.order.pull:
-            landed = shipping.pull(t.node, chosen.found, chosen.engine, t.order.pull, t.order.wanted_image)
+            wanted = wanted_image(t.order.manifest)
+            landed = shipping.pull(t.node, chosen.found, chosen.engine, t.order.pull, wanted)
         elif chosen.image is None:
             raise EnvironmentCannot(f"{chosen.engine} does not answer: no image can be loaded")
         else:
