@@ -41,3 +41,22 @@ def test_files_of_the_controller_may_lie_in_its_home(tmp_path: Path) -> None:
     assert words[:2] == ["push", f"{tmp_path}/hour.json"]
     assert words[words.index("--image") + 1] == f"{tmp_path}/bench-cuda13.tar"
     assert words[words.index("--key") + 1] == f"{tmp_path}/key.pub"
+
+
+def test_a_host_that_does_not_pass_its_check_fails_the_task_and_its_bundle_is_named(tmp_path: Path) -> None:
+    node = {"changed": True, "bundle": "results/gpu1-ab.tar", "image": None, "error": None, "outcome": "done"}
+    said = json.dumps({"nodes": [node | {"check": "fail"}]})
+    (tmp_path / "bench").write_text(f"#!/bin/sh\necho '{said}'\nexit 1\n")
+    (tmp_path / "bench").chmod(0o755)
+    asked = {"manifest": "node-check.json", "host": "gpu1", "level": "quick", "command": f"{tmp_path}/bench"}
+    done = subprocess.run(
+        [sys.executable, str(MODULE)],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": asked}),
+        text=True,
+        check=False,
+        capture_output=True,
+    )
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["failed"], found["rc"]) == (1, True, 1)
+    assert found["msg"] == "its check came to fail (results/gpu1-ab.tar)"
+    assert found["bundle"] == "results/gpu1-ab.tar"
