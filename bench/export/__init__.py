@@ -62,7 +62,7 @@ def write(
         "trial.json": pretty_json(to_json(trial)).decode(),
         "requirements.txt": _requirements(node.packages, _needed(maker, trial)),
     }
-    note = _saves(trial, every) + maker.NOTE
+    note = _saves(trial, every) + getattr(maker, "NOTE", "")
     made["README.md"] = _readme(trial, found, source, _command(maker, trial, node), note, made)
     return _written(folder, made)
 

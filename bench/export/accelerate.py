@@ -16,7 +16,6 @@ SEVERAL = (
     "accelerate launch --config_file accelerate.json --num_machines {nodes} --machine_rank NODE "
     "--main_process_ip HOST --main_process_port 29400 train.py --out checkpoints  # NODE: 0 on HOST, then 1"
 )
-NOTE = ""
 
 
 def refuse(trial: Trial) -> str | None:

@@ -11,7 +11,6 @@ from bench.result import Trial
 
 COMMAND = "deepspeed --num_gpus {gpus} train.py --out checkpoints"
 NEEDS = ("deepspeed",)
-NOTE = ""
 
 
 def refuse(trial: Trial) -> str | None:

@@ -7,7 +7,6 @@ from bench.result import Trial
 
 COMMAND = "torchrun --standalone --nproc-per-node {gpus} train.py --out checkpoints"
 NEEDS: tuple[str, ...] = ()  # beside torch, transformers and what the setting itself needs
-NOTE = ""
 
 
 def refuse(_trial: Trial) -> str | None:

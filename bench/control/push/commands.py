@@ -25,7 +25,7 @@ from bench.control.push.record import Record, Records
 from bench.control.push.remote import Here, Node, Remote, plain, refuse_twins
 from bench.control.push.show import Screen, ended
 from bench.control.ssh_keygen import OperatorKey
-from bench.errors import BadInput, BenchError
+from bench.errors import BadInput, BenchError, printable
 from bench.keys import default_key_path, load_or_make_key
 from bench.krl import Revoked
 from bench.places import REVOKED, config_path
@@ -219,11 +219,11 @@ def _show_one(result: Result) -> None:
     if found is not None:
         from bench.report.tables import results_table
 
-        print(results_table(found))
+        print(printable(results_table(found)))
     if result.checked is not None:
         from bench.report.checks import text
 
-        print(text(result.checked))
+        print(printable(text(result.checked)))
     if result.verdict is not None:
         print(f"bundle {result.bundle}   level: {result.verdict.level}", file=sys.stderr)
 

@@ -16,6 +16,7 @@ from rich.table import Table
 from bench.acceptance.finding import worst
 from bench.acceptance.results import CheckResults
 from bench.control.push.order import Result
+from bench.control.push.remote import plain
 from bench.words import size_text
 
 _PLAIN_EVERY_SECONDS = 15.0
@@ -129,7 +130,7 @@ def verdict_text(checked: CheckResults) -> str:
     """Of a node check, and what is worst."""
     said = worst(finding for finding in checked.findings if finding.counts)
     found = f" {said.check}: {said.subject}: {said.found}" if said and checked.verdict != "pass" else ""
-    return f"{checked.verdict.upper()}{found}"
+    return plain(f"{checked.verdict.upper()}{found}")
 
 
 def ended(result: Result) -> str:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from bench.control.push.campaign import exit_code
+from bench.control.push.commands import _show_one
 from bench.control.push.follow import read_status
 from bench.control.push.hosts import Host
 from bench.control.push.order import Outcome, Result
 from bench.control.push.record import Record, Records
+from bench.control.push.show import ended
 from bench.errors import BadInput, EnvironmentCannot
 from bench.summary import recompute
 from bench.verify import verify_bundle
@@ -105,6 +107,16 @@ def test_a_node_that_does_not_pass_its_check_has_its_exit_code(tmp_path: Path) -
     assert [good.exit_code, bad.exit_code] == [0, 1]
     assert exit_code([good, bad]) == 1
     assert exit_code([good, bad, result("failed")]) == 5
+    assert ended(good).startswith("PASS ")
+    assert ended(bad).startswith("FAIL alike: ")
+
+
+def test_what_a_node_says_of_its_gpus_is_fit_for_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strange = checked(tmp_path, Name="H200\033]0;mine\007")
+    _show_one(strange)
+    assert "\033" not in ended(strange) + capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
