@@ -30,6 +30,8 @@ TINY = {
     "micro_batch": 16,
     "timing": {"target_percent": 20, "measure_seconds": 0.5, "warmup_seconds": 0.5},
 }
+# Of a node check: what depends on this machine, and on what else it does meanwhile.
+MOODY = ["soak", "host-memory", "disk", "clock"]
 # For two nodes that train as one, in a process each.
 PAIR: dict[str, Any] = {
     "name": "pair",

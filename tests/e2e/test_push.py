@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.nodes import free_port, ssh_nodes, wire
-from tests.e2e.pushing import Operator, inside, kill_run, lose, run_processes, until
+from tests.e2e.pushing import MOODY, Operator, inside, kill_run, lose, run_processes, until
 from tests.e2e.services import SYSTEM
 
 pytestmark = pytest.mark.e2e
@@ -114,7 +114,7 @@ def test_cancelled_runs_keep_what_they_measured_and_go_on(operator: Operator) ->
 def test_nodes_check_themselves_and_one_that_does_not_pass_is_told(operator: Operator) -> None:
     good, bad = operator.folder / "good.json", operator.folder / "bad.json"
     asked = {"schema": "bench/node-check/v1", "gpus": 2, "level": "standard"}
-    good.write_text(json.dumps(asked | {"skip": ["soak", "host-memory"]}))  # which other work slows down
+    good.write_text(json.dumps(asked | {"skip": MOODY}))
     bad.write_text(json.dumps(asked | {"expect": {"host_gb_per_second": 1e6}}))
     address, other = operator.nodes.addresses
     done = operator.push(good, address, other, "--level", "quick")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.nodes import free_port, wire
-from tests.e2e.pushing import PAIR, ROOT, WithImage, inside, nodes_with_engines
+from tests.e2e.pushing import MOODY, PAIR, ROOT, WithImage, inside, nodes_with_engines
 from tests.e2e.services import image_registry
 
 pytestmark = pytest.mark.e2e
@@ -104,7 +104,7 @@ def test_containers_of_two_nodes_train_as_one(operator: WithImage) -> None:
 
 def test_nodes_check_themselves_in_containers(operator: WithImage) -> None:
     check, image = operator.folder / "check.json", operator.folder / "one.tar"
-    asked = {"schema": "bench/node-check/v1", "gpus": 2, "level": "quick", "skip": ["soak", "host-memory"]}
+    asked = {"schema": "bench/node-check/v1", "gpus": 2, "level": "quick", "skip": MOODY}
     check.write_text(json.dumps(asked))
     words = [check, *operator.nodes.addresses, "--image", image]
     done = operator.push(*words, "--device", "cpu")["nodes"]
