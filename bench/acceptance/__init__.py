@@ -2,3 +2,8 @@
 
 Everything here is pure but `commands`: the runner reads, the report shows, `bench verify` judges again.
 """
+
+from typing import Literal
+
+Level = Literal["quick", "standard", "soak"]
+LEVELS: tuple[Level, ...] = ("quick", "standard", "soak")

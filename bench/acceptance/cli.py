@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.acceptance import LEVELS
 from bench.control import cli as control
 from bench.errors import BenchError
 
@@ -23,9 +24,7 @@ def add_check(check: argparse.ArgumentParser) -> None:
     check.epilog, check.formatter_class = EXIT_CODES, argparse.RawDescriptionHelpFormatter
     add = check.add_argument
     add("manifest", type=Path, metavar="MANIFEST", nargs="?", help="default: the one that bench brings")
-    add(
-        "--level", choices=("quick", "standard", "soak"), help="2, 10 or 60 minutes (default: the manifest's)"
-    )
+    add("--level", choices=LEVELS, help="2, 10 or 60 minutes (default: the manifest's)")
     add("-o", "--out", type=Path, default=Path("out"), metavar="DIR", help="where bundles go (default: out)")
     add("--skip", action="append", default=[], metavar="CHECK", help="leave a check out; repeatable")
     add("--scratch", type=Path, metavar="DIR", help="the disk to check (default: that of --out)")

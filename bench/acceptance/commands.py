@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.acceptance.evidence import Level
+from bench.acceptance import Level
 from bench.acceptance.finding import EXITS, NAGIOS
 from bench.checks import known_checks
 from bench.codec import pretty_json, to_json

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import Any, Literal
 
+from bench.acceptance import Level
 from bench.codec import DecodeError, from_json
 from bench.result import Gpu
 
-Level = Literal["quick", "standard", "soak"]
-LEVELS: tuple[Level, ...] = ("quick", "standard", "soak")
 BEFORE, AFTER, IDLE = "inventory-before", "inventory-after", "idle"  # readings that are no check's own
 
 

@@ -31,6 +31,10 @@ class Finding:
     counts: bool = True  # false: not-run because this machine has no such thing, or it would need root
 
     @property
+    def line(self) -> str:
+        return f"{self.check}: {self.subject}: {self.found}"
+
+    @property
     def share(self) -> float | None:
         """The value over what it was held against."""
         if self.value is None or not self.reference:

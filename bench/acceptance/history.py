@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from bench.acceptance.evidence import AFTER, Figure
-from bench.acceptance.results import Judged
+from bench.acceptance.results import Judged, judged
 from bench.acceptance.standards import Past
 from bench.errors import BenchError
 from bench.summary import recompute
@@ -19,16 +19,16 @@ ALSO = ("matmul", "memory", "copies")
 
 def read(paths: Iterable[Path]) -> tuple[Mapping[str, Past], tuple[str, ...]]:
     """By GPU UUID; and the bundles that were left out, with the reason."""
-    judged, refused = [], []
+    checks, refused = [], []
     for path in _newest(paths):
         try:
-            found = verify_bundle(path, recompute).recomputed.get("check")
+            found = judged(verify_bundle(path, recompute))
         except BenchError as error:
             refused.append(str(error))
             continue
-        if isinstance(found, Judged) and not found.results.simulated:
-            judged.append(found)
-    return past_of(judged), tuple(refused)
+        if found is not None and not found.results.simulated:
+            checks.append(found)
+    return past_of(checks), tuple(refused)
 
 
 def _newest(places: Iterable[Path]) -> list[Path]:

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.acceptance.evidence import LEVELS, Level
+from bench.acceptance import LEVELS, Level
 from bench.acceptance.standards import Expect
 from bench.checks import known_checks
 from bench.codec import DecodeError, from_json, strict_loads

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.acceptance.evidence import Evidence, Level, Reading, checked_figures, read_course
+from bench.acceptance import Level
+from bench.acceptance.evidence import Evidence, Reading, checked_figures, read_course
 from bench.acceptance.finding import Finding, Verdict, overall
 from bench.acceptance.manifest import CheckManifest, read
 from bench.acceptance.rules import rules_digest
@@ -26,6 +27,7 @@ from bench.result import NodeFacts
 from bench.summary import RunFacts, require_same_run
 
 if TYPE_CHECKING:
+    from bench.verdict import Verdict as Bundled
     from bench.verify import Files
 
 SCHEMA: Literal["bench/check-results/v1"] = "bench/check-results/v1"
@@ -115,6 +117,12 @@ class Judged:
     evidence: Evidence
     claimed: Verdict  # what the bundle says; only by other rules may it be another
     shipped_profile: bool  # it was held against what this bench would hold it against
+
+
+def judged(verdict: Bundled) -> Judged | None:
+    """What a verified bundle holds, if it is of a node check."""
+    found = verdict.recomputed.get("check")
+    return found if isinstance(found, Judged) else None
 
 
 def recompute(files: Files) -> Mapping[str, Any]:

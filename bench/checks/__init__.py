@@ -13,7 +13,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Literal, Protocol, TypeVar
 
-from bench.acceptance.evidence import Evidence, Level
+from bench.acceptance import Level
+from bench.acceptance.evidence import Evidence
 from bench.acceptance.finding import Finding
 from bench.acceptance.standards import Standards
 from bench.result import Gpu

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.acceptance import manifest as node_check
 from bench.acceptance.manifest import CheckManifest
-from bench.manifest import Manifest, load_manifest, read_bounded
+from bench.manifest import Manifest, parse_manifest, read_bounded
 
 AnyManifest = Manifest | CheckManifest
 
@@ -17,4 +17,5 @@ def wanted_image(manifest: AnyManifest) -> str | None:
 
 
 def load_any(path: Path) -> AnyManifest:
-    return node_check.load(path) if node_check.is_check(read_bounded(path)) else load_manifest(path)
+    data = read_bounded(path)
+    return (node_check.parse if node_check.is_check(data) else parse_manifest)(data, str(path))

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from bench.acceptance.results import Judged
+from bench.acceptance.results import judged
 from bench.asked import Note
 from bench.codec import pretty_json, to_json
 from bench.errors import BadInput, BenchError, printable
@@ -55,8 +55,8 @@ def _environment(node: NodeFacts) -> Iterator[str]:
 
 def _about(verdict: Verdict) -> Iterator[str]:
     """What was run, and what its figures say."""
-    check = verdict.recomputed.get("check")
-    if not isinstance(check, Judged):
+    check = judged(verdict)
+    if check is None:
         yield from _environment(results_of(verdict).node)
         for note in notes_of(verdict):
             yield f"on trust   {note}"
@@ -180,7 +180,7 @@ def _verdict_json(path: Path, verdict: Verdict | BenchError) -> object:
             "exit_code": verdict.exit_code,
         }  # fmt: skip
     counted = {name: value for name, value in verdict.recomputed.items() if name not in ("results", "check")}
-    if isinstance(check := verdict.recomputed.get("check"), Judged):
+    if check := judged(verdict):
         counted |= {"check_verdict": check.results.verdict, "claimed_verdict": check.claimed}
         counted |= {"shipped_profile": check.shipped_profile}
     return {"valid": True} | to_json(replace(verdict, recomputed=counted))

@@ -225,7 +225,7 @@ def nagios_line(results: CheckResults) -> str:
     """Monitoring plug-ins' form: STATE - text | figures."""
     state = {"pass": "OK", "warn": "WARNING", "fail": "CRITICAL", "not-run": "UNKNOWN"}[results.verdict]
     said = worst([f for f in results.findings if f.counts])
-    finding = f"; {said.check}: {said.subject}: {said.found}" if said and results.verdict != "pass" else ""
+    finding = f"; {said.line}" if said and results.verdict != "pass" else ""
     figures = {
         f"gpu{f.gpu}_{f.figure}": f.value
         for f in results.findings

@@ -10,7 +10,7 @@ from typing import Literal
 
 from bench.acceptance.finding import EXITS
 from bench.acceptance.fleet import Fleet, Seen, compare_fleet, seen_of
-from bench.acceptance.results import Judged
+from bench.acceptance.results import judged
 from bench.catalogue import GpuModel, find_gpu_model, gpu_models
 from bench.codec import pretty_json, to_json
 from bench.decide import Wish
@@ -109,8 +109,8 @@ def gather_all(request: Request) -> tuple[Comparison, Fleet | None]:
 
 
 def _look(path: Path, verdict: Verdict) -> tuple[Row, ...] | Seen:
-    check = verdict.recomputed.get("check")
-    return seen_of(path, check) if isinstance(check, Judged) else rows_of(path, verdict)
+    check = judged(verdict)
+    return seen_of(path, check) if check else rows_of(path, verdict)
 
 
 def _show_fleet(fleet: Fleet, request: Request) -> int:
@@ -162,5 +162,5 @@ def _print_settings(request: Request) -> None:
     from bench.report.bundles import check_all, section
 
     for path, verdict in check_all(request.bundles, request.lists):
-        if not isinstance(verdict, BenchError) and "check" not in verdict.recomputed:
+        if not isinstance(verdict, BenchError) and judged(verdict) is None:
             print(printable(f"\n{section(path, verdict)}"))

@@ -53,9 +53,8 @@ def _worst(node: Ranked, lemons: set[str]) -> str:
             return ""
         return f"its worst figure is {abs(off):.1f}% {'under' if off < 0 else 'over'} the fleet's median"
     f = node.worst
-    text = f"{f.check}: {f.subject}: {f.found}"
     uuid = node.seen.uuids.get(str(f.gpu)) if f.gpu is not None else None
-    return f"{text}; {uuid} failed before" if uuid in lemons else text
+    return f"{f.line}; {uuid} failed before" if uuid in lemons else f.line
 
 
 def _notes(fleet: Fleet) -> Iterator[str]:

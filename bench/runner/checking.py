@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from bench.acceptance.evidence import AFTER, BEFORE, IDLE, Answers, Evidence, Level, Reading
+from bench.acceptance import Level
+from bench.acceptance.evidence import AFTER, BEFORE, IDLE, Answers, Evidence, Reading
 from bench.acceptance.manifest import CheckManifest, Pains
 from bench.acceptance.results import CheckResults
 from bench.acceptance.standards import Past

@@ -122,7 +122,8 @@ def _meet(run: Run, supervisor: Supervisor, progress: Progress, nodes: Nodes) ->
     for number, theirs in enumerate(others, 1):
         names = ("on node 0", f"on node {number}")
         if different := "; ".join(here_and_there(ours, theirs, "missing", names)):
-            _dismiss(run, supervisor, progress, why := f"the nodes differ: {different}")
+            why = f"the nodes differ: {different}"
+            _dismiss(run, supervisor, progress, why)
             raise EnvironmentCannot(why)
     run.record({"event": "nodes", "nodes": to_json(facts)})
 

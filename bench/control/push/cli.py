@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.acceptance.evidence import LEVELS
+from bench.acceptance import LEVELS
 from bench.arguments import Commands, Mixed, duration
 from bench.errors import BadInput
 

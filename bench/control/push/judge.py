@@ -19,6 +19,8 @@ MEMORY_BYTES = 2 * GIB  # a run with the smallest model: torch twice
 _BUSY_PERCENT = 10
 _BUSY_MIB = 1024  # of a GPU's memory; drivers and displays hold some hundred
 
+Weight = Literal["stop", "warn"]
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -36,7 +38,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    level: Literal["stop", "warn"]
+    level: Weight
     what: str
     advice: str = ""
 
@@ -120,10 +122,11 @@ def _how_to_get(engine: str, why: str, user: str) -> str:
 
 def _gpus(found: Survey, need: Need) -> Iterator[Finding]:
     count = len(found.gpus)
+    grave: Weight = "warn" if need.checks else "stop"
     if need.gpus is not None and count < need.gpus and not need.slurm:
-        what = f"it has {count} GPUs, the manifest asks for {need.gpus}"
         advice = "--device cpu trains in as many processes on its CPU, to try things out"
-        yield Finding("warn", what) if need.checks else Finding("stop", what, advice)
+        what = f"it has {count} GPUs, the manifest asks for {need.gpus}"
+        yield Finding(grave, what, "" if need.checks else advice)
     if need.on_cpu:
         return
     if need.variant is not None and not need.slurm:
@@ -140,7 +143,7 @@ def _gpus(found: Survey, need: Need) -> Iterator[Finding]:
             )
         if gpu.busy_percent > _BUSY_PERCENT or gpu.used_mib > _BUSY_MIB:
             yield Finding(
-                "warn" if need.checks else "stop",
+                grave,
                 f"GPU {gpu.index} is in use: {gpu.busy_percent}% busy, {gpu.used_mib:,} MiB taken",
                 "; ".join(found.gpu_users)[:300] or "nvidia-smi shows by whom, where you may see it",
             )

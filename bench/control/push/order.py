@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from bench.acceptance.evidence import Level
+from bench.acceptance import Level
 from bench.acceptance.finding import EXITS
 from bench.acceptance.manifest import CheckManifest
-from bench.acceptance.results import CheckResults, Judged
+from bench.acceptance.results import CheckResults, judged
 from bench.control.manifests import AnyManifest
 from bench.control.push.company import Company
 from bench.control.push.depot import Depot
@@ -89,8 +89,8 @@ class Result:
     @property
     def checked(self) -> CheckResults | None:
         """What a node check came to, judged here again."""
-        found = self.verdict.recomputed.get("check") if self.verdict else None
-        return found.results if isinstance(found, Judged) else None
+        found = judged(self.verdict) if self.verdict else None
+        return found.results if found else None
 
     @property
     def exit_code(self) -> int:

@@ -129,7 +129,7 @@ def _state(result: Result) -> str:
 def verdict_text(checked: CheckResults) -> str:
     """Of a node check, and what is worst."""
     said = worst(finding for finding in checked.findings if finding.counts)
-    found = f" {said.check}: {said.subject}: {said.found}" if said and checked.verdict != "pass" else ""
+    found = f" {said.line}" if said and checked.verdict != "pass" else ""
     return plain(f"{checked.verdict.upper()}{found}")
 
 

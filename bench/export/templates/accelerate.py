@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import FullyShardedDataParallelPlugin, GradientAccumulationPlugin
 
 from bench.codec import from_json, strict_loads
-from bench.methods import apply_all, in_group, prepare_all
+from bench.methods import apply_all, prepare_all, sharded_by
 from bench.models.inline import family_of
 from bench.result import Trial
 from bench.runner.data import Batches, make_pool
@@ -30,21 +30,9 @@ def main() -> None:
     arguments = parse()
     trial = from_json(Trial, strict_loads((HERE / "trial.json").read_bytes()))
     recipe = trial.model.recipe
-    sharding = in_group(trial.setting, "sharding") or ""
-    fsdp = sharding.startswith("fsdp")
-    accelerator = Accelerator(
-        # Gradients that FSDP divides are sent on in each pass: that is what keeps them small.
-        gradient_accumulation_plugin=GradientAccumulationPlugin(trial.accumulation, sync_each_batch=fsdp),
-        fsdp_plugin=FullyShardedDataParallelPlugin(
-            fsdp_version=2, reshard_after_forward=sharding == "fsdp-3", auto_wrap_policy="NO_WRAP",
-            state_dict_type="SHARDED_STATE_DICT",
-        ) if fsdp else None,
-        # Of ZeRO it stands in deepspeed.json.
-        mixed_precision=None if sharding.startswith("zero") else MIXED[recipe.precision],
-    )  # fmt: skip
-    if accelerator.num_processes != trial.gpus:
-        here = accelerator.num_processes
-        raise SystemExit(f"this setting was measured on {trial.gpus} devices, here are {here}")
+    by = sharded_by(trial.setting)
+    fsdp, parameters_too = by == "fsdp", "fsdp-3" in trial.setting
+    accelerator = made_for(trial)
     torch.manual_seed(trial.seed)
     prepare_all(trial.setting)
     family = family_of(trial.model)
@@ -56,9 +44,9 @@ def main() -> None:
         from bench.runner.fsdp import shard
 
         blocks, device = family.blocks(built), accelerator.device
-        shard(whole, blocks, recipe, device, team, parameters_too=sharding == "fsdp-3", offload=False)
+        shard(whole, blocks, recipe, device, team, parameters_too=parameters_too, offload=False)
     optimizer = make_optimizer(whole.parameters(), recipe, "fused-optimizer" in trial.setting)
-    if sharding.startswith("zero"):  # there is no loader of torch's to read it from
+    if by == "zero":  # there is no loader of torch's to read it from
         accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = (
             trial.micro_batch
         )
@@ -82,7 +70,7 @@ def main() -> None:
             for _ in range(trial.accumulation):
                 with accelerator.accumulate(model):
                     if fsdp:  # parameters that are not divided stay together between the passes of a step
-                        model.set_reshard_after_backward(accelerator.sync_gradients or sharding == "fsdp-3")
+                        model.set_reshard_after_backward(accelerator.sync_gradients or parameters_too)
                     with accelerator.autocast():
                         loss = model(next(data))
                     accelerator.backward(loss)
@@ -101,6 +89,25 @@ def main() -> None:
             if arguments.out and (step == last or step % (arguments.save_every or SAVE_EVERY) == 0):
                 save(accelerator, arguments.out, step)
     accelerator.end_training()
+
+
+def made_for(trial: Trial) -> Accelerator:
+    by = sharded_by(trial.setting)
+    fsdp = by == "fsdp"
+    accelerator = Accelerator(
+        # Gradients that FSDP divides are sent on in each pass: that is what keeps them small.
+        gradient_accumulation_plugin=GradientAccumulationPlugin(trial.accumulation, sync_each_batch=fsdp),
+        fsdp_plugin=FullyShardedDataParallelPlugin(
+            fsdp_version=2, reshard_after_forward="fsdp-3" in trial.setting,
+            auto_wrap_policy="NO_WRAP", state_dict_type="SHARDED_STATE_DICT",
+        ) if fsdp else None,
+        # Of ZeRO it stands in deepspeed.json.
+        mixed_precision=None if by == "zero" else MIXED[trial.model.recipe.precision],
+    )  # fmt: skip
+    if accelerator.num_processes != trial.gpus:
+        here = accelerator.num_processes
+        raise SystemExit(f"this setting was measured on {trial.gpus} devices, here are {here}")
+    return accelerator
 
 
 def save(accelerator: Accelerator, folder: Path, step: int) -> None:

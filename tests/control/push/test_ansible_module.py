@@ -14,19 +14,25 @@ echo '{"nodes": [{"changed": false, "bundle": null, "image": null, "error": null
 """
 
 
-def told(tmp_path: Path, **arguments: str) -> list[str]:
-    """What the module calls, whose controller has a home of its own."""
-    (tmp_path / "bench").write_text(BENCH)
+def module(tmp_path: Path, script: str, **arguments: str) -> subprocess.CompletedProcess[str]:
+    """Where `bench` is that script, on a controller with a home of its own."""
+    (tmp_path / "bench").write_text(script)
     (tmp_path / "bench").chmod(0o755)
     asked = {"manifest": "hour.json", "host": "gpu1", "command": "~/bench", **arguments}
-    subprocess.run(
+    return subprocess.run(
         [sys.executable, str(MODULE)],
         input=json.dumps({"ANSIBLE_MODULE_ARGS": asked}),
         env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
         text=True,
-        check=True,
+        check=False,
         capture_output=True,
     )
+
+
+def told(tmp_path: Path, **arguments: str) -> list[str]:
+    """What the module calls."""
+    done = module(tmp_path, BENCH, **arguments)
+    assert done.returncode == 0, done.stdout
     return (tmp_path / "told").read_text().splitlines()
 
 
@@ -46,16 +52,7 @@ def test_files_of_the_controller_may_lie_in_its_home(tmp_path: Path) -> None:
 def test_a_host_that_does_not_pass_its_check_fails_the_task_and_its_bundle_is_named(tmp_path: Path) -> None:
     node = {"changed": True, "bundle": "results/gpu1-ab.tar", "image": None, "error": None, "outcome": "done"}
     said = json.dumps({"nodes": [node | {"check": "fail"}]})
-    (tmp_path / "bench").write_text(f"#!/bin/sh\necho '{said}'\nexit 1\n")
-    (tmp_path / "bench").chmod(0o755)
-    asked = {"manifest": "node-check.json", "host": "gpu1", "level": "quick", "command": f"{tmp_path}/bench"}
-    done = subprocess.run(
-        [sys.executable, str(MODULE)],
-        input=json.dumps({"ANSIBLE_MODULE_ARGS": asked}),
-        text=True,
-        check=False,
-        capture_output=True,
-    )
+    done = module(tmp_path, f"#!/bin/sh\necho '{said}'\nexit 1\n", manifest="node-check.json", level="quick")
     found = json.loads(done.stdout)
     assert (done.returncode, found["failed"], found["rc"]) == (1, True, 1)
     assert found["msg"] == "its check came to fail (results/gpu1-ab.tar)"
