@@ -26,8 +26,7 @@ def next_trial(plan: Plan, known: Mapping[str, Outcome]) -> Trial | None:
     for cell in plan.cells:
         if cell.model.name not in plan.guided and (trial := open_trial(cell, known)) is not None:
             return trial
-    turns = [(_measured(cells, known), cells) for cells in _guided(plan)]
-    for _, cells in sorted(turns, key=lambda turn: turn[0]):
+    for cells in sorted(_guided(plan), key=lambda cells: _turn(cells, known)):
         if trial := guide.choose(cells, known, plan.memory_bytes):
             return trial
     return None
@@ -79,8 +78,10 @@ def _cells(plan: Plan, model: str) -> list[Cell]:
     return [cell for cell in plan.cells if cell.model.name == model]
 
 
-def _measured(cells: list[Cell], known: Mapping[str, Outcome]) -> int:
-    return sum(isinstance(known.get(identity), Measured) for cell in cells for identity in cell.ids)
+def _turn(cells: list[Cell], known: Mapping[str, Outcome]) -> tuple[int, int]:
+    """The fewest measured first, of those the fewest tried: one that only fails keeps no other waiting."""
+    ended = [known[identity] for cell in cells for identity in cell.ids if identity in known]
+    return sum(isinstance(outcome, Measured) for outcome in ended), len(ended)
 
 
 def open_trial(cell: Cell, known: Mapping[str, Outcome]) -> Trial | None:

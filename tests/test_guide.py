@@ -178,6 +178,21 @@ def test_every_model_has_an_answer_before_any_has_a_second() -> None:
     assert set(order[:3]) == set(order[3:]) == {"pythia-160m", "vit-l", "roberta-large"}
 
 
+def test_a_model_that_only_fails_keeps_no_other_waiting() -> None:
+    """It may have dozens of settings, each of which takes all the time that a trial has."""
+    document = {"schema": "bench/manifest/v1", "models": ["pythia-160m", "vit-l", "roberta-large"]}
+    plan = make_plan(parse_manifest(json.dumps(document).encode(), "m.json"), H200)
+    world, known = World(1, plan), {}
+    world.broken = None
+    cells = {trial.id: cell for cell in plan.cells for trial in cell.trials}
+    order = []
+    while (trial := next_trial(plan, known)) and len(order) < 4:
+        fails = trial.model.name == "pythia-160m"
+        known[trial.id] = TimedOut(300.0, "first steps") if fails else world.outcome(cells[trial.id], trial)
+        order.append(trial.model.name)
+    assert order == ["pythia-160m", "vit-l", "roberta-large", "pythia-160m"]
+
+
 @pytest.mark.parametrize(("hangs", "most"), [(True, 1), (False, 2)])
 def test_what_never_ends_is_tried_once_and_what_crashes_twice(hangs: bool, most: int) -> None:
     plan = guided("pythia-1b", H200)
