@@ -23,6 +23,7 @@ OUT = 2  # crashes, or one time that is up, after which other settings with the 
 # samples, in samples; that of two larger micro-batches the nearer is better; what a method costs.
 BELIEVED_OVERHEAD = 0.25
 FARTHER = 0.001
+LEAP = 4  # times fewer samples are next where memory ran out that nothing predicts
 BELIEVED: Mapping[str, float] = {
     "checkpointing": 1.25, "offload": 1.6, "zero-1": 1.1, "zero-2": 1.12, "zero-3": 1.6, "fsdp-2": 1.05,
     "fsdp-3": 1.15,
@@ -40,9 +41,11 @@ def promising(cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes:
     timed = _timed(cells, known)
     strikes = _strikes(cells, known, timed)
     if not timed:
+        full = _ran_out(cells, known)
         left.sort(
             key=lambda pair: (
                 strikes(pair[1].setting),
+                _doubts(pair[0], pair[1], full),
                 _guess(pair[1], pair[0].needs[pair[1].micro_batch], memory_bytes),
             )
         )
@@ -99,6 +102,22 @@ def _untried(cell: Cell, known: Mapping[str, Outcome]) -> list[Trial]:
                 return []  # it does not work, whatever the micro-batch
     pairs = zip(cell.ids, cell.trials, strict=True)
     return [trial for identity, trial in pairs if identity not in known and trial.micro_batch < too_large]
+
+
+def _ran_out(cells: Sequence[Cell], known: Mapping[str, Outcome]) -> list[Trial]:
+    return [
+        trial
+        for cell in cells
+        for identity, trial in zip(cell.ids, cell.trials, strict=True)
+        if isinstance(known.get(identity), OutOfMemory)
+    ]
+
+
+def _doubts(cell: Cell, trial: Trial, full: Sequence[Trial]) -> int:
+    """How often memory ran out in any setting with less than LEAP times the samples; 0 if predicted."""
+    if cell.needs[trial.micro_batch] is not None:
+        return 0
+    return sum(out.micro_batch < LEAP * trial.micro_batch for out in full)
 
 
 def _strikes(

@@ -178,6 +178,36 @@ def test_every_model_has_an_answer_before_any_has_a_second() -> None:
     assert set(order[:3]) == set(order[3:]) == {"pythia-160m", "vit-l", "roberta-large"}
 
 
+LLAMA = {
+    "name": "my-llama",
+    "architecture": {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 64},
+    "recipe": {
+        "objective": "causal-lm",
+        "batch_size": 1024,
+        "steps": 10,
+        "precision": "bf16",
+        "sequence_length": 32,
+    },
+}
+
+
+@pytest.mark.parametrize(("target", "most"), [(H200, 12), (FOUR_H200, 8)], ids=["one", "four"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_where_nothing_predicts_what_fits_it_is_found_after_few_that_run_out_of_memory(
+    sharded: bool, target: Target, most: int
+) -> None:
+    """With a quarter of the samples each time, and at last in every setting with one."""
+    document = {"schema": "bench/manifest/v1", "models": [LLAMA]}
+    plan = make_plan(parse_manifest(json.dumps(document).encode(), "m.json"), target)
+    known: dict[str, Outcome] = {}
+    while trial := next_trial(plan, known):
+        if trial.micro_batch <= 4 and (not sharded or in_group(trial.setting, "sharding")):
+            break
+        known[trial.id] = OutOfMemory("gpu", "")
+    assert trial is not None
+    assert len(known) <= (most if sharded else 4)
+
+
 def test_a_model_that_only_fails_keeps_no_other_waiting() -> None:
     """It may have dozens of settings, each of which takes all the time that a trial has."""
     document = {"schema": "bench/manifest/v1", "models": ["pythia-160m", "vit-l", "roberta-large"]}
