@@ -72,7 +72,10 @@ def _with_update(one: Timed, same: Sequence[Timed]) -> Timed:
 
 
 def curve_of(timed: Sequence[Timed]) -> Curve | None:
-    """From the setting with two micro-batches, of several the one that overhead is most of."""
+    """From the setting with two micro-batches, of several the one that overhead is most of.
+
+    Of those that showed as much, or none at all, the one that was seen at the fewest samples.
+    """
     found = []
     for setting in {one.trial.setting for one in timed}:
         same = _of(setting, timed)
@@ -84,7 +87,7 @@ def curve_of(timed: Sequence[Timed]) -> Curve | None:
             rate = min(max(rate, 0.2 * large.sample_seconds), large.sample_seconds)
             overhead = (large.pass_seconds - rate * large.trial.micro_batch) / rate
             found.append(Curve(overhead, small.trial.micro_batch))
-    return max(found, key=lambda one: one.overhead, default=None)
+    return max(found, key=lambda one: (one.overhead, -one.smallest), default=None)
 
 
 def bound(trial: Trial, timed: Sequence[Timed], curve: Curve | None) -> float:

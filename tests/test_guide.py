@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from bench.bounds import Curve, Timed, curve_of
 from bench.manifest import parse_manifest
 from bench.methods import Setting, Target, in_group
 from bench.models.inline import family_of
@@ -267,6 +269,20 @@ def test_a_pass_of_one_sample_rules_out_no_larger_ones() -> None:
     trial = next_trial(plan, known)
     assert trial is not None
     assert trial.setting == halved
+
+
+def test_settings_that_show_no_overhead_at_all_are_one_another_s_equal() -> None:
+    """Which of them counted was by chance, another in each process: one searched on where another ended."""
+    plan = guided("pythia-160m", FOUR_H200)
+    settings = [cell.setting for cell in plan.cells if "offload" not in cell.setting]
+    assert len(settings) > 10
+    for smallest in settings:
+        timed = [
+            Timed(replace(plan.cells[0].trials[0], setting=setting, micro_batch=size), 1.0, 0.0)
+            for setting in settings
+            for size in ((16, 32) if setting == smallest else (64, 128))
+        ]
+        assert curve_of(timed) == Curve(0.0, 16)
 
 
 def test_a_search_can_be_replayed() -> None:
