@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from bench import guide
-from bench.estimate import Interval, step_interval
+from bench.estimate import Interval, overhead_seconds, step_interval
 from bench.plan import Cell, Plan
 from bench.result import Measured, Outcome, OutOfMemory, Timing, Trial
 from bench.winner import confidence
@@ -120,9 +120,11 @@ def step_seconds(trial: Trial, outcome: Outcome | None) -> float | None:
 
 
 def _step(trial: Trial, outcome: Outcome | None) -> Interval | None:
+    """With its share of saving, evaluating and logging: what the answer of a run goes by."""
     if not isinstance(outcome, Measured):
         return None
-    return step_interval(outcome.measurement.steps, trial.accumulation)
+    step = step_interval(outcome.measurement.steps, trial.accumulation)
+    return step and step.shifted(overhead_seconds(outcome.measurement, trial.model))
 
 
 def remaining(plan: Plan, known: Mapping[str, Outcome]) -> int:

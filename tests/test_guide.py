@@ -19,7 +19,9 @@ from bench.methods import Setting, Target, in_group
 from bench.models.inline import family_of
 from bench.plan import Cell, Plan, make_plan
 from bench.result import Crashed, Measured, Outcome, OutOfMemory, StepSample, TimedOut, Trial
-from bench.search import fastest, next_trial, remaining
+from bench.search import fastest, next_trial, remaining, unproven
+from bench.summary import summarise
+from bench.winner import winner
 from tests.builders import measurement
 from tests.targets import FOUR_H200, H200, RTX_3090
 
@@ -283,6 +285,22 @@ def test_settings_that_show_no_overhead_at_all_are_one_another_s_equal() -> None
             for size in ((16, 32) if setting == smallest else (64, 128))
         ]
         assert curve_of(timed) == Curve(0.0, 16)
+
+
+def test_what_is_proven_is_the_answer_that_the_run_tells() -> None:
+    """Who saves every ten steps may be faster with a setting whose steps are not."""
+    often = {"name": "pythia-160m", "recipe": {"save_every_steps": 10}}
+    document = {"schema": "bench/manifest/v1", "models": [often]}
+    plan = make_plan(parse_manifest(json.dumps(document).encode(), "m.json"), H200)
+    ended: list[tuple[Trial, str, Outcome]] = []
+    for cell, seconds, saving in zip(plan.cells, (1.0, 1.1), (20.0, 1.0), strict=False):
+        trial = cell.trials[0]
+        steps = [StepSample(trial.accumulation, seconds)] * 3
+        ended.append((trial, cell.label, Measured(measurement(steps, save_seconds=saving))))
+    told = winner("pythia-160m", summarise(ended, (), {}), 0).trial
+    proven = unproven(plan, {trial.id: outcome for trial, _, outcome in ended}, ())
+    assert proven is not None
+    assert told == proven.id == ended[1][0].id
 
 
 def test_a_search_can_be_replayed() -> None:
