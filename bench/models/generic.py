@@ -1,7 +1,7 @@
 """Any architecture that transformers can build and that has no file here.
 
 Nothing is known of it before it is built: parameters and operations are counted from the module,
-on the meta device, by torch's own counter. A plan says "counted when it runs".
+on tensors without contents, by torch's own counter. A plan says "counted when it runs".
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from bench.errors import BadInput, Mistake, in_json
 from bench.models import Flops, Model, Objective, Parts
-from bench.models._common import SDPA, cross_entropy, logits, unmasked_attention
+from bench.models._common import SDPA, cross_entropy, logits
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -83,27 +83,64 @@ class TransformersFamily:
 
 def counted(model: Model) -> tuple[int, Flops]:
     """Trainable parameters, and operations of one forward pass over one sample."""
-    # A mask would be looked at, and on the meta device there is nothing to see; but some
-    # architectures carry their positions in it.
+    pairs = AttentionCount()
     try:
-        return _counted(model, unmasked_attention())
-    except (AssertionError, RuntimeError):
-        return _counted(model, "eager")
+        return _counted(model, pairs.registered(), pairs)
+    except (AssertionError, KeyError, RuntimeError):
+        # Attention of its own, which cannot be put in the place of: its products are in the counter.
+        return _counted(model, "eager", AttentionCount())
 
 
-def _counted(model: Model, attention: str) -> tuple[int, Flops]:
+def _counted(model: Model, attention: str, attending: AttentionCount) -> tuple[int, Flops]:
     import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
 
+    aten: Any = torch.ops.aten
+    ours = {aten._grouped_mm: _grouped_matmul, aten.bmm: _batched_matmul}
+    counter = FlopCounterMode(display=False, custom_mapping=ours)
     with torch.device("meta"):
-        # bf16: mixtures of experts multiply in nothing else; the count is the same.
-        module = _build(model, attention).bfloat16()
-        unknown = {torch.ops.aten._grouped_mm: _grouped_matmul}
-        with FlopCounterMode(display=False, custom_mapping=unknown) as counter, torch.no_grad():
+        # bf16: mixtures of experts multiply in nothing else; the count is the same. Not in training mode:
+        # there some draw which layers to leave out.
+        module = _build(model, attention).bfloat16().eval()
+        # Fake as well: then transformers takes it for tracing, and looks into no mask, where nothing is.
+        with FakeTensorMode(allow_non_fake_inputs=True), counter, torch.no_grad():
             batch = _empty_batch(model)
             cross_entropy(logits(module, batch), batch["labels"])
     parameters = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    return parameters, _sorted_by_kind(counter.get_flop_counts()["Global"], model)
+    return parameters, _sorted_by_kind(counter.get_flop_counts()["Global"], attending.flops, model)
+
+
+class AttentionCount:
+    """Stands in for attention, and counts the pairs of positions that its mathematics need."""
+
+    flops = 0
+
+    def registered(self) -> str:
+        """The name by which transformers finds it."""
+        from transformers import AttentionInterface
+
+        AttentionInterface.register("bench_counted", self._attend)
+        return "bench_counted"
+
+    def _attend(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any,
+        is_causal: bool | None = None, sliding_window: int | None = None, **__: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        samples, heads, length, width = query.shape
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        seen = _pairs(length, key.shape[2], causal, sliding_window)
+        self.flops += 2 * samples * heads * seen * (width + value.shape[-1])
+        return query.new_empty(samples, length, heads, value.shape[-1]), None
+
+
+def _pairs(length: int, keys: int, causal: bool, window: int | None) -> int:
+    """Which may meet: all, the lower triangle, or those of them less than a window apart."""
+    if length != keys:
+        return length * keys
+    apart = min(window or length, length)
+    triangle = apart * length - apart * (apart - 1) // 2
+    return triangle if causal else 2 * triangle - length
 
 
 def _grouped_matmul(rows: Sequence[int], experts: Sequence[int], *_: Any, **__: Any) -> int:
@@ -111,21 +148,27 @@ def _grouped_matmul(rows: Sequence[int], experts: Sequence[int], *_: Any, **__: 
     return 2 * rows[0] * rows[1] * experts[-1]
 
 
-def _sorted_by_kind(counts: Mapping[Any, int], model: Model) -> Flops:
-    """Batched products are taken for attention: that is where eager attention has them."""
+def _batched_matmul(left: Sequence[int], right: Sequence[int], *_: Any, **__: Any) -> int:
+    """An outer product, as of positions and frequencies, adds nothing up: it is elementwise."""
+    batches, rows, inner = left
+    return 0 if inner == 1 else 2 * batches * rows * inner * right[-1]
+
+
+def _sorted_by_kind(counts: Mapping[Any, int], attending: int, model: Model) -> Flops:
+    """Where no attention was counted apart, batched products are taken for it: eager attention has them."""
     matmul = attention = convolution = 0
     for operation, flops in counts.items():
         name = str(operation)
         if "conv" in name:
             convolution += flops
-        elif "bmm" in name or "attention" in name:
+        elif "attention" in name or ("bmm" in name and not attending):
             attention += flops
         else:
             matmul += flops
     if model.recipe.objective == "causal-lm":  # the counter counts the upper triangle too
         length = model.recipe.units_per_sample
         attention = attention * (length + 1) // (2 * length)
-    return Flops(matmul, attention, convolution)
+    return Flops(matmul, attention + attending, convolution)
 
 
 def _empty_batch(model: Model) -> dict[str, Tensor]:
@@ -154,6 +197,8 @@ def _build(model: Model, attention: str) -> nn.Module:
         fields["use_cache"] = False
     try:
         configuration = transformers.AutoConfig.for_model(model.family, **fields)
+        # Of several classes for one type (DeiT's, say) the first; transformers would loop over None.
+        configuration.architectures = []
         kind = kinds[model.recipe.objective]
         module: nn.Module = kind.from_config(configuration, attn_implementation=attention)
         return module.float().train()
