@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from bench.errors import BadInput, Mistake, in_json
-from bench.models import Flops, Model, Objective, Parts
+from bench.models import Flops, Model, Objective, Parts, sources
 from bench.models._common import SDPA, cross_entropy, logits
 
 if TYPE_CHECKING:
@@ -63,7 +63,9 @@ class TransformersFamily:
         _later()
 
     def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:
-        return None  # PyTorch brings them; an architecture without them fails to build and says so
+        if sources.has_fused_attention(self.name) is False:
+            return f"transformers' {self.name} takes no fused attention"
+        return None  # PyTorch brings them
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
         # Masks stay transformers' business here: a sliding window, say, is part of the mathematics.

@@ -6,17 +6,24 @@ recipe is named at once, with its place. Nothing here imports torch or transform
 
 from __future__ import annotations
 
-import re
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from bench.errors import Mistake, in_json, listed, nearest
-from bench.models import Family, Flops, Model, Objective, Optimizer, Recipe, Schedule, families, known_models
+from bench.models import (
+    Family,
+    Flops,
+    Model,
+    Objective,
+    Optimizer,
+    Recipe,
+    Schedule,
+    families,
+    known_models,
+    sources,
+)
 from bench.models.generic import TransformersFamily, counted
 
 __all__ = ["TransformersFamily", "counted", "family_of", "flops_of", "override_recipe", "resolve_inline"]
@@ -136,27 +143,11 @@ def _family(model_type: Any, path: str) -> Family | Mistake:
         return Mistake(path, found, f"allowed: {listed(families())}, or another type of transformers")
     if family := families().get(model_type):
         return family
-    known = _transformers_types()
+    known = sources.types()
     if known and model_type not in known:
-        return Mistake(
-            path, f"{in_json(model_type)} is not a type of transformers", nearest(model_type, known)
-        )
+        found = f"{in_json(model_type)} is not a type of transformers"
+        return Mistake(path, found, nearest(model_type, known))
     return TransformersFamily(model_type)
-
-
-@cache
-def _transformers_types() -> frozenset[str]:
-    """Read from transformers' source: importing it takes seconds and brings torch along.
-
-    Empty where it is not installed or looks different; then the worker finds out.
-    """
-    package = find_spec("transformers")
-    folder = Path(package.origin).parent / "models" / "auto" if package and package.origin else Path()
-    names: set[str] = set()
-    for file in ("auto_mappings.py", "configuration_auto.py"):
-        if (folder / file).is_file():
-            names.update(re.findall(r'"([\w.-]+)"[,:] "\w+Config"', (folder / file).read_text()))
-    return frozenset(names)
 
 
 def _architecture_mistakes(family: Family, given: Mapping[str, Any], path: str) -> Iterator[Mistake]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bench.errors import BadInput
+from bench.methods import Target, free_lunch
 from bench.models import Flops, Model, known_models
 from bench.models.inline import counted, family_of, flops_of, resolve_inline
 from tests.models.keeping import loss_of, made_up_batch
@@ -145,3 +146,15 @@ def test_what_transformers_refuses_is_said_without_a_traceback() -> None:
     with pytest.raises(BadInput, match="rms_norm_eps") as caught:
         family_of(model).build(model, kernels=False)
     assert str(caught.value).startswith("mine: transformers refuses")
+
+
+@pytest.mark.parametrize(
+    ("name", "fused"), [("llama", True), ("gemma3_text", True), ("deberta-v2", False), ("bloom", False)]
+)
+def test_fused_attention_is_left_out_where_transformers_has_no_place_for_it(name: str, fused: bool) -> None:
+    """Else all that costs nothing, which is all that a search tries, would fail to build."""
+    model = resolved(name, SMALL, TEXT | CAUSAL)
+    lunch = free_lunch(model, Target("cpu", 1, 2**34))
+    assert ("kernels" in lunch) == fused
+    said = None if fused else f"transformers' {name} takes no fused attention"
+    assert family_of(model).missing_kernels("cpu") == said
