@@ -14,6 +14,7 @@ from bench.errors import BadInput, EnvironmentCannot, printable
 from bench.manifest import Manifest, load_manifest
 from bench.methods import Target
 from bench.models import known_models
+from bench.models.rehearsal import rehearse
 from bench.places import making_folders
 from bench.plan import Plan, make_plan, target_of
 from bench.report.bundles import results_of
@@ -58,6 +59,7 @@ def run(
             before = answered(bundle, sealing.nonce)
         if before is not None:
             return _finished_before(bundle, before, as_json)
+    rehearse(manifest.models, str(path))
     try:
         finished = execute(
             manifest,
@@ -196,6 +198,7 @@ def plan(path: Path | None, gpus: int | None, gpu: str | None, as_json: bool) ->
     if path is None:
         raise BadInput("plan needs a manifest", advice="bench plan MANIFEST, or bench plan --list-models")
     manifest = load_manifest(path)
+    rehearse(manifest.models, str(path))
     made = make_plan(manifest, _target(manifest.gpus if gpus is None else gpus, gpu))
     if as_json:
         sys.stdout.write(pretty_json(_plan_json(made)).decode())

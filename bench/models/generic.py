@@ -7,6 +7,7 @@ on tensors without contents, by torch's own counter. A plan says "counted when i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from bench.errors import BadInput, Mistake, in_json
@@ -130,6 +131,8 @@ class AttentionCount:
         is_causal: bool | None = None, sliding_window: int | None = None, **__: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
         samples, heads, length, width = query.shape
+        if heads % key.shape[1]:
+            raise ValueError(f"{key.shape[1]} heads of keys and values do not divide {heads} of queries")
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         seen = _pairs(length, key.shape[2], causal, sliding_window)
         self.flops += 2 * samples * heads * seen * (width + value.shape[-1])
@@ -185,25 +188,43 @@ def _empty_batch(model: Model) -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": ids}
 
 
-def _build(model: Model, attention: str) -> nn.Module:
+def kinds() -> Mapping[Objective, Any]:
+    """transformers' classes that build a model for an objective."""
     import transformers
-    from huggingface_hub.errors import StrictDataclassError
 
-    kinds = {
+    return {
         "causal-lm": transformers.AutoModelForCausalLM,
         "masked-lm": transformers.AutoModelForMaskedLM,
         "image-classification": transformers.AutoModelForImageClassification,
     }
-    fields = dict(model.architecture)
-    if model.recipe.objective != "image-classification":
-        fields["use_cache"] = False
-    try:
-        configuration = transformers.AutoConfig.for_model(model.family, **fields)
+
+
+def configured(model: Model) -> Any:
+    with _said_of(model):
+        from transformers import AutoConfig
+
+        fields = dict(model.architecture)
+        if model.recipe.objective != "image-classification":
+            fields["use_cache"] = False
+        configuration = AutoConfig.for_model(model.family, **fields)
         # Of several classes for one type (DeiT's, say) the first; transformers would loop over None.
         configuration.architectures = []
-        kind = kinds[model.recipe.objective]
+        return configuration
+
+
+def _build(model: Model, attention: str) -> nn.Module:
+    configuration, kind = configured(model), kinds()[model.recipe.objective]
+    with _said_of(model):
         module: nn.Module = kind.from_config(configuration, attn_implementation=attention)
         return module.float().train()
+
+
+@contextmanager
+def _said_of(model: Model) -> Iterator[None]:
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        yield
     except (StrictDataclassError, ValueError, TypeError) as error:
         said = " ".join(str(error).split())[:300]
         raise BadInput(f"transformers refuses this architecture: {said}", where=model.name) from error
