@@ -19,7 +19,8 @@ FP32 = 4  # bytes
 INDEX = 8  # bytes of a token's id or a label
 EVEN = 8  # what the length of a row divides by where matrix kernels are fast
 NORM_STATISTICS = 2 * FP32  # a layer norm keeps mean and deviation of every row
-ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "tanh")
+ACTIVATIONS = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "tanh")
+WRITTEN_OUT = {"gelu_fast": 8, "gelu_new": 5, "quick_gelu": 3}  # in transformers, and the numbers they keep
 SDPA = "scaled_dot_product_attention: scores and probabilities are never written to memory"
 
 
@@ -112,6 +113,20 @@ def between_blocks(model: Model, setting: Setting) -> int:
 def lowered(model: Model) -> int:
     """Bytes of an activation that autocast computes in half precision."""
     return FP32 if model.recipe.precision == "fp32" else 2
+
+
+def activated(model: Model, setting: Setting, activation: str) -> int:
+    """Bytes kept for a number that passes an activation: both of its sides, or its output alone."""
+    from bench.methods import in_group  # which imports this
+
+    h = lowered(model)
+    if activation in ("relu", "tanh"):
+        return h
+    if in_group(setting, "compilation"):  # what lies between is made again
+        return 2 * h
+    if activation == "gelu_new" and autocasts(model, setting):  # a power is fp32 there
+        return 4 * FP32
+    return WRITTEN_OUT.get(activation, 2) * h
 
 
 def complete(model: Model, defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from bench.models._common import (
     Block,
     Bytes,
     Footprint,
+    activated,
     activation_mistakes,
     complete,
     linear,
@@ -110,7 +111,9 @@ class ConvNext(Bytes):
             entry = FP32 * channels * places
             place = (h if mixed else FP32) * channels  # the convolution's input
             place += FP32 * channels + NORM_STATISTICS + h * channels  # norm
-            place += 2 * h * 4 * channels + h * channels  # two sides of gelu; what is scaled
+            place += (
+                4 * channels * activated(model, setting, a["hidden_act"]) + h * channels
+            )  # what is scaled
             blocks.append(Block(depth, entry, places * place, places * 2 * h * 4 * channels))
             before = channels
         ends += 2 * FP32 * before + NORM_STATISTICS

@@ -16,6 +16,7 @@ from bench.models._common import (
     Block,
     Bytes,
     Footprint,
+    activated,
     activation_mistakes,
     attention,
     between_blocks,
@@ -86,7 +87,8 @@ class GptNeoX(Bytes):
         a, s, h = complete(model, DEFAULTS), model.recipe.units_per_sample, lowered(model)
         d, f, heads = a["hidden_size"], a["intermediate_size"], a["num_attention_heads"]
         residual = between_blocks(model, setting) * d
-        token = residual + 2 * NORM_STATISTICS + 2 * h * d + 2 * h * f  # input, two norms, two sides of gelu
+        token = residual + 2 * NORM_STATISTICS + 2 * h * d  # input, two norms
+        token += f * activated(model, setting, a["hidden_act"])
         token += 0 if a["use_parallel_residual"] else residual
         token += 2 * d if a["hidden_dropout"] else 0
         token += h * d  # the attention's output

@@ -16,6 +16,7 @@ from bench.models._common import (
     Block,
     Bytes,
     Footprint,
+    activated,
     activation_mistakes,
     attention,
     autocasts,
@@ -93,7 +94,9 @@ class Roberta(Bytes):
         token = copies * h * d if mixed else residual
         token += 3 * h * d + h * d + masks  # query, key, value; attention's output
         token += residual + NORM_STATISTICS + h * d  # sum, norm
-        token += 2 * h * f + masks + residual + NORM_STATISTICS  # two sides of gelu; sum, norm
+        token += (
+            f * activated(model, setting, a["hidden_act"]) + masks + residual + NORM_STATISTICS
+        )  # sum, norm
         if "kernels" in setting:
             # Going back, at its widest: the gradient of one side of gelu.
             block, backward = s * (token + FP32 * heads), s * h * f

@@ -16,6 +16,7 @@ from bench.models._common import (
     Block,
     Bytes,
     Footprint,
+    activated,
     activation_mistakes,
     attention,
     complete,
@@ -96,7 +97,7 @@ class Vit(Bytes):
         token = residual + NORM_STATISTICS + (3 * h * d if mixed else residual)  # input, norm, its copies
         token += 3 * h * d + h * d + masks  # query, key, value; attention's output
         token += residual + NORM_STATISTICS + h * d  # sum, norm
-        token += 2 * h * f + masks  # two sides of gelu
+        token += f * activated(model, setting, a["hidden_act"]) + masks
         if "kernels" in setting:
             # Going back, at its widest: the gradient of one side of gelu.
             block, backward = n * (token + FP32 * heads), n * h * f

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench.methods import ordered
 from bench.models import Family, Model, Precision, families, known_models
+from bench.models._common import ACTIVATIONS
 from tests.models.keeping import checkpointed, kept_bytes_a_sample
 from tests.models.test_contract import TINY, without_dropout
 
@@ -59,6 +60,22 @@ def test_small_models(
     model = replace(model, architecture=changed, recipe=recipe)
     module = family.build(model, kernels=kernels)
     assert off_by(model, family, module, kernels, checkpointing) < 0.10
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["tiny-gpt-neox", "tiny-roberta", "tiny-vit", "tiny-convnext"])
+def test_an_activation_keeps_what_its_formula_needs(name: str, precision: Precision) -> None:
+    model = without_dropout(known_models()[name])
+    family = families()[model.family]
+    recipe, kernels = replace(model.recipe, precision=precision), family.kernels is not None
+
+    def unpredicted(activation: str) -> float:
+        changed = {**model.architecture, "hidden_act": activation}
+        given = replace(model, architecture=changed, recipe=recipe)
+        kept = kept_bytes_a_sample(family, family.build(given, kernels=kernels), given)
+        return kept - family.kept_bytes(given, ("kernels",) if kernels else ())
+
+    assert {unpredicted(activation) for activation in ACTIVATIONS} == {unpredicted("gelu")}
 
 
 @pytest.mark.e2e
