@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.codec import from_json, to_json
 from bench.errors import BadInput, EnvironmentCannot, Mistake, in_json, nearest
-from bench.models import Model, families
+from bench.models import Model, families, sources
 from bench.models.generic import configured, counted, kinds
 
 # By their configurations alone, on no device: the GPUs are a trial's.
@@ -108,7 +108,11 @@ def _of_sizes(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:
         yield Mistake(place, found, f"allowed: 0 to {vocabulary - 1}, or null")
     place, positions = size("max_position_embeddings")
     length = model.recipe.sequence_length
-    if type(positions) is int and positions < length:
+    if type(positions) is not int:
+        return
+    if type(padding) is int and sources.counts_positions_after_padding(model.family):
+        positions -= padding + 1
+    if positions < length:
         found = f"{length} is more than the {positions} positions of the architecture"
         allowed = f"allowed: at most {positions}, or more in {place}"
         yield Mistake(f"{path}/recipe/sequence_length", found, allowed)

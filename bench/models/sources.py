@@ -37,8 +37,19 @@ def _folders() -> Mapping[str, str]:
 
 
 @cache
+def _code(model_type: str) -> str:
+    """How its modules are made; empty where that cannot be read."""
+    folder, name = _models(), _folders().get(model_type, model_type.replace("-", "_"))
+    files = (folder / name).glob("modeling_*.py") if folder else ()
+    return "".join(file.read_text() for file in files)
+
+
 def has_fused_attention(model_type: str) -> bool | None:
     """Whether PyTorch's fused attention can be put into it; None where that cannot be read."""
-    folder, name = _models(), _folders().get(model_type, model_type.replace("-", "_"))
-    files = list((folder / name).glob("modeling_*.py")) if folder else []
-    return any("_supports_sdpa = True" in file.read_text() for file in files) if files else None
+    code = _code(model_type)
+    return "_supports_sdpa = True" in code if code else None
+
+
+def counts_positions_after_padding(model_type: str) -> bool:
+    """As RoBERTa does: its first position is the padding token's id and one more."""
+    return "padding_idx=self.padding_idx" in _code(model_type)
