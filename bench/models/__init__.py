@@ -27,7 +27,7 @@ _FAMILY_FILES = ("gpt_neox", "roberta", "mamba", "convnext", "vit")
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    name: Literal["adam", "adamw"]
+    name: Literal["adam", "adamw"]  # as the source calls it; weights decay beside the gradient in both
     learning_rate: float
     beta1: float
     beta2: float

@@ -113,5 +113,5 @@ def _host_adam(weights: list[nn.Parameter], recipe: Recipe) -> torch.optim.Optim
         betas=(o.beta1, o.beta2),
         eps=o.epsilon,
         weight_decay=o.weight_decay,
-        adamw_mode=o.name == "adamw",
+        adamw_mode=True,
     )

@@ -105,7 +105,7 @@ def on_host(whole: WithLoss, recipe: Recipe) -> torch.optim.Optimizer:
     o = recipe.optimizer
     return DeepSpeedCPUAdam(
         whole.parameters(), lr=o.learning_rate, betas=(o.beta1, o.beta2), eps=o.epsilon,
-        weight_decay=o.weight_decay, adamw_mode=o.name == "adamw",
+        weight_decay=o.weight_decay, adamw_mode=True,
     )  # fmt: skip
 
 

@@ -1,0 +1,76 @@
+"""One optimizer step of the loop: what it does to the weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench.models import Model, Optimizer, known_models
+from bench.runner.data import Batches, make_pool
+from bench.runner.device import Device
+from bench.runner.loop import learning_rate_factor
+from bench.runner.team import Team
+from bench.runner.trial import TrialRun
+from tests.builders import trial
+
+CPU = Device("cpu")
+
+
+def plain_roberta(name: Literal["adam", "adamw"]) -> Model:
+    """Without dropout; each sample asks for some of its tokens, and weights decay by much."""
+    model = known_models()["tiny-roberta"]
+    silent = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    optimizer = Optimizer(name, 1e-3, 0.9, 0.98, 1e-6, weight_decay=0.5)
+    recipe = replace(model.recipe, batch_size=16, optimizer=optimizer, clip_norm=0.5)
+    return replace(model, architecture={**model.architecture, **silent}, recipe=recipe)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_a_step_is_the_recipe_s_own_whatever_the_micro_batch(
+    name: Literal["adam", "adamw"], tmp_path: Path
+) -> None:
+    """Four passes of four samples, against the whole batch at once in textbook AdamW.
+
+    fairseq, apex, DeepSpeed and flax mean that by Adam too.
+    """
+    model = plain_roberta(name)
+    run = TrialRun(trial(model=model, micro_batch=4), CPU, Team(), tmp_path, lambda event: None)
+    run.prepare()
+    by_hand: Any = TrialRun(run.trial, CPU, Team(), tmp_path, lambda event: None).build()
+    module = by_hand.whole.model.double()
+    pool = make_pool(model, tmp_path, run.trial.seed)
+    whole_batches = Batches(model, pool, 16, run.trial.seed, CPU.torch, Team(), workers=0)
+    moments = [(torch.zeros_like(w), torch.zeros_like(w)) for w in module.parameters()]
+    for step in (1, 2, 3):
+        run.step(4)
+        textbook_step(module, next(whole_batches), model, moments, step)
+    strategy: Any = run.strategy
+    for weight, expected in zip(strategy.weights, module.parameters(), strict=True):
+        torch.testing.assert_close(weight.double(), expected, rtol=0, atol=1e-6)
+
+
+def textbook_step(
+    module: Any, batch: dict[str, Tensor], model: Model, moments: list[tuple[Tensor, Tensor]], step: int
+) -> None:
+    recipe, o = model.recipe, model.recipe.optimizer
+    module.zero_grad()
+    likely = module(batch["input_ids"]).logits.log_softmax(-1)
+    asked = batch["labels"] != -100
+    (-likely[asked].gather(1, batch["labels"][asked].unsqueeze(1)).mean()).backward()
+    norm = math.sqrt(sum(float(weight.grad.square().sum()) for weight in module.parameters()))
+    assert recipe.clip_norm is not None
+    assert norm > recipe.clip_norm
+    rate = o.learning_rate * learning_rate_factor(recipe.schedule, step - 1, recipe.steps)
+    with torch.no_grad():
+        for weight, (first, second) in zip(module.parameters(), moments, strict=True):
+            gradient = weight.grad * recipe.clip_norm / norm
+            first.mul_(o.beta1).add_(gradient, alpha=1 - o.beta1)
+            second.mul_(o.beta2).add_(gradient.square(), alpha=1 - o.beta2)
+            mean, variance = first / (1 - o.beta1**step), second / (1 - o.beta2**step)
+            weight.sub_(rate * (mean / (variance.sqrt() + o.epsilon) + o.weight_decay * weight))
