@@ -74,9 +74,9 @@ class Recipe:
 
     @property
     def asked_per_sample(self) -> int:
-        """Positions whose prediction counts: the same number in every sample."""
+        """Positions whose prediction counts: the same number in every sample, and never none."""
         if self.objective == "masked-lm":
-            return round(self.units_per_sample * (self.masked_fraction or 0.15))
+            return max(1, round(self.units_per_sample * (self.masked_fraction or 0.15)))
         return self.units_per_sample
 
 
