@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bench.cli import main
 from bench.models import known_models
 from bench.reference import claim, claims, paper, paper_code
 
@@ -72,6 +73,25 @@ def test_rounding_alone_flags_nothing_as_certain() -> None:
     exact = next(c for c in claims() if c.days == 1)
     assert exact.exceeds == "no"
     assert claim("optimal", "pythia-160m", "RTX 3090", 1, 42).exceeds == "perhaps"
+
+
+def test_fused_kernels_do_not_explain_what_the_paper_counts_for_mamba() -> None:
+    """More is in the first product of each mixer, forwards, which stands outside of every fused kernel."""
+    model = known_models()["mamba-2.8b"]
+    a, recipe = model.architecture, model.recipe
+    weights = a["num_hidden_layers"] * a["hidden_size"] * 2 * a["expand"] * a["hidden_size"]
+    tokens = recipe.steps * recipe.batch_size * recipe.units_per_sample
+    assert 2 * weights * tokens == pytest.approx(1.0e21, rel=0.01)
+    assert 2 * weights * tokens > paper().training_flops["mamba-2.8b"]
+    (said,) = (words for words in paper().contradictions if "Mamba" in words)
+    assert "Why is not known" in said
+    assert "1.0e21" in said
+
+
+def test_what_was_timed_on_two_gpus_is_not_said_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {row.gpus for row in paper_code().rows} == {1, 2}
+    assert main(["paper"]) == 0
+    assert f"academic-pretraining, on {paper_code().gpu}, " in capsys.readouterr().out
 
 
 def test_the_papers_code_was_timed_on_models_that_are_here() -> None:

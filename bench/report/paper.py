@@ -82,7 +82,7 @@ def _notes() -> Iterator[str]:
     yield f"claims of {paper().source}"
     yield "in brackets: the model's arithmetic over the vendor's dense peak. !  more than the chip can do"
     yield "?  more, unless the paper's rounding of the days made it so"
-    yield f"the code: {paper_code().source}, one {paper_code().gpu}, {paper_code().dated}"
+    yield f"the code: {paper_code().source}, on {paper_code().gpu}, {paper_code().dated}"
     for words in paper().contradictions:
         yield f"at odds with itself: {words}"
 
