@@ -40,7 +40,9 @@ def make_pool(model: Model, folder: Path, seed: int) -> Path:
         np.save(path, random.integers(0, 256, (count, 3, size, size), dtype=np.uint8))
     else:
         vocabulary = int(model.architecture["vocab_size"])
-        np.save(path, random.integers(0, vocabulary, POOL_TOKENS, dtype=np.int32))
+        # Room for two samples and most of a third: each begins a token later than the last but one.
+        count = max(POOL_TOKENS, 3 * (recipe.units_per_sample + 1) - 1)
+        np.save(path, random.integers(0, vocabulary, count, dtype=np.int32))
     return path
 
 

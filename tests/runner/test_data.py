@@ -8,7 +8,26 @@ from pathlib import Path
 import pytest
 
 from bench.manifest import parse_manifest
+from bench.models import Model
 from bench.runner.data import Samples, make_pool
+
+
+def model_of(name: str, **recipe: object) -> Model:
+    document = {
+        "schema": "bench/manifest/v1", "models": [{"name": name, "recipe": recipe}], "methods": "naive",
+    }  # fmt: skip
+    (model,) = parse_manifest(json.dumps(document).encode(), "m.json").models
+    return model
+
+
+@pytest.mark.parametrize("length", [64, 1 << 22])
+def test_a_sample_is_as_long_as_the_recipe_says_however_long_that_is(length: int, tmp_path: Path) -> None:
+    model = model_of("tiny-mamba", sequence_length=length)
+    samples = Samples(model, make_pool(model, tmp_path, 0), 0)
+    for sample in (samples[0], samples[1]):
+        assert len(sample["input_ids"]) == len(sample["labels"]) == length
+        assert sample["input_ids"][1:].equal(sample["labels"][:-1])
+    assert not samples[0]["labels"].equal(samples[1]["labels"])
 
 
 @pytest.mark.parametrize(("length", "asked"), [(1, 1), (3, 1), (10, 2), (64, 10)])
@@ -16,8 +35,6 @@ def test_every_sample_of_a_masked_language_model_asks_for_some_token(
     length: int, asked: int, tmp_path: Path
 ) -> None:
     """15% of three tokens is none, and the mean loss over none is no number."""
-    entry = {"name": "tiny-roberta", "recipe": {"sequence_length": length}}
-    document = {"schema": "bench/manifest/v1", "models": [entry], "methods": "naive"}
-    (model,) = parse_manifest(json.dumps(document).encode(), "m.json").models
+    model = model_of("tiny-roberta", sequence_length=length)
     samples = Samples(model, make_pool(model, tmp_path, 0), 0)
     assert [int((samples[i]["labels"] != -100).sum()) for i in range(3)] == [asked] * 3
