@@ -149,4 +149,15 @@ pip install -r requirements.txt
 The data are made up, of the recipe's form and size; a comment in `train.py` says where yours go. `--steps`
 is there to try it out. What one training step computes is what the trial computed; the
 script's own time for a step stands in its log.
-"""
+{_asked(trial)}"""
+
+
+def _asked(trial: Trial) -> str:
+    """What the loop builds on, and nothing in it would notice if it were not so."""
+    recipe = trial.model.recipe
+    if recipe.objective != "masked-lm":
+        return ""
+    return (
+        f"\nEvery sample asks for {recipe.asked_per_sample} tokens, and so must yours: the loss of a step is "
+        "the mean of its passes' means,\nand `masked-head` looks at no more.\n"
+    )

@@ -225,6 +225,14 @@ def test_several_nodes_are_started_as_such(kind: str, words: str, tmp_path: Path
     assert "on each of 2 nodes" in readme
 
 
+def test_own_data_of_a_masked_language_model_must_ask_for_as_many_tokens(tmp_path: Path) -> None:
+    """The head looks at no more, and the mean of means is that of all only where all count as many."""
+    export(ROOT / "results/settings-h200/roberta-large-1gpu-64.tar", "--to", "script", tmp_path / "masked")
+    export(EVERY_SETTING, "--to", "script", tmp_path / "causal")
+    assert "asks for 77 tokens" in (tmp_path / "masked/README.md").read_text()
+    assert "asks for" not in (tmp_path / "causal/README.md").read_text()
+
+
 def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     assert "is not empty" in refused(capsys, EVERY_SETTING, "--to", "script", tmp_path)
