@@ -114,9 +114,9 @@ class BreakEven:
     runs: float
     utilisation: float  # of the life, at that many runs; more than 1: never, one machine cannot do them
 
-    @property
-    def reachable(self) -> bool:
-        return self.utilisation <= 1.0
+    def reachable(self, share: float = 1.0) -> bool:
+        """By a machine that trains for that share of its life."""
+        return self.utilisation <= share
 
 
 def break_even(own: Option, rent: Option, life_days: float) -> BreakEven | None:

@@ -156,7 +156,7 @@ def test_owning_breaks_even_where_the_saved_rent_has_paid_for_the_machine() -> N
     assert even.runs == 100
     assert own.spend(100) == rent.spend(100)
     assert even.utilisation == pytest.approx(100 * 10 / 1825)
-    assert even.reachable
+    assert even.reachable()
 
 
 @given(money, money, money)
@@ -173,7 +173,7 @@ def test_more_runs_than_one_life_holds_are_not_reachable() -> None:
     own = Option("m", "buy", Interval(100.0, 1.0), 90_000, 0.0)
     even = break_even(own, Option("m", "rent", Interval(100.0, 1.0), 0.0, 1_000.0), 1825)
     assert even is not None
-    assert not even.reachable
+    assert not even.reachable()
 
 
 def test_a_run_costs_its_share_of_the_machines_life_as_in_the_paper() -> None:

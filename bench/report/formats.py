@@ -166,14 +166,18 @@ def _offer_notes(entry: Entry, offer: Offer, comparison: Comparison) -> Iterator
         yield IN_TIME[entry.in_time]
     if offer.unmetered:
         yield "without electricity: what it draws was not measured"
-    even, years = offer.break_even, f"{comparison.life_years:g} years"
-    if even is not None and even.reachable:
-        share = f"{100 * even.utilisation:.0f}% of its life"
-        yield f"beats the cheapest rent from {figures(even.runs)} runs in {years} on ({share})"
+    if (even := offer.break_even) is not None and even.reachable(comparison.utilisation):
+        runs = f"{figures(even.runs)} runs in {comparison.life_years:g} years"
+        yield f"beats the cheapest rent from {runs} on ({100 * even.utilisation:.0f}% of its life)"
     elif even is not None:
-        yield f"never beats the cheapest rent in {years}"
+        yield f"never beats the cheapest rent in {_life(comparison)}"
     if offer.rent_always_less:
         yield "its electricity alone costs more than the cheapest rent"
+
+
+def _life(comparison: Comparison) -> str:
+    share = "" if comparison.utilisation == 1 else f", in use {100 * comparison.utilisation:g}% of it"
+    return f"{comparison.life_years:g} years{share}"
 
 
 def apart(part: ModelPart) -> list[str]:
@@ -194,9 +198,7 @@ def notes(comparison: Comparison) -> list[str]:
             " steps were more updates than training is"
         )
     if any(e.offers for part in comparison.parts for e in part.entries):
-        share = "" if comparison.utilisation == 1 else f", in use {100 * comparison.utilisation:g}% of it"
-        years = f"{comparison.life_years:g} years{share}"
-        lines.append(f"a run, owned: the machine's price over {years}, by the days of the run")
+        lines.append(f"a run, owned: the machine's price over {_life(comparison)}, by the days of the run")
         lines += [f"price  {quote}" for quote in comparison.quotes]
     return lines
 

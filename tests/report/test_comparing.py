@@ -324,3 +324,17 @@ def test_many_bundles_give_what_few_do(tmp_path: Path) -> None:
     assert [Path(e.row.path).name for e in part.entries] == [path.name for path in paths]
     few = only(compared(*paths[:3]))
     assert [e.row for e in few.entries] == [e.row for e in part.entries[:3]]
+
+
+def test_a_machine_that_trains_less_than_would_pay_for_it_never_beats_a_rent(tmp_path: Path) -> None:
+    rents = [{"gpu": [H100], "price": 2.0, "date": "2026-06-01", "source": "price list"}]
+    prices = tmp_path / "prices.json"
+    prices.write_text(json.dumps({"schema": "bench/prices/v1", "currency": "USD", "rents": rents}))
+    one = bundle(tmp_path / "a.tar")
+    (buy, _) = only(compared(one, prices=prices)).entries[0].offers
+    assert buy.break_even is not None
+    needed = buy.break_even.utilisation
+    assert 0 < needed < 1
+    enough, less = (table(compared(one, prices=prices, utilisation=needed * x)) for x in (1.01, 0.99))
+    assert "beats the cheapest rent from" in enough
+    assert "never beats the cheapest rent in 5 years, in use" in less
