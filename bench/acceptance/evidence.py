@@ -57,7 +57,7 @@ class GpuSample:
     busy_percent: int | None = None
     pcie_generation: int | None = None
     pcie_width: int | None = None
-    xids: tuple[int, ...] = ()
+    xids: tuple[int, ...] | None = ()  # None: its driver reports none
     lost: str | None = None  # the error, where the GPU did not answer at all
 
 

@@ -46,9 +46,11 @@ def _link(gpu: Answers, evidence: Evidence, standards: Standards) -> Finding:
         (sample.gpus[gpu.index].pcie_generation, sample.gpus[gpu.index].pcie_width)
         for name in UNDER_LOAD
         for sample in evidence.during(name)
-        if gpu.index < len(sample.gpus)
+        if gpu.index < len(sample.gpus) and sample.gpus[gpu.index].lost is None
     ]
     known = [(g, w) for g, w in seen if g is not None and w is not None]
+    if seen and not known:
+        return not_read("pcie", f"{gpu.where} does not say what its link does", counts=False, gpu=gpu.index)
     if not known or generation is None or width is None:
         return not_read(
             "pcie", f"{gpu.where} was not seen under load", advice="the checks that load it must run: copies",

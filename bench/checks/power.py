@@ -28,6 +28,10 @@ def _limit(gpu: Answers, standards: Standards) -> Finding:
         wanted, basis, source = float(profile.power_watts), "reference", profile.sources[0]
     if standards.expect.power_watts:
         wanted, basis, source = float(standards.expect.power_watts), "rule", "the manifest"
+    if not wanted:
+        return not_read(
+            "power", f"{gpu.where} does not say its usual power limit", counts=False, gpu=gpu.index
+        )
     low = enforced / 1000 < wanted - 1
     return Finding(
         "power",
@@ -43,7 +47,7 @@ def _limit(gpu: Answers, standards: Standards) -> Finding:
         gpu.index,
         None,
         enforced / 1000,
-        wanted or None,
+        wanted,
         "W",
     )
 

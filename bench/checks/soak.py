@@ -8,7 +8,7 @@ from math import fsum
 from statistics import mean, median
 from typing import Any
 
-from bench.acceptance.evidence import BEFORE, Evidence, Figure, Sample
+from bench.acceptance.evidence import BEFORE, Evidence, Figure, GpuSample, Sample
 from bench.acceptance.figures import Rules, judge_figures
 from bench.acceptance.finding import Finding, quantity
 from bench.acceptance.standards import Standards
@@ -107,10 +107,16 @@ def _course(evidence: Evidence) -> Iterator[Finding]:
         yield from _heat(gpu.index, samples, evidence)
 
 
+def _answering(index: int, samples: list[Sample]) -> list[GpuSample]:
+    """What it said, if anything: of one that answers, what is missing is what its kind never says."""
+    return [s.gpus[index] for s in samples if index < len(s.gpus) and s.gpus[index].lost is None]
+
+
 def _throttling(index: int, samples: list[Sample]) -> Iterator[Finding]:
-    seen = [r for s in samples if index < len(s.gpus) and (r := s.gpus[index].throttle_reasons) is not None]
+    of = _answering(index, samples)
+    seen = [g.throttle_reasons for g in of if g.throttle_reasons is not None]
     if not seen:
-        yield not_read("soak", f"GPU {index} says nothing of why it slows down", gpu=index)
+        yield not_read("soak", f"GPU {index} says nothing of why it slows down", counts=not of, gpu=index)
         return
     kinds = {"warn": 1, "fail": 2}
     found = [(name, kind, sum(bool(r & bit) for r in seen)) for bit, (name, kind) in BAD_REASONS.items()]
@@ -127,14 +133,14 @@ def _throttling(index: int, samples: list[Sample]) -> Iterator[Finding]:
 
 def _heat(index: int, samples: list[Sample], evidence: Evidence) -> Iterator[Finding]:
     late = samples[int(SETTLING * len(samples)) :]
-    of = [s.gpus[index] for s in late if index < len(s.gpus)]
+    of = _answering(index, late)
     celsius = [g.celsius for g in of if g.celsius is not None]
     watts = [g.power_watts for g in of if g.power_watts is not None]
     clocks = [g.sm_mhz for g in of if g.sm_mhz is not None]
     answers = evidence.alive(BEFORE).get(index)
     slow = answers.number("TemperatureThreshold.1") if answers else None
     if not celsius:
-        yield not_read("soak", f"GPU {index} says nothing of its temperature", gpu=index)
+        yield not_read("soak", f"GPU {index} says nothing of its temperature", counts=not of, gpu=index)
         return
     hot = slow is not None and max(celsius) > slow - MARGIN_CELSIUS
     parts = [f"up to {max(celsius)} °C"]

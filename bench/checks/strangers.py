@@ -59,10 +59,15 @@ def _gpu(index: int, seen: dict[str, list[float]], answers: Answers) -> Iterator
     if not memory and not busy and not traffic:
         yield not_read("strangers", "it says nothing of memory, load or traffic", gpu=index)
         return
+    known = {
+        "no process": answers.get("ComputeRunningProcesses") is not None,
+        "no load": bool(busy),
+        "no traffic": bool(traffic),
+    }
     verdict: Verdict = "fail" if any(v == "fail" for v, _ in parts) else "warn" if parts else "pass"
     yield Finding(
         "strangers", f"GPU {index}", verdict,
-        "; ".join(text for _, text in parts) or "idle: no process, no load, no traffic",
+        "; ".join(text for _, text in parts) or f"idle: {', '.join(what for what in known if known[what])}",
         f"no process, under {HELD_WARN:g} GiB held, under {BUSY_WARN:g}% busy, under "
         f"{quantity(TRAFFIC_WARN, 'B/s')} on its bus",
         "rule", "bench: what an idle H200 showed", ADVICE if parts else "", index,

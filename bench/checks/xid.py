@@ -67,11 +67,15 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     for line in (log or {}).get("lines", ()):
         if (found := parse(line)) is not None:
             past.setdefault(by_bus.get(_bus(found[0])), []).append(found[1])
-    watched = bool(evidence.course)
     for gpu in evidence.gpus:
-        now = [x for s in evidence.course if gpu.index < len(s.gpus) for x in s.gpus[gpu.index].xids]
-        if watched:
-            yield _finding(gpu.index, now, "while it was checked")
+        looks = [s.gpus[gpu.index].xids for s in evidence.course if gpu.index < len(s.gpus)]
+        told = [xids for xids in looks if xids is not None]
+        if told:
+            yield _finding(gpu.index, [x for xids in told for x in xids], "while it was checked")
+        elif looks:
+            yield not_read(
+                "xid", f"the driver reports no Xid events of GPU {gpu.index}", counts=False, gpu=gpu.index
+            )
         else:
             yield not_read("xid", f"nobody watched GPU {gpu.index} for Xid events", gpu=gpu.index)
         if past.get(gpu.index):

@@ -117,7 +117,7 @@ class FakeNvml:
         return object()
 
     def nvmlDeviceRegisterEvents(self, handle: int, kinds: int, events: object) -> None:  # noqa: N802
-        """All events come anyway."""
+        self._ask(handle, "RegisterEvents")
 
     def nvmlEventSetWait(self, events: object, milliseconds: int) -> SimpleNamespace:  # noqa: N802
         for gpu, xids in self._xids.items():
@@ -160,6 +160,7 @@ class FakeNvml:
             **self._machine["gpu"],
             "UUID": f"GPU-0000000{gpu}-0000-0000-0000-000000000000",
             "FabricInfo": {"state": 3, "status": 0, "healthMask": 0},
+            "RegisterEvents": 0,
         }
         found["PciInfo"] = {"busId": f"00000000:{0x10 + gpu:02X}:00.0"}
         found |= {f"P2PStatus.{other}.{what}": 0 for other in range(self._count) for what in (0, 4)}

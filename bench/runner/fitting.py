@@ -90,7 +90,7 @@ def marks_of_checks(readings: Mapping[str, Reading]) -> Marks:
         names = [n for n, r in readings.items() if r.started_at <= reading["at"] <= r.ended_at]
         yield from names
         for i, gpu in enumerate(reading["gpus"]):
-            yield from ((i, xid) for xid in gpu.get("xids", ()))
+            yield from ((i, xid) for xid in gpu.get("xids") or ())
             yield i, gpu.get("lost")
             link = gpu.get("pcie_generation"), gpu.get("pcie_width")
             for name in names:

@@ -27,7 +27,8 @@ class Watch:
         self._file = file
         nvml.nvmlInit()
         self._handles = [self._handle(i) for i in range(nvml.nvmlDeviceGetCount())]
-        self._events = self._register()
+        self._events: Any = None
+        self._reporting = self._register()
 
     def _handle(self, index: int) -> Any:
         try:
@@ -35,16 +36,20 @@ class Watch:
         except self._nvml.NVMLError:
             return None
 
-    def _register(self) -> Any:
-        """For Xid events, which need no root; None where there are none."""
+    def _register(self) -> set[int]:
+        """For Xid events, which need no root. The GPUs that have them: not all do."""
         nvml = self._nvml
-        try:
-            events = nvml.nvmlEventSetCreate()
-            for handle in filter(None, self._handles):
-                nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
-        except nvml.NVMLError:
-            return None
-        return events
+        reporting = set()
+        with suppress(nvml.NVMLError):
+            self._events = nvml.nvmlEventSetCreate()
+            for index, handle in enumerate(self._handles):
+                if handle is not None:
+                    with suppress(nvml.NVMLError):
+                        nvml.nvmlDeviceRegisterEvents(
+                            handle, nvml.nvmlEventTypeXidCriticalError, self._events
+                        )
+                        reporting.add(index)
+        return reporting
 
     def look(self) -> None:
         xids = self._xids()
@@ -54,7 +59,8 @@ class Watch:
             "load": os.getloadavg()[0],
             "available_bytes": 0,
             "gpus": [
-                self._gpu(i, handle) | {"xids": xids.get(i, [])} for i, handle in enumerate(self._handles)
+                self._gpu(i, handle) | {"xids": xids.get(i, []) if i in self._reporting else None}
+                for i, handle in enumerate(self._handles)
             ],
         }
         self._file.write(canonical_json(line) + b"\n")
@@ -63,7 +69,7 @@ class Watch:
     def _xids(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
         nvml = self._nvml
-        while self._events is not None:
+        while self._reporting:
             try:
                 event = nvml.nvmlEventSetWait(self._events, 0)
                 index = int(nvml.nvmlDeviceGetIndex(event.device))

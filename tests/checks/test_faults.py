@@ -249,3 +249,47 @@ def test_silence_is_no_pass(tmp_path: Path) -> None:
         readings = {k: v for k, v in found.readings.items() if k != name}
         assert overall(findings(replace(found, readings=readings))) == "not-run", name
     assert overall(findings(replace(found, course=()))) == "not-run"
+
+
+NOT_SUPPORTED = {"error": "NVMLError_NotSupported", "value": 3}
+# What a consumer card, a virtual one or a driver under WSL leaves out, each where it is looked for.
+UNSAID = {
+    "Xid events": ("xid", {"RegisterEvents": NOT_SUPPORTED}),
+    "its link": ("pcie", {"CurrPcieLinkGeneration": NOT_SUPPORTED, "CurrPcieLinkWidth": NOT_SUPPORTED}),
+    "why it slows down": ("soak", {"CurrentClocksEventReasons": NOT_SUPPORTED}),
+    "its temperature": ("soak", {"Temperature.GPU": NOT_SUPPORTED}),
+    "its power limit": (
+        "power",
+        {"EnforcedPowerLimit": NOT_SUPPORTED, "PowerManagementLimit": NOT_SUPPORTED},
+    ),
+    "ECC": ("ecc", {"EccMode": NOT_SUPPORTED}),
+    "remapped rows": (
+        "rows",
+        {"RemappedRows": NOT_SUPPORTED, "RetiredPages.0": NOT_SUPPORTED, "RetiredPages.1": NOT_SUPPORTED},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNSAID)
+def test_what_a_card_never_says_is_not_possible_there_and_no_pass(what: str, tmp_path: Path) -> None:
+    check, unsaid = UNSAID[what]
+    found = evidence(tmp_path, gpus={"3": unsaid}, load={"3": unsaid})
+    every = findings(found)
+    (silent,) = [f for f in every if f.check == check and f.gpu == 3 and f.verdict == "not-run"]
+    assert not silent.counts
+    assert overall(every) == "pass", [f"{f.check}: {f.subject}: {f.found}" for f in bad(every)]
+    assert overall(findings(found, require=(check,))) == "not-run"
+    others = [f for f in every if f.check == check and f.gpu not in (3, None)]
+    assert {f.verdict for f in others} == {"pass"}
+
+
+def test_a_limit_without_anything_to_hold_it_against_is_no_pass(tmp_path: Path) -> None:
+    found = evidence(tmp_path, all={"PowerManagementDefaultLimit": NOT_SUPPORTED})
+    every = [f for f in findings(found, Standards(None)) if f.check == "power"]
+    assert {f.verdict for f in every if "limit" in f.subject + f.found} == {"not-run"}
+
+
+def test_idle_is_said_of_what_was_seen_alone(tmp_path: Path) -> None:
+    unsaid = dict.fromkeys(("ComputeRunningProcesses", "PcieThroughput.0", "PcieThroughput.1"), NOT_SUPPORTED)
+    every = [f for f in findings(evidence(tmp_path, all=unsaid)) if f.check == "strangers"]
+    assert {f.found for f in every} == {"idle: no load"}
