@@ -8,11 +8,11 @@ from bench.acceptance.evidence import BEFORE, Answers, Evidence
 from bench.acceptance.finding import Finding
 from bench.acceptance.standards import Standards
 from bench.checks import Check, not_read
+from bench.checks.nvlink import SWITCH
 
 STATES = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
 # Two bits each of the health mask, of which 1 says that it is so: nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*.
 HEALTH = {0: "degraded bandwidth", 2: "route recovery", 4: "unhealthy route", 6: "access timeout recovery"}
-SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 ADVICE = "systemctl status nvidia-fabricmanager on the host (root), of the driver's very version"
 
 

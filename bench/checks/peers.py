@@ -11,6 +11,7 @@ from bench.acceptance.figures import Rules, judge_figures, shortfall
 from bench.acceptance.finding import Finding, quantity
 from bench.acceptance.standards import Standards
 from bench.checks import Check, Effort, Rig
+from bench.checks.nvlink import linked_to_all
 from bench.codec import to_json
 
 COPIED_BYTES, TINY_BYTES = 256 << 20, 1 << 20
@@ -57,7 +58,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     yield from judge_figures("peers", figures, evidence, standards, RULES)
     if evidence.device == "cuda":
         yield from _pairs(figures)
-        yield from _reachable(evidence)
+        yield from _reachable(evidence, standards)
 
 
 def _pairs(figures: tuple[Figure, ...]) -> Iterator[Finding]:
@@ -74,17 +75,24 @@ def _pairs(figures: tuple[Figure, ...]) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _reachable(evidence: Evidence) -> Iterator[Finding]:
-    data = evidence.data("peers") or {}
-    cut = [pair for pair, ok in data.get("direct", {}).items() if not ok]
-    linked = any(a.number("NvLinkState.0") == 1 for a in evidence.inventory(BEFORE))
-    if data.get("direct"):
-        yield Finding(
-            "peers", "the node", "fail" if cut and linked else "pass",
-            f"no direct way: {', '.join(cut)}" if cut else "every GPU reaches every other directly",
-            "a direct way between GPUs with NVLink", "rule", "CUDA: cudaDeviceCanAccessPeer",
-            "look at fabric manager, IOMMU and ACS settings" if cut and linked else "",
-        )  # fmt: skip
+def _reachable(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    direct: dict[str, bool] = (evidence.data("peers") or {}).get("direct", {})
+    if not direct:
+        return
+    cut = [pair for pair, ok in direct.items() if not ok]
+    gpus = list(evidence.inventory(BEFORE))
+    linked = [str(gpu.index) for gpu in gpus if gpu.number("NvLinkState.0") == 1]
+    if linked_to_all(gpus, standards):
+        bad = bool(cut and linked)
+    else:  # by a bridge: to the one at its other end
+        reached = {end for pair, ok in direct.items() if ok for end in pair.split("-")}
+        bad = not reached.issuperset(linked)
+    yield Finding(
+        "peers", "the node", "fail" if bad else "pass",
+        f"no direct way: {', '.join(cut)}" if cut else "every GPU reaches every other directly",
+        "a direct way between GPUs with NVLink", "rule", "CUDA: cudaDeviceCanAccessPeer",
+        "look at fabric manager, IOMMU and ACS settings" if bad else "",
+    )  # fmt: skip
 
 
 CHECK = Check(

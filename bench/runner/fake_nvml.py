@@ -15,6 +15,7 @@ A scenario, all of it optional:
      "hang":  {"gpu": 3, "query": "NvLinkState.0", "from": 1},
      "rates": {"matmul": {"5": 0.8}, "all-reduce": {"*": 0.7}},   of what a good one does
      "wrong": {"2": {"wrong_passes": 1}},        in the check agreement
+     "cut":   ["0-2", "2-0"],                    without a direct way from one to the other
      "sag":   {"4": 0.8}, "algorithm": "RING"}
 """
 
@@ -209,8 +210,9 @@ class FakeNvml:
 
     def _peers(self, gpus: list[int]) -> dict[str, Any]:
         pairs = [(a, b) for a in gpus for b in gpus if a != b]
+        cut = self._scenario.get("cut", ())
         figures = [self._figure("peers", f"peer {a}-{b}", None, "peer", f"{a}-{b}") for a, b in pairs]
-        return {"figures": to_json(figures), "direct": {f"{a}-{b}": True for a, b in pairs}}
+        return {"figures": to_json(figures), "direct": {f"{a}-{b}": f"{a}-{b}" not in cut for a, b in pairs}}
 
     def _all_reduce(self, gpus: list[int]) -> dict[str, Any]:
         algorithm, count = self._scenario.get("algorithm", "RING"), len(gpus)

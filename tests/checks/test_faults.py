@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bench.acceptance.finding import overall
+from bench.acceptance.finding import Finding, overall
 from bench.acceptance.standards import Expect, Past, Standards, profile_of
 from tests.checks.node import HOST, bad, evidence, findings
 
@@ -293,3 +293,32 @@ def test_idle_is_said_of_what_was_seen_alone(tmp_path: Path) -> None:
     unsaid = dict.fromkeys(("ComputeRunningProcesses", "PcieThroughput.0", "PcieThroughput.1"), NOT_SUPPORTED)
     every = [f for f in findings(evidence(tmp_path, all=unsaid)) if f.check == "strangers"]
     assert {f.found for f in every} == {"idle: no load"}
+
+
+BRIDGED = {"Name": "NVIDIA GeForce RTX 3090", "NvLinkRemoteDeviceType.0": 0, "CurrPcieLinkGeneration": 4}
+UNLINKED = {f"NvLinkState.{link}": 0 for link in range(18)}
+
+
+def bridged(folder: Path, count: int, cut: set[str], **more: Any) -> list[Finding]:
+    """Cards in twos, each two with a bridge; a GeForce card reaches no other directly."""
+    pairs = {f"{a}-{b}" for a in range(count) for b in range(count) if a != b and a // 2 != b // 2}
+    found = evidence(folder, count=count, all=BRIDGED, cut=sorted(pairs | cut), **more)
+    return [f for f in findings(found) if f.check in ("peers", "nvlink") and f.verdict in ("warn", "fail")]
+
+
+def test_cards_with_bridges_in_twos_need_no_way_to_the_others(tmp_path: Path) -> None:
+    assert bridged(tmp_path, 4, set()) == []
+    (finding,) = bridged(tmp_path, 4, {"0-1", "1-0"})
+    assert (finding.check, finding.verdict) == ("peers", "fail")
+    # Those of one baseboard do.
+    assert "no direct way: 0-2" in [f.found for f in bad(findings(evidence(tmp_path, cut=["0-2"])))]
+
+
+def test_a_card_that_has_no_bridge_is_asked_about_and_not_failed(tmp_path: Path) -> None:
+    (finding,) = bridged(tmp_path, 3, set(), gpus={"2": UNLINKED})
+    assert (finding.check, finding.verdict, finding.gpu) == ("nvlink", "warn", 2)
+    assert "bridge" in finding.advice
+    on_a_board = findings(evidence(tmp_path, gpus={"2": UNLINKED}))
+    assert {f.verdict for f in on_a_board if (f.check, f.gpu, f.found) == ("nvlink", 2, "0 links up")} == {
+        "fail"
+    }
