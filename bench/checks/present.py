@@ -58,12 +58,12 @@ def _count(found: int, evidence: Evidence, standards: Standards) -> Finding:
     wanted = standards.expect.gpus
     shown = len(evidence.gpus)
     hidden = f", {found} in the machine" if found != shown else ""
-    few = wanted is not None and shown < wanted
+    few = shown < (wanted or 1)
     name = standards.expect.gpu
     strange = [g.name for g in evidence.gpus if name and g.name != name]
     text = f"{shown} {evidence.gpus[0].name if evidence.gpus else 'GPUs'}{hidden}"
     return Finding(
-        "present", "the node", "fail" if few or strange or not shown else "pass",
+        "present", "the node", "fail" if few or strange else "pass",
         f"{text}; {strange[0]} is not what was ordered" if strange else text,
         f"{wanted} {name or 'GPUs'}" if wanted or name else "at least one GPU", "rule",
         "the manifest" if wanted or name else "bench",

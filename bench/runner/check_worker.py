@@ -64,8 +64,6 @@ def _read(job: dict[str, Any], say: Callable[[str], None]) -> Any:
 def _rig(job: dict[str, Any], effort: Effort, say: Callable[[str], None]) -> Any:
     if not job["torch"]:
         return None  # a check that needs none of it
-    # In the order that NVML counts in, or figures would be said of the wrong card.
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     os.environ.update(job["environment"])
     from bench.runner import team
     from bench.runner.device import Device

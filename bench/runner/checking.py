@@ -30,6 +30,7 @@ from bench.runner import nvml, probe, telemetry
 from bench.runner.alone import alone
 from bench.runner.check_bundle import finish
 from bench.runner.fitting import head_and_tail
+from bench.runner.gpus import in_parts, seen, visible
 from bench.runner.run import interruptible, uninterruptible
 from bench.runner.seal import Seal, Sealer
 from bench.runner.supervise import Limits, Supervisor
@@ -106,6 +107,7 @@ class Work:
         self.readings: dict[str, Reading] = {}
         self.gpus: tuple[Gpu, ...] = ()
         self.driver: str | None = None
+        self._divided: str | None = None  # why nothing can be measured on a GPU that is there
         self._deadline = time.monotonic() + 60 * self.pains.minutes
         self._torch = bool(probe.packages(("torch",)))
 
@@ -147,10 +149,11 @@ class Work:
 
     def _find_gpus(self) -> None:
         data = self.readings[BEFORE].data
-        everyone = [_gpu(Answers(index, raw)) for index, raw in enumerate(data.get("gpus", ()))]
-        shown = probe.visible(everyone)
+        answers = [Answers(index, raw) for index, raw in enumerate(data.get("gpus", ()))]
+        shown = visible([seen(gpu) for gpu in answers])
         count = self.asked.manifest.gpus
         self.gpus = shown[:count] if count else shown
+        self._divided = in_parts([answers[gpu.index] for gpu in self.gpus])
         self.driver = data.get("driver") if isinstance(data.get("driver"), str) else None
 
     def _devices(self) -> list[str]:
@@ -222,6 +225,8 @@ class Work:
             return None
         if check.workers != "host" and not self._places():
             return Reading(name, reason="no GPU answers")
+        if check.workers != "host" and self._divided:
+            return Reading(name, reason=self._divided)
         if "torch" in check.needs and not self._torch and not nvml.is_fake():
             return Reading(
                 name, reason="torch is not installed here: pip install 'bench[run]', or use the image"
@@ -286,15 +291,3 @@ def _reason(job: Mapping[str, Any], text: str) -> str:
     if "DriverNotLoaded" in text or "LibraryNotFound" in text or "ModuleNotFound" in text:
         return f"no NVIDIA driver answers: {text}"
     return f"NVML gave no answer: {text}"
-
-
-def _gpu(answers: Answers) -> Gpu:
-    """One that is lost stays in the list, without memory: nothing is run on it."""
-    memory, capability = answers.get("MemoryInfo") or {}, answers.get("CudaComputeCapability") or (0, 0)
-    return Gpu(
-        answers.index,
-        str(answers.get("Name") or "lost"),
-        str(answers.get("UUID") or f"lost-{answers.index}"),
-        int(memory.get("total", 0)),
-        f"{capability[0]}.{capability[1]}",
-    )

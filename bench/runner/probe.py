@@ -10,7 +10,8 @@ from pathlib import Path
 
 from bench import switches
 from bench.errors import EnvironmentCannot
-from bench.result import Gpu, NodeFacts
+from bench.result import NodeFacts
+from bench.runner.gpus import gpus_here
 from bench.runner.image import running_in
 
 # What can change a result; everything else installed is in env.json too, but not in the identity.
@@ -21,11 +22,12 @@ STACK = (
 
 
 def probe(*, gpus_too: bool = True) -> NodeFacts:
-    gpus, driver = _gpus() if gpus_too else ((), None)
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    gpus, driver = gpus_here(memory_bytes) if gpus_too else ((), None)
     return NodeFacts(
         cpu=_cpu_name(),
         cpu_cores=len(os.sched_getaffinity(0)),
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory_bytes=memory_bytes,
         os=_os_name(),
         kernel=platform.release(),
         python=platform.python_version(),
@@ -79,49 +81,3 @@ def _os_name() -> str:
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     except OSError:
         return platform.system()
-
-
-def _gpus() -> tuple[tuple[Gpu, ...], str | None]:
-    """The GPUs that CUDA would show, in its order. No NVML means no NVIDIA driver: a CPU machine."""
-    try:
-        import pynvml
-    except ImportError:
-        return (), None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return (), None
-    try:
-        count = pynvml.nvmlDeviceGetCount()
-        everything = [_gpu(index) for index in range(count)]
-        return visible(everything), pynvml.nvmlSystemGetDriverVersion()
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _gpu(index: int) -> Gpu:
-    import pynvml
-
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    return Gpu(
-        index=index,
-        name=pynvml.nvmlDeviceGetName(handle),
-        uuid=pynvml.nvmlDeviceGetUUID(handle),
-        memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-        compute_capability=f"{major}.{minor}",
-    )
-
-
-def visible(gpus: list[Gpu]) -> tuple[Gpu, ...]:
-    """CUDA_VISIBLE_DEVICES as CUDA reads it: indices or UUID prefixes, up to the first bad one."""
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
-        return tuple(gpus)
-    chosen: list[Gpu] = []
-    for name in filter(None, (part.strip() for part in wanted.split(","))):
-        match = [gpu for gpu in gpus if str(gpu.index) == name or gpu.uuid.startswith(name)]
-        if not match:
-            break
-        chosen.append(match[0])
-    return tuple(chosen)

@@ -236,6 +236,8 @@ class Supervisor:
             # work; threads that do not spin at all take twice as long on an idle one (GNU OpenMP).
             # OpenBLAS would start threads as numpy is imported, and threads do not survive a fork.
             environment = {"GOMP_SPINCOUNT": "10000"} | os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+            # In the order that NVML counts in, or figures would be said of the wrong card.
+            environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
             self._server = subprocess.Popen(
                 [*self.command, str(theirs.fileno()), *self.arguments],
                 env=environment,

@@ -245,6 +245,17 @@ def test_only_the_gpus_that_are_shown_are_judged(
     assert {f["gpu"] for f in findings if f["gpu"] is not None} == {2, 3}
 
 
+def test_parts_of_a_gpu_are_not_held_against_the_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(monkeypatch, all={"MigMode": [1, 1]})
+    assert main(["check", *FAST, "--json"]) == 3
+    findings = json.loads(capsys.readouterr().out)["results"]["findings"]
+    (matmul,) = [f for f in findings if f["check"] == "matmul"]
+    assert matmul["verdict"] == "not-run" and "GPU 0 is divided into parts (MIG)" in matmul["found"]
+    assert not [f for f in findings if f["verdict"] == "fail"]
+
+
 def test_the_second_check_is_held_against_the_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

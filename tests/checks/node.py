@@ -18,7 +18,7 @@ from bench.acceptance.standards import Standards, profile_of
 from bench.checks import Effort, known_checks
 from bench.codec import canonical_json, strict_loads
 from bench.runner import fake_nvml, nvml
-from bench.runner.checking import _gpu
+from bench.runner.gpus import seen
 from bench.runner.watch import Watch
 
 EFFORT = Effort("quick", 0.0, 0.0, 0.0, "/nowhere", True)
@@ -67,7 +67,7 @@ def evidence(folder: Path, host: Mapping[str, Any] | None = None, **scenario: An
             BEFORE: _reading(BEFORE, nvml.read_inventory(print)),
             IDLE: _reading(IDLE, nvml.watch_idle(print)),
         }
-        everyone = tuple(_gpu(Answers(i, raw)) for i, raw in enumerate(readings[BEFORE].data["gpus"]))
+        everyone = tuple(seen(Answers(i, raw)) for i, raw in enumerate(readings[BEFORE].data["gpus"]))
         places = [gpu.index for gpu in everyone if gpu.memory_bytes]
         course = io.BytesIO()
         watch = Watch(fake, course)

@@ -13,7 +13,7 @@ from bench.acceptance.standards import Expect, Standards, profile_of
 from bench.checks import known_checks
 from bench.checks.all_reduce import chosen
 from bench.checks.xid import parse
-from bench.runner.checking import _gpu
+from bench.runner.gpus import seen
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -25,7 +25,7 @@ def recorded(kind: str) -> dict[str, Any]:
 
 def healthy() -> Evidence:
     before = recorded("idle")
-    gpus = tuple(_gpu(Answers(i, raw)) for i, raw in enumerate(before["gpus"]))
+    gpus = tuple(seen(Answers(i, raw)) for i, raw in enumerate(before["gpus"]))
     readings = {BEFORE: Reading(BEFORE, before), AFTER: Reading(AFTER, recorded("busy"))}
     return Evidence("quick", "cuda", gpus, readings)
 

@@ -24,6 +24,7 @@ def work(job: dict[str, Any], emit: Emit) -> int:
     name, _, argument = str(job["precisions"][0]).partition(":")
     actions: dict[str, Callable[[Emit, str], int]] = {
         "answer": answer,
+        "environment": lambda emit, argument: answer(emit, os.environ[argument]),
         "collector": collector,
         "sleep": sleep,
         "die": die,

@@ -56,6 +56,12 @@ def test_a_job_answers(tmp_path: Path) -> None:
         assert run(owner, tmp_path, "answer:second") == "second"
 
 
+def test_cuda_counts_gpus_as_nvml_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    with supervisor(tmp_path) as owner:
+        assert run(owner, tmp_path, "environment:CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+
+
 @pytest.mark.parametrize(
     ("failure", "end"),
     [
