@@ -14,7 +14,7 @@ _OBEYED = (
     "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "DS_", "MALLOC_", "LD_PRELOAD",
 )  # fmt: skip
 _PLACE = re.compile(r"TORCHELASTIC_.*|.*_(DIR|DIRECTORY|HOME|PATH|ROOT|DEBUG_FILE|HOSTID|COMM_ID|LOGS?)")
-_IN_GPUS = "CUDA_VISIBLE_DEVICES"
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # which GPUs are ours: kept as their UUIDs
 # Other arithmetic, other compiled code, other memory. How a node is wired and threaded is its own business.
 _DECIDING = (
     "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "TORCH_ALLOW_TF32", "TORCH_BLAS", "PYTORCH_",
@@ -30,7 +30,7 @@ def kept(environment: Mapping[str, str]) -> Switches:
     return {
         name: _told(value)
         for name, value in sorted(environment.items())
-        if name.startswith(_OBEYED) and not _PLACE.fullmatch(name) and name != _IN_GPUS
+        if name.startswith(_OBEYED) and not _PLACE.fullmatch(name) and name != VISIBLE
     }
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from bench.acceptance.evidence import Answers
 from bench.errors import EnvironmentCannot
 from bench.result import Gpu
+from bench.switches import VISIBLE
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ON_CPU = "--device cpu measures the CPU"
 
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.cli import main
+from bench.control import commands
+from bench.control.container import Container
+from bench.control.engines import EngineFacts, Inspected
+from bench.control.images.archive import Identity
+from bench.control.preflight import HostFacts
 from tests.control.images import make_image
 
 SBOM = json.dumps({"components": []}).encode()
@@ -79,3 +85,47 @@ def test_mistakes_are_named(
     monkeypatch.setenv("DOCKER_HOST", f"unix://{manifest.parent}/no.sock")
     assert main([str(manifest) if word == "M" else word for word in arguments]) == code
     assert words in capsys.readouterr().err
+
+
+class Recording:
+    """An engine that keeps what it is asked to run."""
+
+    name = "docker"
+
+    def __init__(self) -> None:
+        self.ran: list[Container] = []
+
+    def facts(self) -> EngineFacts:
+        return EngineFacts("docker", "28.0", "cdi", None)
+
+    def inspect(self, image: str) -> Inspected:
+        return Inspected(Identity("sha256:" + "0" * 64, ()), {"bench.variant": "cuda13"}, image)
+
+    def run(self, container: Container) -> int:
+        self.ran.append(container)
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("shown", "arguments", "told"),
+    [("1,GPU-7", (), "1,GPU-7"), (None, (), None), ("1", ("--device", "cpu"), None)],
+)
+def test_the_image_computes_on_the_gpus_that_are_ours_alone(
+    shown: str | None,
+    arguments: tuple[str, ...],
+    told: str | None,
+    manifest: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine: Any = Recording()
+    monkeypatch.setattr(commands, "find_engine", lambda name: engine)
+    monkeypatch.setattr(commands, "read_host", lambda shell: HostFacts("580.65.06", None))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    out = str(tmp_path / "out")
+    image = ("--engine", "docker", "--image", "bench:cuda13")
+    assert main(["run", str(manifest), "--out", out, *image, *arguments]) == 0
+    (container,) = engine.ran
+    assert container.settings.get("CUDA_VISIBLE_DEVICES") == told
