@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -39,9 +40,18 @@ def gpu_models() -> tuple[GpuModel, ...]:
     return from_json(tuple[GpuModel, ...], read_data("gpus.json"))
 
 
+def gpu_model(name: str) -> GpuModel | None:
+    """By the driver's own name, whole: an H20 is no H200."""
+    return next((gpu for gpu in gpu_models() if gpu.name == name), None)
+
+
 def find_gpu_model(name: str) -> GpuModel | None:
-    """By the driver's full name, or by a part of it that people type: "h200", "a100 80gb"."""
-    wanted = name.lower().split()
-    exact = [gpu for gpu in gpu_models() if gpu.name.lower() == name.lower()]
-    close = [gpu for gpu in gpu_models() if all(word in gpu.name.lower() for word in wanted)]
-    return next(iter(exact + close), None) if wanted else None
+    """By the driver's full name, or by parts of it that people type: "h200", "a100 80gb"."""
+    typed = name.split()
+    close = (gpu for gpu in gpu_models() if all(_has(gpu, part) for part in typed))
+    return gpu_model(name) or (next(close, None) if typed else None)
+
+
+def _has(gpu: GpuModel, part: str) -> bool:
+    """A word of its name or the beginning of one ("sxm"), but of no number: "a10" is no A100."""
+    return re.search(rf"\b{re.escape(part)}(?!(?<=\d)\d)", gpu.name, re.IGNORECASE) is not None

@@ -215,7 +215,10 @@ def _target(gpus: int | None, gpu: str | None) -> Target:
         model = find_gpu_model(gpu)
         if model is None:
             names = ", ".join(known.name for known in gpu_models())
-            raise BadInput(f"no GPU like {gpu!r} is known", advice=f"known: {names}")
+            raise BadInput(
+                f"no GPU like {gpu!r} is known",
+                advice=f"known: {names}; of any other, bench plan where it is",
+            )
         return Target("cuda", gpus or 1, int(model.memory_gib * 2**30), model.name, model.compute_capability)
     from bench.runner.probe import probe
 

@@ -1,0 +1,45 @@
+"""Which GPU a name means: what the driver calls it is taken whole, what people type by its words."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.acceptance.standards import profile_of
+from bench.catalogue import find_gpu_model, gpu_model
+
+# As drivers spell cards whose names begin as those of cards that are known, and that are others.
+LIKE_OTHERS = (
+    "NVIDIA H20", "NVIDIA H800", "NVIDIA H100", "NVIDIA H200 NVL", "NVIDIA GH200 480GB", "NVIDIA A10",
+    "NVIDIA A100-SXM-64GB", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "NVIDIA A800-SXM4-80GB", "NVIDIA L40",
+    "NVIDIA RTX 6000 Ada Generation", "NVIDIA RTX A600", "NVIDIA GeForce RTX 3090 Ti", "Tesla V100-SXM2-32GB",
+    "NVIDIA B200", "NVIDIA RTX PRO 6000 Blackwell Server Edition", "NVIDIA GeForce RTX 4090 D",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIKE_OTHERS)
+def test_a_card_is_never_taken_for_one_with_a_like_name(name: str) -> None:
+    assert gpu_model(name) is None
+    assert profile_of(name) is None
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("h100", "NVIDIA H100 80GB HBM3"),
+        ("H100 PCIe", "NVIDIA H100 PCIe"),
+        ("a100", "NVIDIA A100-SXM4-80GB"),
+        ("a100 40gb", "NVIDIA A100-SXM4-40GB"),
+        ("a100 sxm", "NVIDIA A100-SXM4-80GB"),
+        ("4090", "NVIDIA GeForce RTX 4090"),
+        ("NVIDIA L40S", "NVIDIA L40S"),
+    ],
+)
+def test_words_of_a_name_are_enough(typed: str, name: str) -> None:
+    found = find_gpu_model(typed)
+    assert found is not None
+    assert found.name == name
+
+
+@pytest.mark.parametrize("typed", ["h20", "a10", "l4", "rtx 6000", "600", "v100", "", "("])
+def test_half_a_number_is_no_name(typed: str) -> None:
+    assert find_gpu_model(typed) is None
