@@ -29,9 +29,12 @@ def judge_figures(
         if (found := _by_history(check, figure, evidence, standards, rules)) is not None:
             yield found
     # On a CPU all processes share one device: they are no peers.
-    names = dict.fromkeys(f.name for f in figures if f.gpu is not None and evidence.device == "cuda")
-    for name in names:
-        yield from _by_peers(check, [f for f in figures if f.name == name], rules)
+    alike: dict[tuple[str, str], list[Figure]] = {}
+    for figure in figures if evidence.device == "cuda" else ():
+        if figure.gpu is not None and (gpu := evidence.gpu(figure.gpu)) is not None:
+            alike.setdefault((figure.name, gpu.name), []).append(figure)
+    for peers in alike.values():
+        yield from _by_peers(check, peers, rules)
 
 
 def _by_reference(check: str, figure: Figure, standards: Standards, rules: Rules) -> Finding:

@@ -18,7 +18,7 @@ from bench.acceptance.evidence import Evidence, Reading, checked_figures, read_c
 from bench.acceptance.finding import Finding, Verdict, overall
 from bench.acceptance.manifest import CheckManifest, read
 from bench.acceptance.rules import rules_digest
-from bench.acceptance.standards import Expect, Past, Profile, Standards, profile_of
+from bench.acceptance.standards import Expect, Past, Profile, Standards, profile_for
 from bench.asked import check_image
 from bench.checks import known_checks, not_read
 from bench.codec import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
@@ -153,10 +153,9 @@ def recompute(files: Files) -> Mapping[str, Any]:
         _require_equal(results, findings)
     else:
         results = replace(results, findings=findings, verdict=overall(findings))
-    name = results.node.gpus[0].name if results.node.gpus else ""
     spent = sum(r.ended_at - r.started_at for r in readings if r.reason is None and r.ended_at > r.started_at)
     return {
-        "check": Judged(results, evidence, claimed, results.profile == profile_of(name)),
+        "check": Judged(results, evidence, claimed, results.profile == profile_for(results.node.gpus)),
         "samples": sum(
             len(f["samples"]) for r in readings if r.reason is None for f in r.data.get("figures", ())
         ),

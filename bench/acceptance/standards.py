@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -10,6 +10,7 @@ from typing import Literal
 
 from bench.catalogue import read_data
 from bench.codec import from_json
+from bench.result import Gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +83,9 @@ def profiles() -> tuple[Profile, ...]:
 def profile_of(gpu: str) -> Profile | None:
     """By the driver's name of the GPU, whole: an H100 PCIe is no H100."""
     return next((p for p in profiles() if gpu in p.gpus), None)
+
+
+def profile_for(gpus: Sequence[Gpu]) -> Profile | None:
+    """Of those that answer, if all are of one kind: of two kinds neither is held against the other's."""
+    kinds = {gpu.name for gpu in gpus if gpu.memory_bytes}
+    return profile_of(kinds.pop()) if len(kinds) == 1 else None

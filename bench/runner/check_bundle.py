@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bench import __version__
 from bench.acceptance.evidence import Evidence, read_course
 from bench.acceptance.results import CheckResults, readings_bytes, results_of
-from bench.acceptance.standards import Standards, profile_of
+from bench.acceptance.standards import Standards, profile_for
 from bench.codec import pretty_json, to_json
 from bench.pack import pack
 from bench.runner import nvml, probe, telemetry
@@ -33,10 +33,9 @@ def finish(
     course = fitting_course(course, marks_of_checks(work.readings))
     lines = [json.loads(line) for line in course.splitlines()]
     evidence = Evidence(asked.level, asked.device, work.gpus, work.readings, read_course(lines))
-    alive = next((gpu.name for gpu in work.gpus if gpu.memory_bytes), "")
     ours = {gpu.uuid for gpu in work.gpus}
     past = {uuid: found for uuid, found in asked.history.items() if uuid in ours}
-    standards = Standards(profile_of(alive), asked.manifest.expected(asked.device), past)
+    standards = Standards(profile_for(work.gpus), asked.manifest.expected(asked.device), past)
     results = results_of(
         evidence, standards, asked.manifest.require,
         bench_version=__version__, manifest_digest=asked.manifest.digest, node=node, simulated=nvml.is_fake(),

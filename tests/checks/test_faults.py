@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from bench.acceptance.finding import Finding, overall
-from bench.acceptance.standards import Expect, Past, Standards, profile_of
+from bench.acceptance.standards import Expect, Past, Standards, profile_for, profile_of
 from tests.checks.node import HOST, bad, evidence, findings
 
 
@@ -241,6 +241,23 @@ def test_what_is_required_counts(tmp_path: Path) -> None:
     assert overall(findings(found)) == "pass"
     assert any("root adds it" in f.advice for f in findings(found) if f.check == "xid")
     assert overall(findings(found, require=("xid",))) == "not-run"
+
+
+def test_gpus_of_two_kinds_are_not_held_against_each_other(tmp_path: Path) -> None:
+    """A desktop's second card; that they differ is said, and nobody is to return the slower one."""
+    slow = {"rates": {"matmul": {"1": 0.3}, "memory": {"1": 0.2}, "soak": {"1": 0.3}}}
+    names = {"1": {"Name": "NVIDIA RTX A6000", "CudaComputeCapability": [8, 6]}}
+    found = evidence(tmp_path, count=2, gpus=names, **slow)
+    assert profile_for(found.gpus) is None
+    every = findings(found, Standards(profile_for(found.gpus)))
+    assert {f.check for f in bad(every)} == {"alike"}
+    one_kind = evidence(tmp_path, count=2, **slow)
+    assert profile_for(one_kind.gpus) == profile_of("NVIDIA H200")
+    assert {"matmul", "memory"} <= {f.check for f in bad(findings(one_kind))}
+
+
+def test_a_gpu_that_is_lost_leaves_the_others_their_profile(tmp_path: Path) -> None:
+    assert profile_for(evidence(tmp_path, lost={"0": 1}).gpus) == profile_of("NVIDIA H200")
 
 
 def test_silence_is_no_pass(tmp_path: Path) -> None:
