@@ -83,9 +83,9 @@ def target_of(node: NodeFacts, gpus: int | None, nodes: int = 1) -> Target:
         )
     chosen = node.gpus[:count]
     smallest = min(gpu.memory_bytes for gpu in chosen)
-    first = chosen[0]
-    capability, host = first.compute_capability, node.memory_bytes
-    return Target("cuda", nodes * count, smallest, first.name, capability, host, nodes)
+    capability = min((gpu.compute_capability for gpu in chosen), key=float)
+    names = " + ".join(dict.fromkeys(gpu.name for gpu in chosen))
+    return Target("cuda", nodes * count, smallest, names, capability, node.memory_bytes, nodes)
 
 
 def make_plan(manifest: Manifest, target: Target) -> Plan:

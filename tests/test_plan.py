@@ -67,6 +67,31 @@ def test_tf32_is_for_gpus_that_have_it() -> None:
         assert reason in skip.reason
 
 
+def test_what_trains_in_bf16_is_left_out_where_there_is_none() -> None:
+    """And the others are measured all the same."""
+    models = ["pythia-160m", "pythia-1b", "mamba-2.8b"]
+    for methods in ("naive", "exhaustive", "guided"):
+        plan = make_plan(manifest(models=models, methods=methods), V100)
+        assert {cell.model.name for cell in plan.cells} == {"pythia-160m"}
+        assert all("bf16" in s.reason for s in plan.skipped if s.model != "pythia-160m")
+        assert {s.model for s in plan.skipped} >= {"pythia-1b", "mamba-2.8b"}
+
+
+def test_attention_on_tf32_units_is_no_free_lunch_without_them() -> None:
+    for target, has in ((V100, False), (H200, True)):
+        (cell,) = make_plan(manifest(models=["vit-l"], methods=["free-lunch"]), target).cells
+        assert ("flex-attention" in cell.setting) is has
+
+
+def test_of_gpus_that_differ_the_least_is_planned_with_and_all_are_named() -> None:
+    gpus = (Gpu(0, "NVIDIA H200", "GPU-1", 1 << 37, "9.0"), Gpu(1, "Tesla T4", "GPU-2", 1 << 34, "7.5"))
+    node = NodeFacts("cpu", 8, 1 << 36, "os", "6", "3.12", gpus)
+    target = target_of(node, None)
+    assert (target.memory_bytes, target.compute_capability) == (1 << 34, "7.5")
+    assert target.name == "NVIDIA H200 + Tesla T4"
+    assert target_of(node, 1).name == "NVIDIA H200"
+
+
 def test_every_model_comes_once_before_any_comes_twice() -> None:
     plan = make_plan(manifest(models=["tiny-vit", "tiny-roberta", "tiny-gpt-neox"]), CPU)
     assert [cell.model.name for cell in plan.cells[:3]] == ["tiny-vit", "tiny-roberta", "tiny-gpt-neox"]

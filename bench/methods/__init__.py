@@ -99,6 +99,10 @@ def sharded_by(setting: Setting) -> Literal["zero", "fsdp"] | None:
     return None if sharding is None else "zero" if sharding.startswith("zero-") else "fsdp"
 
 
+def older_than(target: Target, capability: float) -> bool:
+    return target.compute_capability is not None and float(target.compute_capability) < capability
+
+
 def halves_weights(setting: Setting) -> bool:
     """Weights are as precise as what is computed with them, so that none is cast in a pass."""
     return "half-weights" in setting or in_group(setting, "sharding") is not None
@@ -127,6 +131,8 @@ def conflict(setting: Setting) -> str | None:
 
 def refusal(setting: Setting, model: Model, target: Target) -> str | None:
     """The first reason why a setting cannot work; None if nothing speaks against it."""
+    if model.recipe.precision == "bf16" and older_than(target, 8.0):
+        return f"trains in bf16, which needs compute capability 8.0, this GPU has {target.compute_capability}"
     if sharding := in_group(setting, "sharding"):
         offloads = "offload" in setting
         if target.gpus == 1 and not offloads:

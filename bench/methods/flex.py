@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from bench.methods import Method, Target
+from bench.methods import Method, Target, older_than
 from bench.models import Model
 from bench.models._common import complete
 from bench.models.inline import family_of
@@ -36,6 +36,8 @@ class Flex(Method):
             return f"FlexAttention takes heads of {LEAST_WIDTH} and more, these have {width}"
         if target.device == "cpu":
             return "FlexAttention trains on GPUs alone"
+        if older_than(target, 8.0):
+            return f"it pays by TF32, which needs compute capability 8.0, not {target.compute_capability}"
         return None
 
     def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bench.methods import Method, Target
+from bench.methods import Method, Target, older_than
 from bench.models import Model
 
 
@@ -18,7 +18,7 @@ class Tf32(Method):
     def refuse(self, model: Model, target: Target) -> str | None:
         if target.device == "cpu":
             return "TF32 is a mode of NVIDIA GPUs"
-        if target.compute_capability and float(target.compute_capability) < 8.0:
+        if older_than(target, 8.0):
             return f"TF32 needs compute capability 8.0, this GPU has {target.compute_capability}"
         return None
 

@@ -147,10 +147,6 @@ def _require_device(manifest: Manifest, node: NodeFacts, on_cpu: bool) -> None:
             f"the manifest asks for {manifest.gpus} GPUs, this machine has none",
             advice=f"--device cpu trains in {manifest.gpus} processes on its CPU, to try things out",
         )
-    bf16 = [m.name for m in manifest.models if m.recipe.precision == "bf16"]
-    old = [gpu.name for gpu in node.gpus if float(gpu.compute_capability) < 8.0]
-    if bf16 and old:
-        raise EnvironmentCannot(f"{bf16[0]} trains in bf16, which {old[0]} does not have")
 
 
 def _open_run(run: Run) -> None:
