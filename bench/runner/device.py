@@ -10,6 +10,8 @@ from typing import Literal, Self
 
 import torch
 
+from bench.runner.share import cores
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -31,14 +33,16 @@ class Device:
         """Loader processes of this device; none on a CPU: they would take the cores that train."""
         if self.kind == "cpu":
             return 0
-        return max(1, min(8, len(os.sched_getaffinity(0)) // (2 * self.count)))
+        return max(1, min(8, cores() // (2 * self.count)))
 
     def choose(self) -> None:
         """From here on this process's own device: what says "cuda" means it."""
         if self.kind == "cuda":
             torch.cuda.set_device(self.index)
-        elif self.count > 1:
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // self.count))
+            return
+        threads = max(1, cores() // self.count)
+        if self.count > 1 or threads < torch.get_num_threads():  # more would wait for each other's time
+            torch.set_num_threads(threads)
 
     def synchronise(self) -> None:
         if self.kind == "cuda":

@@ -11,6 +11,7 @@ from pathlib import Path
 from bench import switches
 from bench.errors import EnvironmentCannot
 from bench.result import NodeFacts
+from bench.runner import share
 from bench.runner.gpus import gpus_here
 from bench.runner.image import running_in
 
@@ -22,11 +23,11 @@ STACK = (
 
 
 def probe(*, gpus_too: bool = True) -> NodeFacts:
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory_bytes = share.memory_bytes()
     gpus, driver = gpus_here(memory_bytes) if gpus_too else ((), None)
     return NodeFacts(
         cpu=_cpu_name(),
-        cpu_cores=len(os.sched_getaffinity(0)),
+        cpu_cores=share.cores(),
         memory_bytes=memory_bytes,
         os=_os_name(),
         kernel=platform.release(),

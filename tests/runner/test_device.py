@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
+from bench.runner import device
 from bench.runner.device import Device
 
 CORES = 128
@@ -14,7 +13,7 @@ CORES = 128
 
 @pytest.fixture(autouse=True)
 def cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(CORES)))
+    monkeypatch.setattr(device, "cores", lambda: CORES)
 
 
 def launched(monkeypatch: pytest.MonkeyPatch, **environment: int) -> None:
@@ -26,15 +25,27 @@ def test_cores_are_shared_among_the_devices_of_this_node_not_of_all_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     launched(monkeypatch, RANK=19, WORLD_SIZE=256, LOCAL_RANK=3, LOCAL_WORLD_SIZE=16)
-    device = Device.own("cuda")
-    assert (device.index, device.count) == (3, 16)
-    assert device.loaders() == CORES // 2 // 16
+    own = Device.own("cuda")
+    assert (own.index, own.count) == (3, 16)
+    assert own.loaders() == CORES // 2 // 16
 
 
 def test_without_a_launcher_a_device_is_alone() -> None:
     assert Device.own("cuda") == Device("cuda", 0, 1)
     assert Device.own("cuda").loaders() == 8  # more help nobody
     assert Device.own("cpu").loaders() == 0  # they would take the cores that train
+
+
+@pytest.mark.parametrize(("quota", "threads"), [(128, 16), (2, 2)])
+def test_a_cpu_has_no_more_threads_than_it_may_use_cores(
+    quota: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(device, "cores", lambda: quota)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: told[-1] if told else 16)
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
+    Device("cpu").choose()
+    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize(("graphs", "peak"), [(None, 5), ("0", 5), ("1", 80)])
