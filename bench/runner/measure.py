@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ CEILING_SECONDS = 300.0
 MEETING_SECONDS = 600.0  # for all nodes to come
 DISMISSAL_SECONDS = 60.0  # for those that are left, at the end
 CLEAN_SECONDS = 30.0  # for the memory of a job that was killed to come back
+HELD_BYTES = 2 << 30  # more than any driver keeps for itself
 TRACE_BYTES = 512 << 20  # the driver's own share is not always the same
 
 INTERRUPTED = "interrupted"  # by the user, who wants what there is, and now
@@ -41,8 +42,16 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
     """Until nothing is open. Returns why it stopped early, or None."""
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
     meter = telemetry.Telemetry(run.folder / telemetry.FILE_NAME, run.node)
-    before = meter.used_bytes()
+    target = run.plan.target
+    ours = run.node.gpus[: target.gpus // target.nodes]
+
+    def used() -> dict[int, int]:
+        """Of the GPUs that train: what others do on the rest of the node is their own business."""
+        return {gpu.index: held for gpu, held in zip(ours, meter.used_bytes(), strict=False)}
+
+    before = used()
     progress.start(run.id, run.plan, run.believed, deadline)
+    tell_of_others(before, progress.say)
 
     def tick(event: dict[str, Any] | None) -> None:
         meter.sample(progress.current)
@@ -63,14 +72,14 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
                 if _spent(deadline):
                     stopped = f"the budget of {budget_seconds or 0:.0f} s is spent, {_open(run)}"
                     break
-                settle(meter.used_bytes, before, progress.say)
+                settle(used, before, progress.say)
                 _measure_trial(run, supervisor, progress, trial, Path(scratch), deadline)
             while run.manifest.prove and (trial := unproven(run.plan, run.believed, run.proofs)):
                 if _spent(deadline):
                     spent = f"the budget of {budget_seconds or 0:.0f} s is spent before all was proven"
                     stopped = stopped or spent
                     break
-                settle(meter.used_bytes, before, progress.say)
+                settle(used, before, progress.say)
                 _prove_trial(run, supervisor, progress, trial, run.manifest.prove, Path(scratch), deadline)
             if nodes is not None:
                 _dismiss(run, supervisor, progress)
@@ -94,18 +103,25 @@ def _spent(deadline: float | None) -> bool:
     return deadline is not None and time.monotonic() >= deadline
 
 
+def tell_of_others(before: Mapping[int, int], say: Callable[[str], None]) -> None:
+    """What was held before anything of ours was there does not fit beside it, and may compute too."""
+    held = [f"{bytes_text(used)} on GPU {index}" for index, used in before.items() if used > HELD_BYTES]
+    if held:
+        say(f"memory is in use by others: {', '.join(held)}; what fits, and how fast it is, depends on them")
+
+
 def settle(
-    used: Callable[[], Sequence[int]],
-    before: Sequence[int],
+    used: Callable[[], Mapping[int, int]],
+    before: Mapping[int, int],
     say: Callable[[str], None],
     seconds: float = CLEAN_SECONDS,
 ) -> None:
     """The next job starts with the GPU memory that the first one had: a killed one's comes back late."""
     deadline = time.monotonic() + seconds
     while more := [
-        f"{bytes_text(now - then)} on GPU {index}"
-        for index, (now, then) in enumerate(zip(used(), before, strict=True))
-        if now - then > TRACE_BYTES
+        f"{bytes_text(now - before[index])} on GPU {index}"
+        for index, now in used().items()
+        if now - before[index] > TRACE_BYTES
     ]:
         if time.monotonic() > deadline:
             say(f"memory is in use that was free at the start: {', '.join(more)}; who else computes there?")

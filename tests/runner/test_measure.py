@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench.manifest import parse_manifest
 from bench.plan import make_plan, target_of
-from bench.result import Ceiling, Crashed, Measured, NodeFacts, Outcome, StepSample, Trial
+from bench.result import Ceiling, Crashed, Gpu, Measured, NodeFacts, Outcome, StepSample, Trial
 from bench.runner import measure as loop
 from bench.runner.journal import Journal
-from bench.runner.measure import settle
+from bench.runner.measure import settle, tell_of_others
 from bench.runner.progress import Progress
 from bench.runner.run import _open_run
 from bench.runner.state import Run
@@ -58,11 +60,11 @@ class Guessing:
 
 
 @contextmanager
-def begun(folder: Path) -> Iterator[Run]:
+def begun(folder: Path, node: NodeFacts = NODE) -> Iterator[Run]:
     manifest = parse_manifest(json.dumps(GUIDED).encode(), "m.json")
     folder.mkdir(exist_ok=True)
     with Journal(folder) as journal:
-        run = Run(manifest, NODE, make_plan(manifest, target_of(NODE, 1)), journal, folder)
+        run = Run(manifest, node, make_plan(manifest, target_of(node, 1)), journal, folder)
         _open_run(run)
         yield run
 
@@ -154,20 +156,47 @@ def test_what_cannot_be_true_neither_wins_nor_ends_the_search(
 
 
 def test_a_trial_waits_for_the_memory_of_the_one_before() -> None:
-    readings = [[60 * GIB, GIB], [3 * GIB, GIB], [GIB, GIB]]
+    readings = [{0: 60 * GIB, 1: GIB}, {0: 3 * GIB, 1: GIB}, {0: GIB, 1: GIB}]
     said: list[str] = []
-    settle(lambda: readings.pop(0), [GIB, GIB], said.append)
+    settle(lambda: readings.pop(0), {0: GIB, 1: GIB}, said.append)
     assert readings == [] and said == []
 
 
 def test_memory_that_does_not_come_back_is_named() -> None:
     said: list[str] = []
-    settle(lambda: [GIB, 15 * GIB], [GIB, GIB], said.append, seconds=0)
+    settle(lambda: {3: GIB, 1: 15 * GIB}, {3: GIB, 1: GIB}, said.append, seconds=0)
     assert len(said) == 1
     assert "14.0 GiB on GPU 1" in said[0]
 
 
+def test_what_others_do_on_gpus_that_do_not_train_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpus = tuple(Gpu(index, "NVIDIA H200", f"GPU-{index}", 140 * GIB, "9.0") for index in (3, 1))
+    node = dataclasses.replace(NODE, gpus=gpus)
+    meter = SimpleNamespace(used_bytes=lambda: [GIB, 90 * GIB], sample=lambda _: None, close=lambda: None)
+    looked: list[Mapping[int, int]] = []
+    monkeypatch.setattr(loop.telemetry, "Telemetry", lambda path, node: meter)
+    monkeypatch.setattr(loop, "settle", lambda used, before, say: looked.extend((used(), before)))
+    with begun(tmp_path / "1", node) as run:
+        searched(run, Guessing(), monkeypatch)
+    assert looked
+    assert all(seen == {3: GIB} for seen in looked)
+    assert "in use by others" not in capsys.readouterr().err
+
+
+def test_memory_that_others_hold_from_the_start_is_told() -> None:
+    said: list[str] = []
+    tell_of_others({2: 600 << 20, 5: 30 << 30, 7: 0}, said.append)
+    assert said == [
+        "memory is in use by others: 30.0 GiB on GPU 5; what fits, and how fast it is, depends on them"
+    ]
+    tell_of_others({0: 600 << 20}, said.append)
+    tell_of_others({}, said.append)
+    assert len(said) == 1
+
+
 def test_a_machine_without_gpus_has_nothing_to_wait_for() -> None:
     said: list[str] = []
-    settle(lambda: [], [], said.append)
+    settle(dict, {}, said.append)
     assert said == []
