@@ -38,7 +38,10 @@ class Device:
     def choose(self) -> None:
         """From here on this process's own device: what says "cuda" means it."""
         if self.kind == "cuda":
+            if not torch.backends.cuda.is_built():
+                raise RuntimeError("this torch is for CPUs alone: install one with CUDA, or --device cpu")
             torch.cuda.set_device(self.index)
+            _require_code_for(torch.cuda.get_device_capability(self.index))
             return
         threads = max(1, cores() // self.count)
         if self.count > 1 or threads < torch.get_num_threads():  # more would wait for each other's time
@@ -70,3 +73,16 @@ class Device:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _require_code_for(capability: tuple[int, int]) -> None:
+    """Newer versions of CUDA leave older cards out; CUDA itself says no more than that there is no kernel."""
+    oldest = min(
+        (int(name.rpartition("_")[2].rstrip("af")) for name in torch.cuda.get_arch_list()), default=0
+    )
+    major, minor = capability
+    if 10 * major + minor < oldest:
+        raise RuntimeError(
+            f"this torch has no code for compute capability {major}.{minor}, its oldest is "
+            f"{oldest // 10}.{oldest % 10}: install a torch of an older CUDA, and run without an image"
+        )

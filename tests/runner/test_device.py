@@ -48,6 +48,29 @@ def test_a_cpu_has_no_more_threads_than_it_may_use_cores(
     assert torch.get_num_threads() == threads
 
 
+def test_a_torch_without_cuda_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    with pytest.raises(RuntimeError, match="this torch is for CPUs alone: install one with CUDA"):
+        Device("cuda").choose()
+
+
+@pytest.mark.parametrize(
+    ("capability", "refused"), [((7, 0), True), ((7, 5), False), ((9, 0), False), ((12, 1), False)]
+)
+def test_a_card_that_this_torch_has_no_code_for_is_told_before_anything_is_measured(
+    capability: tuple[int, int], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90a", "compute_120"])
+    if not refused:
+        Device("cuda").choose()
+        return
+    with pytest.raises(RuntimeError, match=r"no code for compute capability 7\.0, its oldest is 7\.5"):
+        Device("cuda").choose()
+
+
 @pytest.mark.parametrize(("graphs", "peak"), [(None, 5), ("0", 5), ("1", 80)])
 def test_what_cuda_graphs_keep_counts_as_memory(
     graphs: str | None, peak: int, monkeypatch: pytest.MonkeyPatch
