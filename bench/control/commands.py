@@ -37,6 +37,7 @@ from bench.control.preflight import (
     check_driver,
     check_gpus,
     check_identity,
+    check_machine,
     check_room,
     read_host,
 )
@@ -130,6 +131,8 @@ def run_in_image(
     engine = find_engine(engine_name)
     wanted = identity or wanted_image(load_any(manifest))
     facts, host = engine.facts(), read_host(here)
+    if engine.name != "none":
+        check_machine(host)
     image = image or _default_image(host, on_cpu)
     found = engine.inspect(image)
     check_identity(found.identity if found else None, wanted, image)

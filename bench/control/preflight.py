@@ -17,6 +17,7 @@ from bench.errors import EnvironmentCannot
 OLDEST_TOOLKIT = "1.17.8"
 _DRIVER = re.compile(r"Kernel Module\S*(?:\s+for \S+)?\s+(\d+\.\d+(?:\.\d+)?)")
 _TOOLKIT = re.compile(r"version:?\s+v?(\d+\.\d+\.\d+)")
+_MACHINE = re.compile(r"(\S+)")
 OUT_BYTES = GIB  # journal, logs and bundle of a long run, with room
 
 
@@ -24,6 +25,7 @@ OUT_BYTES = GIB  # journal, logs and bundle of a long run, with room
 class HostFacts:
     driver: str | None  # of the GPUs; None: there are none
     toolkit: str | None  # NVIDIA's, which hands GPUs to containers
+    machine: str | None = None  # as uname names its processor
 
 
 def read_host(shell: Shell) -> HostFacts:
@@ -31,6 +33,7 @@ def read_host(shell: Shell) -> HostFacts:
     return HostFacts(
         _found(shell, ("cat", "/proc/driver/nvidia/version"), _DRIVER),
         _found(shell, ("nvidia-ctk", "--version"), _TOOLKIT),
+        _found(shell, ("uname", "-m"), _MACHINE),
     )
 
 
@@ -38,6 +41,14 @@ def _found(shell: Shell, command: tuple[str, ...], pattern: re.Pattern[str]) -> 
     answer = shell(command)
     match = pattern.search(answer[1]) if answer and answer[0] == 0 else None
     return match[1] if match else None
+
+
+def check_machine(host: HostFacts) -> None:
+    if host.machine not in (None, "x86_64"):
+        raise EnvironmentCannot(
+            f"this machine is {host.machine}, the images are for x86_64",
+            advice="pip install 'bench[run]' there, and run on the bare host with --engine none",
+        )
 
 
 def check_driver(host: HostFacts, variant: Variant) -> None:

@@ -15,6 +15,7 @@ from bench.control.preflight import (
     check_driver,
     check_gpus,
     check_identity,
+    check_machine,
     check_room,
     read_host,
 )
@@ -41,6 +42,15 @@ def test_the_driver_is_read_from_the_kernel(text: str, driver: str | None) -> No
     toolkit = (0, "NVIDIA Container Toolkit CLI version 1.17.8\ncommit: f202b80\n")
     host = read_host(shell_of({"cat": (0, text), "nvidia-ctk": toolkit}))  # type: ignore[arg-type]
     assert host == HostFacts(driver, "1.17.8")
+
+
+def test_an_arm_host_is_told_that_the_images_are_for_others() -> None:
+    grace = read_host(shell_of({"cat": (0, OPEN), "uname": (0, "aarch64\n")}))  # type: ignore[arg-type]
+    with pytest.raises(EnvironmentCannot, match="is aarch64, the images are for x86_64") as raised:
+        check_machine(grace)
+    assert "--engine none" in str(raised.value.advice)
+    check_machine(read_host(shell_of({"uname": (0, "x86_64\n")})))  # type: ignore[arg-type]
+    check_machine(HostFacts("580.65.06", None))
 
 
 def test_a_machine_without_gpus_has_neither() -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from bench.control.container import GIB
 from bench.control.images import Variant
-from bench.control.preflight import OUT_BYTES, check_driver, check_free, check_gpus
+from bench.control.preflight import OUT_BYTES, check_driver, check_free, check_gpus, check_machine
 from bench.control.push.survey import NEEDED, Survey
 from bench.errors import EnvironmentCannot
 from bench.words import bytes_text
@@ -127,6 +127,8 @@ def _gpus(found: Survey, need: Need) -> Iterator[Finding]:
         advice = "--device cpu trains in as many processes on its CPU, to try things out"
         what = f"it has {count} GPUs, the manifest asks for {need.gpus}"
         yield Finding(grave, what, "" if need.checks else advice)
+    if need.variant is not None and not need.slurm:
+        yield from _of(lambda: check_machine(found.host))
     if need.on_cpu:
         return
     if need.variant is not None and not need.slurm:

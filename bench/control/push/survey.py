@@ -124,6 +124,7 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
         "programs": "for p in setsid sha256sum tar head tail; do command -v $p >/dev/null || echo $p; done",
         "cat /proc/driver/nvidia/version": "cat /proc/driver/nvidia/version",
         "nvidia-ctk --version": "nvidia-ctk --version",
+        "uname -m": "uname -m",
         "gpus": "nvidia-smi --query-gpu=index,name,memory.total,memory.used,utilization.gpu,"
         "ecc.errors.uncorrected.volatile.total --format=csv,noheader,nounits",
         "gpu users": "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv,noheader | "

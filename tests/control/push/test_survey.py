@@ -128,6 +128,7 @@ NEED = Need("docker", find_variant("cuda12.8"), on_cpu=False, gpus=None, engine_
         ({"cat_/proc/driver/nvidia/version": (0, "NVIDIA UNIX x86_64 Kernel Module  535.104.05  x")},
          "driver 535.104.05 is too old", "--engine none"),
         ({"nvidia-ctk_--version": (0, "Toolkit CLI version 1.16.1")}, "CVE-2025-23266", "1.17.8"),
+        ({"uname_-m": (0, "aarch64\n")}, "is aarch64, the images are for x86_64", "--engine none"),
         ({"cdi": (1, "")}, "hands no GPUs to containers", "nvidia-ctk cdi generate"),
         ({"programs": (0, "sha256sum\nflock\n")}, "it lacks sha256sum, flock", "coreutils"),
         ({"memory": (0, "MemTotal: 9000000 kB\nMemAvailable: 1000 kB\n")}, "memory is free", ""),
