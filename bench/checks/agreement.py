@@ -17,6 +17,7 @@ from bench.acceptance.evidence import Evidence
 from bench.acceptance.finding import Finding
 from bench.acceptance.standards import Standards
 from bench.checks import Check, Effort, Rig
+from bench.checks.matmul import precisions
 
 if TYPE_CHECKING:
     import torch
@@ -31,9 +32,8 @@ RETURN = "take it out of service and run it again alone: a GPU that computes wro
 def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
     import torch
 
-    works = ("bf16", "fp32") if rig.kind == "cpu" else ("bf16", "fp16", "tf32", "fp32")
     mine: dict[str, Any] = {"gpu": rig.gpu, "digests": {}, "passes": 0, "wrong_passes": 0}
-    for name in works:
+    for name in precisions(rig):
         rig.say(f"arithmetic in {name}")
         _repeat(rig, effort, name, mine)
     mine["digests"]["functions"] = _functions(rig, effort)

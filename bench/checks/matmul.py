@@ -12,7 +12,6 @@ from bench.acceptance.standards import Standards
 from bench.checks import Check, Effort, Rig
 from bench.codec import to_json
 
-PRECISIONS = ("bf16", "fp16", "tf32", "fp32")
 SIZE, TINY_SIZE = 8192, 256
 RULES = Rules(
     # Power and leakage differ from chip to chip: two healthy H200 of one node were 3% apart.
@@ -22,12 +21,22 @@ RULES = Rules(
 )  # fmt: skip
 
 
+def precisions(rig: Rig) -> tuple[str, ...]:
+    """Those that its matrix units have, the one that they are the fastest in first."""
+    import torch
+
+    if rig.kind == "cpu":
+        return "bf16", "fp32"
+    older = torch.cuda.get_device_capability(rig.device) < (8, 0)  # than Ampere: what it lacks is made up for
+    return ("fp16", "fp32") if older else ("bf16", "fp16", "tf32", "fp32")
+
+
 def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
     import torch
 
     size = TINY_SIZE if effort.tiny else SIZE
     figures = []
-    for precision in ("bf16", "fp32") if rig.kind == "cpu" else PRECISIONS:
+    for precision in precisions(rig):
         rig.say(precision)
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
         if rig.kind == "cuda":

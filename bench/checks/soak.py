@@ -13,6 +13,7 @@ from bench.acceptance.figures import Rules, judge_figures
 from bench.acceptance.finding import Finding, quantity
 from bench.acceptance.standards import Standards
 from bench.checks import Check, Effort, Rig, not_read
+from bench.checks.matmul import precisions
 from bench.codec import to_json
 
 SIZE, TINY_SIZE = 8192, 256
@@ -38,7 +39,8 @@ def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
     import torch
 
     size = TINY_SIZE if effort.tiny else SIZE
-    dtype = torch.bfloat16 if rig.kind == "cuda" else torch.float32
+    half = torch.bfloat16 if "bf16" in precisions(rig) else torch.float16
+    dtype = half if rig.kind == "cuda" else torch.float32
     a, b = (torch.randn(size, size, device=rig.device, dtype=dtype) for _ in range(2))
     out, first = torch.empty_like(a), torch.mm(a, b)
     figures: list[Figure] = []

@@ -1,0 +1,62 @@
+"""Cards before Ampere (T4, V100) have no bf16 and no TF32: what made up for it would be no load of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bench.checks import Effort, Timed, known_checks
+
+EFFORT = Effort("quick", 0.0, 0.0, 0.001, "/nowhere", True)
+
+
+class OnTheHost:
+    """A rig that says that it is a GPU, and keeps in which precisions it was asked to multiply."""
+
+    kind, rank, size, gpus, gpu = "cuda", 0, 1, (0,), 0
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.dtypes: list[torch.dtype] = []
+
+    def timed(self, call: Callable[[], Any], work: float, **_: Any) -> Timed:
+        self.dtypes.append(call().dtype)
+        return Timed(work, (0.01,))
+
+    def say(self, _: str) -> None: ...
+
+    def wait(self) -> None: ...
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+@pytest.mark.parametrize(
+    ("capability", "matmul", "soak"),
+    [
+        ((7, 5), ["matmul-fp16", "matmul-fp32"], torch.float16),
+        ((8, 0), ["matmul-bf16", "matmul-fp16", "matmul-tf32", "matmul-fp32"], torch.bfloat16),
+    ],
+)
+def test_a_card_is_asked_for_what_its_matrix_units_have(
+    capability: tuple[int, int], matmul: list[str], soak: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    # On a machine without CUDA there is no such switch to be thrown.
+    monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace())
+    rig: Any = OnTheHost()
+    figures = _measure("matmul", rig)["figures"]
+    assert [figure["name"] for figure in figures] == matmul
+    rig = OnTheHost()
+    _measure("soak", rig)
+    assert set(rig.dtypes) == {soak}
+
+
+def _measure(check: str, rig: Any) -> Any:
+    measure = known_checks()[check].measure
+    assert measure is not None
+    return measure(rig, EFFORT)
