@@ -30,6 +30,8 @@ JOB, DEVICE, FOLDER, EVENTS = "BENCH_JOB", "BENCH_DEVICE", "BENCH_FOLDER", "BENC
 NODE = "BENCH_NODE"
 LAST = {"kind": "last"}
 LEADER_WAITS, OTHER_WAITS = 600, 20  # seconds, for the others to come to a meeting
+# torchrun holds a node's signs of life against another's clock: one that is 15 seconds behind was dead to it.
+SIGNS_MISSED = 720  # of one in five seconds: an hour; who is really gone is noticed otherwise
 _SIOCGIFADDR = 0x8915  # of Linux: an interface's address
 _GLOO = "GLOO_SOCKET_IFNAME"  # left to itself it asks for the host's own name, often 127.0.1.1
 
@@ -52,7 +54,8 @@ def torchrun(nodes: Nodes, number: int, per_node: int, address: str | None = Non
         f"--nnodes={nodes.count}", f"--nproc-per-node={per_node}", "--max-restarts=0",
         "--rdzv-backend=c10d", f"--rdzv-endpoint={nodes.meet}", f"--rdzv-id={nodes.identity}-{number}",
         # Two nodes of one machine, as in the tests, would both take the place for theirs.
-        f"--rdzv-conf=is_host={leads},join_timeout={LEADER_WAITS if leads else OTHER_WAITS}",
+        f"--rdzv-conf=is_host={leads},join_timeout={LEADER_WAITS if leads else OTHER_WAITS},"
+        f"keep_alive_max_attempt={SIGNS_MISSED}",
         *([f"--local-addr={address}"] if address else []),
         "-m", "bench.runner.member",
     ]  # fmt: skip

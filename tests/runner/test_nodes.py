@@ -96,6 +96,26 @@ def test_two_nodes_measure_together_and_the_leader_has_the_bundle(tmp_path: Path
     assert any(trial["proof"] for trial in found["trials"])
 
 
+LATE = """
+import datetime
+real = datetime.datetime
+class Late(real):
+    @classmethod
+    def now(cls, tz=None):
+        return real.now(tz) - datetime.timedelta(minutes=7)
+datetime.datetime = Late
+"""
+
+
+@pytest.mark.e2e
+def test_nodes_whose_clocks_are_minutes_apart_measure_together(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(LATE)
+    late = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    with both(tmp_path, other_has=late, methods=["naive"]) as (leader, other):
+        assert leader.wait(300) == 0, said(tmp_path)
+        assert other.wait(60) == 0, said(tmp_path)
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize("leader", ["127.0.0.1", "127.0.0.2"])  # torch would have the lower address lead
 def test_nodes_whose_environment_computes_otherwise_do_not_measure_together(
@@ -159,8 +179,8 @@ def test_every_node_starts_the_same_torchrun_and_only_the_leader_hosts_the_meeti
     leader, other = (torchrun(Nodes(2, i, "10.0.0.1:29400", "abc"), 7, 8) for i in range(2))
     for command in (leader, other):
         assert {"--nnodes=2", "--nproc-per-node=8", "--rdzv-backend=c10d", "--rdzv-id=abc-7"} <= {*command}
-    assert "--rdzv-conf=is_host=True,join_timeout=600" in leader
-    assert "--rdzv-conf=is_host=False,join_timeout=20" in other
+    assert [word for word in leader if word.startswith("--rdzv-conf=is_host=True,join_timeout=600,")]
+    assert [word for word in other if word.startswith("--rdzv-conf=is_host=False,join_timeout=20,")]
     assert "--local-addr=10.0.0.2" in torchrun(Nodes(2, 1, "10.0.0.1:29400", "abc"), 7, 8, "10.0.0.2")
 
 
