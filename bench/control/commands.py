@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.codec import pretty_json, to_json
-from bench.control.container import CHALLENGE, MANIFEST, NOBODY, OUT, TOLD, Container, limits
-from bench.control.engines import Engine, Inspected, find_engine, here
+from bench.control.container import CHALLENGE, MANIFEST, NOBODY, OUT, RDMA, TOLD, Container, limits
+from bench.control.engines import Engine, find_engine, here
 from bench.control.images import Variant, find_variant, images, variant_for
 from bench.control.images.archive import (
     Blob,
@@ -44,7 +44,6 @@ from bench.control.preflight import (
 from bench.errors import BadInput, EnvironmentCannot
 from bench.places import making_folders
 from bench.sbom import PLACE
-from bench.switches import VISIBLE
 
 UNPACKED = 2.2  # an archive's layers on the disk of an engine, of its size: unpacked, and the copy it reads
 
@@ -156,7 +155,8 @@ def run_in_image(
         memory_bytes=limits(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         gpus=gpus,
         network=network,
-        environment=_environment(found, gpus=gpus),
+        rdma=network and RDMA.is_dir(),
+        environment={TOLD: json.dumps(to_json(found.identity))} if found else {},
         challenge=challenge.resolve() if challenge else None,
     )
     if found and challenge:  # now: the request is there to be fetched while it runs
@@ -165,14 +165,6 @@ def run_in_image(
     if found:
         print(f"{OUT} is {out} here", file=sys.stderr)
     return code
-
-
-def _environment(found: Inspected | None, *, gpus: bool) -> dict[str, str]:
-    """What the container is told. It gets every GPU: without this it would compute on those of others too."""
-    told = {TOLD: json.dumps(to_json(found.identity))} if found else {}
-    if gpus and VISIBLE in os.environ:
-        told[VISIBLE] = os.environ[VISIBLE]
-    return told
 
 
 def load(archive: Path, engine: str) -> int:

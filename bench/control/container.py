@@ -1,7 +1,8 @@
 """How a run is held in a container: one description, the same for every engine.
 
 An unprivileged user, a root file system that cannot be written, no capabilities and none to be gained, no
-network while one node works alone, limits on processes and memory, no engine's socket. Two places can be
+network while one node works alone, limits on processes and memory, no engine's socket. Nodes that train
+together have the host's network, and its InfiniBand. Two places can be
 written: /out, where the run goes, and /cache, in memory, the only one from which anything is executed.
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 NOBODY = 65534  # owns no file on any machine
 TOLD = "BENCH_IMAGE"  # how the runner inside learns the identity that was found outside
 MANIFEST, CHALLENGE, OUT, CACHE = "/in/manifest.json", "/in/challenge.json", "/out", "/cache"
+RDMA = Path("/dev/infiniband")  # of InfiniBand and RoCE; without it NCCL is silent, and sends over TCP
 PIDS = 8192  # compilers and loaders of eight ranks, with room; a fork bomb ends here
 GIB = 2**30
 
@@ -28,6 +30,7 @@ class Container:
     user: tuple[int, int] = (NOBODY, NOBODY)  # uid and gid; never root
     gpus: bool = False
     network: bool = False  # the host's, for nodes that train together
+    rdma: bool = False  # and the devices by which its network reads and writes memory
     pids: int = PIDS
     cache_bytes: int = 8 * GIB  # compiled kernels
     scratch_bytes: int = 2 * GIB

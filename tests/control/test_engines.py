@@ -105,6 +105,25 @@ def test_a_network_only_for_several_nodes() -> None:
     assert "--net" not in apptainer.argv(together)
 
 
+def test_nodes_that_train_together_have_the_network_s_devices_and_memory_that_stays() -> None:
+    together = dataclasses.replace(C, network=True, rdma=True)
+    assert {"--device=/dev/infiniband", "--ulimit=memlock=-1"} <= set(docker.argv(together))
+    assert {"--device=/dev/infiniband", "--ulimit=memlock=-1"} <= set(podman.argv(together))
+    assert "--bind=/dev/infiniband" in apptainer.argv(together)
+    for engine in (docker, podman, apptainer):
+        assert not [word for word in engine.argv(C) if "infiniband" in word or "memlock" in word]
+    pytest.importorskip("docker")
+    told = docker.options(together)
+    assert told["devices"] == ["/dev/infiniband"]
+    assert [(limit.name, limit.soft, limit.hard) for limit in told["ulimits"]] == [("memlock", -1, -1)]
+    assert not docker.options(C)["devices"] and not docker.options(C)["ulimits"]
+
+
+def test_a_rootless_user_raises_no_limit() -> None:
+    mine = podman.argv(dataclasses.replace(C, network=True, user=(1000, 100)))
+    assert [word for word in mine if word.startswith("--ulimit")] == ["--ulimit=host"]
+
+
 def test_gpus_by_cdi_or_by_the_older_runtime_or_not_at_all() -> None:
     assert "--device=nvidia.com/gpu=all" in docker.argv(C)
     assert "--gpus=all" in docker.argv(C, "runtime")

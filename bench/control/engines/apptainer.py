@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from bench.control.container import CACHE, OUT, Container
+from bench.control.container import CACHE, OUT, RDMA, Container
 from bench.control.engines import EngineFacts, Inspected, Shell, follow, here
 from bench.control.images.archive import Identity, opened, read_facts
 from bench.errors import BadInput, EnvironmentCannot
@@ -25,6 +25,7 @@ def argv(container: Container) -> list[str]:
     command += [f"--bind={c.cache}:{CACHE}:rw" if c.cache else f"--scratch={CACHE}", f"--pwd={OUT}"]
     command += [] if c.network else ["--net", "--network=none"]
     command += ["--nv"] if c.gpus else []
+    command += [f"--bind={RDMA}"] if c.rdma else []
     command += [f"--env={name}={value}" for name, value in c.settings.items()]
     return [*command, c.image, *c.command]
 

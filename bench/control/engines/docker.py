@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from bench.control.container import OUT, Container
+from bench.control.container import OUT, RDMA, Container
 from bench.control.engines import EngineFacts, Gpus, Inspected
 from bench.control.images.archive import Identity, read_facts
 from bench.errors import EnvironmentCannot
@@ -32,6 +32,9 @@ def argv(container: Container, gpus: Gpus | None = "cdi") -> list[str]:
         f"--network={'host' if c.network else 'none'}",
         "--ipc=private",
     ]
+    # What a network card reads and writes stays where it is.
+    command += ["--ulimit=memlock=-1"] if c.network else []
+    command += [f"--device={RDMA}"] if c.rdma else []
     command += [f"--pids-limit={c.pids}", f"--memory={c.memory_bytes}", f"--memory-swap={c.memory_bytes}"]
     command += [f"--shm-size={c.shared_bytes}", *(f"--tmpfs={place}:{how}" for place, how in c.tmpfs.items())]
     command += [f"--mount=type=bind,source={file},target={at},readonly" for at, file in c.inputs.items()]
@@ -45,7 +48,7 @@ def argv(container: Container, gpus: Gpus | None = "cdi") -> list[str]:
 
 def options(container: Container, gpus: Gpus | None = "cdi") -> dict[str, Any]:
     """The same, as the API takes it."""
-    from docker.types import DeviceRequest, Mount
+    from docker.types import DeviceRequest, Mount, Ulimit
 
     c = container
     requests = []
@@ -64,6 +67,8 @@ def options(container: Container, gpus: Gpus | None = "cdi") -> dict[str, Any]:
         "security_opt": ["no-new-privileges"],
         "network_mode": "host" if c.network else "none",
         "ipc_mode": "private",
+        "ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)] if c.network else [],
+        "devices": [str(RDMA)] if c.rdma else [],
         "pids_limit": c.pids,
         "mem_limit": c.memory_bytes,
         "memswap_limit": c.memory_bytes,

@@ -21,6 +21,8 @@ def argv(container: Container) -> list[str]:
     command[2:2] = ["--security-opt=label=disable", "--read-only-tmpfs=false"]
     if container.user[0] != NOBODY:  # rootless: the user inside is the one outside, whose folder /out is
         command.insert(2, "--userns=keep-id")
+        # Who is not root may raise no limit: what they have themselves, they keep.
+        command = ["--ulimit=host" if word.startswith("--ulimit=") else word for word in command]
     return command
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.codec import to_json
-from bench.control.container import CHALLENGE, MANIFEST, NOBODY, OUT, TOLD, Container, limits
+from bench.control.container import CHALLENGE, MANIFEST, NOBODY, OUT, RDMA, TOLD, Container, limits
 from bench.control.engines import Gpus, apptainer, docker, podman
 from bench.control.images.archive import Identity
 from bench.control.push.remote import Node, demand
@@ -167,6 +167,7 @@ def argv(job: Job, together: Together | None) -> list[str]:
         user=job.user,
         gpus=not job.on_cpu and job.gpus is not None,
         network=together is not None,
+        rdma=together is not None,
         environment={TOLD: json.dumps(to_json(job.identity))} if job.identity else {},
         name=job.container,
     ))  # fmt: skip
@@ -208,6 +209,8 @@ def words(command: Sequence[str]) -> str:
 
 
 def _word(word: str) -> str:
+    if word.endswith(f"={RDMA}"):  # an engine fails where it is told of what is not there
+        return f"$([ -d {RDMA} ] && echo {word})"
     parts = _PLACEHOLDER.split(word)  # text, name, text, name, text
     if not any(name.startswith("BENCH_") for name in parts[1::2]):
         return shlex.quote(word)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.control.engines import apptainer, docker
 from bench.control.images.archive import Identity
 from bench.control.push import launch
 from bench.control.push.launch import Job, Together
@@ -219,6 +220,27 @@ def test_followers_get_no_challenge_and_all_share_the_network(job: Job) -> None:
     assert "--network=host" in leader and "--network=host" in follower
     assert "--challenge" in leader and "--challenge" not in follower
     assert follower[-6:] == ["--nodes", "2", "--node", "1", "--meet", "gpu1:29500"]
+
+
+@pytest.mark.parametrize("engine", ["docker", "podman", "apptainer"])
+def test_the_network_s_devices_are_handed_on_by_the_node_that_has_them(
+    job: Job, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node that writes the script need not be the one that runs it."""
+
+    def told(devices: Path) -> str:
+        monkeypatch.setattr(launch, "RDMA", devices)
+        for other in (docker, apptainer):
+            monkeypatch.setattr(other, "RDMA", devices)
+        together = Together(2, 0, "gpu1:29500")
+        line = launch.words(launch.argv(in_docker(job, engine=engine), together))
+        return subprocess.run(
+            ["sh", "-c", line.replace(engine, "echo", 1)], capture_output=True, text=True, check=True
+        ).stdout
+
+    here = Path(job.place).parent
+    assert f"={here} " in told(here)
+    assert "/no/devices" not in told(Path("/no/devices"))
 
 
 # --- Slurm ----------------------------------------------------------------------------------------------
