@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.codec import pretty_json, to_json
-from bench.control.container import CHALLENGE, MANIFEST, NOBODY, OUT, RDMA, TOLD, Container, limits
+from bench.control.container import CHALLENGE, MANIFEST, NOBODY, OUT, RDMA, TOLD, Container, handed_on, limits
 from bench.control.engines import Engine, find_engine, here
 from bench.control.images import Variant, find_variant, images, variant_for
 from bench.control.images.archive import (
@@ -146,6 +146,7 @@ def run_in_image(
         out.mkdir(parents=True, exist_ok=True)
     check_room(out, OUT_BYTES, "a run's results")
     asked = ("--challenge", CHALLENGE) if challenge else ()
+    own = {name: os.environ[name] for name in handed_on(network) if name in os.environ}
     container = Container(
         image=found.runnable if found else image,
         command=(verb, MANIFEST, "--out", OUT, *arguments, *asked),
@@ -156,7 +157,7 @@ def run_in_image(
         gpus=gpus,
         network=network,
         rdma=network and RDMA.is_dir(),
-        environment={TOLD: json.dumps(to_json(found.identity))} if found else {},
+        environment=own | ({TOLD: json.dumps(to_json(found.identity))} if found else {}),
         challenge=challenge.resolve() if challenge else None,
     )
     if found and challenge:  # now: the request is there to be fetched while it runs

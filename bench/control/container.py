@@ -2,8 +2,8 @@
 
 An unprivileged user, a root file system that cannot be written, no capabilities and none to be gained, no
 network while one node works alone, limits on processes and memory, no engine's socket. Nodes that train
-together have the host's network, and its InfiniBand. Two places can be
-written: /out, where the run goes, and /cache, in memory, the only one from which anything is executed.
+together have the host's network, and its InfiniBand. Two places can be written: /out, where the run goes,
+and /cache, in memory, the only one from which anything is executed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,16 @@ NOBODY = 65534  # owns no file on any machine
 TOLD = "BENCH_IMAGE"  # how the runner inside learns the identity that was found outside
 MANIFEST, CHALLENGE, OUT, CACHE = "/in/manifest.json", "/in/challenge.json", "/out", "/cache"
 RDMA = Path("/dev/infiniband")  # of InfiniBand and RoCE; without it NCCL is silent, and sends over TCP
+# Of the host's environment: which GPUs are ours, and between nodes by what they are connected.
+SHOWN = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+CONNECTED = (
+    "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "NCCL_SOCKET_NTHREADS",
+    "NCCL_NSOCKS_PERTHREAD", "NCCL_NET", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX",
+    "NCCL_IB_ADDR_FAMILY", "NCCL_IB_ROCE_VERSION_NUM", "NCCL_IB_TC", "NCCL_IB_SL", "NCCL_IB_TIMEOUT",
+    "NCCL_IB_RETRY_CNT", "NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_PCI_RELAXED_ORDERING",
+    "NCCL_IB_MERGE_NICS", "NCCL_CROSS_NIC", "NCCL_NET_GDR_LEVEL", "NCCL_DMABUF_ENABLE", "NCCL_DEBUG",
+    "NCCL_DEBUG_SUBSYS",
+)  # fmt: skip
 PIDS = 8192  # compilers and loaders of eight ranks, with room; a fork bomb ends here
 GIB = 2**30
 
@@ -57,9 +67,14 @@ class Container:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """The environment: nothing of the host's."""
+        """The environment: nothing of the host's but what `handed_on` names."""
         # The key is made in memory, for this run alone: the node keeps no secret.
         return {"XDG_CONFIG_HOME": "/tmp", "USER": "nobody", **self.environment}
+
+
+def handed_on(network: bool) -> tuple[str, ...]:
+    """The variables of the host that are obeyed inside, too."""
+    return SHOWN + CONNECTED if network else SHOWN
 
 
 def limits(memory_bytes: int) -> int:

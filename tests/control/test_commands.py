@@ -11,9 +11,7 @@ import pytest
 from bench.cli import main
 from bench.control import commands
 from bench.control.container import Container
-from bench.control.engines import EngineFacts, Inspected
-from bench.control.images.archive import Identity
-from bench.control.preflight import HostFacts
+from bench.control.engines import EngineFacts
 from tests.control.images import make_image
 
 SBOM = json.dumps({"components": []}).encode()
@@ -87,45 +85,43 @@ def test_mistakes_are_named(
     assert words in capsys.readouterr().err
 
 
-class Recording:
-    """An engine that keeps what it is asked to run."""
+class Seen:
+    """An engine that starts nothing."""
 
     name = "docker"
 
     def __init__(self) -> None:
-        self.ran: list[Container] = []
+        self.told: Container | None = None
 
     def facts(self) -> EngineFacts:
-        return EngineFacts("docker", "28.0", "cdi", None)
+        return EngineFacts("docker", "29.0", None, None)
 
-    def inspect(self, image: str) -> Inspected:
-        return Inspected(Identity("sha256:" + "0" * 64, ()), {"bench.variant": "cuda13"}, image)
+    def inspect(self, image: str) -> None:
+        return None
 
     def run(self, container: Container) -> int:
-        self.ran.append(container)
+        self.told = container
         return 0
 
 
 @pytest.mark.parametrize(
-    ("shown", "arguments", "told"),
-    [("1,GPU-7", (), "1,GPU-7"), (None, (), None), ("1", ("--device", "cpu"), None)],
+    ("place", "handed_on"),
+    [
+        ([], {"CUDA_VISIBLE_DEVICES": "2,3"}),
+        (
+            ["--nodes", "2", "--node", "1", "--meet", "n1:29400"],
+            {"CUDA_VISIBLE_DEVICES": "2,3", "NCCL_IB_HCA": "mlx5"},
+        ),
+    ],
 )
-def test_the_image_computes_on_the_gpus_that_are_ours_alone(
-    shown: str | None,
-    arguments: tuple[str, ...],
-    told: str | None,
-    manifest: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_in_the_image_it_measures_the_gpus_that_it_was_shown_over_the_network_that_was_chosen(
+    place: list[str], handed_on: dict[str, str], manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine: Any = Recording()
-    monkeypatch.setattr(commands, "find_engine", lambda name: engine)
-    monkeypatch.setattr(commands, "read_host", lambda shell: HostFacts("580.65.06", None))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if shown is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    out = str(tmp_path / "out")
-    image = ("--engine", "docker", "--image", "bench:cuda13")
-    assert main(["run", str(manifest), "--out", out, *image, *arguments]) == 0
-    (container,) = engine.ran
-    assert container.settings.get("CUDA_VISIBLE_DEVICES") == told
+    seen = Seen()
+    monkeypatch.setattr(commands, "find_engine", lambda _: seen)
+    for name, value in {"CUDA_VISIBLE_DEVICES": "2,3", "NCCL_IB_HCA": "mlx5", "NCCL_ALGO": "Ring"}.items():
+        monkeypatch.setenv(name, value)
+    out = manifest.parent / "out"
+    assert main(["run", str(manifest), "--engine", "docker", "--out", str(out), *place]) == 0
+    assert seen.told is not None
+    assert seen.told.environment == handed_on

@@ -11,19 +11,18 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.codec import to_json
-from bench.control.container import CHALLENGE, MANIFEST, NOBODY, OUT, RDMA, TOLD, Container, limits
+from bench.control.container import CHALLENGE, MANIFEST, NOBODY, OUT, TOLD, Container, handed_on, limits
 from bench.control.engines import Gpus, apptainer, docker, podman
 from bench.control.images.archive import Identity
 from bench.control.push.remote import Node, demand
+from bench.control.push.shell import words
 from bench.control.push.slurm import Slurm, header
 from bench.errors import EnvironmentCannot
 
-_PLACEHOLDER = re.compile(r"\{(\w+)\}")  # of a variable of run.sh's, inside a word
 _NODES, _NODE, _MEET, _MEMORY = "{BENCH_NODES}", "{BENCH_NODE}", "{BENCH_MEET}", "{BENCH_MEMORY}"
 
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")  # Slurm's states
@@ -168,7 +167,8 @@ def argv(job: Job, together: Together | None) -> list[str]:
         gpus=not job.on_cpu and job.gpus is not None,
         network=together is not None,
         rdma=together is not None,
-        environment={TOLD: json.dumps(to_json(job.identity))} if job.identity else {},
+        environment={name: f"{{{name}}}" for name in handed_on(together is not None)}
+        | ({TOLD: json.dumps(to_json(job.identity))} if job.identity else {}),
         name=job.container,
     ))  # fmt: skip
     if job.slurm is None:
@@ -201,22 +201,6 @@ def _engine_argv(job: Job, container: Container) -> list[str]:
     if job.engine == "podman":
         return podman.argv(container)
     return apptainer.argv(replace(container, cache=Path(f"{job.folder}/tmp")))
-
-
-def words(command: Sequence[str]) -> str:
-    """As one line of shell: everything is quoted but our own variables."""
-    return " ".join(_word(word) for word in command)
-
-
-def _word(word: str) -> str:
-    if word.endswith(f"={RDMA}"):  # an engine fails where it is told of what is not there
-        return f"$([ -d {RDMA} ] && echo {word})"
-    parts = _PLACEHOLDER.split(word)  # text, name, text, name, text
-    if not any(name.startswith("BENCH_") for name in parts[1::2]):
-        return shlex.quote(word)
-    parts[1::2] = ['"$SLURM_NODEID"' if name == "BENCH_NODE" else f'"${name}"' for name in parts[1::2]]
-    parts[0::2] = [shlex.quote(text) if text else "" for text in parts[0::2]]
-    return "".join(parts)
 
 
 # --- on the node ----------------------------------------------------------------------------------------

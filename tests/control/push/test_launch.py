@@ -15,7 +15,7 @@ import pytest
 
 from bench.control.engines import apptainer, docker
 from bench.control.images.archive import Identity
-from bench.control.push import launch
+from bench.control.push import launch, shell
 from bench.control.push.launch import Job, Together
 from bench.control.push.remote import Here
 from bench.control.push.slurm import Slurm, header
@@ -229,11 +229,10 @@ def test_the_network_s_devices_are_handed_on_by_the_node_that_has_them(
     """The node that writes the script need not be the one that runs it."""
 
     def told(devices: Path) -> str:
-        monkeypatch.setattr(launch, "RDMA", devices)
-        for other in (docker, apptainer):
+        for other in (shell, docker, apptainer):
             monkeypatch.setattr(other, "RDMA", devices)
         together = Together(2, 0, "gpu1:29500")
-        line = launch.words(launch.argv(in_docker(job, engine=engine), together))
+        line = shell.words(launch.argv(in_docker(job, engine=engine), together))
         return subprocess.run(
             ["sh", "-c", line.replace(engine, "echo", 1)], capture_output=True, text=True, check=True
         ).stdout
@@ -241,6 +240,22 @@ def test_the_network_s_devices_are_handed_on_by_the_node_that_has_them(
     here = Path(job.place).parent
     assert f"={here} " in told(here)
     assert "/no/devices" not in told(Path("/no/devices"))
+
+
+@pytest.mark.parametrize("engine", ["docker", "podman", "apptainer"])
+def test_a_container_obeys_the_node_s_choice_of_gpus_where_there_is_one(job: Job, engine: str) -> None:
+    line = shell.words(launch.argv(in_docker(job, engine=engine), None))
+
+    def told(chosen: dict[str, str]) -> list[str]:
+        shown = subprocess.run(
+            ["sh", "-c", f"set -- {line}; printf '%s\\n' \"$@\""],
+            env={"PATH": os.environ["PATH"], **chosen}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return [word for word in shown.stdout.splitlines() if "CUDA" in word or "NCCL" in word]
+
+    assert told({"CUDA_VISIBLE_DEVICES": "0, 2"}) == ["--env=CUDA_VISIBLE_DEVICES=0, 2"]
+    assert told({"CUDA_VISIBLE_DEVICES": ""}) == ["--env=CUDA_VISIBLE_DEVICES="]
+    assert told({"NCCL_IB_HCA": "alone, nobody asks"}) == []
 
 
 # --- Slurm ----------------------------------------------------------------------------------------------
