@@ -83,7 +83,8 @@ def script(job: Job) -> str:
         # The leader is on the node of run.sh. Where it ends early, so do the others: its exit code counts.
         leads = f"{command} & echo $! >lead; wait $!; code=$?; echo $code >code; exit $code"
         each = f'{_afresh(job)}if [ "$SLURM_NODEID" = 0 ]; then {leads}; else exec {follow}; fi'
-        command = f"srun --kill-on-bad-exit=1 sh -c {shlex.quote(each)}"
+        # One task a node, which a site's default would bind to one core.
+        command = f"srun --kill-on-bad-exit=1 --cpu-bind=none sh -c {shlex.quote(each)}"
     begins = "begins anew" if job.checks else "goes on where it was"
     lines = ["#!/bin/sh", *(header(job.slurm, job.run_id, job.folder) if job.slurm else [])]
     lines += [
@@ -119,7 +120,7 @@ def _settings(job: Job, *, several: bool) -> list[str]:
         assert job.slurm is not None
         lines.append(
             'BENCH_MEET=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-            ":$((20000 + SLURM_JOB_ID % 20000))"
+            ":$((20000 + SLURM_JOB_ID % 12000))"  # below those that Linux gives away
         )
         lines.append("export BENCH_MEET")
     elif _afresh(job):

@@ -48,6 +48,8 @@ def header(slurm: Slurm, run_id: str, folder: str) -> list[str]:
         "account": slurm.account,
         "constraint": slurm.constraint,
         "gpus-per-node": slurm.gpus,
+        # A whole node is all its cores and GPUs, but of its memory only what is asked for: here all.
+        "mem": "0" if slurm.exclusive and not any(o.startswith("--mem") for o in slurm.options) else None,
     }
     lines = [f"#SBATCH --{name}={_quoted(value)}" for name, value in asked.items() if value is not None]
     lines += ["#SBATCH --requeue", *(["#SBATCH --exclusive"] if slurm.exclusive else [])]

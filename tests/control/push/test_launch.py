@@ -274,6 +274,18 @@ def test_the_header_asks_for_what_the_user_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
+    ("slurm", "asked"),
+    [
+        (SLURM, ["#SBATCH --mem=0"]),
+        (dataclasses.replace(SLURM, options=("--mem-per-gpu=100G",)), ["#SBATCH --mem-per-gpu=100G"]),
+        (dataclasses.replace(SLURM, exclusive=False), []),
+    ],
+)
+def test_a_whole_node_is_its_memory_too(slurm: Slurm, asked: list[str]) -> None:
+    assert [line for line in header(slurm, RUN, "/home/me") if "mem" in line] == asked
+
+
+@pytest.mark.parametrize(
     "slurm", [{"options": ("qos=high",)}, {"partition": "a\n#SBATCH --uid=0"}, {"nodes": 0}]
 )
 def test_what_is_no_option(slurm: dict[str, object]) -> None:
@@ -300,6 +312,7 @@ def test_every_script_is_one_that_a_shell_reads(job: Job, engine: str, nodes: in
 def test_several_nodes_meet_at_the_first(job: Job) -> None:
     text = launch.script(in_docker(job, engine="none", slurm=dataclasses.replace(SLURM, nodes=2)))
     line = next(line for line in text.splitlines() if line.startswith("srun"))
+    assert "--cpu-bind=none" in line  # or its one task may have one core
     each = shlex.split(line.partition(">>")[0].partition(">/")[0])[-1]
     shown = subprocess.run(
         ["sh", "-c", each.replace("exec ", "echo ")],
@@ -308,3 +321,19 @@ def test_several_nodes_meet_at_the_first(job: Job) -> None:
     ).stdout  # fmt: skip
     assert shown.strip().endswith("--nodes 2 --node 1 --meet n1:20001")
     assert "--challenge" not in shown
+
+
+@pytest.mark.parametrize("number", [1, 12_345_678, 31_999, 67_000_000])
+def test_they_meet_at_a_port_that_linux_gives_to_nobody(job: Job, number: int, tmp_path: Path) -> None:
+    text = launch.script(in_docker(job, engine="none", slurm=dataclasses.replace(SLURM, nodes=2)))
+    meet = next(line for line in text.splitlines() if line.startswith("BENCH_MEET="))
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho n1; echo n2\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    told = subprocess.run(
+        ["sh", "-c", f"{meet}; echo $BENCH_MEET"],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": str(number)},
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    host, _, port = told.strip().partition(":")
+    assert host == "n1"
+    assert 20_000 <= int(port) < 32_768
