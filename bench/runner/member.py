@@ -2,7 +2,7 @@
 
 The members of the leading node bring the job. The first one of each node reports to its supervisor: the
 leader's everything that happens, another's what kind of job it is. A member that fails leaves its reason
-in a file of its node, and in the store of the meeting, where the leader's finds it.
+in a file of its node, and in the store of the meeting, where all others find it, and end.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,24 @@ from bench.errors import EnvironmentCannot
 from bench.result import Crashed
 from bench.runner import team
 from bench.runner.device import Device
-from bench.runner.nodes import DEVICE, EVENTS, FOLDER, JOB, LAST, NODE, short_path
+from bench.runner.nodes import (
+    BEGUN,
+    DEVICE,
+    EVENTS,
+    FAILED,
+    FOLDER,
+    JOB,
+    LAST,
+    MEET,
+    NODE,
+    meeting,
+    short_path,
+)
 from bench.runner.ranks import write_reason
 from bench.runner.worker import Emit, classify, dispatch
 
-FAILED, NODE_OF = "bench/failed", "bench/node"  # keys of the meeting's store
+NODE_OF = "bench/node"  # keys of the meeting's store
+LONG = timedelta(days=7)  # than any job
 GRACE_SECONDS = 2.0  # for the reason of another member to arrive, of which this one only saw the fall
 
 
@@ -37,12 +52,14 @@ def main() -> int:
     kind, folder = os.environ[DEVICE], Path(os.environ[FOLDER])
     device = Device.own("cuda" if kind == "cuda" else "cpu")
     device.choose()
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    (folder / BEGUN).touch()
+    store = meeting(os.environ[MEET], os.environ["TORCHELASTIC_RUN_ID"])
     try:
         os.environ["RANK"] = str(place(store, os.environ))
     except EnvironmentCannot as error:  # every member finds that
         write_reason(folder, int(os.environ["RANK"]), to_json(Crashed(str(error))))
         return 1
+    ending = end_with_others(folder, int(os.environ["RANK"]))
     members = team.join(kind, alone=False)
     job = agreed(json.loads(os.environ[JOB]) if JOB in os.environ else None)
     say = reporter(job)
@@ -53,9 +70,33 @@ def main() -> int:
             say(final)
     except Exception as error:
         traceback.print_exc()
-        write_reason(folder, members.rank, cause(to_json(classify(error)), store))
-        return 1
+        with ending:
+            write_reason(folder, members.rank, cause(to_json(classify(error)), store))
+            os._exit(1)
     return 0
+
+
+def end_with_others(folder: Path, rank: int) -> threading.Lock:
+    """Ends this process once another member has failed: inside of NCCL it would wait for that one for ever.
+
+    Whoever has the lock says why, and ends the process.
+    """
+    ending = threading.Lock()
+    # A connection of its own, since it is in use all the time.
+    store = meeting(os.environ[MEET], os.environ["TORCHELASTIC_RUN_ID"])
+
+    def watch() -> None:
+        try:
+            store.wait([FAILED], LONG)
+            why = json.loads(store.get(FAILED))
+        except dist.DistError:
+            why = to_json(Crashed("the meeting's store is gone, and the leader with it"))
+        with ending:
+            write_reason(folder, rank, why)
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return ending
 
 
 def place(store: dist.Store, environment: Mapping[str, str]) -> int:

@@ -19,19 +19,27 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from bench.runner.processes import oom_kills
 from bench.runner.ranks import written_reasons
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 Emit = Callable[[dict[str, Any]], None]
 # What the members of a node are told, beside what torchrun sets.
 JOB, DEVICE, FOLDER, EVENTS = "BENCH_JOB", "BENCH_DEVICE", "BENCH_FOLDER", "BENCH_EVENTS"
-NODE = "BENCH_NODE"
+NODE, MEET = "BENCH_NODE", "BENCH_MEET"
+BEGUN = "begun"  # a file in their folder, once one of them is there
+FAILED = "bench/failed"  # in the meeting's store: why the first member failed, for all others
 LAST = {"kind": "last"}
 LEADER_WAITS, OTHER_WAITS = 600, 20  # seconds, for the others to come to a meeting
 # torchrun holds a node's signs of life against another's clock: one that is 15 seconds behind was dead to it.
 SIGNS_MISSED = 720  # of one in five seconds: an hour; who is really gone is noticed otherwise
+STORE_PATIENCE = timedelta(minutes=5)
 _SIOCGIFADDR = 0x8915  # of Linux: an interface's address
 _GLOO = "GLOO_SOCKET_IFNAME"  # left to itself it asks for the host's own name, often 127.0.1.1
 
@@ -82,6 +90,17 @@ def interface_of(address: str) -> str | None:
     return None
 
 
+def meeting(meet: str, run: str, patience: timedelta = STORE_PATIENCE) -> Store:
+    """The store at which the nodes meet: in the leader's torchrun, which no member's end closes.
+
+    What stands in it is of one job: who is late finds that of the next.
+    """
+    from torch.distributed import PrefixStore, TCPStore
+
+    host, _, port = meet.rpartition(":")
+    return PrefixStore(run, TCPStore(host.strip("[]"), int(port), is_master=False, timeout=patience))
+
+
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
     """A name for what lies there that fits into a socket's address: 107 characters, and homes are deep."""
@@ -98,8 +117,9 @@ def across_nodes(job: dict[str, Any], emit: Emit, folder: Path) -> int:
     leads = nodes.node == 0
     events, address = folder / "events", own_address(nodes.meet)
     environment = os.environ | {DEVICE: job["device"], FOLDER: str(folder), EVENTS: str(events)}
-    # The store is then the meeting's, on the leader; torch's rank 0 may be another node.
-    environment |= {NODE: str(nodes.node), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
+    # The process group's store is then torchrun's, on whatever node torch has rank 0.
+    environment |= {NODE: str(nodes.node), MEET: nodes.meet, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
+    kills_before = oom_kills()
     if address is not None and not address.startswith("127.") and (interface := interface_of(address)):
         environment = {_GLOO: interface} | environment
     if leads:
@@ -115,11 +135,26 @@ def across_nodes(job: dict[str, Any], emit: Emit, folder: Path) -> int:
         command = torchrun(nodes, job["number"], job["gpus"] // nodes.count, reached)
         status = subprocess.run(command, env=environment, check=False).returncode
         relay.join(1.0)
-    if status == 0 or not leads:  # what failed is the leader's to say
-        return status
-    unknown = {"kind": "crashed", "reason": f"torchrun ended with {status}; its output is in the log"}
-    emit({"outcome": next(iter(written_reasons(folder).values()), unknown)})
+    if status == 0:
+        return 0
+    unknown = _unsaid(nodes.node, status, oom_kills() > kills_before)
+    why = next(iter(written_reasons(folder).values()), unknown)
+    if leads:
+        emit({"outcome": why})
+    elif (folder / BEGUN).exists():  # what failed is the leader's to say: one that was killed told nobody
+        with suppress(Exception):  # the leader ended first
+            store = meeting(nodes.meet, f"{nodes.identity}-{job['number']}", timedelta(seconds=5))
+            store.compare_set(FAILED, "", json.dumps(why))
     return 1
+
+
+def _unsaid(node: int, status: int, killed_for_memory: bool) -> dict[str, Any]:
+    """Of members that ended without a word."""
+    if killed_for_memory:
+        detail = f"the kernel ended a process of node {node} for memory"
+        return {"kind": "out-of-memory", "where": "host", "detail": detail}
+    reason = f"torchrun ended with {status} on node {node}; its output is in the log"
+    return {"kind": "crashed", "reason": reason}
 
 
 def _relay(listener: socket.socket, emit: Emit) -> None:

@@ -20,8 +20,10 @@ import pytest
 import torch.distributed as dist
 
 from bench.errors import BadInput, EnvironmentCannot
+from bench.runner import nodes as several
 from bench.runner.member import place
-from bench.runner.nodes import Nodes, interface_of, own_address, short_path, torchrun
+from bench.runner.nodes import FAILED, Nodes, across_nodes, interface_of, own_address, short_path, torchrun
+from bench.runner.ranks import written_reasons
 
 MANIFEST = {
     "schema": "bench/manifest/v1",
@@ -142,6 +144,59 @@ def test_a_node_that_is_lost_ends_the_run_and_decides_no_trial(tmp_path: Path) -
     assert found["run"]["complete"] is False
     assert "is gone" in found["run"]["stopped"]
     assert found["trials"] == []  # what lost a node says nothing about a trial
+
+
+WAITS = """
+import sys, time
+from pathlib import Path
+from bench.runner.member import end_with_others
+end_with_others(Path(sys.argv[1]), 3)
+print("inside", flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def inside_a_collective(folder: Path, meet: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A member that no error will reach, as inside of NCCL."""
+    environment = os.environ | {"BENCH_MEET": meet, "TORCHELASTIC_RUN_ID": "abc-7"}
+    command = [sys.executable, "-c", WAITS, str(folder)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as member:
+        assert member.stdout is not None
+        assert member.stdout.readline() == b"inside\n"
+        try:
+            yield member
+        finally:
+            member.kill()
+
+
+def test_a_member_that_waits_for_one_that_failed_ends_for_the_same_reason(tmp_path: Path) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    full = {"kind": "out-of-memory", "where": "gpu", "detail": "CUDA out of memory"}
+    with inside_a_collective(tmp_path, f"127.0.0.1:{store.port}") as member:
+        dist.PrefixStore("abc-6", store).set(FAILED, '{"kind": "crashed", "reason": "late"}')  # another job's
+        dist.PrefixStore("abc-7", store).set(FAILED, json.dumps(full))
+        assert member.wait(60) == 1
+    assert written_reasons(tmp_path) == {3: full}
+
+
+def test_a_member_whose_leader_is_gone_does_not_wait_for_it(tmp_path: Path) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    with inside_a_collective(tmp_path, f"127.0.0.1:{store.port}") as member:
+        del store
+        assert member.wait(60) == 1
+    assert "gone" in written_reasons(tmp_path)[3]["reason"]
+
+
+def test_of_members_that_were_killed_their_node_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(several, "torchrun", lambda *_: ["sh", "-c", "touch $BENCH_FOLDER/begun; kill -9 $$"])
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    place = {"count": 2, "node": 1, "meet": f"127.0.0.1:{store.port}", "identity": "abc"}
+    job = {"kind": "follow", "nodes": place, "number": 7, "gpus": 2, "device": "cpu"}
+    assert across_nodes(job, print, tmp_path) == 1
+    assert "on node 1" in json.loads(dist.PrefixStore("abc-7", store).get(FAILED))["reason"]
 
 
 def test_ranks_follow_the_numbers_of_the_nodes_whatever_torchrun_made_of_their_addresses() -> None:
