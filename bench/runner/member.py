@@ -15,28 +15,32 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from bench import __version__
 from bench.codec import to_json
 from bench.errors import EnvironmentCannot
 from bench.result import Crashed
 from bench.runner import team
 from bench.runner.device import Device
 from bench.runner.nodes import (
+    ADDRESS,
     BEGUN,
     DEVICE,
     EVENTS,
     FAILED,
     FOLDER,
+    GLOO,
     JOB,
     LAST,
     MEET,
     NODE,
+    interface_among,
     meeting,
     short_path,
 )
@@ -55,25 +59,32 @@ def main() -> int:
     (folder / BEGUN).touch()
     store = meeting(os.environ[MEET], os.environ["TORCHELASTIC_RUN_ID"])
     try:
-        os.environ["RANK"] = str(place(store, os.environ))
+        os.environ.update(place(store, os.environ))
     except EnvironmentCannot as error:  # every member finds that
         write_reason(folder, int(os.environ["RANK"]), to_json(Crashed(str(error))))
+        reporter(LAST | {"why": str(error)})
         return 1
-    ending = end_with_others(folder, int(os.environ["RANK"]))
-    members = team.join(kind, alone=False)
-    job = agreed(json.loads(os.environ[JOB]) if JOB in os.environ else None)
-    say = reporter(job)
+    rank = int(os.environ["RANK"])
+    ending = end_with_others(folder, rank)
     try:
-        if job["kind"] != LAST["kind"]:
-            final = dispatch(job, device, members, folder, say)
-            members.wait()
-            say(final)
+        work(kind, device, folder)
     except Exception as error:
         traceback.print_exc()
         with ending:
-            write_reason(folder, members.rank, cause(to_json(classify(error)), store))
+            write_reason(folder, rank, cause(to_json(classify(error)), store))
             os._exit(1)
     return 0
+
+
+def work(kind: str, device: Device, folder: Path) -> None:
+    """This member's part of the job."""
+    members = team.join(kind, alone=False)
+    job = agreed(json.loads(os.environ[JOB]) if JOB in os.environ else None)
+    say = reporter(job)
+    if job["kind"] != LAST["kind"]:
+        final = dispatch(job, device, members, folder, say)
+        members.wait()
+        say(final)
 
 
 def end_with_others(folder: Path, rank: int) -> threading.Lock:
@@ -99,17 +110,47 @@ def end_with_others(folder: Path, rank: int) -> threading.Lock:
     return ending
 
 
-def place(store: dist.Store, environment: Mapping[str, str]) -> int:
-    """This member's rank by the order in which the user numbered the nodes; torchrun goes by addresses."""
+def place(store: dist.Store, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """RANK by the order in which the user numbered the nodes, where torchrun goes by addresses; and by which
+    interface gloo reaches the others, where the user has not said."""
     node, each = int(environment[NODE]), int(environment["LOCAL_WORLD_SIZE"])
-    store.set(f"{NODE_OF}/{environment['RANK']}", str(node))
-    nodes = [int(store.get(f"{NODE_OF}/{rank}")) for rank in range(int(environment["WORLD_SIZE"]))]
-    if twice := sorted(n for n, members in Counter(nodes).items() if members > each):
+    mine = {"node": node, "devices": [each, environment[DEVICE]], "bench": __version__}
+    store.set(f"{NODE_OF}/{environment['RANK']}", json.dumps(mine | {"address": environment[ADDRESS]}))
+    ranks = range(int(environment["WORLD_SIZE"]))
+    everyone = [json.loads(store.get(f"{NODE_OF}/{rank}")) for rank in ranks]
+    _require_one_kind(everyone)
+    others = [member["address"] for member in everyone if member["node"] != node]
+    found = interface_among(environment[ADDRESS], others)
+    told = {GLOO: found} if found and GLOO not in environment else {}
+    return {"RANK": str(node * each + int(environment["LOCAL_RANK"])), **told}
+
+
+def _require_one_kind(members: Sequence[Mapping[str, Any]]) -> None:
+    """Of one version, on as many devices each, under a number of its own."""
+    first = min(members, key=lambda member: int(member["node"]))
+    for one in members:
+        if one["bench"] != first["bench"]:
+            raise EnvironmentCannot(
+                f"node {first['node']} has bench {first['bench']}, node {one['node']} has {one['bench']}",
+                advice="install the same on all of them",
+            )
+        if one["devices"] != first["devices"]:
+            raise EnvironmentCannot(
+                f"node {first['node']} trains on {_devices(first)}, node {one['node']} on {_devices(one)}",
+                advice='"gpus" in the manifest is how many of each node; CUDA_VISIBLE_DEVICES is which',
+            )
+    each = int(first["devices"][0])
+    count = Counter(member["node"] for member in members)
+    if twice := sorted(node for node, of_it in count.items() if of_it > each):
         raise EnvironmentCannot(
             f"more than one node was started with --node {twice[0]}",
-            advice=f"each needs a number of its own, 0 to {len(nodes) // each - 1}",
+            advice=f"each needs a number of its own, 0 to {len(members) // each - 1}",
         )
-    return node * each + int(environment["LOCAL_RANK"])
+
+
+def _devices(member: Mapping[str, Any]) -> str:
+    count, kind = member["devices"]
+    return f"{count} {'GPUs' if kind == 'cuda' else 'processes of its CPU'}"
 
 
 def agreed(mine: dict[str, Any] | None) -> dict[str, Any]:

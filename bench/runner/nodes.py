@@ -16,10 +16,11 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 Emit = Callable[[dict[str, Any]], None]
 # What the members of a node are told, beside what torchrun sets.
 JOB, DEVICE, FOLDER, EVENTS = "BENCH_JOB", "BENCH_DEVICE", "BENCH_FOLDER", "BENCH_EVENTS"
-NODE, MEET = "BENCH_NODE", "BENCH_MEET"
+NODE, MEET, ADDRESS = "BENCH_NODE", "BENCH_MEET", "BENCH_ADDRESS"
 BEGUN = "begun"  # a file in their folder, once one of them is there
 FAILED = "bench/failed"  # in the meeting's store: why the first member failed, for all others
 LAST = {"kind": "last"}
@@ -41,7 +42,7 @@ LEADER_WAITS, OTHER_WAITS = 600, 20  # seconds, for the others to come to a meet
 SIGNS_MISSED = 720  # of one in five seconds: an hour; who is really gone is noticed otherwise
 STORE_PATIENCE = timedelta(minutes=5)
 _SIOCGIFADDR = 0x8915  # of Linux: an interface's address
-_GLOO = "GLOO_SOCKET_IFNAME"  # left to itself it asks for the host's own name, often 127.0.1.1
+GLOO = "GLOO_SOCKET_IFNAME"  # left to itself it asks for the host's own name, often 127.0.1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +74,31 @@ def own_address(meet: str) -> str | None:
     """This node's address on its way to the meeting: rented nodes do not know each other's names."""
     host, _, port = meet.rpartition(":")
     with suppress(OSError):
-        family, kind, protocol, _, there = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, there = found[0]
         with socket.socket(family, kind, protocol) as way:
             way.connect(there)  # sends nothing: the kernel chooses the way
             return str(way.getsockname()[0])
     return None
 
 
+def interface_among(address: str, others: Sequence[str]) -> str | None:
+    """The interface by which the others reach this node; None where all are one machine.
+
+    The leader may take the name of the meeting for 127.0.1.1: then the one on its way to another node.
+    """
+    for own in (address, *(own_address(f"{other}:1") for other in others)):
+        if own and not ip_address(own).is_loopback and (found := interface_of(own)):
+            return found
+    return None
+
+
 def interface_of(address: str) -> str | None:
-    """The network interface that has this IPv4 address."""
+    """The network interface that has this address."""
+    if ":" in address:
+        packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
+        lines = map(str.split, Path("/proc/net/if_inet6").read_text().splitlines())
+        return next((line[-1] for line in lines if line[0] == packed), None)
     for _, name in socket.if_nameindex():
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             told = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()))
@@ -120,8 +137,7 @@ def across_nodes(job: dict[str, Any], emit: Emit, folder: Path) -> int:
     # The process group's store is then torchrun's, on whatever node torch has rank 0.
     environment |= {NODE: str(nodes.node), MEET: nodes.meet, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
     kills_before = oom_kills()
-    if address is not None and not address.startswith("127.") and (interface := interface_of(address)):
-        environment = {_GLOO: interface} | environment
+    environment |= {ADDRESS: address or ""}
     if leads:
         environment[JOB] = json.dumps(job)
     with socket.socket(socket.AF_UNIX) as listener:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import DistBackendError
 
 from bench.codec import from_json, to_json
 from bench.methods import in_group
@@ -95,5 +96,6 @@ def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
 def _in_a_line(error: BaseException, telling: re.Pattern[str] | None = None) -> str:
     """The line that tells it, where there is one, else the first; NCCL's reason is its last."""
     lines = str(error).strip().splitlines() or [""]
-    told = next((line for line in lines if telling and telling.search(line)), lines[0])
+    first = lines[-1 if isinstance(error, DistBackendError) and lines[-1] != "Last error:" else 0]
+    told = next((line for line in lines if telling and telling.search(line)), first)
     return f"{type(error).__name__}: {told}".strip()[:300]

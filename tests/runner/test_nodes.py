@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -200,8 +200,8 @@ def test_of_members_that_were_killed_their_node_says_so(
 
 
 def test_ranks_follow_the_numbers_of_the_nodes_whatever_torchrun_made_of_their_addresses() -> None:
-    assert placed([1, 1, 0, 0]) == [2, 3, 0, 1]
-    assert placed([2, 0, 1], each=1) == [2, 0, 1]
+    assert ranks([1, 1, 0, 0]) == [2, 3, 0, 1]
+    assert ranks([2, 0, 1], each=1) == [2, 0, 1]
 
 
 def test_two_nodes_of_one_number_do_not_wait_for_each_other() -> None:
@@ -209,25 +209,52 @@ def test_two_nodes_of_one_number_do_not_wait_for_each_other() -> None:
         placed([0, 0, 1, 1, 1, 1])
 
 
-def placed(nodes: list[int], each: int = 2) -> list[int]:
-    """The ranks of members on these nodes, in the order that torchrun gave them."""
+def test_nodes_that_train_on_unequally_many_do_not_wait_for_members_that_will_not_come() -> None:
+    with pytest.raises(EnvironmentCannot, match="node 0 trains on 3 GPUs, node 1 on 1 GPUs\n"):
+        placed([1, 0, 0, 0], each=[1, 3, 3, 3])
+
+
+def test_nodes_of_two_versions_do_not_train_together(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
-    with ThreadPoolExecutor(len(nodes)) as members:
-        return [
-            *members.map(
-                lambda rank: place(
-                    store,
-                    {
-                        "BENCH_NODE": str(nodes[rank]),
-                        "RANK": str(rank),
-                        "LOCAL_RANK": str(rank % each),
-                        "LOCAL_WORLD_SIZE": str(each),
-                        "WORLD_SIZE": str(len(nodes)),
-                    },
-                ),
-                range(len(nodes)),
-            )
+    store.set("bench/node/1", json.dumps({"node": 1, "devices": [1, "cuda"], "bench": "9", "address": ""}))
+    with pytest.raises(EnvironmentCannot, match=r"node 0 has bench .*, node 1 has 9\n"):
+        place(store, surroundings(0, 0, 2, 1))
+
+
+def ranks(nodes: list[int], each: int = 2) -> list[int]:
+    return [int(told["RANK"]) for told in placed(nodes, [each] * len(nodes))]
+
+
+def placed(nodes: list[int], each: list[int] | None = None) -> list[Mapping[str, str]]:
+    """What members on these nodes are told, in the order that torchrun gave them."""
+    store = dist.HashStore()
+    count = len(nodes)
+    with ThreadPoolExecutor(count) as members:
+        environments = [
+            surroundings(rank, nodes[rank], count, (each or [2] * count)[rank]) for rank in range(count)
         ]
+        return [*members.map(lambda environment: place(store, environment), environments)]
+
+
+def surroundings(rank: int, node: int, count: int, each: int, address: str = "") -> dict[str, str]:
+    return {
+        "BENCH_NODE": str(node), "BENCH_DEVICE": "cuda", "BENCH_ADDRESS": address, "RANK": str(rank),
+        "LOCAL_RANK": str(rank % each), "LOCAL_WORLD_SIZE": str(each), "WORLD_SIZE": str(count),
+    }  # fmt: skip
+
+
+def test_gloo_goes_by_the_interface_that_reaches_the_others_unless_the_user_has_said_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the leader, by the name of the meeting, is its own 127.0.1.1."""
+    monkeypatch.setattr(several, "own_address", {"10.0.0.2:1": "10.0.0.1"}.get)
+    monkeypatch.setattr(several, "interface_of", {"10.0.0.1": "eth1", "10.0.0.2": "eth2"}.get)
+    store = dist.HashStore()
+    leader, other = surroundings(0, 0, 2, 1, "127.0.1.1"), surroundings(1, 1, 2, 1, "10.0.0.2")
+    with ThreadPoolExecutor(2) as members:
+        told = [*members.map(lambda environment: place(store, environment), (leader, other))]
+    assert [one["GLOO_SOCKET_IFNAME"] for one in told] == ["eth1", "eth2"]
+    assert "GLOO_SOCKET_IFNAME" not in place(store, leader | {"GLOO_SOCKET_IFNAME": "ib0"})
 
 
 def test_every_node_starts_the_same_torchrun_and_only_the_leader_hosts_the_meeting() -> None:
@@ -242,6 +269,11 @@ def test_every_node_starts_the_same_torchrun_and_only_the_leader_hosts_the_meeti
 def test_a_node_knows_by_which_address_and_interface_the_others_reach_it() -> None:
     assert own_address("127.0.0.1:29400") == "127.0.0.1"
     assert (interface_of("127.0.0.1"), interface_of("192.0.2.77")) == ("lo", None)
+
+
+def test_a_meeting_may_be_at_an_address_of_ipv6() -> None:
+    assert own_address("[::1]:29400") == "::1"
+    assert (interface_of("::1"), interface_of("2001:db8::77")) == ("lo", None)
 
 
 def test_members_reach_their_supervisor_however_deep_its_folder_is(tmp_path: Path) -> None:

@@ -80,3 +80,10 @@ def test_other_failures_are_crashes_that_keep_their_first_line(error: Exception)
 
 def test_a_failure_without_words_has_its_name() -> None:
     assert classify(AssertionError()) == Crashed("AssertionError:")
+
+
+def test_of_nccl_s_words_the_last_tell_why() -> None:
+    where = "NCCL error in: ProcessGroupNCCL.cpp:94, unhandled system error\nLast error:\n"
+    why = "socketPollConnect: connect to 172.17.0.1<45643> returned Connection refused"
+    assert classify(torch.distributed.DistBackendError(where + why)) == Crashed(f"DistBackendError: {why}")
+    assert "unhandled system error" in str(classify(torch.distributed.DistBackendError(where)))
