@@ -16,7 +16,7 @@ from bench.methods import in_group
 from bench.plan import Cell, Plan
 from bench.result import Crashed, Failure, Measured, NodeFacts, Outcome, Proof, Proving, TimedOut, Trial
 from bench.runner import telemetry
-from bench.runner.nodes import Nodes
+from bench.runner.nodes import Nodes, require_free
 from bench.runner.progress import Progress
 from bench.runner.state import Run
 from bench.runner.supervise import TICK_SECONDS, Limits, Supervisor
@@ -133,7 +133,16 @@ def _meet(run: Run, supervisor: Supervisor, progress: Progress, nodes: Nodes) ->
     """All nodes are there, and alike: what one of them measured would else be said of another."""
     progress.begin("nodes", f"{nodes.count} nodes meet at {nodes.meet}")
     target, log = run.plan.target, run.folder / "logs" / "nodes.txt"
-    facts = supervisor.facts(target.device, target.gpus, log, Limits(MEETING_SECONDS))
+    require_free(nodes.meet)
+    try:
+        facts = supervisor.facts(target.device, target.gpus, log, MEETING_SECONDS)
+    except EnvironmentCannot as error:
+        raise EnvironmentCannot(
+            f"the {nodes.count} nodes did not all meet at {nodes.meet}: {error.message}",
+            where=error.where,
+            advice="each runs the same command and manifest, with a --node of its own; between them all "
+            "ports are open, since gloo and NCCL choose theirs; NCCL_SOCKET_IFNAME is by which network",
+        ) from None
     ours, *others = map(_must_be_alike, facts)
     for number, theirs in enumerate(others, 1):
         names = ("on node 0", f"on node {number}")
@@ -158,8 +167,8 @@ def _require_all(run: Run, supervisor: Supervisor, progress: Progress, outcome: 
     progress.begin("nodes", "are the other nodes still there?")
     target, log = run.plan.target, run.folder / "logs" / "nodes.txt"
     try:  # as patient as with a trial, which would find nobody either
-        limits = Limits(min(MEETING_SECONDS, run.manifest.trial_seconds))
-        supervisor.facts(target.device, target.gpus, log, limits)
+        patience = min(MEETING_SECONDS, run.manifest.trial_seconds)
+        supervisor.facts(target.device, target.gpus, log, patience)
     except EnvironmentCannot:
         raise NodeGone from None
 

@@ -24,6 +24,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.errors import EnvironmentCannot
 from bench.runner.processes import oom_kills
 from bench.runner.ranks import written_reasons
 
@@ -80,6 +81,18 @@ def own_address(meet: str) -> str | None:
             way.connect(there)  # sends nothing: the kernel chooses the way
             return str(way.getsockname()[0])
     return None
+
+
+def require_free(meet: str) -> None:
+    """The port of the meeting, on the leader: torchrun would say it in its log alone, after all have come."""
+    port = int(meet.rpartition(":")[2])
+    try:
+        socket.create_server(("", port)).close()
+    except (OSError, OverflowError) as error:
+        raise EnvironmentCannot(
+            f"the nodes cannot meet at port {port} of this machine: {error}",
+            advice="another port in --meet, on all of them",
+        ) from None
 
 
 def interface_among(address: str, others: Sequence[str]) -> str | None:

@@ -131,9 +131,9 @@ class Supervisor:
             return final["reading"]
         return union_from_json(Failure, final["outcome"]) if isinstance(final, dict) else final
 
-    def facts(self, device: str, gpus: int, log: Path, limits: Limits) -> tuple[NodeFacts, ...]:
-        """What each of several nodes is."""
-        final = self._run({"kind": "facts", "device": device, "gpus": gpus}, log, limits)
+    def facts(self, device: str, gpus: int, log: Path, seconds: float) -> tuple[NodeFacts, ...]:
+        """What each of several nodes is; until all are there, nobody says anything."""
+        final = self._run({"kind": "facts", "device": device, "gpus": gpus}, log, Limits(seconds, seconds))
         return from_json(tuple[NodeFacts, ...], _answer(final, "facts", log))
 
     def follow(self, number: int, device: str, gpus: int, log: Path) -> str | None:

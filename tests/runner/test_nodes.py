@@ -20,10 +20,21 @@ import pytest
 import torch.distributed as dist
 
 from bench.errors import BadInput, EnvironmentCannot
+from bench.result import Outcome
 from bench.runner import nodes as several
 from bench.runner.member import place
-from bench.runner.nodes import FAILED, Nodes, across_nodes, interface_of, own_address, short_path, torchrun
+from bench.runner.nodes import (
+    FAILED,
+    Nodes,
+    across_nodes,
+    interface_of,
+    own_address,
+    require_free,
+    short_path,
+    torchrun,
+)
 from bench.runner.ranks import written_reasons
+from bench.runner.supervise import Event, Limits, Supervisor
 
 MANIFEST = {
     "schema": "bench/manifest/v1",
@@ -274,6 +285,27 @@ def test_a_node_knows_by_which_address_and_interface_the_others_reach_it() -> No
 def test_a_meeting_may_be_at_an_address_of_ipv6() -> None:
     assert own_address("[::1]:29400") == "::1"
     assert (interface_of("::1"), interface_of("2001:db8::77")) == ("lo", None)
+
+
+def test_a_meeting_at_a_port_that_is_taken_is_refused_before_anybody_comes() -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(EnvironmentCannot, match=f"at port {port} .*in use"):
+            require_free(f"10.0.0.1:{port}")
+    require_free(f"[::1]:{port}")
+
+
+def test_the_leader_waits_as_long_as_it_says_for_the_others_to_come(tmp_path: Path) -> None:
+    """Nobody says anything meanwhile, which is no silence of a job that hangs."""
+    limits: list[Limits] = []
+
+    class Watched(Supervisor):
+        def _run(self, job: Event, log: Path, limit: Limits) -> Event | Outcome:
+            limits.append(limit)
+            return {"facts": []}
+
+    Watched([], print, tmp_path / "log.txt").facts("cpu", 2, tmp_path / "log.txt", 600)
+    assert limits == [Limits(600, 600)]
 
 
 def test_members_reach_their_supervisor_however_deep_its_folder_is(tmp_path: Path) -> None:
