@@ -156,7 +156,8 @@ def _meet(run: Run, supervisor: Supervisor, progress: Progress, nodes: Nodes) ->
 def _must_be_alike(node: NodeFacts) -> dict[str, str]:
     """What nodes that measure together have in common."""
     gpus = ", ".join(gpu.name for gpu in node.gpus)
-    own = {"GPUs": gpus, "driver": node.driver or "none", "Python": node.python}
+    image = (node.image.config or "unknown") if node.image else "none"
+    own = {"GPUs": gpus, "driver": node.driver or "none", "image": image, "Python": node.python}
     return {**own, **node.packages, **deciding(node.switches or {})}
 
 

@@ -6,18 +6,21 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bench.errors import EnvironmentCannot
 from bench.manifest import parse_manifest
 from bench.plan import make_plan, target_of
-from bench.result import Ceiling, Crashed, Gpu, Measured, NodeFacts, Outcome, StepSample, Trial
+from bench.result import Ceiling, Crashed, Gpu, Image, Measured, NodeFacts, Outcome, StepSample, Trial
 from bench.runner import measure as loop
 from bench.runner.journal import Journal
 from bench.runner.measure import settle, tell_of_others
+from bench.runner.nodes import Nodes
 from bench.runner.progress import Progress
 from bench.runner.run import _open_run
 from bench.runner.state import Run
@@ -70,14 +73,18 @@ def begun(folder: Path, node: NodeFacts = NODE) -> Iterator[Run]:
 
 
 def searched(
-    run: Run, fake: Guessing, monkeypatch: pytest.MonkeyPatch, budget: float | None = None
+    run: Run,
+    fake: Guessing,
+    monkeypatch: pytest.MonkeyPatch,
+    budget: float | None = None,
+    nodes: Nodes | None = None,
 ) -> str | None:
     @contextmanager
     def supervisor(*_: Any, **__: Any) -> Iterator[Guessing]:
         yield fake
 
     monkeypatch.setattr(loop, "Supervisor", supervisor)
-    return loop.measure(run, Progress(), budget, None)
+    return loop.measure(run, Progress(), budget, nodes)
 
 
 def test_a_finalist_that_is_not_sure_is_measured_once_more_and_longer(
@@ -123,6 +130,30 @@ def test_a_budget_that_is_spent_before_a_second_time_leaves_nothing_undecided(
             run.record(event)
         assert searched(run, late := Guessing(), monkeypatch, budget=0) is None
     assert late.asked == []
+
+
+class Apart(Guessing):
+    """Two nodes: the first in an image, the other with what is installed there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str | None] = []
+
+    def facts(self, *_: Any) -> tuple[NodeFacts, ...]:
+        return replace(NODE, image=Image("cuda13", "sha256:1", "sha256:d", "sha256:abc")), NODE
+
+    def dismiss(self, *arguments: Any) -> None:
+        self.told.append(arguments[-1])
+
+
+def test_nodes_of_which_one_is_in_an_image_do_not_measure_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Apart()
+    why = "the nodes differ: image sha256:abc on node 0, none on node 1"
+    with begun(tmp_path) as run, pytest.raises(EnvironmentCannot, match=why):
+        searched(run, fake, monkeypatch, nodes=Nodes(2, 0, "127.0.0.1:0", "abc"))
+    assert fake.told == [why]
 
 
 class TooGood(Guessing):
