@@ -9,6 +9,7 @@ Modules that an image does not have are named in WITHOUT. For cuda12.8:
     -e "WITHOUT=flash_attn flash_attn_2_cuda mamba_ssm selective_scan_cuda causal_conv1d causal_conv1d_cuda"
 """
 
+import ctypes
 import importlib
 import os
 import sys
@@ -59,6 +60,12 @@ for name in MODULES:
     print(f"{name:32} {getattr(module, '__version__', 'imported')}")
     if name == "torch" and not module.cuda.is_available():
         print(f"{'':32} built for CUDA {module.version.cuda}; no GPU here: kernels import, and cannot be run")
+
+try:  # NCCL asks for it at run time; without it nodes are connected by TCP, whatever they have
+    ctypes.CDLL("libibverbs.so.1")
+except OSError as error:
+    failed.append("libibverbs")
+    print(f"{'libibverbs':32} FAILED {error}")
 
 gpu = "torch" not in failed and sys.modules["torch"].cuda.is_available()
 for name in (kernel for kernel in KERNELS if kernel not in (*failed, *left_out)):

@@ -89,6 +89,12 @@ def test_what_is_not_pinned_is_refused(tmp_path: Path, line: str) -> None:
         read_pins(tmp_path / "x.lock")
 
 
+def test_in_an_image_nccl_finds_infiniband() -> None:
+    """It asks for the library at run time, and without it connects nodes by TCP, silently."""
+    names = {deb.name for deb in read_debs(ROOT / DEBIAN)}
+    assert {"libibverbs1", "ibverbs-providers"} <= names
+
+
 def test_a_damaged_list_of_debs_is_named_by_its_line(tmp_path: Path) -> None:
     (tmp_path / "debian.lock").write_text("# head\nlibc6 2.36\n")
     with pytest.raises(BadInput, match="line 2"):

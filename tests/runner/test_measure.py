@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -204,7 +204,7 @@ def test_what_others_do_on_gpus_that_do_not_train_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpus = tuple(Gpu(index, "NVIDIA H200", f"GPU-{index}", 140 * GIB, "9.0") for index in (3, 1))
-    node = dataclasses.replace(NODE, gpus=gpus)
+    node = replace(NODE, gpus=gpus)
     meter = SimpleNamespace(used_bytes=lambda: [GIB, 90 * GIB], sample=lambda _: None, close=lambda: None)
     looked: list[Mapping[int, int]] = []
     monkeypatch.setattr(loop.telemetry, "Telemetry", lambda path, node: meter)
