@@ -138,9 +138,9 @@ def test_apptainer_keeps_the_host_out() -> None:
     assert argv[-5:] == ["sha256:abc", *C.command]
 
 
-def test_apptainer_s_cache_is_a_folder_for_its_memory_is_too_small() -> None:
+def test_apptainer_s_cache_and_tmp_are_folders_for_its_memory_is_too_small() -> None:
     argv = apptainer.argv(dataclasses.replace(C, cache=Path("/scratch/c")))
-    assert "--bind=/scratch/c:/cache:rw" in argv
+    assert {"--bind=/scratch/c:/cache:rw", "--workdir=/scratch/c"} <= set(argv)
     assert not [word for word in argv if word.startswith("--scratch")]
 
 

@@ -21,8 +21,10 @@ def argv(container: Container) -> list[str]:
         *(f"--bind={file}:{at}:ro" for at, file in c.inputs.items()),
         f"--bind={c.out}:{OUT}:rw",
     ]
-    # What Apptainer has in memory is as small as its configuration says, 64 MiB if it says nothing.
-    command += [f"--bind={c.cache}:{CACHE}:rw" if c.cache else f"--scratch={CACHE}", f"--pwd={OUT}"]
+    # What Apptainer has in memory is as small as its configuration says, 64 MiB if it says nothing: too small
+    # for what compilers leave in /cache, and for data and checkpoints in /tmp.
+    command += [f"--bind={c.cache}:{CACHE}:rw", f"--workdir={c.cache}"] if c.cache else [f"--scratch={CACHE}"]
+    command += [f"--pwd={OUT}"]
     command += [] if c.network else ["--net", "--network=none"]
     command += ["--nv"] if c.gpus else []
     command += [f"--bind={RDMA}"] if c.rdma else []
