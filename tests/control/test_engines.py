@@ -285,6 +285,18 @@ class FakeContainer:
         self.told.append("remove")
 
 
+def test_a_docker_without_root_is_refused_for_it_could_not_write_the_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    info = {"ServerVersion": "27.5.1", "SecurityOptions": ["name=seccomp,profile=builtin", "name=rootless"]}
+    client = nullcontext(SimpleNamespace(info=lambda: info))
+    monkeypatch.setattr(docker.Docker, "_client", lambda _: client)
+    with pytest.raises(EnvironmentCannot, match=r"rootless.*\n.*podman"):
+        docker.Docker().facts()
+    info["SecurityOptions"] = ["name=seccomp,profile=builtin", "name=cgroupns"]
+    assert docker.Docker().facts().version == "27.5.1"
+
+
 def test_a_docker_container_ends_with_us(monkeypatch: pytest.MonkeyPatch) -> None:
     made = FakeContainer()
     containers = SimpleNamespace(create=lambda **_: made)

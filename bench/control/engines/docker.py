@@ -89,6 +89,8 @@ class Docker:
     def facts(self) -> EngineFacts:
         with self._client() as client:
             info = client.info()
+        if why := unfit(info):
+            raise EnvironmentCannot(why, advice="--engine podman, which needs no root either")
         return EngineFacts("docker", info["ServerVersion"], gpus_of(info), info.get("DockerRootDir"))
 
     def load(self, archive: Path) -> None:
@@ -164,6 +166,13 @@ def _found(client: DockerClient, image: str) -> Any:
         raise EnvironmentCannot(
             f"docker has no image {image}", advice="bench image load FILE, or bench image build --load docker"
         ) from None
+
+
+def unfit(info: Mapping[str, Any]) -> str | None:
+    """Why this Docker cannot hold a run."""
+    if not any("rootless" in str(option) for option in info.get("SecurityOptions") or []):
+        return None
+    return "Docker runs rootless here: whoever is not root inside cannot write the results"
 
 
 def gpus_of(info: Mapping[str, Any]) -> Gpus | None:

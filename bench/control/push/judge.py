@@ -114,6 +114,8 @@ def _environment(found: Survey) -> Iterator[Finding]:
 def _how_to_get(engine: str, why: str, user: str) -> str:
     if "permission denied" in why.lower():
         return f"usermod -aG {engine} {user} there, or another user: USER@HOST"
+    if "rootless" in why:
+        return "--engine podman, which needs no root either"
     if why.startswith("there is no"):
         package = {"docker": "docker.io"}.get(engine, engine)
         return f"apt-get install {package} there, or --engine none with an environment of Python's"

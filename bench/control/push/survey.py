@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.control.engines import EngineFacts
-from bench.control.engines.docker import gpu_access
+from bench.control.engines.docker import gpu_access, unfit
 from bench.control.preflight import HostFacts, read_host
 from bench.control.push.remote import Node, plain
 from bench.errors import EnvironmentCannot
@@ -223,6 +223,8 @@ def _engine(name: str, answers: Mapping[str, tuple[int, str]]) -> Engine:
     if name == "docker" and not info.get("ServerVersion"):
         errors = info.get("ServerErrors") or ["its daemon does not answer"]
         return Engine(None, str(errors[0])[:300])
+    if name == "docker" and (why := unfit(info)):
+        return Engine(None, why)
     specified = answers.get("cdi", (1, ""))[0] == 0 or bool(answers.get("cdi", (1, ""))[1].strip())
     room = _lines(answers, f"{name} room")
     return Engine(

@@ -118,6 +118,7 @@ NEED = Need("docker", find_variant("cuda12.8"), on_cpu=False, gpus=None, engine_
         ({"docker": (1, "permission denied while trying")}, "permission denied", "usermod -aG docker ubuntu"),
         ({"docker": (1, "Cannot connect to the Docker daemon")}, "Cannot connect", "systemctl start docker"),
         ({"docker": (0, '{"ServerErrors":["Cannot connect"]}')}, "Cannot connect", "systemctl"),
+        ({"docker": (0, '{"ServerVersion":"27","SecurityOptions":["name=rootless"]}')}, "rootless", "podman"),
         ({"place": (0, "/x\n/dev/sda1 1 1 1000 1% /\nwritable\n")}, "0.0 GiB are free, a run needs", "make"),
         ({"place": (0, "/x\n/dev/sda1 1 1 430000000 1% /\n")}, "ubuntu may not write to /x", "--place"),
         ({"docker_room": (0, "/dev/sda1 1 1 1000 1% /")}, "/var/lib/docker: 0.0 GiB are", "make"),
