@@ -31,6 +31,10 @@ CLEAN_SECONDS = 30.0  # for the memory of a job that was killed to come back
 HELD_BYTES = 2 << 30  # more than any driver keeps for itself
 TRACE_BYTES = 512 << 20  # the driver's own share is not always the same
 
+NOBODY_CAME = (
+    "each runs the same command and manifest, with a --node of its own; between them all ports are open, "
+    "since gloo and NCCL choose theirs; NCCL_SOCKET_IFNAME is by which network"
+)
 INTERRUPTED = "interrupted"  # by the user, who wants what there is, and now
 
 
@@ -137,11 +141,11 @@ def _meet(run: Run, supervisor: Supervisor, progress: Progress, nodes: Nodes) ->
     try:
         facts = supervisor.facts(target.device, target.gpus, log, MEETING_SECONDS)
     except EnvironmentCannot as error:
+        # What the nodes themselves found stands there with what to do.
         raise EnvironmentCannot(
-            f"the {nodes.count} nodes did not all meet at {nodes.meet}: {error.message}",
+            f"the {nodes.count} nodes did not come together at {nodes.meet}: {error.message}",
             where=error.where,
-            advice="each runs the same command and manifest, with a --node of its own; between them all "
-            "ports are open, since gloo and NCCL choose theirs; NCCL_SOCKET_IFNAME is by which network",
+            advice=None if "\n" in error.message else NOBODY_CAME,
         ) from None
     ours, *others = map(_must_be_alike, facts)
     for number, theirs in enumerate(others, 1):

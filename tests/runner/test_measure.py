@@ -156,6 +156,35 @@ def test_nodes_of_which_one_is_in_an_image_do_not_measure_together(
     assert fake.told == [why]
 
 
+class Unmet(Guessing):
+    """Nodes that did not get to know each other."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__()
+        self.why = why
+
+    def facts(self, *_: Any) -> tuple[NodeFacts, ...]:
+        raise EnvironmentCannot(f"no facts: {self.why}", where="nodes.txt")
+
+
+@pytest.mark.parametrize(
+    ("why", "advice"),
+    [
+        ("timed-out: 600.0, start", "all ports are open"),
+        ("crashed: two are node 1\n  each needs its own", None),
+    ],
+)
+def test_nodes_that_do_not_come_together_say_what_to_look_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str, advice: str | None
+) -> None:
+    with (
+        begun(tmp_path) as run,
+        pytest.raises(EnvironmentCannot, match=f"come together at .*{why}") as raised,
+    ):
+        searched(run, Unmet(why), monkeypatch, nodes=Nodes(2, 0, "127.0.0.1:0", "abc"))
+    assert (advice in raised.value.advice) if advice else raised.value.advice is None  # type: ignore[operator]
+
+
 class TooGood(Guessing):
     """The second trial seems to do more arithmetic than the machine's ceiling."""
 

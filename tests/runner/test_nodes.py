@@ -111,11 +111,11 @@ def test_two_nodes_measure_together_and_the_leader_has_the_bundle(tmp_path: Path
 
 LATE = """
 import datetime
-real = datetime.datetime
-class Late(real):
+class Late(datetime.datetime):
     @classmethod
     def now(cls, tz=None):
-        return real.now(tz) - datetime.timedelta(minutes=7)
+        return super().now(tz) - datetime.timedelta(minutes=7)
+Late.__module__, Late.__qualname__ = "datetime", "datetime"  # as the other node reads it
 datetime.datetime = Late
 """
 
