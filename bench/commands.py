@@ -165,7 +165,7 @@ def _nodes(manifest: Manifest, place: Place) -> Nodes | None:
     if count < 1 or not 0 <= node < count:
         raise BadInput(f"--node {node} of --nodes {count}", advice="nodes are counted from 0")
     host, _, port = (meet or "").rpartition(":")
-    if not host or not port.isdigit():
+    if not (host and port.isdecimal() and 0 < int(port) < 2**16):
         raise BadInput(f"--meet {meet}: no HOST:PORT", advice="a port of node 0 that all nodes reach")
     return Nodes(count, node, f"{host}:{port}", manifest.digest.removeprefix("sha256:")[:12])
 

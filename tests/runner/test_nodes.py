@@ -327,6 +327,8 @@ def test_members_reach_their_supervisor_however_deep_its_folder_is(tmp_path: Pat
         ((2, -1, "a:1"), "--node -1"),
         ((2, 0, None), "--meet None"),
         ((2, 0, "a"), "--meet a"),
+        ((2, 1, "a:0"), "--meet a:0"),
+        ((2, 1, "a:65536"), "--meet a:65536"),
         ((0, 0, "a:1"), "--nodes 0"),
     ],
 )
