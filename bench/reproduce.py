@@ -60,6 +60,7 @@ class Compared:
     label: str
     figures: tuple[Figure, ...]
     reasons: tuple[str, ...]  # what differs, where something was not reproduced
+    micro_batch: int | None = None  # None: of a search's answer, whichever it has
 
     @property
     def reproduced(self) -> bool:
@@ -131,7 +132,7 @@ def _compare(here: Run, there: Run, ours: TrialResult, theirs: TrialResult, tole
     reasons: tuple[str, ...] = ()
     if any(figure.verdict != "reproduced" for figure in figures):
         reasons = tuple(_reasons(here, there, ours, theirs))
-    return Compared(theirs.model, theirs.label, figures, reasons)
+    return Compared(theirs.model, theirs.label, figures, reasons, theirs.micro_batch)
 
 
 def _figures(

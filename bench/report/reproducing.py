@@ -91,11 +91,9 @@ def show(found: Reproduction, *, as_json: bool) -> int:
 
 
 def _lines(found: Reproduction) -> Iterator[str]:
-    width = max((len(f"{one.model} {one.label}") for one in found.compared), default=0)
+    width = max((len(_name(one)) for one in found.compared), default=0)
     for one in found.compared:
-        yield (
-            f"{one.model} {one.label}".ljust(width) + "  " + "; ".join(map(_figure, one.figures)) + _why(one)
-        )
+        yield _name(one).ljust(width) + "  " + "; ".join(map(_figure, one.figures)) + _why(one)
     for missing in found.missing:
         yield f"{missing}: not measured here"
     for name in found.not_needed:
@@ -106,6 +104,12 @@ def _lines(found: Reproduction) -> Iterator[str]:
     if not every:
         yield f"NOT REPRODUCED: run {found.there} has no figure that this one could be held against"
     yield f"a step counts as reproduced within both 95% intervals, or {100 * found.tolerance:g}%"
+
+
+def _name(one: Compared) -> str:
+    """A setting may have been measured at several micro-batches."""
+    at = "" if one.micro_batch is None else f", micro-batch {one.micro_batch}"
+    return f"{one.model}, {one.label}{at}"
 
 
 def _figure(figure: Figure) -> str:

@@ -16,6 +16,7 @@ from bench.runner.probe import STACK, packages
 from tests.builders import measurement
 from tests.report.made import CRASH, H100, NO_MEMORY, bundle, manifest
 
+ROOT = Path(__file__).parents[2]
 WIDE = (0.2, 1.0, 1.8, 1.0, 0.2, 1.8)
 
 
@@ -304,5 +305,19 @@ def test_for_people_it_is_a_line_a_setting(tmp_path: Path, capsys: Any) -> None:
     there, here = pair(tmp_path, pass_seconds=0.55)
     assert main(["reproduce", str(there), "--with", str(here)]) == 1
     out = capsys.readouterr().out
-    assert "tiny-gpt-neox naive  step 2.2 s ±0.023, was 2 s ±0.021: NOT REPRODUCED (+10.0%)" in out
+    name, step = "tiny-gpt-neox, naive, micro-batch 16", "step 2.2 s ±0.023, was 2 s ±0.021"
+    assert f"{name}  {step}: NOT REPRODUCED (+10.0%)" in out
     assert "0 of 1 settings reproduced: run here here, there there" in out
+
+
+def test_one_setting_at_two_micro_batches_is_two_lines_that_can_be_told_apart(capsys: Any) -> None:
+    """Real runs of a search: pythia-410m's free lunch was measured at two in both."""
+    there, here = (ROOT / f"results/hour-h200/{minutes}-minutes.tar" for minutes in (20, 24))
+    _, document = reproduce(capsys, there, here)
+    keys = [(one["model"], one["label"], one["micro_batch"]) for one in document["compared"]]
+    assert len(set(keys)) == len(keys) > len({key[:2] for key in keys})
+    main(["reproduce", str(there), "--with", str(here)])
+    out = capsys.readouterr().out
+    for model, label, micro_batch in keys:
+        if micro_batch is not None:
+            assert f"{model}, {label}, micro-batch {micro_batch} " in out
