@@ -79,13 +79,12 @@ def test_detached_and_fetched_later(operator: Operator) -> None:
         "done",
     )
     until(lambda: not run_processes(operator.nodes.homes[address]), "the end of the run")
-    if not (operator.folder / f"results/{run}.tar").exists():
+    bundle = operator.folder / f"results/{address}-{run}.tar"
+    if not bundle.exists():
         operator.bench("fetch", run[:5])
     assert (
         "level      operator"
-        in operator.bench(
-            "verify", f"results/{run}.tar", "--trust", operator.folder / "config/bench/id_ed25519.pub"
-        ).stdout
+        in operator.bench("verify", bundle, "--trust", operator.folder / "config/bench/id_ed25519.pub").stdout
     )
     assert operator.nodes.left(address) == []
 
@@ -105,7 +104,7 @@ def test_cancelled_runs_keep_what_they_measured_and_go_on(operator: Operator) ->
         operator.bench("cancel", run)
     done = json.loads(operator.bench("attach", run, "--json", code=5).stdout)["nodes"][0]
     assert (done["outcome"], done["run_exit_code"]) == ("incomplete", 5)
-    assert "incomplete" in operator.bench("verify", f"results/{run}.tar").stdout
+    assert "incomplete" in operator.bench("verify", f"results/{address}-{run}.tar").stdout
     again = operator.push(manifest, address)["nodes"][0]
     assert (again["run"], again["outcome"], again["level"]) == (run, "done", "operator")
     assert operator.nodes.left(address) == []

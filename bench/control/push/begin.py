@@ -64,7 +64,7 @@ def _note(t: Traveller, chosen: Chosen, landed: Landed, before: Record | None) -
         out=str(order.out.resolve()), key=str(order.key.path),
         ledger=str(order.ledger) if order.ledger else None,
         valid_seconds=order.valid_seconds, keep=order.keep, began_at=now(),
-        follows=t.follows, nodes=t.nodes, python=host.python, checks=order.checks,
+        follows=t.follows, nodes=t.nodes, python=host.python,
     )  # fmt: skip
     record.mirror.mkdir(parents=True, exist_ok=True)
     (record.mirror / "manifest.json").write_bytes(order.manifest.data)

@@ -35,7 +35,7 @@ class Record:
     engine: str
     image: str | None  # its identity
     manifest_sha256: str
-    out: str  # here, absolute: RUN/ is the mirror, RUN.tar or HOST-RUN.tar the bundle
+    out: str  # here, absolute: RUN/ is the mirror, HOST-RUN.tar the bundle
     key: str | None
     ledger: str | None
     valid_seconds: int  # of a certificate
@@ -46,7 +46,6 @@ class Record:
     follows: bool = False  # a node that trains with another, which has the bundle
     nodes: int = 1  # that train as one
     python: str | None = None
-    checks: bool = False  # itself: by its bundle one wants to know the node
     schema: Literal["bench/push-record/v1"] = "bench/push-record/v1"
 
     @property
@@ -59,8 +58,9 @@ class Record:
 
     @property
     def bundle(self) -> Path:
+        """By its name one knows the node, which a bundle itself does not tell."""
         host = re.sub(r"[^\w.-]", "_", self.host)
-        return Path(self.out) / f"{f'{host}-' if self.checks else ''}{self.run_id}.tar"
+        return Path(self.out) / f"{host}-{self.run_id}.tar"
 
     def to_host(self) -> Host:
         identity = Path(self.identity) if self.identity else None

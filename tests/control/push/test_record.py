@@ -49,6 +49,15 @@ def test_runs_by_the_names_that_people_have(records: Records, names: list[str], 
     assert sorted(record.run_id for record in records.find(names)) == ids
 
 
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [("gpu1", "gpu1-aaaa00000000.tar"), ("me@[fe80::1]:22", "me__fe80__1__22-aaaa00000000.tar")],
+)
+def test_a_bundle_is_named_after_its_node(host: str, name: str) -> None:
+    """It holds no host name itself, and of forty that came back one wants to know which is slow."""
+    assert dataclasses.replace(R, host=host).bundle == Path("/here/results") / name
+
+
 def test_what_was_never_begun(records: Records, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match='no run is called "gpu9"'):
         records.find(["gpu9"])
