@@ -1,19 +1,18 @@
-"""A comparison spelled as table, Markdown, CSV or JSON. Every spelling of a number is made in `cells`."""
+"""A comparison spelled as table, Markdown or JSON. Every spelling of a number is made in `cells`."""
 
 from __future__ import annotations
 
-import csv
-import io
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
 
 from tabulate import tabulate
 
 from bench.codec import pretty_json, to_json
-from bench.estimate import Interval
-from bench.report.comparing import Apart, Comparison, Entry, ModelPart
+from bench.report.comparing import Comparison, Entry, ModelPart
 from bench.report.offers import Offer
 from bench.report.rows import Row
+from bench.report.sheet import csv_text
 from bench.scaling import Guess
 from bench.words import bytes_text, figures, interval_text, money_text
 
@@ -25,7 +24,16 @@ HEADERS: Mapping[str, str] = {
 TEXT_COLUMNS = frozenset({"machine", "setting", "level", "run", "note"})
 
 
-def cells(entry: Entry) -> dict[str, str]:
+def called(part: ModelPart) -> list[str]:
+    """Each entry's machine; of several of one kind, with the file of its bundle."""
+    kinds = Counter(entry.row.machine.label for entry in part.entries)
+    return [
+        row.machine.label if kinds[row.machine.label] == 1 else f"{row.machine.label} ({Path(row.path).stem})"
+        for row in (entry.row for entry in part.entries)
+    ]
+
+
+def cells(entry: Entry, machine: str) -> dict[str, str]:
     """One machine's figures in words; an empty text where there is none."""
     row, best = entry.row, entry.row.best
     assert best is not None
@@ -33,7 +41,7 @@ def cells(entry: Entry) -> dict[str, str]:
     devices = f" x {row.machine.devices}" if row.machine.devices > 1 else ""
     return {
         "rank": str(entry.place.rank),
-        "machine": row.machine.label,
+        "machine": machine,
         "days": interval_text(best.days),
         "slower": "" if entry.place.slower is None else interval_text(entry.place.slower),
         "setting": best.label,
@@ -58,7 +66,7 @@ def _entry_notes(entry: Entry) -> Iterator[str]:
 
 def columns(part: ModelPart) -> tuple[list[str], list[list[str]]]:
     """The columns that say anything, and the texts in them."""
-    every = [cells(entry) for entry in part.entries]
+    every = list(map(cells, part.entries, called(part)))
     kept = [name for name in HEADERS if any(row[name] for row in every)]
     return kept, [[row[name] for name in kept] for row in every]
 
@@ -92,8 +100,8 @@ OFFER_HEADERS = ("", "machine", "days", "price", "a run", "")
 def offers(part: ModelPart, comparison: Comparison) -> list[tuple[tuple[str, ...], bool]]:
     """Buying and renting, a row an offer, and whether it is what was asked for."""
     return [
-        (_offer_row(entry, offer, comparison), bool(offer.marks))
-        for entry in part.entries
+        (_offer_row(entry, machine, offer, comparison), bool(offer.marks))
+        for entry, machine in zip(part.entries, called(part), strict=True)
         for offer in entry.offers
     ]
 
@@ -102,14 +110,14 @@ def _offer_table(rows: list[tuple[str, ...]], form: str) -> str:
     return tabulate(rows, OFFER_HEADERS, tablefmt=form, disable_numparse=True, colalign=OFFER_ALIGN)
 
 
-def _offer_row(entry: Entry, offer: Offer, comparison: Comparison) -> tuple[str, ...]:
+def _offer_row(entry: Entry, machine: str, offer: Offer, comparison: Comparison) -> tuple[str, ...]:
     currency, best = comparison.currency, entry.row.best
     assert best is not None
     assert best.days is not None
     price = money_text(offer.price, currency) + (" an hour" if offer.kind == "rent" else "")
     run = money_text(offer.run_cost, currency)
     said = "; ".join(_offer_notes(entry, offer, comparison))
-    return offer.kind, entry.row.machine.label, interval_text(best.days), price, run, said
+    return offer.kind, machine, interval_text(best.days), price, run, said
 
 
 def remarks(part: ModelPart, comparison: Comparison) -> list[str]:
@@ -124,19 +132,23 @@ def remarks(part: ModelPart, comparison: Comparison) -> list[str]:
     if priced or wish.budget is not None or wish.deadline_days is not None:
         missing = dict.fromkeys(gap for entry in part.entries for gap in entry.gaps)
         lines += [f"{gap}: --prices can have one" for gap in missing]
-    lines += [close_line(entry.row) for entry in part.entries if entry.row.close]
+    lines += [
+        _close_line(entry.row, machine)
+        for entry, machine in zip(part.entries, called(part), strict=True)
+        if entry.row.close
+    ]
     lines += [_guess_line(one) for one in part.guesses]
     return lines + [f"not compared: {text}" for text in apart(part)]
 
 
-def close_line(row: Row) -> str:
+def _close_line(row: Row, machine: str) -> str:
     """In the words of the run's own summary."""
     assert row.best is not None
     assert row.close is not None
     other = row.close.rival
     assert other.days is not None
     return (
-        f"close: {row.machine.label}, {row.best.label} is within 1% of the fastest measured with "
+        f"close: {machine}, {row.best.label} is within 1% of the fastest measured with "
         f"{row.close.confidence:.0%} confidence; surer: {other.label} at micro-batch {other.micro_batch}, "
         f"{interval_text(other.days)} days"
     )
@@ -224,64 +236,6 @@ def markdown(comparison: Comparison) -> str:
 def _safe(cell: str) -> str:
     """Text of a bundle never begins a column of its own."""
     return cell.replace("|", "\\|")
-
-
-CSV_COLUMNS = (
-    "model", "rank", "machine", "devices", "days", "days_half_width", "slower", "slower_half_width",
-    "setting", "micro_batch", "accumulation", "step_seconds", "units_per_second", "unit", "utilisation",
-    "peak_bytes", "kwh", "currency", "buy_price", "buy_run_cost", "rent_hour", "rent_run_cost", "level",
-    "trusted", "complete", "run", "bundle", "not_compared",
-)  # fmt: skip
-
-
-def csv_text(comparison: Comparison) -> str:
-    """Every digit of every figure; what is not ranked has no rank, and says why."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, CSV_COLUMNS, restval="", lineterminator="\n")
-    writer.writeheader()
-    for part in comparison.parts:
-        for entry in part.entries:
-            writer.writerow(_csv_entry(part, entry, comparison.currency))
-        for one in part.apart:
-            writer.writerow(_csv_apart(part, one))
-    return out.getvalue()
-
-
-def _csv_apart(part: ModelPart, one: Apart) -> dict[str, Any]:
-    row = one.row
-    return {
-        "model": part.model, "machine": row.machine.name, "devices": row.machine.devices, "level": row.level,
-        "run": row.run_id, "bundle": row.path, "not_compared": "; ".join(one.reasons),
-    }  # fmt: skip
-
-
-def _csv_entry(part: ModelPart, entry: Entry, currency: str) -> dict[str, Any]:
-    row, best = entry.row, entry.row.best
-    assert best is not None
-    assert best.days is not None
-    assert best.step_seconds is not None
-    offers = {offer.kind: offer for offer in entry.offers}
-    buy, rent = offers.get("buy"), offers.get("rent")
-    slower = entry.place.slower or Interval(1.0, 0.0)
-    found: dict[str, Any] = {
-        "model": part.model, "rank": entry.place.rank, "machine": row.machine.name,
-        "devices": row.machine.devices, "days": best.days.value, "days_half_width": best.days.half_width,
-        "slower": slower.value, "slower_half_width": slower.half_width, "setting": best.label,
-        "micro_batch": best.micro_batch, "accumulation": best.accumulation,
-        "step_seconds": best.step_seconds.value, "units_per_second": best.units_per_second,
-        "unit": row.unit, "utilisation": best.utilisation, "peak_bytes": best.peak_bytes, "kwh": entry.kwh,
-        "currency": currency, "buy_price": buy and buy.price, "buy_run_cost": buy and buy.run_cost,
-        "rent_hour": rent and rent.price, "rent_run_cost": rent and rent.run_cost, "level": row.level,
-        "trusted": row.trusted, "complete": row.complete, "run": row.run_id, "bundle": row.path,
-    }  # fmt: skip
-    return {name: _csv_value(value) for name, value in found.items()}
-
-
-def _csv_value(value: Any) -> Any:
-    """As other programs read it: true, not Python's True."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "" if value is None else value
 
 
 def json_text(comparison: Comparison) -> str:

@@ -19,6 +19,7 @@ from bench.report.formats import (
     OFFER_ALIGN,
     OFFER_HEADERS,
     TEXT_COLUMNS,
+    called,
     cells,
     notes,
     offers,
@@ -139,7 +140,7 @@ def _figure(plot: Plot) -> str:
 
 
 def _table(part: ModelPart) -> str:
-    every = [(entry, cells(entry)) for entry in part.entries]
+    every = list(zip(part.entries, map(cells, part.entries, called(part)), strict=True))
     names = [name for name in HEADERS if any(texts[name] for _, texts in every)]
     heads = "".join(
         f'<th scope="col"{_left(name)}><button type="button">{escape(HEADERS[name] or name)}</button></th>'

@@ -17,13 +17,16 @@ from bench.estimate import Interval
 from bench.pack import pack
 from bench.report.compare import Request, collect
 from bench.report.comparing import Comparison
-from bench.report.formats import csv_text, json_text, markdown, table, texts
+from bench.report.formats import json_text, markdown, table, texts
+from bench.report.html import page
+from bench.report.sheet import csv_text
 from bench.result import Crashed
 from bench.statement import Predicate
 from bench.words import figures, interval_text, money_text
 from tests.report.made import KEY, bundle, manifest, measured
 
 ROOT = Path(__file__).parents[2]
+WIDE = (0.2, 1.0, 1.8, 1.0, 0.2, 1.8)
 QUOTE = {"date": "2026-06-01", "source": "a quote"}
 
 
@@ -83,6 +86,20 @@ def test_the_table_spells_the_numbers_of_the_json(comparison: Comparison) -> Non
         for offer in entry["offers"]:
             assert money_text(offer["price"], "USD") in table(comparison)
             assert money_text(offer["run_cost"], "USD") in table(comparison)
+
+
+@pytest.mark.parametrize("form", [table, markdown, page])
+def test_of_several_machines_of_one_kind_each_is_named_by_its_bundle(form: Any, tmp_path: Path) -> None:
+    unsure = [((), 0.9), (("kernels",), 0.5), (("compile",), measured(0.49, WIDE))]
+    for node in ("n01", "n02"):
+        bundle(tmp_path / f"{node}.tar", run_id=f"run-{node}", uuid=node, settings=unsure)
+    bundle(tmp_path / "n03.tar", run_id="run-n03", uuid="n03", gpus=2)
+    text = form(collect(Request((tmp_path,))))
+    for node in ("n01", "n02"):
+        assert f"1x H100 80GB HBM3 ({node})" in text
+        assert f"close: 1x H100 80GB HBM3 ({node}), compile is within 1%" in text
+    assert "2x H100 80GB HBM3" in text
+    assert "(n03)" not in text
 
 
 def test_the_decision_is_told_in_words(comparison: Comparison) -> None:
@@ -148,9 +165,6 @@ def test_one_bundle_shows_its_settings_too(capsys: Any) -> None:
     code, out, _ = run(capsys, ROOT / "results/every-setting-h200/pythia-160m-2gpus.tar")
     assert code == 0
     assert "free-lunch + checkpointing + zero-3 + offload" in out
-
-
-WIDE = (0.2, 1.0, 1.8, 1.0, 0.2, 1.8)
 
 
 @pytest.mark.parametrize("form", [table, markdown])
