@@ -1,7 +1,8 @@
-"""stdout as commands see it: what it refuses is told as that, and no defect."""
+"""stdout as commands see it: what it refuses is told as that, and no defect; ± where there is none is +-."""
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
 from bench.errors import EnvironmentCannot
+
+IN_ASCII = {"±": "+-", "…": "...", "·": ".", "°": " "}  # of our own texts; names of others' are escaped
 
 
 class Stdout:
@@ -32,6 +35,7 @@ class Stdout:
 @contextmanager
 def told() -> Iterator[Stdout]:
     """Until the command is over, and all that it wrote has gone out."""
+    _spell_everything()
     before, told = sys.stdout, Stdout(sys.stdout)
     sys.stdout = cast(TextIO, told)
     try:
@@ -39,6 +43,20 @@ def told() -> Iterator[Stdout]:
         told.flush()
     finally:
         sys.stdout = before
+
+
+def _spell_everything() -> None:
+    """A figure of an hour's run is not lost to a locale that has no ±."""
+    codecs.register_error("bench-ascii", _in_ascii)
+    for stream in (sys.stdout, sys.stderr):
+        if codecs.lookup(stream.encoding or "utf-8").name != "utf-8":
+            cast(Any, stream).reconfigure(errors="bench-ascii")
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    own = IN_ASCII.get(error.object[error.start])
+    return (own, error.start + 1) if own else codecs.backslashreplace_errors(error)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +105,19 @@ def test_a_full_disk_behind_stdout_is_no_defect(command: list[str]) -> None:
         process = [sys.executable, "-m", "bench", *command]
         done = subprocess.run(process, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (3, "stdout: cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_locale_that_cannot_spell_a_figure_costs_none(encoding: str, tmp_path: Path) -> None:
+    path = bundle(tmp_path / "caf\u0119.tar", settings=[((), 0.5), (("tf32",), Crashed("x" * 99))])
+    process = [sys.executable, "-m", "bench", "compare", str(path)]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0", "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(process, env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    out = done.stdout.decode(encoding)
+    shown = {"ascii": ("+-", "...", "caf\\u0119"), "latin-1": ("±", "...", "caf\\u0119")}
+    for text in shown.get(encoding, ("±", "…", "caf\u0119")):
+        assert text in out
 
 
 @pytest.mark.parametrize(
