@@ -251,6 +251,7 @@ def _plan_json(made: Plan) -> object:
         "target": to_json(made.target),
         "cells": cells,
         "skipped": to_json(made.skipped),
+        "searched": sorted(made.guided),
     }
 
 
@@ -268,6 +269,7 @@ def _plan_text(made: Plan) -> str:
     ]
     target = made.target
     device = f"{target.gpus} x {target.name}, {bytes_text(target.memory_bytes)} each"
+    at_most = " at most (a search measures those that may be the fastest)" if made.guided else ""
     headers = ("model", "setting", "batch", "predicted memory", "days at least", "first trial")
     skipped = [f"skipped  {s.model}  {s.label}: {s.reason}" for s in made.skipped]
     table = tabulate(
@@ -275,7 +277,7 @@ def _plan_text(made: Plan) -> str:
     )
     return "\n".join(
         [
-            f"{device}   {len(made.cells)} settings to measure, {len(made.skipped)} skipped",
+            f"{device}   {len(made.cells)} settings to measure{at_most}, {len(made.skipped)} skipped",
             "",
             table,
             *skipped,

@@ -188,6 +188,18 @@ def test_an_option_that_would_be_ignored_is_refused(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("manifest", "searched"), [("hour", 9), ("paper", 0)])
+def test_a_plan_says_whether_all_of_it_is_measured(
+    manifest: str, searched: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A search of nine models plans for two hundred settings, and measures few of them."""
+    words = ["plan", str(QUICKSTART.with_name(f"{manifest}.json")), "--gpu", "h100", "--gpus", "8"]
+    assert main(words) == 0
+    assert ("settings to measure at most" in capsys.readouterr().out) == bool(searched)
+    assert main([*words, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["searched"]) == searched
+
+
 def test_a_reason_that_is_cut_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     reason = "ValueError: hidden_size must be divisible by num_heads (got 30 and 4)"
     path = bundle(Path("a.tar"), settings=[((), 0.5), (("checkpointing",), Crashed(reason))])
