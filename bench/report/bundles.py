@@ -44,7 +44,16 @@ def verify(paths: list[Path], lists: Lists, as_json: bool) -> int:
             print(verdict, file=sys.stderr)
         elif not as_json:
             print(printable("\n".join([f"{path}", *verdict.to_lines(), *_about(verdict)])))
+    if len(checked) > 1 and not as_json:
+        print(_counted([verdict for _, verdict in checked]))
     return _exit_code(checked)
+
+
+def _counted(verdicts: list[Verdict | BenchError]) -> str:
+    """Who looks at the end of many sees whether one among them was refused."""
+    refused = sum(isinstance(verdict, BenchError) for verdict in verdicts)
+    alert = f", {refused} REFUSED" if refused else ""
+    return f"{len(verdicts)} bundles: {len(verdicts) - refused} valid{alert}"
 
 
 def _environment(node: NodeFacts) -> Iterator[str]:

@@ -201,6 +201,17 @@ def test_what_a_program_reads_names_the_file_that_was_changed(tmp_path: Path, ca
     assert found["reason"] == "its sha256 is not the signed one: it was changed"
 
 
+def test_the_last_line_about_many_bundles_says_whether_one_was_refused(tmp_path: Path, capsys: Any) -> None:
+    good = [bundle(tmp_path / f"{name}.tar", run_id=name) for name in ("a", "b")]
+    assert main(["verify", str(good[0])]) == 0
+    assert "bundles: " not in capsys.readouterr().out
+    assert main(["verify", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith("\n2 bundles: 2 valid\n")
+    good[0].write_bytes(b"x")
+    assert main(["verify", str(tmp_path)]) == 4
+    assert capsys.readouterr().out.endswith("\n2 bundles: 1 valid, 1 REFUSED\n")
+
+
 def test_a_bundle_of_a_newer_version_is_named(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "new.tar"
     results = b'{"schema": "bench/results/v2", "planets": 9}'
