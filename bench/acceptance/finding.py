@@ -51,12 +51,17 @@ def overall(findings: Sequence[Finding]) -> Verdict:
 
 
 def worst(findings: Iterable[Finding]) -> Finding | None:
-    """The first of the gravest kind: what one line has room for. A shortfall goes before a smaller one."""
-    return min(
-        findings,
-        key=lambda f: (not f.counts, VERDICTS.index(f.verdict), f.share if f.share is not None else 1.0),
-        default=None,
-    )
+    """The first of the gravest kind: what one line has room for.
+
+    What is wrong goes before what is slow, which may follow from it: a guest, a link that is down, an error.
+    A shortfall goes before a smaller one.
+    """
+    return min(findings, key=_gravity, default=None)
+
+
+def _gravity(f: Finding) -> tuple[bool, int, bool, float]:
+    slow = f.verdict != "pass" and f.share is not None
+    return not f.counts, VERDICTS.index(f.verdict), slow, f.share if f.share is not None else 1.0
 
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))

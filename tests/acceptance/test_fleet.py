@@ -18,6 +18,7 @@ from bench.verify import verify_bundle
 from tests.acceptance.made import START, bundle
 
 DAY = 86_400.0
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +97,19 @@ def test_what_is_no_fault_of_the_card_makes_no_lemon(tmp_path: Path, scenario: d
     fleet = compared(rack)
     assert fleet.verdict == "fail"
     assert fleet.lemons == ()
+
+
+def test_what_is_wrong_is_named_before_what_is_slow_by_it() -> None:
+    """Real checks, with somebody's copies under way: the cards are well, and one would have returned them."""
+    fleet = compared(ROOT / "results/node-check-h200")
+    worst = {node.seen.name: node.worst for node in fleet.nodes}
+    for node in ("1gpu-fault-traffic", "2gpus-fault-traffic", "4gpus-fault-traffic"):
+        assert {f.check for n in fleet.nodes if n.seen.name == node for f in n.findings} >= {
+            "strangers",
+            "copies",
+        }
+        assert (found := worst[node]) is not None
+        assert found.line.startswith("strangers: GPU 0: 1 processes compute there")
 
 
 def test_what_is_the_cards_own_counts_beside_a_guest_too(tmp_path: Path) -> None:
