@@ -18,7 +18,9 @@ from bench.runner import run as running
 from bench.runner.state import Run
 from tests.report.made import bundle
 
-QUICKSTART = Path(__file__).parents[1] / "manifests" / "quickstart.json"
+ROOT = Path(__file__).parents[1]
+CHECKS = str(ROOT / "results/node-check-h200/1gpu-run1.tar")
+QUICKSTART = ROOT / "manifests" / "quickstart.json"
 
 
 @pytest.fixture(autouse=True)
@@ -177,6 +179,8 @@ def test_bundles_may_stand_behind_options(command: list[str], capsys: pytest.Cap
         (["run", "M", "--moved", "--resume"], "--moved without --challenge and --resume"),
         (["plan", "M", "--list-models"], "--list-models lists all models"),
         (["plan", "--list-models", "--gpu", "h100"], "--list-models lists all models"),
+        (["compare", CHECKS, "--budget-usd", "9", "--plots", "p"], "--budget-usd, --plots: of runs that"),
+        (["compare", CHECKS, "--estimate", "8xh100", "--json"], "--estimate: of runs that trained"),
         (["compare", "x.tar", "--json", "--format", "csv"], "--json and --format csv"),
         (["compare", "x.tar", "--format", "markdown", "--json"], "--json and --format markdown"),
     ],

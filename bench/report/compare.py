@@ -46,6 +46,7 @@ class Request:
 def compare(request: Request) -> int:
     comparison, fleet = gather_all(request)
     if fleet is not None and not comparison.parts:
+        _refuse_of_training(request)
         code = _show_fleet(fleet, request)
         for refused in comparison.refused:
             print(refused.reason, file=sys.stderr)
@@ -67,6 +68,20 @@ def compare(request: Request) -> int:
     for refused in comparison.refused:
         print(refused.reason, file=sys.stderr)
     return max((refused.exit_code for refused in comparison.refused), default=0)
+
+
+def _refuse_of_training(request: Request) -> None:
+    """Rather than ignore what a comparison of node checks has not."""
+    asked = {
+        "--prices": request.prices, "--budget-usd": request.budget, "--deadline": request.deadline_days,
+        "--runs": request.runs != 1, "--utilisation": request.utilisation != 1,
+        "--rank-all": request.rank_all, "--estimate": request.estimate,
+        "--settings": request.settings, "--plots": request.plots,
+    }  # fmt: skip
+    if named := [option for option, value in asked.items() if value]:
+        raise BadInput(
+            f"{', '.join(named)}: of runs that trained, and these are node checks", advice="leave it out"
+        )
 
 
 def _write_files(comparison: Comparison, request: Request) -> None:
