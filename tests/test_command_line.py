@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -190,6 +191,25 @@ def test_an_option_that_would_be_ignored_is_refused(
 ) -> None:
     assert main([str(QUICKSTART) if word == "M" else word for word in words]) == 2
     assert message in capsys.readouterr().err
+
+
+def options_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> set[str]:
+    """Of a command and of all commands below it, as its help has them."""
+    with pytest.raises(SystemExit):
+        main([*words, "--help"])
+    said = capsys.readouterr().out
+    has_some = "COMMAND ..." in said or "ACTION ..." in said
+    below = re.findall(r"^    ([a-z]+)(?: |$)", said, re.MULTILINE) if has_some else []
+    found = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", said))
+    return found.union(*(options_of([*words, name], capsys) for name in below))
+
+
+def test_every_option_stands_in_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/guides").glob("*.md")]
+    text = "\n".join(page.read_text() for page in pages)
+    every = options_of([], capsys) - {"--help", "--version"}
+    assert len(every) > 70
+    assert [option for option in sorted(every) if not re.search(rf"{option}(?![\w-])", text)] == []
 
 
 @pytest.mark.parametrize(("manifest", "searched"), [("hour", 9), ("paper", 0)])
