@@ -111,7 +111,7 @@ def frontier(items: Iterable[T], cost: Callable[[T], float], days: Callable[[T],
 class BreakEven:
     """From how many runs in a machine's life on owning it costs less than renting the other."""
 
-    runs: float
+    runs: int
     utilisation: float  # of the life, at that many runs; more than 1: never, one machine cannot do them
 
     def reachable(self, share: float = 1.0) -> bool:
@@ -124,7 +124,7 @@ def break_even(own: Option, rent: Option, life_days: float) -> BreakEven | None:
     saved = rent.a_run - own.a_run
     if saved <= 0:
         return None
-    runs = own.upfront / saved
+    runs = math.ceil(own.upfront / saved)  # there is no third of a run
     return BreakEven(runs, runs * own.days.value / life_days)
 
 

@@ -169,6 +169,16 @@ def test_owning_never_breaks_even_against_a_rent_below_its_own_electricity(
     )
 
 
+def test_runs_are_whole_ones_and_a_life_must_hold_the_last_of_them() -> None:
+    own = Option("m", "buy", Interval(900.0, 1.0), 20_100, 0.0)
+    rent = Option("m", "rent", Interval(900.0, 1.0), 0.0, 10_000.0)
+    even = break_even(own, rent, life_days=1825)
+    assert even is not None
+    assert (even.runs, even.reachable()) == (3, False)  # 2.01 runs would fit
+    assert own.spend(3) < rent.spend(3)
+    assert own.spend(2) > rent.spend(2)
+
+
 def test_more_runs_than_one_life_holds_are_not_reachable() -> None:
     own = Option("m", "buy", Interval(100.0, 1.0), 90_000, 0.0)
     even = break_even(own, Option("m", "rent", Interval(100.0, 1.0), 0.0, 1_000.0), 1825)

@@ -179,7 +179,7 @@ def _offer_notes(entry: Entry, offer: Offer, comparison: Comparison) -> Iterator
     if offer.unmetered:
         yield "without electricity: what it draws was not measured"
     if (even := offer.break_even) is not None and even.reachable(comparison.utilisation):
-        runs = f"{figures(even.runs)} runs in {comparison.life_years:g} years"
+        runs = f"{even.runs:,} runs in {comparison.life_years:g} years"
         yield f"beats the cheapest rent from {runs} on ({100 * even.utilisation:.0f}% of its life)"
     elif even is not None:
         yield f"never beats the cheapest rent in {_life(comparison)}"
