@@ -120,14 +120,20 @@ def _offers(found: list[tuple[tuple[str, ...], bool]]) -> str:
         for head, align in zip(OFFER_HEADERS, OFFER_ALIGN, strict=True)
     )
     return (
-        '<div class="scroll" tabindex="0"><table class="offers"><caption hidden>To buy and to rent</caption>'
+        '<div class="scroll" tabindex="0"><table class="offers stacked">'
+        "<caption hidden>To buy and to rent</caption>"
         f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
 def _offer_cells(texts: tuple[str, ...]) -> Iterator[str]:
-    for cell, align in zip(texts, OFFER_ALIGN, strict=True):
-        yield f"<td{_side(align)}>{escape(cell)}</td>"
+    for cell, head, align in zip(texts, OFFER_HEADERS, OFFER_ALIGN, strict=True):
+        yield f"<td{_side(align)}{_head_of(head)}>{escape(cell)}</td>"
+
+
+def _head_of(head: str) -> str:
+    """What stands before the cell on a phone, where a row is a block."""
+    return f' data-head="{escape(head)}"' if head else ""
 
 
 def _side(align: str) -> str:
@@ -149,8 +155,8 @@ def _table(part: ModelPart) -> str:
     rows = "".join(f"<tr>{''.join(_row(entry, texts, names))}</tr>" for entry, texts in every)
     caption = f"<caption hidden>{escape(part.model)}: machines by days</caption>"
     return (
-        f'<div class="scroll" tabindex="0"><table class="ranked">{caption}<thead><tr>{heads}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
+        f'<div class="scroll" tabindex="0"><table class="ranked stacked">{caption}'
+        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
@@ -158,7 +164,7 @@ def _row(entry: Entry, texts: dict[str, str], names: list[str]) -> Iterator[str]
     exact = _exact(entry)
     for name in names:
         value = f' data-v="{exact[name]!r}"' if exact.get(name) is not None else ""
-        yield f"<td{_left(name)}{value}>{escape(texts[name])}</td>"
+        yield f"<td{_left(name)}{value}{_head_of(HEADERS[name] or name)}>{escape(texts[name])}</td>"
 
 
 def _left(name: str) -> str:

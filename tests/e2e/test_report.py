@@ -165,11 +165,11 @@ def test_on_a_phone_nothing_is_wider_than_the_page_but_what_scrolls_itself(
     page.close()
 
 
-def test_what_scrolls_on_a_phone_shows_it_at_its_edge(
+def test_what_scrolls_on_a_small_screen_shows_it_at_its_edge(
     browser: Browser, real: tuple[Comparison, Path]
 ) -> None:
     """Until it is scrolled to its end: then what covers the shadow has come with the table."""
-    page = browser.new_page(viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
+    page = browser.new_page(viewport={"width": 700, "height": 740}, is_mobile=True, has_touch=True)
     page.goto(real[1].as_uri())
     scrolls = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)"
     edges = f"{scrolls}.map(e => getComputedStyle(e).backgroundAttachment)"
@@ -185,6 +185,15 @@ def test_on_a_phone_the_findings_of_a_node_stand_under_each_other(browser: Brows
     assert page.evaluate(RIGHTMOST, ".stacked td") <= 360
     heading = "e => getComputedStyle(e, '::before').content"
     assert page.locator(".stacked td:last-child").first.evaluate(heading) == '"what to do: "'
+    page.close()
+
+
+def test_on_a_phone_a_machine_is_a_block(browser: Browser, real: tuple[Comparison, Path]) -> None:
+    page = browser.new_page(viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
+    page.goto(real[1].as_uri())
+    for table in ("ranked", "offers"):
+        assert page.locator(f"table.{table}").count() > 1
+        assert page.evaluate(RIGHTMOST, f"table.{table} td") <= 360
     page.close()
 
 

@@ -44,6 +44,15 @@ def test_nothing_in_it_points_elsewhere(tmp_path: Path) -> None:
     assert not re.search(r"url\(|@import|https?://", text.partition('id="comparison"')[0])
 
 
+def test_on_a_phone_each_figure_says_what_it_is(tmp_path: Path) -> None:
+    text = page(collect(Request((bundle(tmp_path / "a.tar"),), html=tmp_path / "x", budget=1e6)))
+    for table, unnamed in (("ranked", 0), ("offers", 2)):  # to buy or to rent, and what is said of it
+        (body,) = re.findall(rf'<table class="{table} stacked">.*?<tbody>(.*?)</tbody>', text)
+        for row in body.split("</tr>")[:-1]:
+            assert row.count("<td") == row.count("data-head=") + unnamed
+    assert '<td data-v="1" data-head="rank">1</td>' in text
+
+
 def test_what_was_left_out_stands_at_the_top(tmp_path: Path) -> None:
     bad = tmp_path / "bad.tar"
     bad.write_bytes(b"x")
