@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,10 +12,11 @@ from tabulate import tabulate
 
 from bench.acceptance.finding import VERDICTS, Finding, Verdict, quantity, worst
 from bench.acceptance.results import CheckResults
+from bench.report.terminal import LEAST_COLUMNS, columns, wrapped
 
 WORDS: dict[Verdict, str] = {"pass": "pass", "warn": "WARN", "fail": "FAIL", "not-run": "NOT-RUN"}
 MOST_FIGURES = 6  # that a row has room for
-MOST_COLUMNS, LEAST_COLUMNS = 108, 20  # of the table; of what is wrapped, or each word has its own line
+MOST_COLUMNS = 108  # of the table
 BESIDE_COLUMNS = 24  # of the table, of checks' names and verdicts
 
 
@@ -38,31 +37,15 @@ class Lag:
 
 
 def text(results: CheckResults) -> str:
-    blocks = [_wrapped([_head(results)], ""), _table(results)]
+    blocks = [wrapped([_head(results)], ""), _table(results)]
     if found := list(_problems(results.findings)):
-        blocks.append(_wrapped(found, " " * 9))
+        blocks.append(wrapped(found, " " * 9))
     if lags := stragglers(results.findings):
         blocks.append(_lag_table(lags))
     if left := not_possible(results.findings):
         head = "not possible here, and so neither good nor bad:"
-        blocks.append(_wrapped([head, *(f"  {line}" for line in left)], " " * 4))
-    return "\n\n".join([*blocks, _wrapped([verdict_line(results)], "")])
-
-
-def _terminal_columns() -> int | None:
-    """None where there is no terminal: in a file a line stays whole."""
-    return shutil.get_terminal_size((0, 0)).columns or None
-
-
-def _wrapped(lines: Sequence[str], indent: str) -> str:
-    columns = _terminal_columns()
-    if columns is None:
-        return "\n".join(lines)
-    wide = max(LEAST_COLUMNS, columns)
-    return "\n".join(
-        textwrap.fill(line, wide, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-        for line in lines
-    )
+        blocks.append(wrapped([head, *(f"  {line}" for line in left)], " " * 4))
+    return "\n\n".join([*blocks, wrapped([verdict_line(results)], "")])
 
 
 def node_text(results: CheckResults) -> str:
@@ -96,8 +79,10 @@ def _table(results: CheckResults) -> str:
         said = worst(findings)
         assert said is not None
         rows.append((check, verdict_of(findings), _said(said, findings)))
-    columns = _terminal_columns() or MOST_COLUMNS
-    widths = [None, None, max(LEAST_COLUMNS, min(columns, MOST_COLUMNS) - BESIDE_COLUMNS)]
+    widths = [
+        None, None,
+        max(LEAST_COLUMNS, min(columns() or MOST_COLUMNS, MOST_COLUMNS) - BESIDE_COLUMNS),
+    ]  # fmt: skip
     return tabulate(rows, ("check", "verdict", ""), disable_numparse=True, maxcolwidths=widths)
 
 
@@ -197,12 +182,12 @@ def _lag_table(lags: Sequence[Lag]) -> str:
     ]  # fmt: skip
     headers = ("stragglers", "median", "spread", "slowest", "", "under the median")
     table = tabulate(rows, headers, disable_numparse=True, colalign=("left", *["right"] * 5))
-    if len(table.partition("\n")[0]) <= (_terminal_columns() or sys.maxsize):
+    if len(table.partition("\n")[0]) <= (columns() or sys.maxsize):
         return table
     said = (
         f"  {name}: {gpu}, {slowest}, {under} under {usual}" for name, usual, _, gpu, slowest, under in rows
     )
-    return _wrapped(["stragglers, and the median that they are under:", *said], " " * 4)
+    return wrapped(["stragglers, and the median that they are under:", *said], " " * 4)
 
 
 def counted_text(findings: Sequence[Finding]) -> str:

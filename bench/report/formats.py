@@ -9,6 +9,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from bench.codec import pretty_json, to_json
+from bench.report import terminal
 from bench.report.comparing import Comparison, Entry, ModelPart
 from bench.report.offers import Offer
 from bench.report.rows import Row
@@ -75,7 +76,7 @@ def table(comparison: Comparison) -> str:
     if not comparison.parts:
         return "nothing to compare"
     blocks = [_text_part(part, comparison) for part in comparison.parts]
-    return "\n\n".join([*blocks, "\n".join(notes(comparison))])
+    return "\n\n".join([*blocks, terminal.wrapped(notes(comparison), " " * 4)])
 
 
 def _text_part(part: ModelPart, comparison: Comparison) -> str:
@@ -84,10 +85,12 @@ def _text_part(part: ModelPart, comparison: Comparison) -> str:
         names, rows = columns(part)
         aligned = ["left" if name in TEXT_COLUMNS else "right" for name in names]
         heads = [HEADERS[name] for name in names]
-        lines.append(tabulate(rows, heads, tablefmt="simple", disable_numparse=True, colalign=aligned))
+        lines.append(terminal.table(rows, heads, aligned))
     if found := [row for row, _ in offers(part, comparison)]:
-        lines += ["", _offer_table(found, "simple")]
-    return "\n".join([*lines, *remarks(part, comparison)])
+        lines += ["", terminal.table(found, OFFER_HEADERS, OFFER_ALIGN)]
+    if said := remarks(part, comparison):
+        lines.append(terminal.wrapped(said, " " * 4))
+    return "\n".join(lines)
 
 
 IN_TIME = {
@@ -104,10 +107,6 @@ def offers(part: ModelPart, comparison: Comparison) -> list[tuple[tuple[str, ...
         for entry, machine in zip(part.entries, called(part), strict=True)
         for offer in entry.offers
     ]
-
-
-def _offer_table(rows: list[tuple[str, ...]], form: str) -> str:
-    return tabulate(rows, OFFER_HEADERS, tablefmt=form, disable_numparse=True, colalign=OFFER_ALIGN)
 
 
 def _offer_row(entry: Entry, machine: str, offer: Offer, comparison: Comparison) -> tuple[str, ...]:
@@ -224,13 +223,18 @@ def markdown(comparison: Comparison) -> str:
             safe = [[_safe(cell) for cell in row] for row in rows]
             aligned = ["left" if name in TEXT_COLUMNS else "right" for name in names]
             heads = [HEADERS[name] for name in names]
-            lines.append(tabulate(safe, heads, tablefmt="pipe", disable_numparse=True, colalign=aligned))
+            lines.append(_pipes(safe, heads, aligned))
         if said := [row for row, _ in offers(part, comparison)]:
-            lines += ["", _offer_table([tuple(map(_safe, row)) for row in said], "pipe")]
+            safe = [[_safe(cell) for cell in row] for row in said]
+            lines += ["", _pipes(safe, OFFER_HEADERS, OFFER_ALIGN)]
         if more := remarks(part, comparison):
             lines += ["", *(f"- {_safe(line)}" for line in more)]
         blocks.append("\n".join(lines))
     return "\n\n".join([*blocks, "\n".join(f"- {_safe(note)}" for note in notes(comparison))])
+
+
+def _pipes(rows: list[list[str]], heads: Sequence[str], aligned: Sequence[str]) -> str:
+    return tabulate(rows, heads, tablefmt="pipe", disable_numparse=True, colalign=aligned)
 
 
 def _safe(cell: str) -> str:

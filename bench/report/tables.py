@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tabulate import tabulate
-
+from bench.report.terminal import table, wrapped
 from bench.summary import Results, TrialResult
 from bench.switches import in_words
 from bench.winner import FIRM, Winner, fastest
@@ -24,7 +23,7 @@ def results_table(results: Results) -> str:
         for model in results.models
         if any(t.model == model.name for t in results.trials)
     ]
-    return "\n\n".join([*blocks, "\n".join(_notes(results))])
+    return "\n\n".join([*blocks, wrapped(_notes(results), " " * 4)])
 
 
 def without_figures(results: Results) -> dict[str, str]:
@@ -54,9 +53,7 @@ def _model_block(name: str, unit: str, trials: list[TrialResult]) -> str:
         headers = (*HEADERS, *PROVEN)
         rows = [(*row, *_proof(trial)) for row, trial in zip(rows, trials, strict=True)]
     aligned = ("left", "left", *["right"] * (len(headers) - 2))
-    # Numbers are texts already: tabulate must not round them again.
-    table = tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=aligned)
-    return f"{name}\n{table}"
+    return f"{name}\n{table(rows, headers, aligned)}"
 
 
 def _proof(trial: TrialResult) -> tuple[str, str]:

@@ -243,6 +243,33 @@ def test_wrong_arguments_are_refused(arguments: list[str], why: str, capsys: Any
     assert why in err
 
 
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_narrow_terminal_has_a_paragraph_a_row_and_loses_no_figure(
+    columns: int, comparison: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = table(comparison)
+    assert max(map(len, whole.splitlines())) > 120  # a file's lines stay whole
+    monkeypatch.setenv("COLUMNS", str(columns))
+    narrow = table(comparison)
+    lines = [line for line in narrow.splitlines() if ".tar" not in line]  # a path stays one word
+    assert max(map(len, lines)) <= columns
+    words = " ".join(narrow.split())
+    for text in texts(comparison.parts[0], comparison):
+        assert text in words
+
+
+@pytest.mark.parametrize("columns", [80, 400])
+def test_one_bundles_settings_fit_the_terminal_too(
+    columns: int, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = run(capsys, ROOT / "results/every-setting-h200/pythia-160m-2gpus.tar")
+    settings = out.partition("level self, signed by")[2].partition("\n")[2]
+    assert code == 0
+    assert max(map(len, settings.splitlines())) <= columns
+    assert ("free-lunch + fsdp-2: batch 16 x 32 x 2; s/step" in settings) == (columns == 80)
+
+
 def test_every_setting_is_shown_as_text_markdown_or_json_and_not_dropped(capsys: Any) -> None:
     path = ROOT / "results/every-setting-h200/pythia-160m-1gpu.tar"
     for format in ("table", "markdown", "json"):

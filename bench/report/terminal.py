@@ -1,0 +1,43 @@
+"""What a terminal has room for. In a file, or through a pipe, a table stays a table and a line is whole."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from tabulate import tabulate
+
+LEAST_COLUMNS = 20  # or each word has its own line
+
+
+def columns() -> int | None:
+    """None where there is no terminal."""
+    return shutil.get_terminal_size((0, 0)).columns or None
+
+
+def wrapped(lines: Iterable[str], indent: str) -> str:
+    room = columns()
+    if room is None:
+        return "\n".join(lines)
+    wide = max(LEAST_COLUMNS, room)
+    return "\n".join(
+        textwrap.fill(line, wide, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        for line in lines
+    )
+
+
+def table(rows: Sequence[Sequence[str]], heads: Sequence[str], aligned: Sequence[str]) -> str:
+    """A row a line; where the terminal is narrower than that, a paragraph: its name, then the figures."""
+    # Numbers are texts already: tabulate must not round them again.
+    lines = tabulate(rows, heads, tablefmt="simple", disable_numparse=True, colalign=aligned)
+    room = columns()
+    if room is None or max(map(len, lines.splitlines())) <= room:
+        return lines
+    return wrapped((_paragraph(row, heads) for row in rows), " " * 4)
+
+
+def _paragraph(row: Sequence[str], heads: Sequence[str]) -> str:
+    name = " ".join(cell for cell in row[:2] if cell)
+    rest = (f"{head} {cell}".strip() for head, cell in zip(heads[2:], row[2:], strict=True) if cell)
+    return f"{name}: {'; '.join(rest)}"
