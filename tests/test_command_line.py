@@ -212,6 +212,30 @@ def test_every_option_stands_in_the_documentation(capsys: pytest.CaptureFixture[
     assert [option for option in sorted(every) if not re.search(rf"{option}(?![\w-])", text)] == []
 
 
+HOUR = ROOT / "results/hour-h200"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", str(QUICKSTART), "--gpu", "h100"],
+        ["verify", str(HOUR / "17-minutes.tar"), str(QUICKSTART)],
+        ["compare", str(HOUR / "17-minutes.tar")],
+        ["compare", CHECKS],
+        ["reproduce", str(HOUR / "20-minutes.tar"), "--with", str(HOUR / "24-minutes.tar")],
+        ["paper"],
+    ],
+    ids=lambda words: " ".join(words)[:15],
+)
+def test_every_field_of_json_is_documented(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    main([*words, "--json"])
+    document = json.loads(capsys.readouterr().out)
+    page = (ROOT / "docs" / "json.md").read_text()
+    for part in document if isinstance(document, list) else [document]:
+        assert [field for field in part if f"`{field}`" not in page] == []
+        assert f"`{part.get('schema', 'bench/plan/v1')}`" in page
+
+
 @pytest.mark.parametrize(("manifest", "searched"), [("hour", 9), ("paper", 0)])
 def test_a_plan_says_whether_all_of_it_is_measured(
     manifest: str, searched: int, capsys: pytest.CaptureFixture[str]
