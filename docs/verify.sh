@@ -8,6 +8,7 @@
 # It recomputes nothing from the samples. ALLOWED_SIGNERS holds the two lines that `bench keys show` prints.
 set -eu
 
+[ $# -gt 0 ] || { echo "usage: verify.sh BUNDLE [ALLOWED_SIGNERS]" >&2; exit 2; }
 bundle=$1 signers=${2-}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -21,8 +22,7 @@ tar -tf "$bundle" >"$work/names"
 for name in statement.json statement.json.sig; do get "$name"; done
 
 # --- the statement is signed: SSHSIG, by a key or by a run's key with its certificate -----------------------
-check="ssh-keygen -Y check-novalidate -n bench-bundle@v1 -s $work/statement.json.sig"
-$check <"$work/statement.json"
+ssh-keygen -Y check-novalidate -n bench-bundle@v1 -s "$work/statement.json.sig" <"$work/statement.json"
 
 # --- the operator received it: the receipt is signed by the key that certified the run's --------------------
 received=now

@@ -98,6 +98,21 @@ def test_a_bundle_of_nobody_in_particular(tmp_path: Path) -> None:
     assert 'Good "bench-bundle@v1" signature for me@example.org' in trusted.stdout
 
 
+def test_without_a_bundle_it_says_how_it_is_called() -> None:
+    done = script()
+    assert (done.returncode, done.stderr) == (2, "usage: verify.sh BUNDLE [ALLOWED_SIGNERS]\n")
+
+
+def test_folders_may_have_spaces_in_their_names(
+    path: Path, signers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "my b\u00fcndles"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    done = script(path.rename(folder / "b.tar"), signers.rename(folder / "signers"))
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_bundle_by_somebody_else(path: Path, signers: Path) -> None:
     signers.write_text("\n".join(trust_lines(PublicKey.of(STRANGER), "lab@example.org")) + "\n")
     refused("Could not verify signature", path, signers)
