@@ -131,7 +131,8 @@ def _readme(
             f"Measured: {interval_text(e.step_seconds)} s a step, {interval_text(e.days)} days, "
             f"{bytes_text(e.peak_bytes)} a GPU."
         )
-    shape = f"{trial.micro_batch} samples a pass, {trial.accumulation} passes a step, {trial.gpus} devices"
+    devices = f"{trial.gpus} device{'' if trial.gpus == 1 else 's'}"
+    shape = f"{trial.micro_batch} samples a pass, {trial.accumulation} passes a step, {devices}"
     listed = "\n".join(f"- `{name}`" for name in sorted(made))
     return f"""# {trial.model.name}, {found.label}
 

@@ -35,11 +35,18 @@ def test_a_real_setting_is_said_to_each(kind: str, tmp_path: Path) -> None:
     assert "zero-2" in trial.setting
     compile((folder / "train.py").read_text(), "train.py", "exec")
     readme = (folder / "README.md").read_text()
+    assert "passes a step, 2 devices. Measured: " in readme
     assert "3.398 ±0.025 s a step" in readme  # as the table has it
     assert "run ba16513b266c on NVIDIA H200" in readme
     assert "torch==2.11.0" in (folder / "requirements.txt").read_text().splitlines()
     listed = {line[3:-1] for line in readme.splitlines() if line.startswith("- `")}
     assert listed == {path.name for path in folder.iterdir()} - {"README.md"}
+
+
+def test_one_device_is_one(tmp_path: Path) -> None:
+    bundle = EVERY_SETTING.with_name("pythia-160m-1gpu.tar")
+    assert export(bundle, "--to", "script", tmp_path / "a", "--setting", "free-lunch") == 0
+    assert "passes a step, 1 device. Measured: " in (tmp_path / "a" / "README.md").read_text()
 
 
 def test_training_arguments_say_the_recipe_and_the_setting(tmp_path: Path) -> None:
