@@ -249,8 +249,8 @@ def test_a_trial_that_takes_too_long_times_out_and_the_next_one_runs(tmp_path: P
 
 
 def test_a_model_without_a_figure_is_named_and_the_others_are_the_answer(tmp_path: Path) -> None:
-    odd = {"name": "odd", "architecture": {"model_type": "llama", "hidden_size": 30, "intermediate_size": 8,
-           "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 100},
+    odd = {"name": "odd", "architecture": {"model_type": "llama", "hidden_size": 32, "intermediate_size": 8,
+           "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 100, "rms_norm_eps": -1.0},
            "recipe": {"objective": "causal-lm", "batch_size": 8, "steps": 100, "precision": "fp32",
                       "sequence_length": 16}}  # fmt: skip
     path = manifest(tmp_path, models=["tiny-vit", odd], methods="naive")
