@@ -169,17 +169,30 @@ def test_where_only_saving_memory_helps_it_is_found() -> None:
         assert world.regret(world.searched()) <= 0.02
 
 
-def test_every_model_has_an_answer_before_any_has_a_second() -> None:
+def first_turns(count: int, failing: str | None = None) -> list[str]:
+    """The models of the first trials, of which one may never end."""
     document = {"schema": "bench/manifest/v1", "models": ["pythia-160m", "vit-l", "roberta-large"]}
     plan = make_plan(parse_manifest(json.dumps(document).encode(), "m.json"), H200)
     world, known = World(1, plan), {}
     world.broken = None
     cells = {trial.id: cell for cell in plan.cells for trial in cell.trials}
     order = []
-    while (trial := next_trial(plan, known)) and len(order) < 6:
-        known[trial.id] = world.outcome(cells[trial.id], trial)
+    while (trial := next_trial(plan, known)) and len(order) < count:
+        fails = trial.model.name == failing
+        known[trial.id] = TimedOut(300.0, "first steps") if fails else world.outcome(cells[trial.id], trial)
         order.append(trial.model.name)
+    return order
+
+
+def test_every_model_has_an_answer_before_any_has_a_second() -> None:
+    order = first_turns(6)
     assert set(order[:3]) == set(order[3:]) == {"pythia-160m", "vit-l", "roberta-large"}
+
+
+def test_a_model_that_only_fails_keeps_no_other_waiting() -> None:
+    """It may have dozens of settings, each of which takes all the time that a trial has."""
+    order = first_turns(4, failing="pythia-160m")
+    assert order == ["pythia-160m", "vit-l", "roberta-large", "pythia-160m"]
 
 
 LLAMA = {
@@ -210,21 +223,6 @@ def test_where_nothing_predicts_what_fits_it_is_found_after_few_that_run_out_of_
         known[trial.id] = OutOfMemory("gpu", "")
     assert trial is not None
     assert len(known) <= (most if sharded else 4)
-
-
-def test_a_model_that_only_fails_keeps_no_other_waiting() -> None:
-    """It may have dozens of settings, each of which takes all the time that a trial has."""
-    document = {"schema": "bench/manifest/v1", "models": ["pythia-160m", "vit-l", "roberta-large"]}
-    plan = make_plan(parse_manifest(json.dumps(document).encode(), "m.json"), H200)
-    world, known = World(1, plan), {}
-    world.broken = None
-    cells = {trial.id: cell for cell in plan.cells for trial in cell.trials}
-    order = []
-    while (trial := next_trial(plan, known)) and len(order) < 4:
-        fails = trial.model.name == "pythia-160m"
-        known[trial.id] = TimedOut(300.0, "first steps") if fails else world.outcome(cells[trial.id], trial)
-        order.append(trial.model.name)
-    assert order == ["pythia-160m", "vit-l", "roberta-large", "pythia-160m"]
 
 
 @pytest.mark.parametrize(("hangs", "most"), [(True, 1), (False, 2)])

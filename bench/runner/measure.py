@@ -99,8 +99,10 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
 
 def _next(run: Run, deadline: float | None) -> Trial | None:
     """What is open; once nothing is, and as long as there is time, what decides between finalists."""
-    trial = next_trial(run.plan, run.believed)
-    return trial if trial or _spent(deadline) else finalist(run.plan, run.believed, run.again)
+    if trial := next_trial(run.plan, run.believed):
+        return trial
+    last = finalist(run.plan, run.believed, run.again)
+    return None if _spent(deadline) else last  # to choose it takes time, too
 
 
 def _spent(deadline: float | None) -> bool:
