@@ -33,11 +33,17 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstLosses:
+    samples: int  # of each step
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """A verified bundle, as far as it can be reproduced."""
 
     results: Results
-    losses: Mapping[str, tuple[float, ...]]  # by trial
+    losses: Mapping[str, FirstLosses]  # by trial
     courses: Mapping[str, Course]
     searched: frozenset[str] = frozenset()  # models whose settings or micro-batches a search chose
 
@@ -144,10 +150,16 @@ def _figures(
     yield _step(ours.estimate.step_seconds, theirs.estimate.step_seconds, tolerance)
     yield _within("peak bytes", ours.estimate.peak_bytes, theirs.estimate.peak_bytes, MEMORY_TOLERANCE)
     precision = next(m.recipe.precision for m in there.results.models if m.name == theirs.model)
-    pairs = list(zip(here.losses.get(ours.id, ()), there.losses.get(theirs.id, ()), strict=False))
-    if pairs:
+    yield from _losses(here.losses[ours.id], there.losses[theirs.id], LOSS_TOLERANCE[precision])
+
+
+def _losses(ours: FirstLosses, theirs: FirstLosses, tolerance: float) -> Iterator[Figure]:
+    if ours.samples != theirs.samples:  # by another version of bench
+        here, there = (f"first losses of {one.samples} samples" for one in (ours, theirs))
+        yield Figure("first losses", "undecided", here, there, None, None)
+    elif pairs := list(zip(ours.values, theirs.values, strict=False)):
         worst = max(pairs, key=lambda pair: abs(pair[0] - pair[1]) / max(abs(pair[1]), 1e-12))
-        yield _within("first losses", *worst, LOSS_TOLERANCE[precision])
+        yield _within("first losses", *worst, tolerance)
 
 
 def _outcome(ours: TrialResult, theirs: TrialResult) -> Verdict:

@@ -13,7 +13,7 @@ from bench.errors import BadInput, BenchError, VerificationFailed, printable
 from bench.report.bundles import Lists, look_at_all
 from bench.report.power import telemetry_lines
 from bench.report.rows import asked_of
-from bench.reproduce import Compared, Course, Figure, Reproduction, Run
+from bench.reproduce import Compared, Course, Figure, FirstLosses, Reproduction, Run
 from bench.summary import Results, recompute
 from bench.verdict import Verdict
 from bench.verify import Files
@@ -42,7 +42,10 @@ def _gather(files: Files) -> Mapping[str, Any]:
     try:
         lines = [strict_loads(line) for line in files.lines("samples.jsonl")]
         measured = {line["trial"]: line["measurement"] for line in lines}
-        losses = {name: tuple(map(float, m["losses"])) for name, m in measured.items()}
+        losses = {
+            name: FirstLosses(int(m["samples_per_loss"]), tuple(map(float, m["losses"])))
+            for name, m in measured.items()
+        }
         courses = dict(_courses(files, measured))
         manifest = strict_loads(files.read("manifest.json"))
         asked = {model.name: dict(asked_of(manifest, model.name)) for model in found["results"].models}

@@ -18,6 +18,9 @@ RARE = 3e-4  # evaluated samples, of those trained on: at most 0.1% of the time
 # Of the measuring time, for one step at the high count. A pass is the difference of two steps, and what one
 # of them is off by is the less of a pass the further they lie apart: few long steps beat many short ones.
 MAX_STEP_SHARE = 1 / 5
+# A step of the loss curve: so many samples whatever the micro-batch, as near as it divides, and fewer where
+# they are more arithmetic than a slow card does in half a minute: it would time out before it is measured.
+LOSS_SAMPLES, LOSS_FLOPS = 64, 1e15
 DEAR = 1 / 6  # of the measuring time, for one pass: from there on two passes must do, else three
 
 
@@ -27,6 +30,12 @@ def is_steady(seconds: Sequence[float], timing: Timing) -> bool:
         return False
     before, after = mean(seconds[-2 * WINDOW : -WINDOW]), mean(seconds[-WINDOW:])
     return abs(after - before) <= max(AGREEMENT, timing.target_percent / 100) * before
+
+
+def loss_samples(parameters: int, recipe: Recipe) -> int:
+    """A power of two, for most micro-batches to divide, and of the model alone, for runs to be compared."""
+    each = 6 * parameters * recipe.units_per_sample  # an addition and a product a weight, and twice that back
+    return 1 << (max(1, min(LOSS_SAMPLES, int(LOSS_FLOPS / each))).bit_length() - 1)
 
 
 def accumulation_counts(

@@ -23,10 +23,9 @@ from bench.runner.loop import Strategy, WithLoss
 from bench.runner.saving import seconds_to_save
 from bench.runner.strategies import make_strategy
 from bench.runner.team import Team
-from bench.runner.timing import accumulation_counts, evaluates_rarely, is_enough, is_steady
+from bench.runner.timing import accumulation_counts, evaluates_rarely, is_enough, is_steady, loss_samples
 
 Emit = Callable[[dict[str, Any]], None]
-LOSS_SAMPLES = 64  # a step of the loss curve, whatever the micro-batch, as near as it divides
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +168,8 @@ class TrialRun:
         """The first steps: what tells whether a setting still computes the same thing."""
         trial = self.trial
         at_once = trial.micro_batch * self.team.size
-        passes = max(1, min(LOSS_SAMPLES // at_once, trial.accumulation))
+        samples = loss_samples(self.parameters, trial.model.recipe)
+        passes = max(1, min(samples // at_once, trial.accumulation))
         losses: list[float] = []
         norms: list[float | None] = []
         for step in range(1, trial.timing.loss_steps + 1):

@@ -172,6 +172,17 @@ def test_a_loss_of_nothing_divides_nothing(tmp_path: Path, capsys: Any) -> None:
     assert reproduce(capsys, a, b)[0] == 0
 
 
+def test_losses_over_other_samples_say_nothing_of_each_other(tmp_path: Path, capsys: Any) -> None:
+    steps = [StepSample(n, n * 0.5 * f) for f in (0.99, 1.0, 1.01) for n in (1, 3)]
+    few, many = (Measured(measurement(steps, samples_per_loss=samples)) for samples in (16, 64))
+    a = bundle(tmp_path / "a.tar", settings=[((), many)])
+    b = bundle(tmp_path / "b.tar", run_id="bbbb", settings=[((), few)])
+    code, document = reproduce(capsys, a, b)
+    assert code == 1
+    losses = figure(document, "first losses")
+    assert (losses["verdict"], losses["there"]) == ("undecided", "first losses of 64 samples")
+
+
 @pytest.mark.parametrize(
     ("fastest_here", "code", "verdict"), [(0.3003, 0, "reproduced"), (0.4, 1, "not reproduced")]
 )

@@ -10,7 +10,14 @@ from bench.bundle import MAX_LINE_BYTES
 from bench.codec import canonical_json, to_json
 from bench.models import known_models
 from bench.result import Measured, StepSample, Timing
-from bench.runner.timing import MOST_SAMPLES, accumulation_counts, evaluates_rarely, is_enough, is_steady
+from bench.runner.timing import (
+    MOST_SAMPLES,
+    accumulation_counts,
+    evaluates_rarely,
+    is_enough,
+    is_steady,
+    loss_samples,
+)
 from tests.builders import measurement
 
 TIMING = Timing(target_percent=1.0, measure_seconds=12.0, warmup_seconds=8.0)
@@ -20,6 +27,20 @@ def test_warm_is_when_three_steps_took_as_long_as_the_three_before() -> None:
     assert is_steady([9.0, 1.0, 1.0, 1.0, 1.01, 1.0, 1.0], TIMING)
     assert not is_steady([1.0] * 5, TIMING)
     assert not is_steady([1.2, 1.1, 1.1, 1.0, 1.0, 1.0], TIMING)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "samples"),
+    [
+        ("vit-l", 304e6, 64),
+        ("pythia-1b", 1.01e9, 64),
+        ("pythia-2.8b", 2.78e9, 16),
+        ("pythia-6.9b", 6.86e9, 8),
+        ("pythia-6.9b", 200e9, 1),
+    ],
+)
+def test_a_loss_step_of_a_large_model_has_fewer_samples(name: str, parameters: float, samples: int) -> None:
+    assert loss_samples(int(parameters), known_models()[name].recipe) == samples
 
 
 @pytest.mark.parametrize(
