@@ -40,7 +40,7 @@ class Container:
     user: tuple[int, int] = (NOBODY, NOBODY)  # uid and gid; never root
     gpus: bool = False
     network: bool = False  # the host's, for nodes that train together
-    rdma: bool = False  # and the devices by which its network reads and writes memory
+    rdma: bool = False  # and the devices by which its network reads and writes memory, which it may lock then
     pids: int = PIDS
     cache_bytes: int = 8 * GIB  # compiled kernels
     scratch_bytes: int = 2 * GIB

@@ -32,9 +32,8 @@ def argv(container: Container, gpus: Gpus | None = "cdi") -> list[str]:
         f"--network={'host' if c.network else 'none'}",
         "--ipc=private",
     ]
-    # What a network card reads and writes stays where it is.
-    command += ["--ulimit=memlock=-1"] if c.network else []
-    command += [f"--device={RDMA}"] if c.rdma else []
+    # What such a card reads and writes stays where it is.
+    command += [f"--device={RDMA}", "--ulimit=memlock=-1"] if c.rdma else []
     command += [f"--pids-limit={c.pids}", f"--memory={c.memory_bytes}", f"--memory-swap={c.memory_bytes}"]
     command += [f"--shm-size={c.shared_bytes}", *(f"--tmpfs={place}:{how}" for place, how in c.tmpfs.items())]
     command += [f"--mount=type=bind,source={file},target={at},readonly" for at, file in c.inputs.items()]
@@ -67,7 +66,7 @@ def options(container: Container, gpus: Gpus | None = "cdi") -> dict[str, Any]:
         "security_opt": ["no-new-privileges"],
         "network_mode": "host" if c.network else "none",
         "ipc_mode": "private",
-        "ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)] if c.network else [],
+        "ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)] if c.rdma else [],
         "devices": [str(RDMA)] if c.rdma else [],
         "pids_limit": c.pids,
         "mem_limit": c.memory_bytes,

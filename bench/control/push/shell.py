@@ -18,7 +18,8 @@ def words(command: Sequence[str]) -> str:
 
 
 def _word(word: str) -> str:
-    if word.endswith(f"={RDMA}"):  # an engine fails where it is told of what is not there
+    # An engine fails where it is told of what is not there, and some where it is to raise a limit.
+    if word.endswith(f"={RDMA}") or word.startswith("--ulimit="):
         return f"$([ -d {RDMA} ] && echo {word})"
     if found := _OF_THE_NODE.fullmatch(word):
         return f'${{{found[1]}+--env={found[1]}="${found[1]}"}}'
