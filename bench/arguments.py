@@ -35,6 +35,12 @@ class Mixed(Parser):
             self._inside = False
 
 
+def is_host_and_port(text: str) -> bool:
+    """As a place to meet at; an IPv6 address stands in brackets."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 2**16
+
+
 def positive(text: str) -> float:
     try:
         number = float(text.replace(",", ""))

@@ -40,7 +40,7 @@ def gpu_models() -> tuple[GpuModel, ...]:
     return from_json(tuple[GpuModel, ...], read_data("gpus.json"))
 
 
-def gpu_model(name: str) -> GpuModel | None:
+def gpu_named(name: str) -> GpuModel | None:
     """By the driver's own name, whole: an H20 is no H200."""
     return next((gpu for gpu in gpu_models() if gpu.name == name), None)
 
@@ -49,7 +49,7 @@ def find_gpu_model(name: str) -> GpuModel | None:
     """By the driver's full name, or by parts of it that people type: "h200", "a100 80gb"."""
     typed = name.split()
     close = (gpu for gpu in gpu_models() if all(_has(gpu, part) for part in typed))
-    return gpu_model(name) or (next(close, None) if typed else None)
+    return gpu_named(name) or (next(close, None) if typed else None)
 
 
 def _has(gpu: GpuModel, part: str) -> bool:

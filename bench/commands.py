@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
+from bench.arguments import is_host_and_port
 from bench.catalogue import find_gpu_model, gpu_models
 from bench.codec import pretty_json, to_json
 from bench.errors import BadInput, EnvironmentCannot, printable
@@ -164,10 +165,9 @@ def _nodes(manifest: Manifest, place: Place) -> Nodes | None:
         return None
     if count < 1 or not 0 <= node < count:
         raise BadInput(f"--node {node} of --nodes {count}", advice="nodes are counted from 0")
-    host, _, port = (meet or "").rpartition(":")
-    if not (host and port.isdecimal() and 0 < int(port) < 2**16):
+    if meet is None or not is_host_and_port(meet):
         raise BadInput(f"--meet {meet}: no HOST:PORT", advice="a port of node 0 that all nodes reach")
-    return Nodes(count, node, f"{host}:{port}", manifest.digest.removeprefix("sha256:")[:12])
+    return Nodes(count, node, meet, manifest.digest.removeprefix("sha256:")[:12])
 
 
 def list_models(as_json: bool) -> int:

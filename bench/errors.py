@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 def printable(text: str) -> str:
@@ -89,6 +89,11 @@ class BadInput(BenchError):
     ) -> None:
         super().__init__(message, where=where, advice=advice)
         self.mistakes = mistakes
+
+    @classmethod
+    def of(cls, mistakes: Sequence[Mistake], where: str | None, advice: str | None = None) -> Self:
+        count = f"{len(mistakes)} mistake{'s' * (len(mistakes) > 1)}"
+        return cls(count, where=where, advice=advice, mistakes=tuple(mistakes))
 
     def to_json(self) -> dict[str, object]:
         return super().to_json() | {"mistakes": [asdict(mistake) for mistake in self.mistakes]}

@@ -88,8 +88,7 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
             mistakes += _method_mistakes(methods, path)
     if mistakes:
         mistakes.sort(key=lambda mistake: mistake.path)
-        count = f"{len(mistakes)} mistake{'s' * (len(mistakes) > 1)}"
-        raise BadInput(count, where=where, mistakes=tuple(mistakes))
+        raise BadInput.of(mistakes, where)
     return _build(data, document, tuple(models))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from bench.catalogue import gpu_model
+from bench.catalogue import gpu_named
 from bench.errors import BadInput, Mistake
 from bench.manifest import Manifest
 from bench.memory import host_bytes, predict_bytes
@@ -187,7 +187,7 @@ def _thinned(sizes: list[int]) -> list[int]:
 
 
 def _floor_days(model: Model, setting: Setting, target: Target) -> float | None:
-    gpu = gpu_model(target.name) if target.device == "cuda" else None
+    gpu = gpu_named(target.name) if target.device == "cuda" else None
     if gpu is None:
         return None
     try:

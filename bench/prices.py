@@ -184,9 +184,8 @@ def parse_prices(document: Any, where: str) -> PriceBook:
     formless = tuple(faults(PriceBook, document))
     mistakes = (*formless, *_senseless(document, {mistake.path for mistake in formless}))
     if mistakes:
-        count = f"{len(mistakes)} mistake{'s' * (len(mistakes) > 1)}"
         advice = "docs/prices.md has the form, with an example" if formless else None
-        raise BadInput(count, where=where, advice=advice, mistakes=mistakes)
+        raise BadInput.of(mistakes, where, advice)
     return _converted(from_json(PriceBook, document))
 
 

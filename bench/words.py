@@ -46,6 +46,10 @@ def money_text(amount: float, currency: str) -> str:
     return f"${number}" if currency == "USD" else f"{currency} {number}"
 
 
+def count_text(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
 def bytes_text(count: float) -> str:
     if 0 < count < 2**19:
         return size_text(count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.acceptance.standards import profile_of
-from bench.catalogue import find_gpu_model, gpu_model
+from bench.catalogue import find_gpu_model, gpu_named
 
 # As drivers spell cards whose names begin as those of cards that are known, and that are others.
 LIKE_OTHERS = (
@@ -18,7 +18,7 @@ LIKE_OTHERS = (
 
 @pytest.mark.parametrize("name", LIKE_OTHERS)
 def test_a_card_is_never_taken_for_one_with_a_like_name(name: str) -> None:
-    assert gpu_model(name) is None
+    assert gpu_named(name) is None
     assert profile_of(name) is None
 
 

@@ -92,8 +92,7 @@ def parse(data: bytes, where: str) -> CheckManifest:
     mistakes = [*schema_mistakes(document, "node-check-v1"), *_names(document), *_contradictions(document)]
     if mistakes:
         mistakes.sort(key=lambda mistake: mistake.path)
-        count = f"{len(mistakes)} mistake{'s' * (len(mistakes) > 1)}"
-        raise BadInput(count, where=where, mistakes=tuple(mistakes))
+        raise BadInput.of(mistakes, where)
     return _build(data, document)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from statistics import mode
 
 from bench.acceptance.evidence import AFTER, BEFORE, Answers, Evidence
-from bench.acceptance.finding import Finding
+from bench.acceptance.finding import Finding, Verdict
 from bench.acceptance.standards import Standards
 from bench.checks import Check, not_read
 
@@ -45,9 +45,9 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
             yield not_read("nvlink", f"{gpu.where}: {gpu.why('NvLinkState.0')}", gpu=gpu.index)
             continue
         # A card without a bridge has no link up, and an owner may have bought one bridge for three cards.
-        less = "fail" if up or wanted or linked_to_all(alive, standards) else "warn"
+        less: Verdict = "fail" if up or wanted or linked_to_all(alive, standards) else "warn"
         yield Finding(
-            "nvlink", gpu.where, "pass" if up >= expected else less,  # type: ignore[arg-type]
+            "nvlink", gpu.where, "pass" if up >= expected else less,
             f"{up} links up", f"{expected} links up", "reference" if wanted else "peers",
             (profile.sources[0] if profile and profile.nvlinks else "the manifest") if wanted
             else "the other GPUs of this node",

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.switches import VISIBLE
+
 NOBODY = 65534  # owns no file on any machine
 TOLD = "BENCH_IMAGE"  # how the runner inside learns the identity that was found outside
 MANIFEST, CHALLENGE, OUT, CACHE = "/in/manifest.json", "/in/challenge.json", "/out", "/cache"
 RDMA = Path("/dev/infiniband")  # of InfiniBand and RoCE; without it NCCL is silent, and sends over TCP
-# Of the host's environment: which GPUs are ours, and between nodes by what they are connected.
-SHOWN = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+# Of the host's environment, between nodes: by what they are connected.
 CONNECTED = (
     "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "NCCL_SOCKET_NTHREADS",
     "NCCL_NSOCKS_PERTHREAD", "NCCL_NET", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX",
@@ -73,8 +74,8 @@ class Container:
 
 
 def handed_on(network: bool) -> tuple[str, ...]:
-    """The variables of the host that are obeyed inside, too."""
-    return SHOWN + CONNECTED if network else SHOWN
+    """What is obeyed inside, too, of the host's variables: which GPUs are ours, how nodes are connected."""
+    return (VISIBLE, *CONNECTED) if network else (VISIBLE,)
 
 
 def limits(memory_bytes: int) -> int:

@@ -19,7 +19,7 @@ from bench.errors import BadInput, EnvironmentCannot
 from bench.methods import sharded_by
 from bench.result import NodeFacts, Trial
 from bench.summary import TrialResult
-from bench.words import bytes_text, interval_text
+from bench.words import bytes_text, count_text, interval_text
 
 Kind = Literal["script", "trainer", "accelerate", "deepspeed"]
 # On several nodes, unless a kind has a way of its own.
@@ -131,7 +131,7 @@ def _readme(
             f"Measured: {interval_text(e.step_seconds)} s a step, {interval_text(e.days)} days, "
             f"{bytes_text(e.peak_bytes)} a GPU."
         )
-    devices = f"{trial.gpus} device{'' if trial.gpus == 1 else 's'}"
+    devices = count_text(trial.gpus, "device")
     shape = f"{trial.micro_batch} samples a pass, {trial.accumulation} passes a step, {devices}"
     listed = "\n".join(f"- `{name}`" for name in sorted(made))
     return f"""# {trial.model.name}, {found.label}

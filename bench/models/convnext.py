@@ -111,9 +111,8 @@ class ConvNext(Bytes):
             entry = FP32 * channels * places
             place = (h if mixed else FP32) * channels  # the convolution's input
             place += FP32 * channels + NORM_STATISTICS + h * channels  # norm
-            place += (
-                4 * channels * activated(model, setting, a["hidden_act"]) + h * channels
-            )  # what is scaled
+            place += 4 * channels * activated(model, setting, a["hidden_act"])
+            place += h * channels  # what is scaled
             blocks.append(Block(depth, entry, places * place, places * 2 * h * 4 * channels))
             before = channels
         ends += 2 * FP32 * before + NORM_STATISTICS

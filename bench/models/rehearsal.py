@@ -39,8 +39,7 @@ def rehearse(models: Sequence[Model], where: str) -> None:
         raise EnvironmentCannot(f"transformers cannot be asked of these models: {said}", where=where)
     mistakes = from_json(tuple[Mistake, ...], json.loads(done.stdout.splitlines()[-1]))
     if mistakes:
-        count = f"{len(mistakes)} mistake{'s' * (len(mistakes) > 1)}"
-        raise BadInput(count, where=where, mistakes=mistakes)
+        raise BadInput.of(mistakes, where)
 
 
 def main() -> None:

@@ -94,9 +94,8 @@ class Roberta(Bytes):
         token = copies * h * d if mixed else residual
         token += 3 * h * d + h * d + masks  # query, key, value; attention's output
         token += residual + NORM_STATISTICS + h * d  # sum, norm
-        token += (
-            f * activated(model, setting, a["hidden_act"]) + masks + residual + NORM_STATISTICS
-        )  # sum, norm
+        token += f * activated(model, setting, a["hidden_act"])
+        token += masks + residual + NORM_STATISTICS  # sum, norm
         if "kernels" in setting:
             # Going back, at its widest: the gradient of one side of gelu.
             block, backward = s * (token + FP32 * heads), s * h * f

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bench.catalogue import gpu_model
+from bench.catalogue import gpu_named
 from bench.decide import Answer, Place, Wish, meets, places
 from bench.report.offers import Offer, Terms, days_of, offers_of
 from bench.report.rows import Row
@@ -90,7 +90,7 @@ def _evidence(rows: Iterable[Row]) -> list[Evidence]:
     """One row a model and kind of machine: its fastest, from runs that came to their end."""
     best: dict[tuple[str, str], Evidence] = {}
     for row in rows:
-        gpu = gpu_model(row.machine.name) if row.machine.kind == "cuda" else None
+        gpu = gpu_named(row.machine.name) if row.machine.kind == "cuda" else None
         if gpu is None or row.best is None or row.training_flops is None or not row.complete:
             continue
         found = Evidence(

@@ -30,6 +30,7 @@ from bench.report.page import page as document
 from bench.report.plots import model_plots
 from bench.report.plots.telemetry import plots as telemetry_plots
 from bench.report.svg import Plot, inline
+from bench.words import count_text
 
 WIDE = 760  # pixels, past which a plot has the whole row
 
@@ -51,7 +52,7 @@ def page(comparison: Comparison) -> str:
         f'<script type="application/json" id="comparison">{_json(comparison)}</script>\n'
         f"<script>{asset('script.js')}</script>"
     )
-    models, bundles = _count(len(comparison.parts), "model"), _count(comparison.bundles, "bundle")
+    models, bundles = count_text(len(comparison.parts), "model"), count_text(comparison.bundles, "bundle")
     return document(f"bench: {models}, {bundles}", f"{body}\n{scripts}")
 
 
@@ -68,15 +69,12 @@ def _json(comparison: Comparison) -> str:
     return canonical_json(to_json(replace(comparison, parts=parts))).decode().replace("<", "\\u003c")
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
-
-
 def _head(comparison: Comparison) -> str:
     links = "".join(f'<a href="#{escape(p.model)}">{escape(p.model)}</a>' for p in comparison.parts)
     ranked = sum(len(part.entries) for part in comparison.parts)
     aside = sum(len(part.apart) for part in comparison.parts)
-    counted = f"{_count(comparison.bundles, 'bundle')}, {_count(ranked, 'row')} ranked, {aside} not compared"
+    bundles, rows = count_text(comparison.bundles, "bundle"), count_text(ranked, "row")
+    counted = f"{bundles}, {rows} ranked, {aside} not compared"
     return f"""<header>
 <h1>Which machine, at what cost</h1>
 <p class="muted">{counted}. Every bundle was verified before it was read. Made by bench {__version__}.</p>
@@ -93,7 +91,7 @@ def _refused(comparison: Comparison) -> str:
     if not comparison.refused:
         return ""
     rows = "".join(f"<li>{escape(one.reason)}</li>" for one in comparison.refused)
-    words = f"{_count(len(comparison.refused), 'file')} left out"
+    words = f"{count_text(len(comparison.refused), 'file')} left out"
     return f'<div class="alert" role="alert"><strong>{words}:</strong><ul>{rows}</ul></div>'
 
 

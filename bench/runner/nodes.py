@@ -71,11 +71,17 @@ def torchrun(nodes: Nodes, number: int, per_node: int, address: str | None = Non
     ]  # fmt: skip
 
 
+def _parts(meet: str) -> tuple[str, int]:
+    """Host and port; an IPv6 address stands in brackets."""
+    host, _, port = meet.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def own_address(meet: str) -> str | None:
     """This node's address on its way to the meeting: rented nodes do not know each other's names."""
-    host, _, port = meet.rpartition(":")
+    host, port = _parts(meet)
     with suppress(OSError):
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, there = found[0]
         with socket.socket(family, kind, protocol) as way:
             way.connect(there)  # sends nothing: the kernel chooses the way
@@ -85,7 +91,7 @@ def own_address(meet: str) -> str | None:
 
 def require_free(meet: str) -> None:
     """The port of the meeting, on the leader: torchrun would say it in its log alone, after all have come."""
-    port = int(meet.rpartition(":")[2])
+    _, port = _parts(meet)
     try:
         socket.create_server(("", port)).close()
     except (OSError, OverflowError) as error:
@@ -127,8 +133,8 @@ def meeting(meet: str, run: str, patience: timedelta = STORE_PATIENCE) -> Store:
     """
     from torch.distributed import PrefixStore, TCPStore
 
-    host, _, port = meet.rpartition(":")
-    return PrefixStore(run, TCPStore(host.strip("[]"), int(port), is_master=False, timeout=patience))
+    host, port = _parts(meet)
+    return PrefixStore(run, TCPStore(host, port, is_master=False, timeout=patience))
 
 
 @contextmanager
@@ -160,7 +166,7 @@ def across_nodes(job: dict[str, Any], emit: Emit, folder: Path) -> int:
         relay = threading.Thread(target=_relay, args=(listener, emit), daemon=True)
         relay.start()
         # The leader is where all meet, by that very name: its own /etc/hosts may take it for 127.0.1.1.
-        reached = nodes.meet.rpartition(":")[0].strip("[]") if leads else address
+        reached = _parts(nodes.meet)[0] if leads else address
         command = torchrun(nodes, job["number"], job["gpus"] // nodes.count, reached)
         status = subprocess.run(command, env=environment, check=False).returncode
         relay.join(1.0)

@@ -8,7 +8,7 @@ import pytest
 
 from bench.acceptance.evidence import Evidence
 from bench.acceptance.standards import Standards, profiles
-from bench.catalogue import gpu_model
+from bench.catalogue import gpu_named
 from bench.checks import known_checks
 from bench.result import Gpu
 
@@ -54,7 +54,7 @@ def test_every_profile_has_sources_and_tolerances_that_can_fail() -> None:
 
 def test_no_reference_is_more_than_the_vendors_peak() -> None:
     for profile in profiles():
-        gpu = gpu_model(profile.gpus[0])
+        gpu = gpu_named(profile.gpus[0])
         assert gpu is not None, profile.name
         for name, wanted in profile.figures.items():
             if name.startswith("matmul-"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.acceptance import LEVELS
-from bench.arguments import Commands, Mixed, duration
+from bench.arguments import Commands, Mixed, duration, is_host_and_port
 from bench.errors import BadInput
 
 if TYPE_CHECKING:
@@ -182,8 +182,7 @@ def _check(a: argparse.Namespace, hosts: int) -> None:
         raise BadInput(f"{alone} goes with --slurm", advice="without it, the run starts on HOST itself")
     if a.together and hosts < 2:
         raise BadInput("--together takes two hosts at least")
-    host, _, port = (a.together or "").rpartition(":")
-    if a.together and not (host and port.isdecimal() and 0 < int(port) < 2**16):
+    if a.together and not is_host_and_port(a.together):
         raise BadInput(
             f"--together {a.together}: no HOST:PORT", advice="a port of the first host that all reach"
         )
