@@ -26,21 +26,30 @@ settings() { # NAME MODEL MICRO_BATCH METHODS: in the timing of every_setting.sh
 JSON
   python3 -m bench run "$out/$1.json" --out "$out/$1" --resume
 }
-would_it_pay() { # CHANGE MODEL MICRO_BATCH [METHOD...]
-  printed "$1-$2" python3 "$here/would_it_pay.py" "$@"
+would_it_pay() { # NAME CHANGES MODEL MICRO_BATCH [METHOD...]
+  local name=$1; shift
+  ask "$name" printed "$name" python3 "$here/would_it_pay.py" --turns 1 "$@"
 }
 
 halved="tf32 kernels rotary half-weights fused-optimizer compile-blocks"
 roberta='"tf32", "kernels", "masked-head", "compile-blocks"'
 case $gpus in
 1)
-  ask flex-blocks would_it_pay flex-blocks vit-l 256
   ask gradients printed gradients python3 "$here/gradients.py"
-  ask sums-6.9b would_it_pay sums-in-products pythia-6.9b 1 $halved
+  would_it_pay pythia-1b-passes \
+    gelu-in-triton/gelu-written-out/loss-in-triton/softmax-in-two-passes pythia-1b 32 $halved
+  would_it_pay pythia-6.9b-passes sums-in-products/gelu-in-triton,sums-in-products pythia-6.9b 1 $halved
+  would_it_pay pythia-2.8b-passes \
+    gelu-in-triton,sums-in-products/gelu-in-triton,sums-in-products,loss-in-triton pythia-2.8b 8 $halved
+  would_it_pay vit-l-passes flex-blocks/flex-blocks,gelu-in-triton vit-l 256
+  would_it_pay roberta-passes gelu-in-triton/gelu-written-out roberta-large 128 \
+    tf32 kernels masked-head half-weights fused-optimizer compile-blocks
+  would_it_pay pythia-160m-passes gelu-in-triton/gelu-in-triton,loss-in-triton pythia-160m 64 $halved
+  would_it_pay convnext-passes gelu-in-triton/gelu-written-out convnext-xl 128
   if python3 -c "import flash_attn.cute" 2>/dev/null; then
     ask attention printed attention python3 "$here/attention.py"
-    ask flash-6.9b would_it_pay flash-attention-4 pythia-6.9b 1 $halved
-    ask flash-2.8b would_it_pay flash-attention-4 pythia-2.8b 8 $halved
+    would_it_pay flash-6.9b flash-attention-4 pythia-6.9b 1 $halved
+    would_it_pay flash-2.8b flash-attention-4 pythia-2.8b 8 $halved
   fi
   ask pythia-1b "$here/every_setting.sh" "$out/pythia-1b" 1 pythia-1b 16
   ask roberta settings roberta-large-1gpu-again-128 roberta-large 128 \

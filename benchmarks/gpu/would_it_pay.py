@@ -1,6 +1,6 @@
 """What would it gain in whole passes? Changes that are not in the product, tried in it and without, in turn.
 
-    python benchmarks/gpu/would_it_pay.py CHANGE MODEL MICRO_BATCH [METHOD...] > change.json
+    python benchmarks/gpu/would_it_pay.py CHANGES MODEL MICRO_BATCH [METHOD...] > changes.json
 
 Each time the model is built anew from the same seed. Prints the milliseconds of a pass, the first losses and
 the peak of each; a change that makes something else of the losses than rounding does is no gain.
@@ -14,8 +14,9 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,18 +24,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.activations import GELUActivation
 
 from bench.methods import Target, free_lunch, ordered
 from bench.models import _common
 from bench.models.paper_code import find_model
 from bench.result import Timing, Trial
+from bench.runner import loop
 from bench.runner.device import Device
 from bench.runner.halved import Halved
 from bench.runner.loop import Strategy
 from bench.runner.team import Team
 from bench.runner.trial import TrialRun
 
-TURNS = 2
 STEPS, PASSES = 3, 2  # first steps, whose losses are compared
 WAY_BACK = {
     "bwd_BLOCK_M1": 32, "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 32,
@@ -80,6 +82,83 @@ def flash_attention_4() -> Iterator[Then]:
     registered.remove()
 
 
+# What an activation is called, and the layer before it.
+BEFORE_GELU = (
+    ("act", "dense_h_to_4h"), ("act", "pwconv1"), ("intermediate_act_fn", "dense"), ("activation_fn", "fc1"),
+)  # fmt: skip
+
+
+@contextmanager
+def gelu_in_triton() -> Iterator[Then]:
+    """GELU and the bias before it by kernels of their own."""
+    from gelu_kernels import take_over  # brings Triton
+
+    def everywhere(strategy: Strategy) -> None:
+        for parent in strategy.whole.modules():
+            for name, before in BEFORE_GELU:
+                activation, layer = getattr(parent, name, None), getattr(parent, before, None)
+                if isinstance(activation, GELUActivation) and isinstance(layer, nn.Linear):
+                    take_over(layer, activation)
+
+    yield everywhere
+
+
+@contextmanager
+def gelu_written_out() -> Iterator[Then]:
+    """The same arithmetic in PyTorch's own words, for the compiler to fuse."""
+
+    def everywhere(strategy: Strategy) -> None:
+        for module in strategy.whole.modules():
+            if isinstance(module, GELUActivation):
+                module.forward = WrittenOut.apply
+
+    yield everywhere
+
+
+class WrittenOut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        below, _ = normal(x.float())
+        return (x * below).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, change: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        below, beyond = normal(x.float())
+        return (change * (below + x * beyond * 0.3989422804014327)).to(x.dtype)
+
+
+def normal(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As in gelu_kernels.py: the normal distribution up to x, and exp(-x*x/2)."""
+    z = x.abs() * 0.7071067811865476
+    t = 1 / (1 + 0.3275911 * z)
+    beyond = torch.exp(-z * z)
+    sums = 0.5307027145 * t - 0.7265760135
+    sums = sums * t + 0.7107068705
+    sums = sums * t - 0.142248368
+    sums = (sums * t + 0.127414796) * t * beyond
+    return torch.where(x < 0, sums, 1 - sums), beyond
+
+
+@contextmanager
+def loss_in_triton() -> Iterator[Then]:
+    """Cross entropy by kernels of its own, which hold the logits' gradient beside the logits."""
+    from loss_kernels import cross_entropy  # brings Triton
+
+    plain = loop.cross_entropy
+    loop.cross_entropy = cross_entropy
+    yield lambda _: None
+    loop.cross_entropy = plain
+
+
+@contextmanager
+def softmax_in_two_passes() -> Iterator[Then]:
+    """The loss reads logits twice, and computes less for each of them."""
+    with torch._inductor.config.patch(online_softmax=False):
+        yield lambda _: None
+
+
 @contextmanager
 def sums_in_products() -> Iterator[Then]:
     """half-weights: the product of a gradient adds to the fp32 sums itself, and is never written apart."""
@@ -99,9 +178,11 @@ def sums_in_products() -> Iterator[Then]:
 
 
 def adding_forward(layer: nn.Module) -> Callable[[Tensor], Tensor]:
+    bias = "forward" not in vars(layer)  # else GELU has taken it over
+
     def forward(entry: Tensor) -> Tensor:
         out = _product(entry, layer.weight, layer.sums)
-        return out if layer.bias is None else out + layer.bias
+        return out + layer.bias if bias and layer.bias is not None else out
 
     return forward
 
@@ -143,19 +224,24 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
 torch.library.register_autograd("bench_would::product", _backward, setup_context=_keep)
 
 CHANGES: dict[str, Callable[[], AbstractContextManager[Then]]] = {
-    "without": lambda: nullcontext(lambda _: None),
     "flex-blocks": flex_blocks,
     "flash-attention-4": flash_attention_4,
+    "gelu-in-triton": gelu_in_triton,
+    "gelu-written-out": gelu_written_out,
+    "loss-in-triton": loss_in_triton,
+    "softmax-in-two-passes": softmax_in_two_passes,
     "sums-in-products": sums_in_products,
 }
 
 
-def measured(trial: Trial, device: Device, change: str) -> dict[str, Any]:
+def measured(trial: Trial, device: Device, changes: Sequence[str]) -> dict[str, Any]:
     torch._dynamo.reset()
-    with tempfile.TemporaryDirectory() as scratch, CHANGES[change]() as then:
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        thens = [stack.enter_context(CHANGES[change]()) for change in changes]
         run = TrialRun(trial, device, Team(), Path(scratch), lambda _: None)
         run.prepare()
-        then(run.strategy)
+        for then in thens:
+            then(run.strategy)
         losses, norms = [], []
         for _ in range(STEPS):
             losses.append(float(run.passes(PASSES)))
@@ -170,7 +256,7 @@ def measured(trial: Trial, device: Device, change: str) -> dict[str, Any]:
             passes += 4
         ms = 1000 * (time.perf_counter() - started) / passes
         peak = device.peak_bytes() / 2**30
-    del run, then
+    del run
     gc.collect()
     if device.kind == "cuda":
         torch.cuda.empty_cache()
@@ -179,10 +265,13 @@ def measured(trial: Trial, device: Device, change: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("change", choices=CHANGES)
+    parser.add_argument(
+        "changes", help="a comma between what is together, else a slash: " + ", ".join(CHANGES)
+    )
     parser.add_argument("model")
     parser.add_argument("micro_batch", type=int)
     parser.add_argument("methods", nargs="*")
+    parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=8.0)
     asked = parser.parse_args()
     model = find_model(asked.model)
@@ -191,10 +280,15 @@ def main() -> None:
     memory = torch.cuda.get_device_properties(0).total_memory if here == "cuda" else 2**34
     setting = ordered(asked.methods) if asked.methods else free_lunch(model, Target(here, 1, memory))
     trial = Trial(model, setting, asked.micro_batch, 1, 0, Timing(measure_seconds=asked.seconds))
-    print(json.dumps({"change": asked.change, "model": model.name, "setting": setting}), flush=True)
-    for change in ["without", asked.change] * TURNS:
-        found = {"change": change, "micro_batch": asked.micro_batch, **measured(trial, Device(here), change)}
-        print(json.dumps(found), flush=True)
+    print(json.dumps({"model": model.name, "setting": setting, "micro_batch": asked.micro_batch}), flush=True)
+    tried = [[], *(together.split(",") for together in asked.changes.split("/"))]
+    for changes in tried * asked.turns:
+        try:
+            found = measured(trial, Device(here), changes)
+        except Exception as error:  # whatever it is, the others are still asked
+            traceback.print_exc()
+            found = {"failed": f"{type(error).__name__}: {error}"[:500]}
+        print(json.dumps({"changes": changes, **found}), flush=True)
 
 
 if __name__ == "__main__":

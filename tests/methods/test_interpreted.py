@@ -85,6 +85,52 @@ for shape, dtype in (((5, 1001), torch.float16), ((3,), torch.bfloat16), ((64, 6
     print("alike", shape, dtype)
 """
 
+GELU = """
+import torch
+from gelu_kernels import gelu, take_over
+
+torch.manual_seed(0)
+for shape, dtype, off in (((2, 11, 100), torch.float32, 1e-6), ((3, 70, 520), torch.float16, 1e-3)):
+    ours = [(3 * torch.randn(shape)).to(dtype), torch.randn(shape[-1]).to(dtype)]
+    theirs = [one.double().requires_grad_() for one in ours]
+    ours = [one.requires_grad_() for one in ours]
+    change = torch.randn(shape).to(dtype)
+    found, expected = gelu(*ours), torch.nn.functional.gelu(theirs[0] + theirs[1])
+    found.backward(change)
+    expected.backward(change.double())
+    pairs = zip([found, *(o.grad for o in ours)], [expected, *(t.grad for t in theirs)], strict=True)
+    for one, other in pairs:
+        assert (one - other).norm() < off * other.norm()
+    torch.library.opcheck(gelu, ours)
+    print("alike", shape, dtype)
+
+layer, activation = torch.nn.Linear(8, 24), torch.nn.GELU()
+entry = torch.randn(5, 8)
+expected = activation(layer(entry))
+take_over(layer, activation)
+torch.testing.assert_close(activation(layer(entry)), expected)
+print("alike, taken over")
+"""
+
+LOSS = """
+import torch
+from loss_kernels import cross_entropy, rows_of
+
+torch.manual_seed(0)
+for rows, width, dtype, off in ((7, 1001, torch.float32, 1e-5), (5, 9000, torch.float16, 1e-3)):
+    ours, labels = (4 * torch.randn(1, rows, width)).to(dtype), torch.randint(0, width, (1, rows))
+    labels[0, 1] = -100
+    theirs = ours.double().requires_grad_()
+    ours.requires_grad_()
+    found = cross_entropy(ours, labels)
+    expected = torch.nn.functional.cross_entropy(theirs[0], labels[0], ignore_index=-100)
+    found.backward()
+    expected.backward()
+    assert abs(found - expected) < 1e-5 and (ours.grad - theirs.grad).norm() < off * theirs.grad.norm()
+    torch.library.opcheck(rows_of, (ours[0], labels[0]))
+    print("alike", rows, width, dtype)
+"""
+
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -107,10 +153,15 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("program", "times"), [(DEPTHWISE, 2), (ROTARY, 3), (ADDING, 3)], ids=["depthwise", "rotary", "adding"]
+    ("program", "times"),
+    [(DEPTHWISE, 2), (ROTARY, 3), (ADDING, 3), (GELU, 3), (LOSS, 2)],
+    ids=["depthwise", "rotary", "adding", "gelu", "loss"],
 )
 def test_interpreted_they_compute_what_pytorch_computes(triton: Path, program: str, times: int) -> None:
-    environment = os.environ | {"PYTHONPATH": f"{triton}:{ROOT}", "TRITON_INTERPRET": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": f"{triton}:{ROOT}:{ROOT / 'benchmarks/gpu'}",
+        "TRITON_INTERPRET": "1",
+    }
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
     )
