@@ -37,10 +37,10 @@ case $gpus in
 1)
   ask gradients printed gradients python3 "$here/gradients.py"
   would_it_pay pythia-1b-passes \
-    gelu-in-triton/gelu-written-out/loss-in-triton/softmax-in-two-passes pythia-1b 32 $halved
+    gelu-in-triton/gelu-written-out/norms-in-triton/loss-in-triton/softmax-in-two-passes pythia-1b 32 $halved
   would_it_pay pythia-6.9b-passes sums-in-products/gelu-in-triton,sums-in-products pythia-6.9b 1 $halved
   would_it_pay pythia-2.8b-passes \
-    gelu-in-triton,sums-in-products/gelu-in-triton,sums-in-products,loss-in-triton pythia-2.8b 8 $halved
+    gelu-in-triton/norms-in-triton/gelu-in-triton,norms-in-triton,sums-in-products,loss-in-triton pythia-2.8b 8 $halved
   would_it_pay vit-l-passes flex-blocks/flex-blocks,gelu-in-triton vit-l 256
   would_it_pay roberta-passes gelu-in-triton/gelu-written-out roberta-large 128 \
     tf32 kernels masked-head half-weights fused-optimizer compile-blocks

@@ -112,6 +112,29 @@ torch.testing.assert_close(activation(layer(entry)), expected)
 print("alike, taken over")
 """
 
+NORMS = """
+import torch
+from torch.nn.functional import layer_norm
+from norm_kernels import Norms
+
+torch.manual_seed(0)
+for shape, dtype, off in (((2, 9, 40), torch.float32, 1e-6), ((3, 300, 80), torch.float16, 1e-3)):
+    width = shape[-1]
+    given = [2 * torch.randn(shape) + 0.5, *(torch.randn(width) for _ in range(4))]
+    ours = [one.to(dtype).requires_grad_() for one in given]
+    theirs = [one.detach().double().requires_grad_() for one in ours]
+    changes = [torch.randn(shape).to(dtype) for _ in range(3)]
+    found = Norms.apply(*ours, 1e-5)
+    x, w, b, w2, b2 = theirs
+    expected = [layer_norm(x, (width,), w, b, 1e-5), layer_norm(x, (width,), w2, b2, 1e-5), x * 1]
+    torch.autograd.backward(found, changes)
+    torch.autograd.backward(expected, [change.double() for change in changes])
+    pairs = zip([*found, *(o.grad for o in ours)], [*expected, *(t.grad for t in theirs)], strict=True)
+    for one, other in pairs:
+        assert (one - other).norm() < off * other.norm()
+    print("alike", shape, dtype)
+"""
+
 LOSS = """
 import torch
 from loss_kernels import cross_entropy, rows_of
@@ -154,8 +177,8 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     ("program", "times"),
-    [(DEPTHWISE, 2), (ROTARY, 3), (ADDING, 3), (GELU, 3), (LOSS, 2)],
-    ids=["depthwise", "rotary", "adding", "gelu", "loss"],
+    [(DEPTHWISE, 2), (ROTARY, 3), (ADDING, 3), (GELU, 3), (NORMS, 2), (LOSS, 2)],
+    ids=["depthwise", "rotary", "adding", "gelu", "norms", "loss"],
 )
 def test_interpreted_they_compute_what_pytorch_computes(triton: Path, program: str, times: int) -> None:
     environment = os.environ | {
