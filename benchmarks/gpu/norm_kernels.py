@@ -1,6 +1,6 @@
 """The two norms of a GPT-NeoX block in Triton: both are of the same numbers, which are read once each way.
 
-Compiled from PyTorch, with 2,560 numbers a row, the way there runs at 45% of the memory's rate, the way back
+Compiled from PyTorch, with 2,560 numbers a row, the way there runs at 34% of the memory's rate, the way back
 at 36% (docs/evidence/where-time-goes-h200/pythia-2.8b-rotary.txt). What leaves the block beside both norms
 goes through here, too, so that its gradient is added where the others are.
 """
