@@ -27,6 +27,10 @@ class Option:
         """Money out of the door for so many runs."""
         return self.upfront + runs * self.a_run
 
+    def lives_for(self, runs: int, used_days: float) -> bool:
+        """One machine of one's own trains for so many days in its life; as many as are needed are rented."""
+        return self.kind == "rent" or runs * self.days.value <= used_days
+
     def run_cost(self, life_days: float, utilisation: float = 1.0) -> float:
         """One run's share of everything: the machine's price over the days it is used in its life."""
         return self.upfront * self.days.value / (life_days * utilisation) + self.a_run
@@ -56,8 +60,9 @@ def meets(days: Interval, deadline_days: float) -> Literal["yes", "perhaps", "no
     return "perhaps" if days.value - half_width <= deadline_days else "no"
 
 
-def decide(options: Iterable[Option], wish: Wish) -> Answer:
-    every = list(options)
+def decide(options: Iterable[Option], wish: Wish, used_days: float = math.inf) -> Answer:
+    """`used_days`: what a machine of one's own trains in its life."""
+    every = [o for o in options if o.lives_for(wish.runs, used_days)]
     affordable = [o for o in every if wish.budget is None or o.spend(wish.runs) <= wish.budget]
     fastest = min(affordable, key=_by_speed(wish), default=None) if wish.budget is not None else None
     in_time = [

@@ -15,7 +15,7 @@ from bench.report.offers import Offer
 from bench.report.rows import Row
 from bench.report.sheet import csv_text
 from bench.scaling import Guess
-from bench.words import bytes_text, figures, interval_text, money_text
+from bench.words import bytes_text, count_text, figures, interval_text, money_text
 
 HEADERS: Mapping[str, str] = {
     "rank": "", "machine": "machine", "days": "days", "slower": "times the fastest", "setting": "setting",
@@ -171,8 +171,10 @@ def _offer_notes(entry: Entry, offer: Offer, comparison: Comparison) -> Iterator
         yield "<- " + ", ".join(offer.marks)
     if offer.in_budget is False:
         yield "over budget"
-    if comparison.wish.runs > 1:
-        yield f"{money_text(offer.spend, comparison.currency)} for {comparison.wish.runs} runs"
+    if offer.outlived:
+        yield f"too slow for {count_text(comparison.wish.runs, 'run')} in {_life(comparison)}"
+    elif comparison.wish.runs > 1:
+        yield f"{money_text(offer.spend, comparison.currency)} for {comparison.wish.runs:,} runs"
     if entry.in_time:
         yield IN_TIME[entry.in_time]
     if offer.unmetered:

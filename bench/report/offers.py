@@ -23,6 +23,11 @@ class Terms:
     rank_all: bool = False  # rank what cannot be compared, too
     wanted: tuple[tuple[GpuModel, int], ...] = ()  # machines to estimate, and how many GPUs
 
+    @property
+    def used_days(self) -> float:
+        """What a machine of one's own trains in its life."""
+        return self.prices.life_days * self.utilisation
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:
@@ -39,6 +44,7 @@ class Offer:
     marks: tuple[str, ...]  # what the recommendation says of it
     rent_always_less: bool = False  # than this machine's electricity alone
     unmetered: bool = False  # electricity has a price, but what this machine draws was not measured
+    outlived: bool = False  # to buy: one machine's life does not hold all runs that were asked for
 
 
 def offers_of(
@@ -47,7 +53,7 @@ def offers_of(
     """For each row its offers and the prices that are not there; and, over all, what to buy or rent."""
     made = [_options(row, terms.prices) for row in rows]
     options = [option for pairs, _ in made for option, _ in pairs]
-    answer = decide(options, terms.wish)
+    answer = decide(options, terms.wish, terms.used_days)
     fronts = _frontiers(options, terms)
     cheapest_rent = min((o for o in options if o.kind == "rent"), key=lambda o: o.a_run, default=None)
     offered = [
@@ -116,4 +122,5 @@ def _offer(
         marks=tuple(words for words, chosen in marks.items() if chosen is option),
         rent_always_less=option.kind == "buy" and rent is not None and even is None,
         unmetered=option.kind == "buy" and book.electricity is not None and row.kwh is None,
+        outlived=not option.lives_for(wish.runs, terms.used_days),
     )

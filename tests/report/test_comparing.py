@@ -338,3 +338,22 @@ def test_a_machine_that_trains_less_than_would_pay_for_it_never_beats_a_rent(tmp
     enough, less = (table(compared(one, prices=prices, utilisation=needed * x)) for x in (1.01, 0.99))
     assert "beats the cheapest rent from" in enough
     assert "never beats the cheapest rent in 5 years, in use" in less
+
+
+def test_a_machine_that_does_not_live_for_all_runs_is_not_bought_for_them(tmp_path: Path) -> None:
+    """Two machines would be needed: the price of one is no answer."""
+    one = bundle(tmp_path / "a.tar", pass_seconds=700.0)
+    (entry,) = only(compared(one, budget=1e9, deadline_days=1e4)).entries
+    assert entry.row.best is not None
+    assert entry.row.best.days is not None
+    life = int(5 * 365 / entry.row.best.days.value)  # runs
+    assert life > 1
+    (buy,) = only(compared(one, budget=1e9, deadline_days=1e4, runs=life)).entries[0].offers
+    assert (buy.outlived, buy.marks) == (False, ("fastest in budget", "cheapest by the deadline"))
+    wanted = {"budget": 1e9, "deadline_days": 1e4}
+    for asked in ({"runs": life + 1}, {"runs": life, "utilisation": 0.5}):
+        found = compared(one, **wanted, **asked)
+        (buy,) = only(found).entries[0].offers
+        assert (buy.outlived, buy.marks) == (True, ())
+        assert only(found).nothing_in_budget
+        assert f"too slow for {asked['runs']:,} runs in 5 years" in table(found)
