@@ -1,14 +1,15 @@
 """What a machine that was not measured would take: at the vendor's peak, and as efficient as what was.
 
 Always an estimate, and never ranked among measurements. Its error bar is what the same rule gets wrong on
-rows that it is not shown: of the same kind of GPU, or, for a kind that was not measured, of kinds left out.
-Where fewer than three rows can be held out, there is no bar, and that is said. Pure.
+rows that it is not shown: of the same kind of GPU, or, for a kind that was not measured, of kinds left out;
+and, for another number of GPUs, from rows whose numbers are as many times apart: what GPUs lose to each other
+is in no row of one. Where fewer than three rows can be held out, there is no bar, and that is said. Pure.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.catalogue import GpuModel
@@ -29,6 +30,7 @@ class Evidence:
     tf32: bool
     flops: float  # of the whole recipe
     days: float
+    peak_bytes: int | None = None  # of a GPU's memory
 
     @property
     def efficiency(self) -> float:
@@ -63,16 +65,26 @@ def guess(
         return Guess(target.name, gpus, at_peak, None, None, None, 0, f"no {family} was measured")
     days = _as_efficient(flops, target, gpus, precision, nearest)
     known = nearest.gpu.name == target.name
-    errors = held_out_errors(evidence, family, known_kind=known)
+    errors = held_out_errors(evidence, family, known_kind=known, apart=_times(gpus, nearest.gpus))
     low = high = None
     if len(errors) >= LEAST:
         # Rows of one kind of GPU err together: of unknown kinds there are as many errors as kinds.
         kinds = len({e.gpu.name for e in evidence if e.family == family})
         factor = math.exp(_half_width(errors, len(errors) if known else kinds))
         low, high = max(days / factor, at_peak), days * factor
-    share = f"{100 * nearest.efficiency:.0f}% of the vendor's peak"
-    basis = f"{nearest.model} on {nearest.gpus}x {nearest.gpu.name}, {share}"
+    basis = ", ".join(_basis(target, gpus, nearest))
     return Guess(target.name, gpus, at_peak, days, low, high, len(errors), basis)
+
+
+def _basis(target: GpuModel, gpus: int, nearest: Evidence) -> Iterator[str]:
+    """The row, and what is taken for granted beyond it."""
+    yield f"{nearest.model} on {nearest.gpus}x {nearest.gpu.name}"
+    yield f"{100 * nearest.efficiency:.0f}% of the vendor's peak"
+    if gpus > nearest.gpus:
+        yield f"as if {gpus} GPUs lost nothing to each other that {nearest.gpus} did not"
+    if nearest.peak_bytes and nearest.peak_bytes > target.memory_gib * 2**30:
+        needed = f"{nearest.peak_bytes / 2**30:.1f} GiB of a GPU's memory"
+        yield f"with {needed}: this one has {target.memory_gib:g}, and what fits may be slower"
 
 
 def _as_efficient(flops: float, gpu: GpuModel, gpus: int, precision: str, nearest: Evidence) -> float:
@@ -94,10 +106,17 @@ def _nearest(
     return min(alike, key=distance, default=None)
 
 
-def held_out_errors(evidence: Sequence[Evidence], family: str, *, known_kind: bool) -> list[float]:
+def _times(one: int, other: int) -> float:
+    return max(one, other) / min(one, other)
+
+
+def held_out_errors(
+    evidence: Sequence[Evidence], family: str, *, known_kind: bool, apart: float = 1.0
+) -> list[float]:
     """ln(estimated / measured) of each row of this family that the others can estimate.
 
-    With `known_kind` a row alone is left out; otherwise all rows of its kind of GPU are.
+    With `known_kind` a row alone is left out; otherwise all rows of its kind of GPU are. Of the others those
+    count that have `apart` times as many GPUs or more, or as few.
     """
     errors = []
     for row in evidence:
@@ -107,6 +126,7 @@ def held_out_errors(evidence: Sequence[Evidence], family: str, *, known_kind: bo
             shown = [e for e in evidence if e is not row and e.gpu.name == row.gpu.name]
         else:
             shown = [e for e in evidence if e.gpu.name != row.gpu.name]
+        shown = [e for e in shown if _times(e.gpus, row.gpus) >= apart]
         nearest = _nearest(row.gpu, row.family, row.gpus, row.flops, shown)
         if nearest is not None:
             estimated = _as_efficient(row.flops, row.gpu, row.gpus, row.precision, nearest)

@@ -29,10 +29,11 @@ H100, A100, H200 = gpu("h100 80gb hbm3"), gpu("a100-sxm4-80gb"), gpu("h200")
 
 
 def row(
-    model: str = "m", *, on: GpuModel = H100, gpus: int = 1, flops: float = 1e21, share: float = 0.5
-) -> Evidence:
-    days = flops / (on.bf16_tflops * 1e12 * 86_400 * share)
-    return Evidence(model, "gpt_neox", on, 1, "bf16", True, flops, days)
+    model: str = "m", *, on: GpuModel = H100, gpus: int = 1, flops: float = 1e21, share: float = 0.5,
+    peak_bytes: int | None = None,
+) -> Evidence:  # fmt: skip
+    days = flops / (on.bf16_tflops * 1e12 * 86_400 * share * gpus)
+    return Evidence(model, "gpt_neox", on, gpus, "bf16", True, flops, days, peak_bytes)
 
 
 def test_a_machine_like_the_measured_one_is_as_efficient() -> None:
@@ -89,7 +90,7 @@ def test_a_kind_that_was_not_measured_needs_kinds_to_hold_out() -> None:
 
 @given(st.lists(st.floats(0.05, 0.9), min_size=3, max_size=8), st.integers(1, 16))
 def test_no_estimate_is_under_its_floor_and_its_bar_holds_it(shares: list[float], gpus: int) -> None:
-    rows = [row(f"m{i}", flops=1e19 * 2**i, share=share) for i, share in enumerate(shares)]
+    rows = [row(f"m{i}", gpus=gpus, flops=1e19 * 2**i, share=share) for i, share in enumerate(shares)]
     found = guess(H100, gpus, "gpt_neox", "bf16", 3e20, rows)
     assert found.days is not None
     assert found.low_days is not None
@@ -122,9 +123,34 @@ def test_the_bar_holds_nearly_all_rows_of_the_papers_table_that_it_was_not_shown
     assert sum(inside) / len(inside) > 0.9
 
 
+def test_rows_of_one_gpu_make_no_error_bar_for_eight() -> None:
+    """What GPUs lose to each other is in none of them; nor is what eight lose in those of two."""
+    ones = [row(f"m{i}", flops=1e20 * 3**i, share=0.4 + i / 20) for i in range(5)]
+    assert guess(H100, 1, "gpt_neox", "bf16", 1e21, ones).low_days is not None
+    eight = guess(H100, 8, "gpt_neox", "bf16", 1e21, ones)
+    assert (eight.low_days, eight.held_out) == (None, 0)
+    assert eight.basis.endswith("as if 8 GPUs lost nothing to each other that 1 did not")
+    twos = [row(f"m{i}", gpus=2, flops=1e20 * 3**i, share=0.3 + i / 20) for i in range(5)]
+    assert guess(H100, 8, "gpt_neox", "bf16", 1e21, [*ones, *twos]).low_days is None
+    four = guess(H100, 4, "gpt_neox", "bf16", 1e21, [*ones, *twos])
+    assert four.days is not None
+    assert four.high_days is not None
+    assert four.high_days / four.days > 0.4 / 0.3  # what two of them lost
+
+
+def test_an_estimate_on_less_memory_than_was_used_says_so() -> None:
+    rows = [row(peak_bytes=60 * 2**30)]
+    assert "memory" not in guess(A100, 1, "gpt_neox", "bf16", 1e21, rows).basis
+    small = guess(gpu("rtx 3090"), 1, "gpt_neox", "bf16", 1e21, rows)
+    assert small.basis.endswith(
+        "with 60.0 GiB of a GPU's memory: this one has 24, and what fits may be slower"
+    )
+
+
 def test_the_bar_holds_the_two_gpus_that_were_measured() -> None:
-    """Estimated from one H200, held against two: real bundles."""
-    comparison = collect(Request((ROOT / "results/proof-h200",), estimate=("2xh200",)))
+    """Estimated from one H200, and from two with another model, held against two: real bundles."""
+    shown = (ROOT / "results/proof-h200", ROOT / "results/proof-2xh200/pythia-1b-fsdp-2.tar")
+    comparison = collect(Request(shown, estimate=("2xh200",)))
     part = next(p for p in comparison.parts if p.model == "pythia-160m")
     (found,) = part.guesses
     measured = collect(Request((ROOT / "results/every-setting-h200/pythia-160m-2gpus.tar",)))

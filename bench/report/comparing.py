@@ -95,7 +95,7 @@ def _evidence(rows: Iterable[Row]) -> list[Evidence]:
             continue
         found = Evidence(
             row.model, row.family, gpu, row.machine.devices, row.precision, "tf32" in row.best.setting,
-            row.training_flops, days_of(row).value,
+            row.training_flops, days_of(row).value, row.best.peak_bytes,
         )  # fmt: skip
         key = (row.model, row.machine.label)
         if key not in best or found.days < best[key].days:

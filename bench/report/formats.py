@@ -160,7 +160,7 @@ def _guess_line(one: Guess) -> str:
     if one.days is None:
         return f"ESTIMATE {machine}: {floor}; {one.basis}"
     if one.low_days is None or one.high_days is None:
-        bar = f"no error bar: only {one.held_out} rows to hold out"
+        bar = f"no error bar: {count_text(one.held_out, 'row')} to hold out"
     else:
         bar = f"{figures(one.low_days)} to {figures(one.high_days)}, from {one.held_out} rows held out"
     return f"ESTIMATE {machine}: about {figures(one.days)} days ({bar}); {floor}; from {one.basis}"
