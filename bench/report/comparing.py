@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from bench.catalogue import gpu_named
 from bench.decide import Answer, Place, Wish, meets, places
 from bench.report.offers import Offer, Terms, days_of, offers_of
-from bench.report.rows import Row
+from bench.report.rows import DEEPSPEED, Row
 from bench.scaling import Evidence, Guess, guess
 
 Conditions = tuple[tuple[str, str], ...]
@@ -116,7 +116,7 @@ def _guesses(rows: list[Row], terms: Terms, evidence: list[Evidence]) -> tuple[G
 def _part(model: str, rows: list[Row], terms: Terms, evidence: list[Evidence]) -> ModelPart:
     apart: list[Apart] = []
     measured = []
-    for row in rows:
+    for row in _without_idle(rows):
         if row.best is None:
             apart.append(Apart(row, (_nothing(row),)))
         else:
@@ -144,6 +144,16 @@ def _part(model: str, rows: list[Row], terms: Terms, evidence: list[Evidence]) -
         ),
         guesses=_guesses(rows, terms, evidence),
     )  # fmt: skip
+
+
+def _without_idle(rows: list[Row]) -> list[Row]:
+    """A search may have come to DeepSpeed in one run and not in another: it was there in both."""
+    if any(row.tried_zero for row in rows):
+        return rows
+    return [
+        replace(row, conditions=tuple(pair for pair in row.conditions if pair[0] != DEEPSPEED))
+        for row in rows
+    ]
 
 
 def _nothing(row: Row) -> str:

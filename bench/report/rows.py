@@ -29,6 +29,7 @@ from bench.words import failure_text
 # What decides how fast the same code runs; the rest of the packages does not.
 STACK = ("torch", "triton", "transformers", "flash-attn")
 STACK_OF_A_FAMILY = {"mamba": ("mamba-ssm", "causal-conv1d")}
+DEEPSPEED = "deepspeed"  # decides nothing where no row of a model has a setting of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ class Row:
     watts: float | None = None  # of the GPUs that trained, by their own energy counters, at `best`
     telemetry: Telemetry | None = None
     close: Close | None = None
+    tried_zero: bool = False  # a setting of DeepSpeed's, whatever came of it
 
     @property
     def kwh(self) -> float | None:
@@ -157,6 +159,7 @@ def _row(path: Path, verdict: Verdict, results: Results, model: Model) -> Row:
         watts=watts.get(best.id) if best else None,
         telemetry=course,
         close=Close(doubt[0], _attempt(doubt[1])) if (doubt := rival(trials)) else None,
+        tried_zero=any("zero" in method for trial in trials for method in trial.setting),
     )
 
 
@@ -203,8 +206,7 @@ def _conditions(results: Results, model: Model, verdict: Verdict) -> Iterator[tu
     yield "device", results.node.device
     if switches := deciding(results.node.switches or {}):
         yield "switches", in_words(switches)
-    zero = any("zero" in method for t in _of(results, model.name) for method in t.setting)
-    for name in (*STACK, *STACK_OF_A_FAMILY.get(model.family, ()), *["deepspeed"] * zero):
+    for name in (*STACK, *STACK_OF_A_FAMILY.get(model.family, ()), DEEPSPEED):
         if name in results.node.packages:
             yield name, results.node.packages[name]
     if own := [note.text for note in notes_of(verdict) if note.model in (None, model.name)]:

@@ -105,6 +105,17 @@ def test_another_stack_is_not_ranked(tmp_path: Path) -> None:
     assert reasons(only(compared(a, b))) == {"b.tar": ("torch 2.9.0, not 2.11.0",)}
 
 
+def test_deepspeed_counts_where_a_setting_of_it_was_tried_and_as_what_is_installed(tmp_path: Path) -> None:
+    """A search that did not come to it ran with the same software as one that did."""
+    have = {"packages": {"torch": "2.11.0", "deepspeed": "0.19.8"}}
+    zero: dict[str, Any] = {"settings": [((), 0.5), (("zero-1",), 0.6)]}
+    a = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", **have, **zero)
+    b = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", **have)
+    c = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C")
+    assert reasons(only(compared(a, b, c))) == {"c.tar": ("deepspeed none, not 0.19.8",)}
+    assert len(only(compared(b, c)).entries) == 2  # it is installed on one, and nobody used it
+
+
 def test_what_ran_with_other_switches_is_not_ranked(tmp_path: Path) -> None:
     a, b = two(tmp_path, switches={"NVIDIA_TF32_OVERRIDE": "1", "NCCL_ALGO": "Ring"})
     assert reasons(only(compared(a, b))) == {"b.tar": ("switches NVIDIA_TF32_OVERRIDE=1, not none",)}
