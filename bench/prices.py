@@ -1,27 +1,15 @@
 """What machines cost to buy, to rent and to feed: dated, sourced quotes in one currency.
 
-The shipped quotes (data/prices.json) are the paper's, of September 2024. A user's file goes before them,
-and may leave them out. What no quote covers has no price: nothing is guessed.
+A user's file goes before the shipped quotes (bench.price_file). What no quote covers has no price: nothing
+is guessed.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
-from datetime import date
-from functools import cache
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Literal
 
-from bench.catalogue import read_data
-from bench.codec import DecodeError, from_json, strict_loads
-from bench.errors import BadInput, Mistake
-from bench.faults import faults
-
-MAX_BYTES = 1 << 20
-LARGEST = 1e12
+from bench.words import count_text, figures, money_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +79,9 @@ class Exchange:
     source: str
 
 
+Quote = GpuPrice | SystemPrice | MachinePrice | Rent | Electricity
+
+
 @dataclass(frozen=True, slots=True)
 class PriceBook:
     currency: str
@@ -108,11 +99,17 @@ class PriceBook:
     def life_days(self) -> float:
         return self.life_years * 365
 
+    def rate(self, currency: str | None) -> float | None:
+        """What one unit of it is worth in the file's currency; None where nothing says so."""
+        if currency in (None, self.currency):
+            return 1.0
+        return next((rate.price for rate in self.exchange if rate.currency == currency), None)
+
     def to_buy(self, gpu: str, count: int) -> Priced | Gap:
         """A machine with so many of this GPU: a quote for the whole, or for GPUs and what is around them."""
         for machine in self.machines:
             if gpu in machine.gpu and machine.gpus == count:
-                return Priced(machine.price, (machine.source,), (machine.date,))
+                return Priced(self._worth(machine), self._told(machine, gpu), count)
         single = next((quote for quote in self.gpus if gpu in quote.gpu), None)
         if single is None:
             return Gap(f"no price for {gpu}")
@@ -120,13 +117,17 @@ class PriceBook:
         if not around:
             return Gap(f"no price for a system that holds {count} GPUs")
         system = min(around, key=lambda s: s.gpus)
-        sources, dates = (single.source, system.source), (single.date, system.date)
-        return Priced(count * single.price + system.price, sources, dates)
+        told = (*self._told(single, gpu), *self._told(system, gpu))
+        return Priced(count * self._worth(single) + self._worth(system), tuple(dict.fromkeys(told)), count)
 
     def to_rent(self, gpu: str, count: int) -> Priced | Gap:
         """An hour of a machine with at least so many, at the cheapest that is quoted."""
         offers = [
-            Priced(rent.price * (count if rent.gpus is None else 1), (rent.source,), (rent.date,))
+            Priced(
+                self._worth(rent) * (count if rent.gpus is None else 1),
+                self._told(rent, gpu),
+                rent.gpus or count,
+            )
             for rent in self.rents
             if gpu in rent.gpu and (rent.gpus is None or rent.gpus >= count)
         ]
@@ -134,18 +135,53 @@ class PriceBook:
             f"no rent for {gpu if ' + ' in gpu else f'{count}x {gpu}'}"  # of several kinds it says how many
         )
 
-    def energy_cost(self, kwh: float) -> float | None:
-        """Of what the GPUs drew; None without a price."""
-        if self.electricity is None:
+    def to_feed(self, kwh: float) -> Priced | None:
+        """Electricity for what the GPUs drew; None without a price."""
+        if (fed := self.electricity) is None:
             return None
-        return kwh * self.electricity.overhead * self.electricity.price
+        return Priced(kwh * fed.overhead * self._worth(fed), self._told(fed, ""), 0)
+
+    def _worth(self, quote: Quote) -> float:
+        rate = self.rate(quote.currency)
+        assert rate is not None  # a file is refused without
+        return quote.price * rate
+
+    def _told(self, quote: Quote, gpu: str) -> tuple[str, ...]:
+        """What was quoted for how much, by whom and when; and what its currency is worth."""
+        currency = quote.currency or self.currency
+        amount = money_text(quote.price, currency)
+        told = f"{_of(quote, gpu, amount)}: {quote.source}, {quote.date}"
+        rates = (rate for rate in self.exchange if rate.currency == currency != self.currency)
+        worth = (
+            f"{rate.currency} 1 is worth {figures(rate.price, 6)} {self.currency}: {rate.source}, {rate.date}"
+            for rate in rates
+        )
+        return (told, *worth)
+
+
+def _of(quote: Quote, gpu: str, amount: str) -> str:
+    """Whether a price is that of a GPU or of a machine is never left to guess."""
+    match quote:
+        case GpuPrice():
+            return f"{amount} for each {gpu}, without a machine"
+        case SystemPrice():
+            return f"{amount} for a machine for {count_text(quote.gpus, 'GPU')}, without them"
+        case MachinePrice():
+            return f"{amount} for a machine with {quote.gpus}x {gpu}"
+        case Rent(gpus=None):
+            return f"{amount} an hour for each {gpu}"
+        case Rent():
+            return f"{amount} an hour for a machine with {quote.gpus}x {gpu}"
+        case Electricity():
+            more = f", {quote.overhead:g} of them for each that the GPUs draw" if quote.overhead != 1 else ""
+            return f"{amount} for a kWh{more}"
 
 
 @dataclass(frozen=True, slots=True)
 class Priced:
     amount: float
-    sources: tuple[str, ...]
-    dates: tuple[str, ...]
+    quotes: tuple[str, ...]  # what it rests on, each with its source and date
+    gpus: int  # of the machine that is paid for: as many as are needed, or more
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,144 +189,3 @@ class Gap:
     """Why there is no price."""
 
     reason: str
-
-
-@cache
-def shipped_prices() -> PriceBook:
-    return parse_prices(read_data("prices.json"), "data/prices.json")
-
-
-def load_prices(path: Path | None) -> PriceBook:
-    """The user's quotes, with the shipped ones behind them; without a file the shipped ones alone."""
-    if path is None:
-        return shipped_prices()
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise BadInput(f"the prices cannot be read: {error.strerror}", where=str(path)) from None
-    if len(data) > MAX_BYTES:
-        raise BadInput("larger than 1 MiB: these are no prices", where=str(path))
-    try:
-        document = strict_loads(data)
-    except DecodeError as error:
-        raise BadInput(str(error), where=str(path)) from None
-    book = parse_prices(document, str(path))
-    return _behind(book, shipped_prices(), str(path)) if book.shipped else book
-
-
-def parse_prices(document: Any, where: str) -> PriceBook:
-    """Every quote in the file's currency; BadInput with every mistake at once."""
-    formless = tuple(faults(PriceBook, document))
-    mistakes = (*formless, *_senseless(document, {mistake.path for mistake in formless}))
-    if mistakes:
-        advice = "docs/prices.md has the form, with an example" if formless else None
-        raise BadInput.of(mistakes, where, advice)
-    return _converted(from_json(PriceBook, document))
-
-
-Quote = GpuPrice | SystemPrice | MachinePrice | Rent | Electricity
-Q = TypeVar("Q", GpuPrice, SystemPrice, MachinePrice, Rent, Electricity)
-LISTS: Mapping[str, Any] = {
-    "gpus": GpuPrice, "systems": SystemPrice, "machines": MachinePrice, "rents": Rent, "exchange": Exchange,
-}  # fmt: skip
-
-
-def _senseless(document: Any, formless: Set[str]) -> Iterator[Mistake]:
-    """Of whatever has its form."""
-    if not isinstance(document, dict):
-        return
-    quotes = list(_quotes(document, formless))
-    if "/currency" not in formless:
-        yield from _currency_mistakes(document["currency"], quotes)
-    life_years = 1 if "/life_years" in formless else document.get("life_years", 1)
-    if not 0 < life_years <= 100:
-        yield Mistake("/life_years", f"{life_years} is no life of a machine", "allowed: more than 0")
-    for path, quote in quotes:
-        yield from _quote_mistakes(path, quote)
-
-
-def _quotes(document: Mapping[str, Any], formless: Set[str]) -> Iterator[tuple[str, Quote | Exchange]]:
-    """Each in its place."""
-    places = [
-        (f"/{name}/{i}", kind, quote)
-        for name, kind in LISTS.items() if f"/{name}" not in formless
-        for i, quote in enumerate(document.get(name, ()))
-    ]  # fmt: skip
-    if document.get("electricity") is not None:
-        places.append(("/electricity", Electricity, document["electricity"]))
-    for path, kind, quote in places:
-        if not any(f"{wrong}/".startswith(f"{path}/") for wrong in formless):
-            yield path, from_json(kind, quote)
-
-
-def _currency_mistakes(currency: str, quotes: Sequence[tuple[str, Quote | Exchange]]) -> Iterator[Mistake]:
-    if not re.fullmatch("[A-Z]{3}", currency):
-        yield Mistake("/currency", f'"{currency}" is no currency', 'allowed: three letters, as in "USD"')
-    known = {None, currency, *(rate.currency for _, rate in quotes if isinstance(rate, Exchange))}
-    for path, quote in quotes:
-        if quote.currency not in known:
-            yield Mistake(
-                f"{path}/currency",
-                f"{quote.currency} among prices in {currency}",
-                f"allowed: {currency}, or an entry in exchange for {quote.currency}",
-            )
-
-
-def _quote_mistakes(path: str, quote: Quote | Exchange) -> Iterator[Mistake]:
-    if not (math.isfinite(quote.price) and 0 < quote.price <= LARGEST):
-        yield Mistake(f"{path}/price", f"{quote.price} is no price", "allowed: more than 0")
-    try:
-        date.fromisoformat(quote.date)
-    except ValueError:
-        yield Mistake(f"{path}/date", f'"{quote.date}" is no date', "allowed: the quote's day, YYYY-MM-DD")
-    if not quote.source.strip():
-        yield Mistake(f"{path}/source", "is empty", "allowed: where the quote is from")
-    count = getattr(quote, "gpus", None)
-    if count is not None and count < 1:
-        yield Mistake(f"{path}/gpus", f"{count} GPUs", "allowed: at least 1")
-    if getattr(quote, "gpu", True) == ():
-        yield Mistake(f"{path}/gpu", "names no GPU", "allowed: the driver's names")
-    if isinstance(quote, Electricity) and not 1 <= quote.overhead <= 10:
-        yield Mistake(f"{path}/overhead", f"{quote.overhead}", "allowed: 1 to 10")
-
-
-def _converted(book: PriceBook) -> PriceBook:
-    rates: dict[str | None, float] = {rate.currency: rate.price for rate in book.exchange}
-    rates |= {book.currency: 1.0, None: 1.0}
-
-    def all_of(quotes: Iterable[Q]) -> tuple[Q, ...]:
-        return tuple(replace(q, price=q.price * rates[q.currency], currency=None) for q in quotes)
-
-    electricity = all_of([book.electricity])[0] if book.electricity else None
-    return replace(
-        book, gpus=all_of(book.gpus), systems=all_of(book.systems), machines=all_of(book.machines),
-        rents=all_of(book.rents), electricity=electricity,
-    )  # fmt: skip
-
-
-def _behind(book: PriceBook, shipped: PriceBook, where: str) -> PriceBook:
-    """The user's quotes first; the shipped ones in their currency, where they say what that is worth."""
-    rates = {exchange.currency: exchange.price for exchange in book.exchange} | {book.currency: 1.0}
-    if shipped.currency not in rates:
-        raise BadInput(
-            f"its prices are in {book.currency}, the shipped ones in {shipped.currency}",
-            where=where,
-            advice=f'add {shipped.currency} to "exchange", or "shipped": false to do without them',
-        )
-
-    rate = rates[shipped.currency]
-
-    def worth(quotes: tuple[Q, ...]) -> tuple[Q, ...]:
-        return tuple(replace(quote, price=quote.price * rate) for quote in quotes)
-
-    # A system of one's own for as many GPUs replaces the shipped one, which may be smaller or larger.
-    own = {system.gpus for system in book.systems}
-    systems = tuple(system for system in worth(shipped.systems) if system.gpus not in own)
-    return replace(
-        book,
-        gpus=book.gpus + worth(shipped.gpus),
-        systems=book.systems + systems,
-        machines=book.machines + worth(shipped.machines),
-        rents=book.rents + worth(shipped.rents),
-    )

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from bench.errors import BadInput
-from bench.prices import Gap, Priced, load_prices, shipped_prices
+from bench.price_file import load_prices, shipped_prices
+from bench.prices import Gap, Priced
 
 WHEN = {"date": "2026-06-01", "source": "a quote"}
 H100 = "NVIDIA H100 80GB HBM3"
@@ -44,7 +45,8 @@ def test_the_papers_machines_cost_what_the_paper_says(gpu: str, count: int, pric
     found = shipped_prices().to_buy(gpu, count)
     assert isinstance(found, Priced)
     assert found.amount == price
-    assert set(found.dates) == {"2024-09-21"}
+    assert len(found.quotes) == 2
+    assert all(quote.endswith(", 2024-09-21") for quote in found.quotes)
 
 
 def test_what_no_quote_covers_has_no_price() -> None:
@@ -52,14 +54,18 @@ def test_what_no_quote_covers_has_no_price() -> None:
     assert book.to_buy("NVIDIA H200", 1) == Gap("no price for NVIDIA H200")
     assert book.to_buy(H100, 16) == Gap("no price for a system that holds 16 GPUs")
     assert book.to_rent(H100, 8) == Gap(f"no rent for 8x {H100}")
-    assert book.energy_cost(100) is None
+    assert book.to_feed(100) is None
 
 
 def test_three_gpus_go_into_the_system_for_four() -> None:
     assert shipped_prices().to_buy(H100, 3) == Priced(
         3 * 30_000 + 7_500,
-        (shipped_prices().gpus[3].source, shipped_prices().systems[2].source),
-        ("2024-09-21", "2024-09-21"),
+        (
+            f"$30,000 for each {H100}, without a machine: {shipped_prices().gpus[3].source}, 2024-09-21",
+            "$7,500 for a machine for 4 GPUs, without them: "
+            f"{shipped_prices().systems[2].source}, 2024-09-21",
+        ),
+        3,
     )
 
 
@@ -77,7 +83,11 @@ def test_ones_own_quotes_go_before_the_shipped_ones(tmp_path: Path) -> None:
     assert isinstance(eight, Priced)
     assert (four.amount, eight.amount) == (87_500, 150_000)
     assert isinstance(book.to_buy("NVIDIA RTX A6000", 1), Priced)
-    assert book.energy_cost(100) == pytest.approx(30)
+    fed = book.to_feed(100)
+    assert fed is not None
+    assert fed.amount == pytest.approx(30)
+    assert fed.quotes == ("$0.20 for a kWh, 1.5 of them for each that the GPUs draw: a quote, 2026-06-01",)
+    assert eight.quotes == (f"$150,000 for a machine with 8x {H100}: a quote, 2026-06-01",)
 
 
 def test_without_the_shipped_quotes_there_are_only_ones_own(tmp_path: Path) -> None:
@@ -91,6 +101,10 @@ def test_rent_is_by_the_gpu_or_by_the_machine_whichever_is_cheaper(tmp_path: Pat
     hourly = {count: book.to_rent(H100, count) for count in (1, 7, 8, 9)}
     amounts = {count: p.amount for count, p in hourly.items() if isinstance(p, Priced)}
     assert amounts == {1: 3, 7: 20, 8: 20, 9: 27}
+    told = {count: (p.gpus, p.quotes) for count, p in hourly.items() if isinstance(p, Priced)}
+    each = (f"$3.00 an hour for each {H100}: a quote, 2026-06-01",)
+    whole = (f"$20.00 an hour for a machine with 8x {H100}: a quote, 2026-06-01",)
+    assert told == {1: (1, each), 7: (8, whole), 8: (8, whole), 9: (9, each)}
 
 
 def test_mixed_currencies_need_a_rate(tmp_path: Path) -> None:
@@ -101,6 +115,8 @@ def test_mixed_currencies_need_a_rate(tmp_path: Path) -> None:
     single = book.to_buy(H100, 1)
     assert isinstance(single, Priced)
     assert single.amount == pytest.approx(27_500 + 1_000)
+    assert single.quotes[0] == f"EUR 25,000 for each {H100}, without a machine: a quote, 2026-06-01"
+    assert single.quotes[1] == "EUR 1 is worth 1.1 USD: a quote, 2026-06-01"
 
 
 def test_a_file_in_another_currency_needs_the_worth_of_the_shipped_ones(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from bench.catalogue import GpuModel, find_gpu_model, gpu_models
 from bench.codec import pretty_json, to_json
 from bench.decide import Wish
 from bench.errors import BadInput, BenchError, printable
-from bench.prices import load_prices
+from bench.price_file import load_prices
 from bench.report.bundles import Lists, look_at_all
 from bench.report.comparing import Comparison, Refused, compare_rows
 from bench.report.offers import Terms

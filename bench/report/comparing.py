@@ -78,8 +78,6 @@ def compare_rows(rows: Iterable[Row], refused: Sequence[Refused], terms: Terms, 
     parts = tuple(_part(model, found, terms, evidence) for model, found in by_model.items())
     quotes = {q: None for part in parts for e in part.entries for offer in e.offers for q in offer.quotes}
     book = terms.prices
-    if book.electricity is not None and quotes:
-        quotes[f"electricity: {book.electricity.source}, {book.electricity.date}"] = None
     return Comparison(
         book.currency, book.life_years, terms.utilisation, terms.wish, bundles, parts, tuple(refused),
         tuple(quotes),

@@ -169,6 +169,8 @@ def _guess_line(one: Guess) -> str:
 def _offer_notes(entry: Entry, offer: Offer, comparison: Comparison) -> Iterator[str]:
     if offer.marks:
         yield "<- " + ", ".join(offer.marks)
+    if offer.gpus > entry.row.machine.devices:
+        yield f"of a machine with {offer.gpus} GPUs"
     if offer.in_budget is False:
         yield "over budget"
     if offer.outlived:
@@ -211,8 +213,9 @@ def notes(comparison: Comparison) -> list[str]:
             " steps were more updates than training is"
         )
     if any(e.offers for part in comparison.parts for e in part.entries):
+        lines.append("price: of the whole machine, all its GPUs together")
         lines.append(f"a run, owned: the machine's price over {_life(comparison)}, by the days of the run")
-        lines += [f"price  {quote}" for quote in comparison.quotes]
+        lines += [f"quoted: {quote}" for quote in comparison.quotes]
     return lines
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench.catalogue import GpuModel
@@ -37,7 +37,8 @@ class Offer:
     price: float  # to buy the machine, or to rent it for an hour
     run_cost: float  # of one run: its share of price and electricity, or its rent
     spend: float  # out of the door for all runs that were asked for
-    quotes: tuple[str, ...]  # source and date
+    gpus: int  # of the machine that is paid for, which may have more than trained
+    quotes: tuple[str, ...]  # what was quoted for how much, by whom and when
     in_budget: bool | None  # None: no budget was named
     on_frontier: bool
     break_even: BreakEven | None  # to buy: against the cheapest rented run of this model
@@ -71,14 +72,16 @@ def days_of(row: Row) -> Interval:
 
 def _options(row: Row, book: PriceBook) -> tuple[list[tuple[Option, Priced]], tuple[str, ...]]:
     machine, days = row.machine, days_of(row)
-    electricity = (book.energy_cost(row.kwh) if row.kwh is not None else None) or 0.0
+    fed = book.to_feed(row.kwh) if row.kwh is not None else None
     options: list[tuple[Option, Priced]] = []
     gaps = []
     if machine.kind != "cuda":
         return [], (f"no price for a CPU: {machine.name}",)
     match book.to_buy(machine.name, machine.devices):
         case Priced() as priced:
-            options.append((Option(machine.label, "buy", days, priced.amount, electricity), priced))
+            option = Option(machine.label, "buy", days, priced.amount, fed.amount if fed else 0.0)
+            quotes = priced.quotes + (fed.quotes if fed else ())
+            options.append((option, replace(priced, quotes=quotes)))
         case Gap() as gap:
             gaps.append(gap.reason)
     match book.to_rent(machine.name, machine.devices):
@@ -115,7 +118,8 @@ def _offer(
         price=priced.amount,
         run_cost=option.run_cost(book.life_days, terms.utilisation),
         spend=option.spend(wish.runs),
-        quotes=tuple(f"{s}, {d}" for s, d in zip(priced.sources, priced.dates, strict=True)),
+        gpus=priced.gpus,
+        quotes=priced.quotes,
         in_budget=None if wish.budget is None else option.spend(wish.runs) <= wish.budget,
         on_frontier=id(option) in fronts,
         break_even=even,

@@ -12,7 +12,8 @@ from tabulate import tabulate
 from bench.codec import pretty_json, to_json
 from bench.decide import Option
 from bench.estimate import Interval
-from bench.prices import Priced, shipped_prices
+from bench.price_file import shipped_prices
+from bench.prices import Priced
 from bench.reference import Claim, claims, paper, paper_code
 from bench.report.plots.scatter import Point, key, scatter
 from bench.report.svg import Box, Plot, el, text

@@ -368,3 +368,17 @@ def test_a_machine_that_does_not_live_for_all_runs_is_not_bought_for_them(tmp_pa
         assert (buy.outlived, buy.marks) == (True, ())
         assert only(found).nothing_in_budget
         assert f"too slow for {asked['runs']:,} runs in 5 years" in table(found)
+
+
+def test_a_rent_of_more_gpus_than_trained_says_so(tmp_path: Path) -> None:
+    rents = [{"gpu": [H100], "gpus": 4, "price": 20, "date": "2026-06-01", "source": "price list"}]
+    prices = tmp_path / "prices.json"
+    prices.write_text(json.dumps({"schema": "bench/prices/v1", "currency": "USD", "rents": rents}))
+    one = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A")
+    four = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", gpus=4)
+    found = compared(one, four, prices=prices)
+    rented = {
+        e.row.machine.devices: o.gpus for e in only(found).entries for o in e.offers if o.kind == "rent"
+    }
+    assert rented == {1: 4, 4: 4}
+    assert table(found).count("of a machine with 4 GPUs") == 1

@@ -1,0 +1,148 @@
+"""A file of prices, read: every mistake at once, the shipped quotes behind.
+
+The shipped quotes (data/prices.json) are the paper's, of September 2024. A user's file goes before them,
+and may leave them out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from datetime import date
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bench.catalogue import read_data
+from bench.codec import DecodeError, from_json, strict_loads
+from bench.errors import BadInput, Mistake
+from bench.faults import faults
+from bench.prices import Electricity, Exchange, GpuPrice, MachinePrice, PriceBook, Quote, Rent, SystemPrice
+
+MAX_BYTES = 1 << 20
+LARGEST = 1e12
+Q = TypeVar("Q", GpuPrice, SystemPrice, MachinePrice, Rent)
+
+
+@cache
+def shipped_prices() -> PriceBook:
+    return parse_prices(read_data("prices.json"), "data/prices.json")
+
+
+def load_prices(path: Path | None) -> PriceBook:
+    """The user's quotes, with the shipped ones behind them; without a file the shipped ones alone."""
+    if path is None:
+        return shipped_prices()
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise BadInput(f"the prices cannot be read: {error.strerror}", where=str(path)) from None
+    if len(data) > MAX_BYTES:
+        raise BadInput("larger than 1 MiB: these are no prices", where=str(path))
+    try:
+        document = strict_loads(data)
+    except DecodeError as error:
+        raise BadInput(str(error), where=str(path)) from None
+    book = parse_prices(document, str(path))
+    return _behind(book, shipped_prices(), str(path)) if book.shipped else book
+
+
+def parse_prices(document: Any, where: str) -> PriceBook:
+    """Every quote in the file's currency; BadInput with every mistake at once."""
+    formless = tuple(faults(PriceBook, document))
+    mistakes = (*formless, *_senseless(document, {mistake.path for mistake in formless}))
+    if mistakes:
+        advice = "docs/prices.md has the form, with an example" if formless else None
+        raise BadInput.of(mistakes, where, advice)
+    return from_json(PriceBook, document)
+
+
+LISTS: Mapping[str, Any] = {
+    "gpus": GpuPrice, "systems": SystemPrice, "machines": MachinePrice, "rents": Rent, "exchange": Exchange,
+}  # fmt: skip
+
+
+def _senseless(document: Any, formless: Set[str]) -> Iterator[Mistake]:
+    """Of whatever has its form."""
+    if not isinstance(document, dict):
+        return
+    quotes = list(_quotes(document, formless))
+    if "/currency" not in formless:
+        yield from _currency_mistakes(document["currency"], quotes)
+    life_years = 1 if "/life_years" in formless else document.get("life_years", 1)
+    if not 0 < life_years <= 100:
+        yield Mistake("/life_years", f"{life_years} is no life of a machine", "allowed: more than 0")
+    for path, quote in quotes:
+        yield from _quote_mistakes(path, quote)
+
+
+def _quotes(document: Mapping[str, Any], formless: Set[str]) -> Iterator[tuple[str, Quote | Exchange]]:
+    """Each in its place."""
+    places = [
+        (f"/{name}/{i}", kind, quote)
+        for name, kind in LISTS.items() if f"/{name}" not in formless
+        for i, quote in enumerate(document.get(name, ()))
+    ]  # fmt: skip
+    if document.get("electricity") is not None:
+        places.append(("/electricity", Electricity, document["electricity"]))
+    for path, kind, quote in places:
+        if not any(f"{wrong}/".startswith(f"{path}/") for wrong in formless):
+            yield path, from_json(kind, quote)
+
+
+def _currency_mistakes(currency: str, quotes: Sequence[tuple[str, Quote | Exchange]]) -> Iterator[Mistake]:
+    if not re.fullmatch("[A-Z]{3}", currency):
+        yield Mistake("/currency", f'"{currency}" is no currency', 'allowed: three letters, as in "USD"')
+    known = {None, currency, *(rate.currency for _, rate in quotes if isinstance(rate, Exchange))}
+    for path, quote in quotes:
+        if quote.currency not in known:
+            yield Mistake(
+                f"{path}/currency",
+                f"{quote.currency} among prices in {currency}",
+                f"allowed: {currency}, or an entry in exchange for {quote.currency}",
+            )
+
+
+def _quote_mistakes(path: str, quote: Quote | Exchange) -> Iterator[Mistake]:
+    if not (math.isfinite(quote.price) and 0 < quote.price <= LARGEST):
+        yield Mistake(f"{path}/price", f"{quote.price} is no price", "allowed: more than 0")
+    try:
+        date.fromisoformat(quote.date)
+    except ValueError:
+        yield Mistake(f"{path}/date", f'"{quote.date}" is no date', "allowed: the quote's day, YYYY-MM-DD")
+    if not quote.source.strip():
+        yield Mistake(f"{path}/source", "is empty", "allowed: where the quote is from")
+    count = getattr(quote, "gpus", None)
+    if count is not None and count < 1:
+        yield Mistake(f"{path}/gpus", f"{count} GPUs", "allowed: at least 1")
+    if getattr(quote, "gpu", True) == ():
+        yield Mistake(f"{path}/gpu", "names no GPU", "allowed: the driver's names")
+    if isinstance(quote, Electricity) and not 1 <= quote.overhead <= 10:
+        yield Mistake(f"{path}/overhead", f"{quote.overhead}", "allowed: 1 to 10")
+
+
+def _behind(book: PriceBook, shipped: PriceBook, where: str) -> PriceBook:
+    """The user's quotes first; the shipped ones in their currency, where they say what that is worth."""
+    if book.rate(shipped.currency) is None:
+        raise BadInput(
+            f"its prices are in {book.currency}, the shipped ones in {shipped.currency}",
+            where=where,
+            advice=f'add {shipped.currency} to "exchange", or "shipped": false to do without them',
+        )
+
+    def named(quotes: tuple[Q, ...]) -> tuple[Q, ...]:
+        return tuple(replace(quote, currency=shipped.currency) for quote in quotes)
+
+    # A system of one's own for as many GPUs replaces the shipped one, which may be smaller or larger.
+    own = {system.gpus for system in book.systems}
+    systems = tuple(system for system in named(shipped.systems) if system.gpus not in own)
+    return replace(
+        book,
+        gpus=book.gpus + named(shipped.gpus),
+        systems=book.systems + systems,
+        machines=book.machines + named(shipped.machines),
+        rents=book.rents + named(shipped.rents),
+    )
