@@ -6,6 +6,7 @@ is guessed.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -112,7 +113,7 @@ class PriceBook:
                 return Priced(self._worth(machine), self._told(machine, gpu), count)
         single = next((quote for quote in self.gpus if gpu in quote.gpu), None)
         if single is None:
-            return Gap(f"no price for {gpu}")
+            return Gap(f"no price for {gpu}{self._nearly(gpu)}")
         around = [system for system in self.systems if system.gpus >= count]
         if not around:
             return Gap(f"no price for a system that holds {count} GPUs")
@@ -132,7 +133,8 @@ class PriceBook:
             if gpu in rent.gpu and (rent.gpus is None or rent.gpus >= count)
         ]
         return min(offers, key=lambda p: p.amount, default=None) or Gap(
-            f"no rent for {gpu if ' + ' in gpu else f'{count}x {gpu}'}"  # of several kinds it says how many
+            # of several kinds it says how many
+            f"no rent for {gpu if ' + ' in gpu else f'{count}x {gpu}'}{self._nearly(gpu)}"
         )
 
     def to_feed(self, kwh: float) -> Priced | None:
@@ -140,6 +142,14 @@ class PriceBook:
         if (fed := self.electricity) is None:
             return None
         return Priced(kwh * fed.overhead * self._worth(fed), self._told(fed, ""), 0)
+
+    def _nearly(self, gpu: str) -> str:
+        """A quote counts under the driver's name alone; a shorter one must not be lost in silence."""
+        quotes: tuple[GpuPrice | MachinePrice | Rent, ...] = (*self.gpus, *self.machines, *self.rents)
+        named = dict.fromkeys(name for quote in quotes for name in quote.gpu)
+        found = (name for name in named if name != gpu and set() < _words(name) <= _words(gpu))
+        short = None if " + " in gpu else next(found, None)
+        return f' (there is one for "{short}": it counts under the driver\'s name alone)' if short else ""
 
     def _worth(self, quote: Quote) -> float:
         rate = self.rate(quote.currency)
@@ -157,6 +167,10 @@ class PriceBook:
             for rate in rates
         )
         return (told, *worth)
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", name.lower()))
 
 
 def _of(quote: Quote, gpu: str, amount: str) -> str:

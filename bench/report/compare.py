@@ -158,7 +158,9 @@ def _terms(request: Request) -> Terms:
             f"--budget-usd, but the prices are in {book.currency}",
             advice='write the prices in USD, or give their worth in "exchange"',
         )
-    return Terms(book, wish, request.utilisation, request.rank_all, tuple(map(_wanted, request.estimate)))
+    wanted = tuple(map(_wanted, request.estimate))
+    own_prices = request.prices is not None
+    return Terms(book, wish, request.utilisation, request.rank_all, wanted, own_prices)
 
 
 def _wanted(text: str) -> tuple[GpuModel, int]:

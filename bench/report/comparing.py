@@ -66,7 +66,8 @@ class Comparison:
     bundles: int
     parts: tuple[ModelPart, ...]
     refused: tuple[Refused, ...]
-    quotes: tuple[str, ...]  # every source and date that a figure rests on
+    quotes: tuple[str, ...]  # every quote that a figure rests on
+    own_prices: bool = False  # the user has a file of them
     schema: Literal["bench/comparison/v1"] = field(default="bench/comparison/v1", kw_only=True)
 
 
@@ -80,7 +81,7 @@ def compare_rows(rows: Iterable[Row], refused: Sequence[Refused], terms: Terms, 
     book = terms.prices
     return Comparison(
         book.currency, book.life_years, terms.utilisation, terms.wish, bundles, parts, tuple(refused),
-        tuple(quotes),
+        tuple(quotes), terms.own_prices,
     )  # fmt: skip
 
 

@@ -128,7 +128,8 @@ def remarks(part: ModelPart, comparison: Comparison) -> list[str]:
     if part.nothing_in_time:
         where = " within the budget" if wish.budget is not None and priced else ""
         lines.append(f"nothing{where} surely meets {figures(wish.deadline_days or 0)} days")
-    if priced or wish.budget is not None or wish.deadline_days is not None:
+    asked = wish.budget is not None or wish.deadline_days is not None or comparison.own_prices
+    if priced or asked:
         missing = dict.fromkeys(gap for entry in part.entries for gap in entry.gaps)
         lines += [f"{gap}: --prices can have one" for gap in missing]
     lines += [

@@ -22,6 +22,7 @@ class Terms:
     utilisation: float = 1.0  # share of its life that an owned machine trains
     rank_all: bool = False  # rank what cannot be compared, too
     wanted: tuple[tuple[GpuModel, int], ...] = ()  # machines to estimate, and how many GPUs
+    own_prices: bool = False  # the prices are the user's, not the shipped ones alone
 
     @property
     def used_days(self) -> float:

@@ -382,3 +382,18 @@ def test_a_rent_of_more_gpus_than_trained_says_so(tmp_path: Path) -> None:
     }
     assert rented == {1: 4, 4: 4}
     assert table(found).count("of a machine with 4 GPUs") == 1
+
+
+@pytest.mark.parametrize("named", ["H100", "NVIDIA H100", "nvidia h100 80gb hbm3"])
+def test_a_quote_under_another_name_than_the_drivers_is_not_lost_in_silence(
+    named: str, tmp_path: Path
+) -> None:
+    rents = [{"gpu": [named], "price": 2.0, "date": "2026-06-01", "source": "price list"}]
+    prices = tmp_path / "prices.json"
+    given = {"schema": "bench/prices/v1", "currency": "USD", "shipped": False, "rents": rents}
+    prices.write_text(json.dumps(given))
+    text = table(compared(bundle(tmp_path / "a.tar"), prices=prices))
+    assert f'no rent for 1x {H100} (there is one for "{named}": it counts under the driver' in text
+    prices.write_text(json.dumps({**given, "rents": [{**rents[0], "gpu": ["NVIDIA H200"]}]}))
+    text = table(compared(bundle(tmp_path / "a.tar"), prices=prices))
+    assert f"no rent for 1x {H100}: --prices can have one" in text
