@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from datetime import date
+from datetime import date, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from bench.prices import Electricity, Exchange, GpuPrice, MachinePrice, PriceBoo
 
 MAX_BYTES = 1 << 20
 LARGEST = 1e12
+DATE = "allowed: the quote's day, YYYY-MM-DD"
 Q = TypeVar("Q", GpuPrice, SystemPrice, MachinePrice, Rent)
 
 
@@ -77,6 +78,7 @@ def _senseless(document: Any, formless: Set[str]) -> Iterator[Mistake]:
         yield Mistake("/life_years", f"{life_years} is no life of a machine", "allowed: more than 0")
     for path, quote in quotes:
         yield from _quote_mistakes(path, quote)
+    yield from _doubles(quotes)
 
 
 def _quotes(document: Mapping[str, Any], formless: Set[str]) -> Iterator[tuple[str, Quote | Exchange]]:
@@ -93,11 +95,36 @@ def _quotes(document: Mapping[str, Any], formless: Set[str]) -> Iterator[tuple[s
             yield path, from_json(kind, quote)
 
 
+def _doubles(quotes: Sequence[tuple[str, Quote | Exchange]]) -> Iterator[Mistake]:
+    """Of two prices for the same nobody could say which one counts. Of rents the cheapest does."""
+    seen: dict[tuple[object, ...], str] = {}
+    for path, quote in quotes:
+        keys = list(_priced(quote))
+        if before := next((seen[key] for key in keys if key in seen), None):
+            yield Mistake(path, f"is for the same as {before}", "allowed: one price for each")
+        seen |= dict.fromkeys(keys, path)
+
+
+def _priced(quote: Quote | Exchange) -> Iterator[tuple[object, ...]]:
+    """What it is the price of."""
+    match quote:
+        case GpuPrice():
+            yield from ((name,) for name in quote.gpu)
+        case MachinePrice():
+            yield from ((name, quote.gpus) for name in quote.gpu)
+        case SystemPrice():
+            yield ("system", quote.gpus)
+        case Exchange():
+            yield ("exchange", quote.currency)
+
+
 def _currency_mistakes(currency: str, quotes: Sequence[tuple[str, Quote | Exchange]]) -> Iterator[Mistake]:
     if not re.fullmatch("[A-Z]{3}", currency):
         yield Mistake("/currency", f'"{currency}" is no currency', 'allowed: three letters, as in "USD"')
     known = {None, currency, *(rate.currency for _, rate in quotes if isinstance(rate, Exchange))}
     for path, quote in quotes:
+        if isinstance(quote, Exchange) and quote.currency == currency:
+            yield Mistake(f"{path}/currency", f"{currency} is the file's own", "allowed: another currency")
         if quote.currency not in known:
             yield Mistake(
                 f"{path}/currency",
@@ -109,10 +136,10 @@ def _currency_mistakes(currency: str, quotes: Sequence[tuple[str, Quote | Exchan
 def _quote_mistakes(path: str, quote: Quote | Exchange) -> Iterator[Mistake]:
     if not (math.isfinite(quote.price) and 0 < quote.price <= LARGEST):
         yield Mistake(f"{path}/price", f"{quote.price} is no price", "allowed: more than 0")
-    try:
-        date.fromisoformat(quote.date)
-    except ValueError:
-        yield Mistake(f"{path}/date", f'"{quote.date}" is no date', "allowed: the quote's day, YYYY-MM-DD")
+    if (day := _day(quote.date)) is None:
+        yield Mistake(f"{path}/date", f'"{quote.date}" is no date', DATE)
+    elif day > date.today() + timedelta(days=1):  # where it is tomorrow already
+        yield Mistake(f"{path}/date", f"{quote.date} is still to come", DATE)
     if not quote.source.strip():
         yield Mistake(f"{path}/source", "is empty", "allowed: where the quote is from")
     count = getattr(quote, "gpus", None)
@@ -122,6 +149,14 @@ def _quote_mistakes(path: str, quote: Quote | Exchange) -> Iterator[Mistake]:
         yield Mistake(f"{path}/gpu", "names no GPU", "allowed: the driver's names")
     if isinstance(quote, Electricity) and not 1 <= quote.overhead <= 10:
         yield Mistake(f"{path}/overhead", f"{quote.overhead}", "allowed: 1 to 10")
+
+
+def _day(text: str) -> date | None:
+    """Of YYYY-MM-DD alone: 20260601 and 2026-W23-1 are dates too, which nobody reads at a glance."""
+    try:
+        return date.fromisoformat(text) if len(text) == 10 and text[7] == "-" else None
+    except ValueError:
+        return None
 
 
 def _behind(book: PriceBook, shipped: PriceBook, where: str) -> PriceBook:
