@@ -16,6 +16,7 @@ from bench.codec import pretty_json, to_json
 from bench.decide import Wish
 from bench.errors import BadInput, BenchError, printable
 from bench.price_file import load_prices
+from bench.prices import PriceBook
 from bench.report.bundles import Lists, look_at_all
 from bench.report.comparing import Comparison, Refused, compare_rows
 from bench.report.offers import Terms
@@ -152,15 +153,22 @@ def _terms(request: Request) -> Terms:
     if request.settings and request.format == "csv":
         raise BadInput("--settings: CSV is a row a machine", advice="--json has every setting")
     book = load_prices(request.prices)
-    wish = Wish(request.budget, request.deadline_days, request.runs)
-    if request.budget is not None and book.currency != "USD":
-        raise BadInput(
-            f"--budget-usd, but the prices are in {book.currency}",
-            advice='write the prices in USD, or give their worth in "exchange"',
-        )
+    wish = Wish(_budget(request.budget, book), request.deadline_days, request.runs)
     wanted = tuple(map(_wanted, request.estimate))
     own_prices = request.prices is not None
     return Terms(book, wish, request.utilisation, request.rank_all, wanted, own_prices)
+
+
+def _budget(dollars: float | None, book: PriceBook) -> float | None:
+    """In the currency of the prices."""
+    if dollars is None:
+        return None
+    if (rate := book.rate("USD")) is not None:
+        return dollars * rate
+    raise BadInput(
+        f"--budget-usd, but the prices are in {book.currency}",
+        advice='add USD to their "exchange": what one dollar is worth',
+    )
 
 
 def _wanted(text: str) -> tuple[GpuModel, int]:

@@ -289,6 +289,16 @@ def test_a_budget_in_dollars_needs_prices_in_dollars(tmp_path: Path, capsys: Any
     code, out, err = run(capsys, ROOT / "results/proof-h200", "--prices", prices, "--budget-usd", "5")
     assert (code, out) == (2, "")
     assert "EUR" in err
+    document = {"schema": "bench/prices/v1", "currency": "EUR"}
+    prices.write_text(json.dumps({**document, "exchange": [{"currency": "USD", "price": 0.5, **QUOTE}]}))
+    code, out, _ = run(
+        capsys, bundle(tmp_path / "a.tar"), "--prices", prices, "--budget-usd", "31000", "--json"
+    )
+    assert code == 0
+    found = json.loads(out)
+    assert found["wish"]["budget"] == 15_500  # in euros, as its offers are
+    (offer,) = found["parts"][0]["entries"][0]["offers"]
+    assert (offer["price"], offer["in_budget"]) == (15_500, True)
 
 
 @pytest.mark.parametrize("format", ["table", "csv", "markdown", "json"])
