@@ -200,11 +200,24 @@ def apart(part: ModelPart) -> list[str]:
     return [f"{one.row.path}: {one.row.machine.label} ({'; '.join(one.reasons)})" for one in part.apart]
 
 
+def asked(comparison: Comparison) -> list[str]:
+    """What the recommendations answer: who sees nothing but them cannot know."""
+    wish, wanted = comparison.wish, []
+    if wish.budget is not None:
+        wanted.append(f"the fastest that {money_text(wish.budget, comparison.currency)} pays for")
+    if wish.deadline_days is not None:
+        wanted.append(f"the cheapest that surely does each run in {figures(wish.deadline_days, 4)} days")
+    if not wanted:
+        return []
+    return [f"asked: {', and '.join(wanted)}; for {count_text(wish.runs, 'run')} of a model"]
+
+
 def notes(comparison: Comparison) -> list[str]:
     """What the columns mean, and what the money rests on."""
     lines = [
-        "equal ranks are not provably different at 95%    ±  95% interval of the run's own samples;"
-        " between two runs, with what two processes differ by",
+        *asked(comparison),
+        "equal ranks are not provably different at 95%",
+        "±  95% interval of the run's own samples; between two runs, with what two processes differ by",
     ]
     if any(part.apart for part in comparison.parts):
         lines.append("--rank-all ranks what is not compared, too; --settings shows all its figures")

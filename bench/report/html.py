@@ -19,6 +19,7 @@ from bench.report.formats import (
     OFFER_ALIGN,
     OFFER_HEADERS,
     TEXT_COLUMNS,
+    asked,
     called,
     cells,
     notes,
@@ -32,6 +33,15 @@ from bench.report.plots.telemetry import plots as telemetry_plots
 from bench.report.svg import Plot, inline
 from bench.words import count_text
 
+# Who has the report alone has not read the documents.
+COLUMNS = (
+    "days: of the whole training that the model's recipe asks for, from minutes of it that were timed",
+    "batch: samples of a GPU's pass x passes of a step (x GPUs)",
+    "of limit: the model's own arithmetic over the best rate of plain matrix products on the same machine",
+    "memory: the most that a GPU held",
+    "level: self, whole and in agreement with itself; operator, also an answer to the demand of whose key"
+    " certified it. Neither proves that the machine told the truth",
+)
 WIDE = 760  # pixels, past which a plot has the whole row
 
 
@@ -78,13 +88,17 @@ def _head(comparison: Comparison) -> str:
     return f"""<header>
 <h1>Which machine, at what cost</h1>
 <p class="muted">{counted}. Every bundle was verified before it was read. Made by bench {__version__}.</p>
-{_refused(comparison)}
+{_asked(comparison)}{_refused(comparison)}
 <nav aria-label="models">{links}</nav>
 <div class="tools" hidden>
 <label>Show only rows with <input id="filter" type="search" placeholder="h200 zero"></label>
 <span id="shown" role="status"></span><button id="theme" type="button">Light / dark</button>
 </div>
 </header>"""
+
+
+def _asked(comparison: Comparison) -> str:
+    return "".join(f"<p>{escape(line[:1].upper() + line[1:])}.</p>" for line in asked(comparison))
 
 
 def _refused(comparison: Comparison) -> str:
@@ -196,5 +210,5 @@ def _courses(comparison: Comparison) -> str:
 
 
 def _notes(comparison: Comparison) -> str:
-    items = "".join(f"<li>{escape(note)}</li>" for note in notes(comparison))
+    items = "".join(f"<li>{escape(note)}</li>" for note in [*COLUMNS, *notes(comparison)])
     return f'<section id="notes"><h2>How to read this</h2><ul>{items}</ul></section>'

@@ -106,6 +106,10 @@ def test_the_decision_is_told_in_words(comparison: Comparison) -> None:
     text = table(comparison)
     assert "fastest in budget" in text
     assert "beats the cheapest rent from" in text
+    asked = "the fastest that $50,000 pays for, and the cheapest that surely does each run in 20 days"
+    assert f"\nasked: {asked}; for 3 runs of a model\n" in text
+    assert f"- asked: {asked}" in markdown(comparison)
+    assert f"<p>Asked: {asked}" in page(comparison)
     assert "not compared: " in text
     assert "methods exhaustive, not naive" in text
     assert "quoted: $2.50 an hour for each NVIDIA H100 80GB HBM3: a quote, 2026-06-01" in text
