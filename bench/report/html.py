@@ -42,6 +42,7 @@ COLUMNS = (
     "level: self, whole and in agreement with itself; operator, also an answer to the demand of whose key"
     " certified it. Neither proves that the machine told the truth",
 )
+OFFERS_HEARD = ("buy or rent", "", "", "", "", "what that comes to")  # heads that nobody has to see
 WIDE = 760  # pixels, past which a plot has the whole row
 
 
@@ -114,7 +115,7 @@ def _section(part: ModelPart, comparison: Comparison) -> str:
     if part.entries:
         blocks.append(_table(part))
     if found := offers(part, comparison):
-        blocks.append(_offers(found))
+        blocks.append(_offers(part, found))
     if said := remarks(part, comparison):
         items = "".join(f"<li>{escape(line)}</li>" for line in said)
         blocks.append(f'<ul class="said">{items}</ul>')
@@ -123,17 +124,16 @@ def _section(part: ModelPart, comparison: Comparison) -> str:
     return "\n".join([*blocks, "</section>"])
 
 
-def _offers(found: list[tuple[tuple[str, ...], bool]]) -> str:
+def _offers(part: ModelPart, found: list[tuple[tuple[str, ...], bool]]) -> str:
     rows = "".join(
         f"<tr{' class=chosen' * chosen}>{''.join(_offer_cells(texts))}</tr>" for texts, chosen in found
     )
     heads = "".join(
-        f'<th scope="col"{_side(align)}>{head}</th>'
-        for head, align in zip(OFFER_HEADERS, OFFER_ALIGN, strict=True)
+        f'<th scope="col"{_side(align)}>{head or f"<span class=heard>{heard}</span>"}</th>'
+        for head, heard, align in zip(OFFER_HEADERS, OFFERS_HEARD, OFFER_ALIGN, strict=True)
     )
     return (
-        '<div class="scroll" tabindex="0"><table class="offers stacked">'
-        "<caption hidden>To buy and to rent</caption>"
+        f'{_scroll(f"{part.model}: to buy and to rent")}<table class="offers stacked">'
         f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
@@ -157,6 +157,11 @@ def _figure(plot: Plot) -> str:
     return f"<figure{wide}><figcaption>{escape(plot.title)}</figcaption>{inline(plot)}</figure>"
 
 
+def _scroll(name: str) -> str:
+    """What the keyboard scrolls has a name: a caption that is hidden is hidden from screen readers, too."""
+    return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(name)}">'
+
+
 def _table(part: ModelPart) -> str:
     every = list(zip(part.entries, map(cells, part.entries, called(part)), strict=True))
     names = [name for name in HEADERS if any(texts[name] for _, texts in every)]
@@ -165,9 +170,8 @@ def _table(part: ModelPart) -> str:
         for name in names
     )
     rows = "".join(f"<tr>{''.join(_row(entry, texts, names))}</tr>" for entry, texts in every)
-    caption = f"<caption hidden>{escape(part.model)}: machines by days</caption>"
     return (
-        f'<div class="scroll" tabindex="0"><table class="ranked stacked">{caption}'
+        f'{_scroll(f"{part.model}: machines by days")}<table class="ranked stacked">'
         f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 

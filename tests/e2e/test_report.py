@@ -255,3 +255,22 @@ def test_a_hundred_bundles_make_less_than_two_megabytes_and_still_work(
     page.get_by_label("Show only rows with").fill("000000000063")
     assert page.get_by_role("status").inner_text() == "1 rows"
     page.close()
+
+
+def test_on_paper_no_column_is_cut_and_what_was_dark_is_ink_on_white(opened: Page) -> None:
+    opened.get_by_role("button", name="Light / dark").click()
+    dark = opened.evaluate("getComputedStyle(document.body).color")
+    opened.set_viewport_size({"width": 720, "height": 1000})  # A4 between its margins
+    opened.emulate_media(media="print")
+    assert opened.evaluate(RIGHTMOST, "table.ranked, table.offers") <= 720
+    assert opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert opened.evaluate("getComputedStyle(document.body).color") != dark
+
+
+def test_tables_and_columns_have_names_for_those_who_hear_them(opened: Page) -> None:
+    section = opened.locator("section[id='pythia-160m']")
+    assert section.get_by_role("region", name="pythia-160m: machines by days").count() == 1
+    offers = section.get_by_role("region", name="pythia-160m: to buy and to rent")
+    heads = offers.get_by_role("columnheader").all_inner_texts()
+    assert len(heads) == len(list(filter(None, heads))) > 4
+    assert offers.get_by_role("columnheader", name="buy or rent").count() == 1
