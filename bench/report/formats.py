@@ -56,11 +56,15 @@ def cells(entry: Entry, machine: str) -> dict[str, str]:
     }
 
 
-def _entry_notes(entry: Entry) -> Iterator[str]:
+def _doubts(entry: Entry) -> Iterator[str]:
     if not entry.row.complete:
         yield "INCOMPLETE: more settings may be faster"
     if entry.differs_in:
         yield "NOT ALIKE: " + ", ".join(entry.differs_in)
+
+
+def _entry_notes(entry: Entry) -> Iterator[str]:
+    yield from _doubts(entry)
     if entry.in_time and not entry.offers:  # with a price, its offers say so
         yield IN_TIME[entry.in_time]
 
@@ -132,6 +136,8 @@ def remarks(part: ModelPart, comparison: Comparison) -> list[str]:
     if priced or asked:
         missing = dict.fromkeys(gap for entry in part.entries for gap in entry.gaps)
         lines += [f"{gap}: --prices can have one" for gap in missing]
+    if (cap := dict(part.conditions).get("memory cap", "none")) != "none":
+        lines.append(f"memory capped at {cap} of each device: a larger one at its own speed and price")
     lines += [
         _close_line(entry.row, machine)
         for entry, machine in zip(part.entries, called(part), strict=True)
@@ -170,6 +176,7 @@ def _guess_line(one: Guess) -> str:
 def _offer_notes(entry: Entry, offer: Offer, comparison: Comparison) -> Iterator[str]:
     if offer.marks:
         yield "<- " + ", ".join(offer.marks)
+        yield from _doubts(entry)  # whoever looks for the recommendation reads no other line
     if offer.gpus > entry.row.machine.devices:
         yield f"of a machine with {offer.gpus} GPUs"
     if offer.in_budget is False:

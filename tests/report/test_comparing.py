@@ -397,3 +397,22 @@ def test_a_quote_under_another_name_than_the_drivers_is_not_lost_in_silence(
     prices.write_text(json.dumps({**given, "rents": [{**rents[0], "gpu": ["NVIDIA H200"]}]}))
     text = table(compared(bundle(tmp_path / "a.tar"), prices=prices))
     assert f"no rent for 1x {H100}: --prices can have one" in text
+
+
+def test_a_recommendation_says_itself_what_is_doubtful_about_it(tmp_path: Path) -> None:
+    a, _ = two(tmp_path)
+    odd = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C", pass_seconds=0.1, complete=False,
+                 of=manifest(methods="exhaustive"))  # fmt: skip
+    b = bundle(tmp_path / "d.tar", run_id="dddd", uuid="D")
+    text = table(compared(a, b, odd, rank_all=True, budget=1e6))
+    (line,) = (line for line in text.splitlines() if "<- fastest in budget" in line)
+    assert "INCOMPLETE: more settings may be faster; NOT ALIKE: methods exhaustive, not naive" in line
+
+
+def test_a_cap_that_all_rows_have_is_told(tmp_path: Path) -> None:
+    capped = manifest(memory_cap_gib=24)
+    a = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", of=capped)
+    b = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", of=capped)
+    assert "memory capped at 24 GiB of each device" in table(compared(a, b))
+    c = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C")
+    assert "capped" not in table(compared(c))
