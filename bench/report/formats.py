@@ -177,7 +177,10 @@ def _offer_notes(entry: Entry, offer: Offer, comparison: Comparison) -> Iterator
     if offer.marks:
         yield "<- " + ", ".join(offer.marks)
         yield from _doubts(entry)  # whoever looks for the recommendation reads no other line
-    if offer.gpus > entry.row.machine.devices:
+    machine = entry.row.machine
+    if machine.nodes > 1:
+        yield f"{machine.nodes} machines with {count_text(offer.gpus, 'GPU')} each, without their network"
+    elif offer.gpus > machine.devices:
         yield f"of a machine with {offer.gpus} GPUs"
     if offer.in_budget is False:
         yield "over budget"
@@ -234,7 +237,7 @@ def notes(comparison: Comparison) -> list[str]:
             " steps were more updates than training is"
         )
     if any(e.offers for part in comparison.parts for e in part.entries):
-        lines.append("price: of the whole machine, all its GPUs together")
+        lines.append("price: of the whole machine, all its GPUs together; of all machines that train as one")
         lines.append(f"a run, owned: the machine's price over {_life(comparison)}, by the days of the run")
         lines += [f"quoted: {quote}" for quote in comparison.quotes]
     return lines

@@ -78,20 +78,26 @@ def _options(row: Row, book: PriceBook) -> tuple[list[tuple[Option, Priced]], tu
     gaps = []
     if machine.kind != "cuda":
         return [], (f"no price for a CPU: {machine.name}",)
-    match book.to_buy(machine.name, machine.devices):
+    each = machine.devices // machine.nodes
+    match _of_all(book.to_buy(machine.name, each), machine.nodes):
         case Priced() as priced:
             option = Option(machine.label, "buy", days, priced.amount, fed.amount if fed else 0.0)
             quotes = priced.quotes + (fed.quotes if fed else ())
             options.append((option, replace(priced, quotes=quotes)))
         case Gap() as gap:
             gaps.append(gap.reason)
-    match book.to_rent(machine.name, machine.devices):
+    match _of_all(book.to_rent(machine.name, each), machine.nodes):
         case Priced() as priced:
             rent = priced.amount * days.value * 24
             options.append((Option(machine.label, "rent", days, 0.0, rent), priced))
         case Gap() as gap:
             gaps.append(gap.reason)
     return options, tuple(gaps)
+
+
+def _of_all(one: Priced | Gap, nodes: int) -> Priced | Gap:
+    """As many machines as trained as one: two of one GPU are no machine of two."""
+    return replace(one, amount=one.amount * nodes) if isinstance(one, Priced) else one
 
 
 def _frontiers(options: list[Option], terms: Terms) -> set[int]:

@@ -39,10 +39,11 @@ class Machine:
     devices: int  # that trained together
     memory_bytes: int  # of one device
     identity: str  # this very machine, or this run where a machine says nothing of itself
+    nodes: int = 1  # that trained as one
 
     @property
     def label(self) -> str:
-        short = self.name.replace("NVIDIA ", "")
+        short = self.name.replace("NVIDIA ", "") + (f" on {self.nodes} nodes" if self.nodes > 1 else "")
         if " + " in self.name and self.kind == "cuda":  # several kinds, each with its own number
             return short
         return f"{self.devices}x {short}" if self.kind == "cuda" or self.devices > 1 else short
@@ -175,7 +176,8 @@ def _machine(node: NodeFacts, devices: int, verdict: Verdict) -> Machine:
     identity = hashlib.sha256(" ".join(sorted(gpu.uuid for gpu in used)).encode()).hexdigest()[:12]
     # Of several nodes that train together the leader's GPUs stand for all.
     name = used[0].name if len(names) == 1 else " + ".join(f"{n}x {gpu}" for gpu, n in names.items())
-    return Machine(name, "cuda", devices, min(g.memory_bytes for g in used), f"{identity}-{devices}")
+    nodes = -(-devices // len(node.gpus))
+    return Machine(name, "cuda", devices, min(g.memory_bytes for g in used), f"{identity}-{devices}", nodes)
 
 
 def _attempt(trial: TrialResult) -> Attempt:

@@ -416,3 +416,19 @@ def test_a_cap_that_all_rows_have_is_told(tmp_path: Path) -> None:
     assert "memory capped at 24 GiB of each device" in table(compared(a, b))
     c = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C")
     assert "capped" not in table(compared(c))
+
+
+def test_two_nodes_are_two_machines_and_not_one_with_all_their_gpus(tmp_path: Path) -> None:
+    quote = {"date": "2026-06-01", "source": "price list"}
+    rents = [{"gpu": [H100], "gpus": 2, "price": 5, **quote}, {"gpu": [H100], "gpus": 4, "price": 9, **quote}]
+    prices = tmp_path / "prices.json"
+    prices.write_text(json.dumps({"schema": "bench/prices/v1", "currency": "USD", "rents": rents}))
+    one = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", gpus=4)
+    both = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", gpus=4, on_one_node=2)
+    found = compared(one, both, prices=prices)
+    cost = {e.row.machine.label: [o.price for o in e.offers] for e in only(found).entries}
+    assert cost == {
+        "4x H100 80GB HBM3": [4 * 30_000 + 7_500, 9],
+        "4x H100 80GB HBM3 on 2 nodes": [2 * (2 * 30_000 + 1_500), 10],
+    }
+    assert table(found).count("2 machines with 2 GPUs each, without their network") == 2

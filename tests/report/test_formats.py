@@ -114,7 +114,7 @@ def test_the_decision_is_told_in_words(comparison: Comparison) -> None:
     assert "methods exhaustive, not naive" in text
     assert "quoted: $2.50 an hour for each NVIDIA H100 80GB HBM3: a quote, 2026-06-01" in text
     assert "quoted: $0.20 for a kWh: a quote, 2026-06-01" in text
-    assert "price: of the whole machine, all its GPUs together" in text
+    assert "price: of the whole machine, all its GPUs together;" in text
 
 
 @pytest.mark.parametrize(
