@@ -8,12 +8,15 @@ from typing import Any
 
 from bench.estimate import Interval
 from bench.report.comparing import Apart, Comparison, Entry, ModelPart
+from bench.report.offers import Offer
 
 CSV_COLUMNS = (
     "model", "rank", "machine", "devices", "days", "days_half_width", "slower", "slower_half_width",
     "setting", "micro_batch", "accumulation", "step_seconds", "units_per_second", "unit", "utilisation",
     "peak_bytes", "kwh", "currency", "buy_price", "buy_run_cost", "rent_hour", "rent_run_cost", "level",
-    "trusted", "complete", "run", "bundle", "not_compared",
+    "trusted", "complete", "run", "bundle", "not_compared", "not_alike", "nodes", "in_time", "buy_spend",
+    "buy_in_budget", "buy_outlived", "buy_unmetered", "buy_answers", "rent_gpus", "rent_spend",
+    "rent_in_budget", "rent_answers", "break_even_runs", "break_even_utilisation",
 )  # fmt: skip
 
 
@@ -57,7 +60,21 @@ def _csv_entry(part: ModelPart, entry: Entry, currency: str) -> dict[str, Any]:
         "rent_hour": rent and rent.price, "rent_run_cost": rent and rent.run_cost, "level": row.level,
         "trusted": row.trusted, "complete": row.complete, "run": row.run_id, "bundle": row.path,
     }  # fmt: skip
-    return {name: _csv_value(value) for name, value in found.items()}
+    return {name: _csv_value(value) for name, value in (found | _csv_decision(entry, buy, rent)).items()}
+
+
+def _csv_decision(entry: Entry, buy: Offer | None, rent: Offer | None) -> dict[str, Any]:
+    """What the tables say in words."""
+    even = buy and buy.break_even
+    return {
+        "not_alike": "; ".join(entry.differs_in), "nodes": entry.row.machine.nodes, "in_time": entry.in_time,
+        "buy_spend": buy and buy.spend, "buy_in_budget": buy and buy.in_budget,
+        "buy_outlived": buy and buy.outlived, "buy_unmetered": buy and buy.unmetered,
+        "buy_answers": buy and "; ".join(buy.marks), "rent_gpus": rent and rent.gpus,
+        "rent_spend": rent and rent.spend, "rent_in_budget": rent and rent.in_budget,
+        "rent_answers": rent and "; ".join(rent.marks), "break_even_runs": even and even.runs,
+        "break_even_utilisation": even and even.utilisation,
+    }  # fmt: skip
 
 
 def _csv_value(value: Any) -> Any:

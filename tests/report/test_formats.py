@@ -19,7 +19,7 @@ from bench.report.compare import Request, collect
 from bench.report.comparing import Comparison
 from bench.report.formats import json_text, markdown, table, texts
 from bench.report.html import page
-from bench.report.sheet import csv_text
+from bench.report.sheet import CSV_COLUMNS, csv_text
 from bench.result import Crashed
 from bench.statement import Predicate
 from bench.words import figures, interval_text, money_text
@@ -76,9 +76,26 @@ def test_csv_and_json_hold_the_very_same_numbers(comparison: Comparison) -> None
             assert float(row["buy_price"]) == offers["buy"]["price"]
             assert float(row["buy_run_cost"]) == offers["buy"]["run_cost"]
             assert float(row["rent_run_cost"]) == offers["rent"]["run_cost"]
+            assert float(row["buy_spend"]) == offers["buy"]["spend"]
+            assert row["buy_answers"] == "; ".join(offers["buy"]["marks"])
+            assert row["rent_answers"] == "; ".join(offers["rent"]["marks"])
+            assert row["rent_in_budget"] == json.dumps(offers["rent"]["in_budget"])
+            assert row["in_time"] == entry["in_time"]
+            assert int(row["break_even_runs"]) == offers["buy"]["break_even"]["runs"]
         for one in part["apart"]:
             assert rows[one["row"]["run_id"]]["not_compared"] == "; ".join(one["reasons"])
             assert rows[one["row"]["run_id"]]["rank"] == ""
+
+
+def test_a_sheet_tells_what_should_not_be_ranked_and_the_document_names_its_columns(tmp_path: Path) -> None:
+    bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A")
+    bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", of=manifest(methods="exhaustive"))
+    text = csv_text(collect(Request((tmp_path,), rank_all=True)))
+    assert {row["run"]: row["not_alike"] for row in csv.DictReader(io.StringIO(text))} == {
+        "aaaa": "", "bbbb": "methods exhaustive, not naive",
+    }  # fmt: skip
+    document = (ROOT / "docs/json.md").read_text()
+    assert [name for name in CSV_COLUMNS if f"`{name}`" not in document] == []
 
 
 def test_the_table_spells_the_numbers_of_the_json(comparison: Comparison) -> None:
