@@ -27,6 +27,11 @@ class Option:
         """Money out of the door for so many runs."""
         return self.upfront + runs * self.a_run
 
+    def spend_interval(self, runs: int = 1) -> Interval:
+        """Rent and electricity are by the hour, so they are as sure as the days."""
+        share = self.days.of_any_process.half_width / self.days.value
+        return Interval(self.spend(runs), runs * self.a_run * share)
+
     def lives_for(self, runs: int, used_days: float) -> bool:
         """One machine of one's own trains for so many days in its life; as many as are needed are rented."""
         return self.kind == "rent" or runs * self.days.value <= used_days
@@ -50,6 +55,7 @@ class Answer:
     fastest_in_budget: Option | None
     cheapest_by_deadline: Option | None  # within the budget, if there is one
     as_fast_for_less: Option | None  # not provably slower than the fastest in budget, and cheaper
+    as_cheap_but_faster: Option | None  # not provably dearer than the cheapest by the deadline, and faster
 
 
 def meets(days: Interval, deadline_days: float) -> Literal["yes", "perhaps", "no"]:
@@ -69,7 +75,12 @@ def decide(options: Iterable[Option], wish: Wish, used_days: float = math.inf) -
         o for o in affordable if wish.deadline_days is not None and meets(o.days, wish.deadline_days) == "yes"
     ]
     cheapest = min(in_time, key=_by_spend(wish), default=None)
-    return Answer(fastest, cheapest, _as_fast_for_less(affordable, fastest, wish))
+    return Answer(
+        fastest,
+        cheapest,
+        _as_fast_for_less(affordable, fastest, wish),
+        _as_cheap_but_faster(in_time, cheapest, wish),
+    )
 
 
 def _as_fast_for_less(affordable: list[Option], fastest: Option | None, wish: Wish) -> Option | None:
@@ -80,6 +91,21 @@ def _as_fast_for_less(affordable: list[Option], fastest: Option | None, wish: Wi
     spent = fastest.spend(wish.runs)
     near = [o for o in best if o.spend(wish.runs) < spent and not differs(o.days, fastest.days)]
     return min(near, key=_by_spend(wish), default=None)
+
+
+def _as_cheap_but_faster(in_time: list[Option], cheapest: Option | None, wish: Wish) -> Option | None:
+    """Of the frontier, too. Two of a kind at twice the rent cost the same and take half the time."""
+    if cheapest is None:
+        return None
+    spent = cheapest.spend_interval(wish.runs)
+    best = frontier(in_time, lambda o: o.spend(wish.runs), lambda o: o.days.value)
+    near = [o for o in best if o.days.value < cheapest.days.value and differs(o.days, cheapest.days)]
+    near = [o for o in near if not _surely_more(o.spend_interval(wish.runs), spent)]
+    return min(near, key=_by_speed(wish), default=None)
+
+
+def _surely_more(a: Interval, b: Interval) -> bool:
+    return a.value - b.value > math.hypot(a.half_width, b.half_width)
 
 
 def _by_speed(wish: Wish) -> Callable[[Option], tuple[float, float, str, str]]:

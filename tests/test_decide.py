@@ -43,9 +43,9 @@ def test_a_cheaper_and_faster_machine_is_never_recommended_against(
     answer = decide(every, wish)
     for chosen in (answer.fastest_in_budget, answer.as_fast_for_less):
         assert chosen is None or not any(beats(other, chosen, wish) for other in every)
-    cheapest = answer.cheapest_by_deadline
     in_time = [o for o in every if meets(o.days, deadline) == "yes"]
-    assert cheapest is None or not any(beats(other, cheapest, wish) for other in in_time)
+    for chosen in (answer.cheapest_by_deadline, answer.as_cheap_but_faster):
+        assert chosen is None or not any(beats(other, chosen, wish) for other in in_time)
 
 
 @given(options(), money, st.floats(1, 100), runs)
@@ -139,6 +139,20 @@ def test_of_two_that_cannot_be_told_apart_the_cheaper_is_named_too() -> None:
 @pytest.mark.parametrize(("deadline", "expected"), [(11.0, "yes"), (10.0, "perhaps"), (9.0, "no")])
 def test_a_deadline_inside_the_interval_is_perhaps_met(deadline: float, expected: str) -> None:
     assert meets(Interval(10.0, 0.5), deadline) == expected
+
+
+def test_of_two_that_cost_the_same_the_faster_is_named_too() -> None:
+    """Two GPUs at twice the rent and just under half the time: who saves a thousandth waits twice as long."""
+    one = Option("1x", "rent", Interval(7.736, 0.137), 0, 649.81)
+    two = Option("2x", "rent", Interval(3.872, 0.066), 0, 650.55)
+    eight = Option("8x", "rent", Interval(1.2, 0.02), 0, 900)
+    answer = decide([one, two, eight], Wish(deadline_days=14))
+    assert (answer.cheapest_by_deadline, answer.as_cheap_but_faster) == (one, two)
+    assert decide([one, two, eight], Wish(deadline_days=5)).as_cheap_but_faster is None  # two is the cheapest
+    assert decide([one, eight], Wish(deadline_days=14)).as_cheap_but_faster is None
+    bought = Option("2x", "buy", Interval(3.872, 0.066), 649_900, 0)  # a price is sure
+    cheap = Option("1x", "buy", Interval(7.736, 0.137), 649_810, 0)
+    assert decide([cheap, bought], Wish(deadline_days=14)).as_cheap_but_faster is None
 
 
 def test_the_run_that_meets_a_deadline_is_another_process_than_was_measured() -> None:

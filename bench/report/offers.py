@@ -118,6 +118,7 @@ def _offer(
         "fastest in budget": answer.fastest_in_budget,
         "as fast within the interval, for less": answer.as_fast_for_less,
         "cheapest by the deadline": answer.cheapest_by_deadline,
+        "as cheap within the interval, and faster": answer.as_cheap_but_faster,
     }
     even = break_even(option, rent, book.life_days) if option.kind == "buy" and rent else None
     return Offer(
