@@ -144,7 +144,11 @@ def remarks(part: ModelPart, comparison: Comparison) -> list[str]:
         if entry.row.close
     ]
     lines += [_guess_line(one) for one in part.guesses]
-    return lines + [f"not compared: {text}" for text in apart(part)]
+    lines += [f"not compared: {text}" for text in apart(part)]
+    good = comparison.bundles - len(comparison.refused)
+    if without := good - len(part.entries) - len(part.apart):
+        lines.append(f"{without:,} of {count_text(good, 'bundle')} without this model")
+    return lines
 
 
 def _close_line(row: Row, machine: str) -> str:

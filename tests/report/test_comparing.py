@@ -432,3 +432,13 @@ def test_two_nodes_are_two_machines_and_not_one_with_all_their_gpus(tmp_path: Pa
         "4x H100 80GB HBM3 on 2 nodes": [2 * (2 * 30_000 + 1_500), 10],
     }
     assert table(found).count("2 machines with 2 GPUs each, without their network") == 2
+
+
+def test_a_model_that_is_not_in_all_bundles_says_so(tmp_path: Path) -> None:
+    """Who is not ranked was not slower: nobody measured it there."""
+    a, b = two(tmp_path)
+    both = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C",
+                  of=manifest(models=["tiny-gpt-neox", "tiny-vit"]))  # fmt: skip
+    text = table(compared(a, b, both))
+    assert text.count("without this model") == 1
+    assert "2 of 3 bundles without this model" in text[text.index("tiny-vit") :]
