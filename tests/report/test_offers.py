@@ -1,0 +1,153 @@
+"""From a comparison to money: what is offered, recommended, and said where a price is missing or doubtful."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.report.formats import table
+from tests.report.made import H100, bundle, manifest
+from tests.report.test_comparing import compared, only, two
+
+
+def test_prices_that_are_missing_are_named_and_the_machine_stays(tmp_path: Path) -> None:
+    a, b = two(tmp_path, gpu="NVIDIA H200")
+    part = only(compared(a, b, budget=40_000.0))
+    found = {entry.row.machine.name: entry for entry in part.entries}
+    assert found["NVIDIA H200"].gaps == ("no price for NVIDIA H200", "no rent for 1x NVIDIA H200")
+    assert found[H100].offers[0].price == 31_000
+    assert found[H100].offers[0].marks == ("fastest in budget",)
+
+
+def test_a_deadline_needs_no_price(tmp_path: Path) -> None:
+    """Nobody quotes this card: it meets the deadline all the same, and no budget is said to be too small."""
+    path = bundle(tmp_path / "a.tar", gpu="NVIDIA H200")
+    part = only(compared(path, budget=1.0, deadline_days=1000.0))
+    assert (part.nothing_in_budget, part.nothing_in_time) == (False, False)
+    text = table(compared(path, budget=1.0, deadline_days=1000.0))
+    assert "meets the deadline" in text
+    assert "nothing" not in text
+    late = only(compared(path, deadline_days=1e-9))
+    assert late.nothing_in_time
+    assert "nothing surely meets" in table(compared(path, deadline_days=1e-9))
+
+
+def test_electricity_that_was_not_measured_is_not_free_in_silence(tmp_path: Path) -> None:
+    quote = {"date": "2026-06-01", "source": "contract"}
+    prices = tmp_path / "prices.json"
+    given = {"schema": "bench/prices/v1", "currency": "USD", "electricity": {"price": 0.2, **quote}}
+    prices.write_text(json.dumps(given))
+    a, b = two(tmp_path, watts=None)
+    found = compared(a, b, prices=prices)
+    unmetered = {
+        entry.row.run_id: [offer.unmetered for offer in entry.offers] for entry in only(found).entries
+    }
+    assert unmetered == {"aaaa": [False], "bbbb": [True]}
+    assert table(found).count("without electricity: what it draws was not measured") == 1
+
+
+def test_a_machine_whose_electricity_costs_more_than_a_rent_says_so(tmp_path: Path) -> None:
+    quote = {"date": "2026-06-01", "source": "contract"}
+    prices = tmp_path / "prices.json"
+    rents = [{"gpu": [H100], "price": 0.001, **quote}]
+    given = {"schema": "bench/prices/v1", "currency": "USD", "electricity": {"price": 0.2, **quote}}
+    prices.write_text(json.dumps({**given, "rents": rents}))
+    found = compared(bundle(tmp_path / "a.tar"), prices=prices)
+    buy, rent = only(found).entries[0].offers
+    assert (buy.break_even, buy.rent_always_less, rent.rent_always_less) == (None, True, False)
+    assert table(found).count("its electricity alone costs more than the cheapest rent") == 1
+
+
+def test_nothing_in_budget_is_said(tmp_path: Path) -> None:
+    part = only(compared(*two(tmp_path), budget=10.0, deadline_days=1e-9))
+    assert (part.nothing_in_budget, part.nothing_in_time) == (True, True)
+
+
+def test_a_machine_that_trains_less_than_would_pay_for_it_never_beats_a_rent(tmp_path: Path) -> None:
+    rents = [{"gpu": [H100], "price": 2.0, "date": "2026-06-01", "source": "price list"}]
+    prices = tmp_path / "prices.json"
+    prices.write_text(json.dumps({"schema": "bench/prices/v1", "currency": "USD", "rents": rents}))
+    one = bundle(tmp_path / "a.tar")
+    (buy, _) = only(compared(one, prices=prices)).entries[0].offers
+    assert buy.break_even is not None
+    needed = buy.break_even.utilisation
+    assert 0 < needed < 1
+    enough, less = (table(compared(one, prices=prices, utilisation=needed * x)) for x in (1.01, 0.99))
+    assert "beats the cheapest rent from" in enough
+    assert "never beats the cheapest rent in 5 years, in use" in less
+
+
+def test_a_machine_that_does_not_live_for_all_runs_is_not_bought_for_them(tmp_path: Path) -> None:
+    """Two machines would be needed: the price of one is no answer."""
+    one = bundle(tmp_path / "a.tar", pass_seconds=700.0)
+    (entry,) = only(compared(one, budget=1e9, deadline_days=1e4)).entries
+    assert entry.row.best is not None
+    assert entry.row.best.days is not None
+    life = int(5 * 365 / entry.row.best.days.value)  # runs
+    assert life > 1
+    (buy,) = only(compared(one, budget=1e9, deadline_days=1e4, runs=life)).entries[0].offers
+    assert (buy.outlived, buy.marks) == (False, ("fastest in budget", "cheapest by the deadline"))
+    wanted = {"budget": 1e9, "deadline_days": 1e4}
+    for asked in ({"runs": life + 1}, {"runs": life, "utilisation": 0.5}):
+        found = compared(one, **wanted, **asked)
+        (buy,) = only(found).entries[0].offers
+        assert (buy.outlived, buy.marks) == (True, ())
+        assert only(found).nothing_in_budget
+        assert f"too slow for {asked['runs']:,} runs in 5 years" in table(found)
+
+
+def test_a_rent_of_more_gpus_than_trained_says_so(tmp_path: Path) -> None:
+    rents = [{"gpu": [H100], "gpus": 4, "price": 20, "date": "2026-06-01", "source": "price list"}]
+    prices = tmp_path / "prices.json"
+    prices.write_text(json.dumps({"schema": "bench/prices/v1", "currency": "USD", "rents": rents}))
+    one = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A")
+    four = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", gpus=4)
+    found = compared(one, four, prices=prices)
+    rented = {
+        e.row.machine.devices: o.gpus for e in only(found).entries for o in e.offers if o.kind == "rent"
+    }
+    assert rented == {1: 4, 4: 4}
+    assert table(found).count("of a machine with 4 GPUs") == 1
+
+
+@pytest.mark.parametrize("named", ["H100", "NVIDIA H100", "nvidia h100 80gb hbm3"])
+def test_a_quote_under_another_name_than_the_drivers_is_not_lost_in_silence(
+    named: str, tmp_path: Path
+) -> None:
+    rents = [{"gpu": [named], "price": 2.0, "date": "2026-06-01", "source": "price list"}]
+    prices = tmp_path / "prices.json"
+    given = {"schema": "bench/prices/v1", "currency": "USD", "shipped": False, "rents": rents}
+    prices.write_text(json.dumps(given))
+    text = table(compared(bundle(tmp_path / "a.tar"), prices=prices))
+    assert f'no rent for 1x {H100} (there is one for "{named}": it counts under the driver' in text
+    prices.write_text(json.dumps({**given, "rents": [{**rents[0], "gpu": ["NVIDIA H200"]}]}))
+    text = table(compared(bundle(tmp_path / "a.tar"), prices=prices))
+    assert f"no rent for 1x {H100}: --prices can have one" in text
+
+
+def test_a_recommendation_says_itself_what_is_doubtful_about_it(tmp_path: Path) -> None:
+    a, _ = two(tmp_path)
+    odd = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C", pass_seconds=0.1, complete=False,
+                 of=manifest(methods="exhaustive"))  # fmt: skip
+    b = bundle(tmp_path / "d.tar", run_id="dddd", uuid="D")
+    text = table(compared(a, b, odd, rank_all=True, budget=1e6))
+    (line,) = (line for line in text.splitlines() if "<- fastest in budget" in line)
+    assert "INCOMPLETE: more settings may be faster; NOT ALIKE: methods exhaustive, not naive" in line
+
+
+def test_two_nodes_are_two_machines_and_not_one_with_all_their_gpus(tmp_path: Path) -> None:
+    quote = {"date": "2026-06-01", "source": "price list"}
+    rents = [{"gpu": [H100], "gpus": 2, "price": 5, **quote}, {"gpu": [H100], "gpus": 4, "price": 9, **quote}]
+    prices = tmp_path / "prices.json"
+    prices.write_text(json.dumps({"schema": "bench/prices/v1", "currency": "USD", "rents": rents}))
+    one = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", gpus=4)
+    both = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", gpus=4, on_one_node=2)
+    found = compared(one, both, prices=prices)
+    cost = {e.row.machine.label: [o.price for o in e.offers] for e in only(found).entries}
+    assert cost == {
+        "4x H100 80GB HBM3": [4 * 30_000 + 7_500, 9],
+        "4x H100 80GB HBM3 on 2 nodes": [2 * (2 * 30_000 + 1_500), 10],
+    }
+    assert table(found).count("2 machines with 2 GPUs each, without their network") == 2
