@@ -49,7 +49,11 @@ class Interval:
     @property
     def of_any_process(self) -> Interval:
         """Wide enough for another process that trains the same, on the same machine or one as good."""
-        return Interval(self.value, math.hypot(self.half_width, BETWEEN_PROCESSES / TO_SIGMA * self.value))
+        return self.among(BETWEEN_PROCESSES)
+
+    def among(self, spread: float) -> Interval:
+        """The same where processes differ by that standard deviation of the time."""
+        return Interval(self.value, math.hypot(self.half_width, spread / TO_SIGMA * self.value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.asked import Held, check_image
 from bench.codec import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
 from bench.errors import VerificationFailed
-from bench.estimate import Estimate, estimate, loss_difference
+from bench.estimate import Estimate, Interval, estimate, loss_difference
 from bench.models import Model
 from bench.result import (
     Ceiling,
@@ -58,6 +59,7 @@ class TrialResult:
     loss_difference: float | None  # from the naive setting's first losses, where comparable
     proof: Proof | None = None  # real training, after the estimate was kept
     unproven: Failure | None = None  # why there is no proof
+    earlier: Interval | None = None  # days by another process, which measured it first and not as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class Summarised:
     first: Measurement  # without its steps
     samples: int
     seconds: float  # that they took, one after the other
+    earlier: Summarised | None = None  # by the process that measured it first
 
 
 def digest(trial: Trial, measurement: Measurement, ceilings: Sequence[Ceiling]) -> Summarised:
@@ -103,12 +106,18 @@ def summarise(
     trials: Sequence[tuple[Trial, str, Outcome]],
     ceilings: Sequence[Ceiling],
     proofs: Mapping[str, ProofOrFailure],
+    earlier: Mapping[str, Measured] = MappingProxyType({}),
 ) -> tuple[TrialResult, ...]:
-    """Trials with label and outcome, to what the tables show."""
-    found: list[Found] = [
-        (t.id, t, label, digest(t, end.measurement, ceilings) if isinstance(end, Measured) else end)
-        for t, label, end in trials
-    ]
+    """Trials with label and outcome, to what the tables show; `earlier` by the trials' ids."""
+    found: list[Found] = []
+    for trial, label, end in trials:
+        if isinstance(end, Measured):
+            first = earlier.get(trial.id)
+            before = digest(trial, first.measurement, ceilings) if first else None
+            ended = replace(digest(trial, end.measurement, ceilings), earlier=before)
+            found.append((trial.id, trial, label, ended))
+        else:
+            found.append((trial.id, trial, label, end))
     return _results(found, proofs)
 
 
@@ -146,16 +155,23 @@ def _result(
         loss_difference=loss_difference(measured.first, compared) if measured and compared else None,
         proof=proof if isinstance(proof, Proof) else None,
         unproven=None if isinstance(proof, Proof) else proof,
+        earlier=before.estimate.days
+        if (before := measured and measured.earlier) and before.estimate
+        else None,
     )
 
 
-def samples_bytes(trials: Sequence[tuple[Trial, str, Outcome]]) -> bytes:
-    """A line a measured trial: its id and every raw sample."""
-    return b"".join(
-        canonical_json({"trial": trial.id, "measurement": to_json(outcome.measurement)}) + b"\n"
-        for trial, _, outcome in trials
-        if isinstance(outcome, Measured)
-    )
+def samples_bytes(
+    trials: Sequence[tuple[Trial, str, Outcome]], earlier: Mapping[str, Measured] = MappingProxyType({})
+) -> bytes:
+    """A line a measured trial: its id and every raw sample; one more where two processes measured it."""
+    lines: list[dict[str, Any]] = []
+    for trial, _, outcome in trials:
+        if isinstance(outcome, Measured):
+            if first := earlier.get(trial.id):
+                lines.append({"trial": trial.id, "earlier": True, "measurement": to_json(first.measurement)})
+            lines.append({"trial": trial.id, "measurement": to_json(outcome.measurement)})
+    return b"".join(canonical_json(line) + b"\n" for line in lines)
 
 
 def recompute(files: Files) -> Mapping[str, Any]:
@@ -210,10 +226,11 @@ def _recompute(results: Results, files: Files) -> Mapping[str, Any]:
             claimed, winner(claimed.model, results.trials, claimed.undecided)
         ):
             raise VerificationFailed(f"the fastest of {claimed.model} is not the one that its trials show")
-    in_steps = sum(s.seconds for s in measured.values())
+    all_of_it = [part for s in measured.values() for part in (s, s.earlier) if part]
+    in_steps = sum(s.seconds for s in all_of_it)
     return {
         "results": results,
-        "samples": sum(s.samples for s in measured.values()),
+        "samples": sum(s.samples for s in all_of_it),
         "measured_seconds": in_steps + sum(t.proof.seconds for t in results.trials if t.proof),
         "on_trust": held.notes,
     }
@@ -236,24 +253,29 @@ def _read_samples(
     files: Files, trials: Mapping[str, Trial], ceilings: Sequence[Ceiling], held: Held
 ) -> Mapping[str, Summarised]:
     measured: dict[str, Summarised] = {}
+    earlier: dict[str, Summarised] = {}
     for number, line in enumerate(files.lines("samples.jsonl"), start=1):
         where = f"samples.jsonl: line {number}"
         try:
             document = strict_loads(line)
             name, measurement = document["trial"], from_json(Measurement, document["measurement"])
+            of = earlier if document.get("earlier") is True else measured
         except (DecodeError, KeyError, TypeError) as error:
             raise VerificationFailed(f"does not have its form: {error}", where=where) from None
         if not isinstance(name, str) or name not in trials:
             raise VerificationFailed("is of a trial that is not in the results", where=where)
-        if name in measured:
+        if name in of:
             raise VerificationFailed(f"holds the trial {name} for the second time", where=where)
         if any(
             step.seconds <= 0 or step.accumulation < 1 for step in (*measurement.warmup, *measurement.steps)
         ):
             raise ValueError(f"a step of no time in the trial {name}")
         held.require_flops(trials[name], measurement.flops)
-        measured[name] = digest(trials[name], measurement, ceilings)
-    return measured
+        of[name] = digest(trials[name], measurement, ceilings)
+    if alone := earlier.keys() - measured.keys():
+        message = f"holds only the first of two measurements of the trial {min(alone)}"
+        raise VerificationFailed(message, where="samples.jsonl")
+    return {name: replace(one, earlier=earlier.get(name)) for name, one in measured.items()}
 
 
 def _trial(results: Results, entry: TrialResult) -> Trial:

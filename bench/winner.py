@@ -9,13 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.estimate import TO_SIGMA, Interval
+from bench.estimate import BETWEEN_PROCESSES, TO_SIGMA, Interval
 
 if TYPE_CHECKING:
     from bench.summary import TrialResult
 
 FIRM = 0.95  # a fastest that is less sure is told together with its firmest rival
 NEAR = 0.99  # of the fastest: whatever is no faster than this does not matter
+KNOWN = 3  # pairs of processes that BETWEEN_PROCESSES weighs as much as, beside those of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,15 @@ class Winner:
     trial: str | None  # None: none was measured
     undecided: int  # settings that may yet be faster, when the run ended
     confidence: float | None  # that no other trial measured is more than a percent faster
+
+
+@dataclass(frozen=True, slots=True)
+class Twice:
+    """What trials that two processes measured tell of the machine."""
+
+    trials: int
+    largest: float  # difference between two, of the time
+    spread: float  # of processes here, one standard deviation of the time: at least what others showed
 
 
 def fastest(trials: Iterable[TrialResult]) -> TrialResult | None:
@@ -38,30 +48,41 @@ def winner(model: str, trials: Sequence[TrialResult], undecided: int) -> Winner:
     if best is None or best.estimate is None:
         return Winner(model, None, undecided, None)
     others = [t.estimate.days for t in own if t is not best and t.estimate and t.estimate.plausible]
-    return Winner(model, best.id, undecided, confidence(best.estimate.days, others))
+    return Winner(model, best.id, undecided, confidence(best.estimate.days, others, twice(trials).spread))
 
 
-def rival(trials: Sequence[TrialResult]) -> tuple[float, TrialResult] | None:
+def twice(trials: Iterable[TrialResult]) -> Twice:
+    """Of all models of a run: they were measured on the same machine."""
+    pairs = [
+        (t.earlier, t.estimate.days) for t in trials if t.earlier and t.estimate and t.estimate.plausible
+    ]
+    apart = [math.log(one.value / other.value) for one, other in pairs]
+    # What lies between two is their own uncertainty and that of two processes.
+    own = [math.hypot(*(day.half_width / day.value * TO_SIGMA for day in pair)) for pair in pairs]
+    excess = math.fsum((d**2 - o**2) / 2 for d, o in zip(apart, own, strict=True))
+    variance = (KNOWN * BETWEEN_PROCESSES**2 + excess) / (KNOWN + len(pairs))
+    spread = math.sqrt(max(variance, BETWEEN_PROCESSES**2))
+    return Twice(len(pairs), max(map(abs, apart), default=0.0), spread)
+
+
+def rival(model: str, trials: Sequence[TrialResult]) -> tuple[float, TrialResult] | None:
     """Where the fastest of a model is not sure: how sure, and which of the rest surely is the fastest."""
-    best = fastest(trials)
-    others = [(t.estimate.days, t) for t in trials if t is not best and t.estimate and t.estimate.plausible]
+    own = [trial for trial in trials if trial.model == model]
+    best = fastest(own)
+    others = [(t.estimate.days, t) for t in own if t is not best and t.estimate and t.estimate.plausible]
     if best is None or best.estimate is None or not others:
         return None
-    sure = confidence(best.estimate.days, [days for days, _ in others])
+    sure = confidence(best.estimate.days, [days for days, _ in others], twice(trials).spread)
     return (
         (sure, min(others, key=lambda pair: pair[0].value + pair[0].half_width)[1]) if sure < FIRM else None
     )
 
 
-def confidence(best: Interval, others: Sequence[Interval]) -> float:
+def confidence(best: Interval, others: Sequence[Interval], spread: float = BETWEEN_PROCESSES) -> float:
     """The chance that NEAR times the best time is below all others', each on its own."""
-    return math.prod(_below(best.scaled(NEAR), other) for other in others)
+    return math.prod(_below(best.scaled(NEAR), other, spread) for other in others)
 
 
-def _below(one: Interval, other: Interval) -> float:
-    spread = math.hypot(_sigma(one), _sigma(other))
-    return 0.5 * (1 + math.erf((other.value - one.value) / (spread * math.sqrt(2))))
-
-
-def _sigma(interval: Interval) -> float:
-    return interval.of_any_process.half_width * TO_SIGMA
+def _below(one: Interval, other: Interval, spread: float) -> float:
+    sigma = TO_SIGMA * math.hypot(one.among(spread).half_width, other.among(spread).half_width)
+    return 0.5 * (1 + math.erf((other.value - one.value) / (sigma * math.sqrt(2))))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.estimate import Interval
+from bench.estimate import BETWEEN_PROCESSES, Interval
 from bench.result import Crashed, Measured, Outcome, StepSample, Trial
 from bench.summary import TrialResult, summarise
-from bench.winner import confidence, winner
+from bench.winner import Twice, confidence, twice, winner
 from tests.builders import measurement, trial
 
 
@@ -44,6 +46,40 @@ def test_two_that_are_alike_leave_less_confidence_than_two_that_differ() -> None
     far = winner("test-model", results(0.2, 0.23), 0).confidence
     assert near is not None and far is not None
     assert 0.5 < near < 0.97 < far
+
+
+def measured_twice(*apart: float) -> tuple[TrialResult, ...]:
+    """Trials whose second process took so much longer than the first."""
+    return tuple(
+        replace(one, earlier=one.estimate and one.estimate.days.scaled(1 / (1 + by)))
+        for one, by in zip(results(*(0.2 + 0.1 * n for n in range(len(apart)))), apart, strict=True)
+    )
+
+
+def test_processes_that_agree_change_nothing() -> None:
+    assert twice(results(0.2, 0.3)) == Twice(0, 0.0, BETWEEN_PROCESSES)
+    assert twice(measured_twice(0.001, -0.002, 0.0)).spread == BETWEEN_PROCESSES
+
+
+def test_processes_that_differ_more_than_elsewhere_leave_less_confidence() -> None:
+    told = twice(measured_twice(0.03, -0.02))
+    assert told.trials == 2
+    assert told.largest == pytest.approx(0.03, rel=0.05)
+    assert BETWEEN_PROCESSES < told.spread < 0.025
+    assert twice(measured_twice(*[0.03, -0.03] * 20)).spread == pytest.approx(0.03 / 2**0.5, rel=0.05)
+    near = results(0.2, 0.203)
+    calm = winner("test-model", near, 0).confidence
+    other_model = [replace(one, model="another") for one in measured_twice(0.03, -0.02)]
+    unsteady = winner("test-model", [*near, *other_model], 0).confidence
+    assert calm is not None and unsteady is not None and unsteady < calm - 0.05
+
+
+def test_what_is_not_known_well_says_little_of_processes() -> None:
+    """Where one of two figures is good to 8%, they may be 3% apart and mean nothing."""
+    (one,) = measured_twice(0.03)
+    assert one.earlier
+    vague = replace(one, earlier=Interval(one.earlier.value, 0.08 * one.earlier.value))
+    assert twice([vague]).spread == BETWEEN_PROCESSES < twice([one]).spread
 
 
 def test_one_alone_is_certain() -> None:

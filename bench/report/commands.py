@@ -36,7 +36,7 @@ def export(bundle: Path, to: str, folder: Path, model: str | None, setting: str 
     for path in exporting.write(kind, folder, trial, found, results.node, source):
         print(path)
     print(f"{trial.model.name}, {found.label}: {folder / 'README.md'} says how to start it", file=sys.stderr)
-    if setting is None and (doubt := rival([t for t in results.trials if t.model == found.model])):
+    if setting is None and (doubt := rival(found.model, results.trials)):
         print(_doubt(found, *doubt), file=sys.stderr)
     return 0
 

@@ -159,7 +159,7 @@ def _row(path: Path, verdict: Verdict, results: Results, model: Model) -> Row:
         attempts=tuple(_attempt(trial) for trial in trials),
         watts=watts.get(best.id) if best else None,
         telemetry=course,
-        close=Close(doubt[0], _attempt(doubt[1])) if (doubt := rival(trials)) else None,
+        close=Close(doubt[0], _attempt(doubt[1])) if (doubt := rival(model.name, results.trials)) else None,
         tried_zero=any("zero" in method for trial in trials for method in trial.setting),
     )
 

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from bench.estimate import BETWEEN_PROCESSES
 from bench.report.terminal import table, wrapped
 from bench.summary import Results, TrialResult
 from bench.switches import in_words
-from bench.winner import FIRM, Winner, fastest
-from bench.words import bytes_text, error_text, failure_text, figures, image_text, interval_text
+from bench.winner import FIRM, Twice, Winner, fastest, twice
+from bench.words import (
+    bytes_text,
+    count_text,
+    error_text,
+    failure_text,
+    figures,
+    image_text,
+    interval_text,
+)
 
 HEADERS = ("", "setting", "batch", "s/step", "per second", "of limit", "memory", "loss vs naive", "days")
 PROVEN = ("real s/step", "error")
@@ -104,12 +113,22 @@ def _notes(results: Results) -> Iterable[str]:
         yield f"set    {in_words(results.node.switches)}"
     if results.memory_cap_bytes is not None:
         yield f"memory capped at {bytes_text(results.memory_cap_bytes)}"
+    if (again := twice(results.trials)).trials:
+        yield f"twice  {_twice(again)}"
     for found in results.winners:
         yield from _how_sure(found, results)
     for skip in results.skipped:
         yield f"skipped  {skip.model}  {skip.label}: {skip.reason}"
     if results.run.stopped:
         yield f"INCOMPLETE  {results.run.stopped}"
+
+
+def _twice(again: Twice) -> str:
+    largest = f"up to {100 * again.largest:.2g}%"
+    told = f"{count_text(again.trials, 'trial')} measured by two processes, which differ by {largest}"
+    if again.spread <= BETWEEN_PROCESSES:
+        return told
+    return f"{told}: more than elsewhere, so {100 * again.spread:.2g}% is what confidence goes by here"
 
 
 def _how_sure(found: Winner, results: Results) -> Iterable[str]:

@@ -186,7 +186,7 @@ def _finish(run: Run, seal: Seal, stopped: str | None) -> Finished:
     files: dict[str, bytes | Path] = {
         "manifest.json": run.manifest.data,
         "results.json": results.to_bytes(),
-        "samples.jsonl": samples_bytes(trials),
+        "samples.jsonl": samples_bytes(trials, run.earlier),
         "telemetry.jsonl": fitting_course(course, marks_of_trials(timed)),
         "env.json": pretty_json(
             {

@@ -42,7 +42,8 @@ class Run:
         self.folder = folder
         self.outcomes: dict[str, Outcome] = {}
         self.believed: dict[str, Outcome] = {}  # the same for who searches: what cannot be true is no time
-        self.again: set[str] = set()  # trials that were measured a second time, longer
+        self.again: set[str] = set()  # trials that were tried a second time, longer
+        self.earlier: dict[str, Measured] = {}  # of those measured twice, what the first process said
         self.ceilings: tuple[Ceiling, ...] = ()
         self.nodes: tuple[NodeFacts, ...] = ()  # all of them, where there are several
         self.proofs: dict[str, ProofOrFailure] = {}
@@ -79,6 +80,9 @@ class Run:
         """The second time counts, which was longer; unless it failed."""
         if trial in self.outcomes:
             self.again.add(trial)
+            before = self.outcomes[trial]
+            if isinstance(before, Measured) and isinstance(outcome, Measured):
+                self.earlier[trial] = before
         if isinstance(outcome, Measured) or trial not in self.outcomes:
             self.outcomes[trial] = outcome
             self.believed[trial] = outcome if self._is_plausible(trial, outcome) else IMPLAUSIBLE
@@ -101,7 +105,7 @@ class Run:
         self._replay(event)
 
     def summaries(self) -> tuple[TrialResult, ...]:
-        return summarise(self.trials(), self.ceilings, self.proofs)
+        return summarise(self.trials(), self.ceilings, self.proofs, self.earlier)
 
     def results(self, stopped: str | None) -> Results:
         trials = self.summaries()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
-from bench.errors import EnvironmentCannot
+from bench.errors import EnvironmentCannot, VerificationFailed
 from bench.manifest import parse_manifest
+from bench.methods import arithmetic
+from bench.models.inline import flops_of
 from bench.plan import make_plan, target_of
+from bench.report.tables import results_table
 from bench.result import Ceiling, Crashed, Gpu, Image, Measured, NodeFacts, Outcome, StepSample, Trial
 from bench.runner import measure as loop
 from bench.runner.journal import Journal
@@ -24,7 +27,11 @@ from bench.runner.progress import Progress
 from bench.runner.run import _open_run
 from bench.runner.state import Run
 from bench.search import unproven
+from bench.statement import utc
+from bench.summary import recompute, samples_bytes
+from bench.verify import verify_bundle
 from tests.builders import measurement
+from tests.bundles import packed
 
 GIB = 1 << 30
 NODE = NodeFacts("EPYC", 64, 2**39, "Debian 12", "6.1", "3.11.2", (), None)
@@ -58,7 +65,8 @@ class Guessing:
         a_pass = trial.micro_batch * (0.9 if unsure else 1.02 if again else 1.0)
         off = (0.0, 0.3 * a_pass) if unsure else (0.0, 0.001)
         steps = [StepSample(n, a_pass * n + off[i % 2]) for i in range(6) for n in (1, 2)]
-        return Measured(measurement(steps))
+        flops = arithmetic(trial.setting, trial.model, flops_of(trial.model))
+        return Measured(measurement(steps, flops=flops))
 
 
 @contextmanager
@@ -108,11 +116,54 @@ def test_a_finalist_that_is_not_sure_is_measured_once_more_and_longer(
     assert resumed.asked == []
 
 
+def bundle_of(run: Run, path: Path, change: Callable[[list[bytes]], object] = len) -> Path:
+    results = run.results(None)
+    samples = samples_bytes(run.trials(), run.earlier).splitlines(keepends=True)
+    change(samples)
+    files = {
+        "manifest.json": run.manifest.data, "results.json": results.to_bytes(),
+        "samples.jsonl": b"".join(samples),
+    }  # fmt: skip
+    begun, ended = utc(results.run.started_at), utc(results.run.ended_at)
+    return packed(path, files, run_id=run.id, started_at=begun, ended_at=ended)
+
+
+def test_what_the_first_of_two_processes_said_stays_in_the_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with begun(tmp_path / "run") as run:
+        searched(run, Guessing(), monkeypatch)
+        results, path = run.results(None), bundle_of(run, tmp_path / "one.tar")
+        (again,) = (trial for trial in results.trials if trial.earlier)
+        assert again.earlier and again.estimate
+        assert again.earlier.half_width > again.estimate.days.half_width
+        assert "1 trial measured by two processes" in results_table(results)
+        verdict = verify_bundle(path, recompute)
+        assert verdict.recomputed["samples"] == 12 * (len(results.trials) + 1)
+
+        def first_only(lines: list[bytes]) -> None:
+            lines[:] = [line for line in lines if b'"earlier"' in line]
+
+        def without_first(lines: list[bytes]) -> None:
+            lines[:] = [line for line in lines if b'"earlier"' not in line]
+
+        def first_twice(lines: list[bytes]) -> None:
+            lines[:] = [line for line in lines for _ in range(1 + (b'"earlier"' in line))]
+
+        for change, why in (
+            (first_only, "only the first of two measurements"),
+            (without_first, "does not follow from the samples"),
+            (first_twice, "for the second time"),
+        ):
+            with pytest.raises(VerificationFailed, match=why):
+                verify_bundle(bundle_of(run, tmp_path / "other.tar", change), recompute)
+
+
 def test_a_second_time_that_fails_leaves_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Guessing(Crashed("the node is tired"))
     with begun(tmp_path) as run:
         assert searched(run, fake, monkeypatch) is None
-        assert all(trial.estimate for trial in run.results(None).trials)
+        assert all(trial.estimate and not trial.earlier for trial in run.results(None).trials)
 
 
 def test_a_budget_that_is_spent_before_a_second_time_leaves_nothing_undecided(
