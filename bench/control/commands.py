@@ -37,6 +37,7 @@ from bench.control.preflight import (
     check_driver,
     check_gpus,
     check_identity,
+    check_job,
     check_machine,
     check_room,
     read_host,
@@ -44,6 +45,7 @@ from bench.control.preflight import (
 from bench.errors import BadInput, EnvironmentCannot
 from bench.places import making_folders
 from bench.sbom import PLACE
+from bench.share import memory_bytes, parts
 
 UNPACKED = 2.2  # an archive's layers on the disk of an engine, of its size: unpacked, and the copy it reads
 
@@ -132,6 +134,7 @@ def run_in_image(
     facts, host = engine.facts(), read_host(here)
     if engine.name != "none":
         check_machine(host)
+        check_job(facts, os.environ, parts(host.visible_gpus))
     image = image or _default_image(host, on_cpu)
     found = engine.inspect(image)
     check_identity(found.identity if found else None, wanted, image)
@@ -153,7 +156,7 @@ def run_in_image(
         manifest=manifest.resolve(),
         out=out.resolve(),
         user=_user(out),
-        memory_bytes=limits(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        memory_bytes=limits(memory_bytes()),
         gpus=gpus,
         network=network,
         rdma=network and RDMA.is_dir(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from bench.errors import EnvironmentCannot
 OLDEST_TOOLKIT = "1.17.8"
 _DRIVER = re.compile(r"Kernel Module\S*(?:\s+for \S+)?\s+(\d+\.\d+(?:\.\d+)?)")
 _TOOLKIT = re.compile(r"version:?\s+v?(\d+\.\d+\.\d+)")
+_GPU = re.compile(r"^GPU \d+:", re.MULTILINE)
 _MACHINE = re.compile(r"(\S+)")
+SCHEDULERS = {"SLURM_JOB_ID": "Slurm", "PBS_JOBID": "PBS", "LSB_JOBID": "LSF"}  # by what they set in a job
 OUT_BYTES = GIB  # journal, logs and bundle of a long run, with room
 
 
@@ -26,6 +29,7 @@ class HostFacts:
     driver: str | None  # of the GPUs; None: there are none
     toolkit: str | None  # NVIDIA's, which hands GPUs to containers
     machine: str | None = None  # as uname names its processor
+    visible_gpus: int | None = None  # to whoever asks here; None where nothing tells
 
 
 def read_host(shell: Shell) -> HostFacts:
@@ -34,7 +38,13 @@ def read_host(shell: Shell) -> HostFacts:
         _found(shell, ("cat", "/proc/driver/nvidia/version"), _DRIVER),
         _found(shell, ("nvidia-ctk", "--version"), _TOOLKIT),
         _found(shell, ("uname", "-m"), _MACHINE),
+        _visible_gpus(shell),
     )
+
+
+def _visible_gpus(shell: Shell) -> int | None:
+    answer = shell(("nvidia-smi", "-L"))
+    return len(_GPU.findall(answer[1])) if answer and answer[0] == 0 else None
 
 
 def _found(shell: Shell, command: tuple[str, ...], pattern: re.Pattern[str]) -> str | None:
@@ -89,6 +99,17 @@ def check_gpus(host: HostFacts, engine: EngineFacts) -> None:
             f"NVIDIA's container toolkit {host.toolkit} lets a container take over the host (CVE-2025-23266)",
             advice=f"update it to {OLDEST_TOOLKIT} or newer",
         )
+
+
+def check_job(engine: EngineFacts, environment: Mapping[str, str], parts: Sequence[str]) -> None:
+    """Docker starts containers outside of a scheduler's job: they would have what others were given."""
+    scheduler = next((name for variable, name in SCHEDULERS.items() if variable in environment), None)
+    if engine.name != "docker" or scheduler is None or not parts:
+        return
+    raise EnvironmentCannot(
+        f"this {scheduler} job has {', '.join(parts)}; Docker would run outside of it, on the whole machine",
+        advice="--engine podman or apptainer, which stay within the job, or a job that has the whole node",
+    )
 
 
 def check_room(place: Path, needed: int, what: str) -> None:

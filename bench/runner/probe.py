@@ -8,10 +8,9 @@ from email.parser import HeaderParser
 from importlib import metadata
 from pathlib import Path
 
-from bench import switches
+from bench import share, switches
 from bench.errors import EnvironmentCannot
 from bench.result import NodeFacts
-from bench.runner import share
 from bench.runner.gpus import gpus_here
 from bench.runner.image import running_in
 

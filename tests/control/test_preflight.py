@@ -15,6 +15,7 @@ from bench.control.preflight import (
     check_driver,
     check_gpus,
     check_identity,
+    check_job,
     check_machine,
     check_room,
     read_host,
@@ -128,3 +129,33 @@ def test_another_image_than_the_manifest_s_is_refused() -> None:
 def test_a_variant_that_does_not_exist() -> None:
     with pytest.raises(BadInput, match="nearest"):
         find_variant("cuda12")
+
+
+def test_gpus_that_a_job_was_given_are_counted() -> None:
+    two = (
+        "GPU 0: NVIDIA H200 (UUID: GPU-1f)\n"
+        "  MIG 1g.18gb Device 0: (UUID: MIG-2)\n"
+        "GPU 1: NVIDIA H200 (UUID: GPU-2f)\n"
+    )
+    assert read_host(shell_of({"nvidia-smi": (0, two)})).visible_gpus == 2  # type: ignore[arg-type]
+    assert read_host(shell_of({"nvidia-smi": (9, "no driver")})).visible_gpus is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("engine", "environment", "parts", "refused"),
+    [
+        ("docker", {"SLURM_JOB_ID": "7"}, ["8 of 64 cores", "2 of 8 GPUs"], True),
+        ("docker", {"SLURM_JOB_ID": "7"}, [], False),  # the whole node
+        ("docker", {}, ["8 of 64 cores"], False),  # no scheduler shares this machine
+        ("podman", {"SLURM_JOB_ID": "7"}, ["8 of 64 cores"], False),  # stays within the job
+    ],
+)
+def test_docker_is_refused_in_a_job_that_has_a_part_of_its_node(
+    engine: str, environment: dict[str, str], parts: list[str], refused: bool
+) -> None:
+    facts = EngineFacts(engine, "28.2", "cdi", None)
+    if not refused:
+        return check_job(facts, environment, parts)
+    with pytest.raises(EnvironmentCannot, match=r"Slurm job has 8 of 64 cores, 2 of 8 GPUs.*\n.*podman"):
+        check_job(facts, environment, parts)
+    return None

@@ -12,8 +12,30 @@ MEMORY = ("memory.max", "memory.limit_in_bytes")  # of cgroups 2 and 1
 GROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
+ALL = 0.9  # of the memory: a scheduler keeps a little of it from whoever has a whole node
+DRIVER = Path("/proc/driver/nvidia/gpus")  # every GPU of the machine, whoever may use it
+
+
+def parts(visible_gpus: int | None) -> list[str]:
+    """What is ours of the machine, where that is not all: of cores, memory and GPUs."""
+    told = []
+    machine = os.cpu_count() or 1
+    if cores() < machine:
+        told.append(f"{cores()} of {machine} cores")
+    if memory_bytes() < ALL * physical_bytes():
+        told.append(f"{memory_bytes() / 2**30:.0f} of {physical_bytes() / 2**30:.0f} GiB")
+    here = len(list(DRIVER.iterdir())) if DRIVER.is_dir() else 0
+    if visible_gpus is not None and visible_gpus < here:
+        told.append(f"{visible_gpus} of {here} GPUs")
+    return told
+
+
+def physical_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def memory_bytes() -> int:
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    physical = physical_bytes()
     limits = [_numbers(folder / name) for folder in _folders("memory") for name in MEMORY]
     return min([physical, *(limit[0] for limit in limits if limit)])
 

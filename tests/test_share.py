@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.runner import share
+from bench import share
 from bench.runner.probe import probe
 
 GIB = 1 << 30
@@ -79,3 +79,21 @@ def test_the_narrowest_limit_counts(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     node = probe(gpus_too=False)
     assert (node.memory_bytes / GIB, node.cpu_cores) == (memory_gib, cores)
+
+
+def test_a_part_of_a_machine_is_told_in_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in range(8):
+        (tmp_path / "gpus" / str(name)).mkdir(parents=True)
+    (tmp_path / "own").write_text("0::/job_7\n")
+    (tmp_path / "job_7").mkdir()
+    (tmp_path / "job_7/memory.max").write_text(str(48 * GIB))
+    monkeypatch.setattr(share, "GROUPS", tmp_path)
+    monkeypatch.setattr(share, "OWN", tmp_path / "own")
+    monkeypatch.setattr(share, "DRIVER", tmp_path / "gpus")
+    monkeypatch.setattr(share, "physical_bytes", lambda: 256 * GIB)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert share.parts(2) == ["8 of 64 cores", "48 of 256 GiB", "2 of 8 GPUs"]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    (tmp_path / "job_7/memory.max").write_text(str(250 * GIB))  # what a scheduler leaves of a whole node
+    assert share.parts(8) == share.parts(None) == []
