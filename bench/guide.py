@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from bench.bounds import Curve, Timed, arithmetic_of, bound, curve_of, on_host, with_updates
-from bench.estimate import pass_and_update, step_interval
+from bench.estimate import SECONDS_A_DAY, pass_and_update, step_interval
 from bench.methods import Setting
 from bench.plan import Cell
 from bench.result import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Trial
@@ -23,30 +23,37 @@ OUT = 2  # crashes, or one time that is up, after which other settings with the 
 # samples, in samples; that of two larger micro-batches the nearer is better; what a method costs.
 BELIEVED_OVERHEAD = 0.25
 FARTHER = 0.001
-LEAP = 4  # times fewer samples are next where memory ran out that nothing predicts
+LEAP = 4  # times fewer samples are next where memory ran out that nothing predicts, or the time was up
+BELIEVED_RATE = 0.4  # of the vendor's peak
+STEPS = 12  # of one pass or two, that a trial takes at the least
+LONG = 5.0  # seconds of a pass: a trial has a dozen and more, and its time may be up before
 BELIEVED: Mapping[str, float] = {
     "checkpointing": 1.25, "offload": 1.6, "zero-1": 1.1, "zero-2": 1.12, "zero-3": 1.6, "fsdp-2": 1.05,
     "fsdp-3": 1.15,
 }  # fmt: skip
 
 
-def choose(cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes: int) -> Trial | None:
+def choose(
+    cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes: int, trial_seconds: float = math.inf
+) -> Trial | None:
     """The next trial of one model; None once the fastest is known."""
-    return next(iter(promising(cells, known, memory_bytes)), None)
+    return next(iter(promising(cells, known, memory_bytes, trial_seconds)), None)
 
 
-def promising(cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes: int) -> list[Trial]:
+def promising(
+    cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes: int, trial_seconds: float = math.inf
+) -> list[Trial]:
     """Every trial that may yet be the fastest, the most promising first."""
     left = [(cell, trial) for cell in cells for trial in _untried(cell, known)]
     timed = _timed(cells, known)
     strikes = _strikes(cells, known, timed)
     if not timed:
-        full = _ran_out(cells, known)
+        full, slow = _ended(cells, known, _ran_out), _ended(cells, known, _was_slow)
         left.sort(
             key=lambda pair: (
                 strikes(pair[1].setting),
-                _doubts(pair[0], pair[1], full),
-                _guess(pair[1], pair[0].needs[pair[1].micro_batch], memory_bytes),
+                _doubts(pair[0], pair[1], full, slow),
+                _guess(pair[0], pair[1], memory_bytes),
             )
         )
         return [trial for _, trial in left]
@@ -55,9 +62,16 @@ def promising(cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes:
     bounds = [(bound(trial, timed, curve), trial) for _, trial in left if strikes(trial.setting) < OUT]
     hopeful = [trial for least, trial in bounds if least < NEAR * best.step_seconds]
     # A second micro-batch of the fastest setting tells its overhead, and so bounds all the others. Then by
-    # what is expected, not by what is hoped: most bounds are far too low, and a good one rules out many.
+    # what is expected, not by what is hoped: most bounds are far too low, and a good one rules out many. Last
+    # what will hardly end within a trial's time.
     first = curve is None
-    return sorted(hopeful, key=lambda t: (not (first and _next_to(t, best.trial)), _expected(t, best, curve)))
+
+    def turn(trial: Trial) -> tuple[bool, bool, float]:
+        expected = _expected(trial, best, curve)
+        step = expected / trial.accumulation + (best.update_seconds or 0.0)
+        return STEPS * step > trial_seconds, not (first and _next_to(trial, best.trial)), expected
+
+    return sorted(hopeful, key=turn)
 
 
 def _expected(trial: Trial, best: Timed, curve: Curve | None) -> float:
@@ -98,26 +112,41 @@ def _untried(cell: Cell, known: Mapping[str, Outcome]) -> list[Trial]:
                 pass
             case OutOfMemory():
                 too_large = min(too_large, trial.micro_batch)
+            case TimedOut() as outcome if _was_slow(outcome):
+                too_large = min(too_large, max(2, trial.micro_batch // LEAP + 1))
             case _:
                 return []  # it does not work, whatever the micro-batch
     pairs = zip(cell.ids, cell.trials, strict=True)
     return [trial for identity, trial in pairs if identity not in known and trial.micro_batch < too_large]
 
 
-def _ran_out(cells: Sequence[Cell], known: Mapping[str, Outcome]) -> list[Trial]:
+def _ran_out(outcome: Outcome) -> bool:
+    return isinstance(outcome, OutOfMemory)
+
+
+def _was_slow(outcome: Outcome) -> bool:
+    """It trained, and the time was up: with fewer samples a pass it may be measured."""
+    return isinstance(outcome, TimedOut) and outcome.trained
+
+
+def _ended(
+    cells: Sequence[Cell], known: Mapping[str, Outcome], how: Callable[[Outcome], bool]
+) -> list[Trial]:
     return [
         trial
         for cell in cells
         for identity, trial in zip(cell.ids, cell.trials, strict=True)
-        if isinstance(known.get(identity), OutOfMemory)
+        if identity in known and how(known[identity])
     ]
 
 
-def _doubts(cell: Cell, trial: Trial, full: Sequence[Trial]) -> int:
-    """How often memory ran out in any setting with less than LEAP times the samples; 0 if predicted."""
-    if cell.needs[trial.micro_batch] is not None:
-        return 0
-    return sum(out.micro_batch < LEAP * trial.micro_batch for out in full)
+def _doubts(cell: Cell, trial: Trial, full: Sequence[Trial], slow: Sequence[Trial]) -> int:
+    """How often the time was up in any setting with less than LEAP times the samples.
+
+    Or memory ran out, where nothing predicts it.
+    """
+    predicted = cell.needs[trial.micro_batch] is not None
+    return sum(end.micro_batch < LEAP * trial.micro_batch for end in (*slow, *(() if predicted else full)))
 
 
 def _strikes(
@@ -130,6 +159,7 @@ def _strikes(
         for cell in cells
         for identity, trial in zip(cell.ids, cell.trials, strict=True)
         if isinstance(outcome := known.get(identity), (Crashed, TimedOut))
+        and not _was_slow(outcome)
         and (suspects := frozenset(trial.setting) - worked)
     ]
     # The fewest that explain a failure are what it counts against.
@@ -137,10 +167,16 @@ def _strikes(
     return lambda setting: sum(count for suspects, count in blamed if suspects <= {*setting})
 
 
-def _guess(trial: Trial, need: int | None, memory_bytes: int) -> tuple[bool, float, int]:
-    """Comfortable before tight, cheap before dear, large before small."""
+def _guess(cell: Cell, trial: Trial, memory_bytes: int) -> tuple[bool, float, float, int]:
+    """Comfortable before tight, short passes before long ones, cheap before dear, large before small."""
+    need = cell.needs[trial.micro_batch]
     tight = need is not None and need > COMFORTABLE * memory_bytes
-    return tight, _believed(trial.setting) * (1 + 1 / trial.micro_batch), -trial.micro_batch
+    cost = _believed(trial.setting) * (1 + 1 / trial.micro_batch)
+    if cell.floor_days is None:
+        return tight, 0.0, cost, -trial.micro_batch
+    step = cost * cell.floor_days * SECONDS_A_DAY / trial.model.recipe.steps / BELIEVED_RATE + on_host(trial)
+    a_pass = step / trial.accumulation
+    return tight, a_pass if a_pass > LONG else 0.0, step, -trial.micro_batch
 
 
 def _believed(setting: Setting) -> float:

@@ -6,6 +6,7 @@ plan as one made there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -69,6 +70,7 @@ class Plan:
     skipped: tuple[Skipped, ...]
     memory_bytes: int  # of one device, as far as trials may use it
     guided: frozenset[str] = frozenset()  # models whose fastest setting is searched, not each one measured
+    trial_seconds: float = math.inf  # after which a trial is ended
 
 
 def target_of(node: NodeFacts, gpus: int | None, nodes: int = 1) -> Target:
@@ -105,7 +107,7 @@ def make_plan(manifest: Manifest, target: Target) -> Plan:
                     skipped.append(left_out)
     guided = frozenset(m.name for m in manifest.models if manifest.methods_of(m) == "guided")
     memory = manifest.memory_cap_bytes or target.memory_bytes
-    return Plan(manifest.digest, target, tuple(cells), tuple(skipped), memory, guided)
+    return Plan(manifest.digest, target, tuple(cells), tuple(skipped), memory, guided, manifest.trial_seconds)
 
 
 def _settings(manifest: Manifest, model: Model, target: Target) -> Iterator[Setting]:

@@ -159,6 +159,11 @@ class TimedOut:
     phase: str
     kind: Literal["timed-out"] = "timed-out"
 
+    @property
+    def trained(self) -> bool:
+        """It came past its first steps: it is slow, not stuck."""
+        return self.phase in ("warm-up", "measure", "overheads")
+
 
 @dataclass(frozen=True, slots=True)
 class Crashed:

@@ -27,7 +27,7 @@ def next_trial(plan: Plan, known: Mapping[str, Outcome]) -> Trial | None:
         if cell.model.name not in plan.guided and (trial := open_trial(cell, known)) is not None:
             return trial
     for cells in sorted(_guided(plan), key=lambda cells: _turn(cells, known)):
-        if trial := guide.choose(cells, known, plan.memory_bytes):
+        if trial := guide.choose(cells, known, plan.memory_bytes, plan.trial_seconds):
             return trial
     return None
 

@@ -80,7 +80,8 @@ def failure_text(failure: Failure) -> str:
         case Unsupported():
             return f"unsupported: {failure.reason}"
         case TimedOut():
-            return f"timed out after {seconds_text(failure.limit_seconds)} in {failure.phase}"
+            told = f"timed out after {seconds_text(failure.limit_seconds)} in {failure.phase}"
+            return f"{told}; trial_minutes gives it longer" if failure.trained else told
         case Crashed():
             return f"crashed: {failure.reason}"
         case _:

@@ -7,6 +7,7 @@ search sees what it asks for, with noise.
 from __future__ import annotations
 
 import json
+import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from bench.bounds import Curve, Timed, curve_of
+from bench.guide import promising
 from bench.manifest import parse_manifest
 from bench.methods import Setting, Target, in_group
 from bench.models.inline import family_of
@@ -234,6 +236,47 @@ def test_what_never_ends_is_tried_once_and_what_crashes_twice(hangs: bool, most:
     failed = [outcome for outcome in known.values() if isinstance(outcome, (Crashed, TimedOut))]
     assert 1 <= len(failed) <= most
     assert world.regret(known) <= 0.01
+
+
+def test_a_large_model_on_a_slow_card_begins_with_passes_that_take_seconds() -> None:
+    """At 16 samples a pass, which fit, no trial of it ends in a quarter of an hour."""
+    plan = guided("pythia-6.9b", RTX_3090)
+    assert max(trial.micro_batch for cell in plan.cells for trial in cell.trials) >= 16
+    first = next_trial(plan, {})
+    assert first is not None and first.micro_batch <= 2
+    fast = next_trial(guided("pythia-160m", RTX_3090), {})
+    assert fast is not None and fast.micro_batch >= 4, "what is fast begins with many"
+
+
+@pytest.mark.parametrize(
+    ("phase", "again"), [("build", False), ("first steps", False), ("warm-up", True), ("measure", True)]
+)
+def test_what_trained_when_its_time_was_up_is_tried_with_fewer_samples(phase: str, again: bool) -> None:
+    """What never came to train may be stuck, whatever the micro-batch."""
+    plan = guided("pythia-1b", H200)
+    (cell, trial) = next((c, t) for c in plan.cells for t in c.trials if t.micro_batch == 16)
+    known: dict[str, Outcome] = {trial.id: TimedOut(300.0, phase)}
+    left = {t.micro_batch for t in promising([cell], known, plan.memory_bytes)}
+    assert left == ({1, 2, 4} if again else set())
+    others = promising(plan.cells, known, plan.memory_bytes)
+    assert others[0].micro_batch <= 4 or not again
+
+
+def test_what_will_hardly_end_in_time_is_tried_last() -> None:
+    plan = guided("pythia-2.8b", RTX_3090)
+    (cell,) = (c for c in plan.cells if c.setting[-3:] == ("checkpointing", "zero-2", "offload"))
+    one = next(trial for trial in cell.trials if trial.micro_batch == 1)
+    steps = [StepSample(n, 5.0 + 4.0 * n) for n in (1, 2) for _ in range(3)]
+    known: dict[str, Outcome] = {one.id: Measured(measurement(steps))}
+    # Nine seconds a step of one pass: a dozen take two minutes, and those of many samples more.
+    patient = promising(plan.cells, known, plan.memory_bytes, math.inf)
+    hasty = promising(plan.cells, known, plan.memory_bytes, 300.0)
+    assert {trial.id for trial in patient} == {trial.id for trial in hasty}, "none is left out"
+    large = [t.micro_batch >= 16 for t in hasty if t.micro_batch <= 2 or t.micro_batch >= 16]
+    assert any(large) and not all(large)
+    assert large == sorted(large)
+    mixed = [t.micro_batch >= 16 for t in patient if t.micro_batch <= 2 or t.micro_batch >= 16]
+    assert mixed != sorted(mixed)
 
 
 def told(plan: Plan, setting: Setting, passes: dict[int, float], update: float) -> dict[str, Outcome]:
