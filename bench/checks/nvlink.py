@@ -53,7 +53,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
             else "the other GPUs of this node",
             "" if up >= expected else ADVICE if less == "fail" else BRIDGE, gpu.index,
         )  # fmt: skip
-        if gpu.index in after:
+        if up and gpu.index in after:
             yield _errors(gpu, after[gpu.index])
     yield from _speeds(alive)
 
@@ -74,12 +74,22 @@ def _links(gpu: Answers) -> int | None:
 
 
 def _errors(before: Answers, after: Answers) -> Finding:
-    grown = []
+    grown, known = [], 0
     for link in range(MOST_LINKS):
         for number, words in COUNTERS.items():
             then, now = (g.number(f"NvLinkErrorCounter.{link}.{number}") for g in (before, after))
-            if then is not None and now is not None and now > then:
+            if then is None or now is None:
+                continue
+            known += 1
+            if now > then:
                 grown.append((link, number, words, int(now - then)))
+    if not known:
+        first = "NvLinkErrorCounter.0.0"
+        why = (before if before.get(first) is None else after).why(first)
+        return not_read(
+            "nvlink", f"{before.where} says nothing of its links' errors: {why}",
+            counts=why != "NotSupported", gpu=before.index,
+        )  # fmt: skip
     grave = [entry for entry in grown if entry[1] < 2]
     many = sum(entry[3] for entry in grown) >= CRC_WARN
     return Finding(

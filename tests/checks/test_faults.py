@@ -284,6 +284,10 @@ UNSAID = {
         "rows",
         {"RemappedRows": NOT_SUPPORTED, "RetiredPages.0": NOT_SUPPORTED, "RetiredPages.1": NOT_SUPPORTED},
     ),
+    "errors of its NVLinks": (
+        "nvlink",
+        {f"NvLinkErrorCounter.{link}.{kind}": NOT_SUPPORTED for link in range(18) for kind in range(3)},
+    ),
 }
 
 
