@@ -18,7 +18,7 @@ ADVICE = "systemctl status nvidia-fabricmanager on the host (root), of the drive
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     gpus = list(evidence.alive(BEFORE).values())
-    switched = [g for g in gpus if g.number("NvLinkRemoteDeviceType.0") == SWITCH]
+    switched = [g for g in gpus if _is_switched(g)]
     if not switched:
         if gpus:
             yield not_read("fabric", "no NVSwitch: there is no fabric", counts=False)
@@ -30,6 +30,12 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
             yield from _without_word(gpu, why)
             continue
         yield _state(gpu, info)
+
+
+def _is_switched(gpu: Answers) -> bool:
+    """By what is at the other end of its links; or, until the fabric is up and links say so, by its word."""
+    info = gpu.get("FabricInfo")
+    return gpu.number("NvLinkRemoteDeviceType.0") == SWITCH or bool(info and info.get("state"))
 
 
 def _without_word(gpu: Answers, why: str) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 COUNTERS = {0: "replays", 1: "recoveries", 2: "CRC errors"}
 CRC_WARN = 100  # new ones while it was checked; the link repairs them, at a cost
 BRIDGE = "has it a bridge as the others have? then reseat it; if it has none, all is well"
+FABRIC = "the fabric of NVSwitches is not up (check fabric): bring it up first, then check again"
 ADVICE = "reset the GPU, look at the baseboard or the bridge; if it stays, return it"
 
 
@@ -51,11 +52,16 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
             f"{up} links up", f"{expected} links up", "reference" if wanted else "peers",
             (profile.sources[0] if profile and profile.nvlinks else "the manifest") if wanted
             else "the other GPUs of this node",
-            "" if up >= expected else ADVICE if less == "fail" else BRIDGE, gpu.index,
+            "" if up >= expected else _advice(gpu) if less == "fail" else BRIDGE, gpu.index,
         )  # fmt: skip
         if up and gpu.index in after:
             yield _errors(gpu, after[gpu.index])
     yield from _speeds(alive)
+
+
+def _advice(gpu: Answers) -> str:
+    """Without fabric manager no link to a switch comes up, and no card is to be returned for that."""
+    return FABRIC if (gpu.get("FabricInfo") or {}).get("state") in (1, 2) else ADVICE
 
 
 def linked_to_all(gpus: list[Answers], standards: Standards) -> bool:

@@ -316,6 +316,19 @@ def test_idle_is_said_of_what_was_seen_alone(tmp_path: Path) -> None:
     assert {f.found for f in every} == {"idle: no load"}
 
 
+def test_links_that_wait_for_fabric_manager_are_the_fabrics_fault(tmp_path: Path) -> None:
+    """They are down then, and do not say that a switch is at their other end."""
+    waiting = {f"NvLinkState.{link}": 0 for link in range(18)} | {
+        "NvLinkRemoteDeviceType.0": {"error": "NVMLError_InvalidArgument", "value": 2},
+        "FabricInfo": {"state": 1, "status": 0, "healthMask": 0},
+    }
+    every = bad(findings(evidence(tmp_path, all=waiting)))
+    fabric = [f for f in every if f.check == "fabric"]
+    assert {(f.verdict, f.found) for f in fabric} == {("fail", "the fabric is not started")}
+    assert all("nvidia-fabricmanager" in f.advice for f in fabric)
+    assert {"fabric" in f.advice and "return" not in f.advice for f in every if f.check == "nvlink"} == {True}
+
+
 BRIDGED = {"Name": "NVIDIA GeForce RTX 3090", "NvLinkRemoteDeviceType.0": 0, "CurrPcieLinkGeneration": 4}
 UNLINKED = {f"NvLinkState.{link}": 0 for link in range(18)}
 
