@@ -85,7 +85,7 @@ def _counts(before: Answers, after: Answers) -> Finding:
 
 
 def _threshold(gpu: Answers) -> Iterator[Finding]:
-    if gpu.field("ECC_UNC_AGGREGATE_SRAM_THRESHOLD_EXCEEDED") or gpu.field("SRAM_THRESHOLD_EXCEEDED"):
+    if (gpu.get("SramEccErrorStatus") or {}).get("bThresholdExceeded"):
         yield Finding(
             "ecc",
             f"{gpu.where} SRAM",
@@ -93,7 +93,7 @@ def _threshold(gpu: Answers) -> Iterator[Finding]:
             "more SRAM errors than the card's own threshold",
             "fewer",
             "rule",
-            "NVML: SRAM threshold exceeded",
+            "NVML: nvmlDeviceGetSramEccErrorStatus",
             "return it: this is NVIDIA's own word for a replacement",
             gpu.index,
         )

@@ -59,11 +59,16 @@ class _FabricInfo(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_uint) for name in ("status", "state", "healthMask"))
 
 
+class _SramStatus(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint), ("bThresholdExceeded", ctypes.c_uint))
+
+
 class FakeNvml:
     NVMLError = NVMLError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = "SM", "MEM", "GPU"
     nvmlEventTypeXidCriticalError = 8  # noqa: N815
     c_nvmlGpuFabricInfo_v2_t = _FabricInfo  # noqa: N815
+    c_nvmlEccSramErrorStatus_v1_t = _SramStatus  # noqa: N815
 
     def __init__(self, scenario: Mapping[str, Any], marks: Path | None = None) -> None:
         self._scenario = scenario
@@ -110,7 +115,12 @@ class FakeNvml:
         return self._ask(handle, f"field.{fields[0]}")
 
     def nvmlDeviceGetGpuFabricInfoV(self, handle: int, reference: Any) -> None:  # noqa: N802
-        found = self._ask(handle, "FabricInfo")
+        self._fill(reference, self._ask(handle, "FabricInfo"))
+
+    def nvmlDeviceGetSramEccErrorStatus(self, handle: int, reference: Any) -> None:  # noqa: N802
+        self._fill(reference, self._ask(handle, "SramEccErrorStatus"))
+
+    def _fill(self, reference: Any, found: Mapping[str, int]) -> None:
         for name, value in found.items():
             setattr(reference._obj, name, value)
 
@@ -161,6 +171,7 @@ class FakeNvml:
             **self._machine["gpu"],
             "UUID": f"GPU-0000000{gpu}-0000-0000-0000-000000000000",
             "FabricInfo": {"state": 3, "status": 0, "healthMask": 0},
+            "SramEccErrorStatus": {"bThresholdExceeded": 0},
             "RegisterEvents": 0,
         }
         found["PciInfo"] = {"busId": f"00000000:{0x10 + gpu:02X}:00.0"}

@@ -110,11 +110,18 @@ def _queries(nvml: Any, index: int, count: int) -> Iterator[Query]:
         if other != index:
             yield f"P2PStatus.{other}.0", partial(_peer, nvml, other, 0)
             yield f"P2PStatus.{other}.4", partial(_peer, nvml, other, 4)
+    yield "SramEccErrorStatus", partial(_sram, nvml)
     yield "FabricInfo", partial(_fabric, nvml)
 
 
 def _peer(nvml: Any, other: int, capability: int, handle: Any) -> Any:
     return nvml.nvmlDeviceGetP2PStatus(handle, nvml.nvmlDeviceGetHandleByIndex(other), capability)
+
+
+def _sram(nvml: Any, handle: Any) -> Any:
+    status = nvml.c_nvmlEccSramErrorStatus_v1_t()
+    nvml.nvmlDeviceGetSramEccErrorStatus(handle, ctypes.byref(status))
+    return status
 
 
 def _fabric(nvml: Any, handle: Any) -> Any:

@@ -106,6 +106,9 @@ FAULTS = {
     "uncorrected errors under load": Fault("ecc", "fail", 1, {"later": {"1": {"TotalEccErrors.1.0": 1}}}),
     "uncorrected errors long ago": Fault("ecc", "warn", 1, {"gpus": {"1": {"TotalEccErrors.1.1": 7}}}),
     "very many corrected errors": Fault("ecc", "warn", 1, {"gpus": {"1": {"TotalEccErrors.0.0": 90000}}}),
+    "more SRAM errors than the card allows": Fault(
+        "ecc", "fail", 1, {"gpus": {"1": {"SramEccErrorStatus": {"bThresholdExceeded": 1}}}}
+    ),
     "a row that waits for its remapping": Fault(
         "rows", "fail", 3, {"gpus": {"3": {"RemappedRows": [0, 1, 1, 0]}}}
     ),
