@@ -10,6 +10,7 @@ import pytest
 
 from bench.acceptance.finding import Finding, overall
 from bench.acceptance.standards import Expect, Past, Standards, profile_for, profile_of
+from bench.checks import xid
 from tests.checks.node import HOST, bad, evidence, findings
 
 
@@ -191,6 +192,46 @@ def test_an_earlier_xid_of_another_gpu_is_laid_at_its_door(tmp_path: Path) -> No
     data, _ = HOST_FAULTS["xid"]
     every = findings(evidence(tmp_path, host={"xid": data}))
     assert [f.gpu for f in bad(every)] == [2]  # bus 12 in this machine
+
+
+def log(*lines: str) -> dict[str, Any]:
+    return {"xid": {"lines": [f"[ 12.3] {line}" for line in lines]}}
+
+
+def test_an_xid_of_a_gpu_that_is_not_there_any_more_fails_the_node(tmp_path: Path) -> None:
+    gone = log("NVRM: Xid (PCI:0000:17:00): 79, pid='<unknown>', GPU has fallen off the bus.")
+    (finding,) = bad(findings(evidence(tmp_path, count=7, host=gone)))  # the eighth was at 17
+    assert (finding.check, finding.verdict, finding.gpu) == ("xid", "fail", None)
+    assert finding.line == (
+        "xid: 0000:17:00, where no GPU answers: Xid 79 (fallen off the bus) since boot, in the kernel's log"
+    )
+    lost = bad(findings(evidence(tmp_path, lost={"7": 1}, host=gone)))
+    assert "0000:17:00, where no GPU answers" in {f.subject for f in lost}
+
+
+def test_an_xid_of_a_gpu_that_was_left_out_is_no_word_about_the_others(tmp_path: Path) -> None:
+    found = evidence(tmp_path, host=log("NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus."))
+    assert not bad(findings(replace(found, gpus=found.gpus[:4])))
+
+
+def test_errors_of_nvswitches_are_found(tmp_path: Path) -> None:
+    first = "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 egress PRIV error"
+    mild, fatal = log(first), log(first, "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30")
+    (finding,) = bad(findings(evidence(tmp_path, host=mild)))
+    assert (finding.check, finding.verdict, finding.subject) == ("xid", "warn", "NVSwitch 0000:c1:00")
+    (finding,) = bad(findings(evidence(tmp_path, host=fatal)))
+    assert (finding.verdict, finding.advice != "") == ("fail", True)
+    assert "20034 (fatal)" in finding.found
+
+
+def test_a_program_that_crashes_again_and_again_hides_no_other_xid() -> None:
+    records = ["4,1,2,-;NVRM: Xid (PCI:0000:12:00): 95, Uncontained\n SUBSYSTEM=pci\n"]
+    records += [f"4,{i},2,-;NVRM: Xid (PCI:0000:12:00): 31, pid={i}\n" for i in range(5000)]
+    records.append("6,9,2,-;usb 1-1: not of ours, Xid ( neither\n")
+    lines = xid.lines_of(records)
+    assert lines[0] == "NVRM: Xid (PCI:0000:12:00): 95, Uncontained"
+    assert lines[-1].endswith("pid=4999")
+    assert len(lines) < 100
 
 
 def test_a_program_that_crashed_is_no_fault_of_the_hardware(tmp_path: Path) -> None:
