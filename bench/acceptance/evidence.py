@@ -145,7 +145,13 @@ class Answers:
         for name in ("Name", "UUID", "MemoryInfo"):
             if self.why(name) in GONE:
                 return self.why(name)
-        return None
+        # Whatever the error is called: a card without its power cable, an interrupt that does not come.
+        return self.why("UUID") if self.get("Name") is None and self.get("UUID") is None else None
+
+    @property
+    def forbidden(self) -> bool:
+        """A scheduler gave it to somebody else: it is counted, and may not be asked."""
+        return self.why("UUID") == "NoPermission"
 
     @property
     def where(self) -> str:

@@ -40,8 +40,8 @@ def _is_switched(gpu: Answers) -> bool:
 
 def _without_word(gpu: Answers, why: str) -> Iterator[Finding]:
     """Older cards and drivers say nothing of it; peers that reach each other show that it is up."""
-    peers = [name for name in gpu.raw if name.startswith("P2PStatus.") and name.endswith((".0", ".4"))]
-    reached = [gpu.number(name) == 0 for name in peers if name.endswith(".0")]
+    states = [gpu.number(name) for name in gpu.raw if name.startswith("P2PStatus.") and name.endswith(".0")]
+    reached = [state == 0 for state in states if state is not None]  # of one that is lost nothing is said
     if reached:
         good = all(reached)
         yield Finding(

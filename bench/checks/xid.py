@@ -110,7 +110,7 @@ def _elsewhere(past: Mapping[str, list[int]], evidence: Evidence) -> Iterator[Fi
     """Of a place where no GPU answers: one that is lost does not say where it is, one that is gone is not
     even counted. Those that were left out on purpose are known, unless they may not be asked."""
     everyone = [Answers(i, raw) for i, raw in enumerate((evidence.data(BEFORE) or {}).get("gpus", ()))]
-    if any(gpu.why("UUID") == "NoPermission" for gpu in everyone):
+    if any(gpu.forbidden for gpu in everyone):
         return
     known = {_place(gpu) for gpu in everyone}
     for place in past:

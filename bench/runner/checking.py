@@ -150,7 +150,7 @@ class Work:
     def _find_gpus(self) -> None:
         data = self.readings[BEFORE].data
         answers = [Answers(index, raw) for index, raw in enumerate(data.get("gpus", ()))]
-        shown = visible([seen(gpu) for gpu in answers])
+        shown = visible([seen(gpu) for gpu in answers if not gpu.forbidden])
         count = self.asked.manifest.gpus
         self.gpus = shown[:count] if count else shown
         self._divided = in_parts([answers[gpu.index] for gpu in self.gpus])

@@ -11,6 +11,7 @@ A scenario, all of it optional:
      "later": {"3": {"NvLinkErrorCounter.7.0": 5}},   from when the load begins
      "load":  {"3": {"CurrPcieLinkGeneration": 4}},   while there is load
      "xids":  {"3": [79]},
+     "handles": {"3": {"error": "NVMLError_NoPermission", "value": 4}},   said in place of its handle
      "lost":  {"3": 3},      lost from this nvmlInit on: 1 first, 2 idle, 3 load, 4 last
      "hang":  {"gpu": 3, "query": "NvLinkState.0", "from": 1},
      "rates": {"matmul": {"5": 0.8}, "all-reduce": {"*": 0.7}},   of what a good one does
@@ -106,6 +107,8 @@ class FakeNvml:
         return str(self._scenario.get("driver", self._machine["driver"]))
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        if refused := self._scenario.get("handles", {}).get(str(index)):
+            raise _error(refused["error"], refused["value"])
         return index
 
     def nvmlDeviceGetIndex(self, handle: int) -> int:  # noqa: N802

@@ -245,6 +245,18 @@ def test_only_the_gpus_that_are_shown_are_judged(
     assert {f["gpu"] for f in findings if f["gpu"] is not None} == {2, 3}
 
 
+def test_gpus_that_a_scheduler_gave_to_others_are_not_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = {"error": "NVMLError_NoPermission", "value": 4}
+    machine(monkeypatch, handles={"0": theirs, "3": theirs})
+    assert main(["check", *FAST, "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert [gpu["index"] for gpu in results["node"]["gpus"]] == [1, 2]
+    (present,) = [f for f in results["findings"] if f["check"] == "present"]
+    assert present["found"] == "2 NVIDIA H200, 4 in the machine"
+
+
 def test_parts_of_a_gpu_are_not_held_against_the_whole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

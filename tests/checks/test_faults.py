@@ -139,6 +139,14 @@ def test_it_is_found_by_its_check(name: str, tmp_path: Path) -> None:
     assert overall(every) != "pass"
 
 
+def test_a_gpu_without_its_power_cable_says_why_it_does_not_answer(tmp_path: Path) -> None:
+    cable = {"3": {"error": "NVMLError_InsufficientPower", "value": 8}}
+    every = bad(findings(evidence(tmp_path, handles=cable)))
+    assert [(f.gpu, f.found) for f in every if f.check == "present"] == [
+        (3, "does not answer: InsufficientPower")
+    ]
+
+
 def test_a_good_node_passes_whatever_its_size(tmp_path: Path) -> None:
     for count in (1, 2, 4, 8):
         every = findings(evidence(tmp_path, count=count))
