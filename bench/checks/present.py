@@ -44,8 +44,11 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
                     gpu.index,
                 )
     yield from _still_there(evidence)
+    later = evidence.alive(AFTER)
     for gpu in gpus:
-        action = gpu.field("GET_GPU_RECOVERY_ACTION")
+        # What went wrong under load asks for it only then.
+        looks = (later.get(gpu.index, gpu), gpu)
+        action = next((found for g in looks if (found := g.field("GET_GPU_RECOVERY_ACTION"))), None)
         if action:
             yield Finding(
                 "present", gpu.where, "fail", f"the driver says that it needs {RECOVERY.get(action, action)}",

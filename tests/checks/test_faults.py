@@ -33,6 +33,9 @@ FAULTS = {
     "a GPU that wants a reset": Fault(
         "present", "fail", 2, {"gpus": {"2": {"field.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION": speed(1)}}}
     ),
+    "a GPU that wants a reset after the load": Fault(
+        "present", "fail", 2, {"later": {"2": {"field.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION": speed(1)}}}
+    ),
     "another model": Fault("alike", "fail", 6, {"gpus": {"6": {"Name": "NVIDIA H100 80GB HBM3"}}}),
     "another VBIOS": Fault("alike", "warn", 6, {"gpus": {"6": {"VbiosVersion": "96.00.00.00.01"}}}),
     "another power limit": Fault("alike", "fail", 6, {"gpus": {"6": {"PowerManagementLimit": 500000}}}),
