@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from bench.acceptance.evidence import BEFORE, Evidence
 from bench.acceptance.finding import Finding
@@ -20,17 +21,21 @@ SAME = {
     "PowerManagementLimit": ("power limit", "fail", "nvidia-smi -pl (root): slow GPUs hold back the others"),
 }  # fmt: skip
 
+COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+PROHIBITED = 2
+
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     gpus = list(evidence.alive(BEFORE).values())
     for query, (what, verdict, advice) in SAME.items():
-        found = {g.index: str(g.get(query)) for g in gpus if g.get(query) is not None}
-        usual, _ = Counter(found.values()).most_common(1)[0] if found else (None, 0)
+        found = {g.index: _words(query, g.get(query)) for g in gpus if g.get(query) is not None}
+        usual, count = Counter(found.values()).most_common(1)[0] if found else ("", 0)
+        whose = "as most of this node have it" if 2 * count > len(found) else "as another has it"
         for index, value in found.items():
             if value != usual:
                 yield Finding(
                     "alike", f"GPU {index}", verdict,  # type: ignore[arg-type]
-                    f"{what} {value}", f"{what} {usual}, as most of this node have it", "peers",
+                    f"{what} {value}", f"{what} {usual}, {whose}", "peers",
                     "the other GPUs of this node", advice, index,
                 )  # fmt: skip
         if found and len(set(found.values())) == 1:
@@ -38,8 +43,27 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
                 "alike", what, "pass", f"{usual}" + (" on all" if len(found) > 1 else ""), "one on all GPUs",
                 "peers", "the other GPUs of this node",
             )  # fmt: skip
+    for gpu in gpus:
+        if gpu.get("ComputeMode") == PROHIBITED:
+            yield Finding(
+                "alike", f"GPU {gpu.index} compute mode", "fail", "no program may compute there",
+                "default, or exclusive process", "rule", "NVML: nvmlDeviceGetComputeMode",
+                SAME["ComputeMode"][2], gpu.index,
+            )  # fmt: skip
     yield from _driver(evidence, standards)
     yield from _vbios(evidence, standards)
+
+
+def _words(query: str, value: Any) -> str:
+    match query, value:
+        case "ComputeMode", int():
+            return COMPUTE_MODES.get(value, str(value))
+        case "PowerManagementLimit", int() | float():
+            return f"{value / 1000:.0f} W"
+        case "MigMode", [now, later]:
+            mode, next_mode = ("on" if wanted else "off" for wanted in (now, later))
+            return mode if mode == next_mode else f"{mode}, {next_mode} after the next reset"
+    return str(value)
 
 
 def _driver(evidence: Evidence, standards: Standards) -> Iterator[Finding]:

@@ -39,6 +39,7 @@ FAULTS = {
     "another model": Fault("alike", "fail", 6, {"gpus": {"6": {"Name": "NVIDIA H100 80GB HBM3"}}}),
     "another VBIOS": Fault("alike", "warn", 6, {"gpus": {"6": {"VbiosVersion": "96.00.00.00.01"}}}),
     "another power limit": Fault("alike", "fail", 6, {"gpus": {"6": {"PowerManagementLimit": 500000}}}),
+    "GPUs on which no program may compute": Fault("alike", "fail", 0, {"all": {"ComputeMode": 2}}),
     "a GPU in MIG mode": Fault("alike", "fail", 6, {"gpus": {"6": {"MigMode": [1, 1]}}}),
     "a stranger's process": Fault(
         "strangers",
@@ -148,6 +149,16 @@ def test_a_gpu_without_its_power_cable_says_why_it_does_not_answer(tmp_path: Pat
     assert [(f.gpu, f.found) for f in every if f.check == "present"] == [
         (3, "does not answer: InsufficientPower")
     ]
+
+
+def test_what_differs_is_said_in_words_and_units(tmp_path: Path) -> None:
+    other = {"MigMode": [0, 1], "ComputeMode": 3, "PowerManagementLimit": 650000}
+    said = {f.found: f.expected for f in bad(findings(evidence(tmp_path, count=2, gpus={"1": other})))}
+    assert said == {
+        "MIG mode off, on after the next reset": "MIG mode off, as another has it",
+        "compute mode exclusive process": "compute mode default, as another has it",
+        "power limit 650 W": "power limit 700 W, as another has it",
+    }
 
 
 def test_a_good_node_passes_whatever_its_size(tmp_path: Path) -> None:
