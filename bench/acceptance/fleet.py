@@ -7,19 +7,23 @@ held only against those of the same GPU model and, for collectives, the same alg
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from bench.acceptance.evidence import Evidence
+from bench.acceptance.evidence import BEFORE, Evidence
 from bench.acceptance.finding import VERDICTS, Finding, Verdict, overall, quantity, worst
 from bench.acceptance.results import Judged
 from bench.checks import known_checks
 from bench.statement import utc
+from bench.words import bytes_text
 
 LEAST_VALUES = 4  # or there is no fleet
+MOST = 2 / 3  # of the nodes: what fewer have in common is no fleet's usual
+LESS_MEMORY_PERCENT = 5.0  # of the hosts': kernels keep back a little, a missing module is more
 DEVIATIONS = 4.0  # of the fleet's own spread
 WARN_PERCENT, FAIL_PERCENT = 4.0, 10.0  # and at least so much under the median
 MAD_TO_SIGMA = 1.4826
@@ -50,6 +54,10 @@ class Seen:
     simulated: bool
     findings: tuple[Finding, ...]
     values: tuple[Value, ...]
+    gpu_count: int = 0
+    driver: str = ""
+    vbios: str = ""  # several, where its GPUs differ
+    host_bytes: int = 0
 
     @property
     def name(self) -> str:
@@ -95,6 +103,15 @@ class Fleet:
     schema: Literal["bench/fleet/v1"] = field(default="bench/fleet/v1", kw_only=True)
 
 
+SAME: Mapping[str, tuple[str, Callable[[Seen], str], str]] = {  # whose check it is, and what to do
+    "number of GPUs": (
+        "present", lambda seen: str(seen.gpu_count or ""), 'with "gpus" in the manifest fewer fail',
+    ),
+    "driver": ("alike", lambda seen: seen.driver, "install the driver that the fleet has"),
+    "VBIOS": ("alike", lambda seen: seen.vbios, "bring it to the fleet's with the vendor's tool"),
+}  # fmt: skip
+
+
 def seen_of(path: Path, judged: Judged) -> Seen:
     results, evidence = judged.results, judged.evidence
     # One that is lost does not say who it is: what stands in its place is no name, the same on every node.
@@ -111,6 +128,10 @@ def seen_of(path: Path, judged: Judged) -> Seen:
         results.simulated,
         results.findings,
         tuple(_values(evidence)),
+        len(results.node.gpus),
+        str((evidence.data(BEFORE) or {}).get("driver") or ""),
+        ", ".join(sorted({str(v) for g in evidence.inventory(BEFORE) if (v := g.get("VbiosVersion"))})),
+        results.node.memory_bytes,
     )
 
 
@@ -133,7 +154,12 @@ def compare_fleet(every: Sequence[Seen]) -> Fleet:
         for value in seen.values:
             pools.setdefault((seen.kind, value.figure), []).append(value)
     spreads = {key: _spread(*key, pool) for key, pool in pools.items() if len(pool) >= LEAST_VALUES}
-    nodes = sorted((_rank(seen, spreads) for seen in newest), key=_order)
+    alike: dict[str, list[Seen]] = {}
+    for seen in newest:
+        alike.setdefault(seen.kind, []).append(seen)
+    nodes = sorted(
+        (_rank(seen, spreads, tuple(_strange(seen, alike[seen.kind]))) for seen in newest), key=_order
+    )
     outliers = {node.seen.run_id: node.findings for node in nodes}
     return Fleet(
         tuple(nodes),
@@ -160,9 +186,41 @@ def _spread(kind: str, figure: str, pool: Sequence[Value]) -> Spread:
     return Spread(kind, figure, pool[0].unit, len(pool), middle, 100 * deviation / middle)
 
 
-def _rank(seen: Seen, spreads: Mapping[tuple[str, str], Spread]) -> Ranked:
+def _strange(seen: Seen, fleet: Sequence[Seen]) -> Iterator[Finding]:
+    """What a node has that most others do not: alone it may pass, and yet it is not what they are."""
+    source = f"{len(fleet)} nodes of {seen.kind} in this comparison"
+    for what, (check, of, advice) in SAME.items():
+        own, usual = of(seen), _usual([of(other) for other in fleet])
+        if own and usual and own != usual:
+            yield Finding(
+                check, "the node", "warn", f"{what} {own}, where most of the fleet have {usual}",
+                f"{what} {usual}", "fleet", source, advice,
+            )  # fmt: skip
+    # Of one shape: a machine that is lent with half of the GPUs has half of the memory.
+    sizes = [other.host_bytes for other in fleet if other.gpu_count == seen.gpu_count]
+    middle = median(sizes)
+    least = middle * (1 - LESS_MEMORY_PERCENT / 100)
+    if seen.host_bytes < least and _usual([str(size >= least) for size in sizes]) == "True":
+        yield Finding(
+            "host-memory", "the host", "warn",
+            f"{bytes_text(seen.host_bytes)} of memory, where most of the fleet have {bytes_text(middle)}",
+            f"at most {LESS_MEMORY_PERCENT:g}% less", "fleet", source,
+            "is a memory module missing or switched off, or does a container give less?",
+        )  # fmt: skip
+
+
+def _usual(values: Sequence[str]) -> str | None:
+    """What most of them are, of those that say it, if they are enough to speak of."""
+    known = [value for value in values if value]
+    if len(known) < LEAST_VALUES:
+        return None
+    ((most, count),) = Counter(known).most_common(1)
+    return most if count > MOST * len(known) else None
+
+
+def _rank(seen: Seen, spreads: Mapping[tuple[str, str], Spread], strange: tuple[Finding, ...]) -> Ranked:
     own = tuple(f for f in seen.findings if f.verdict != "pass" and f.counts)
-    fleet = []
+    fleet = list(strange)
     lowest: float | None = None
     for value in seen.values:
         spread = spreads.get((seen.kind, value.figure))

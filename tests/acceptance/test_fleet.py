@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,44 @@ def test_a_node_that_was_checked_again_stands_there_once(tmp_path: Path) -> None
     fleet = compare_fleet(seen)
     assert [node.verdict for node in fleet.nodes] == ["pass"]
     assert fleet.older == (str(rack / "n1.tar"),)
+
+
+def test_a_node_that_is_not_what_the_others_are_is_told(tmp_path: Path) -> None:
+    """Each of them passes alone: another driver, another VBIOS, a GPU less, a memory module less."""
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    odd: dict[int, dict[str, Any]] = {
+        1: {"driver": "570.86.10"},
+        2: {"all": {"VbiosVersion": "96.00.00.00.01"}},
+        3: {"count": 7},
+    }
+    for number in range(14):
+        bundle(rack / f"n{number:02}.tar", tmp_path, START + number, **odd.get(number, {}))
+    fleet = compared(rack)
+    said = {n.seen.name: [f.found for f in n.findings] for n in fleet.nodes if n.verdict != "pass"}
+    assert said == {
+        "n01": ["driver 570.86.10, where most of the fleet have 580.159.04"],
+        "n02": ["VBIOS 96.00.00.00.01, where most of the fleet have 96.00.A5.00.1A"],
+        "n03": ["number of GPUs 7, where most of the fleet have 8"],
+    }
+    assert fleet.verdict == "warn"
+    every = [node.seen for node in fleet.nodes]
+    less = [
+        replace(seen, host_bytes=int(0.9 * seen.host_bytes)) if i == 5 else seen
+        for i, seen in enumerate(every)
+    ]
+    (node,) = [n for n in compare_fleet(less).nodes if n.seen.host_bytes < 2**40]
+    assert "921.6 GiB of memory, where most of the fleet have 1024.0 GiB" in "".join(
+        f.found for f in node.findings
+    )
+
+
+def test_where_halves_of_a_fleet_differ_neither_is_wrong(tmp_path: Path) -> None:
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    for number in range(8):
+        bundle(rack / f"n{number}.tar", tmp_path, START + number, driver=f"58{number % 2}.1")
+    assert compared(rack).verdict == "pass"
 
 
 def test_bench_compare_shows_it_in_every_format(
