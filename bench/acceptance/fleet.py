@@ -171,13 +171,18 @@ def compare_fleet(every: Sequence[Seen]) -> Fleet:
 
 
 def _newest(every: Sequence[Seen]) -> tuple[list[Seen], list[Seen]]:
-    latest: dict[str, Seen] = {}
-    for seen in every:
-        before = latest.get(seen.identity)
-        if before is None or (seen.started_at, seen.run_id) > (before.started_at, before.run_id):
-            latest[seen.identity] = seen
-    kept = {id(seen) for seen in latest.values()}
-    return list(latest.values()), [seen for seen in every if id(seen) not in kept]
+    kept: list[Seen] = []
+    for seen in sorted(every, key=lambda seen: (seen.started_at, seen.run_id), reverse=True):
+        if not any(_is_one_node(seen, newer) for newer in kept):
+            kept.append(seen)
+    chosen = {id(seen) for seen in kept}
+    return [s for s in every if id(s) in chosen], [s for s in every if id(s) not in chosen]
+
+
+def _is_one_node(one: Seen, other: Seen) -> bool:
+    """By most of its GPUs: since the last check one may be lost, or another may stand in its place."""
+    a, b = set(one.uuids.values()), set(other.uuids.values())
+    return one.identity == other.identity or 2 * len(a & b) > max(len(a), len(b))
 
 
 def _spread(kind: str, figure: str, pool: Sequence[Value]) -> Spread:

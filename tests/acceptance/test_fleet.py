@@ -147,6 +147,20 @@ def test_a_node_that_was_checked_again_stands_there_once(tmp_path: Path) -> None
     assert fleet.older == (str(rack / "n1.tar"),)
 
 
+def test_a_node_that_lost_a_gpu_since_stands_there_once(tmp_path: Path) -> None:
+    """Not beside itself as it was, among those that pass."""
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    ours = {str(i): {"UUID": f"GPU-{i}"} for i in range(8)}
+    bundle(rack / "before.tar", tmp_path, START, gpus=ours)
+    bundle(rack / "now.tar", tmp_path, START + DAY, gpus=ours, lost={"3": 1})
+    half = {str(i): {"UUID": f"GPU-{i}"} for i in range(4)}
+    bundle(rack / "half.tar", tmp_path, START + 2 * DAY, count=4, gpus=half)
+    fleet = compared(rack)
+    assert {node.seen.name: node.verdict for node in fleet.nodes} == {"now": "fail", "half": "pass"}
+    assert fleet.older == (str(rack / "before.tar"),)
+
+
 def test_a_node_that_is_not_what_the_others_are_is_told(tmp_path: Path) -> None:
     """Each of them passes alone: another driver, another VBIOS, a GPU less, a memory module less."""
     rack = tmp_path / "rack"
