@@ -32,7 +32,9 @@ class Finding:
 
     @property
     def line(self) -> str:
-        return f"{self.check}: {self.subject}: {self.found}"
+        """As all that is said of it: with what was expected, where a number alone says nothing."""
+        bare = self.verdict in ("warn", "fail") and self.value is not None and "%" not in self.found
+        return f"{self.check}: {self.subject}: {self.found}{f', expected {self.expected}' if bare else ''}"
 
     @property
     def share(self) -> float | None:

@@ -54,7 +54,10 @@ def _worst(node: Ranked, lemons: set[str]) -> str:
         return f"its worst figure is {abs(off):.1f}% {'under' if off < 0 else 'over'} the fleet's median"
     f = node.worst
     uuid = node.seen.uuids.get(str(f.gpu)) if f.gpu is not None else None
-    return f"{f.line}; {uuid} failed before" if uuid in lemons else f.line
+    before = f"; {uuid} failed before" if uuid in lemons else ""
+    gpus = {g.gpu for g in node.findings if (g.check, g.verdict) == (f.check, f.verdict)} - {f.gpu, None}
+    others = f"; {len(gpus)} other GPU{'s' * (len(gpus) > 1)} too" if f.gpu is not None and gpus else ""
+    return f"{f.line}{others}{before}"
 
 
 def _notes(fleet: Fleet) -> Iterator[str]:

@@ -217,6 +217,19 @@ def test_bench_compare_shows_it_in_every_format(
     assert "| n03" in capsys.readouterr().out
 
 
+def test_one_line_says_what_was_expected_and_on_how_many_gpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    bundle(rack / "n1.tar", tmp_path, START, all={"EnforcedPowerLimit": 650_000})
+    bundle(rack / "n2.tar", tmp_path, START, rates={"memory": {"1": 0.5}}, count=2)
+    assert main(["compare", str(rack)]) == 1
+    table = " ".join(capsys.readouterr().out.split())
+    assert "power: GPU 0 limit: 650 W, expected 700 W; 7 other GPUs too" in table
+    assert "memory: GPU 1 memory: 2.13 TB/s, expected at least 4.09 TB/s" in table
+
+
 def test_the_page_answers_first_and_folds_what_is_over(tmp_path: Path) -> None:
     rack = tmp_path / "rack"
     rack.mkdir()
