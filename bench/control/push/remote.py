@@ -7,16 +7,17 @@ and never forwarded. There are no passwords here: not on a command line, not in 
 from __future__ import annotations
 
 import io
-import shlex
 import socket
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bench.control.push import known_hosts
+from bench.control.push.channel import Answering, send
 from bench.control.push.hosts import Host
 from bench.errors import BadInput, EnvironmentCannot, Mistake
 
@@ -138,13 +139,15 @@ class Remote:
 
         held = self._connection
         connection = held if held is not None and held.is_connected else self._open()
+        answer = Answering(take)
+        command, said = answer.ask(script)
         try:
             channel = connection.create_session()
             channel.settimeout(seconds)
-            channel.exec_command(f"exec sh -c {shlex.quote(script)}")
-            _send(channel, pieces)
+            channel.exec_command(command)
+            send(channel, chain([said], pieces))
             while data := channel.recv(_CHUNK):
-                take(data)
+                answer.take(data)
             err = b""
             while (data := channel.recv_stderr(_CHUNK)) and len(err) < _LARGEST_ANSWER:
                 err += data
@@ -161,6 +164,13 @@ class Remote:
         if code < 0:  # the connection went before the command did
             self.close()
             raise Unreachable("the connection broke", where=self._host.name)
+        if not answer.begun:
+            reason = Answer(code, answer.before, err).reason
+            raise EnvironmentCannot(
+                f"its login shell runs no command: {reason}",
+                where=self._host.name,
+                advice=f"try by hand: ssh {self._host.name} true",
+            )
         return Answer(code, b"", err)
 
     def _open(self) -> Connection:
@@ -173,28 +183,6 @@ class Remote:
             raise
         self._connection = connection
         return connection
-
-
-def _send(channel: Any, pieces: Iterable[bytes]) -> None:
-    """All of it; what reads there takes the end of it for the end of the file, whatever the reason was."""
-    for piece in _readable(pieces):
-        try:
-            channel.sendall(piece)
-        except TimeoutError:
-            raise
-        except OSError:  # it ended before it had read all: its exit code says why
-            break
-    with suppress(OSError):
-        channel.shutdown_write()
-
-
-def _readable(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """A file of this machine's that fails is no fault of the node's."""
-    try:
-        yield from pieces
-    except OSError as error:
-        what = f"cannot be read here: {error.strerror}"
-        raise EnvironmentCannot(what, where=error.filename and str(error.filename)) from None
 
 
 # --- how ssh would connect ------------------------------------------------------------------------------

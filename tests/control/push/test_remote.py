@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 from paramiko import BadHostKeyException, ECDSAKey
 
 from bench.control.push import remote
+from bench.control.push.channel import Answering
 from bench.control.push.hosts import Host
 from bench.control.push.remote import HostKeyRefused, Remote, Unreachable
 from bench.errors import EnvironmentCannot
@@ -23,7 +25,8 @@ class Channel:
         self.ended = False
 
     def recv(self, _count: int) -> bytes:
-        return next(self._answer, b"")
+        mark, self._mark = self._mark, b""
+        return mark or next(self._answer, b"")
 
     def shutdown_write(self) -> None:
         self.ended = True
@@ -35,7 +38,10 @@ class Channel:
         return 0
 
     def settimeout(self, _seconds: float) -> None: ...
-    def exec_command(self, _command: str) -> None: ...
+    def exec_command(self, command: str) -> None:
+        """As sh does it: what marks the beginning of an answer comes first."""
+        self._mark = command.partition("printf %s ")[2].partition(";")[0].encode()
+
     def close(self) -> None: ...
 
 
@@ -51,6 +57,48 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Connect:
         return Remote(Host("gpu1", "gpu1"))
 
     return connected
+
+
+def by_sh(
+    script: str, greeting: bytes = b"", of_the_script: int | None = None
+) -> tuple[int, bytes, Answering]:
+    """What comes of a script where the login shell says something first, or the line breaks."""
+    out: list[bytes] = []
+    answer = Answering(out.append)
+    command, said = answer.ask(script)
+    given = said[:of_the_script] + b"stdin"
+    done = subprocess.run(["sh", "-c", command], input=given, capture_output=True, check=False)
+    for byte in greeting + done.stdout:
+        answer.take(bytes([byte]))
+    return done.returncode, b"".join(out), answer
+
+
+def test_what_a_login_shell_says_is_no_part_of_the_answer() -> None:
+    script = "printf '%s\\n' \"it's\" here!\ncat\nexit 7"
+    for greeting in (b"", b"*** Welcome to rack 7 ***\nbench-no-mark\n"):
+        code, out, answer = by_sh(script, greeting)
+        assert (code, out, answer.before) == (7, b"it's\nhere!\nstdin", greeting)
+
+
+def test_no_login_shell_has_to_understand_the_script() -> None:
+    """csh takes neither a new line nor an exclamation mark between quotes."""
+    command, _ = Answering(print).ask("a\nb ! c '")
+    assert "\n" not in command and "!" not in command and command.count("'") == 2
+
+
+def test_of_a_script_that_was_cut_short_nothing_is_run(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    script = f"rmdir {tmp_path}/kept; echo done"
+    for cut in range(len(script)):
+        assert by_sh(script, of_the_script=cut)[:2] == (255, b"")
+    assert (tmp_path / "kept").exists()
+
+
+def test_a_login_shell_that_runs_nothing_is_told(connect: Connect) -> None:
+    channel = Channel(iter([b"This account is currently not available.\n"]), lambda piece: None)
+    channel.exec_command = lambda _command: setattr(channel, "_mark", b"")  # type: ignore[method-assign]
+    with pytest.raises(EnvironmentCannot, match="runs no command: This account is currently not available"):
+        connect(channel).ask("true")
 
 
 def test_a_line_that_stalls_while_we_send_is_no_end_of_the_file(connect: Connect) -> None:
