@@ -215,6 +215,7 @@ def main():
     facts["diff"] = difference(values, node, facts["changed"])
     if code:
         checked = f"its check came to {node['check']}" if node.get("check") else node["outcome"]
+        checked += f": {node['worst']}" if node.get("worst") else ""
         error = node["error"] or {"message": checked, "advice": node["bundle"]}
         advice = f" ({error['advice']})" if error["advice"] else ""
         module.fail_json(msg=f"{error['message']}{advice}", rc=code, **facts)

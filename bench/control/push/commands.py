@@ -231,7 +231,8 @@ def _show_one(result: Result) -> None:
 def _show_many(results: Sequence[Result]) -> None:
     from tabulate import tabulate
 
-    rows = [(r.host, r.outcome, r.run_id or "", ended(r)) for r in results]
+    trouble_first = sorted(results, key=lambda result: result.exit_code == 0)
+    rows = [(r.host, r.outcome, r.run_id or "", ended(r)) for r in trouble_first]
     print(
         tabulate(
             rows, ("host", "state", "run", ""), disable_numparse=True, maxcolwidths=[None, None, None, 100]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from bench.acceptance import Level
-from bench.acceptance.finding import EXITS
+from bench.acceptance.finding import EXITS, worst
 from bench.acceptance.manifest import CheckManifest
 from bench.acceptance.results import CheckResults, judged
 from bench.control.manifests import AnyManifest
@@ -18,6 +18,7 @@ from bench.control.push.depot import Depot
 from bench.control.push.hosts import Host
 from bench.control.push.judge import Finding
 from bench.control.push.record import Record, Records
+from bench.control.push.remote import plain
 from bench.control.push.slurm import Slurm
 from bench.control.ssh_keygen import OperatorKey
 from bench.errors import BenchError
@@ -93,6 +94,14 @@ class Result:
         return found.results if found else None
 
     @property
+    def worst(self) -> str | None:
+        """Of a node check that does not pass: what is the matter, on one line."""
+        if self.checked is None or self.checked.verdict == "pass":
+            return None
+        said = worst([finding for finding in self.checked.findings if finding.counts])
+        return plain(said.line) if said else None
+
+    @property
     def exit_code(self) -> int:
         if self.outcome in GOOD:
             return EXITS[self.checked.verdict] if self.checked else 0
@@ -156,5 +165,6 @@ def to_json(result: Result) -> Mapping[str, Any]:
         "bundle": str(result.bundle) if result.bundle else None,
         "level": result.verdict.level if result.verdict else None,
         "check": result.checked.verdict if result.checked else None,
+        "worst": result.worst,
         "changed": result.changed,
     }

@@ -13,10 +13,7 @@ from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from bench.acceptance.finding import worst
-from bench.acceptance.results import CheckResults
 from bench.control.push.order import Result
-from bench.control.push.remote import plain
 from bench.words import size_text
 
 _PLAIN_EVERY_SECONDS = 15.0
@@ -126,11 +123,10 @@ def _state(result: Result) -> str:
     return result.outcome or result.phase
 
 
-def verdict_text(checked: CheckResults) -> str:
+def verdict_text(result: Result) -> str:
     """Of a node check, and what is worst."""
-    said = worst(finding for finding in checked.findings if finding.counts)
-    found = f" {said.line}" if said and checked.verdict != "pass" else ""
-    return plain(f"{checked.verdict.upper()}{found}")
+    verdict = result.checked.verdict.upper() if result.checked else ""
+    return f"{verdict} {result.worst}" if result.worst else verdict
 
 
 def ended(result: Result) -> str:
@@ -149,9 +145,9 @@ def ended(result: Result) -> str:
         case "ready":
             return f"the image is there, {size_text(result.sent_bytes)} sent"
         case "unchanged":
-            checked = f" ({verdict_text(result.checked)})" if result.checked else ""
+            checked = f" ({verdict_text(result)})" if result.checked else ""
             return f"nothing to do{f': {result.bundle}' if result.bundle else ''}{checked}"
         case "incomplete":
             return f"{result.bundle}: the run ended before its plan did; push again, and it goes on"
     where = str(result.bundle) if result.bundle else "over"
-    return f"{verdict_text(result.checked)}   {where}" if result.checked else where
+    return f"{verdict_text(result)}   {where}" if result.checked else where

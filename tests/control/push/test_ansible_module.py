@@ -51,9 +51,9 @@ def test_files_of_the_controller_may_lie_in_its_home(tmp_path: Path) -> None:
 
 def test_a_host_that_does_not_pass_its_check_fails_the_task_and_its_bundle_is_named(tmp_path: Path) -> None:
     node = {"changed": True, "bundle": "results/gpu1-ab.tar", "image": None, "error": None, "outcome": "done"}
-    said = json.dumps({"nodes": [node | {"check": "fail"}]})
+    said = json.dumps({"nodes": [node | {"check": "fail", "worst": "power: GPU 0 limit: 650 W"}]})
     done = module(tmp_path, f"#!/bin/sh\necho '{said}'\nexit 1\n", manifest="node-check.json", level="quick")
     found = json.loads(done.stdout)
     assert (done.returncode, found["failed"], found["rc"]) == (1, True, 1)
-    assert found["msg"] == "its check came to fail (results/gpu1-ab.tar)"
+    assert found["msg"] == "its check came to fail: power: GPU 0 limit: 650 W (results/gpu1-ab.tar)"
     assert found["bundle"] == "results/gpu1-ab.tar"

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from bench.control.push.campaign import exit_code
-from bench.control.push.commands import _show_one
+from bench.control.push.commands import _show_many, _show_one
 from bench.control.push.follow import read_status
 from bench.control.push.hosts import Host
-from bench.control.push.order import Outcome, Result
+from bench.control.push.order import Outcome, Result, to_json
 from bench.control.push.record import Record, Records
 from bench.control.push.show import ended
 from bench.errors import BadInput, EnvironmentCannot
@@ -118,6 +118,22 @@ def test_a_node_that_does_not_pass_its_check_has_its_exit_code(tmp_path: Path) -
     assert exit_code([good, bad, result("failed")]) == 5
     assert ended(good).startswith("PASS ")
     assert ended(bad).startswith("FAIL alike: ")
+
+
+def test_programs_and_people_are_told_what_is_the_matter_trouble_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = checked(tmp_path), checked(tmp_path, EnforcedPowerLimit=650_000)
+    assert (to_json(good)["worst"], to_json(bad)["worst"]) == (
+        None,
+        "power: GPU 0 limit: 650 W, expected 700 W",
+    )
+    named = [
+        dataclasses.replace(r, host=f"n{number}") for number, r in enumerate([good, bad, result("failed")])
+    ]
+    _show_many(named)
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert [row.split()[0] for row in rows if row[0] == "n"] == ["n1", "n2", "n0"]
 
 
 def test_what_a_node_says_of_its_gpus_is_fit_for_a_terminal(
