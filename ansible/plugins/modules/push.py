@@ -26,6 +26,9 @@ options:
     description: Name or address of the host.
     type: str
     required: true
+  name:
+    description: What to call the host, also in the name of its bundle; the way to it if left out.
+    type: str
   user:
     description: Whom to log in as.
     type: str
@@ -136,6 +139,7 @@ from ansible.module_utils.basic import AnsibleModule
 ARGUMENTS = {
     "manifest": {"type": "path", "required": True},
     "host": {"type": "str", "required": True},
+    "name": {"type": "str"},
     "user": {"type": "str"},
     "port": {"type": "int"},
     "identity": {"type": "path"},
@@ -159,6 +163,7 @@ ARGUMENTS = {
     "command": {"type": "path", "default": "bench"},
 }
 OPTIONS = (
+    "name",
     "identity",
     "ssh_config",
     "out",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,6 +59,7 @@ def _add_hosts(push: argparse.ArgumentParser) -> None:
     add = push.add_argument_group("hosts").add_argument
     add("-i", "--inventory", type=Path, metavar="FILE", help="of Ansible's: every host in it")
     add("--limit", metavar="PATTERN", help="of these alone, as Ansible has it")
+    add("--name", metavar="NAME", help="what to call the one HOST, in tables and in its bundle's name")
     add(
         "--identity",
         type=Path,
@@ -145,6 +147,8 @@ def _push(arguments: argparse.Namespace) -> int:
     a = arguments
     manifest = load_any(a.manifest)
     hosts = find_hosts(a.hosts, a.inventory, a.limit, a.identity)
+    if a.name is not None:
+        hosts = (_called(a, hosts),)
     _check(a, len(hosts))
     _check_kind(a, checks=isinstance(manifest, CheckManifest))
     order = Order(
@@ -162,6 +166,12 @@ def _push(arguments: argparse.Namespace) -> int:
         ssh_config=a.ssh_config,
     )  # fmt: skip
     return push(order, hosts, a.parallel, as_json=a.json)
+
+
+def _called(a: argparse.Namespace, hosts: Sequence[Host]) -> Host:
+    if len(hosts) != 1 or a.inventory is not None or not a.name.strip():
+        raise BadInput(f"--name {a.name}: names one HOST", advice="an inventory has names of its own")
+    return dataclasses.replace(hosts[0], name=a.name)
 
 
 def _valid_seconds(a: argparse.Namespace) -> int:

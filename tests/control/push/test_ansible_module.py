@@ -49,6 +49,12 @@ def test_files_of_the_controller_may_lie_in_its_home(tmp_path: Path) -> None:
     assert words[words.index("--key") + 1] == f"{tmp_path}/key.pub"
 
 
+def test_a_bundle_is_called_as_the_inventory_calls_its_host(tmp_path: Path) -> None:
+    words = told(tmp_path, host="203.0.113.7", name="r7-n01")
+    assert words[2] == "203.0.113.7"
+    assert words[words.index("--name") + 1] == "r7-n01"
+
+
 def test_a_host_that_does_not_pass_its_check_fails_the_task_and_its_bundle_is_named(tmp_path: Path) -> None:
     node = {"changed": True, "bundle": "results/gpu1-ab.tar", "image": None, "error": None, "outcome": "done"}
     said = json.dumps({"nodes": [node | {"check": "fail", "worst": "power: GPU 0 limit: 650 W"}]})
