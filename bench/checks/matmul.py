@@ -16,8 +16,8 @@ SIZE, TINY_SIZE = 8192, 256
 RULES = Rules(
     # Power and leakage differ from chip to chip: two healthy H200 of one node were 3% apart.
     peers_warn=6, peers_fail=10, history_warn=5,
-    advice="look at its clocks, power and temperature in the soak, and at who else computes there; "
-    "if it stays slow alone and cool, return it",
+    advice="look at its clocks, power and temperature in the soak, and at who else computes there; were "
+    "clocks locked (nvidia-smi -q -d CLOCK; -rgc frees them)? if it stays slow alone and cool, return it",
 )  # fmt: skip
 
 

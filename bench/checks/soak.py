@@ -31,6 +31,8 @@ BAD_REASONS = {
     0x80: ("power brake", "fail"),
     0x20: ("software thermal slowdown", "warn"),
 }
+# Not a fault, and yet a reason to be slow: an owner's own setting, which outlives whoever made it.
+SET_BY_SOMEBODY = {0x02: "clocks that somebody set", 0x10: "sync boost"}
 REASONS_SOURCE = "NVML: nvmlClocksEventReasons"
 SETTLING = 0.2  # of the samples: clocks rise at the beginning
 
@@ -127,10 +129,15 @@ def _throttling(index: int, samples: list[Sample]) -> Iterator[Finding]:
     yield Finding(
         "soak", f"GPU {index} throttling", worst,  # type: ignore[arg-type]
         "; ".join(f"{name} in {count} of {len(seen)} samples" for name, _, count in found)
-        or "none but the power cap",
+        or " and ".join(["none but the power cap", *_settings(seen)]),
         "no thermal or hardware slowdown", "rule", REASONS_SOURCE,
         "look at airflow, inlet temperature, power cables and supplies" if found else "", index,
     )  # fmt: skip
+
+
+def _settings(seen: list[int]) -> list[str]:
+    counts = {words: sum(bool(r & bit) for r in seen) for bit, words in SET_BY_SOMEBODY.items()}
+    return [f"{words} (in {count} of {len(seen)} samples)" for words, count in counts.items() if count]
 
 
 def _heat(index: int, samples: list[Sample], evidence: Evidence) -> Iterator[Finding]:

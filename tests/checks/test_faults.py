@@ -161,6 +161,14 @@ def test_what_differs_is_said_in_words_and_units(tmp_path: Path) -> None:
     }
 
 
+def test_clocks_that_somebody_set_are_no_fault_and_are_said(tmp_path: Path) -> None:
+    every = findings(evidence(tmp_path, load={"4": {"CurrentClocksEventReasons": 0x06}}))
+    assert not bad(every)
+    said = {f.gpu: f.found for f in every if f.subject.endswith("throttling")}
+    assert "clocks that somebody set (in " in said.pop(4)
+    assert set(said.values()) == {"none but the power cap"}
+
+
 def test_a_good_node_passes_whatever_its_size(tmp_path: Path) -> None:
     for count in (1, 2, 4, 8):
         every = findings(evidence(tmp_path, count=count))
