@@ -138,6 +138,11 @@ def _gpus(found: Survey, need: Need) -> Iterator[Finding]:
         yield from _of(lambda: check_driver(found.host, variant))
         if facts is not None and variant.driver is not None:
             yield from _of(lambda: check_gpus(found.host, facts))
+    if found.gpu_trouble and found.host.driver and not need.slurm:
+        yield Finding(
+            "warn" if found.gpus else grave, f"nvidia-smi: {found.gpu_trouble}",
+            "a node check looks closer: bench push with manifests/node-check.json",
+        )  # fmt: skip
     for gpu in found.gpus:
         if gpu.uncorrected_errors:
             yield Finding(

@@ -30,6 +30,9 @@ _LOOK = (
 )
 
 
+_GPU = re.compile(r"\s*\d+,[^,]*(,[^,]*){4}$")  # a line of nvidia-smi's
+
+
 @dataclass(frozen=True, slots=True)
 class GpuState:
     index: int
@@ -82,6 +85,7 @@ class Survey:
     lacking: tuple[str, ...] = ()  # modules
     missing_programs: tuple[str, ...] = ()
     slurm: str | None = None
+    gpu_trouble: str | None = None  # what nvidia-smi says besides
 
 
 def survey(node: Node, place: str, engines: Sequence[str], python: str) -> Survey:
@@ -175,6 +179,7 @@ def read_survey(answers: Mapping[str, tuple[int, str]], asked_at: float, engines
             *_python(answers),
             tuple(answers["programs"][1].split()),
             next(iter(_lines(answers, "slurm")), None),
+            _gpu_trouble(answers),
         )  # fmt: skip
     except (KeyError, ValueError, IndexError):
         raise EnvironmentCannot(
@@ -198,12 +203,23 @@ def _host(answers: Mapping[str, tuple[int, str]]) -> HostFacts:
 
 
 def _gpus(answers: Mapping[str, tuple[int, str]]) -> list[GpuState]:
+    """Of those that answer: where one is lost, nvidia-smi ends badly, and says so between the others."""
     found = []
-    for line in _lines(answers, "gpus"):
+    for line in filter(_GPU.match, answers.get("gpus", (1, ""))[1].splitlines()):
         index, name, *numbers = (field.strip() for field in line.split(","))
         total, used, busy, errors = (int(n) if n.isdigit() else 0 for n in numbers)  # "[N/A]" is no number
         found.append(GpuState(int(index), name, total, used, busy, errors))
     return found
+
+
+def _gpu_trouble(answers: Mapping[str, tuple[int, str]]) -> str | None:
+    code, text = answers.get("gpus", (127, ""))
+    said = [line.strip() for line in text.splitlines() if line.strip() and not _GPU.match(line)]
+    if code == 127 or not (said or code):  # there is no nvidia-smi, or it is content
+        return None
+    if not said and code in (124, 137):  # as timeout(1) ends it
+        return f"no answer in {_PATIENCE_SECONDS} s"
+    return said[0][:300] if said else f"it ends with exit code {code}"
 
 
 def _python(answers: Mapping[str, tuple[int, str]]) -> tuple[str | None, tuple[str, ...]]:

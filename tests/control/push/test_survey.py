@@ -165,6 +165,26 @@ def test_what_is_wrong_with_gpus_is_for_the_check_of_a_node_to_say() -> None:
     ]
 
 
+LOST = (
+    "Unable to determine the device handle for GPU 0000:3B:00.0: GPU is lost.  Reboot the system to recover"
+)
+
+
+def test_a_gpu_that_is_lost_hides_neither_the_others_nor_itself() -> None:
+    """nvidia-smi ends with 15 then; a node of eight was said to have no GPU."""
+    both = found(gpus=(15, f"0, H100, 81559, 1, 0, 0\n{LOST}\n"))
+    assert [gpu.index for gpu in both.gpus] == [0]
+    (finding,) = judge(both, NEED)
+    assert (finding.level, finding.what) == ("warn", f"nvidia-smi: {LOST}")
+    none = found(gpus=(9, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"))
+    (stop,) = judge(none, NEED)
+    assert stop.level == "stop" and "couldn't communicate" in stop.what
+    (silent,) = judge(found(gpus=(124, "")), NEED)
+    assert (silent.level, silent.what) == ("stop", "nvidia-smi: no answer in 15 s")
+    (warned,) = judge(none, dataclasses.replace(NEED, checks=True))
+    assert warned.level == "warn"
+
+
 def test_a_bare_environment() -> None:
     need = Need("none", None, on_cpu=True, gpus=None)
     assert judge(found(python=(0, "3.12\n\n")), need) == []
