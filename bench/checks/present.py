@@ -27,6 +27,12 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
         return
     gpus = evidence.inventory(BEFORE)
     yield _count(len(before.data["gpus"]), evidence, standards)
+    for name in before.data.get("not_here", ()):
+        yield Finding(
+            "present", f"GPU {name}", "fail", "CUDA_VISIBLE_DEVICES names it, and it is not here",
+            "every GPU that is named", "rule", "bench",
+            "name those that nvidia-smi -L shows; if it was there before, look at the kernel log for Xid 79",
+        )  # fmt: skip
     lost = {g.index for g in gpus if g.lost}
     for name in (BEFORE, AFTER):
         for gpu in evidence.inventory(name):

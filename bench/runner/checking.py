@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -30,7 +30,7 @@ from bench.runner import nvml, probe, telemetry
 from bench.runner.alone import alone
 from bench.runner.check_bundle import finish
 from bench.runner.fitting import head_and_tail
-from bench.runner.gpus import in_parts, seen, visible
+from bench.runner.gpus import in_parts, not_here, seen, visible
 from bench.runner.run import interruptible, uninterruptible
 from bench.runner.seal import Seal, Sealer
 from bench.runner.supervise import Limits, Supervisor
@@ -150,7 +150,11 @@ class Work:
     def _find_gpus(self) -> None:
         data = self.readings[BEFORE].data
         answers = [Answers(index, raw) for index, raw in enumerate(data.get("gpus", ()))]
-        shown = visible([seen(gpu) for gpu in answers if not gpu.forbidden])
+        ours = [seen(gpu) for gpu in answers if not gpu.forbidden]
+        shown = visible(ours)
+        if ours and (missing := not_here(ours)):
+            before = self.readings[BEFORE]
+            self.readings[BEFORE] = replace(before, data={**before.data, "not_here": missing})
         count = self.asked.manifest.gpus
         self.gpus = shown[:count] if count else shown
         self._divided = in_parts([answers[gpu.index] for gpu in self.gpus])

@@ -58,6 +58,13 @@ def visible(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
     return tuple(chosen) if len(set(chosen)) == len(chosen) else ()
 
 
+def not_here(gpus: Sequence[Gpu]) -> list[str]:
+    """Names in CUDA_VISIBLE_DEVICES that are none of these, or of several: CUDA drops them in silence."""
+    names = _names() or []
+    shown = names[: names.index("-1")] if "-1" in names else names
+    return [name for name in shown if _named(name, gpus) is None]
+
+
 def _names() -> list[str] | None:
     wanted = os.environ.get(VISIBLE)
     return None if wanted is None else [name for part in wanted.split(",") if (name := part.strip())]

@@ -245,6 +245,19 @@ def test_only_the_gpus_that_are_shown_are_judged(
     assert {f["gpu"] for f in findings if f["gpu"] is not None} == {2, 3}
 
 
+def test_a_gpu_that_is_named_and_not_there_fails_the_node(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,9")
+    assert main(["check", *FAST]) == 1
+    assert "present: GPU 9: CUDA_VISIBLE_DEVICES names it, and it is not here" in capsys.readouterr().out
+    (bundle,) = Path("out").glob("*.tar")
+    assert main(["verify", str(bundle)]) == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,-1,9")  # what comes after it is hidden on purpose
+    assert main(["check", *FAST]) == 0
+
+
 def test_gpus_that_a_scheduler_gave_to_others_are_not_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
