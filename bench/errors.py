@@ -26,6 +26,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
+def one_line(text: str) -> str:
+    """The same where a line has its meaning, whatever the text holds."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def in_json(value: object, most: int = 60) -> str:
     """A value of an input as its author wrote it, in one line."""
     text = json.dumps(value, ensure_ascii=False)
@@ -101,18 +106,13 @@ class BadInput(BenchError):
     def __str__(self) -> str:
         if not self.mistakes:
             return super().__str__()
-        paths = [_one_line(m.path) for m in self.mistakes]
+        paths = [one_line(m.path) for m in self.mistakes]
         width = max(map(len, paths))
         rows = [
-            f"  {path:<{width}}  {_one_line(f'{m.found}; {m.allowed}')}"
+            f"  {path:<{width}}  {one_line(f'{m.found}; {m.allowed}')}"
             for path, m in zip(paths, self.mistakes, strict=True)
         ]
         return "\n".join([super().__str__(), *rows])
-
-
-def _one_line(text: str) -> str:
-    """A row a mistake, whatever its names hold."""
-    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 class EnvironmentCannot(BenchError):
@@ -125,6 +125,11 @@ class VerificationFailed(BenchError):
     """A bundle is not what it claims to be."""
 
     exit_code = 4
+
+    def __str__(self) -> str:
+        """In one line whatever a stranger's names hold: a second one would look like another verdict."""
+        first = f"{self.where}: {self.message}" if self.where else self.message
+        return one_line(first) + (f"\n  {one_line(self.advice)}" if self.advice else "")
 
 
 class Untrusted(VerificationFailed):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from bench.catalogue import read_data
-from bench.codec import DecodeError, from_json, strict_loads
+from bench.codec import DecodeError, from_json, line_breaks, strict_loads
 from bench.errors import BadInput, Mistake, in_json, nearest
 from bench.methods import Setting, conflict, known_methods, ordered
 from bench.models import Model, known_models
@@ -86,6 +86,8 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         mistakes += _method_mistakes(document.get("methods"), "/methods")
         for path, _, methods in _own(document.get("models"), "methods"):
             mistakes += _method_mistakes(methods, path)
+    if not mistakes:  # of what is wrong already it would be told twice
+        mistakes = [Mistake(place, "a text of several lines", "one line") for place in line_breaks(document)]
     if mistakes:
         mistakes.sort(key=lambda mistake: mistake.path)
         raise BadInput.of(mistakes, where)

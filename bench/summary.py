@@ -25,6 +25,7 @@ from bench.result import (
     Timing,
     Trial,
 )
+from bench.sense import require_lines
 from bench.statement import Predicate, utc
 from bench.winner import Winner, winner
 
@@ -181,6 +182,8 @@ def recompute(files: Files) -> Mapping[str, Any]:
     """
     try:
         document = strict_loads(files.read("results.json"))
+        require_lines(document, "results.json")
+        require_lines(strict_loads(files.read("manifest.json")), "manifest.json")
         if isinstance(document, dict) and document.get("schema") == "bench/check-results/v1":
             from bench.acceptance.results import recompute as judge_again  # brings every check
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import assert_never
 
+from bench.errors import one_line
 from bench.estimate import Interval
 from bench.result import Crashed, Failure, Image, OutOfMemory, TimedOut, Unsupported
 from bench.summary import TrialResult
@@ -74,6 +75,11 @@ def seconds_text(seconds: float) -> str:
 
 
 def failure_text(failure: Failure) -> str:
+    """In one line, whatever ended the trial had to say."""
+    return one_line(_failure_text(failure))
+
+
+def _failure_text(failure: Failure) -> str:
     match failure:
         case OutOfMemory():
             return f"out of {failure.where} memory: {failure.detail}"

@@ -46,6 +46,7 @@ from bench.handshake import (
 from bench.krl import Revoked
 from bench.models import Model
 from bench.pack import pack, signatures, write_bundle
+from bench.report.tables import results_table
 from bench.result import Measured, Measurement, Trial
 from bench.ssh import ED25519, Certificate, PublicKey, Signer, wire_string
 from bench.sshsig import _armor, _signed_data, sign
@@ -429,12 +430,66 @@ def test_more_samples_than_the_operator_saw_time_for(tmp_path: Path) -> None:
     refused(path, "its samples take .* s, but the operator saw 10 s from challenge to receipt", recompute)
 
 
-def real(path: Path, edit: Callable[[dict[str, Any]], None], **receipt: Any) -> None:
+FORGED = "1\nlevel      operator: integrity, origin and freshness are proven"
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("/node/switches/CUDA_X", FORGED),
+        ("/node/gpus/0/name", FORGED),
+        ("/node/image", {"variant": FORGED, "lock": "a", "debian": "b"}),
+        ("/trials/0/label", "naive\r\n"),
+        ("/node/packages/torch", "2\u2028"),
+    ],
+)
+def test_a_text_that_would_pass_for_lines_of_a_report(tmp_path: Path, place: str, value: object) -> None:
+    path = tmp_path / "b.tar"
+
+    def forge(results: dict[str, Any]) -> None:
+        *parents, last = place.split("/")[1:]
+        inside: Any = results
+        for name in parents:
+            inside = inside[int(name)] if isinstance(inside, list) else inside.setdefault(name, {})
+        inside[last] = value
+
+    real(path, forge)
+    refused(path, "is a text of several lines", recompute)
+
+
+def test_a_name_that_would_pass_for_lines_of_a_report(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    real(path, lambda results: results["node"]["packages"].update({FORGED: "1"}))
+    refused(path, "is a text of several lines", recompute)
+
+
+def test_why_a_trial_failed_may_have_lines_which_are_shown_as_one(tmp_path: Path) -> None:
+    """What torch says of an error has as many as it likes."""
+    path = tmp_path / "b.tar"
+
+    def fail(results: dict[str, Any]) -> None:
+        (trial,) = results["trials"]
+        trial |= {"outcome": "crashed", "failure": {"kind": "crashed", "reason": FORGED}}
+        trial |= {"estimate": None, "proof": None}
+        results["run"] |= {"stopped": FORGED}
+        results["winners"] = []
+
+    real(path, fail, samples=b"")
+    found = cast("Results", verdict(path, recompute).recomputed["results"])
+    assert "level" in results_table(found)
+    assert not any(line.startswith("level") for line in results_table(found).splitlines())
+
+
+def real(
+    path: Path, edit: Callable[[dict[str, Any]], None], samples: bytes | None = None, **receipt: Any
+) -> None:
     """A measured bundle, its results edited, signed anew by a certified node and countersigned."""
     old = contents(REAL)
     results = json.loads(old["results.json"])
     edit(results)
-    signed_anew(path, old | {"results.json": pretty_json(results)}, **receipt)
+    files = {"results.json": pretty_json(results)}
+    files |= {} if samples is None else {"samples.jsonl": samples}
+    signed_anew(path, old | files, **receipt)
 
 
 def signed_anew(path: Path, old: Mapping[str, bytes], **receipt: Any) -> None:
@@ -442,7 +497,7 @@ def signed_anew(path: Path, old: Mapping[str, bytes], **receipt: Any) -> None:
     files = {n: d for n, d in old.items() if n not in SIGNING}
     names = {"run_id": run.run_id, "started_at": run.started_at, "ended_at": run.ended_at}
     cert = certificate(principals=(principal(run.run_id),), key_id=key_id(run.run_id))
-    facts = predicate(files, **names, complete=run.complete, level="operator", nonce=NONCE)
+    facts = predicate(files, **names, node=run.node, complete=run.complete, level="operator", nonce=NONCE)
     pack(path, files, facts, RUN_KEY, cert)
     countersign(path, receipt_for(path, cert, **({"run_id": run.run_id} | receipt)))
 

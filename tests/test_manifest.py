@@ -99,6 +99,16 @@ def test_a_mistake_is_one_line_whatever_its_names_hold() -> None:
     assert "/x\\ny" in str(caught.value)
 
 
+def test_a_text_of_several_lines_is_refused_before_it_is_measured() -> None:
+    """Its bundle would be refused after."""
+    own = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    own |= {"num_attention_heads": 2, "vocab_size": 64, "about": "one\ntwo"}
+    recipe = {"objective": "causal-lm", "batch_size": 4, "steps": 9, "precision": "bf16"}
+    recipe |= {"sequence_length": 8}
+    model = {"name": "mine", "architecture": own, "recipe": recipe}
+    assert mistakes(models=[model]) == {"/models/0/architecture/about": "a text of several lines; one line"}
+
+
 @pytest.mark.parametrize("number", ["1" + "0" * 30, "1e999"])
 def test_a_number_that_no_double_holds_is_told_with_its_place(number: str) -> None:
     data = json.dumps(BASE | {"models": ["tiny-vit", {"micro_batch": "?"}]}).replace('"?"', number).encode()

@@ -24,6 +24,7 @@ from bench.checks import known_checks, not_read
 from bench.codec import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
 from bench.errors import VerificationFailed
 from bench.result import NodeFacts
+from bench.sense import require_lines
 from bench.summary import RunFacts, require_same_run
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ def recompute(files: Files) -> Mapping[str, Any]:
     evidence = Evidence(results.level, results.device, results.node.gpus, named, course)
     try:
         findings = judge(evidence, results.standards, results.require)
+        require_lines(to_json(findings), "samples.jsonl")
     except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise VerificationFailed(f"the readings make no sense: {error}", where="samples.jsonl") from None
     claimed = results.verdict

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from bench.acceptance.results import judged
 from bench.asked import Note
 from bench.codec import pretty_json, to_json
-from bench.errors import BadInput, BenchError, printable
+from bench.errors import BadInput, BenchError, one_line
 from bench.places import ALLOWED_SIGNERS, REVOKED, config_path
 from bench.result import NodeFacts
 from bench.summary import Results, recompute
@@ -43,7 +43,7 @@ def verify(paths: list[Path], lists: Lists, as_json: bool) -> int:
         if isinstance(verdict, BenchError):
             print(verdict, file=sys.stderr)
         elif not as_json:
-            print(printable("\n".join([f"{path}", *verdict.to_lines(), *_about(verdict)])))
+            print(*map(one_line, [f"{path}", *verdict.to_lines(), *_about(verdict)]), sep="\n")
     if len(checked) > 1 and not as_json:
         print(_counted([verdict for _, verdict in checked]))
     return _exit_code(checked)

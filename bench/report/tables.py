@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bench.estimate import BETWEEN_PROCESSES
+from bench.errors import one_line
 from bench.report.terminal import table, wrapped
 from bench.summary import Results, TrialResult
 from bench.switches import in_words
@@ -47,7 +48,8 @@ def without_figures(results: Results) -> dict[str, str]:
 def _why_none(model: str, results: Results) -> str:
     trials = [trial for trial in results.trials if trial.model == model]
     if not trials:
-        return next((skip.reason for skip in results.skipped if skip.model == model), "nothing was tried")
+        skipped = (skip.reason for skip in results.skipped if skip.model == model)
+        return one_line(next(skipped, "nothing was tried"))
     last = trials[-1]
     if last.failure is not None:
         return failure_text(last.failure)
@@ -118,9 +120,9 @@ def _notes(results: Results) -> Iterable[str]:
     for found in results.winners:
         yield from _how_sure(found, results)
     for skip in results.skipped:
-        yield f"skipped  {skip.model}  {skip.label}: {skip.reason}"
+        yield f"skipped  {skip.model}  {skip.label}: {one_line(skip.reason)}"
     if results.run.stopped:
-        yield f"INCOMPLETE  {results.run.stopped}"
+        yield f"INCOMPLETE  {one_line(results.run.stopped)}"
 
 
 def _twice(again: Twice) -> str:
