@@ -25,7 +25,7 @@ from bench.result import (
     Timing,
     Trial,
 )
-from bench.sense import require_lines
+from bench.sense import require_lines, require_measured, require_possible
 from bench.statement import Predicate, utc
 from bench.winner import Winner, winner
 
@@ -204,13 +204,7 @@ def recompute(files: Files) -> Mapping[str, Any]:
 
 def _recompute(results: Results, files: Files) -> Mapping[str, Any]:
     require_same_run(results.run, files.run)
-    spent = [s for c in results.ceilings for s in c.samples] + [
-        t.proof.seconds for t in results.trials if t.proof
-    ]
-    if min(spent, default=1.0) <= 0:
-        raise ValueError("a ceiling or a proof that took no time")
-    if any(t.proof.steps < 1 for t in results.trials if t.proof):
-        raise ValueError("a proof without a step")
+    require_possible(results)
     held = Held(files.read("manifest.json"), results)
     trials = {entry.id: _trial(results, entry) for entry in results.trials}
     if len(trials) != len(results.trials):
@@ -269,10 +263,7 @@ def _read_samples(
             raise VerificationFailed("is of a trial that is not in the results", where=where)
         if name in of:
             raise VerificationFailed(f"holds the trial {name} for the second time", where=where)
-        if any(
-            step.seconds <= 0 or step.accumulation < 1 for step in (*measurement.warmup, *measurement.steps)
-        ):
-            raise ValueError(f"a step of no time in the trial {name}")
+        require_measured(name, measurement)
         held.require_flops(trials[name], measurement.flops)
         of[name] = digest(trials[name], measurement, ceilings)
     if alone := earlier.keys() - measured.keys():

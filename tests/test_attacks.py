@@ -574,6 +574,36 @@ def test_operations_that_the_model_does_not_cost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "less",
+    [
+        {"log_seconds": -50.0},
+        {"save_seconds": -1e6},
+        {"eval_seconds_per_sample": -1.0},
+        {"peak_bytes": -1},
+        {"parameters": -1},
+        {"phase_seconds": {"measure": -1.0}},
+    ],
+)
+def test_what_takes_less_than_nothing(tmp_path: Path, less: dict[str, Any]) -> None:
+    """A log that takes -50 seconds makes days negative, which no rival beats."""
+    path = tmp_path / "b.tar"
+    retold(path, measurement=lambda m: replace(m, **less))
+    refused(path, f"less than nothing as {next(iter(less))}|as measure in", recompute)
+
+
+@pytest.mark.parametrize("wrong", [{"work": -1}, {"samples": ()}, {"samples": (1.0, 0.0)}])
+def test_a_limit_of_no_time_or_no_work(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    """Below zero there is room for any figure."""
+    path = tmp_path / "b.tar"
+
+    def lie(results: dict[str, Any]) -> None:
+        results["ceilings"][0] |= wrong
+
+    real(path, lie)
+    refused(path, "a ceiling of no time or no work", recompute)
+
+
+@pytest.mark.parametrize(
     ("lie", "told"),
     [
         ({"model": shorter}, "its model/recipe/steps is not what this bench makes of the manifest"),
