@@ -1,4 +1,4 @@
-"""What no run can say, whatever it was asked: refused.
+"""What no run can say, whatever it was asked: refused, or told where an honest one may say it too.
 
 A node signs what it likes. What it says is shown as lines of reports, copied into files and divided by.
 """
@@ -6,8 +6,11 @@ A node signs what it likes. What it says is shown as lines of reports, copied in
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from bench.asked import Note
+from bench.catalogue import gpu_named
 from bench.codec import line_breaks
 from bench.errors import VerificationFailed
 from bench.result import Measurement
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 _TOLD_BY_OTHERS = re.compile(
     r"/trials/\d+/(failure|unproven)/(reason|detail|phase)|/skipped/\d+/reason|/run/stopped"
 )
+
+# The vendor's peak is of one clock, and some cards are sold to run at more; none at half as much again.
+MOST_OF_PEAK = 1.5
 
 
 def require_lines(document: Any, where: str) -> None:
@@ -55,3 +61,24 @@ def require_measured(name: str, measured: Measurement) -> None:
     for what, value in others.items():
         if value is not None and value < 0:
             raise ValueError(f"less than nothing as {what} in the trial {name}")
+
+
+def require_limits(results: Results) -> None:
+    """No matrix product beyond the chip: whatever an estimate says is below that limit, or never ranked."""
+    gpus = [gpu_named(gpu.name) for gpu in results.node.gpus]
+    known = [gpu for gpu in gpus if gpu is not None]
+    if not known or len(known) < len(gpus):
+        return
+    for ceiling in results.ceilings:
+        kind, _, precision = ceiling.name.partition("-")
+        peak, name = max((gpu.peak_flops(precision, tf32=precision == "tf32"), gpu.name) for gpu in known)
+        if kind == "matmul" and ceiling.rate > MOST_OF_PEAK * peak:
+            told = f"its limit {ceiling.name} is {ceiling.rate / 1e12:,.0f} TFLOP/s"
+            raise VerificationFailed(f"{told}; the vendor's peak of an {name} is {peak / 1e12:,.0f}")
+
+
+def doubts(results: Results) -> Iterator[Note]:
+    """What is told, since an honest run may say it too."""
+    estimates = ((t.model, t.estimate) for t in results.trials if t.estimate is not None)
+    for model in dict.fromkeys(m for m, e in estimates if e.ceiling_flops_per_second is None):
+        yield Note(model, "no limit of its machine was measured: taken on trust that it can do as much")

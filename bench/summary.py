@@ -25,7 +25,7 @@ from bench.result import (
     Timing,
     Trial,
 )
-from bench.sense import require_lines, require_measured, require_possible
+from bench.sense import doubts, require_limits, require_lines, require_measured, require_possible
 from bench.statement import Predicate, utc
 from bench.winner import Winner, winner
 
@@ -205,6 +205,7 @@ def recompute(files: Files) -> Mapping[str, Any]:
 def _recompute(results: Results, files: Files) -> Mapping[str, Any]:
     require_same_run(results.run, files.run)
     require_possible(results)
+    require_limits(results)
     held = Held(files.read("manifest.json"), results)
     trials = {entry.id: _trial(results, entry) for entry in results.trials}
     if len(trials) != len(results.trials):
@@ -229,7 +230,7 @@ def _recompute(results: Results, files: Files) -> Mapping[str, Any]:
         "results": results,
         "samples": sum(s.samples for s in all_of_it),
         "measured_seconds": in_steps + sum(t.proof.seconds for t in results.trials if t.proof),
-        "on_trust": held.notes,
+        "on_trust": (*held.notes, *doubts(results)),
     }
 
 

@@ -603,6 +603,28 @@ def test_a_limit_of_no_time_or_no_work(tmp_path: Path, wrong: dict[str, Any]) ->
     refused(path, "a ceiling of no time or no work", recompute)
 
 
+def faster(measured: Measurement) -> Measurement:
+    """A hundred times as fast."""
+    return replace(measured, steps=tuple(replace(s, seconds=s.seconds / 100) for s in measured.steps))
+
+
+def test_a_limit_beyond_the_chip(tmp_path: Path) -> None:
+    """Under it any figure is possible."""
+    path = tmp_path / "b.tar"
+    ceilings = from_json(Results, json.loads(contents(REAL)["results.json"])).ceilings
+    higher = tuple(replace(c, samples=tuple(s / 100 for s in c.samples)) for c in ceilings)
+    retold(path, measurement=faster, ceilings=higher)
+    refused(path, "its limit matmul-fp16 is 76,.*; the vendor's peak of an NVIDIA H200 is 989", recompute)
+
+
+def test_a_machine_without_a_limit(tmp_path: Path) -> None:
+    """A run that measured none can be honest; it is never ranked with one that did."""
+    path = tmp_path / "b.tar"
+    retold(path, measurement=faster, ceilings=())
+    (note,) = cast("tuple[Note, ...]", verdict(path, recompute).recomputed["on_trust"])
+    assert str(note).startswith("pythia-160m: no limit of its machine was measured")
+
+
 @pytest.mark.parametrize(
     ("lie", "told"),
     [

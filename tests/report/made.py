@@ -94,8 +94,10 @@ def bundle(
             outcome: Outcome = found if not isinstance(found, float) else measured(found, spread, started)
             outcome = counted(trial, outcome) if version == __version__ else outcome
             trials.append((trial, " + ".join(setting) or "naive", outcome))
+    precisions = dict.fromkeys(model.recipe.precision for model in asked.models)
     ceilings = tuple(
-        Ceiling("matmul-fp32", i, "FLOP/s", 10**13, (ceiling_seconds, 1.1 * ceiling_seconds))
+        Ceiling(f"matmul-{precision}", i, "FLOP/s", 10**13, (ceiling_seconds, 1.1 * ceiling_seconds))
+        for precision in precisions
         for i in range(gpus)
     )
     run = RunFacts(run_id, started, started + 60, complete, None if complete else "the budget was spent")
