@@ -6,14 +6,14 @@ A node signs what it likes. What it says is shown as lines of reports, copied in
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.asked import Note
 from bench.catalogue import gpu_named
 from bench.codec import line_breaks
 from bench.errors import VerificationFailed
-from bench.result import Measurement
+from bench.result import Measurement, NodeFacts
 
 if TYPE_CHECKING:
     from bench.summary import Results
@@ -75,6 +75,25 @@ def require_limits(results: Results) -> None:
         if kind == "matmul" and ceiling.rate > MOST_OF_PEAK * peak:
             told = f"its limit {ceiling.name} is {ceiling.rate / 1e12:,.0f} TFLOP/s"
             raise VerificationFailed(f"{told}; the vendor's peak of an {name} is {peak / 1e12:,.0f}")
+
+
+def identity_of(node: NodeFacts, gpus: Sequence[str] | None = None) -> dict[str, Any]:
+    """As a statement names a machine; `gpus` are those of all that the run was on, if there were several."""
+    return {
+        "gpus": [gpu.uuid for gpu in node.gpus] if gpus is None else list(gpus),
+        "driver": node.driver,
+        "cpu": node.cpu,
+        "image": node.image.config if node.image else None,
+    }
+
+
+def require_same_node(node: NodeFacts, signed: Mapping[str, Any]) -> None:
+    """The machine of the results is one of the statement's."""
+    ours = identity_of(node)
+    gpus = signed.get("gpus")
+    same = all(signed.get(part) == ours[part] for part in ("driver", "cpu", "image"))
+    if not same or not isinstance(gpus, list) or not all(uuid in gpus for uuid in ours["gpus"]):
+        raise VerificationFailed("the results are of another machine than the statement")
 
 
 def doubts(results: Results) -> Iterator[Note]:

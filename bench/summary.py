@@ -25,7 +25,14 @@ from bench.result import (
     Timing,
     Trial,
 )
-from bench.sense import doubts, require_limits, require_lines, require_measured, require_possible
+from bench.sense import (
+    doubts,
+    require_limits,
+    require_lines,
+    require_measured,
+    require_possible,
+    require_same_node,
+)
 from bench.statement import Predicate, utc
 from bench.winner import Winner, winner
 
@@ -182,13 +189,13 @@ def recompute(files: Files) -> Mapping[str, Any]:
     """
     try:
         document = strict_loads(files.read("results.json"))
-        require_lines(document, "results.json")
-        require_lines(strict_loads(files.read("manifest.json")), "manifest.json")
         if isinstance(document, dict) and document.get("schema") == "bench/check-results/v1":
             from bench.acceptance.results import recompute as judge_again  # brings every check
 
+            _require_lines(document, files)
             return judge_again(files)
         _check_schema(document)
+        _require_lines(document, files)
         results = from_json(Results, document)
     except DecodeError as error:
         raise VerificationFailed(f"does not have its form: {error}", where="results.json") from None
@@ -203,7 +210,7 @@ def recompute(files: Files) -> Mapping[str, Any]:
 
 
 def _recompute(results: Results, files: Files) -> Mapping[str, Any]:
-    require_same_run(results.run, files.run)
+    require_same_run(results.run, results.node, files.run)
     require_possible(results)
     require_limits(results)
     held = Held(files.read("manifest.json"), results)
@@ -234,6 +241,11 @@ def _recompute(results: Results, files: Files) -> Mapping[str, Any]:
     }
 
 
+def _require_lines(results: Any, files: Files) -> None:
+    require_lines(results, "results.json")
+    require_lines(strict_loads(files.read("manifest.json")), "manifest.json")
+
+
 def _check_schema(document: Any) -> None:
     schema = document.get("schema") if isinstance(document, dict) else None
     if isinstance(schema, str) and schema != SCHEMA:
@@ -241,10 +253,11 @@ def _check_schema(document: Any) -> None:
         raise VerificationFailed(f"its results are {schema:.40}, this bench knows {SCHEMA}", advice=advice)
 
 
-def require_same_run(ours: RunFacts, signed: Predicate) -> None:
+def require_same_run(ours: RunFacts, node: NodeFacts, signed: Predicate) -> None:
     found = (ours.id, ours.complete, utc(ours.started_at), utc(ours.ended_at))
     if found != (signed.run_id, signed.complete, signed.started_at, signed.ended_at):
         raise VerificationFailed("the results are of another run than the statement")
+    require_same_node(node, signed.node)
 
 
 def _read_samples(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.pack import pack
 from bench.result import Measured, NodeFacts, Outcome, StepSample, Trial
+from bench.sense import identity_of
 from bench.statement import utc
 from bench.summary import Results, RunFacts, samples_bytes, summarise
 from tests.builders import MODEL, measurement, trial
@@ -62,7 +63,8 @@ def large_bundle(path: Path, size_bytes: int, trials: int = 198, steps: int = 20
     with telemetry.open("wb") as file:
         while left > 0:
             left -= file.write(lines[:left])
-    facts = predicate(files, run_id="large", started_at=utc(START), ended_at=utc(START + 3600))
+    node = identity_of(results.node)
+    facts = predicate(files, run_id="large", node=node, started_at=utc(START), ended_at=utc(START + 3600))
     pack(path, {**files, "telemetry.jsonl": telemetry}, facts, KEY)
     telemetry.unlink()
     return path

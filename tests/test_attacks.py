@@ -50,7 +50,7 @@ from bench.report.tables import results_table
 from bench.result import Measured, Measurement, Trial
 from bench.ssh import ED25519, Certificate, PublicKey, Signer, wire_string
 from bench.sshsig import _armor, _signed_data, sign
-from bench.statement import build_statement, parse_statement
+from bench.statement import PREDICATE_SCHEMA, build_statement, parse_statement
 from bench.summary import Results, recompute, samples_bytes, summarise
 from bench.trust import TrustPolicy
 from bench.verdict import Verdict
@@ -422,6 +422,41 @@ def test_a_proof_without_a_step(tmp_path: Path) -> None:
 
     real(path, unproven)
     refused(path, "numbers that no run can give: a proof without a step", recompute)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {
+            "gpus": [
+                {
+                    "index": 0,
+                    "name": "NVIDIA H200",
+                    "uuid": "GPU-0",
+                    "memory_bytes": 9,
+                    "compute_capability": "9.0",
+                }
+            ]
+        },
+        {"driver": "1"},
+        {"cpu": "another"},
+        {"image": {"variant": "cuda13", "lock": "a", "debian": "b", "config": "sha256:" + "0" * 64}},
+    ],
+)
+def test_results_of_another_machine_than_the_statement(tmp_path: Path, other: dict[str, Any]) -> None:
+    """Tools that read the statement alone would name another machine than we do."""
+    path = tmp_path / "b.tar"
+    real(path, lambda results: results["node"].update(other))
+    refused(path, "the results are of another machine than the statement", recompute)
+
+
+def test_a_statement_of_no_machine(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    old = contents(REAL)
+    run = parse_statement(old[STATEMENT]).predicate
+    files = {n: d for n, d in old.items() if n not in SIGNING}
+    pack(path, files, replace(run, node={}, schema=PREDICATE_SCHEMA), RUN_KEY)
+    refused(path, "the results are of another machine than the statement", recompute, demanded=False)
 
 
 def test_more_samples_than_the_operator_saw_time_for(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def recompute(files: Files) -> Mapping[str, Any]:
         manifest = files.read("manifest.json")
         check_image(manifest, results.node.image)
         _require_asked(read(manifest), results)
-        require_same_run(results.run, files.run)
+        require_same_run(results.run, results.node, files.run)
         readings = [from_json(Reading, strict_loads(line)) for line in files.lines("samples.jsonl")]
         named = {reading.name: reading for reading in readings}
         if len(named) != len(readings):

@@ -35,6 +35,7 @@ from bench.runner.seal import Seal, Sealer
 from bench.runner.state import Run
 from bench.runner.supervise import Supervisor
 from bench.sbom import PLACE as SBOM
+from bench.sense import identity_of
 from bench.signals import answered_by
 from bench.statement import Predicate, utc
 from bench.summary import Results, RunFacts, samples_bytes
@@ -217,16 +218,10 @@ def surroundings(folder: Path) -> dict[str, bytes | Path]:
 def predicate(
     run: RunFacts, node: NodeFacts, manifest_digest: str, seal: Seal, gpus: Sequence[str] | None = None
 ) -> Predicate:
-    """`gpus` are those of all machines that the run was on, where there were several."""
     return Predicate(
         run_id=run.id,
         manifest_sha256=manifest_digest.removeprefix("sha256:"),
-        node={
-            "gpus": [gpu.uuid for gpu in node.gpus] if gpus is None else list(gpus),
-            "driver": node.driver,
-            "cpu": node.cpu,
-            "image": node.image.config if node.image else None,
-        },
+        node=identity_of(node, gpus),
         started_at=utc(run.started_at),
         ended_at=utc(run.ended_at),
         complete=run.complete,

@@ -13,6 +13,7 @@ from bench.acceptance.standards import Standards, profile_of
 from bench.codec import canonical_json, to_json
 from bench.pack import pack
 from bench.result import NodeFacts
+from bench.sense import identity_of
 from bench.statement import Predicate, utc
 from bench.summary import RunFacts
 from tests.bundles import KEY
@@ -42,8 +43,9 @@ def files(done: CheckResults, found: Evidence) -> dict[str, bytes | Path]:
 
 def packed(path: Path, done: CheckResults, contents: dict[str, bytes | Path]) -> Path:
     predicate = Predicate(
-        run_id=done.run.id, manifest_sha256=done.manifest_digest.removeprefix("sha256:"), node={},
-        started_at=utc(done.run.started_at), ended_at=utc(done.run.ended_at), complete=done.run.complete,
+        run_id=done.run.id, manifest_sha256=done.manifest_digest.removeprefix("sha256:"),
+        node=identity_of(done.node), started_at=utc(done.run.started_at),
+        ended_at=utc(done.run.ended_at), complete=done.run.complete,
     )  # fmt: skip
     pack(path, contents, predicate, KEY)
     return path

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench import __version__
 from bench.bundle import SIGNING, open_bundle
-from bench.codec import canonical_json, to_json
+from bench.codec import canonical_json, from_json, to_json
 from bench.manifest import Manifest, parse_manifest
 from bench.methods import Setting, arithmetic
 from bench.models.inline import flops_of
@@ -29,6 +29,7 @@ from bench.result import (
     StepSample,
     Trial,
 )
+from bench.sense import identity_of
 from bench.statement import Predicate, utc
 from bench.summary import Results, RunFacts, samples_bytes, summarise
 from tests.builders import measurement
@@ -114,8 +115,9 @@ def bundle(
     if course:
         files["telemetry.jsonl"] = course
     predicate = Predicate(
-        run_id=run_id, manifest_sha256=asked.digest.removeprefix("sha256:"), node={}, complete=complete,
-        started_at=utc(started), ended_at=utc(started + 60),
+        run_id=run_id, manifest_sha256=asked.digest.removeprefix("sha256:"),
+        node=identity_of(node), complete=complete, started_at=utc(started),
+        ended_at=utc(started + 60),
     )  # fmt: skip
     pack(path, files, predicate, KEY)
     return path
@@ -136,7 +138,9 @@ def copies(source: Path, folder: Path, count: int) -> None:
         files["results.json"] = json.dumps(results).encode()
         run = results["run"]
         times = utc(run["started_at"]), utc(run["ended_at"])
-        pack(folder / f"{i:06}.tar", files, Predicate(run["id"], digest, {}, *times, run["complete"]), KEY)
+        node = identity_of(from_json(NodeFacts, results["node"]))
+        facts = Predicate(run["id"], digest, node, *times, run["complete"])
+        pack(folder / f"{i:06}.tar", files, facts, KEY)
 
 
 def measured(pass_seconds: float, spread: Sequence[float] = STEADY, started: float = START) -> Measured:
