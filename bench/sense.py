@@ -13,10 +13,11 @@ from bench.asked import Note
 from bench.catalogue import gpu_named
 from bench.codec import line_breaks
 from bench.errors import VerificationFailed
+from bench.methods import known_methods
 from bench.result import Measurement, NodeFacts
 
 if TYPE_CHECKING:
-    from bench.summary import Results
+    from bench.summary import Results, TrialResult
 
 # What went wrong, in the words of whatever did. Where that is shown, it is shown in one line.
 _TOLD_BY_OTHERS = re.compile(
@@ -40,6 +41,7 @@ def require_possible(results: Results) -> None:
         if min(ceiling.samples, default=0.0) <= 0 or ceiling.work < 1:
             raise ValueError(f"a ceiling of no time or no work: {ceiling.name}")
     for trial in results.trials:
+        _require_label(trial)
         if trial.proof and (trial.proof.steps < 1 or trial.proof.seconds <= 0 or trial.proof.peak_bytes < 0):
             raise ValueError(f"a proof without a step, or of no time, in the trial {trial.id}")
 
@@ -75,6 +77,23 @@ def require_limits(results: Results) -> None:
         if kind == "matmul" and ceiling.rate > MOST_OF_PEAK * peak:
             told = f"its limit {ceiling.name} is {ceiling.rate / 1e12:,.0f} TFLOP/s"
             raise VerificationFailed(f"{told}; the vendor's peak of an {name} is {peak / 1e12:,.0f}")
+
+
+def _require_label(trial: TrialResult) -> None:
+    """What people read is the setting. Which methods cost nothing, and so go unnamed, versions differ in."""
+    known, setting = known_methods(), trial.setting
+    if not setting:
+        fits = trial.label == "naive"
+    else:
+        named = [part for part in trial.label.split(" + ") if part != "free-lunch"]
+        free = trial.label.split(" + ")[0] == "free-lunch"
+        unnamed = [name for name in setting if name not in named]
+        costly = [n for n in unnamed if n in known and not known[n].free_lunch and n != "compile-blocks"]
+        in_order = named == [name for name in setting if name in named]
+        fits = in_order and not costly and (free or not unnamed)
+    if not fits:
+        told = " + ".join(setting) or "naive"
+        raise VerificationFailed(f"trial {trial.id} is labelled {trial.label!r:.60}, its setting is {told}")
 
 
 def identity_of(node: NodeFacts, gpus: Sequence[str] | None = None) -> dict[str, Any]:

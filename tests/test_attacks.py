@@ -643,6 +643,14 @@ def faster(measured: Measurement) -> Measurement:
     return replace(measured, steps=tuple(replace(s, seconds=s.seconds / 100) for s in measured.steps))
 
 
+@pytest.mark.parametrize("label", ["naive", "checkpointing", "free-lunch + checkpointing", "free-lunch ", ""])
+def test_a_label_that_is_not_the_setting(tmp_path: Path, label: str) -> None:
+    """People read the label alone."""
+    path = tmp_path / "b.tar"
+    real(path, lambda results: results["trials"][0].update(label=label))
+    refused(path, "is labelled .*, its setting is tf32 ", recompute)
+
+
 def test_a_limit_beyond_the_chip(tmp_path: Path) -> None:
     """Under it any figure is possible."""
     path = tmp_path / "b.tar"
