@@ -6,18 +6,20 @@ A node signs what it likes. What it says is shown as lines of reports, copied in
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.asked import Note
 from bench.catalogue import gpu_named
-from bench.codec import line_breaks
+from bench.codec import line_breaks, strict_loads
 from bench.errors import VerificationFailed
+from bench.handshake import DRIFT_SECONDS
 from bench.methods import known_methods
 from bench.result import Measurement, NodeFacts
 
 if TYPE_CHECKING:
     from bench.summary import Results, TrialResult
+    from bench.verify import Files
 
 # What went wrong, in the words of whatever did. Where that is shown, it is shown in one line.
 _TOLD_BY_OTHERS = re.compile(
@@ -33,6 +35,12 @@ def require_lines(document: Any, where: str) -> None:
     for place in line_breaks(document):
         if not _TOLD_BY_OTHERS.fullmatch(place):
             raise VerificationFailed(f"{place or '/'} is a text of several lines", where=where)
+
+
+def require_plain(results: Any, files: Files) -> None:
+    """The same of all that reports are made of."""
+    require_lines(results, "results.json")
+    require_lines(strict_loads(files.read("manifest.json")), "manifest.json")
 
 
 def require_possible(results: Results) -> None:
@@ -115,8 +123,16 @@ def require_same_node(node: NodeFacts, signed: Mapping[str, Any]) -> None:
         raise VerificationFailed("the results are of another machine than the statement")
 
 
-def doubts(results: Results) -> Iterator[Note]:
-    """What is told, since an honest run may say it too."""
+def doubts(results: Results, measured: Iterable[Measurement], spent_seconds: float) -> Iterator[Note]:
+    """What is told, since an honest run may say it too: whose clock was set, whose limits failed."""
+    run = results.run
+    lasted = run.ended_at - run.started_at
+    if spent_seconds > lasted + DRIFT_SECONDS:
+        told = f"its samples take {spent_seconds:,.0f} s, and by its own clock it took {lasted:,.0f} s"
+        yield Note(None, f"{told}: taken on trust")
+    first, last = run.started_at - DRIFT_SECONDS, run.ended_at + DRIFT_SECONDS
+    if not all(first <= one.started_at <= one.ended_at <= last for one in measured):
+        yield Note(None, "by its own clock it measured at other times than it ran: taken on trust")
     estimates = ((t.model, t.estimate) for t in results.trials if t.estimate is not None)
     for model in dict.fromkeys(m for m, e in estimates if e.ceiling_flops_per_second is None):
         yield Note(model, "no limit of its machine was measured: taken on trust that it can do as much")

@@ -28,8 +28,8 @@ from bench.result import (
 from bench.sense import (
     doubts,
     require_limits,
-    require_lines,
     require_measured,
+    require_plain,
     require_possible,
     require_same_node,
 )
@@ -192,10 +192,10 @@ def recompute(files: Files) -> Mapping[str, Any]:
         if isinstance(document, dict) and document.get("schema") == "bench/check-results/v1":
             from bench.acceptance.results import recompute as judge_again  # brings every check
 
-            _require_lines(document, files)
+            require_plain(document, files)
             return judge_again(files)
         _check_schema(document)
-        _require_lines(document, files)
+        require_plain(document, files)
         results = from_json(Results, document)
     except DecodeError as error:
         raise VerificationFailed(f"does not have its form: {error}", where="results.json") from None
@@ -232,18 +232,15 @@ def _recompute(results: Results, files: Files) -> Mapping[str, Any]:
         ):
             raise VerificationFailed(f"the fastest of {claimed.model} is not the one that its trials show")
     all_of_it = [part for s in measured.values() for part in (s, s.earlier) if part]
-    in_steps = sum(s.seconds for s in all_of_it)
+    spent = sum(s.seconds for s in all_of_it)
+    spent += sum(t.proof.seconds for t in results.trials if t.proof)
+    told = doubts(results, (s.first for s in all_of_it), spent)
     return {
         "results": results,
         "samples": sum(s.samples for s in all_of_it),
-        "measured_seconds": in_steps + sum(t.proof.seconds for t in results.trials if t.proof),
-        "on_trust": (*held.notes, *doubts(results)),
+        "measured_seconds": spent,
+        "on_trust": (*held.notes, *told),
     }
-
-
-def _require_lines(results: Any, files: Files) -> None:
-    require_lines(results, "results.json")
-    require_lines(strict_loads(files.read("manifest.json")), "manifest.json")
 
 
 def _check_schema(document: Any) -> None:

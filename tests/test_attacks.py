@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 import subprocess
 import tarfile
 from collections.abc import Callable, Mapping
@@ -47,7 +48,7 @@ from bench.krl import Revoked
 from bench.models import Model
 from bench.pack import pack, signatures, write_bundle
 from bench.report.tables import results_table
-from bench.result import Measured, Measurement, Trial
+from bench.result import Measured, Measurement, StepSample, Trial
 from bench.ssh import ED25519, Certificate, PublicKey, Signer, wire_string
 from bench.sshsig import _armor, _signed_data, sign
 from bench.statement import PREDICATE_SCHEMA, build_statement, parse_statement
@@ -641,6 +642,27 @@ def test_a_limit_of_no_time_or_no_work(tmp_path: Path, wrong: dict[str, Any]) ->
 def faster(measured: Measurement) -> Measurement:
     """A hundred times as fast."""
     return replace(measured, steps=tuple(replace(s, seconds=s.seconds / 100) for s in measured.steps))
+
+
+def longer(measured: Measurement) -> Measurement:
+    """More warming up than there was time for."""
+    return replace(measured, warmup=(StepSample(1, 1000.0), *measured.warmup))
+
+
+@pytest.mark.parametrize(
+    ("lie", "told"),
+    [
+        (longer, "its samples take 1,191 s, and by its own clock it took 2.. s"),
+        (lambda m: replace(m, started_at=1.0, ended_at=2.0), "it measured at other times than it ran"),
+        (lambda m: replace(m, started_at=m.ended_at, ended_at=m.started_at), "at other times than it ran"),
+    ],
+)
+def test_samples_that_the_runs_own_clock_contradicts(tmp_path: Path, lie: Same, told: str) -> None:
+    """Neither refused, since clocks are set, nor passed over."""
+    path = tmp_path / "b.tar"
+    retold(path, measurement=lie)
+    (note,) = cast("tuple[Note, ...]", verdict(path, recompute).recomputed["on_trust"])
+    assert re.search(told, str(note))
 
 
 @pytest.mark.parametrize("label", ["naive", "checkpointing", "free-lunch + checkpointing", "free-lunch ", ""])
