@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,8 @@ from bench.summary import Results, recompute
 from bench.switches import in_words
 from bench.verdict import Verdict
 from bench.verify import Recompute, Rules, verify_bundle
-from bench.words import image_text
+from bench.winner import fastest
+from bench.words import count_text, image_text, interval_text
 
 MANY = 64  # bundles, from which on several processes are worth their start
 T = TypeVar("T")
@@ -56,7 +58,13 @@ def _counted(verdicts: list[Verdict | BenchError]) -> str:
     return f"{len(verdicts)} bundles: {len(verdicts) - refused} valid{alert}"
 
 
-def _environment(node: NodeFacts) -> Iterator[str]:
+def _environment(node: NodeFacts, verdict: Verdict) -> Iterator[str]:
+    """By its own word: a signature proves none of it."""
+    names = Counter(gpu.name for gpu in node.gpus)
+    gpus = " + ".join(f"{count}x {name}" for name, count in names.items())
+    machine = f"{gpus}, driver {node.driver}" if gpus else f"{node.cpu}, {node.cpu_cores} cores"
+    yield f"machine    {machine}, it says"
+    yield f"ran        {verdict.started_at} to {verdict.ended_at}, by its own clock"
     yield f"image      {image_text(node.image)}"
     if node.switches:
         yield f"set        {in_words(node.switches)}"
@@ -66,11 +74,14 @@ def _about(verdict: Verdict) -> Iterator[str]:
     """What was run, and what its figures say."""
     check = judged(verdict)
     if check is None:
-        yield from _environment(results_of(verdict).node)
+        results = results_of(verdict)
+        yield from _environment(results.node, verdict)
+        for model in results.models:
+            yield f"result     {_result(model.name, results)}"
         for note in notes_of(verdict):
             yield f"on trust   {note}"
         return
-    yield from _environment(check.results.node)
+    yield from _environment(check.results.node, verdict)
     simulated = ", SIMULATED: of no real node" if check.results.simulated else ""
     readings = f"judged again from {len(check.evidence.readings)} readings"
     yield f"check      {check.results.verdict}, {readings}{simulated}"
@@ -78,6 +89,18 @@ def _about(verdict: Verdict) -> Iterator[str]:
         yield f"           {check.claimed}, it says itself, by the rules of another version of bench"
     if not check.shipped_profile:
         yield "           against another profile of its GPUs than this bench has"
+
+
+def _result(model: str, results: Results) -> str:
+    """What the bundle is about, in a line: the figure that would be ranked."""
+    trials = [trial for trial in results.trials if trial.model == model]
+    best, tried = fastest(trials), count_text(len(trials), "trial")
+    doubtful = sum(t.estimate is not None and not t.estimate.plausible for t in trials)
+    beyond = f"; {doubtful} IMPLAUSIBLE: more arithmetic than the machine reached" if doubtful else ""
+    if best is None or best.estimate is None:
+        return f"{model}: no figure, of {tried}{beyond}"
+    figure = f"{interval_text(best.estimate.days)} days on {count_text(best.gpus, 'device')}, {best.label}"
+    return f"{model}: {figure}, the fastest of {tried}{beyond}"
 
 
 def section(path: Path, verdict: Verdict) -> str:

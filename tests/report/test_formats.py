@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,20 @@ def test_the_last_line_about_many_bundles_says_whether_one_was_refused(tmp_path:
     good[0].write_bytes(b"x")
     assert main(["verify", str(tmp_path)]) == 4
     assert capsys.readouterr().out.endswith("\n2 bundles: 1 valid, 1 REFUSED\n")
+
+
+def test_verify_says_what_the_bundle_is_about(tmp_path: Path, capsys: Any) -> None:
+    """To somebody who got one file and nothing else: which machine, when, what for, by whose word."""
+    path = bundle(tmp_path / "a.tar", settings=[((), 0.5), (("compile",), 1e-9)], gpus=2, micro_batch=2)
+    impossible = bundle(tmp_path / "b.tar", settings=[((), 1e-9)])
+    assert main(["verify", str(path), str(impossible)]) == 0
+    out = capsys.readouterr().out
+    assert "\nmachine    2x NVIDIA H100 80GB HBM3, driver 580, it says\n" in out
+    assert re.search(r"\nran        \S+Z to \S+Z, by its own clock\n", out)
+    beyond = "1 IMPLAUSIBLE: more arithmetic than the machine reached"
+    figure = r"result     tiny-gpt-neox: \S+ ±\S+ days on 2 devices, naive, the fastest of 2 trials"
+    assert re.search(rf"\n{figure}; {beyond}\n", out)
+    assert f"\nresult     tiny-gpt-neox: no figure, of 1 trial; {beyond}\n" in out
 
 
 def test_a_bundle_of_a_newer_version_is_named(tmp_path: Path, capsys: Any) -> None:
