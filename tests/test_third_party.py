@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
 import shutil
 import subprocess
+import tarfile
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from bench.bundle import ENVELOPE, RECEIPT, RECEIPT_SIGNATURE, STATEMENT
+from bench.bundle import CERTIFICATE, ENVELOPE, RECEIPT, RECEIPT_SIGNATURE, STATEMENT
 from bench.control.keyring import trust_lines
 from bench.dsse import seal
-from bench.handshake import RECEIPT_NAMESPACE
+from bench.handshake import (
+    BUNDLE_NAMESPACE,
+    NAMESPACE_OPTION,
+    NONCE_OPTION,
+    RECEIPT_NAMESPACE,
+    REQUEST_NAMESPACE,
+)
 from bench.pack import signatures, write_bundle
 from bench.ssh import PublicKey
 from bench.sshsig import sign
@@ -34,7 +44,7 @@ from tests.authority import (
     receipt_for,
     received,
 )
-from tests.bundles import KEY, packed
+from tests.bundles import BLOCK, KEY, packed
 from tests.needs import needs
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "verify.sh"
@@ -100,7 +110,7 @@ def test_a_bundle_of_nobody_in_particular(tmp_path: Path) -> None:
 
 def test_without_a_bundle_it_says_how_it_is_called() -> None:
     done = script()
-    assert (done.returncode, done.stderr) == (2, "usage: verify.sh BUNDLE [ALLOWED_SIGNERS]\n")
+    assert (done.returncode, done.stderr) == (2, "usage: verify.sh BUNDLE [ALLOWED_SIGNERS [KRL]]\n")
 
 
 def test_folders_may_have_spaces_in_their_names(
@@ -146,10 +156,103 @@ def test_receipts_that_do_not_fit(path: Path) -> None:
     refused("the receipt is for another statement", path)
     countersign(path, receipt_for(path, nonce="0" * 64))
     refused("the receipt is for another challenge", path)
+    countersign(path, receipt_for(path, certificate_sha256="0" * 64))
+    refused("the receipt is for another certificate", path)
+    countersign(path, receipt_for(path, run_id="another"))
+    refused("the receipt is for another run", path)
+    countersign(path, receipt_for(path, challenged_at=UNTIL))
+    refused("the receipt contradicts itself", path)
+    countersign(path, receipt_for(path, received_at=UNTIL))
+    refused("the certificate was not valid yet, or had expired", path)
     other = receipt.replace(b"1800003600", b"1800003601")
     change(path, **{"receipt__json": other, "receipt__json__sig": sign(receipt, OPERATOR, RECEIPT_NAMESPACE)})
     refused("Signature verification failed", path)
     assert {RECEIPT, RECEIPT_SIGNATURE} <= contents(path).keys()
+
+
+EMPTY = "logs/0123456789abcdef.txt"
+
+
+def header_of(name: str, kind: bytes, target: str = "") -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+
+def in_place_of_an_empty_file(path: Path, header: bytes) -> None:
+    """The signed bytes are none, and so are those of a link."""
+    data = path.read_bytes()
+    at = data.index(EMPTY.encode().ljust(100, b"\0"))
+    path.write_bytes(data[:at] + header + data[at + BLOCK :])
+
+
+def test_containers_that_bench_refuses(path: Path) -> None:
+    """What is unpacked afterwards would not be what was verified."""
+    good = path.read_bytes()
+    for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
+        path.write_bytes(good)
+        in_place_of_an_empty_file(path, header_of(EMPTY, kind, "/etc/passwd"))
+        refused("something else than regular files", path)
+    for tail in (bytes(BLOCK), good):
+        path.write_bytes(good + tail)
+        refused("something between the files or after them", path)
+    path.write_bytes(gzip.compress(good))
+    refused("is no plain tar", path)
+
+
+OTHER_KEY = Ed25519PrivateKey.from_private_bytes(b"x" * 32)
+
+
+def test_a_certificate_exchanged_in_its_file(path: Path, signers: Path) -> None:
+    """With an envelope by its key: who then takes the PEM of it has the wrong one."""
+    old = contents(path)
+    forged = f"{certificate(OTHER_KEY, STRANGER).line()}\n".encode()
+    write_bundle(path, old | {CERTIFICATE: forged, ENVELOPE: seal(old[STATEMENT], OTHER_KEY)})
+    refused("run-cert.pub is not the certificate of the signature", path, signers)
+
+
+@pytest.mark.parametrize("name", [CERTIFICATE, ENVELOPE, RECEIPT, RECEIPT_SIGNATURE])
+def test_what_was_taken_away(path: Path, signers: Path, name: str) -> None:
+    write_bundle(path, {n: data for n, data in contents(path).items() if n != name})
+    assert script(path, signers).returncode != 0
+    assert script(path).returncode != 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"options": {NAMESPACE_OPTION: BUNDLE_NAMESPACE, NONCE_OPTION: "0" * 64}},
+        {"options": {NAMESPACE_OPTION: REQUEST_NAMESPACE, NONCE_OPTION: NONCE}},
+        {"options": {NONCE_OPTION: NONCE}},
+        {"principals": (f"bench-run:{RUN_ID}", "lab@example.org")},
+        {"key_id": "another"},
+    ],
+)
+def test_a_certificate_for_something_else(path: Path, signers: Path, other: dict[str, Any]) -> None:
+    certified(path, certificate(**other))
+    refused("the certificate is not for this run and this challenge alone", path, signers)
+
+
+def test_a_level_that_nobody_certified(path: Path) -> None:
+    packed(path, level="operator", nonce=NONCE)
+    refused("the statement says level operator, and has no certificate", path)
+
+
+def test_what_is_revoked(path: Path, signers: Path, tmp_path: Path) -> None:
+    assert script(path, signers).returncode == 0
+    authority, krl = tmp_path / "authority.pub", tmp_path / "krl"
+    authority.write_text(f"{PublicKey.of(OPERATOR).line()}\n")
+    for listed, is_this in (
+        ("id: bench run another", False),
+        (f"id: bench run {RUN_ID}", True),
+        (f"key: {authority.read_text()}", True),
+    ):
+        (tmp_path / "revoked").write_text(f"{listed}\n")
+        command = ["ssh-keygen", "-q", "-k", "-f", krl, "-s", authority, tmp_path / "revoked"]
+        subprocess.run(command, check=True)
+        done = script(path, signers, krl)
+        assert ("Could not verify signature" in done.stdout) == is_this
+        assert (done.returncode != 0) == is_this
 
 
 # --- cosign ---------------------------------------------------------------------------------------------
