@@ -47,6 +47,7 @@ class Asked:
     memory_cap_gib: float | None = None
     seed: int = 0
     timing: Mapping[str, Any] = field(default_factory=dict)  # as stated: without defaults
+    methods: Any = "guided"
 
     @property
     def memory_cap_bytes(self) -> int | None:
@@ -141,6 +142,21 @@ class Held:
                 f"trial {trial.id} has the micro-batch {trial.micro_batch}, the manifest says {wanted}"
             )
 
+    def require_all_tried(self) -> None:
+        """A run that says it is complete tried, or skipped, every setting that its manifest lists."""
+        results = self._results
+        if not results.run.complete:
+            return
+        for model in results.models:
+            tried = {frozenset(trial.setting) for trial in results.trials if trial.model == model.name}
+            tried |= {frozenset(skip.setting) for skip in results.skipped if skip.model == model.name}
+            if missing := _listed(self._entries[model.name].get("methods", self._asked.methods)) - tried:
+                told = " + ".join(sorted(min(missing, key=sorted))) or "naive"
+                message = f"is said to be complete, and {told} of {model.name} was neither tried nor skipped"
+                raise VerificationFailed(message)
+            if not tried:
+                raise VerificationFailed(f"is said to be complete, and nothing of {model.name} was tried")
+
     def _require_stated(self) -> None:
         asked, results = self._asked, self._results
         names = [model.name for model in results.models]
@@ -177,6 +193,13 @@ class Held:
 
     def _note(self, model: str | None, text: str) -> None:
         self._notes[Note(model, text)] = None
+
+
+def _listed(methods: Any) -> set[frozenset[str]]:
+    """The settings that a manifest names method by method; what else it asks for, versions differ in."""
+    entries = [methods] if isinstance(methods, str) else methods if isinstance(methods, list) else []
+    named = {frozenset(map(str, entry)) for entry in entries if isinstance(entry, list)}
+    return named | {frozenset[str]() for entry in entries if entry == "naive"}
 
 
 def _stated_of_models(

@@ -214,6 +214,7 @@ def _recompute(results: Results, files: Files) -> Mapping[str, Any]:
     require_possible(results)
     require_limits(results)
     held = Held(files.read("manifest.json"), results)
+    held.require_all_tried()
     trials = {entry.id: _trial(results, entry) for entry in results.trials}
     if len(trials) != len(results.trials):
         raise VerificationFailed("holds a trial twice", where="results.json")

@@ -739,6 +739,21 @@ def test_results_that_the_manifest_contradicts(tmp_path: Path, version: str, ask
     refused(path, why, recompute)
 
 
+@pytest.mark.parametrize("methods", ["naive", ["naive", "free-lunch"], [["checkpointing"], "free-lunch"]])
+def test_a_complete_run_that_left_out_what_was_asked_for(tmp_path: Path, methods: object) -> None:
+    """The slow ones, say, or those that ran out of memory."""
+    path = tmp_path / "b.tar"
+    for asks in ({"methods": methods}, {"models": [{"name": "pythia-160m", "methods": methods}]}):
+        retold(path, asks=asks)
+        refused(path, "complete, and (naive|checkpointing) of pythia-160m was neither tried nor", recompute)
+
+
+def test_a_complete_run_in_which_nothing_was_tried(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    real(path, lambda results: results.update(trials=[], winners=[]), samples=b"")
+    refused(path, "is said to be complete, and nothing of pythia-160m was tried", recompute)
+
+
 def test_a_batch_that_is_not_the_recipes(tmp_path: Path) -> None:
     """A micro-batch of more than half of it leaves one pass a step, and samples that nobody trains on."""
     path = tmp_path / "b.tar"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from bench.result import (
     NodeFacts,
     Outcome,
     OutOfMemory,
+    Skipped,
     StepSample,
     Trial,
 )
@@ -104,7 +105,7 @@ def bundle(
     run = RunFacts(run_id, started, started + 60, complete, None if complete else "the budget was spent")
     results = Results(
         version, asked.digest, run, node, asked.models, asked.seed, asked.timing, asked.memory_cap_bytes,
-        ceilings, summarise(trials, ceilings, {}), (),
+        ceilings, summarise(trials, ceilings, {}), tuple(_left_out(asked, trials)),
     )  # fmt: skip
     files: dict[str, bytes | Path] = {
         "manifest.json": asked.data,
@@ -121,6 +122,16 @@ def bundle(
     )  # fmt: skip
     pack(path, files, predicate, KEY)
     return path
+
+
+def _left_out(asked: Manifest, trials: Sequence[tuple[Trial, str, Outcome]]) -> Iterator[Skipped]:
+    """What a test asks for and does not try."""
+    for model in asked.models:
+        tried = {trial.setting for trial, _, _ in trials if trial.model == model}
+        for entry in asked.methods_of(model):
+            setting = () if entry == "naive" else entry
+            if isinstance(setting, tuple) and setting not in tried:
+                yield Skipped(model.name, setting, " + ".join(setting) or "naive", "the test's own")
 
 
 def copies(source: Path, folder: Path, count: int) -> None:
