@@ -85,6 +85,11 @@ def require_limits(results: Results) -> None:
         if kind == "matmul" and ceiling.rate > MOST_OF_PEAK * peak:
             told = f"its limit {ceiling.name} is {ceiling.rate / 1e12:,.0f} TFLOP/s"
             raise VerificationFailed(f"{told}; the vendor's peak of an {name} is {peak / 1e12:,.0f}")
+    for trial in results.trials:
+        if trial.estimate is not None and trial.estimate.ceiling_flops_per_second is None:
+            most = max(max(gpu.bf16_tflops, gpu.tf32_tflops, gpu.fp32_tflops) for gpu in known) * 1e12
+            if trial.estimate.flops_per_second > MOST_OF_PEAK * most * trial.gpus:
+                raise VerificationFailed(f"trial {trial.id} is faster than the vendor's peak of its GPUs")
 
 
 def _require_label(trial: TrialResult) -> None:

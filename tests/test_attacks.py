@@ -686,6 +686,8 @@ def test_a_machine_without_a_limit(tmp_path: Path) -> None:
     """A run that measured none can be honest; it is never ranked with one that did."""
     path = tmp_path / "b.tar"
     retold(path, measurement=faster, ceilings=())
+    refused(path, "is faster than the vendor's peak of its GPUs", recompute)
+    retold(path, ceilings=())
     (note,) = cast("tuple[Note, ...]", verdict(path, recompute).recomputed["on_trust"])
     assert str(note).startswith("pythia-160m: no limit of its machine was measured")
 
