@@ -143,6 +143,11 @@ def remarks(part: ModelPart, comparison: Comparison) -> list[str]:
         for entry, machine in zip(part.entries, called(part), strict=True)
         if entry.row.close
     ]
+    lines += [
+        f"on trust: {machine}: {entry.row.on_trust}"
+        for entry, machine in zip(part.entries, called(part), strict=True)
+        if entry.row.on_trust
+    ]
     lines += [_guess_line(one) for one in part.guesses]
     lines += [f"not compared: {text}" for text in apart(part)]
     good = comparison.bundles - len(comparison.refused)

@@ -32,6 +32,9 @@ STACK_OF_A_FAMILY = {"mamba": ("mamba-ssm", "causal-conv1d")}
 DEEPSPEED = "deepspeed"  # decides nothing where no row of a model has a setting of it
 
 
+ON_TRUST = "of the manifest"
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     name: str  # of its GPUs, or of its CPU
@@ -95,6 +98,11 @@ class Row:
     telemetry: Telemetry | None = None
     close: Close | None = None
     tried_zero: bool = False  # a setting of DeepSpeed's, whatever came of it
+
+    @property
+    def on_trust(self) -> str | None:
+        """What nothing here could be held against: told even where it has no rival to be kept from."""
+        return dict(self.conditions).get(ON_TRUST)
 
     @property
     def kwh(self) -> float | None:
@@ -212,7 +220,7 @@ def _conditions(results: Results, model: Model, verdict: Verdict) -> Iterator[tu
         if name in results.node.packages:
             yield name, results.node.packages[name]
     if own := [note.text for note in notes_of(verdict) if note.model in (None, model.name)]:
-        yield "of the manifest", "; ".join(own)
+        yield ON_TRUST, "; ".join(own)
     yield "assurance level", verdict.level
 
 

@@ -13,6 +13,7 @@ from bench.errors import BadInput
 from bench.report.compare import Request, collect
 from bench.report.comparing import Comparison, ModelPart
 from bench.report.formats import table
+from bench.report.html import page
 from bench.result import Measured, StepSample
 from tests.builders import measurement
 from tests.report.made import CRASH, H100, NO_MEMORY, START, bundle, manifest
@@ -184,6 +185,15 @@ def test_what_is_taken_on_trust_is_told_and_ranked_with_nothing_else(tmp_path: P
     assert "a sample costs 1000 operations" in why
     assert main(["verify", str(theirs)]) == 0
     assert "on trust   tiny-gpt-neox: a sample costs 1000 operations" in capsys.readouterr().out
+
+
+def test_what_is_taken_on_trust_is_told_of_a_bundle_alone(tmp_path: Path, capsys: Any) -> None:
+    """It is the first of one, and nothing else would say why that means little."""
+    theirs = bundle(tmp_path / "b.tar", version="0.0.9")
+    for form in ("table", "markdown"):
+        assert main(["compare", str(theirs), "--format", form]) == 0
+        assert "on trust: 1x H100 80GB HBM3: a sample costs 1000 operations" in capsys.readouterr().out
+    assert "a sample costs 1000 operations" in page(compared(theirs))
 
 
 def test_a_bundle_that_is_there_twice_counts_once(tmp_path: Path) -> None:
