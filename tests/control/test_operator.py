@@ -129,7 +129,8 @@ def test_replayed_nonce(ledger: Ledger, key: OperatorKey, tmp_path: Path) -> Non
     certificate = certified(ledger, key, node)
     first = node.bundle(tmp_path / "first.tar", certificate)
     operator.receive(ledger, key, first, first, NOW + 600)
-    second = node.bundle(tmp_path / "second.tar", certificate, node={"driver": "another"})
+    more = {**RUN.node, "gpus": [*RUN.node["gpus"], "another"]}
+    second = node.bundle(tmp_path / "second.tar", certificate, node=more)
     before = second.read_bytes()
     with pytest.raises(VerificationFailed, match=r"second\.tar: its challenge was answered on .*: a replay"):
         operator.receive(ledger, key, second, second, NOW + 601)
