@@ -48,7 +48,8 @@ class Verdict:
         ]
         if not self.complete:
             lines.append("incomplete the run ended before its plan did")
-        return lines
+        notes = self.recomputed.get("on_trust")
+        return [*lines, *(f"on trust   {note}" for note in notes)] if isinstance(notes, tuple) else lines
 
     def _signatures(self) -> list[str]:
         voucher = f", trusted by {self.trusted_by}" if self.trusted else ""

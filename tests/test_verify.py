@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.asked import Note
 from bench.bundle import ENVELOPE, MAX_LINE_BYTES, SIGNATURE, STATEMENT
 from bench.codec import to_json
 from bench.errors import BadInput, BenchError, VerificationFailed
@@ -135,6 +136,12 @@ def test_an_incomplete_run_says_so(tmp_path: Path) -> None:
 
 
 # --- the files ------------------------------------------------------------------------------------------
+
+
+def test_what_is_taken_on_trust_is_told_wherever_a_verdict_is(path: Path) -> None:
+    """To the operator who receives it, too: his receipt goes with it."""
+    noted = verify_bundle(path, lambda files: {"on_trust": (Note("tiny", "counted as it ran"),)})
+    assert noted.to_lines()[-1] == "on trust   tiny: counted as it ran"
 
 
 def test_summaries_are_recomputed_from_what_was_signed(path: Path) -> None:

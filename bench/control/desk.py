@@ -14,7 +14,7 @@ from bench.control import keyring, operator
 from bench.control.ledger import Ledger
 from bench.control.manifests import load_any
 from bench.control.ssh_keygen import OperatorKey
-from bench.errors import BadInput, EnvironmentCannot, VerificationFailed
+from bench.errors import BadInput, EnvironmentCannot, VerificationFailed, one_line
 from bench.handshake import Request, read, write
 from bench.keys import default_key_path, public_half
 from bench.krl import Revoked
@@ -72,7 +72,7 @@ def receive(bundle: Path, out: Path | None, key: Path | None, ledger: Path | Non
     revoked = (Revoked.from_file(own),) if own and own.exists() else ()
     with _ledger(ledger) as opened:
         verdict = operator.receive(opened, found, bundle, out or bundle, int(time.time()), revoked)
-    print(verdict.path, *verdict.to_lines(), sep="\n")
+    print(verdict.path, *map(one_line, verdict.to_lines()), sep="\n")
     return 0
 
 

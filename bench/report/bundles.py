@@ -78,8 +78,6 @@ def _about(verdict: Verdict) -> Iterator[str]:
         yield from _environment(results.node, verdict)
         for model in results.models:
             yield f"result     {_result(model.name, results)}"
-        for note in notes_of(verdict):
-            yield f"on trust   {note}"
         return
     yield from _environment(check.results.node, verdict)
     simulated = ", SIMULATED: of no real node" if check.results.simulated else ""
