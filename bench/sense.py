@@ -44,7 +44,12 @@ def require_plain(results: Any, files: Files) -> None:
 
 
 def require_possible(results: Results) -> None:
-    """ValueError where the results hold what nothing can have taken, done or held."""
+    """No contradiction within the results; ValueError where they hold what nothing can have taken or done."""
+    if results.run.complete != (results.run.stopped is None):
+        raise VerificationFailed("the run is said to be complete and to have been stopped, or neither")
+    names, won = [model.name for model in results.models], [winner.model for winner in results.winners]
+    if len(set(won)) != len(won) or not set(won) <= set(names):
+        raise VerificationFailed("a model has a fastest twice, or one that is none of theirs has it")
     for ceiling in results.ceilings:
         if min(ceiling.samples, default=0.0) <= 0 or ceiling.work < 1:
             raise ValueError(f"a ceiling of no time or no work: {ceiling.name}")

@@ -32,7 +32,7 @@ from bench.bundle import (
     SIGNING,
     STATEMENT,
 )
-from bench.codec import canonical_json, from_json, pretty_json
+from bench.codec import canonical_json, from_json, pretty_json, to_json
 from bench.dsse import seal
 from bench.errors import VerificationFailed
 from bench.handshake import (
@@ -56,6 +56,7 @@ from bench.summary import Results, recompute, samples_bytes, summarise
 from bench.trust import TrustPolicy
 from bench.verdict import Verdict
 from bench.verify import Recompute, Rules, verify_bundle
+from bench.winner import winner
 from tests.authority import (
     CHALLENGED,
     NONCE,
@@ -413,6 +414,23 @@ def test_a_winner_that_the_trials_do_not_show(tmp_path: Path) -> None:
     refused(path, "the fastest of .* is not the one that its trials show", recompute)
 
 
+def test_two_winners_of_a_model(tmp_path: Path) -> None:
+    """One that leaves settings undecided, for people; one that leaves none, for who compares."""
+    path = tmp_path / "b.tar"
+    results = from_json(Results, json.loads(contents(REAL)["results.json"]))
+    first = winner("pythia-160m", results.trials, 7)
+    for more in (replace(first, undecided=0), winner("another", results.trials, 0)):
+        winners = [to_json(first), to_json(more)]
+        real(path, lambda results, winners=winners: results.update(winners=winners))
+        refused(path, "a model has a fastest twice, or one that is none of theirs", recompute)
+
+
+def test_a_complete_run_that_was_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    real(path, lambda results: results["run"].update(stopped="out of budget"))
+    refused(path, "said to be complete and to have been stopped", recompute)
+
+
 def test_a_proof_without_a_step(tmp_path: Path) -> None:
     """It would be divided by, in `bench compare --settings` at the latest."""
     path = tmp_path / "b.tar"
@@ -507,7 +525,6 @@ def test_why_a_trial_failed_may_have_lines_which_are_shown_as_one(tmp_path: Path
         (trial,) = results["trials"]
         trial |= {"outcome": "crashed", "failure": {"kind": "crashed", "reason": FORGED}}
         trial |= {"estimate": None, "proof": None}
-        results["run"] |= {"stopped": FORGED}
         results["winners"] = []
 
     real(path, fail, samples=b"")
