@@ -187,18 +187,26 @@ def _difference(name: str, ours: str, theirs: str) -> str:
     return f"{name} {ours}, not {theirs}"
 
 
+# No two runs take the same times to the last digit.
+COPIED = "another run with the same samples, so that one of the two measured nothing:"
+
+
 def _newest(rows: list[Row]) -> tuple[list[Row], list[Apart]]:
     """One row a machine: its newest run, of those that came to their end where one did.
 
-    The others are named, and so is a bundle that is there twice.
+    The others are named, and so are a bundle that is there twice and samples that are.
     """
     latest: dict[str, Row] = {}
+    first = {row.samples_sha256: row for row in reversed(rows)}
+    copied = [r for r in rows if r.samples_sha256 and r.run_id != first[r.samples_sha256].run_id]
+    alone = set(map(id, rows)) - set(map(id, copied))
+    rows = [row for row in rows if id(row) in alone]
     for row in rows:
         before = latest.get(row.machine.identity)
         if before is None or _age(row) > _age(before):
             latest[row.machine.identity] = row
     kept = {id(row) for row in latest.values()}
-    repeated = []
+    repeated = [Apart(row, (f"{COPIED} {first[row.samples_sha256].path}",)) for row in copied]
     for row in rows:
         if id(row) not in kept:
             newer = latest[row.machine.identity]

@@ -98,6 +98,7 @@ class Row:
     telemetry: Telemetry | None = None
     close: Close | None = None
     tried_zero: bool = False  # a setting of DeepSpeed's, whatever came of it
+    samples_sha256: str | None = None  # of all that its figures follow from
 
     @property
     def on_trust(self) -> str | None:
@@ -127,7 +128,8 @@ def gather(with_telemetry: bool, files: Files) -> Mapping[str, Any]:
         course = course_of(lines) if with_telemetry else None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise VerificationFailed(f"the manifest or the telemetry does not have its form: {error}") from None
-    return {**found, "asked": own, "watts": watts, "course": course}
+    samples = files.sha256["samples.jsonl"]
+    return {**found, "asked": own, "watts": watts, "course": course, "samples_sha256": samples}
 
 
 def rows_of(path: Path, verdict: Verdict) -> tuple[Row, ...]:
@@ -169,6 +171,7 @@ def _row(path: Path, verdict: Verdict, results: Results, model: Model) -> Row:
         telemetry=course,
         close=Close(doubt[0], _attempt(doubt[1])) if (doubt := rival(model.name, results.trials)) else None,
         tried_zero=any("zero" in method for trial in trials for method in trial.setting),
+        samples_sha256=str(verdict.recomputed["samples_sha256"]),
     )
 
 

@@ -16,7 +16,7 @@ from bench.report.formats import table
 from bench.report.html import page
 from bench.result import Measured, StepSample
 from tests.builders import measurement
-from tests.report.made import CRASH, H100, NO_MEMORY, START, bundle, manifest
+from tests.report.made import CRASH, H100, NO_MEMORY, START, bundle, copies, manifest
 
 LONG = {"name": "tiny-gpt-neox", "recipe": {"batch_size": 4096}}  # 256 passes a step
 
@@ -194,6 +194,16 @@ def test_what_is_taken_on_trust_is_told_of_a_bundle_alone(tmp_path: Path, capsys
         assert main(["compare", str(theirs), "--format", form]) == 0
         assert "on trust: 1x H100 80GB HBM3: a sample costs 1000 operations" in capsys.readouterr().out
     assert "a sample costs 1000 operations" in page(compared(theirs))
+
+
+def test_samples_of_another_run_are_not_ranked(tmp_path: Path) -> None:
+    """One machine was measured; its samples, under other names, are said to be of forty."""
+    first, other = two(tmp_path)
+    copies(first, tmp_path, 2, own_samples=False)
+    (part,) = compared(first, other, *(tmp_path / f"{i:06}.tar" for i in range(2))).parts
+    assert [Path(entry.row.path).name for entry in part.entries] == ["a.tar", "b.tar"]
+    told = f"another run with the same samples, so that one of the two measured nothing: {first}"
+    assert reasons(part) == {"000000.tar": (told,), "000001.tar": (told,)}
 
 
 def test_a_bundle_that_is_there_twice_counts_once(tmp_path: Path) -> None:
