@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.commands import sealer, signed_text
-from bench.errors import BadInput, BenchError, EnvironmentCannot, nearest
+from bench.errors import BadInput, BenchError, EnvironmentCannot, VerificationFailed, nearest
 from bench.manifest import parse_manifest
 from bench.report.bundles import Lists, check_all, results_of
 from bench.result import Trial
@@ -81,6 +81,8 @@ def reproduce(
     stopped = here.run.results.run.stopped if ran else None
     if here.run.results.run.id == there.run.results.run.id:
         raise BadInput("is that very run: it reproduces nothing", where=str(again))
+    if here.samples_sha256 == there.samples_sha256 and there.run.losses:
+        raise VerificationFailed("has that very run's samples: it was not run again", where=str(again))
     if here.manifest != there.manifest:
         raise BadInput("ran another manifest", where=str(again), advice="bench compare shows what differs")
     verdict = show(compare(here.run, there.run, tolerance), as_json=as_json)

@@ -26,6 +26,7 @@ class Subject:
 
     run: Run
     manifest: bytes
+    samples_sha256: str
 
 
 def read_subject(path: Path, lists: Lists | None) -> Subject:
@@ -54,6 +55,7 @@ def _gather(files: Files) -> Mapping[str, Any]:
     searched = {n for n, a in asked.items() if a["methods"] == "guided" or a["micro-batch"] == "auto"}
     subject = {
         "losses": losses, "courses": courses, "manifest": files.read("manifest.json"), "searched": searched,
+        "samples_sha256": files.sha256["samples.jsonl"],
     }  # fmt: skip
     return {**found, "subject": subject}
 
@@ -81,7 +83,7 @@ def _look(_path: Path, verdict: Verdict) -> Subject:
     assert isinstance(results, Results)
     subject: Any = verdict.recomputed["subject"]
     run = Run(results, subject["losses"], subject["courses"], frozenset(subject["searched"]))
-    return Subject(run, subject["manifest"])
+    return Subject(run, subject["manifest"], subject["samples_sha256"])
 
 
 def show(found: Reproduction, *, as_json: bool) -> int:

@@ -14,7 +14,7 @@ from bench.cli import main
 from bench.result import Measured, StepSample
 from bench.runner.probe import STACK, packages
 from tests.builders import measurement
-from tests.report.made import CRASH, H100, NO_MEMORY, bundle, manifest
+from tests.report.made import CRASH, H100, NO_MEMORY, bundle, copies, manifest
 
 ROOT = Path(__file__).parents[2]
 WIDE = (0.2, 1.0, 1.8, 1.0, 0.2, 1.8)
@@ -33,6 +33,13 @@ def pair(folder: Path, **here: Any) -> tuple[Path, Path]:
 def figure(document: dict[str, Any], name: str) -> dict[str, Any]:
     (one,) = document["compared"]
     return next(figure for figure in one["figures"] if figure["name"] == name)
+
+
+def test_another_runs_samples_reproduce_nothing(tmp_path: Path, capsys: Any) -> None:
+    there = bundle(tmp_path / "there.tar", run_id="there")
+    copies(there, tmp_path, 1, own_samples=False)
+    assert main(["reproduce", str(there), "--with", str(tmp_path / "000000.tar")]) == 4
+    assert "has that very run's samples: it was not run again" in capsys.readouterr().err
 
 
 def test_the_same_figures_are_reproduced(tmp_path: Path, capsys: Any) -> None:
