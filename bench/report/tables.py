@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bench.estimate import BETWEEN_PROCESSES
 from bench.errors import one_line
+from bench.estimate import BETWEEN_PROCESSES
 from bench.report.terminal import table, wrapped
 from bench.summary import Results, TrialResult
 from bench.switches import in_words
