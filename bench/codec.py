@@ -7,7 +7,7 @@ import math
 import re
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from itertools import chain, repeat
@@ -145,20 +145,6 @@ def _finite_float(text: str) -> float | _Refused:
 
 def _cut(text: str) -> str:
     return text if len(text) <= 20 else f"{text[:20]}…"
-
-
-def line_breaks(value: Any, place: str = "") -> Iterator[str]:
-    """Where in a document a text, or the name of a field, is of several lines."""
-    if isinstance(value, str):
-        if value.splitlines() not in ([], [value]):
-            yield place
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield from line_breaks(name, f"{place}/{name!r:.60}")
-            yield from line_breaks(item, f"{place}/{name}")
-    elif isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from line_breaks(item, f"{place}/{number}")
 
 
 def to_json(value: Any) -> Any:

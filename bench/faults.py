@@ -1,4 +1,4 @@
-"""Every place where a document does not have the form of a dataclass; decoding it stops at the first."""
+"""Every place where a document does not have its form: that of a dataclass, and texts of one line."""
 
 from __future__ import annotations
 
@@ -52,3 +52,17 @@ def _words(kind: Any) -> str:
     if is_dataclass(kind):
         return f"an object with {', '.join(field.name for field in fields(kind))}"
     return WORDS.get(kind, "a list")
+
+
+def line_breaks(value: Any, place: str = "") -> Iterator[str]:
+    """Where in a document a text, or the name of a field, is of several lines."""
+    if isinstance(value, str):
+        if value.splitlines() not in ([], [value]):
+            yield place
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from line_breaks(name, f"{place}/{name!r:.60}")
+            yield from line_breaks(item, f"{place}/{name}")
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from line_breaks(item, f"{place}/{number}")

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from bench.catalogue import read_data
-from bench.codec import DecodeError, from_json, line_breaks, strict_loads
+from bench.codec import DecodeError, from_json, strict_loads
 from bench.errors import BadInput, Mistake, in_json, nearest
+from bench.faults import line_breaks
 from bench.methods import Setting, conflict, known_methods, ordered
 from bench.models import Model, known_models
 from bench.models.inline import override_recipe, resolve_inline

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from bench.asked import Note
 from bench.catalogue import gpu_named
-from bench.codec import line_breaks, strict_loads
+from bench.codec import strict_loads
 from bench.errors import VerificationFailed
+from bench.faults import line_breaks
 from bench.handshake import DRIFT_SECONDS
 from bench.methods import known_methods
 from bench.result import Measurement, NodeFacts

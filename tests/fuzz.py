@@ -26,8 +26,8 @@ from bench.bundle import SIGNING, STATEMENT
 from bench.codec import pretty_json
 from bench.errors import BadInput, BenchError
 from bench.pack import pack, write_bundle
+from bench.recompute import recompute
 from bench.statement import PREDICATE_SCHEMA, parse_statement
-from bench.summary import recompute
 from bench.verify import Rules, verify_bundle
 from tests.authority import OPERATOR, RUN_KEY, UNTIL, contents, received, trusting
 from tests.bundles import BLOCK, nothing, packed

@@ -47,12 +47,13 @@ from bench.handshake import (
 from bench.krl import Revoked
 from bench.models import Model
 from bench.pack import pack, signatures, write_bundle
+from bench.recompute import recompute
 from bench.report.tables import results_table
 from bench.result import Measured, Measurement, StepSample, Trial
 from bench.ssh import ED25519, Certificate, PublicKey, Signer, wire_string
 from bench.sshsig import _armor, _signed_data, sign
 from bench.statement import PREDICATE_SCHEMA, build_statement, parse_statement
-from bench.summary import Results, recompute, samples_bytes, summarise
+from bench.summary import Results, samples_bytes, summarise
 from bench.trust import TrustPolicy
 from bench.verdict import Verdict
 from bench.verify import Recompute, Rules, verify_bundle

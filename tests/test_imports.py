@@ -20,7 +20,7 @@ IN_WORKER = {
 }  # fmt: skip
 
 READERS = {"bundle", "pack", "ssh", "sshsig", "dsse", "statement", "handshake", "krl", "trust", "verify",
-           "verdict", "summary", "plan", "keys", "places"}  # fmt: skip
+           "verdict", "summary", "recompute", "plan", "keys", "places"}  # fmt: skip
 
 
 def imports(path: Path, *, lazy: bool) -> set[str]:

@@ -9,7 +9,7 @@ from bench.acceptance.evidence import AFTER, Figure
 from bench.acceptance.results import Judged, judged
 from bench.acceptance.standards import Past
 from bench.errors import BenchError
-from bench.summary import recompute
+from bench.recompute import recompute
 from bench.verify import verify_bundle
 
 KEPT = 10  # of a GPU's checks, the newest

@@ -23,9 +23,10 @@ from bench.asked import check_image
 from bench.checks import known_checks, not_read
 from bench.codec import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
 from bench.errors import VerificationFailed
+from bench.recompute import require_same_run
 from bench.result import NodeFacts
 from bench.sense import require_lines
-from bench.summary import RunFacts, require_same_run
+from bench.summary import RunFacts
 
 if TYPE_CHECKING:
     from bench.verdict import Verdict as Bundled

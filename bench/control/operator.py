@@ -19,9 +19,9 @@ from bench.handshake import (
 )
 from bench.krl import Revoked
 from bench.pack import Source, Stored, write_bundle
+from bench.recompute import recompute
 from bench.ssh import Certificate
 from bench.statement import utc
-from bench.summary import recompute
 from bench.trust import AllowedSigner, TrustPolicy
 from bench.verdict import Verdict
 from bench.verify import Rules, check_time, verify_bundle

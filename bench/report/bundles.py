@@ -16,8 +16,9 @@ from bench.asked import Note
 from bench.codec import pretty_json, to_json
 from bench.errors import BadInput, BenchError, one_line
 from bench.places import ALLOWED_SIGNERS, REVOKED, config_path
+from bench.recompute import recompute
 from bench.result import NodeFacts
-from bench.summary import Results, recompute
+from bench.summary import Results
 from bench.switches import in_words
 from bench.verdict import Verdict
 from bench.verify import Recompute, Rules, verify_bundle

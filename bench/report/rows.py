@@ -16,10 +16,11 @@ from bench.codec import canonical_json, strict_loads, to_json
 from bench.errors import VerificationFailed
 from bench.estimate import Interval
 from bench.models import Model, Recipe
+from bench.recompute import recompute
 from bench.report.bundles import notes_of
 from bench.report.power import Telemetry, course_of, telemetry_lines, watts_of
 from bench.result import NodeFacts
-from bench.summary import Results, TrialResult, recompute
+from bench.summary import Results, TrialResult
 from bench.switches import deciding, in_words
 from bench.verdict import Verdict
 from bench.verify import Files

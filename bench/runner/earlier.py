@@ -7,8 +7,8 @@ from pathlib import Path
 
 from bench.bundle import CERTIFICATE, open_bundle
 from bench.errors import VerificationFailed
+from bench.recompute import recompute
 from bench.statement import utc
-from bench.summary import recompute
 from bench.verdict import Verdict
 from bench.verify import verify_bundle
 

@@ -16,11 +16,11 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.cli import main
+from bench.recompute import recompute
 from bench.report.junit import junit
 from bench.runner import alone as others
 from bench.runner import checking
 from bench.runner.alone import alone
-from bench.summary import recompute
 from bench.verify import verify_bundle
 
 FAST = ("--level", "quick", "--skip", "disk", "--skip", "host-memory")

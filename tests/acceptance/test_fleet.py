@@ -14,7 +14,7 @@ import pytest
 from bench.acceptance.finding import Finding
 from bench.acceptance.fleet import Fleet, compare_fleet, seen_of
 from bench.cli import main
-from bench.summary import recompute
+from bench.recompute import recompute
 from bench.verify import verify_bundle
 from tests.acceptance.made import START, bundle
 

@@ -20,9 +20,9 @@ from bench.errors import BadInput, EnvironmentCannot, VerificationFailed
 from bench.handshake import Challenge, certificate_fault, make_request
 from bench.krl import Revoked
 from bench.pack import pack
+from bench.recompute import recompute
 from bench.ssh import Certificate, PublicKey
 from bench.statement import PREDICATE_SCHEMA, parse_statement
-from bench.summary import recompute
 from bench.trust import TrustPolicy
 from bench.verify import Rules, verify_bundle
 from tests.authority import contents

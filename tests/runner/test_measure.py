@@ -17,6 +17,7 @@ from bench.manifest import parse_manifest
 from bench.methods import arithmetic
 from bench.models.inline import flops_of
 from bench.plan import make_plan, target_of
+from bench.recompute import recompute
 from bench.report.tables import results_table
 from bench.result import Ceiling, Crashed, Gpu, Image, Measured, NodeFacts, Outcome, StepSample, Trial
 from bench.runner import measure as loop
@@ -28,7 +29,7 @@ from bench.runner.run import _open_run
 from bench.runner.state import Run
 from bench.search import unproven
 from bench.statement import utc
-from bench.summary import recompute, samples_bytes
+from bench.summary import samples_bytes
 from bench.verify import verify_bundle
 from tests.builders import measurement
 from tests.bundles import packed

@@ -16,7 +16,7 @@ from bench.control.push.order import Outcome, Result, to_json
 from bench.control.push.record import Record, Records
 from bench.control.push.show import ended
 from bench.errors import BadInput, EnvironmentCannot
-from bench.summary import recompute
+from bench.recompute import recompute
 from bench.verify import verify_bundle
 from tests.acceptance import made
 
