@@ -71,6 +71,6 @@ def launch(trial: Trial) -> dict[str, Any]:
     if fsdp(trial):
         given["fsdp_config"] = {f"fsdp_{name}": value for name, value in fsdp_config(trial).items()}
     if zero(trial):
-        given["mixed_precision"] = "no"  # deepspeed.json says it
+        del given["mixed_precision"]  # deepspeed.json says it; named here too, accelerate refuses to start
         given["deepspeed_config"] = {"deepspeed_config_file": "deepspeed.json", "zero3_init_flag": False}
     return given

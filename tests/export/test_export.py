@@ -64,6 +64,15 @@ def test_training_arguments_say_the_recipe_and_the_setting(tmp_path: Path) -> No
     assert zero["fp16"] == {"enabled": True}
 
 
+def test_beside_deepspeeds_file_accelerate_is_told_no_precision(tmp_path: Path) -> None:
+    """It refuses to start when both files name one."""
+    export(EVERY_SETTING, "--to", "accelerate", tmp_path / "a", "--setting", "free-lunch + zero-2")
+    given = read(tmp_path / "a" / "accelerate.json")
+    assert given["distributed_type"] == "DEEPSPEED"
+    assert "mixed_precision" not in given
+    assert read(tmp_path / "a" / "deepspeed.json")["fp16"] == {"enabled": True}
+
+
 def test_offloading_is_said_to_deepspeed(tmp_path: Path) -> None:
     export(EVERY_SETTING, "--to", "deepspeed", tmp_path / "a", "--setting", "free-lunch + zero-3 + offload")
     zero = read(tmp_path / "a" / "deepspeed.json")["zero_optimization"]
