@@ -96,12 +96,13 @@ class Samples(Dataset[Sample]):
 class Share(Sampler[list[int]]):
     """Which samples make this member's micro-batches: every size-th of them, beginning with the rank-th."""
 
-    def __init__(self, micro_batch: int, team: Team) -> None:
+    def __init__(self, micro_batch: int, team: Team, first: int = 0) -> None:
         self.micro_batch = micro_batch
         self.team = team
+        self.first = first  # of this member's micro-batches: those before it were trained with
 
     def __iter__(self) -> Iterator[list[int]]:
-        for number in itertools.count(self.team.rank, self.team.size):
+        for number in itertools.count(self.team.rank + self.first * self.team.size, self.team.size):
             yield list(range(number * self.micro_batch, (number + 1) * self.micro_batch))
 
 
@@ -117,11 +118,12 @@ class Batches:
         device: torch.device,
         team: Team,
         workers: int,
+        first: int = 0,
     ) -> None:
         self.device = device
         loader = DataLoader(
             Samples(model, pool, seed),
-            batch_sampler=Share(micro_batch, team),
+            batch_sampler=Share(micro_batch, team, first),
             num_workers=workers,
             pin_memory=device.type == "cuda",
             persistent_workers=workers > 0,

@@ -128,12 +128,12 @@ class TrialRun:
         apply_all(trial.setting, trial.model, whole, blocks)
         return make_strategy(trial, whole, blocks, self.device.torch, self.team)
 
-    def load(self) -> Batches:
+    def load(self, first: int = 0) -> Batches:
         trial = self.trial
         pool = make_pool(trial.model, self.scratch / f"rank-{self.team.rank}", trial.seed)
         return Batches(
             trial.model, pool, trial.micro_batch, trial.seed, self.device.torch, self.team,
-            self.device.loaders(),
+            self.device.loaders(), first,
         )  # fmt: skip
 
     def passes(self, count: int, of: int | None = None) -> torch.Tensor:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from bench.manifest import parse_manifest
 from bench.models import Model
-from bench.runner.data import Samples, make_pool
+from bench.runner.data import Samples, Share, make_pool
+from bench.runner.team import Team
 
 
 def model_of(name: str, **recipe: object) -> Model:
@@ -38,3 +40,10 @@ def test_every_sample_of_a_masked_language_model_asks_for_some_token(
     model = model_of("tiny-roberta", sequence_length=length)
     samples = Samples(model, make_pool(model, tmp_path, 0), 0)
     assert [int((samples[i]["labels"] != -100).sum()) for i in range(3)] == [asked] * 3
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_share_begins_where_training_goes_on(rank: int) -> None:
+    """Without loading what was trained with: after days of training that alone takes hours."""
+    whole, rest = Share(4, Team(rank, 2)), Share(4, Team(rank, 2), first=3)
+    assert list(islice(rest, 5)) == list(islice(whole, 8))[3:]
