@@ -208,6 +208,8 @@ def _reasons(here: Run, there: Run, ours: TrialResult, theirs: TrialResult) -> I
 
 
 def _of_machines(here: Run, there: Run) -> Iterator[str]:
+    if here.results.bench_version != there.results.bench_version:  # other kernels, another clockwork
+        yield f"bench {here.results.bench_version} here, {there.results.bench_version} there"
     yield from differences(here.results.node, there.results.node)
     yield from _ceilings(here.results, there.results)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bench import __version__
 from bench.cli import main
 from bench.result import Measured, StepSample
 from bench.runner.probe import STACK, packages
@@ -76,6 +77,11 @@ def test_a_machine_that_is_slower_on_the_bare_operation_says_so(
     """The same parts, and another program on them: beyond what one machine scatters by."""
     code, document = reproduce(capsys, *pair(tmp_path, pass_seconds=0.7, ceiling_seconds=ceiling_seconds))
     assert (code, document["compared"][0]["reasons"]) == (1, reasons)
+
+
+def test_another_version_of_bench_is_named(tmp_path: Path, capsys: Any) -> None:
+    code, document = reproduce(capsys, *pair(tmp_path, pass_seconds=0.7, version="0.0.9"))
+    assert (code, document["compared"][0]["reasons"]) == (1, [f"bench 0.0.9 here, {__version__} there"])
 
 
 def test_a_slower_machine_alone_turns_no_verdict(tmp_path: Path, capsys: Any) -> None:
