@@ -61,6 +61,8 @@ def training_arguments(trial: Trial, save_every: int) -> dict[str, Any]:
         "save_strategy": "steps",
         "save_steps": save_every,
         "remove_unused_columns": False,
+        "logging_nan_inf_filter": False,  # else a loss that is no number is logged as the last that was
+        "ddp_find_unused_parameters": False,  # all are used; to look for others in each pass takes time
         "report_to": "none",
     }
     if zero(trial):

@@ -31,8 +31,7 @@ class Zero:
         drop_stale_locks()
         import deepspeed
 
-        weights = even_first(whole.parameters())
-        optimizer = _host_adam(weights, recipe) if offload else make_optimizer(weights, recipe, fused)
+        optimizer = optimizer_of(whole, recipe, offload=offload, fused=fused)
         self.whole = whole
         self.recipe = recipe
         self.device = device
@@ -101,6 +100,11 @@ def configuration(recipe: Recipe, micro_batch: int, stage: int, offload: bool) -
         "data_types": {"grad_accum_dtype": "fp32"},
         "steps_per_print": 1 << 40,
     }
+
+
+def optimizer_of(whole: nn.Module, recipe: Recipe, *, offload: bool, fused: bool) -> torch.optim.Optimizer:
+    weights = even_first(whole.parameters())
+    return _host_adam(weights, recipe) if offload else make_optimizer(weights, recipe, fused)
 
 
 def _host_adam(weights: list[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:

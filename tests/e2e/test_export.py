@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench import export
 from bench.bundle import open_bundle
 from bench.codec import from_json, strict_loads
+from bench.models import known_models
 from bench.result import Trial
 from bench.summary import Results
 
@@ -28,8 +31,11 @@ ENVIRONMENT = {
 }  # fmt: skip
 
 
-def do(*command: str | Path, folder: Path, paths: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def do(
+    *command: str | Path, folder: Path, paths: Path = ROOT, without: str = ""
+) -> subprocess.CompletedProcess[str]:
     environment = {**ENVIRONMENT, "PYTHONPATH": f"{paths}{os.pathsep}{ROOT}"}
+    environment.pop(without, None)
     done = subprocess.run(
         [sys.executable, "-m", *map(str, command)],
         check=False, cwd=folder, env=environment, capture_output=True, text=True, timeout=600,
@@ -44,10 +50,12 @@ def bundle_of(
     settings: list[object],
     recipe: dict[str, object] | None = None,
     model: str = "tiny-gpt-neox",
+    architecture: dict[str, object] | None = None,
 ) -> Path:
     manifest = folder / "manifest.json"
+    own = {"architecture": architecture} if architecture else {}
     document = {
-        "schema": "bench/manifest/v1", "models": [{"name": model, "recipe": recipe or {}}],
+        "schema": "bench/manifest/v1", "models": [{"name": model, "recipe": recipe or {}, **own}],
         "methods": settings, "gpus": gpus,
         "micro_batch": 16, "timing": TIMING, "seed": 3,
     }  # fmt: skip
@@ -185,12 +193,42 @@ def test_accelerate_reads_its_configuration(one: Path, tmp_path: Path) -> None:
     agree([json.loads(s) for s in done.stdout.splitlines() if s[:1] == "{"], measured_losses(one, "naive"))
 
 
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A vocabulary that is no multiple of eight gives such a bias, before the head's other weights."""
+    tiny = known_models()["tiny-roberta"]
+    architecture = {**tiny.architecture, "model_type": "roberta", "vocab_size": 509}
+    recipe = {"batch_size": 64, "steps": 9, "precision": "fp32", "sequence_length": 64}
+    return bundle_of(tmp_path_factory.mktemp("odd"), 1, [["zero-1", "offload"]], recipe, "odd", architecture)
+
+
+@pytest.mark.parametrize("kind", export.KINDS)
+def test_deepspeed_has_the_weights_in_the_trials_order(odd: Path, kind: str, tmp_path: Path) -> None:
+    """Odd-sized ones last, or kernels read what follows them slowly."""
+    folder = exported(odd, kind, "zero-1 + offload", tmp_path / "made")
+    launchers = {
+        "accelerate": ("accelerate.commands.launch", "--config_file", "accelerate.json"),
+        "trainer": ("torch.distributed.run", "--standalone", "--nproc-per-node", "1"),
+    }
+    if kind in launchers:  # told to use the CPU, they leave DeepSpeed out; its own CPU is another matter
+        command = (*launchers[kind], "train.py", "--steps", "3", "--out", "checkpoints")
+        do(*command, folder=folder, without="ACCELERATE_USE_CPU")
+    else:
+        trained(folder, 1, "--out", "checkpoints")
+    (file,) = (folder / "checkpoints").rglob("mp_rank_00_model_states.pt")
+    (shapes,) = torch.load(file, weights_only=False)["param_shapes"]
+    odd_sized = [math.prod(shape) % 8 != 0 for shape in shapes.values()]
+    assert any(odd_sized)
+    assert odd_sized == sorted(odd_sized)
+
+
 @pytest.mark.parametrize(
     ("kind", "label"),
     [
         *(("script", label) for label in ("naive", "fsdp-3", "zero-2")),
         *(("accelerate", label) for label in ("naive", "fsdp-2", "fsdp-3")),
         *(("deepspeed", label) for label in ("naive", "zero-2")),
+        ("trainer", "naive"),
     ],
 )
 def test_training_goes_on_where_it_stopped(
@@ -213,6 +251,9 @@ def goes_on(folder: Path, gpus: int, paths: Path = ROOT) -> None:
     latest = folder / "checkpoints" / "latest-step"
     if latest.exists():
         latest.write_text("1")
+    elif unfinished := list((folder / "checkpoints").glob("checkpoint-[23]/trainer_state.json")):
+        for last_file in unfinished:  # as when it is killed while it saves
+            last_file.unlink()
     else:  # DeepSpeed's own
         latest.with_name("latest").write_text("step-1")
     resumed = trained(folder, gpus, "--out", "checkpoints", "--resume", paths=paths)
@@ -221,12 +262,44 @@ def goes_on(folder: Path, gpus: int, paths: Path = ROOT) -> None:
     assert [line["loss"] for line in resumed] == pytest.approx(losses, rel=1e-6)
 
 
-def test_another_number_of_devices_is_refused(two: Path, tmp_path: Path) -> None:
-    folder = exported(two, "script", "naive", tmp_path / "made")
+def ended(folder: Path, *arguments: str, gpus: int = 1, **more: str) -> str:
+    """What a script says that ends itself; no traceback."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)) if gpus else ()
     done = subprocess.run(
-        [sys.executable, "train.py", "--steps", "1"],
-        check=False, cwd=folder, env=ENVIRONMENT | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}, capture_output=True, text=True, timeout=600,
+        [sys.executable, *launcher, "train.py", *arguments],
+        check=False, cwd=folder, env=ENVIRONMENT | {"PYTHONPATH": str(ROOT)} | more,
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 1
-    assert "measured on 2 devices, here are 1" in done.stderr
+    return done.stdout + done.stderr.partition("torch.distributed.elastic")[0]
+
+
+def test_another_number_of_devices_is_refused(one: Path, two: Path, tmp_path: Path) -> None:
+    folder = exported(two, "script", "naive", tmp_path / "two")
+    assert "measured on 2 devices, here are 1" in ended(folder, "--steps", "1", gpus=0)
+    folder = exported(one, "script", "naive", tmp_path / "one")
+    said = ended(folder, "--steps", "1", "--out", "checkpoints", gpus=2)
+    assert "measured on 1 device, here are 2" in said
+    assert '{"step"' not in said
+
+
+@pytest.mark.parametrize("kind", export.KINDS)
+def test_begun_anew_it_does_not_write_over_what_is_there(one: Path, kind: str, tmp_path: Path) -> None:
+    folder = exported(one, kind, "naive", tmp_path / "made")
+    trained(folder, 1, "--out", "checkpoints")
+    before = sorted((folder / "checkpoints").rglob("*"))
+    assert "checkpoints holds checkpoints: --resume goes on" in ended(folder, "--out", "checkpoints")
+    assert sorted((folder / "checkpoints").rglob("*")) == before
+
+
+@pytest.mark.parametrize("kind", export.KINDS)
+def test_a_loss_that_is_no_number_ends_it_before_it_is_saved(one: Path, kind: str, tmp_path: Path) -> None:
+    folder = exported(one, kind, "naive", tmp_path / "made")
+    trial = json.loads((folder / "trial.json").read_text())
+    trial["model"]["recipe"]["optimizer"]["learning_rate"] = 1e30
+    (folder / "trial.json").write_text(json.dumps(trial))
+    often = ("--steps", "9", "--log-every", "9", "--save-every", "4", "--out", "checkpoints")
+    said = ended(folder, *often)
+    assert "the loss is nan by step 4" in said
+    assert '{"step"' not in said
+    assert not [*(folder / "checkpoints").glob("*step-*"), *(folder / "checkpoints").glob("checkpoint-*")]

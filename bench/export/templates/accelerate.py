@@ -6,20 +6,23 @@ import argparse
 import json
 import tempfile
 import time
-from itertools import islice
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import FullyShardedDataParallelPlugin, GradientAccumulationPlugin
 
+from bench.arguments import count
 from bench.codec import from_json, strict_loads
+from bench.export.guards import finite, nothing_lost, right_devices
 from bench.methods import apply_all, prepare_all, sharded_by
 from bench.models.inline import family_of
 from bench.result import Trial
 from bench.runner.data import Batches, make_pool
+from bench.runner.device import Device
 from bench.runner.loop import WithLoss, make_optimizer, make_scheduler
 from bench.runner.team import Team
+from bench.runner.zero import even_first
 
 HERE = Path(__file__).parent
 SAVE_EVERY = 1000  # steps between two checkpoints
@@ -45,7 +48,8 @@ def main() -> None:
 
         blocks, device = family.blocks(built), accelerator.device
         shard(whole, blocks, recipe, device, team, parameters_too=parameters_too, offload=False)
-    optimizer = make_optimizer(whole.parameters(), recipe, "fused-optimizer" in trial.setting)
+    weights = even_first(whole.parameters()) if by == "zero" else whole.parameters()
+    optimizer = make_optimizer(weights, recipe, "fused-optimizer" in trial.setting)
     if by == "zero":  # there is no loader of torch's to read it from
         accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = (
             trial.micro_batch
@@ -57,12 +61,13 @@ def main() -> None:
     accelerator.register_for_checkpointing(schedule)
     done = load(accelerator, arguments.out) if arguments.resume else 0
     with tempfile.TemporaryDirectory() as scratch:
-        # Micro-batches on the device, without end. These are made up: yours go here.
+        # This device's micro-batches, from its `first` on, without end. These are made up: yours go here.
+        first = done * trial.accumulation
+        workers = Device.own("cuda" if torch.cuda.is_available() else "cpu").loaders()
         pool = make_pool(trial.model, Path(scratch), trial.seed)
         made_up = Batches(
-            trial.model, pool, trial.micro_batch, trial.seed, accelerator.device, team, workers=0
+            trial.model, pool, trial.micro_batch, trial.seed, accelerator.device, team, workers, first
         )
-        data = islice(made_up, done * trial.accumulation, None)
         every = arguments.log_every or recipe.log_every_steps or 10
         total, since, at = torch.zeros((), device=accelerator.device), done, time.perf_counter()
         last = arguments.steps or recipe.steps
@@ -72,7 +77,7 @@ def main() -> None:
                     if fsdp:  # parameters that are not divided stay together between the passes of a step
                         model.set_reshard_after_backward(accelerator.sync_gradients or parameters_too)
                     with accelerator.autocast():
-                        loss = model(next(data))
+                        loss = model(next(made_up))
                     accelerator.backward(loss)
                     total += loss.detach() / trial.accumulation
                     if accelerator.sync_gradients and recipe.clip_norm is not None:
@@ -80,13 +85,14 @@ def main() -> None:
                     optimizer.step()
                     optimizer.zero_grad()
             schedule.step()
-            if step == last or step % every == 0:
-                mean = float(accelerator.reduce(total, "mean")) / (step - since)
+            saves = arguments.out and (step == last or step % (arguments.save_every or SAVE_EVERY) == 0)
+            if saves or step == last or step % every == 0:
+                mean = finite(float(accelerator.reduce(total, "mean")) / (step - since), step)
                 seconds = (time.perf_counter() - at) / (step - since)
                 if accelerator.is_main_process:
                     print(json.dumps({"step": step, "loss": mean, "step_seconds": seconds}), flush=True)
                 total, since, at = torch.zeros_like(total), step, time.perf_counter()
-            if arguments.out and (step == last or step % (arguments.save_every or SAVE_EVERY) == 0):
+            if saves:
                 save(accelerator, arguments.out, step)
     accelerator.end_training()
 
@@ -104,9 +110,7 @@ def made_for(trial: Trial) -> Accelerator:
         # Of ZeRO it stands in deepspeed.json.
         mixed_precision=None if by == "zero" else MIXED[trial.model.recipe.precision],
     )  # fmt: skip
-    if accelerator.num_processes != trial.gpus:
-        here = accelerator.num_processes
-        raise SystemExit(f"this setting was measured on {trial.gpus} devices, here are {here}")
+    right_devices(trial, accelerator.num_processes)
     return accelerator
 
 
@@ -129,16 +133,17 @@ def load(accelerator: Accelerator, folder: Path) -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, help="default: the recipe's")
+    parser.add_argument("--steps", type=count, help="default: the recipe's")
     parser.add_argument(
         "--out", type=Path, help="where checkpoints go, the last step's too; else none is saved"
     )
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
-    parser.add_argument("--log-every", type=int, metavar="STEPS", help="default: the recipe's, or 10")
-    parser.add_argument("--save-every", type=int, metavar="STEPS", help=f"default: {SAVE_EVERY}")
+    parser.add_argument("--log-every", type=count, metavar="STEPS", help="default: the recipe's, or 10")
+    parser.add_argument("--save-every", type=count, metavar="STEPS", help=f"default: {SAVE_EVERY}")
     arguments = parser.parse_args()
     if arguments.resume and arguments.out is None:
         parser.error("--resume needs --out, where the checkpoints are")
+    nothing_lost(arguments.out, arguments.resume)
     return arguments
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import tempfile
 import time
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,17 @@ os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else
 import deepspeed
 import torch.distributed as dist
 
+from bench.arguments import count
 from bench.codec import from_json, strict_loads
+from bench.export.guards import finite, nothing_lost, right_devices
 from bench.methods import apply_all, in_group, prepare_all
-from bench.models import Recipe
 from bench.models.inline import family_of
 from bench.result import Trial
 from bench.runner.data import Batches, make_pool
-from bench.runner.loop import WithLoss, make_optimizer, make_scheduler
+from bench.runner.device import Device
+from bench.runner.loop import WithLoss, make_scheduler
 from bench.runner.team import Team
+from bench.runner.zero import optimizer_of
 
 HERE = Path(__file__).parent
 SAVE_EVERY = 1000  # steps between two checkpoints
@@ -36,8 +38,7 @@ def main() -> None:
     recipe = trial.model.recipe
     deepspeed.init_distributed()
     team = Team(dist.get_rank(), dist.get_world_size())
-    if team.size != trial.gpus:
-        raise SystemExit(f"this setting was measured on {trial.gpus} devices, here are {team.size}")
+    right_devices(trial, team.size)
     torch.manual_seed(trial.seed)
     prepare_all(trial.setting)
     device = torch.device("cpu")
@@ -51,35 +52,37 @@ def main() -> None:
     apply_all(trial.setting, trial.model, whole, family.blocks(built))
     fused, offload = "fused-optimizer" in trial.setting, "offload" in trial.setting
     shards = in_group(trial.setting, "sharding") is not None
-    optimizer = on_host(whole, recipe) if offload else make_optimizer(whole.parameters(), recipe, fused)
+    optimizer = optimizer_of(whole, recipe, offload=offload, fused=fused)
     schedule = make_scheduler(optimizer, recipe)
     engine, *_ = deepspeed.initialize(
         model=whole, optimizer=optimizer, config=str(HERE / "deepspeed.json"), lr_scheduler=schedule
     )
     done = load(engine, arguments.out) if arguments.resume else 0
     with tempfile.TemporaryDirectory() as scratch:
-        # Micro-batches on the device, without end. These are made up: yours go here.
+        # This device's micro-batches, from its `first` on, without end. These are made up: yours go here.
+        first = done * trial.accumulation
+        workers = Device.own("cuda" if torch.cuda.is_available() else "cpu").loaders()
         pool = make_pool(trial.model, Path(scratch) / str(team.rank), trial.seed)
-        made_up = Batches(trial.model, pool, trial.micro_batch, trial.seed, device, team, workers=0)
-        data = islice(made_up, done * trial.accumulation, None)
+        made_up = Batches(trial.model, pool, trial.micro_batch, trial.seed, device, team, workers, first)
         every = arguments.log_every or recipe.log_every_steps or 10
         total, since, at = torch.zeros((), device=device), done, time.perf_counter()
         last = arguments.steps or recipe.steps
         for step in range(done + 1, last + 1):
             for _ in range(trial.accumulation):
-                batch = next(data)
+                batch = next(made_up)
                 loss = engine(lowered(batch, recipe.precision) if shards else batch)
                 engine.backward(loss)
                 engine.step()  # of every accumulated pass: the engine knows which is the last
                 total += loss.detach() / trial.accumulation
-            if step == last or step % every == 0:
+            saves = arguments.out and (step == last or step % (arguments.save_every or SAVE_EVERY) == 0)
+            if saves or step == last or step % every == 0:
                 dist.all_reduce(total)
-                mean = float(total) / (step - since) / team.size
+                mean = finite(float(total) / (step - since) / team.size, step)
                 seconds = (time.perf_counter() - at) / (step - since)
                 if team.rank == 0:
                     print(json.dumps({"step": step, "loss": mean, "step_seconds": seconds}), flush=True)
                 total, since, at = torch.zeros_like(total), step, time.perf_counter()
-            if arguments.out and (step == last or step % (arguments.save_every or SAVE_EVERY) == 0):
+            if saves:
                 engine.save_checkpoint(str(arguments.out), tag=f"step-{step}", client_state={"step": step})
     dist.destroy_process_group()
 
@@ -98,30 +101,20 @@ def lowered(batch: dict[str, torch.Tensor], precision: str) -> dict[str, torch.T
     return {name: t.to(dtype) if t.is_floating_point() else t for name, t in batch.items()}
 
 
-def on_host(whole: WithLoss, recipe: Recipe) -> torch.optim.Optimizer:
-    """Adam for what is offloaded."""
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-    o = recipe.optimizer
-    return DeepSpeedCPUAdam(
-        whole.parameters(), lr=o.learning_rate, betas=(o.beta1, o.beta2), eps=o.epsilon,
-        weight_decay=o.weight_decay, adamw_mode=True,
-    )  # fmt: skip
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, help="default: the recipe's")
+    parser.add_argument("--steps", type=count, help="default: the recipe's")
     parser.add_argument(
         "--out", type=Path, help="where checkpoints go, the last step's too; else none is saved"
     )
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
-    parser.add_argument("--log-every", type=int, metavar="STEPS", help="default: the recipe's, or 10")
-    parser.add_argument("--save-every", type=int, metavar="STEPS", help=f"default: {SAVE_EVERY}")
+    parser.add_argument("--log-every", type=count, metavar="STEPS", help="default: the recipe's, or 10")
+    parser.add_argument("--save-every", type=count, metavar="STEPS", help=f"default: {SAVE_EVERY}")
     parser.add_argument("--local_rank", type=int, default=-1, help="given by the deepspeed launcher")
     arguments = parser.parse_args()
     if arguments.resume and arguments.out is None:
         parser.error("--resume needs --out, where the checkpoints are")
+    nothing_lost(arguments.out, arguments.resume)
     return arguments
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 
+from bench.arguments import count
 from bench.codec import from_json, strict_loads
+from bench.export.guards import finite, nothing_lost, right_devices
 from bench.methods import in_group
 from bench.result import Trial
 from bench.runner.device import Device
@@ -28,36 +30,30 @@ SAVE_EVERY = 1000  # steps between two checkpoints
 WARM_STEPS = 3
 
 
-def batches(run: TrialRun) -> Iterator[dict[str, Any]]:
-    """Micro-batches on the device, without end. These are made up: yours go here."""
-    made_up = run.load()
-    while True:
-        yield next(made_up)
+def batches(run: TrialRun, first: int) -> Iterator[dict[str, Any]]:
+    """This device's micro-batches, from its `first` on, without end. These are made up: yours go here."""
+    return run.load(first)
 
 
 def main() -> None:
     arguments = parse()
     trial = from_json(Trial, strict_loads((HERE / "trial.json").read_bytes()))
     device = Device.own("cuda" if torch.cuda.is_available() else "cpu")
+    right_devices(trial, int(os.environ.get("WORLD_SIZE", "1")))
+    alone = trial.gpus == 1 and in_group(trial.setting, "sharding") is None
+    if not alone and "RANK" not in os.environ:
+        raise SystemExit("start it with torchrun: README.md has the command")
     device.choose()
-    team = join(device.kind, alone=trial.gpus == 1 and in_group(trial.setting, "sharding") is None)
-    if team.size != trial.gpus:
-        raise SystemExit(f"this setting was measured on {trial.gpus} devices, here are {team.size}")
+    team = join(device.kind, alone)
     with tempfile.TemporaryDirectory() as scratch:
         run = TrialRun(trial, device, team, Path(scratch), lambda _event: None)
-        train(run, run.build(), batches(run), arguments, team)
+        train(run, run.build(), arguments, team)
 
 
-def train(
-    run: TrialRun,
-    strategy: Strategy,
-    data: Iterator[dict[str, Any]],
-    arguments: argparse.Namespace,
-    team: Team,
-) -> None:
+def train(run: TrialRun, strategy: Strategy, arguments: argparse.Namespace, team: Team) -> None:
     recipe, passes = run.trial.model.recipe, run.trial.accumulation
     done = load(strategy, arguments.out) if arguments.resume else 0
-    data = islice(data, done * passes, None)
+    data = batches(run, done * passes)
     total = torch.zeros((), device=run.device.torch)
     since, at = done, time.perf_counter()
     last = arguments.steps or recipe.steps
@@ -67,14 +63,15 @@ def train(
         strategy.update()
         if step == done + WARM_STEPS:
             keep_what_is_here()
-        if step == last or step % (arguments.log_every or recipe.log_every_steps or SILENT) == 0:
-            loss = team.mean(float(total) / (step - since))  # float: waits for the device
+        saves = arguments.out and (step == last or step % (arguments.save_every or SAVE_EVERY) == 0)
+        if saves or step == last or step % (arguments.log_every or recipe.log_every_steps or SILENT) == 0:
+            loss = finite(team.mean(float(total) / (step - since)), step)  # float: waits for the device
             seconds = (time.perf_counter() - at) / (step - since)
             if team.rank == 0:
                 print(json.dumps({"step": step, "loss": loss, "step_seconds": seconds}), flush=True)
             total.zero_()
             since, at = step, time.perf_counter()
-        if arguments.out and (step == last or step % (arguments.save_every or SAVE_EVERY) == 0):
+        if saves:
             save(strategy, arguments.out, step, team)
 
 
@@ -112,16 +109,17 @@ def load(strategy: Any, folder: Path) -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, help="default: the recipe's")
+    parser.add_argument("--steps", type=count, help="default: the recipe's")
     parser.add_argument(
         "--out", type=Path, help="where checkpoints go, the last step's too; else none is saved"
     )
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
-    parser.add_argument("--log-every", type=int, metavar="STEPS", help="default: the recipe's, or 10")
-    parser.add_argument("--save-every", type=int, metavar="STEPS", help=f"default: {SAVE_EVERY}")
+    parser.add_argument("--log-every", type=count, metavar="STEPS", help="default: the recipe's, or 10")
+    parser.add_argument("--save-every", type=count, metavar="STEPS", help=f"default: {SAVE_EVERY}")
     arguments = parser.parse_args()
     if arguments.resume and arguments.out is None:
         parser.error("--resume needs --out, where the checkpoints are")
+    nothing_lost(arguments.out, arguments.resume)
     return arguments
 
 

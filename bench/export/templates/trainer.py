@@ -15,13 +15,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments
 
+from bench.arguments import count
 from bench.codec import from_json, strict_loads
+from bench.export.guards import finite, nothing_lost, right_devices
 from bench.methods import known_methods
 from bench.models.inline import family_of
 from bench.result import Trial
 from bench.runner.data import PIXEL_DEVIATION, PIXEL_MEAN, Samples, Share, make_pool
+from bench.runner.device import Device
 from bench.runner.loop import WithLoss, make_optimizer, make_scheduler
 from bench.runner.team import Team
+from bench.runner.zero import even_first
 
 HERE = Path(__file__).parent
 # What the Trainer's arguments, or DeepSpeed's file, say; the other methods are applied here.
@@ -61,7 +65,10 @@ class RecipeTrainer(Trainer):
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         fused = "fused-optimizer" in self.trial.setting
-        self.optimizer = make_optimizer(self.model.parameters(), self.trial.model.recipe, fused)
+        weights = self.model.parameters()
+        if self.is_deepspeed_enabled:
+            weights = even_first(weights)
+        self.optimizer = make_optimizer(weights, self.trial.model.recipe, fused)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -89,7 +96,9 @@ class RecipeTrainer(Trainer):
         """These data are made up: yours go here."""
         team = Team(self.args.process_index, self.args.world_size)
         samples = Samples(self.trial.model, self.pool, self.trial.seed)
-        return DataLoader(samples, batch_sampler=Share(self.trial.micro_batch, team), pin_memory=True)
+        workers = Device.own("cuda" if torch.cuda.is_available() else "cpu").loaders()
+        share = Share(self.trial.micro_batch, team)
+        return DataLoader(samples, batch_sampler=share, num_workers=workers, pin_memory=True)
 
 
 class Log(TrainerCallback):
@@ -98,11 +107,17 @@ class Log(TrainerCallback):
     def __init__(self) -> None:
         self.at, self.since = time.perf_counter(), 0
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.at, self.since = time.perf_counter(), state.global_step
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        control.should_log |= state.global_step >= state.max_steps
+        control.should_log |= control.should_save or state.global_step >= state.max_steps
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        if state.is_world_process_zero and "loss" in logs:
+        if "loss" not in logs:
+            return
+        finite(float(logs["loss"]), state.global_step)
+        if state.is_world_process_zero:
             seconds = (time.perf_counter() - self.at) / (state.global_step - self.since)
             print(
                 json.dumps({"step": state.global_step, "loss": logs["loss"], "step_seconds": seconds}),
@@ -125,8 +140,8 @@ def main() -> None:
     if not torch.cuda.is_available() and (given["bf16"] or given["fp16"]):  # to try it out
         given["use_cpu"] = True
     (settings,) = HfArgumentParser(TrainingArguments).parse_dict({**given, "disable_tqdm": True})
-    if settings.world_size != trial.gpus:
-        raise SystemExit(f"this setting was measured on {trial.gpus} devices, here are {settings.world_size}")
+    right_devices(trial, settings.world_size)
+    nothing_lost(Path(given["output_dir"]), arguments.resume)
     torch.manual_seed(trial.seed)
     applied = [known_methods()[name] for name in trial.setting if name not in SAID]
     for method in applied:
@@ -149,16 +164,28 @@ def main() -> None:
                 parameters_too="fsdp-3" in trial.setting, offload=False,
             )  # fmt: skip
         trainer = RecipeTrainer(trial, pool, model=model, args=settings, callbacks=[Log()])
-        trainer.train(resume_from_checkpoint=arguments.resume or None)
+        trainer.train(resume_from_checkpoint=last_whole(settings.output_dir) if arguments.resume else None)
+
+
+def last_whole(folder: str) -> str:
+    """The last checkpoint that was written to its end: the Trainer itself takes one that was not, too."""
+    found = {
+        int(path.parent.name.rpartition("-")[2]): path for path in Path(folder).glob("*/trainer_state.json")
+    }
+    if not found:
+        raise SystemExit(f"{folder} holds no checkpoint to go on from")
+    return str(found[max(found)].parent)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, help="default: the recipe's")
+    parser.add_argument("--steps", type=count, help="default: the recipe's")
     parser.add_argument("--out", type=Path, help="where checkpoints go, the last step's too")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    parser.add_argument("--log-every", type=int, metavar="STEPS", help="default: the recipe's, or 10")
-    parser.add_argument("--save-every", type=int, metavar="STEPS", help="default: training_arguments.json's")
+    parser.add_argument("--log-every", type=count, metavar="STEPS", help="default: the recipe's, or 10")
+    parser.add_argument(
+        "--save-every", type=count, metavar="STEPS", help="default: training_arguments.json's"
+    )
     parser.add_argument("--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", "0")))
     return parser.parse_args()
 
