@@ -7,6 +7,7 @@ in templates/, and read trial.json beside them. Nothing here imports torch.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from importlib.resources import files
@@ -16,9 +17,12 @@ from typing import Any, Literal
 from bench import __version__
 from bench.codec import pretty_json, to_json
 from bench.errors import BadInput, EnvironmentCannot
+from bench.memory import FP32, MOMENTS
 from bench.methods import sharded_by
+from bench.models.inline import parameters_of
 from bench.result import NodeFacts, Trial
 from bench.summary import TrialResult
+from bench.switches import deciding
 from bench.words import bytes_text, count_text, interval_text
 
 Kind = Literal["script", "trainer", "accelerate", "deepspeed"]
@@ -29,6 +33,9 @@ SEVERAL = (
 )
 KINDS: tuple[Kind, ...] = ("script", "trainer", "accelerate", "deepspeed")
 HOUR = 3600  # seconds
+# Of what a kind needs beyond what measured: the versions that its scripts were tried with.
+TRIED = {"accelerate": ">=1.10,<2", "deepspeed": ">=0.19.8,<0.20"}
+SWITCH = re.compile(r"[A-Z][A-Z0-9_]*")  # nor into lines for a shell
 VERSION = re.compile(r"[\w.!+]+")  # of a stranger's bundle: nothing else gets into a file for pip
 
 
@@ -62,27 +69,66 @@ def write(
         "trial.json": pretty_json(to_json(trial)).decode(),
         "requirements.txt": _requirements(node.packages, _needed(maker, trial)),
     }
-    note = _saves(trial, every) + getattr(maker, "NOTE", "")
+    note = _saves(trial, every) + _weights(maker, trial) + _switches(node) + getattr(maker, "NOTE", "")
     made["README.md"] = _readme(trial, found, source, _command(maker, trial, node), note, made)
     return _written(folder, made)
 
 
 def _saves(trial: Trial, every: int) -> str:
-    named = trial.model.recipe.save_every_steps is not None
-    why = "the recipe's" if named else "an hour or so: the recipe names none"
+    recipe = trial.model.recipe
+    why = "the recipe's" if recipe.save_every_steps is not None else "an hour or so: the recipe names none"
+    large = ""
+    if weights := parameters_of(trial.model):
+        large = f", {bytes_text(weights * (FP32 + MOMENTS))} or so each"
     return (
         f"A checkpoint goes to `checkpoints` after every {every:,} steps ({why})\n"
         "and after the last one; `--save-every` changes that. `--resume` goes on from the last.\n"
+        f"None is deleted: {-(-recipe.steps // every):,} by the end{large}. "
+        "Several nodes share a disk for them.\n" + _evaluation(trial)
     )
+
+
+def _weights(maker: Any, trial: Trial) -> str:
+    """Where they are in a checkpoint of step N; what is divided takes its own library's tool."""
+    return "" if sharded_by(trial.setting) else f"\nThe weights of step N: {maker.WEIGHTS}.\n"
+
+
+def _evaluation(trial: Trial) -> str:
+    recipe = trial.model.recipe
+    if not (recipe.eval_every_steps and recipe.eval_samples):
+        return ""
+    return (
+        f"\nThe recipe evaluates on {recipe.eval_samples:,} samples "
+        f"every {recipe.eval_every_steps:,} steps.\n"
+        "The time for it is in the days above; `train.py` does not do it.\n"
+    )
+
+
+def _switches(node: NodeFacts) -> str:
+    """What torch and those below it were told; a stranger's words, for a shell."""
+    told = {n: value for n, value in deciding(node.switches or {}).items() if SWITCH.fullmatch(n)}
+    if not told:
+        return ""
+    lines = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(told.items()))
+    return f"\nMeasured with these set:\n\n```\n{lines.replace('`', '?')}\n```\n\n"
 
 
 def _command(maker: Any, trial: Trial, node: NodeFacts) -> str:
     """How to start it. A bundle knows the GPUs of the node that led; the others had as many."""
     nodes = -(-trial.gpus // len(node.gpus)) if node.gpus else 1
+    threads = _threads(trial, node, trial.gpus // nodes)
     if nodes == 1:
-        return str(maker.COMMAND.format(gpus=trial.gpus))
+        return threads + str(maker.COMMAND.format(gpus=trial.gpus))
     several = getattr(maker, "SEVERAL", SEVERAL).format(nodes=nodes, each=trial.gpus // nodes)
-    return f"{several}\n# on each of {nodes} nodes; HOST is one of them, and the same for all"
+    return f"{threads}{several}\n# on each of {nodes} nodes; HOST is one of them, and the same for all"
+
+
+def _threads(trial: Trial, node: NodeFacts, each: int) -> str:
+    """As the trial had them: torchrun gives each of several processes one, with which Adam crawls."""
+    if "offload" not in trial.setting or each == 1:
+        return ""
+    given = (node.switches or {}).get("OMP_NUM_THREADS", "")
+    return f"OMP_NUM_THREADS={given if given.isdecimal() else node.cpu_cores} "
 
 
 def _written(folder: Path, made: Mapping[str, str]) -> list[Path]:
@@ -110,7 +156,13 @@ def _needed(maker: Any, trial: Trial) -> Iterator[str]:
 
 def _requirements(packages: Mapping[str, str], needed: Iterable[str]) -> str:
     """Without bench, which is on no index."""
-    return "".join(_pin(name, packages[name]) for name in needed if VERSION.fullmatch(packages.get(name, "")))
+    return "".join(
+        _pin(name, packages[name])
+        if VERSION.fullmatch(packages.get(name, ""))
+        else f"# Not there when it was measured; tried with:\n{name}{TRIED[name]}\n"
+        for name in needed
+        if name in TRIED or VERSION.fullmatch(packages.get(name, ""))
+    )
 
 
 def _pin(name: str, version: str) -> str:
@@ -147,18 +199,41 @@ pip install -r requirements.txt
 {listed}
 
 {note}
-The data are made up, of the recipe's form and size; a comment in `train.py` says where yours go. `--steps`
-is there to try it out. What one training step computes is what the trial computed; the
+## Your data
+
+The data are made up, of the recipe's form and size; a comment in `train.py` says where yours go.
+{_form(trial)}
+
+`--steps` is there to try it out. What one training step computes is what the trial computed; the
 script's own time for a step stands in its log.
-{_asked(trial)}"""
+"""
 
 
-def _asked(trial: Trial) -> str:
+def _form(trial: Trial) -> str:
     """What the loop builds on, and nothing in it would notice if it were not so."""
-    recipe = trial.model.recipe
-    if recipe.objective != "masked-lm":
-        return ""
+    recipe, size = trial.model.recipe, trial.micro_batch
+    tokens = f"`input_ids` and `labels`, int64 of {size} x {recipe.sequence_length}."
+    match recipe.objective:
+        case "causal-lm":
+            form = (
+                f"{tokens}\nThe label of a position is the token that follows it: nothing moves labels "
+                "later, as\nHugging Face's models do, and where they equal the inputs it learns to copy.\n"
+                "What is labelled -100 is not asked for; ask for as many in every sample: the loss of a "
+                "step\nis the mean of its passes' means."
+            )
+        case "masked-lm":
+            form = (
+                f"{tokens}\nThe label of a place that is asked for is its token, that of all others -100.\n"
+                f"Every sample asks for {recipe.asked_per_sample} tokens, and so must yours: the loss of a "
+                "step is the mean of\nits passes' means, and `masked-head` looks at no more."
+            )
+        case "image-classification":
+            side = recipe.image_size
+            form = (
+                f"`pixel_values`, fp32 of {size} x 3 x {side} x {side},\nwith mean 0 and deviation 1 or so, "
+                f"and `labels`, int64 of {size}, from 0 on."
+            )
     return (
-        f"\nEvery sample asks for {recipe.asked_per_sample} tokens, and so must yours: the loss of a step is "
-        "the mean of its passes' means,\nand `masked-head` looks at no more.\n"
+        f"A micro-batch is a dict of tensors: {form}\n"
+        "Each device brings other samples than the others; `--resume` goes on with those that come next."
     )

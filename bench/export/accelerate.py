@@ -11,6 +11,7 @@ from bench.methods import sharded_by
 from bench.result import Trial
 
 COMMAND = "accelerate launch --config_file accelerate.json train.py --out checkpoints"
+WEIGHTS = "`checkpoints/step-N/model.safetensors`; every name begins with `model.`"
 NEEDS = ("accelerate",)
 SEVERAL = (
     "accelerate launch --config_file accelerate.json --num_machines {nodes} --machine_rank NODE "

@@ -10,6 +10,10 @@ from bench.methods import in_group, sharded_by
 from bench.result import Trial
 
 COMMAND = "deepspeed --num_gpus {gpus} train.py --out checkpoints"
+WEIGHTS = (
+    '"module" of `checkpoints/step-N/mp_rank_00_model_states.pt`, for torch.load;\n'
+    "every name begins with `model.`"
+)
 NEEDS = ("deepspeed",)
 
 

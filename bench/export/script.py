@@ -6,6 +6,10 @@ from bench.export import saving, template
 from bench.result import Trial
 
 COMMAND = "torchrun --standalone --nproc-per-node {gpus} train.py --out checkpoints"
+WEIGHTS = (
+    "`python -m torch.distributed.checkpoint.format_utils dcp_to_torch checkpoints/step-N all.pt`\n"
+    'writes `all.pt`, whose "model" has them; every name begins with `model.`'
+)
 NEEDS: tuple[str, ...] = ()  # beside torch, transformers and what the setting itself needs
 
 

@@ -11,9 +11,10 @@ from bench.export.deepspeed import configuration
 from bench.result import Trial
 
 COMMAND = "torchrun --standalone --nproc-per-node {gpus} train.py --out checkpoints"
+WEIGHTS = "`checkpoints/checkpoint-N/model.safetensors`; every name begins with `whole.model.`"
 NEEDS = ("accelerate",)
 # refuse: what accelerate cannot, its Trainer cannot
-__all__ = ["COMMAND", "NEEDS", "NOTE", "files", "refuse"]
+__all__ = ["COMMAND", "NEEDS", "NOTE", "WEIGHTS", "files", "refuse"]
 
 NOTE = """`train.py` gives the Trainer the recipe's own optimizer and schedule; `training_arguments.json`
 alone comes as near as its arguments can.

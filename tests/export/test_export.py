@@ -241,12 +241,65 @@ def test_several_nodes_are_started_as_such(kind: str, words: str, tmp_path: Path
     assert "on each of 2 nodes" in readme
 
 
-def test_own_data_of_a_masked_language_model_must_ask_for_as_many_tokens(tmp_path: Path) -> None:
-    """The head looks at no more, and the mean of means is that of all only where all count as many."""
-    export(ROOT / "results/settings-h200/roberta-large-1gpu-64.tar", "--to", "script", tmp_path / "masked")
-    export(EVERY_SETTING, "--to", "script", tmp_path / "causal")
-    assert "asks for 77 tokens" in (tmp_path / "masked/README.md").read_text()
-    assert "asks for" not in (tmp_path / "causal/README.md").read_text()
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("tiny-gpt-neox", "The label of a position is the token that follows it"),
+        ("tiny-roberta", "Every sample asks for 10 tokens"),
+        ("tiny-vit", "`pixel_values`, fp32 of 16 x 3 x 32 x 32"),
+    ],
+)
+def test_the_form_of_own_data_is_told(model: str, words: str, tmp_path: Path) -> None:
+    """Labels as Hugging Face's models take them would train a model that copies."""
+    path = bundle(tmp_path / "a.tar", of=manifest(models=[model]))
+    assert export(path, "--to", "script", tmp_path / "b") == 0
+    assert words in (tmp_path / "b" / "README.md").read_text()
+
+
+def readme_of(path: Path, kind: str, folder: Path, *arguments: str) -> str:
+    assert export(path, "--to", kind, folder, *arguments) == 0
+    return (folder / "README.md").read_text()
+
+
+def test_what_torch_was_told_is_told_again(tmp_path: Path) -> None:
+    """Memory and time were measured with it."""
+    switched = ROOT / "results/switches-h200/half-expandable-segments.tar"
+    said = readme_of(switched, "script", tmp_path / "a", "--model", "pythia-1b")
+    assert "\nexport PYTORCH_ALLOC_CONF=expandable_segments:True\n" in said
+    assert "export " not in readme_of(EVERY_SETTING, "script", tmp_path / "b")
+
+
+def test_a_strangers_switch_says_nothing_to_a_shell(tmp_path: Path) -> None:
+    switches = {"TORCHINDUCTOR_X": "1; rm -rf ~\n```", "TORCHINDUCTOR_Y=1;reboot;Z": "1"}
+    said = readme_of(bundle(tmp_path / "a.tar", switches=switches), "script", tmp_path / "b")
+    assert "\nexport TORCHINDUCTOR_X='1; rm -rf ~\n???'\n```\n" in said
+    assert "reboot" not in said
+
+
+def test_what_is_updated_on_the_host_has_its_threads(tmp_path: Path) -> None:
+    """torchrun gives each of several processes one."""
+    said = readme_of(EVERY_SETTING, "script", tmp_path / "a", "--setting", "free-lunch + zero-1 + offload")
+    assert "\nOMP_NUM_THREADS=32 torchrun --standalone --nproc-per-node 2 train.py" in said
+    assert "OMP_" not in readme_of(EVERY_SETTING, "script", tmp_path / "b", "--setting", "free-lunch")
+
+
+def test_what_a_disk_must_hold_and_what_is_not_done_is_told(tmp_path: Path) -> None:
+    """fp32 weights and two moments of 162 million parameters, 143 times."""
+    said = readme_of(EVERY_SETTING, "script", tmp_path / "a", "--setting", "free-lunch")
+    assert "None is deleted: 143 by the end, 1.8 GiB or so each" in said
+    assert "evaluates on 10,240 samples every 40,000 steps" in said
+    assert "`train.py` does not do it" in said
+
+
+@pytest.mark.parametrize(("kind", "name"), [("accelerate", "accelerate"), ("deepspeed", "deepspeed")])
+def test_what_was_not_there_when_it_was_measured_is_required_all_the_same(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    path = bundle(tmp_path / "a.tar", packages={"torch": "2.11.0", "numpy": "2.1.0"})
+    assert export(path, "--to", kind, tmp_path / "b") == 0
+    lines = (tmp_path / "b" / "requirements.txt").read_text().splitlines()
+    assert lines[:2] == ["torch==2.11.0", "numpy==2.1.0"]
+    assert lines[-1].startswith(f"{name}>=")
 
 
 def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path, capsys: Any) -> None:
