@@ -126,7 +126,8 @@ def bundle_of(run: Run, path: Path, change: Callable[[list[bytes]], object] = le
         "samples.jsonl": b"".join(samples),
     }  # fmt: skip
     begun, ended = utc(results.run.started_at), utc(results.run.ended_at)
-    return packed(path, files, run_id=run.id, started_at=begun, ended_at=ended)
+    node = {"gpus": [], "driver": NODE.driver, "cpu": NODE.cpu, "image": None}
+    return packed(path, files, run_id=run.id, started_at=begun, ended_at=ended, node=node)
 
 
 def test_what_the_first_of_two_processes_said_stays_in_the_bundle(
