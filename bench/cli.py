@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _call(words, stdout)
     except BrokenPipeError:
         # The reader of our output has seen enough: `bench compare ... | head`.
-        output.leave()
+        output.leave(sys.stdout)
         return 0
 
 

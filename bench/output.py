@@ -1,4 +1,6 @@
-"""stdout as commands see it: what it refuses is told as that, and no defect; ± where there is none is +-."""
+"""stdout and stderr as commands see them: what stdout refuses is told as that, and no defect; what stderr
+refuses ends nothing, since a run may outlive who reads it. ± where there is none is +-.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +34,56 @@ class Stdout:
             self._file.flush()
 
 
+class Stderr:
+    """Its terminal may be lost, its reader gone, its disk full: what was begun goes on all the same."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self.refused = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        with self._refusals():
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._refusals():
+            self._file.flush()
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            self.refused = True
+
+
 @contextmanager
 def told() -> Iterator[Stdout]:
     """Until the command is over, and all that it wrote has gone out."""
+    _open_what_is_closed()
     _spell_everything()
-    before, told = sys.stdout, Stdout(sys.stdout)
-    sys.stdout = cast(TextIO, told)
+    before, told, errors = (sys.stdout, sys.stderr), Stdout(sys.stdout), Stderr(sys.stderr)
+    sys.stdout, sys.stderr = cast(TextIO, told), cast(TextIO, errors)
     try:
         yield told
         told.flush()
     finally:
-        sys.stdout = before
+        sys.stdout, sys.stderr = before
+        if errors.refused:
+            leave(sys.stderr)
+
+
+def _open_what_is_closed() -> None:
+    """Or the first file that is opened would get its number, and what is meant for people."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
 
 
 def _spell_everything() -> None:
@@ -66,10 +107,10 @@ def _refusals() -> Iterator[None]:
     except BrokenPipeError:  # its reader has seen enough
         raise
     except OSError as error:
-        leave()
+        leave(sys.stdout)
         raise EnvironmentCannot(f"cannot be written: {error.strerror}", where="stdout") from None
 
 
-def leave() -> None:
+def leave(stream: TextIO) -> None:
     """Or Python itself would try to write what is left, and fail, at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

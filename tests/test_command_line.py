@@ -110,6 +110,24 @@ def test_a_full_disk_behind_stdout_is_no_defect(command: list[str]) -> None:
     assert (done.returncode, done.stderr) == (3, "stdout: cannot be written: No space left on device\n")
 
 
+def test_who_no_longer_reads_stderr_changes_neither_what_is_done_nor_how_it_ends(tmp_path: Path) -> None:
+    (wrong := tmp_path / "wrong.json").write_text("{}")
+    process = [sys.executable, "-m", "bench", "plan", str(wrong), "--json"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as unread, Path("/dev/full").open("w") as full:  # noqa: PTH123
+        for stderr in (unread, full):
+            done = subprocess.run(process, stdout=subprocess.PIPE, stderr=stderr, check=False)
+            assert done.returncode == 2
+            assert json.loads(done.stdout)["mistakes"]
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_a_service_may_start_it_without_any_of_its_streams(closed: str) -> None:
+    command = f"{sys.executable} -m bench plan {QUICKSTART} --gpu h100 --json {closed}"
+    assert subprocess.run(["sh", "-c", command], capture_output=True, check=False).returncode == 0
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_a_locale_that_cannot_spell_a_figure_costs_none(encoding: str, tmp_path: Path) -> None:
     path = bundle(tmp_path / "caf\u0119.tar", settings=[((), 0.5), (("tf32",), Crashed("x" * 99))])

@@ -165,6 +165,23 @@ def test_an_interrupt_leaves_a_valid_partial_bundle_and_exit_5(
     assert json.loads(verified.stdout)[0]["complete"] is False
 
 
+@pytest.mark.e2e
+def test_a_lost_terminal_leaves_a_valid_partial_bundle(tmp_path: Path) -> None:
+    """What is written to it from then on fails."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "bench", "run", str(manifest(tmp_path)), "--json"]
+    with os.fdopen(theirs, "w") as terminal, (tmp_path / "out.json").open("w") as out:
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment(tmp_path), stdout=out, stderr=terminal
+        )
+    wait_for_trials(tmp_path, 1)
+    os.close(ours)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 5
+    verified = bench("verify", *(tmp_path / "out").glob("*.tar"), folder=tmp_path)
+    assert verified.returncode == 0, verified.stderr
+
+
 @pytest.mark.parametrize("victim", ["supervisor", pytest.param("worker", marks=pytest.mark.e2e)])
 def test_kill_9_loses_at_most_the_trial_in_flight(tmp_path: Path, victim: str) -> None:
     with started(tmp_path) as process:
