@@ -41,9 +41,10 @@ def head_and_tail(path: Path, most_bytes: int = LOG_BYTES) -> bytes:
 
 def fitting_course(data: bytes, marks: Marks, most_bytes: int = MAX_MEMBER_BYTES) -> bytes:
     """Telemetry, of which every n-th reading is kept if it is too long, evenly, and all that is marked."""
+    readings = list(_readings(data))
+    data = b"".join(line for line, _ in readings)  # who reads the bundle refuses half a line
     if len(data) <= most_bytes:
         return data
-    readings = list(_readings(data))
     for always in (_marked(readings, marks), frozenset[int]()):
         every = -(-len(data) // most_bytes)
         while every <= len(readings):
@@ -55,10 +56,11 @@ def fitting_course(data: bytes, marks: Marks, most_bytes: int = MAX_MEMBER_BYTES
 
 
 def _readings(data: bytes) -> Iterator[tuple[bytes, Mapping[str, Any]]]:
-    """Line by line, with what it says. A process that is killed leaves half a line, and another goes on."""
+    """Line by line, with what it says. What fails leaves half a line, and the run goes on."""
     for line in data.splitlines(keepends=True):
-        with suppress(json.JSONDecodeError):
-            yield line, json.loads(line)
+        with suppress(ValueError):
+            if isinstance(reading := json.loads(line), dict):
+                yield line, reading
 
 
 def _marked(readings: Sequence[tuple[bytes, Mapping[str, Any]]], marks: Marks) -> Collection[int]:
