@@ -22,3 +22,13 @@ def answered_by(handler: Handler, numbers: Iterable[signal.Signals] = ENDS) -> I
     finally:
         for number, handled in before.items():
             signal.signal(number, handled)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """For what must be done as a whole: they are answered after it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from bench.cli import main
+from bench.codec import to_json
+from bench.errors import EnvironmentCannot
 from bench.handshake import Challenge, write
 from bench.manifest import load_manifest
 from bench.result import Crashed
@@ -100,6 +103,34 @@ def test_a_bundle_that_cannot_be_written_costs_no_figure(
     left.rmdir()
     assert main(command) == 5
     assert left.is_file()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (
+            EnvironmentCannot("no ceilings: crashed", where="log.txt", advice="read it"),
+            "no ceilings: crashed",
+        ),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (KeyError("of bench"), "KeyError: 'of bench'"),
+        (KeyboardInterrupt(), "interrupted"),  # for the second time: the first one is measure's to answer
+    ],
+)
+def test_whatever_ends_a_run_what_it_measured_has_its_bundle(
+    wrong: BaseException, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(run: Run, *_: object) -> str:
+        run.record({"event": "trial", "id": run.plan.cells[0].ids[0], "outcome": to_json(Crashed("x"))})
+        raise wrong
+
+    monkeypatch.setattr(running, "measure", measure)
+    assert main(["run", str(QUICKSTART), "--device", "cpu"]) == 5
+    shown = capsys.readouterr()
+    assert re.search(f"INCOMPLETE  .*{said}, 14 of 15 settings undecided", shown.out)
+    assert "--resume goes on with it" in shown.err
+    (left,) = Path("out").glob("*.tar")
+    assert main(["verify", str(left)]) == 0
 
 
 @pytest.mark.parametrize("command", [["plan", str(QUICKSTART)], ["paper", "--json"]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from bench.signals import ENDS, answered_by
+from bench.signals import ENDS, answered_by, held
 
 
 def heard(numbers: tuple[signal.Signals, ...]) -> list[int]:
@@ -29,3 +29,13 @@ def test_what_nohup_ignores_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_what_must_be_whole_is_not_interrupted_and_the_interrupt_is_not_lost() -> None:
+    told: list[str] = []
+    with answered_by(lambda *_: told.append("interrupted")):
+        with held():
+            for number in ENDS:
+                os.kill(os.getpid(), number)
+            told.append("whole")
+        assert told == ["whole", *["interrupted"] * len(ENDS)]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 from bench.codec import DecodeError, canonical_json, strict_loads
 from bench.errors import BadInput, EnvironmentCannot
@@ -25,7 +26,7 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE_NAME
-        self._file: BinaryIO = self.path.open("a+b")
+        self._file = self.path.open("a+b", buffering=0)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -35,9 +36,16 @@ class Journal:
         self._cut_torn_line()
 
     def append(self, event: dict[str, Any]) -> None:
-        self._file.write(canonical_json(event) + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Whole or not at all: half a line, of a disk that is full, would damage the next one."""
+        before, rest = self._file.seek(0, os.SEEK_END), canonical_json(event) + b"\n"
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            os.fsync(self._file.fileno())
+        except OSError:
+            with suppress(OSError):
+                self._file.truncate(before)
+            raise
         self.events.append(event)
 
     def _cut_torn_line(self) -> None:

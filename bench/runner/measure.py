@@ -74,7 +74,7 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
             stopped = None
             while trial := _next(run, deadline):
                 if _spent(deadline):
-                    stopped = f"the budget of {budget_seconds or 0:.0f} s is spent, {_open(run)}"
+                    stopped = f"the budget of {budget_seconds or 0:.0f} s is spent, {what_is_open(run)}"
                     break
                 settle(used, before, progress.say)
                 _measure_trial(run, supervisor, progress, trial, Path(scratch), deadline)
@@ -89,9 +89,9 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
                 _dismiss(run, supervisor, progress)
             return stopped
     except NodeGone:
-        return f"a node that trains with this one is gone, {_open(run)}"
+        return f"a node that trains with this one is gone, {what_is_open(run)}"
     except KeyboardInterrupt:
-        return f"{INTERRUPTED}, {_open(run)}"
+        return f"{INTERRUPTED}, {what_is_open(run)}"
     finally:
         meter.close()
         progress.stop()
@@ -186,7 +186,7 @@ def _dismiss(run: Run, supervisor: Supervisor, progress: Progress, why: str | No
     supervisor.dismiss(target.device, target.gpus, log, Limits(DISMISSAL_SECONDS), why)
 
 
-def _open(run: Run) -> str:
+def what_is_open(run: Run) -> str:
     decided, total, what = tally(run.plan, run.believed)
     return f"{total - decided} of {total} {what} undecided"
 

@@ -6,6 +6,7 @@ OUT/<run id>.tar       the bundle
 
 from __future__ import annotations
 
+import os
 import signal
 import tempfile
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 from bench import __version__
 from bench.codec import pretty_json, to_json
-from bench.errors import EnvironmentCannot
+from bench.errors import BenchError, EnvironmentCannot
 from bench.manifest import Manifest
 from bench.pack import pack
 from bench.plan import Plan, make_plan, target_of
@@ -28,7 +29,7 @@ from bench.runner.fitting import fitting_course, fitting_logs, marks_of_trials
 from bench.runner.folder import choose_folder, keeping, machine
 from bench.runner.image import require_image
 from bench.runner.journal import Journal
-from bench.runner.measure import INTERRUPTED, measure, preload
+from bench.runner.measure import INTERRUPTED, measure, preload, what_is_open
 from bench.runner.nodes import LAST, Nodes
 from bench.runner.progress import Progress
 from bench.runner.seal import Seal, Sealer
@@ -90,11 +91,26 @@ def execute(
         if switches := deciding(node.switches or {}):
             progress.say(f"set here: {in_words(switches)}; the figures will be those of a run with that")
         sealer.begin(folder, progress.say)
-        with alone(_devices(node, plan), progress.say):
-            stopped = measure(run, progress, budget_seconds or manifest.budget_seconds, nodes)
+        stopped = _measure(run, progress, budget_seconds or manifest.budget_seconds, nodes)
         seal = _seal(sealer, folder, progress, stopped)
         with uninterruptible():
             return _finish(run, seal, stopped)
+
+
+def _measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: Nodes | None) -> str | None:
+    """Returns why it stopped early, or None. Whatever fails on the way, what was measured gets its bundle."""
+    try:
+        with alone(_devices(run.node, run.plan), progress.say):
+            return measure(run, progress, budget_seconds, nodes)
+    except KeyboardInterrupt:  # once more, while the first one was answered
+        with uninterruptible():
+            return f"{INTERRUPTED}, {what_is_open(run)}"
+    except Exception as error:
+        if not run.outcomes or os.environ.get("BENCH_DEBUG") == "1":
+            raise
+        told = str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
+        progress.say(told)
+        return f"{told.splitlines()[0]}, {what_is_open(run)}"
 
 
 def _devices(node: NodeFacts, plan: Plan) -> list[str]:
@@ -183,12 +199,13 @@ def _finish(run: Run, seal: Seal, stopped: str | None) -> Finished:
         for trial, _, end in trials
         if isinstance(end, Measured)
     }
-    course = (run.folder / telemetry.FILE_NAME).read_bytes()
+    course = run.folder / telemetry.FILE_NAME
+    course.touch()  # an interrupt may come before its first reading
     files: dict[str, bytes | Path] = {
         "manifest.json": run.manifest.data,
         "results.json": results.to_bytes(),
         "samples.jsonl": samples_bytes(trials, run.earlier),
-        "telemetry.jsonl": fitting_course(course, marks_of_trials(timed)),
+        "telemetry.jsonl": fitting_course(course.read_bytes(), marks_of_trials(timed)),
         "env.json": pretty_json(
             {
                 "node": to_json(run.node),

@@ -25,6 +25,7 @@ from bench.result import (
 )
 from bench.runner.journal import ELSEWHERE, Journal
 from bench.search import undecided
+from bench.signals import held
 from bench.summary import Results, RunFacts, TrialResult, summarise
 from bench.winner import winner
 
@@ -101,8 +102,10 @@ class Run:
         return list(dict.fromkeys(uuid for one in self.machines for uuid in one["gpus"]))
 
     def record(self, event: dict[str, Any]) -> None:
-        self.journal.append(event)
-        self._replay(event)
+        """An interrupt that comes in between would leave out of the bundle what is in the journal."""
+        with held():
+            self.journal.append(event)
+            self._replay(event)
 
     def summaries(self) -> tuple[TrialResult, ...]:
         return summarise(self.trials(), self.ceilings, self.proofs, self.earlier)

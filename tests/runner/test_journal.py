@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,23 @@ def test_damage_in_the_middle_is_named_and_refused(tmp_path: Path, line: bytes) 
     (tmp_path / FILE_NAME).write_bytes(b'{"event":"run"}\n' + line + b'\n{"event":"end"}\n')
     with pytest.raises(BadInput, match="line 2"):
         Journal(tmp_path)
+
+
+def test_what_a_full_disk_cuts_off_damages_nothing(tmp_path: Path) -> None:
+    """Half a line that stayed would be one with the next."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as Python does itself
+    with Journal(tmp_path) as journal:
+        journal.append({"event": "run"})
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (30, limits[1]))
+            with pytest.raises(OSError, match="too large"):
+                journal.append({"event": "trial", "id": "a" * 100})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        journal.append({"event": "end"})
+        assert journal.events == [{"event": "run"}, {"event": "end"}]
+    assert list(read_journal(tmp_path / FILE_NAME)) == [{"event": "run"}, {"event": "end"}]
 
 
 def test_a_run_has_one_supervisor_at_a_time(tmp_path: Path) -> None:
