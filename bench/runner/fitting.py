@@ -6,6 +6,7 @@ Only what no figure needs whole: telemetry and logs. What fits goes in as it is.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from bench.bundle import MAX_MEMBER_BYTES, MAX_TOTAL_BYTES
 
 LOG_BYTES = 100_000  # what is left of a log that is too long
 LOGS_BYTES = MAX_TOTAL_BYTES - 4 * MAX_MEMBER_BYTES  # together: the rest of a bundle needs room too
+CUT = b"\n[...]\n"
 # What somebody may look for in a reading of telemetry: the first and the last one with each of it stay.
 Marks = Callable[[Mapping[str, Any]], Iterable[Hashable]]
 
@@ -28,6 +30,15 @@ def fitting_logs(folder: Path, most_bytes: int = MAX_MEMBER_BYTES) -> dict[str, 
     return {f"logs/{path.name}": head_and_tail(path, most_bytes) for path in paths}
 
 
+def keep_short(log: Path, most_bytes: int = 2 * MAX_MEMBER_BYTES) -> None:
+    """While it is written: of one that would fill the disk the beginning stays, and what comes from now."""
+    with suppress(OSError):
+        if log.stat().st_size > most_bytes:
+            os.truncate(log, LOG_BYTES // 2)
+            with log.open("ab") as file:
+                file.write(CUT)
+
+
 def head_and_tail(path: Path, most_bytes: int = LOG_BYTES) -> bytes:
     """A log, or where it is longer than this, its beginning and its end."""
     with path.open("rb") as file:
@@ -36,7 +47,7 @@ def head_and_tail(path: Path, most_bytes: int = LOG_BYTES) -> bytes:
             return data
         half = min(LOG_BYTES, most_bytes) // 2
         file.seek(-half, 2)
-        return data[:half] + b"\n[...]\n" + file.read()
+        return data[:half] + CUT + file.read()
 
 
 def fitting_course(data: bytes, marks: Marks, most_bytes: int = MAX_MEMBER_BYTES) -> bytes:

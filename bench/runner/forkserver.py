@@ -6,8 +6,8 @@ FD is a socket to the supervisor, a JSON object a line both ways; WORK is the fu
 that does a job; what each job would prepare again is prepared ahead: modules, imported, and functions
 (module:name), called. In: {"job": ..., "log": path}.
 Out: {"ready": seconds}, then for each job {"pid": n}, whatever the job emits, {"exited": status}.
-When the socket closes, for whatever reason, every process below this one is killed and it ends:
-a supervisor that was killed leaves nothing behind.
+When the socket closes, for whatever reason, every process below this one is killed, the job's scratch
+folder goes, and it ends: a supervisor that was killed leaves nothing behind.
 
 The parent never initialises CUDA and has one thread, so what it forks starts clean.
 """
@@ -27,6 +27,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 from bench.runner.processes import (
@@ -55,12 +56,16 @@ def main() -> int:
     threads = len(list(Path("/proc/self/task").iterdir()))
     say(connection, {"ready": time.perf_counter() - started, "threads": threads})
     lines = connection.makefile("rb")
+    scratch = None
     with suppress(ConnectionError):
         while line := lines.readline():
             request = json.loads(line)
+            scratch = request["job"].get("scratch")
             work = partial(getattr(import_module(module), function), request["job"])
-            serve(connection, work, Path(request["log"]))
+            serve(connection, work, Path(request["log"]), scratch)
     end_all_children()
+    if scratch is not None:
+        rmtree(scratch, ignore_errors=True)
     return 0
 
 
@@ -73,7 +78,7 @@ def preload(ahead: list[str]) -> None:
                 getattr(imported, function)()
 
 
-def serve(connection: socket.socket, work: Work, log: Path) -> None:
+def serve(connection: socket.socket, work: Work, log: Path, scratch: str | None = None) -> None:
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -82,7 +87,16 @@ def serve(connection: socket.socket, work: Work, log: Path) -> None:
     status = wait(connection, pid)
     kill_group(pid)
     end_all_children()
+    if scratch is not None:
+        empty(Path(scratch))
     say(connection, {"exited": status})
+
+
+def empty(scratch: Path) -> None:
+    """A job that was killed has not: its checkpoint would be in the way of the next one's."""
+    with suppress(OSError):
+        for left in scratch.iterdir():
+            rmtree(left, ignore_errors=True)
 
 
 def wait(connection: socket.socket, pid: int) -> int:

@@ -36,14 +36,18 @@ from bench.result import (
     TimedOut,
     Trial,
 )
+from bench.runner.fitting import keep_short
 from bench.runner.nodes import LAST, Nodes
 from bench.runner.processes import ended_for_memory, ended_how, group_bytes, kill_group, oom_kills
+from bench.runner.serving import start_server
 
 TICK_SECONDS = 0.25
 START_SECONDS = 300.0  # a cold disk reads torch slowly
 SILENCE_SECONDS = 300.0  # between two events of a job: a compile that loops is silent
+STARTS = 2  # of the server, where something ends it as it begins
 ABANDON_SECONDS = 15.0  # for a job that was killed to end: inside a driver that hangs it never does
 
+SHORT_OF_MEMORY = "is the machine short of memory? --resume goes on with what was measured"
 Event = dict[str, Any]
 # The last word of a job is one of these.
 FINAL = {"outcome", "ceilings", "proof", "facts", "followed", "reading"}
@@ -91,10 +95,8 @@ class Supervisor:
             "scratch": str(scratch),
         }
         final = self._run(job, log, limits)
-        if isinstance(final, dict):
-            outcome: Outcome = union_from_json(Outcome, final["outcome"])
-            return outcome
-        return final
+        outcome: Outcome = union_from_json(Outcome, final["outcome"]) if isinstance(final, dict) else final
+        return outcome
 
     def ceilings(
         self, precisions: list[str], device: str, gpus: int, log: Path, limits: Limits
@@ -157,16 +159,16 @@ class Supervisor:
         self._ensure_server()
         assert self._socket is not None
         kills_before = oom_kills()
-        self._socket.sendall(json.dumps({"job": job, "log": str(log)}).encode() + b"\n")
         try:
-            return self._watch(limits, kills_before)
-        except ServerGoneError:
+            self._socket.sendall(json.dumps({"job": job, "log": str(log)}).encode() + b"\n")
+            return self._watch(limits, kills_before, log)
+        except (ServerGoneError, BrokenPipeError):
             self.close()
             return Crashed("the process that starts trials was ended from outside")
         finally:
             self._group = None
 
-    def _watch(self, limits: Limits, kills_before: int) -> Event | Outcome:
+    def _watch(self, limits: Limits, kills_before: int, log: Path) -> Event | Outcome:
         started = heard = time.monotonic()
         phase, final, verdict = "start", None, None
         killed = 0.0
@@ -174,6 +176,7 @@ class Supervisor:
             now = time.monotonic()
             self.tick(event)
             if event is None:
+                keep_short(log)
                 if verdict is None:
                     verdict, killed = self._overstepped(limits, now - started, now - heard, phase), now
                     if verdict is not None and self._group is not None:
@@ -228,35 +231,31 @@ class Supervisor:
     def _ensure_server(self) -> None:
         if self._server is not None and self._server.poll() is None:
             return
+        ended = -1
+        for _ in range(STARTS):
+            self.close()
+            if (code := self._start_server()) is None:
+                return
+            if (ended := code) >= 0:  # by itself, as it would again
+                break
         self.close()
-        ours, theirs = socket.socketpair()
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with theirs, self.log.open("ab") as log:
-            # Threads that spin for long at barriers stand still for each other on a machine that has other
-            # work; threads that do not spin at all take twice as long on an idle one (GNU OpenMP).
-            # OpenBLAS would start threads as numpy is imported, and threads do not survive a fork.
-            environment = {"GOMP_SPINCOUNT": "10000"} | os.environ | {"OPENBLAS_NUM_THREADS": "1"}
-            # In the order that NVML counts in, or figures would be said of the wrong card.
-            environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-            self._server = subprocess.Popen(
-                [*self.command, str(theirs.fileno()), *self.arguments],
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self._socket, self._buffer = ours, b""
+        if ended < 0:
+            message = f"the process that starts trials was ended {ended_how(-ended)} as it began"
+            raise EnvironmentCannot(message, advice=SHORT_OF_MEMORY)
+        raise EnvironmentCannot("torch could not be imported", where=str(self.log), advice="read that log")
+
+    def _start_server(self) -> int | None:
+        """None once it is ready, else its exit code; below 0 that is the signal that ended it."""
+        self._server, self._socket = start_server(self.command, self.arguments, self.log)
+        self._buffer = b""
         deadline = time.monotonic() + START_SECONDS
         for event in self._events():
             self.tick(event)
             if event is not None and "ready" in event:
-                return
+                return None
             if time.monotonic() > deadline:
-                break
-        self.close()
-        raise EnvironmentCannot("torch could not be imported", where=str(self.log), advice="read that log")
+                return 1
+        return self._server.wait()
 
     def close(self) -> None:
         """Ends the job in flight and the server, at once."""

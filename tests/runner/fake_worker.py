@@ -32,6 +32,7 @@ def work(job: dict[str, Any], emit: Emit) -> int:
         "orphan": orphan,
         "half-line": half_line,
         "team": team,
+        "flood": flood,
         "quiet": lambda emit, argument: int(argument),
     }
     return actions[name](emit, argument)
@@ -104,6 +105,17 @@ def orphan(emit: Emit, argument: str) -> int:
     emit({"phase": "orphaned"})
     time.sleep(600)
     return 0
+
+
+def flood(emit: Emit, argument: str) -> int:
+    """Prints so many MiB, and is not done until somebody has cut them."""
+    os.write(1, b"first\n")
+    for _ in range(int(argument)):
+        os.write(1, b"x" * (1 << 20))
+    while os.fstat(1).st_size > 1 << 20:
+        time.sleep(0.05)
+    os.write(1, b"last\n")
+    return answer(emit, "cut")
 
 
 def half_line(emit: Emit, argument: str) -> int:

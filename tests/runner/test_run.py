@@ -42,7 +42,7 @@ def bench(*arguments: str | Path, folder: Path, **switches: str) -> subprocess.C
 
 
 def environment(folder: Path) -> dict[str, str]:
-    return os.environ | {"XDG_CONFIG_HOME": str(folder / "config"), "COLUMNS": "200"}
+    return os.environ | {"XDG_CONFIG_HOME": str(folder / "config"), "COLUMNS": "200", "TMPDIR": str(folder)}
 
 
 def manifest(folder: Path, **changes: Any) -> Path:
@@ -191,6 +191,7 @@ def test_kill_9_loses_at_most_the_trial_in_flight(tmp_path: Path, victim: str) -
             process.kill()
             process.wait(10)
             assert gone(below)
+            assert not list(tmp_path.glob("bench-*")), "temporary files"
         else:
             os.kill(max(below), signal.SIGKILL)  # the youngest: the trial
             assert process.wait(120) == 0

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import EnvironmentCannot
+from bench.result import Crashed
 from bench.runner.supervise import Limits, Supervisor
 
 WORK = "tests.runner.fake_worker:work"
@@ -162,6 +163,51 @@ def test_a_fork_server_that_is_killed_in_the_middle_fails_that_job_alone(tmp_pat
         owner.tick = kill_once
         assert "crashed: the process that starts trials was ended" in run(owner, tmp_path, "sleep:talking")
         assert run(owner, tmp_path, "answer:next") == "next"
+
+
+DIES = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+DIES_ONCE = f"""
+import pathlib, runpy, sys
+if not (note := pathlib.Path(sys.argv[1])).exists():
+    note.touch()
+    {DIES}
+del sys.argv[1]
+runpy.run_module("bench.runner.forkserver", run_name="__main__")
+"""
+
+
+def test_a_fork_server_that_is_killed_as_it_begins_is_started_again(tmp_path: Path) -> None:
+    with supervisor(tmp_path) as owner:
+        owner.command = [sys.executable, "-c", DIES_ONCE, str(tmp_path / "note")]
+        assert run(owner, tmp_path, "answer:after all") == "after all"
+
+
+def test_a_fork_server_that_cannot_live_is_no_trouble_of_torch(tmp_path: Path) -> None:
+    with supervisor(tmp_path) as owner:
+        owner.command = [sys.executable, "-c", DIES]
+        with pytest.raises(EnvironmentCannot, match=r"was ended by SIGKILL as it began\n.* --resume goes"):
+            owner.ceilings(["answer:"], "cpu", 1, tmp_path / "log.txt", Limits(20))
+        owner.command = [sys.executable, "-c", "raise ImportError"]
+        assert run(owner, tmp_path, "answer:") == "torch could not be imported"
+
+
+def test_a_job_that_prints_without_end_does_not_fill_the_disk(tmp_path: Path) -> None:
+    with supervisor(tmp_path) as owner:
+        assert run(owner, tmp_path, "flood:140") == "cut"
+    log = (tmp_path / "log.txt").read_bytes()
+    assert log.startswith(b"first\nxxx")
+    assert log.endswith(b"xxx\n[...]\nlast\n")
+
+
+def test_a_job_that_is_killed_leaves_no_files_to_the_next(tmp_path: Path) -> None:
+    (scratch := tmp_path / "scratch").mkdir()
+    (scratch / "bench-x").mkdir()
+    (scratch / "bench-x/checkpoint.pt").touch()
+    job = {"precisions": ["die:SIGKILL"], "scratch": str(scratch)}
+    with supervisor(tmp_path) as owner:
+        assert isinstance(owner.reading(job, tmp_path / "log.txt", Limits(20)), Crashed)
+        assert list(scratch.iterdir()) == []
+    assert not scratch.exists()
 
 
 SCRIPT = """
