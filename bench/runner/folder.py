@@ -21,6 +21,7 @@ from bench.switches import NOT_SET
 from bench.words import here_and_there
 
 REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES}
+SAME_MEMORY = 0.01
 MACHINE_ID = Path("/etc/machine-id")
 
 
@@ -72,13 +73,23 @@ def keeping(folder: Path) -> Iterator[None]:
 
 
 def _unfinished(out: Path, manifest: Manifest, node: NodeFacts) -> Path | None:
+    """The newest that this machine can go on with; where there is none, why not with the newest of all."""
     paths = sorted(out.glob(f"*/{journals.FILE_NAME}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    refused: BadInput | None = None
     for path in paths:
+        if journals.is_of_another(path, manifest.digest):
+            continue
         events = list(journals.read_journal(path))
         if not events or events[0].get("manifest") != manifest.digest or events[-1].get("event") == "end":
             continue
-        require_same(path.parent, events[0], manifest, node)
-        return path.parent
+        try:
+            require_same(path.parent, events[0], manifest, node)
+        except BadInput as error:
+            refused = refused or error
+        else:
+            return path.parent
+    if refused is not None:
+        raise refused
     return None
 
 
@@ -93,10 +104,12 @@ def require_same(
     known, found = header.get("node"), to_json(node)
     if moved:
         known, found = _kind(known), _kind(found)
+    if isinstance(known, dict) and _as_good_as(known.get("memory_bytes"), node.memory_bytes):
+        known = known | {"memory_bytes": node.memory_bytes}
     elsewhere = not moved and begun is not None and here is not None and begun != here
     if elsewhere or canonical_json(known) != canonical_json(found):
         raise BadInput(
-            f"was begun on another machine or software stack{_switches(known, found)}; "
+            f"was begun on another machine or software stack{_differences(known, found)}; "
             "results must not be mixed",
             where=str(folder),
             advice=advice,
@@ -105,11 +118,26 @@ def require_same(
         raise BadInput(f"was begun by bench {header.get('bench')}", where=str(folder))
 
 
-def _switches(begun: Any, here: Any) -> str:
-    """What nobody thinks of is named."""
-    there, ours = ((node.get("switches") if isinstance(node, dict) else None) or {} for node in (begun, here))
-    different = "; ".join(here_and_there(ours, there, NOT_SET))
-    return f" ({different})" if different else ""
+def _differences(begun: Any, here: Mapping[str, Any]) -> str:
+    """By name: what nobody thinks of, most of all."""
+    if not isinstance(begun, dict):
+        return ""
+    different = [
+        *here_and_there(_texts(here), _texts(begun), "none"),
+        *here_and_there(_texts(here["packages"]), _texts(begun.get("packages")), "none"),
+        *here_and_there(_texts(here["switches"]), _texts(begun.get("switches")), NOT_SET),
+    ]
+    return f" ({'; '.join(different)})" if different else ""
+
+
+def _texts(fields: Mapping[str, Any] | None) -> dict[str, str]:
+    """What is plain enough to be named."""
+    return {name: str(value) for name, value in (fields or {}).items() if isinstance(value, str | int)}
+
+
+def _as_good_as(bytes_then: Any, bytes_now: int) -> bool:
+    """The same memory: from one start of a machine to the next, its kernel keeps a little more or less."""
+    return isinstance(bytes_then, int) and abs(bytes_then - bytes_now) <= SAME_MEMORY * bytes_now
 
 
 def _kind(node: Any) -> Any:

@@ -31,7 +31,8 @@ class Journal:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
-            raise BadInput("this run is already going on", where=str(folder)) from None
+            advice = "wait until it ends, or end it; without --resume another one begins"
+            raise BadInput("this run is already going on", where=str(folder), advice=advice) from None
         self.events = list(read_journal(self.path))
         self._cut_torn_line()
 
@@ -65,6 +66,14 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def is_of_another(path: Path, manifest: str) -> bool:
+    """Whose first line says so; then what is damaged in it is no matter."""
+    with suppress(OSError, DecodeError), path.open("rb") as file:
+        header = strict_loads(file.readline())
+        return isinstance(header, dict) and header.get("manifest", manifest) != manifest
+    return False
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
