@@ -105,6 +105,16 @@ def test_a_bundle_that_cannot_be_written_costs_no_figure(
     assert left.is_file()
 
 
+def test_a_run_that_ended_early_does_not_blame_the_settings_that_it_skipped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(running, "measure", lambda *_: "the budget is spent")
+    asked = json.loads(QUICKSTART.read_text()) | {"models": ["tiny-vit"], "methods": ["naive", ["tf32"]]}
+    Path("m.json").write_text(json.dumps(asked))
+    assert main(["run", "m.json", "--device", "cpu"]) == 5
+    assert "no figure for tiny-vit: nothing of it was measured before the run" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

@@ -47,6 +47,8 @@ def without_figures(results: Results) -> dict[str, str]:
 
 def _why_none(model: str, results: Results) -> str:
     trials = [trial for trial in results.trials if trial.model == model]
+    if not trials and any(found.model == model and found.undecided for found in results.winners):
+        return "nothing of it was measured before the run ended"
     if not trials:
         skipped = (skip.reason for skip in results.skipped if skip.model == model)
         return one_line(next(skipped, "nothing was tried"))
