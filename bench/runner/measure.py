@@ -70,7 +70,7 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
         ):
             if nodes is not None:
                 _meet(run, supervisor, progress, nodes)
-            _measure_ceilings(run, supervisor, progress)
+            _measure_ceilings(run, supervisor, progress, deadline)
             stopped = None
             while trial := _next(run, deadline):
                 if _spent(deadline):
@@ -191,14 +191,20 @@ def what_is_open(run: Run) -> str:
     return f"{total - decided} of {total} {what} undecided"
 
 
-def _measure_ceilings(run: Run, supervisor: Supervisor, progress: Progress) -> None:
+def _measure_ceilings(run: Run, supervisor: Supervisor, progress: Progress, deadline: float | None) -> None:
     if run.ceilings:
         return
     precisions = sorted({ceiling_precision(cell.model, cell.setting) for cell in run.plan.cells})
     target = run.plan.target
     progress.begin("ceilings", "ceilings of this machine")
     log = run.folder / "logs" / "ceilings.txt"
-    ceilings = supervisor.ceilings(precisions, target.device, target.gpus, log, Limits(CEILING_SECONDS))
+    limits = Limits(_until(deadline, CEILING_SECONDS))
+    try:
+        ceilings = supervisor.ceilings(precisions, target.device, target.gpus, log, limits)
+    except EnvironmentCannot:
+        if _spent(deadline):
+            return
+        raise
     run.record({"event": "ceilings", "ceilings": to_json(ceilings)})
 
 

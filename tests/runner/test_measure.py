@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +28,7 @@ from bench.runner.nodes import Nodes
 from bench.runner.progress import Progress
 from bench.runner.run import _open_run
 from bench.runner.state import Run
+from bench.runner.supervise import Limits
 from bench.search import unproven
 from bench.statement import utc
 from bench.summary import samples_bytes
@@ -182,6 +184,24 @@ def test_a_budget_that_is_spent_before_a_second_time_leaves_nothing_undecided(
             run.record(event)
         assert searched(run, late := Guessing(), monkeypatch, budget=0) is None
     assert late.asked == []
+
+
+class Hung(Guessing):
+    """Its ceilings take whatever they are given."""
+
+    def ceilings(self, *asked: Any) -> tuple[Ceiling, ...]:
+        limits: Limits = asked[-1]
+        assert limits.seconds <= 0.1
+        time.sleep(limits.seconds)
+        raise EnvironmentCannot("no ceilings: timed-out")
+
+
+def test_a_budget_that_is_spent_on_the_ceilings_ends_the_run_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with begun(tmp_path) as run:
+        stopped = searched(run, Hung(), monkeypatch, budget=0.1)
+    assert stopped == "the budget of 0 s is spent, 1 of 1 models undecided"
 
 
 class Apart(Guessing):
