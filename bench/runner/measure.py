@@ -24,6 +24,7 @@ from bench.search import finalist, longer, next_trial, tally, unproven
 from bench.switches import deciding
 from bench.words import bytes_text, here_and_there
 
+LIVES = 3  # a trial that takes the run with it is not tried for ever, by who starts the run again and again
 CEILING_SECONDS = 300.0
 MEETING_SECONDS = 600.0  # for all nodes to come
 DISMISSAL_SECONDS = 60.0  # for those that are left, at the end
@@ -218,7 +219,10 @@ def _measure_trial(
     seconds = _until(deadline, run.manifest.trial_seconds)
     log = run.folder / "logs" / f"{trial.id}{'-again' * again}.txt"
     limits = Limits(seconds, min(seconds, 300.0), _host_limit(run, trial))
-    outcome = supervisor.trial(timed, run.plan.target.device, scratch, log, limits)
+    outcome: Outcome = Crashed(f"the run or its machine died during it, {LIVES} times")
+    if run.deaths[trial.id] < LIVES:
+        run.record({"event": "begun", "id": trial.id})
+        outcome = supervisor.trial(timed, run.plan.target.device, scratch, log, limits)
     if _cut_off(outcome, deadline):
         return
     _require_all(run, supervisor, progress, outcome)

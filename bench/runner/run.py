@@ -10,7 +10,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,9 @@ def execute(
             progress.say(f"set here: {in_words(switches)}; the figures will be those of a run with that")
         sealer.begin(folder, progress.say)
         stopped = _measure(run, progress, budget_seconds or manifest.budget_seconds, nodes)
+        if stopped is not None:
+            with suppress(OSError):  # a disk that is full: then it seems to have died
+                run.record({"event": "stopped", "why": stopped})
         seal = _seal(sealer, folder, progress, stopped)
         with uninterruptible():
             return _finish(run, seal, stopped)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,14 @@ class Run:
         self.ceilings: tuple[Ceiling, ...] = ()
         self.nodes: tuple[NodeFacts, ...] = ()  # all of them, where there are several
         self.proofs: dict[str, ProofOrFailure] = {}
+        self.deaths: Counter[str] = Counter()  # of this run, without a word, while a trial was measured
+        self._in_flight: str | None = None
         self.machines: list[dict[str, Any]] = []  # that began it, and that went on with it
         self.id = folder.name
         self.started_at = time.time()
         for event in journal.events:
             self._replay(event)
+        self._died()
 
     def _replay(self, event: dict[str, Any]) -> None:
         try:
@@ -65,6 +69,11 @@ class Run:
                     self.machines.append({"machine": event["machine"], "gpus": event["gpus"]})
                 case "nodes":
                     self.nodes = from_json(tuple[NodeFacts, ...], event["nodes"])
+                case "begun":
+                    self._died()
+                    self._in_flight = event["id"]
+                case "stopped":
+                    self._in_flight = None
                 case "ceilings":
                     self.ceilings = from_json(tuple[Ceiling, ...], event["ceilings"])
                 case "trial":
@@ -77,8 +86,14 @@ class Run:
             message = f"not a journal of this version: {error}"
             raise BadInput(message, where=str(self.journal.path), advice=ELSEWHERE) from None
 
+    def _died(self) -> None:
+        if self._in_flight is not None:
+            self.deaths[self._in_flight] += 1
+            self._in_flight = None
+
     def _ended(self, trial: str, outcome: Outcome) -> None:
         """The second time counts, which was longer; unless it failed."""
+        self._in_flight = None
         if trial in self.outcomes:
             self.again.add(trial)
             before = self.outcomes[trial]

@@ -186,6 +186,32 @@ def test_a_budget_that_is_spent_before_a_second_time_leaves_nothing_undecided(
     assert late.asked == []
 
 
+class Deadly(Guessing):
+    """One trial takes the run with it."""
+
+    def trial(self, trial: Trial, *_: Any) -> Outcome:
+        if trial.setting:
+            raise SystemExit("kill -9")
+        return super().trial(trial)
+
+
+@pytest.mark.parametrize("politely", [False, True])
+def test_a_trial_that_kills_the_run_each_time_is_not_tried_for_ever(
+    politely: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the kernel, short of memory, ends a whole container, which is then started again."""
+    for _ in range(3):
+        with begun(tmp_path) as run, pytest.raises(SystemExit):
+            searched(run, Deadly(), monkeypatch)
+        if politely:  # an interrupt or a budget says nothing about the trial
+            with begun(tmp_path) as run:
+                run.record({"event": "stopped", "why": "interrupted"})
+    with begun(tmp_path) as run, pytest.raises(SystemExit):  # another setting's turn
+        searched(run, Deadly(), monkeypatch)
+    failures = [trial.failure for trial in run.results(None).trials if trial.failure]
+    assert failures == [] if politely else [Crashed("the run or its machine died during it, 3 times")]
+
+
 class Hung(Guessing):
     """Its ceilings take whatever they are given."""
 
