@@ -122,7 +122,7 @@ def test_a_run_that_ended_early_does_not_blame_the_settings_that_it_skipped(
             EnvironmentCannot("no ceilings: crashed", where="log.txt", advice="read it"),
             "no ceilings: crashed",
         ),
-        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (OSError(errno.ENOSPC, "No space left on device"), "cannot be written: No space left on device"),
         (KeyError("of bench"), "KeyError: 'of bench'"),
         (KeyboardInterrupt(), "interrupted"),  # for the second time: the first one is measure's to answer
     ],

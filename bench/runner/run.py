@@ -26,7 +26,7 @@ from bench.runner import probe, telemetry
 from bench.runner.alone import alone
 from bench.runner.earlier import is_certified
 from bench.runner.fitting import fitting_course, fitting_logs, marks_of_trials
-from bench.runner.folder import choose_folder, keeping, machine
+from bench.runner.folder import REFUSALS, choose_folder, keeping, machine
 from bench.runner.image import require_image
 from bench.runner.journal import Journal
 from bench.runner.measure import INTERRUPTED, measure, preload, what_is_open
@@ -111,9 +111,15 @@ def _measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: 
     except Exception as error:
         if not run.outcomes or os.environ.get("BENCH_DEBUG") == "1":
             raise
-        told = str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
+        told = _in_words(error, run.folder)
         progress.say(told)
         return f"{told.splitlines()[0]}, {what_is_open(run)}"
+
+
+def _in_words(error: Exception, folder: Path) -> str:
+    if isinstance(error, OSError) and error.errno in REFUSALS:
+        return f"{error.filename or folder}: cannot be written: {error.strerror}"
+    return str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
 
 
 def _devices(node: NodeFacts, plan: Plan) -> list[str]:
