@@ -26,9 +26,14 @@ def answered_by(handler: Handler, numbers: Iterable[signal.Signals] = ENDS) -> I
 
 @contextmanager
 def held() -> Iterator[None]:
-    """For what must be done as a whole: they are answered after it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+    """For what must be done as a whole: they are answered after it.
+
+    Not by a mask, which is one thread's: where there are others, one of them takes the signal.
+    """
+    waiting: list[int] = []
     try:
-        yield
+        with answered_by(lambda number, _: waiting.append(number)):
+            yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number in waiting:
+            signal.raise_signal(number)

@@ -270,9 +270,9 @@ def test_what_torch_was_told_is_told_again(tmp_path: Path) -> None:
 
 
 def test_a_strangers_switch_says_nothing_to_a_shell(tmp_path: Path) -> None:
-    switches = {"TORCHINDUCTOR_X": "1; rm -rf ~\n```", "TORCHINDUCTOR_Y=1;reboot;Z": "1"}
+    switches = {"TORCHINDUCTOR_X": "1; rm -rf ~ ```", "TORCHINDUCTOR_Y=1;reboot;Z": "1"}
     said = readme_of(bundle(tmp_path / "a.tar", switches=switches), "script", tmp_path / "b")
-    assert "\nexport TORCHINDUCTOR_X='1; rm -rf ~\n???'\n```\n" in said
+    assert "\nexport TORCHINDUCTOR_X='1; rm -rf ~ ???'\n```\n" in said
     assert "reboot" not in said
 
 
