@@ -54,6 +54,7 @@ bench-accuracy: $(STAMP)  ## estimate against reality, the tiny models
 gallery: $(STAMP)  ## the pictures of the README, from the committed bundles
 	$(BIN)/bench compare results/every-setting-h200 --plots docs/pictures
 	$(BIN)/bench paper --figures docs/pictures
+	$(BIN)/python benchmarks/picture.py results/every-setting-h200 docs/pictures/report.png
 	cd docs/pictures && rm -f run-* figure-12* figure-13* pythia-160m-feasibility.svg
 
 bench-compare: $(STAMP)  ## time and memory of comparing many bundles; how soon the report is interactive

@@ -1,0 +1,30 @@
+"""A picture of the report of these bundles, as somebody sees its top on a desk.
+
+python benchmarks/picture.py BUNDLES OUT.png
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench.report.compare import Request, collect
+from bench.report.html import write_html
+from tests.e2e.browser import chromium
+
+
+def main() -> int:
+    bundles, picture = map(Path, sys.argv[1:])
+    with tempfile.TemporaryDirectory() as name, chromium() as browser:
+        report = Path(name) / "report.html"
+        write_html(report, collect(Request((bundles,), html=report)))
+        page = browser.new_page(viewport={"width": 1280, "height": 1000}, color_scheme="light")
+        page.goto(report.as_uri())
+        page.screenshot(path=picture)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
