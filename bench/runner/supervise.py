@@ -36,6 +36,7 @@ from bench.result import (
     TimedOut,
     Trial,
 )
+from bench.runner.awake import Awake
 from bench.runner.fitting import keep_short
 from bench.runner.nodes import LAST, Nodes
 from bench.runner.processes import ended_for_memory, ended_how, group_bytes, kill_group, oom_kills
@@ -169,11 +170,11 @@ class Supervisor:
             self._group = None
 
     def _watch(self, limits: Limits, kills_before: int, log: Path) -> Event | Outcome:
-        started = heard = time.monotonic()
-        phase, final, verdict = "start", None, None
-        killed = 0.0
+        clock = Awake()
+        started = heard = clock.now()
+        phase, final, verdict, killed = "start", None, None, 0.0
         for event in self._events():
-            now = time.monotonic()
+            now = clock.now()
             self.tick(event)
             if event is None:
                 keep_short(log)

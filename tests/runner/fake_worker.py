@@ -27,6 +27,7 @@ def work(job: dict[str, Any], emit: Emit) -> int:
         "environment": lambda emit, argument: answer(emit, os.environ[argument]),
         "collector": collector,
         "sleep": sleep,
+        "slow": slow,
         "die": die,
         "grow": grow,
         "orphan": orphan,
@@ -70,6 +71,11 @@ def team(emit: Emit, argument: str) -> int:
         processes.oom_kills = lambda: math.inf  # what only a kernel short of memory does: its counter goes up
     with tempfile.TemporaryDirectory() as folder:
         return together(2, member, emit, Path(folder))
+
+
+def slow(emit: Emit, argument: str) -> int:
+    time.sleep(float(argument))
+    return answer(emit, "slow")
 
 
 def sleep(emit: Emit, argument: str) -> int:

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.errors import EnvironmentCannot
 from bench.result import Crashed
+from bench.runner import awake
 from bench.runner.supervise import Limits, Supervisor
 
 WORK = "tests.runner.fake_worker:work"
@@ -55,6 +57,24 @@ def test_a_job_answers(tmp_path: Path) -> None:
     with supervisor(tmp_path) as owner:
         assert run(owner, tmp_path, "answer:first") == "first"
         assert run(owner, tmp_path, "answer:second") == "second"
+
+
+def test_a_supervisor_that_was_held_up_ends_no_job_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by Ctrl-Z: what it did not see going on was going on all the same."""
+    monkeypatch.setattr(awake, "ASLEEP_SECONDS", 1.0)
+    held_up: list[bool] = []
+
+    def tick(event: dict[str, Any] | None) -> None:
+        if event is None and held_up:
+            held_up.clear()
+            time.sleep(3.0)
+
+    with Supervisor([], tick, tmp_path / "server.txt", WORK) as owner:
+        owner.ceilings(["answer:started"], "cpu", 1, tmp_path / "log.txt", Limits(20))
+        held_up.append(True)
+        assert run(owner, tmp_path, "slow:4", Limits(2.5)) == "slow"
 
 
 def test_cuda_counts_gpus_as_nvml_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
