@@ -41,9 +41,11 @@ def flex_blocks() -> Iterator[Then]:
 
     flex.flex_attention = in_blocks
     _common.flex_attention.cache_clear()
-    yield lambda _: None
-    flex.flex_attention = plain
-    _common.flex_attention.cache_clear()
+    try:
+        yield lambda _: None
+    finally:
+        flex.flex_attention = plain
+        _common.flex_attention.cache_clear()
 
 
 @contextmanager
@@ -58,9 +60,11 @@ def flash_attention_4() -> Iterator[Then]:
     door._flash_attn_bwd = lambda *args, **kwargs: newest._flash_attn_bwd(*args, **kwargs)[:3]  # type: ignore[attr-defined]
     sys.modules[door.__name__] = door
     registered = _fa4.register_flash_attention_fa4(door.__name__)
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
-        yield lambda _: None
-    registered.remove()
+    try:
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
+            yield lambda _: None
+    finally:
+        registered.remove()
 
 
 # What an activation is called, and the layer before it.
@@ -142,8 +146,10 @@ def loss_in_triton() -> Iterator[Then]:
 
     plain = loop.cross_entropy
     loop.cross_entropy = cross_entropy
-    yield lambda _: None
-    loop.cross_entropy = plain
+    try:
+        yield lambda _: None
+    finally:
+        loop.cross_entropy = plain
 
 
 @contextmanager

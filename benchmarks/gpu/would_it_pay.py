@@ -34,6 +34,9 @@ STEPS, PASSES = 3, 2  # first steps, whose losses are compared
 
 def measured(trial: Trial, device: Device, changes: Sequence[str]) -> dict[str, Any]:
     torch._dynamo.reset()
+    gc.collect()  # the model before
+    if device.kind == "cuda":
+        torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         thens = [stack.enter_context(CHANGES[change]()) for change in changes]
         run = TrialRun(trial, device, Team(), Path(scratch), lambda _: None)
@@ -54,10 +57,6 @@ def measured(trial: Trial, device: Device, changes: Sequence[str]) -> dict[str, 
             passes += 4
         ms = 1000 * (time.perf_counter() - started) / passes
         peak = device.peak_bytes() / 2**30
-    del run
-    gc.collect()
-    if device.kind == "cuda":
-        torch.cuda.empty_cache()
     return {"ms_a_pass": ms, "losses": losses, "gradient_norms": norms, "peak_gib": peak}
 
 
