@@ -41,6 +41,7 @@ from bench.control.preflight import (
     check_machine,
     check_room,
     read_host,
+    visible_gpus,
 )
 from bench.errors import BadInput, EnvironmentCannot
 from bench.places import making_folders
@@ -134,7 +135,7 @@ def run_in_image(
     facts, host = engine.facts(), read_host(here)
     if engine.name != "none":
         check_machine(host)
-        check_job(facts, os.environ, parts(host.visible_gpus))
+        check_job(facts, os.environ, lambda: parts(visible_gpus(here)))
     image = image or _default_image(host, on_cpu)
     found = engine.inspect(image)
     check_identity(found.identity if found else None, wanted, image)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,6 @@ class HostFacts:
     driver: str | None  # of the GPUs; None: there are none
     toolkit: str | None  # NVIDIA's, which hands GPUs to containers
     machine: str | None = None  # as uname names its processor
-    visible_gpus: int | None = None  # to whoever asks here; None where nothing tells
 
 
 def read_host(shell: Shell) -> HostFacts:
@@ -38,11 +37,11 @@ def read_host(shell: Shell) -> HostFacts:
         _found(shell, ("cat", "/proc/driver/nvidia/version"), _DRIVER),
         _found(shell, ("nvidia-ctk", "--version"), _TOOLKIT),
         _found(shell, ("uname", "-m"), _MACHINE),
-        _visible_gpus(shell),
     )
 
 
-def _visible_gpus(shell: Shell) -> int | None:
+def visible_gpus(shell: Shell) -> int | None:
+    """To whoever asks here; None where nothing tells."""
     answer = shell(("nvidia-smi", "-L"))
     return len(_GPU.findall(answer[1])) if answer and answer[0] == 0 else None
 
@@ -101,13 +100,18 @@ def check_gpus(host: HostFacts, engine: EngineFacts) -> None:
         )
 
 
-def check_job(engine: EngineFacts, environment: Mapping[str, str], parts: Sequence[str]) -> None:
-    """Docker starts containers outside of a scheduler's job: they would have what others were given."""
+def check_job(
+    engine: EngineFacts, environment: Mapping[str, str], parts: Callable[[], Sequence[str]]
+) -> None:
+    """Docker starts containers outside of a scheduler's job: they would have what others were given.
+
+    `parts`: what the job has, where that is not all; looked for in a job alone.
+    """
     scheduler = next((name for variable, name in SCHEDULERS.items() if variable in environment), None)
-    if engine.name != "docker" or scheduler is None or not parts:
+    if engine.name != "docker" or scheduler is None or not (has := parts()):
         return
     raise EnvironmentCannot(
-        f"this {scheduler} job has {', '.join(parts)}; Docker would run outside of it, on the whole machine",
+        f"this {scheduler} job has {', '.join(has)}; Docker would run outside of it, on the whole machine",
         advice="--engine podman or apptainer, which stay within the job, or a job that has the whole node",
     )
 

@@ -19,6 +19,7 @@ from bench.control.preflight import (
     check_machine,
     check_room,
     read_host,
+    visible_gpus,
 )
 from bench.errors import BadInput, EnvironmentCannot
 
@@ -137,8 +138,8 @@ def test_gpus_that_a_job_was_given_are_counted() -> None:
         "  MIG 1g.18gb Device 0: (UUID: MIG-2)\n"
         "GPU 1: NVIDIA H200 (UUID: GPU-2f)\n"
     )
-    assert read_host(shell_of({"nvidia-smi": (0, two)})).visible_gpus == 2  # type: ignore[arg-type]
-    assert read_host(shell_of({"nvidia-smi": (9, "no driver")})).visible_gpus is None  # type: ignore[arg-type]
+    assert visible_gpus(shell_of({"nvidia-smi": (0, two)})) == 2  # type: ignore[arg-type]
+    assert visible_gpus(shell_of({"nvidia-smi": (9, "no driver")})) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_docker_is_refused_in_a_job_that_has_a_part_of_its_node(
 ) -> None:
     facts = EngineFacts(engine, "28.2", "cdi", None)
     if not refused:
-        return check_job(facts, environment, parts)
+        return check_job(facts, environment, lambda: parts)
     with pytest.raises(EnvironmentCannot, match=r"Slurm job has 8 of 64 cores, 2 of 8 GPUs.*\n.*podman"):
-        check_job(facts, environment, parts)
+        check_job(facts, environment, lambda: parts)
     return None
