@@ -8,7 +8,7 @@ have been faster.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from bench.bounds import Curve, Timed, arithmetic_of, bound, curve_of, on_host, with_updates
 from bench.estimate import SECONDS_A_DAY, pass_and_update, step_interval
@@ -48,7 +48,8 @@ def promising(
     timed = _timed(cells, known)
     strikes = _strikes(cells, known, timed)
     if not timed:
-        full, slow = _ended(cells, known, _ran_out), _ended(cells, known, _was_slow)
+        full = [trial for trial, outcome in _outcomes(cells, known) if isinstance(outcome, OutOfMemory)]
+        slow = [trial for trial, outcome in _outcomes(cells, known) if _was_slow(outcome)]
         left.sort(
             key=lambda pair: (
                 strikes(pair[1].setting),
@@ -91,15 +92,14 @@ def _next_to(trial: Trial, measured: Trial) -> bool:
 
 def _timed(cells: Sequence[Cell], known: Mapping[str, Outcome]) -> list[Timed]:
     found = []
-    for cell in cells:
-        for identity, trial in zip(cell.ids, cell.trials, strict=True):
-            match known.get(identity):
-                case Measured(measurement):
-                    step = step_interval(measurement.steps, trial.accumulation)
-                    _, update = pass_and_update(measurement.steps)
-                    if step is not None:
-                        kept = None if update is None else max(0.0, update)
-                        found.append(Timed(trial, step.value, kept))
+    for trial, outcome in _outcomes(cells, known):
+        if not isinstance(outcome, Measured):
+            continue
+        step = step_interval(outcome.measurement.steps, trial.accumulation)
+        _, update = pass_and_update(outcome.measurement.steps)
+        if step is not None:
+            kept = None if update is None else max(0.0, update)
+            found.append(Timed(trial, step.value, kept))
     return with_updates(found)
 
 
@@ -112,7 +112,7 @@ def _untried(cell: Cell, known: Mapping[str, Outcome]) -> list[Trial]:
                 pass
             case OutOfMemory():
                 too_large = min(too_large, trial.micro_batch)
-            case TimedOut() as outcome if _was_slow(outcome):
+            case TimedOut(trained=True):  # with fewer samples a pass it may be measured
                 too_large = min(too_large, max(2, trial.micro_batch // LEAP + 1))
             case _:
                 return []  # it does not work, whatever the micro-batch
@@ -120,24 +120,15 @@ def _untried(cell: Cell, known: Mapping[str, Outcome]) -> list[Trial]:
     return [trial for identity, trial in pairs if identity not in known and trial.micro_batch < too_large]
 
 
-def _ran_out(outcome: Outcome) -> bool:
-    return isinstance(outcome, OutOfMemory)
-
-
 def _was_slow(outcome: Outcome) -> bool:
-    """It trained, and the time was up: with fewer samples a pass it may be measured."""
     return isinstance(outcome, TimedOut) and outcome.trained
 
 
-def _ended(
-    cells: Sequence[Cell], known: Mapping[str, Outcome], how: Callable[[Outcome], bool]
-) -> list[Trial]:
-    return [
-        trial
-        for cell in cells
-        for identity, trial in zip(cell.ids, cell.trials, strict=True)
-        if identity in known and how(known[identity])
-    ]
+def _outcomes(cells: Sequence[Cell], known: Mapping[str, Outcome]) -> Iterator[tuple[Trial, Outcome]]:
+    for cell in cells:
+        for identity, trial in zip(cell.ids, cell.trials, strict=True):
+            if identity in known:
+                yield trial, known[identity]
 
 
 def _doubts(cell: Cell, trial: Trial, full: Sequence[Trial], slow: Sequence[Trial]) -> int:
@@ -156,9 +147,8 @@ def _strikes(
     worked = {name for one in timed for name in one.trial.setting}
     failed = [
         (suspects, OUT if isinstance(outcome, TimedOut) else 1)
-        for cell in cells
-        for identity, trial in zip(cell.ids, cell.trials, strict=True)
-        if isinstance(outcome := known.get(identity), (Crashed, TimedOut))
+        for trial, outcome in _outcomes(cells, known)
+        if isinstance(outcome, (Crashed, TimedOut))
         and not _was_slow(outcome)
         and (suspects := frozenset(trial.setting) - worked)
     ]
