@@ -8,7 +8,7 @@ import codecs
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TextIO, cast
 
 from bench.errors import EnvironmentCannot
@@ -16,7 +16,7 @@ from bench.errors import EnvironmentCannot
 IN_ASCII = {"±": "+-", "…": "...", "·": ".", "°": " "}  # of our own texts; names of others' are escaped
 
 
-class Stdout:
+class _Stream:
     def __init__(self, file: TextIO) -> None:
         self._file = file
         self.used = False
@@ -26,25 +26,6 @@ class Stdout:
 
     def write(self, text: str) -> int:
         self.used = True
-        with _refusals():
-            return self._file.write(text)
-
-    def flush(self) -> None:
-        with _refusals():
-            self._file.flush()
-
-
-class Stderr:
-    """Its terminal may be lost, its reader gone, its disk full: what was begun goes on all the same."""
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-        self.refused = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    def write(self, text: str) -> int:
         with self._refusals():
             self._file.write(text)
         return len(text)
@@ -52,6 +33,27 @@ class Stderr:
     def flush(self) -> None:
         with self._refusals():
             self._file.flush()
+
+    def _refusals(self) -> AbstractContextManager[None]:
+        raise NotImplementedError
+
+
+class Stdout(_Stream):
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:  # its reader has seen enough
+            raise
+        except OSError as error:
+            leave(sys.stdout)
+            raise EnvironmentCannot(f"cannot be written: {error.strerror}", where="stdout") from None
+
+
+class Stderr(_Stream):
+    """Its terminal may be lost, its reader gone, its disk full: what was begun goes on all the same."""
+
+    refused = False
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
@@ -98,17 +100,6 @@ def _in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
     assert isinstance(error, UnicodeEncodeError)
     own = IN_ASCII.get(error.object[error.start])
     return (own, error.start + 1) if own else codecs.backslashreplace_errors(error)
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError:  # its reader has seen enough
-        raise
-    except OSError as error:
-        leave(sys.stdout)
-        raise EnvironmentCannot(f"cannot be written: {error.strerror}", where="stdout") from None
 
 
 def leave(stream: TextIO) -> None:
