@@ -17,7 +17,7 @@ from bench.methods import Target
 from bench.models import known_models
 from bench.models.rehearsal import rehearse
 from bench.places import making_folders
-from bench.plan import Plan, make_plan, target_of
+from bench.plan import Cell, Plan, make_plan, target_of
 from bench.report.bundles import results_of
 from bench.report.tables import results_table, without_figures
 from bench.words import bytes_text, figures
@@ -60,7 +60,7 @@ def run(
             before = answered(bundle, sealing.nonce)
         if before is not None:
             return _finished_before(bundle, before, as_json)
-    rehearse(manifest.models, str(path))
+    counted = rehearse(manifest.models, str(path))
     try:
         finished = execute(
             manifest,
@@ -72,6 +72,7 @@ def run(
             on_cpu=on_cpu,
             nodes=nodes,
             moved=moved,
+            counted=counted,
         )
     except Unpacked as error:
         if not as_json:
@@ -198,8 +199,8 @@ def plan(path: Path | None, gpus: int | None, gpu: str | None, as_json: bool) ->
     if path is None:
         raise BadInput("plan needs a manifest", advice="bench plan MANIFEST, or bench plan --list-models")
     manifest = load_manifest(path)
-    rehearse(manifest.models, str(path))
-    made = make_plan(manifest, _target(manifest.gpus if gpus is None else gpus, gpu))
+    counted = rehearse(manifest.models, str(path))
+    made = make_plan(manifest, _target(manifest.gpus if gpus is None else gpus, gpu), counted)
     if as_json:
         sys.stdout.write(pretty_json(_plan_json(made)).decode())
     else:
@@ -241,6 +242,7 @@ def _plan_json(made: Plan) -> object:
                 for t in cell.trials
             ],
             "predicted_bytes": cell.predicted_bytes,
+            "least_bytes": cell.least_bytes,
             "floor_days": cell.floor_days,
         }
         for cell in made.cells
@@ -255,13 +257,19 @@ def _plan_json(made: Plan) -> object:
     }
 
 
+def _memory_text(cell: Cell) -> str:
+    if cell.predicted_bytes is not None:
+        return bytes_text(cell.predicted_bytes)
+    return "when it runs" if cell.least_bytes is None else f"over {bytes_text(cell.least_bytes)}"
+
+
 def _plan_text(made: Plan) -> str:
     rows = [
         (
             cell.model.name,
             cell.label,
             f"{cell.trials[0].micro_batch} x {cell.trials[0].accumulation}",
-            "when it runs" if cell.predicted_bytes is None else bytes_text(cell.predicted_bytes),
+            _memory_text(cell),
             "-" if cell.floor_days is None else figures(cell.floor_days),
             cell.trials[0].id,
         )

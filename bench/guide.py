@@ -160,7 +160,7 @@ def _strikes(
 def _guess(cell: Cell, trial: Trial, memory_bytes: int) -> tuple[bool, float, float, int]:
     """Comfortable before tight, short passes before long ones, cheap before dear, large before small."""
     need = cell.needs[trial.micro_batch]
-    tight = need is not None and need > COMFORTABLE * memory_bytes
+    tight = (need or cell.least_bytes or 0) > COMFORTABLE * memory_bytes
     cost = _believed(trial.setting) * (1 + 1 / trial.micro_batch)
     if cell.floor_days is None:
         return tight, 0.0, cost, -trial.micro_batch

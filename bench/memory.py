@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bench.methods import Setting, in_group
 from bench.models import Model, Parts
-from bench.models.inline import family_of, parameters_of
+from bench.models.inline import family_of
 
 FP32, HALF, MOMENTS = 4, 2, 8  # bytes a parameter
 # Parameters, whatever a model has, by DeepSpeed's defaults: what a bucket of gradients has room for, and how
@@ -34,15 +34,15 @@ def predict_bytes(model: Model, setting: Setting, micro_batch: int, gpus: int) -
     return state_bytes(parts, setting, gpus, half) + activations
 
 
-def host_bytes(model: Model, setting: Setting, gpus: int, nodes: int = 1) -> int:
-    """What offloading takes of a node's memory; of a model that is counted when it runs, nobody knows.
+def host_bytes(parameters: int, setting: Setting, gpus: int, nodes: int = 1) -> int:
+    """What offloading takes of a node's memory.
 
     What is offloaded is divided among all devices, so a node has its own devices' share of it.
     """
     sharding = in_group(setting, "sharding")
     if sharding is None or "offload" not in setting:
         return 0
-    return (OFFLOADED[sharding] * (parameters_of(model) or 0) + gpus * PROCESS) // nodes
+    return (OFFLOADED[sharding] * parameters + gpus * PROCESS) // nodes
 
 
 def state_bytes(parts: Parts, setting: Setting, gpus: int, half: bool) -> int:

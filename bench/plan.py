@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from bench.catalogue import gpu_named
 from bench.errors import BadInput, Mistake
 from bench.manifest import Manifest
-from bench.memory import host_bytes, predict_bytes
+from bench.memory import host_bytes, predict_bytes, state_bytes
 from bench.methods import (
     NAIVE,
     Setting,
@@ -28,7 +28,7 @@ from bench.methods import (
     ordered,
     refusal,
 )
-from bench.models import Model
+from bench.models import Counted, Model
 from bench.models.inline import family_of
 from bench.result import NodeFacts, Skipped, Trial
 from bench.words import bytes_text
@@ -46,7 +46,8 @@ class Cell:
     label: str
     trials: tuple[Trial, ...]
     ids: tuple[str, ...]  # of the trials: a hash each, not to be taken again at every decision
-    needs: Mapping[int, int | None]  # predicted bytes by micro-batch; None: counted when it runs
+    needs: Mapping[int, int | None]  # predicted bytes by micro-batch; None: nothing predicts them
+    least_bytes: int | None  # without any sample; None: counted when it runs
     floor_days: float | None  # at the vendor's peak rate: no machine of this kind is faster
 
     @property
@@ -90,17 +91,19 @@ def target_of(node: NodeFacts, gpus: int | None, nodes: int = 1) -> Target:
     return Target("cuda", nodes * count, smallest, names, capability, node.memory_bytes, nodes)
 
 
-def make_plan(manifest: Manifest, target: Target) -> Plan:
+def make_plan(manifest: Manifest, target: Target, counted: Mapping[str, Counted] | None = None) -> Plan:
+    """`counted`: by name, of models that have no formulas."""
     _check_batches(manifest, target)
     cells: list[Cell] = []
     skipped: list[Skipped] = []
     # Setting by setting, not model by model: an early end leaves an answer for each model.
     per_model = [list(_settings(manifest, model, target)) for model in manifest.models]
+    counts = {model.name: (counted or {}).get(model.name) or _by_formula(model) for model in manifest.models}
     for row in range(max(map(len, per_model))):
         for model, settings in zip(manifest.models, per_model, strict=True):
             if row >= len(settings):
                 continue
-            match _cell(manifest, model, settings[row], target):
+            match _cell(manifest, model, settings[row], target, counts[model.name]):
                 case Cell() as cell:
                     cells.append(cell)
                 case Skipped() as left_out:
@@ -139,21 +142,32 @@ def _candidates(model: Model, target: Target) -> Iterator[Setting]:
             yield free_lunch(model, target, setting, compiled=False)
 
 
-def _cell(manifest: Manifest, model: Model, setting: Setting, target: Target) -> Cell | Skipped:
+def _by_formula(model: Model) -> Counted | None:
+    family = family_of(model)
+    try:
+        return Counted(family.parameters(model), family.forward_flops(model))
+    except LookupError:
+        return None
+
+
+def _cell(
+    manifest: Manifest, model: Model, setting: Setting, target: Target, counts: Counted | None
+) -> Cell | Skipped:
     name = label(setting, model, target)
-    if reason := refusal(setting, model, target) or _host_is_small(setting, model, target):
+    if reason := refusal(setting, model, target) or _host_is_small(setting, counts, target):
         return Skipped(model.name, setting, name, reason)
     memory = manifest.memory_cap_bytes or target.memory_bytes
     share = model.recipe.batch_size // target.gpus
     wanted = manifest.model_micro_batch.get(model.name, manifest.micro_batch)
     sizes = [wanted] if wanted else _divisors(share)
     needs = {size: predict_bytes(model, setting, size, target.gpus) for size in sizes}
-    least = needs[sizes[-1]]
-    if least is not None and least > HOPELESS * memory:
-        return Skipped(
-            model.name, setting, name,
-            f"needs about {bytes_text(least)} at micro-batch {sizes[-1]}; there are {bytes_text(memory)}",
-        )  # fmt: skip
+    half = model.recipe.precision != "fp32"
+    states = state_bytes(counts.parts, setting, target.gpus, half) if counts else None
+    smallest = needs[sizes[-1]]
+    for least, what in ((smallest, f"at micro-batch {sizes[-1]}"), (states, "before any sample")):
+        if least is not None and least > HOPELESS * memory:
+            reason = f"needs about {bytes_text(least)} {what}; there are {bytes_text(memory)}"
+            return Skipped(model.name, setting, name, reason)
     fitting = [size for size in sizes if (need := needs[size]) is None or need <= USABLE * memory]
     chosen = _thinned(fitting or sizes[-1:])
     trials = tuple(
@@ -162,11 +176,12 @@ def _cell(manifest: Manifest, model: Model, setting: Setting, target: Target) ->
     )
     ids = tuple(trial.id for trial in trials)
     predicted = {size: needs[size] for size in chosen}
-    return Cell(name, trials, ids, predicted, _floor_days(model, setting, target))
+    return Cell(name, trials, ids, predicted, states, _floor_days(model, setting, target, counts))
 
 
-def _host_is_small(setting: Setting, model: Model, target: Target) -> str | None:
-    needed, there = host_bytes(model, setting, target.gpus, target.nodes), target.host_bytes
+def _host_is_small(setting: Setting, counts: Counted | None, target: Target) -> str | None:
+    parameters = counts.parts.total if counts else 0
+    needed, there = host_bytes(parameters, setting, target.gpus, target.nodes), target.host_bytes
     if there is None or needed <= there:
         return None
     return (
@@ -188,14 +203,11 @@ def _thinned(sizes: list[int]) -> list[int]:
     return chosen
 
 
-def _floor_days(model: Model, setting: Setting, target: Target) -> float | None:
+def _floor_days(model: Model, setting: Setting, target: Target, counts: Counted | None) -> float | None:
     gpu = gpu_named(target.name) if target.device == "cuda" else None
-    if gpu is None:
+    if gpu is None or counts is None:
         return None
-    try:
-        flops = arithmetic(setting, model, family_of(model).forward_flops(model))
-    except LookupError:
-        return None
+    flops = arithmetic(setting, model, counts.flops)
     recipe = model.recipe
     rate = gpu.peak_flops(recipe.precision, "tf32" in setting) * target.gpus
     return flops.training * recipe.batch_size * recipe.steps / rate / 86_400

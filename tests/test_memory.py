@@ -11,6 +11,7 @@ import pytest
 from bench.memory import host_bytes, predict_bytes, state_bytes
 from bench.methods import known_methods, memory_saving_settings
 from bench.models import Model, Parts
+from bench.models.inline import parameters_of
 from bench.models.paper_code import find_model
 from bench.report.bundles import check_all
 from bench.summary import Results
@@ -73,7 +74,7 @@ def test_what_offloading_takes_of_the_hosts_memory_is_predicted(name: str) -> No
     for trial in offloading:
         model = find_model(trial["model"])
         assert model
-        predicted = host_bytes(model, trial["setting"], 1)
+        predicted = host_bytes(parameters_of(model) or 0, trial["setting"], 1)
         if "SIGKILL" in str(trial["failure"]):  # the host's memory ran out
             assert predicted > results["node"]["memory_bytes"]
             continue

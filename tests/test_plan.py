@@ -22,7 +22,7 @@ from bench.methods import (
     ordered,
     refusal,
 )
-from bench.models import known_models
+from bench.models import Counted, Flops, Parts, known_models
 from bench.plan import make_plan, target_of
 from bench.result import Gpu, NodeFacts, OutOfMemory, TimedOut
 from bench.search import next_trial, remaining
@@ -314,3 +314,36 @@ def test_every_setting_of_a_free_lunch_can_be_run() -> None:
                 setting = free_lunch(model, target, beside)
                 if refusal(beside, model, target) is None:
                     assert refusal(setting, model, target) is None
+
+
+LLAMA = {
+    "name": "llama-7b",
+    "architecture": {"model_type": "llama", "vocab_size": 32_000},
+    "recipe": {
+        "objective": "causal-lm",
+        "batch_size": 8,
+        "steps": 1000,
+        "precision": "bf16",
+        "sequence_length": 8,
+    },
+}
+SEVEN = Counted(Parts(262_000_000, (202_000_000,) * 32), Flops(10**14))
+
+
+def test_of_a_model_without_formulas_the_plan_knows_what_was_counted() -> None:
+    mine = manifest(models=[LLAMA], methods=["naive", ["zero-3", "offload"]])
+    for cell in make_plan(mine, H200).cells:
+        assert (cell.predicted_bytes, cell.least_bytes, cell.floor_days) == (None, None, None)
+    known = make_plan(mine, H200, {"llama-7b": SEVEN})
+    assert known.cells[0].predicted_bytes is None
+    assert known.cells[0].least_bytes == SEVEN.parts.total * 18
+    assert known.cells[0].floor_days == pytest.approx(3e14 * 8 * 1000 / 989.5e12 / 86_400, rel=0.01)
+    assert not known.skipped
+
+
+def test_weights_that_fit_nowhere_are_not_tried_and_none_are_offloaded_where_the_host_is_small() -> None:
+    mine = manifest(models=[LLAMA], methods=["naive", ["zero-3", "offload"]])
+    assert not make_plan(mine, RTX_3090).skipped
+    naive, offloaded = make_plan(mine, replace(RTX_3090, host_bytes=64 << 30), {"llama-7b": SEVEN}).skipped
+    assert naive.reason == "needs about 112.8 GiB before any sample; there are 24.0 GiB"
+    assert offloaded.reason == "offloading needs about 216 GiB of the host's memory; there are 64"

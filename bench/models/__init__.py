@@ -130,6 +130,14 @@ class Parts:
         return self.outside + sum(self.blocks)
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What the built module tells of a model that has no formulas: once it is built, without contents."""
+
+    parts: Parts
+    flops: Flops  # of the forward pass over one sample
+
+
 class Family(Protocol):
     """The contract of one family; tests/models runs over all of them.
 

@@ -1,7 +1,8 @@
 """Any architecture that transformers can build and that has no file here.
 
 Nothing is known of it before it is built: parameters and operations are counted from the module,
-on tensors without contents, by torch's own counter. A plan says "counted when it runs".
+on tensors without contents, by torch's own counter. Where transformers is not installed, a plan says
+"counted when it runs".
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from bench.errors import BadInput, Mistake, in_json
-from bench.models import Flops, Model, Objective, Parts, sources
+from bench.models import Counted, Flops, Model, Objective, Parts, sources
 from bench.models._common import SDPA, cross_entropy, logits
 
 if TYPE_CHECKING:
@@ -73,18 +74,22 @@ class TransformersFamily:
         return _build(model, "sdpa" if kernels else "eager")
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
-        """The longest list of modules that lies in no other list; the whole module if there is none."""
-        from torch import nn
-
-        lists = {name: part for name, part in module.named_modules() if isinstance(part, nn.ModuleList)}
-        outer = [
-            part for name, part in lists.items()
-            if not any(name.startswith(f"{other}.") for other in lists if other != name)
-        ]  # fmt: skip
-        return list(max(outer, key=len, default=[])) or [module]
+        return _repeated(module)
 
 
-def counted(model: Model) -> tuple[int, Flops]:
+def _repeated(module: nn.Module) -> list[nn.Module]:
+    """The longest list of modules that lies in no other list; the whole module if there is none."""
+    from torch import nn
+
+    lists = {name: part for name, part in module.named_modules() if isinstance(part, nn.ModuleList)}
+    outer = [
+        part for name, part in lists.items()
+        if not any(name.startswith(f"{other}.") for other in lists if other != name)
+    ]  # fmt: skip
+    return list(max(outer, key=len, default=[])) or [module]
+
+
+def counted(model: Model) -> Counted:
     """Trainable parameters, and operations of one forward pass over one sample."""
     pairs = AttentionCount()
     try:
@@ -94,7 +99,7 @@ def counted(model: Model) -> tuple[int, Flops]:
         return _counted(model, "eager", AttentionCount())
 
 
-def _counted(model: Model, attention: str, attending: AttentionCount) -> tuple[int, Flops]:
+def _counted(model: Model, attention: str, attending: AttentionCount) -> Counted:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
@@ -110,8 +115,16 @@ def _counted(model: Model, attention: str, attending: AttentionCount) -> tuple[i
         with FakeTensorMode(allow_non_fake_inputs=True), counter, torch.no_grad():
             batch = _empty_batch(model)
             cross_entropy(logits(module, batch), batch["labels"])
-    parameters = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    return parameters, _sorted_by_kind(counter.get_flop_counts()["Global"], attending.flops, model)
+    flops = _sorted_by_kind(counter.get_flop_counts()["Global"], attending.flops, model)
+    return Counted(_parts(module, _repeated(module)), flops)
+
+
+def _parts(module: nn.Module, blocks: Sequence[nn.Module]) -> Parts:
+    def trained(part: nn.Module) -> int:
+        return sum(p.numel() for p in part.parameters() if p.requires_grad)
+
+    inside = tuple(map(trained, blocks))
+    return Parts(trained(module) - sum(inside), inside)
 
 
 class AttentionCount:

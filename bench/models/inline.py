@@ -60,7 +60,7 @@ def family_of(model: Model) -> Family:
 
 def flops_of(model: Model) -> Flops:
     """By formula where there is one, else counted: in the worker alone."""
-    return family_of(model).forward_flops(model) if model.family in families() else counted(model)[1]
+    return family_of(model).forward_flops(model) if model.family in families() else counted(model).flops
 
 
 def parameters_of(model: Model) -> int | None:

@@ -1,7 +1,8 @@
 """Models without a file here, tried before anything is measured: built without contents, and counted.
 
 transformers takes a field that it does not know in silence, and what would be measured is then another
-model than was meant. It is asked in a process of its own: planning imports neither it nor torch.
+model than was meant. It is asked in a process of its own: planning imports neither it nor torch. What was
+counted there is all that a plan knows of such a model.
 """
 
 from __future__ import annotations
@@ -10,25 +11,28 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from bench.codec import from_json, to_json
 from bench.errors import BadInput, EnvironmentCannot, Mistake, in_json, nearest
-from bench.models import Model, families, sources
+from bench.models import Counted, Model, families, sources
 from bench.models.generic import configured, counted, kinds
 
 # By their configurations alone, on no device: the GPUs are a trial's.
 ALONE = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def rehearse(models: Sequence[Model], where: str) -> None:
-    """BadInput with all that is wrong with them; nothing where transformers is not installed."""
+def rehearse(models: Sequence[Model], where: str) -> Mapping[str, Counted]:
+    """BadInput with all that is wrong with them, else the counts by name of those that have no formulas.
+
+    Nothing where transformers is not installed.
+    """
     new = {f"/models/{i}": model for i, model in enumerate(models) if model.family not in families()}
     if not new or not all(map(find_spec, ("torch", "transformers"))):
-        return
+        return {}
     process = [sys.executable, "-m", "bench.models.rehearsal"]
     asked = json.dumps({path: to_json(model) for path, model in new.items()})
     done = subprocess.run(
@@ -37,19 +41,25 @@ def rehearse(models: Sequence[Model], where: str) -> None:
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise EnvironmentCannot(f"transformers cannot be asked of these models: {said}", where=where)
-    mistakes = from_json(tuple[Mistake, ...], json.loads(done.stdout.splitlines()[-1]))
-    if mistakes:
+    tried = from_json(dict[str, Tried], json.loads(done.stdout.splitlines()[-1]))
+    if mistakes := [mistake for one in tried.values() for mistake in one.mistakes]:
         raise BadInput.of(mistakes, where)
+    return {new[path].name: one.counted for path, one in tried.items() if one.counted}
 
 
 def main() -> None:
     asked = json.load(sys.stdin)
-    found = [m for path, model in asked.items() for m in mistakes_in(from_json(Model, model), path)]
-    print(json.dumps([asdict(mistake) for mistake in found]))
+    print(json.dumps({path: to_json(tried(from_json(Model, model), path)) for path, model in asked.items()}))
 
 
-def mistakes_in(model: Model, path: str) -> list[Mistake]:
-    """What is wrong with its fields; else what speaks against it when it is built and run."""
+@dataclass(frozen=True, slots=True)
+class Tried:
+    counted: Counted | None  # None: there are mistakes
+    mistakes: tuple[Mistake, ...] = ()
+
+
+def tried(model: Model, path: str) -> Tried:
+    """What is wrong with its fields, else what speaks against it as it is built and run, else its counts."""
     try:
         configuration = configured(model)
         found = [
@@ -57,14 +67,13 @@ def mistakes_in(model: Model, path: str) -> list[Mistake]:
             *_of_fields(model, configuration, path),
             *_of_sizes(model, configuration, path),
         ]
-        if not found:
-            counted(model)
+        return Tried(None, tuple(found)) if found else Tried(counted(model))
     except BadInput as error:
-        return [Mistake(f"{path}/architecture", error.message, "allowed: what transformers can build")]
+        found = [Mistake(f"{path}/architecture", error.message, "allowed: what transformers can build")]
     except Exception as error:  # whatever an architecture's code makes of its fields
         said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        return [Mistake(f"{path}/architecture", f"cannot run: {said}", "allowed: what transformers can run")]
-    return found
+        found = [Mistake(f"{path}/architecture", f"cannot run: {said}", "allowed: what transformers can run")]
+    return Tried(None, tuple(found))
 
 
 def _of_objective(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:

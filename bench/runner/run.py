@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from bench import __version__
 from bench.codec import pretty_json, to_json
 from bench.errors import BenchError, EnvironmentCannot
 from bench.manifest import Manifest
+from bench.models import Counted
 from bench.pack import pack
 from bench.plan import Plan, make_plan, target_of
 from bench.result import Measured, NodeFacts
@@ -74,9 +75,10 @@ def execute(
     on_cpu: bool = False,
     nodes: Nodes | None = None,
     moved: bool = False,
+    counted: Mapping[str, Counted] | None = None,
 ) -> Finished:
     """Measures here. An interrupt or a spent budget leaves an incomplete but valid bundle."""
-    node, plan = _plan(manifest, on_cpu, nodes)
+    node, plan = _plan(manifest, on_cpu, nodes, counted)
     if not plan.cells:
         reasons = "; ".join(sorted({skip.reason for skip in plan.skipped}))
         raise EnvironmentCannot(
@@ -159,11 +161,13 @@ def follow(manifest: Manifest, nodes: Nodes, progress: Progress, *, on_cpu: bool
                     )
 
 
-def _plan(manifest: Manifest, on_cpu: bool, nodes: Nodes | None) -> tuple[NodeFacts, Plan]:
+def _plan(
+    manifest: Manifest, on_cpu: bool, nodes: Nodes | None, counted: Mapping[str, Counted] | None = None
+) -> tuple[NodeFacts, Plan]:
     node = probe.probe(gpus_too=not on_cpu)
     require_image(manifest, node.image)
     _require_device(manifest, node, on_cpu)
-    return node, make_plan(manifest, target_of(node, manifest.gpus, nodes.count if nodes else 1))
+    return node, make_plan(manifest, target_of(node, manifest.gpus, nodes.count if nodes else 1), counted)
 
 
 def _require_device(manifest: Manifest, node: NodeFacts, on_cpu: bool) -> None:

@@ -62,10 +62,10 @@ def test_it_is_built_counted_and_trained(name: str) -> None:
     model = model_of(name)
     family = family_of(model)
     module = family.build(model, kernels=False)
-    parameters, flops = counted(model)
-    assert parameters == sum(p.numel() for p in module.parameters())
-    assert flops.total > 0
-    assert len(family.blocks(module)) == CASES[name][2]
+    found = counted(model)
+    assert found.parts.total == sum(p.numel() for p in module.parameters())
+    assert found.flops.total > 0
+    assert len(found.parts.blocks) == len(family.blocks(module)) == CASES[name][2]
     loss = loss_of(module, made_up_batch(model, 2))
     loss.backward()
     assert loss.dtype == torch.float32
@@ -136,9 +136,9 @@ def test_counting_agrees_with_the_formulas(name: str) -> None:
     model = known_models()[name]
     family = family_of(model)
     known = replace(model, architecture={**family.defaults(), **model.architecture})
-    parameters, flops = counted(known)
-    assert parameters == family.parameters(model).total
-    assert flops == family.forward_flops(model)
+    found = counted(known)
+    assert found.parts.total == family.parameters(model).total
+    assert found.flops == family.forward_flops(model)
 
 
 def test_what_transformers_refuses_is_said_without_a_traceback() -> None:

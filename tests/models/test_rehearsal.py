@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 
 from bench.cli import main
 from bench.errors import BadInput
+from bench.memory import state_bytes
 from bench.models import known_models
-from bench.models.rehearsal import mistakes_in, rehearse
+from bench.models.generic import counted
+from bench.models.rehearsal import rehearse, tried
 from tests.models.test_generic import CASES, CAUSAL, GROUPED, PICTURES, SMALL, TEXT, model_of, resolved
 
 MASKED = {"objective": "masked-lm"}
@@ -31,11 +34,11 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_is_wrong_with_what_runs(name: str) -> None:
-    assert mistakes_in(model_of(name), "/models/0") == []
+    assert tried(model_of(name), "/models/0").mistakes == ()
 
 
 def test_a_published_configuration_goes_in_as_it_is() -> None:
-    assert mistakes_in(resolved("llama", PUBLISHED, TEXT | CAUSAL), "/models/0") == []
+    assert tried(resolved("llama", PUBLISHED, TEXT | CAUSAL), "/models/0").mistakes == ()
 
 
 BAD: list[tuple[str, dict[str, Any], dict[str, Any], str, str, str]] = [
@@ -64,7 +67,9 @@ def test_what_cannot_be_is_named_with_its_place(
     name: str, given: dict[str, Any], recipe: dict[str, Any], path: str, found: str, allowed: str
 ) -> None:
     text = {} if "image_size" in recipe else TEXT
-    (mistake,) = mistakes_in(resolved(name, given, text | recipe), "/models/0")
+    outcome = tried(resolved(name, given, text | recipe), "/models/0")
+    assert outcome.counted is None
+    (mistake,) = outcome.mistakes
     assert mistake.path == f"/models/0/{path}"
     assert found in mistake.found
     assert allowed in mistake.allowed
@@ -72,12 +77,39 @@ def test_what_cannot_be_is_named_with_its_place(
 
 def test_a_decoder_of_an_encoders_type_is_one_once_it_is_said() -> None:
     model = resolved("bert", SMALL | {"is_decoder": True}, TEXT | CAUSAL)
-    assert mistakes_in(model, "/models/0") == []
+    assert tried(model, "/models/0").mistakes == ()
 
 
 def test_models_with_a_file_here_need_no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.models.rehearsal.subprocess.run", None)
-    rehearse(list(known_models().values()), "m.json")
+    assert rehearse(list(known_models().values()), "m.json") == {}
+
+
+def test_what_has_no_formulas_is_counted_for_the_plan() -> None:
+    llama, of_its_name = model_of("llama"), replace(model_of("llama"), name="tiny-vit")
+    assert rehearse([known_models()["tiny-vit"], llama], "m.json") == {llama.name: counted(llama)}
+    assert rehearse([of_its_name], "m.json")["tiny-vit"] == counted(llama)
+
+
+def test_the_plan_of_a_new_architecture_tells_days_and_what_it_cannot_do_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = {
+        "schema": "bench/manifest/v1",
+        "models": [
+            {"name": "mine", "architecture": {"model_type": "llama", **GROUPED}, "recipe": TEXT | CAUSAL}
+        ],
+        "methods": ["naive"],
+    }
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps(document))
+    assert main(["plan", str(path), "--gpu", "h100", "--json"]) == 0
+    (cell,) = json.loads(capsys.readouterr().out)["cells"]
+    assert cell["predicted_bytes"] is None  # activations: nobody knows
+    assert cell["least_bytes"] == state_bytes(counted(model_of("llama")).parts, (), 1, half=False)
+    assert cell["floor_days"] > 0
+    assert main(["plan", str(path), "--gpu", "h100"]) == 0
+    assert "over " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [["plan"], ["run", "--device", "cpu"]])
