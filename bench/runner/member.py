@@ -40,6 +40,8 @@ from bench.runner.nodes import (
     LAST,
     MEET,
     NODE,
+    OWN_THREADS,
+    THREADS,
     interface_among,
     meeting,
     short_path,
@@ -53,6 +55,8 @@ GRACE_SECONDS = 2.0  # for the reason of another member to arrive, of which this
 
 
 def main() -> int:
+    if os.environ.pop(OWN_THREADS, None):  # OpenMP came with torch and has read it: no switch of the user's
+        del os.environ[THREADS]
     kind, folder = os.environ[DEVICE], Path(os.environ[FOLDER])
     device = Device.own("cuda" if kind == "cuda" else "cpu")
     device.choose()

@@ -16,7 +16,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from bench.errors import EnvironmentCannot
 from bench.runner.processes import oom_kills
 from bench.runner.ranks import written_reasons
+from bench.share import cores
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -35,6 +36,7 @@ Emit = Callable[[dict[str, Any]], None]
 # What the members of a node are told, beside what torchrun sets.
 JOB, DEVICE, FOLDER, EVENTS = "BENCH_JOB", "BENCH_DEVICE", "BENCH_FOLDER", "BENCH_EVENTS"
 NODE, MEET, ADDRESS = "BENCH_NODE", "BENCH_MEET", "BENCH_ADDRESS"
+THREADS, OWN_THREADS = "OMP_NUM_THREADS", "BENCH_OWN_THREADS"  # the second: that the first is no user's
 BEGUN = "begun"  # a file in their folder, once one of them is there
 FAILED = "bench/failed"  # in the meeting's store: why the first member failed, for all others
 LAST = {"kind": "last"}
@@ -69,6 +71,13 @@ def torchrun(nodes: Nodes, number: int, per_node: int, address: str | None = Non
         *([f"--local-addr={address}"] if address else []),
         "-m", "bench.runner.member",
     ]  # fmt: skip
+
+
+def threads(environment: Mapping[str, str], per_node: int) -> dict[str, str]:
+    """As on one node: torchrun gives each of several processes one, with which Adam on the host crawls."""
+    if per_node == 1 or THREADS in environment:
+        return {}
+    return {THREADS: str(cores()), OWN_THREADS: "yes"}
 
 
 def _parts(meet: str) -> tuple[str, int]:
@@ -155,6 +164,8 @@ def across_nodes(job: dict[str, Any], emit: Emit, folder: Path) -> int:
     environment = os.environ | {DEVICE: job["device"], FOLDER: str(folder), EVENTS: str(events)}
     # The process group's store is then torchrun's, on whatever node torch has rank 0.
     environment |= {NODE: str(nodes.node), MEET: nodes.meet, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
+    per_node = job["gpus"] // nodes.count
+    environment |= threads(os.environ, per_node)
     kills_before = oom_kills()
     environment |= {ADDRESS: address or ""}
     if leads:
@@ -167,7 +178,7 @@ def across_nodes(job: dict[str, Any], emit: Emit, folder: Path) -> int:
         relay.start()
         # The leader is where all meet, by that very name: its own /etc/hosts may take it for 127.0.1.1.
         reached = _parts(nodes.meet)[0] if leads else address
-        command = torchrun(nodes, job["number"], job["gpus"] // nodes.count, reached)
+        command = torchrun(nodes, job["number"], per_node, reached)
         status = subprocess.run(command, env=environment, check=False).returncode
         relay.join(1.0)
     if status == 0:

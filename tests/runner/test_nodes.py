@@ -65,9 +65,7 @@ def both(
     folder: Path, other_has: dict[str, str] | None = None, leader: str = "127.0.0.1", **changes: Any
 ) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
     (folder / "m.json").write_text(json.dumps(MANIFEST | changes))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = os.environ | {"XDG_CONFIG_HOME": str(folder), "COLUMNS": "200"}
     nodes = [
         subprocess.Popen(
@@ -83,6 +81,12 @@ def both(
         for node in nodes:
             node.kill()
             node.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def said(folder: Path) -> list[str]:
@@ -208,6 +212,39 @@ def test_of_members_that_were_killed_their_node_says_so(
     job = {"kind": "follow", "nodes": place, "number": 7, "gpus": 2, "device": "cpu"}
     assert across_nodes(job, print, tmp_path) == 1
     assert "on node 1" in json.loads(dist.PrefixStore("abc-7", store).get(FAILED))["reason"]
+
+
+@pytest.mark.parametrize(("user", "per_node", "given"), [(None, 2, "3"), ("5", 2, "5"), (None, 1, "")])
+def test_members_have_the_threads_that_they_have_on_one_node(
+    user: str | None, per_node: int, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun, left to itself, gives each of several one: what is updated on the host would crawl."""
+    monkeypatch.setattr(several, "cores", lambda: 3, raising=False)
+    monkeypatch.setattr(
+        several, "torchrun", lambda *_: ["sh", "-c", 'echo "$OMP_NUM_THREADS" > $BENCH_FOLDER/told']
+    )
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if user:
+        monkeypatch.setenv("OMP_NUM_THREADS", user)
+    place = {"count": 2, "node": 1, "meet": "127.0.0.1:9", "identity": "abc"}
+    job = {"kind": "follow", "nodes": place, "number": 7, "gpus": 2 * per_node, "device": "cuda"}
+    assert across_nodes(job, print, tmp_path) == 0
+    assert (tmp_path / "told").read_text() == f"{given}\n"
+
+
+@pytest.mark.parametrize("user", [None, "1"])
+def test_threads_that_the_user_did_not_set_are_no_switch_of_the_users(
+    user: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if user:
+        monkeypatch.setenv("OMP_NUM_THREADS", user)
+    place = {"count": 1, "node": 0, "meet": f"127.0.0.1:{free_port()}", "identity": "abc"}
+    job = {"kind": "facts", "nodes": place, "number": 7, "gpus": 2, "device": "cpu"}
+    told: list[dict[str, Any]] = []
+    assert across_nodes(job, told.append, tmp_path) == 0
+    (node,) = told[0]["facts"]
+    assert node["switches"].get("OMP_NUM_THREADS") == user
 
 
 def test_ranks_follow_the_numbers_of_the_nodes_whatever_torchrun_made_of_their_addresses() -> None:
