@@ -18,6 +18,7 @@ from bench.codec import from_json, strict_loads
 from bench.models import known_models
 from bench.result import Trial
 from bench.summary import Results
+from tests.report import made
 
 pytestmark = pytest.mark.e2e
 
@@ -136,6 +137,32 @@ def test_on_two_devices(two: Path, kind: str, label: str, tmp_path: Path) -> Non
     folder = exported(two, kind, label, tmp_path / "made")
     paths = FSDP_ON_CPU if label.startswith("fsdp-") else ROOT
     agree(trained(folder, 2, paths=paths), measured_losses(two, label))
+
+
+TOLD = """
+from torch.nn.parallel import DistributedDataParallel as Replica
+
+made = Replica.__init__
+
+def told(self, *given, **more):
+    made(self, *given, **more)
+    print(f"gradients in buckets: {self.gradient_as_bucket_view}", flush=True)
+
+Replica.__init__ = told
+"""
+
+
+@pytest.mark.parametrize("kind", ["script", "trainer", "accelerate"])
+def test_replicas_hold_their_gradients_once(kind: str, tmp_path: Path) -> None:
+    """As in the trial: once more beside the buckets that are sent, they may not fit where those did."""
+    folder = exported(made.bundle(tmp_path / "a.tar", gpus=2), kind, "naive", tmp_path / "made")
+    script = folder / "train.py"
+    head, future, body = script.read_text().partition("from __future__ import annotations\n")
+    script.write_text(head + future + TOLD + body)
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = do(*launcher, "train.py", "--steps", "1", folder=folder)
+    assert done.stdout.count("gradients in buckets: True") == 2  # on one line, where both say it at once
+    assert "gradients in buckets: False" not in done.stdout
 
 
 @pytest.fixture(scope="module")

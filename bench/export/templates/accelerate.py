@@ -10,7 +10,11 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import FullyShardedDataParallelPlugin, GradientAccumulationPlugin
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    FullyShardedDataParallelPlugin,
+    GradientAccumulationPlugin,
+)
 
 from bench.arguments import count
 from bench.codec import from_json, strict_loads
@@ -107,6 +111,8 @@ def made_for(trial: Trial) -> Accelerator:
             fsdp_version=2, reshard_after_forward="fsdp-3" in trial.setting,
             auto_wrap_policy="NO_WRAP", state_dict_type="SHARDED_STATE_DICT",
         ) if fsdp else None,
+        # Of replicas: gradients lie in the buckets that are sent, as measured, not once more beside them.
+        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
         # Of ZeRO it stands in deepspeed.json.
         mixed_precision=None if by == "zero" else MIXED[trial.model.recipe.precision],
     )  # fmt: skip

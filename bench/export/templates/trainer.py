@@ -63,6 +63,11 @@ class RecipeTrainer(Trainer):
         self.trial = trial
         self.pool = pool
 
+    def create_accelerator_and_postprocess(self) -> None:
+        """Replicas' gradients lie in the buckets that are sent, as measured; no argument says it."""
+        super().create_accelerator_and_postprocess()
+        self.accelerator.ddp_handler.gradient_as_bucket_view = True
+
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         fused = "fused-optimizer" in self.trial.setting
         weights = self.model.parameters()
