@@ -6,19 +6,15 @@ held only against those of the same GPU model and, for collectives, the same alg
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from bench.acceptance.evidence import BEFORE, Evidence
 from bench.acceptance.finding import VERDICTS, Finding, Verdict, overall, quantity, worst
-from bench.acceptance.results import Judged
+from bench.acceptance.seen import Seen, Value
 from bench.checks import known_checks
-from bench.statement import utc
 from bench.words import bytes_text
 
 LEAST_VALUES = 4  # or there is no fleet
@@ -27,41 +23,6 @@ LESS_MEMORY_PERCENT = 5.0  # of the hosts': kernels keep back a little, a missin
 DEVIATIONS = 4.0  # of the fleet's own spread
 WARN_PERCENT, FAIL_PERCENT = 4.0, 10.0  # and at least so much under the median
 MAD_TO_SIGMA = 1.4826
-FIGURES = ("matmul", "memory", "copies", "peers", "all-reduce")
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    check: str
-    figure: str  # with the algorithm, for a collective
-    unit: str
-    rate: float
-    gpu: int | None
-    uuid: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """One check of one node, as far as the fleet needs it."""
-
-    path: str
-    run_id: str
-    started_at: str
-    identity: str  # of these very GPUs together
-    kind: str  # the model of its GPUs
-    uuids: Mapping[str, str]  # by GPU index, as text; of those that answered
-    level: str
-    simulated: bool
-    findings: tuple[Finding, ...]
-    values: tuple[Value, ...]
-    gpu_count: int = 0
-    driver: str = ""
-    vbios: str = ""  # several, where its GPUs differ
-    host_bytes: int = 0
-
-    @property
-    def name(self) -> str:
-        return Path(self.path).stem
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,41 +73,6 @@ SAME: Mapping[str, tuple[str, Callable[[Seen], str], str]] = {  # whose check it
 }  # fmt: skip
 
 
-def seen_of(path: Path, judged: Judged) -> Seen:
-    results, evidence = judged.results, judged.evidence
-    # One that is lost does not say who it is: what stands in its place is no name, the same on every node.
-    uuids = {str(gpu.index): gpu.uuid for gpu in results.node.gpus if gpu.memory_bytes}
-    identity = " ".join(sorted(uuids.values())) or f"run {results.run.id}"
-    return Seen(
-        str(path),
-        results.run.id,
-        utc(results.run.started_at),
-        hashlib.sha256(identity.encode()).hexdigest()[:12],
-        results.node.gpus[0].name if results.node.gpus else results.node.cpu,
-        uuids,
-        results.level,
-        results.simulated,
-        results.findings,
-        tuple(_values(evidence)),
-        len(results.node.gpus),
-        str((evidence.data(BEFORE) or {}).get("driver") or ""),
-        ", ".join(sorted({str(v) for g in evidence.inventory(BEFORE) if (v := g.get("VbiosVersion"))})),
-        results.node.memory_bytes,
-    )
-
-
-def _values(evidence: Evidence) -> Iterable[Value]:
-    data = evidence.data("all-reduce") or {}
-    for check in FIGURES:
-        for figure in evidence.figures(check):
-            gpu = evidence.gpu(figure.gpu) if figure.gpu is not None else None
-            name = figure.kind or figure.name
-            if check == "all-reduce":
-                chosen = {str(name) for name in data.get("algorithms", {}).values()} or {"unknown"}
-                name = f"{figure.name} by {'/'.join(sorted(chosen))}"
-            yield Value(check, name, figure.unit, figure.rate, figure.gpu, gpu.uuid if gpu else None)
-
-
 def compare_fleet(every: Sequence[Seen]) -> Fleet:
     newest, older = _newest(every)
     pools: dict[tuple[str, str], list[Value]] = {}
@@ -157,9 +83,9 @@ def compare_fleet(every: Sequence[Seen]) -> Fleet:
     alike: dict[str, list[Seen]] = {}
     for seen in newest:
         alike.setdefault(seen.kind, []).append(seen)
-    nodes = sorted(
-        (_rank(seen, spreads, tuple(_strange(seen, alike[seen.kind]))) for seen in newest), key=_order
-    )
+    copied = _copied(every)
+    strange = {id(s): (*_strange(s, alike[s.kind]), *copied.get(id(s), ())) for s in newest}
+    nodes = sorted((_rank(seen, spreads, strange[id(seen)]) for seen in newest), key=_order)
     outliers = {node.seen.run_id: node.findings for node in nodes}
     return Fleet(
         tuple(nodes),
@@ -212,6 +138,28 @@ def _strange(seen: Seen, fleet: Sequence[Seen]) -> Iterator[Finding]:
             f"at most {LESS_MEMORY_PERCENT:g}% less", "fleet", source,
             "is a memory module missing or switched off, or does a container give less?",
         )  # fmt: skip
+
+
+def _copied(every: Sequence[Seen]) -> Mapping[int, tuple[Finding, ...]]:
+    """Whose figures another run has, to the last digit: nobody can tell here which of them measured."""
+    alike: dict[frozenset[tuple[str, float]], list[Seen]] = {}
+    for seen in every:
+        if len(seen.values) >= LEAST_VALUES and not seen.simulated:
+            alike.setdefault(frozenset((v.figure, v.rate) for v in seen.values), []).append(seen)
+    return {
+        id(seen): (_copy(seen, others),)
+        for same in alike.values()
+        for seen in same
+        if (others := [other.name for other in same if other.run_id != seen.run_id])
+    }
+
+
+def _copy(seen: Seen, others: Sequence[str]) -> Finding:
+    return Finding(
+        "alike", "the node", "fail", f"all {len(seen.values)} figures are those of {', '.join(others)}",
+        "figures of its own", "fleet", "no two runs measure the same to the last digit",
+        "check these nodes again, with bench push or bench check --challenge",
+    )  # fmt: skip
 
 
 def _usual(values: Sequence[str]) -> str | None:

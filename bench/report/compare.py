@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from bench.acceptance.finding import EXITS
-from bench.acceptance.fleet import Fleet, Seen, compare_fleet, seen_of
+from bench.acceptance.fleet import Fleet, compare_fleet
 from bench.acceptance.results import judged
+from bench.acceptance.seen import Seen, seen_of
 from bench.catalogue import GpuModel, find_gpu_model, gpu_models
 from bench.codec import pretty_json, to_json
 from bench.decide import Wish

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from bench import __version__
 from bench.acceptance.evidence import Evidence
@@ -51,12 +52,16 @@ def packed(path: Path, done: CheckResults, contents: dict[str, bytes | Path]) ->
     return path
 
 
-def bundle(path: Path, folder: Path, at: float = START, **scenario: Any) -> Path:
-    """A whole one; the GPUs of a node are named after its file."""
+def bundle(path: Path, folder: Path, at: float = START, measured: str | None = None, **scenario: Any) -> Path:
+    """A whole one, its GPUs named after its file. Those that are `measured` alike have the same figures."""
     count = scenario.get("count", 8)
     own = {str(i): {"UUID": f"GPU-{path.stem}-{i}"} for i in range(count)}
     for gpu, answers in scenario.pop("gpus", {}).items():
         own[gpu] = own[gpu] | answers
     found = evidence(folder, gpus=own, **scenario)
+    little = 1 + 1e-6 * crc32((measured or f"{path.stem} {at}").encode()) / 2**32
+    for reading in found.readings.values():
+        for figure in (reading.data or {}).get("figures", ()):
+            figure["work"] *= little  # no two runs measure the same
     done = results(found, run=path.stem.replace("-", "")[-12:], at=at)
     return packed(path, done, files(done, found))

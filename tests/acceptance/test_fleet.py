@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from bench.acceptance.finding import Finding
-from bench.acceptance.fleet import Fleet, compare_fleet, seen_of
+from bench.acceptance.fleet import Fleet, compare_fleet
+from bench.acceptance.seen import seen_of
 from bench.cli import main
 from bench.recompute import recompute
 from bench.verify import verify_bundle
@@ -131,6 +132,25 @@ def test_gpus_that_are_lost_are_nobody(tmp_path: Path) -> None:
     fleet = compared(rack)
     assert [node.seen.name for node in fleet.nodes] == ["n0", "n1"]
     assert (fleet.lemons, fleet.older) == ((), ())
+
+
+def test_figures_that_another_node_has_too_vouch_for_neither(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One good node's readings, sold as those of three."""
+    for name in ("n0", "n1", "n2"):
+        bundle(tmp_path / f"{name}.tar", tmp_path, measured="n0")
+    bundle(tmp_path / "n3.tar", tmp_path)
+    fleet = compared(tmp_path)
+    assert [(node.seen.name, node.verdict) for node in fleet.nodes] == [
+        ("n0", "fail"), ("n1", "fail"), ("n2", "fail"), ("n3", "pass"),
+    ]  # fmt: skip
+    assert fleet.nodes[1].worst
+    assert fleet.nodes[1].worst.found.endswith("figures are those of n0, n2")
+    assert fleet.lemons == ()  # no card's fault
+    assert main(["compare", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 1
+    assert "1 PASS, 3 FAIL" in capsys.readouterr().out
+    assert "figures are those of n0, n2" in (tmp_path / "page.html").read_text()
 
 
 def test_a_node_that_was_checked_again_stands_there_once(tmp_path: Path) -> None:
