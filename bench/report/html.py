@@ -125,8 +125,10 @@ def _section(part: ModelPart, comparison: Comparison) -> str:
 
 
 def _offers(part: ModelPart, found: list[tuple[tuple[str, ...], bool]]) -> str:
+    of = [number for number, entry in enumerate(part.entries) for _ in entry.offers]
     rows = "".join(
-        f"<tr{' class=chosen' * chosen}>{''.join(_offer_cells(texts))}</tr>" for texts, chosen in found
+        f'<tr data-of="{number}"{" class=chosen" * chosen}>{"".join(_offer_cells(texts))}</tr>'
+        for number, (texts, chosen) in zip(of, found, strict=True)
     )
     heads = "".join(
         f'<th scope="col"{_side(align)}>{head or f"<span class=heard>{heard}</span>"}</th>'
@@ -169,7 +171,10 @@ def _table(part: ModelPart) -> str:
         f'<th scope="col"{_left(name)}><button type="button">{escape(HEADERS[name] or name)}</button></th>'
         for name in names
     )
-    rows = "".join(f"<tr>{''.join(_row(entry, texts, names))}</tr>" for entry, texts in every)
+    rows = "".join(
+        f'<tr data-entry="{number}">{"".join(_row(entry, texts, names))}</tr>'
+        for number, (entry, texts) in enumerate(every)
+    )
     return (
         f'{_scroll(f"{part.model}: machines by days")}<table class="ranked stacked">'
         f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"

@@ -117,13 +117,26 @@ def test_a_click_sorts_and_another_turns_it_round(opened: Page) -> None:
 
 
 def test_the_filter_hides_what_does_not_match(opened: Page) -> None:
-    rows = opened.locator("table.ranked tbody tr")
-    every = rows.count()
-    opened.get_by_label("Show only rows with").fill("fsdp 2x")
-    visible = [row for row in rows.all() if row.is_visible()]
+    every = opened.locator("table.ranked tbody tr").count()
+    offers = opened.locator("table.offers tbody tr").count()
+    wanted = opened.get_by_label("Show only rows with")
+    wanted.fill("fsdp 2x")
+    visible = _visible(opened, "table.ranked")
     assert 0 < len(visible) < every
-    assert all("fsdp" in row.inner_text() and "2x H200" in row.inner_text() for row in visible)
-    assert opened.get_by_role("status").inner_text() == f"{len(visible)} rows"
+    assert all("fsdp" in row and "2x H200" in row for row in visible)
+    offered = _visible(opened, "table.offers")  # those of the same machines
+    assert 0 < len(offered) < offers
+    assert all("2x H200" in row for row in offered)
+    assert opened.get_by_role("status").inner_text() == f"{len(visible) + len(offered)} rows"
+    wanted.fill("fsdp 2x buy")
+    assert _visible(opened, "table.ranked") == []
+    assert _visible(opened, "table.offers") == [row for row in offered if row.lstrip().startswith("buy")]
+    wanted.fill("")
+    assert len(_visible(opened, "table.offers")) == offers
+
+
+def _visible(page: Page, table: str) -> list[str]:
+    return [row.inner_text() for row in page.locator(f"{table} tbody tr").all() if row.is_visible()]
 
 
 LUMINANCE = """() => {

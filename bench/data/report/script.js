@@ -23,8 +23,11 @@ function sortBy(header) {
 function filter(words) {
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
   let shown = 0;
-  for (const row of document.querySelectorAll("table.ranked tbody tr")) {
-    const text = (row.textContent + " " + row.closest("section").id).toLowerCase();
+  for (const row of document.querySelectorAll("table.ranked tbody tr, table.offers tbody tr")) {
+    const section = row.closest("section");
+    // An offer is found by what is measured on its machine, too.
+    const of = row.dataset.of && section.querySelector(`tr[data-entry="${row.dataset.of}"]`).textContent;
+    const text = [row.textContent, of, section.id].join(" ").toLowerCase();
     row.hidden = !wanted.every((word) => text.includes(word));
     shown += !row.hidden;
   }
