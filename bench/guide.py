@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from bench.bounds import Curve, Timed, arithmetic_of, bound, curve_of, on_host, with_updates
 from bench.estimate import SECONDS_A_DAY, pass_and_update, step_interval
+from bench.fits import LEAP, Fits
 from bench.methods import Setting
 from bench.plan import Cell
 from bench.result import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Trial
@@ -23,7 +24,6 @@ OUT = 2  # crashes, or one time that is up, after which other settings with the 
 # samples, in samples; that of two larger micro-batches the nearer is better; what a method costs.
 BELIEVED_OVERHEAD = 0.25
 FARTHER = 0.001
-LEAP = 4  # times fewer samples are next where memory ran out that nothing predicts, or the time was up
 BELIEVED_RATE = 0.4  # of the vendor's peak
 STEPS = 12  # of one pass or two, that a trial takes at the least
 LONG = 5.0  # seconds of a pass: a trial has a dozen and more, and its time may be up before
@@ -44,7 +44,10 @@ def promising(
     cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes: int, trial_seconds: float = math.inf
 ) -> list[Trial]:
     """Every trial that may yet be the fastest, the most promising first."""
-    left = [(cell, trial) for cell in cells for trial in _untried(cell, known)]
+    fits = Fits(cells, known, memory_bytes)
+    open_ = [(cell, trial, fits(cell, trial)) for cell in cells for trial in _untried(cell, known)]
+    left = [(cell, trial) for cell, trial, fit in open_ if fit != "no"]
+    tight = {trial.id for _, trial, fit in open_ if fit == "hardly"}
     timed = _timed(cells, known)
     strikes = _strikes(cells, known, timed)
     if not timed:
@@ -67,10 +70,12 @@ def promising(
     # what will hardly end within a trial's time.
     first = curve is None
 
-    def turn(trial: Trial) -> tuple[bool, bool, float]:
+    def turn(trial: Trial) -> tuple[bool, int, bool, float]:
         expected = _expected(trial, best, curve)
         step = expected / trial.accumulation + (best.update_seconds or 0.0)
-        return STEPS * step > trial_seconds, not (first and _next_to(trial, best.trial)), expected
+        # Of what hardly fits the smallest: it rules out those above.
+        beyond = trial.micro_batch if trial.id in tight else 0
+        return STEPS * step > trial_seconds, beyond, not (first and _next_to(trial, best.trial)), expected
 
     return sorted(hopeful, key=turn)
 

@@ -17,6 +17,7 @@ import pytest
 from bench.bounds import Curve, Timed, curve_of
 from bench.guide import promising
 from bench.manifest import parse_manifest
+from bench.memory import predict_bytes
 from bench.methods import Setting, Target, in_group
 from bench.models.inline import family_of
 from bench.plan import Cell, Plan, make_plan
@@ -225,6 +226,44 @@ def test_where_nothing_predicts_what_fits_it_is_found_after_few_that_run_out_of_
         known[trial.id] = OutOfMemory("gpu", "")
     assert trial is not None
     assert len(known) <= (most if sharded else 4)
+
+
+def unpredicted(model: str, target: Target) -> Plan:
+    """As a model without formulas is planned: no micro-batch is left out, and nothing says what they take."""
+    plan = guided(model, replace(target, memory_bytes=2**60))
+    cells = tuple(replace(cell, needs=dict.fromkeys(cell.needs)) for cell in plan.cells)
+    return replace(plan, cells=cells, memory_bytes=target.memory_bytes)
+
+
+class Unpredicted(World):
+    """What they take is as the formulas have it, all the same."""
+
+    def outcome(self, cell: Cell, trial: Trial) -> Outcome:
+        took = self.memory * predict_bytes(trial.model, trial.setting, trial.micro_batch, trial.gpus)  # type: ignore[operator]
+        if took > self.plan.memory_bytes:
+            return OutOfMemory("gpu", "")
+        outcome = super().outcome(cell, trial)
+        if isinstance(outcome, Measured):
+            return Measured(replace(outcome.measurement, peak_bytes=int(took)))
+        return outcome
+
+
+@pytest.mark.parametrize(
+    ("model", "target", "most"),
+    [("pythia-1b", RTX_3090, 7), ("pythia-6.9b", RTX_3090, 6), ("pythia-2.8b", H200, 6),
+     ("pythia-6.9b", FOUR_H200, 11)],
+)  # fmt: skip
+def test_what_samples_take_is_learnt_where_nothing_predicts_it(model: str, target: Target, most: int) -> None:
+    """By what ran out of memory and by what fitted: else each setting walked down to what fits on its own."""
+    plan = unpredicted(model, target)
+    regrets, ran_out = [], []
+    for seed in range(WORLDS):
+        world = Unpredicted(seed, plan)
+        known = world.searched()
+        regrets.append(world.regret(known))
+        ran_out.append(sum(isinstance(outcome, OutOfMemory) for outcome in known.values()))
+    assert sum(regret <= 0.015 for regret in regrets) >= 0.95 * WORLDS, sorted(regrets)[-5:]
+    assert sum(ran_out) / WORLDS <= most
 
 
 @pytest.mark.parametrize(("hangs", "most"), [(True, 1), (False, 2)])

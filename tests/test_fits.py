@@ -1,0 +1,88 @@
+"""Of models that nothing predicts: which trials may fit, by what others took."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bench.fits import Fits
+from bench.plan import Cell
+from bench.result import Measured, OutOfMemory, Trial
+from tests.builders import measurement
+from tests.builders import trial as built
+
+MEMORY = 100 << 30
+STATES = 20 << 30
+
+
+def cell(*setting: str, states: int | None = STATES) -> Cell:
+    trials = tuple(replace(built(), setting=setting, micro_batch=size) for size in (64, 32, 16, 8, 4, 2, 1))
+    needs = dict.fromkeys(t.micro_batch for t in trials)
+    return Cell(" + ".join(setting), trials, tuple(t.id for t in trials), needs, states, None)
+
+
+def trial(of: Cell, micro_batch: int) -> Trial:
+    return next(t for t in of.trials if t.micro_batch == micro_batch)
+
+
+PLAIN, CHECKPOINTED = cell("kernels"), cell("kernels", "checkpointing")
+SHARDED = cell("kernels", "zero-2", states=5 << 30)
+EVERY = (PLAIN, CHECKPOINTED, SHARDED)
+FULL = OutOfMemory("gpu", "")
+
+
+def largest(learnt: dict[str, OutOfMemory | Measured], of: Cell, *answers: str) -> int:
+    fits = Fits(EVERY, learnt, MEMORY)
+    return max(t.micro_batch for t in of.trials if fits(of, t) in answers)
+
+
+def test_where_nothing_is_known_everything_may_fit() -> None:
+    assert {Fits(EVERY, {}, MEMORY)(of, t) for of in EVERY for t in of.trials} == {"yes"}
+
+
+def test_what_ran_out_where_less_lay_there_runs_out_where_more_does() -> None:
+    """16 samples took 86 GiB and more, and where 15 GiB more lie there, and a doubt, only 8 may fit."""
+    learnt = {trial(SHARDED, 16).id: FULL}
+    assert largest(learnt, SHARDED, "yes", "hardly") == 16  # of its own setting the search knows
+    half = cell("half-weights", "kernels")
+    assert largest(learnt, half, "yes", "hardly") == 8
+
+
+def test_a_setting_that_saves_more_is_not_ruled_out() -> None:
+    learnt = {trial(PLAIN, 4).id: FULL}
+    assert largest(learnt, CHECKPOINTED, "yes") == 64
+    assert largest(learnt, SHARDED, "yes", "hardly") == 64  # computes in half precision
+    assert largest({trial(CHECKPOINTED, 4).id: FULL}, PLAIN, "yes", "hardly") == 4
+
+
+def test_the_hosts_memory_says_nothing_of_the_gpus() -> None:
+    learnt = {trial(PLAIN, 1).id: OutOfMemory("host", "")}
+    assert largest(learnt, PLAIN, "yes") == 64
+
+
+def test_what_fitted_tells_how_many_samples_more_will() -> None:
+    """Four took 16 GiB over the states, and there are 72 and 87 of room."""
+    took = Measured(measurement([], peak_bytes=STATES + (16 << 30)))
+    learnt = {trial(PLAIN, 4).id: took}
+    assert largest(learnt, PLAIN, "yes") == 16
+    assert largest(learnt, SHARDED, "yes") == 16
+    assert largest(learnt, PLAIN, "hardly") == 64  # an estimate: tried last, not left out
+
+
+def test_where_nothing_fitted_yet_a_quarter_of_the_samples_is_next() -> None:
+    assert largest({trial(PLAIN, 64).id: FULL}, PLAIN, "yes") == 16
+
+
+def test_states_that_do_not_fit_are_ruled_out_alone() -> None:
+    too_large = cell("kernels", states=130 << 30)
+    assert Fits([too_large], {}, MEMORY)(too_large, too_large.trials[-1]) == "no"
+
+
+@pytest.mark.parametrize("change", [{"least_bytes": None}, {"needs": {64: 1 << 30}}])
+def test_it_is_left_to_formulas_where_there_are_some_and_to_nobody_where_nothing_was_counted(
+    change: dict[str, object],
+) -> None:
+    other = replace(PLAIN, **change)  # type: ignore[arg-type]
+    learnt = {trial(PLAIN, 1).id: FULL}
+    assert Fits([PLAIN], learnt, MEMORY)(other, other.trials[0]) == "yes"
