@@ -47,6 +47,7 @@ from bench.runner.nodes import (
     short_path,
 )
 from bench.runner.ranks import write_reason
+from bench.runner.room import no_room
 from bench.runner.worker import Emit, classify, dispatch
 
 NODE_OF = "bench/node"  # keys of the meeting's store
@@ -75,7 +76,7 @@ def main() -> int:
     except Exception as error:
         traceback.print_exc()
         with ending:
-            write_reason(folder, rank, cause(to_json(classify(error)), store))
+            write_reason(folder, rank, cause(to_json(no_room(error, folder) or classify(error)), store))
             os._exit(1)
     return 0
 

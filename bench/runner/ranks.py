@@ -6,6 +6,7 @@ ours reaches them: so whoever fails writes down why and ends, and this process e
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,7 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from bench.codec import to_json
 from bench.runner.processes import die_with_parent, ended_for_memory, ended_how, oom_kills
+from bench.runner.room import full_at, no_room
 
 Emit = Callable[[dict[str, Any]], None]
 GRACE_SECONDS = 2.0  # for the others to write down their own reasons
@@ -75,7 +78,10 @@ def _voice(rank: int, emit: Emit, folder: Path) -> Emit:
 
     def say(event: dict[str, Any]) -> None:
         if event.get("outcome", {}).get("kind", "measured") != "measured":
-            write_reason(folder, rank, event["outcome"])
+            try:
+                write_reason(folder, rank, event["outcome"])
+            except OSError as error:  # no room for that either
+                os._exit(errno.ENOSPC if no_room(error, folder) else 1)
         elif rank == 0:
             emit(event)
 
@@ -111,5 +117,8 @@ def _reason(folder: Path, ended: dict[int, int], kills_before: int) -> dict[str,
     if ended_for_memory(ended[first], kills_before):
         detail = f"the kernel ended rank {first} for memory"
         return {"kind": "out-of-memory", "where": "host", "detail": detail}
+    if os.waitstatus_to_exitcode(ended[first]) == errno.ENOSPC:
+        full: dict[str, Any] = to_json(full_at(folder, os.strerror(errno.ENOSPC)))
+        return full
     reason = f"rank {first} ended {ended_how(ended[first])}, without an outcome"
     return {"kind": "crashed", "reason": reason}

@@ -111,9 +111,12 @@ def _measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: 
         with uninterruptible():
             return f"{INTERRUPTED}, {what_is_open(run)}"
     except Exception as error:
-        if not run.outcomes or os.environ.get("BENCH_DEBUG") == "1":
-            raise
         told = _in_words(error, run.folder)
+        if not run.outcomes or os.environ.get("BENCH_DEBUG") == "1":
+            if isinstance(error, EnvironmentCannot):  # no trial took the run with it
+                with suppress(OSError):
+                    run.record({"event": "stopped", "why": told.splitlines()[0]})
+            raise
         progress.say(told)
         return f"{told.splitlines()[0]}, {what_is_open(run)}"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from bench.errors import EnvironmentCannot
 from bench.runner.device import Device
 from bench.runner.loop import Strategy
+from bench.runner.room import TooFull
 from bench.words import bytes_text
 
 SAVED_BYTES = 1 << 30  # how much of the state is really written; the rest is scaled
@@ -29,18 +29,17 @@ def seconds_to_save(strategy: Strategy, device: Device, path: Path) -> float:
     written = list(_first(tensors, free // 2 // device.count))  # the node's others may save beside this one
     size = sum(t.nbytes for t in written)
     if size < min(total, LEAST_BYTES):
-        raise EnvironmentCannot(
-            f"{bytes_text(free)} free for temporary files, too little to time a checkpoint: "
-            "make room, or let TMPDIR name another disk"
-        )
+        raise TooFull(f"{bytes_text(free)} free for temporary files, too little to time a checkpoint")
     device.synchronise()
     started = time.perf_counter()
-    with path.open("wb") as file:
-        torch.save(written, file)
-        file.flush()
-        os.fsync(file.fileno())
-    seconds: float = time.perf_counter() - started
-    path.unlink()
+    try:
+        with path.open("wb") as file:
+            torch.save(written, file)
+            file.flush()
+            os.fsync(file.fileno())
+        seconds: float = time.perf_counter() - started
+    finally:
+        path.unlink(missing_ok=True)
     return seconds * float(total / size)
 
 

@@ -40,6 +40,7 @@ from bench.runner.awake import Awake
 from bench.runner.fitting import keep_short
 from bench.runner.nodes import LAST, Nodes
 from bench.runner.processes import ended_for_memory, ended_how, group_bytes, kill_group, oom_kills
+from bench.runner.room import require_room
 from bench.runner.serving import start_server
 
 TICK_SECONDS = 0.25
@@ -89,12 +90,9 @@ class Supervisor:
 
     def trial(self, trial: Trial, device: str, scratch: Path, log: Path, limits: Limits) -> Outcome:
         job = {
-            "kind": "trial",
-            "trial": to_json(trial),
-            "gpus": trial.gpus,
-            "device": device,
+            "kind": "trial", "trial": to_json(trial), "gpus": trial.gpus, "device": device,
             "scratch": str(scratch),
-        }
+        }  # fmt: skip
         final = self._run(job, log, limits)
         outcome: Outcome = union_from_json(Outcome, final["outcome"]) if isinstance(final, dict) else final
         return outcome
@@ -162,7 +160,7 @@ class Supervisor:
         kills_before = oom_kills()
         try:
             self._socket.sendall(json.dumps({"job": job, "log": str(log)}).encode() + b"\n")
-            return self._watch(limits, kills_before, log)
+            return require_room(self._watch(limits, kills_before, log))
         except (ServerGoneError, BrokenPipeError):
             self.close()
             return Crashed("the process that starts trials was ended from outside")

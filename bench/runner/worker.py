@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from bench.runner.device import Device
 from bench.runner.nodes import across_nodes
 from bench.runner.probe import probe
 from bench.runner.ranks import together
+from bench.runner.room import no_room, with_causes
 from bench.runner.trial import TrialRun
 
 Emit = Callable[[dict[str, Any]], None]
@@ -35,11 +36,18 @@ HOST_IS_FULL = re.compile("DefaultCPUAllocator: can't allocate memory")
 
 def work(job: dict[str, Any], emit: Emit) -> int:
     """In this process, or in one for each device; each ends with an exit code."""
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=job.get("scratch")) as folder:
-        if "nodes" in job:
-            return across_nodes(job, emit, Path(folder))
-        member = partial(_member, job, Path(folder))
-        return member(emit) if _alone(job) else together(int(job["gpus"]), member, emit, Path(folder))
+    place = job.get("scratch") or tempfile.gettempdir()
+    try:
+        with tempfile.TemporaryDirectory(prefix="bench-", dir=place) as folder:
+            if "nodes" in job:
+                return across_nodes(job, emit, Path(folder))
+            member = partial(_member, job, Path(folder))
+            return member(emit) if _alone(job) else together(int(job["gpus"]), member, emit, Path(folder))
+    except OSError as error:  # not even for the folder
+        if (full := no_room(error, Path(place))) is None:
+            raise
+        emit({"outcome": to_json(full)})
+        return 1
 
 
 def _alone(job: dict[str, Any]) -> bool:
@@ -56,7 +64,7 @@ def _member(job: dict[str, Any], scratch: Path, emit: Emit) -> int:
         emit(dispatch(job, device, team.join(job["device"], _alone(job)), scratch, emit))
     except Exception as error:
         traceback.print_exc()
-        emit({"outcome": to_json(classify(error))})
+        emit({"outcome": to_json(no_room(error, scratch) or classify(error))})
         return 1
     return 0
 
@@ -77,20 +85,13 @@ def dispatch(
 
 def classify(error: BaseException) -> Outcome:
     """Out of memory is an answer about the machine; anything else is a failure with its reason."""
-    for one in _with_causes(error):
+    for one in with_causes(error):
         text = str(one)
         if isinstance(one, MemoryError) or HOST_IS_FULL.search(text):
             return OutOfMemory("host", _in_a_line(one, HOST_IS_FULL))
         if isinstance(one, torch.OutOfMemoryError) or GPU_IS_FULL.search(text):
             return OutOfMemory("gpu", _in_a_line(one, GPU_IS_FULL))
     return Crashed(_in_a_line(error))
-
-
-def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """As a traceback shows them: what a compiler or a hook raises may only stand for what happened to it."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _in_a_line(error: BaseException, telling: re.Pattern[str] | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import math
 import os
@@ -63,6 +64,10 @@ def team(emit: Emit, argument: str) -> int:
             say({"outcome": {"kind": "out-of-memory", "where": "gpu", "detail": "of rank 1"}})
         elif argument == "error":
             say({"outcome": {"kind": "crashed", "reason": "ValueError: no"}})
+        elif argument == "full":
+            say({"outcome": {"kind": "no-room", "where": "/scratch", "reason": "no room, 0 B free"}})
+        elif argument == "speechless":  # the disk has no room for its reason either
+            os._exit(errno.ENOSPC)
         elif argument in ("killed", "killed-for-memory"):
             os.kill(os.getpid(), signal.SIGKILL)
         return int(argument != "answer")

@@ -26,7 +26,7 @@ from bench.runner.journal import Journal
 from bench.runner.measure import settle, tell_of_others
 from bench.runner.nodes import Nodes
 from bench.runner.progress import Progress
-from bench.runner.run import _open_run
+from bench.runner.run import _measure, _open_run
 from bench.runner.state import Run
 from bench.runner.supervise import Limits
 from bench.search import unproven
@@ -89,12 +89,16 @@ def searched(
     budget: float | None = None,
     nodes: Nodes | None = None,
 ) -> str | None:
+    supervised(fake, monkeypatch)
+    return loop.measure(run, Progress(), budget, nodes)
+
+
+def supervised(fake: Guessing, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def supervisor(*_: Any, **__: Any) -> Iterator[Guessing]:
         yield fake
 
     monkeypatch.setattr(loop, "Supervisor", supervisor)
-    return loop.measure(run, Progress(), budget, nodes)
 
 
 def test_a_finalist_that_is_not_sure_is_measured_once_more_and_longer(
@@ -210,6 +214,41 @@ def test_a_trial_that_kills_the_run_each_time_is_not_tried_for_ever(
         searched(run, Deadly(), monkeypatch)
     failures = [trial.failure for trial in run.results(None).trials if trial.failure]
     assert failures == [] if politely else [Crashed("the run or its machine died during it, 3 times")]
+
+
+class Full(Guessing):
+    """So many trials find room for temporary files."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+
+    def trial(self, trial: Trial, *_: Any) -> Outcome:
+        if len(self.asked) == self.room:
+            raise EnvironmentCannot("no room, 0 B free", where="/scratch", advice="make room")
+        return super().trial(trial)
+
+
+def test_a_scratch_disk_that_is_full_ends_the_run_and_is_held_against_no_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(4):  # more often than a trial may end a run
+        with begun(tmp_path) as run, pytest.raises(EnvironmentCannot, match="no room"):
+            measured(run, Full(0), monkeypatch)
+    with begun(tmp_path) as run:
+        stopped = measured(run, Full(2), monkeypatch)
+    assert stopped == "/scratch: no room, 0 B free, 1 of 1 models undecided"
+    assert "make room" in capsys.readouterr().err
+    with begun(tmp_path) as run:  # after some was made
+        assert len(run.outcomes) == 2
+        assert measured(run, Guessing(), monkeypatch) is None
+        assert all(trial.failure is None for trial in run.results(None).trials)
+
+
+def measured(run: Run, fake: Guessing, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """As a run does it, which ends in a bundle if there is something for one."""
+    supervised(fake, monkeypatch)
+    return _measure(run, Progress(), None, None)
 
 
 class Hung(Guessing):

@@ -91,6 +91,8 @@ def test_cuda_counts_gpus_as_nvml_does(tmp_path: Path, monkeypatch: pytest.Monke
         ("error", "crashed: rank 1: ValueError: no"),
         ("killed", "crashed: rank 1 ended by SIGKILL"),
         ("killed-for-memory", "out-of-memory: host, the kernel ended rank 1 for memory"),
+        ("full", "no room, 0 B free"),
+        ("speechless", "No space left on device"),
     ],
 )
 def test_a_member_that_fails_ends_the_others_and_the_next_job_runs(

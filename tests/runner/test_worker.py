@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
 from bench.result import Crashed, OutOfMemory
+from bench.runner.room import no_room
 from bench.runner.worker import classify
 
 NCCL = """NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error \
@@ -87,3 +92,61 @@ def test_of_nccl_s_words_the_last_tell_why() -> None:
     why = "socketPollConnect: connect to 172.17.0.1<45643> returned Connection refused"
     assert classify(torch.distributed.DistBackendError(where + why)) == Crashed(f"DistBackendError: {why}")
     assert "unhandled system error" in str(classify(torch.distributed.DistBackendError(where)))
+
+
+def caused_by(cause: Exception) -> Exception:
+    error = RuntimeError("backend='inductor' raised")
+    error.__cause__ = cause
+    return error
+
+
+FULL_DISK = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+NUMPY_S = "Not enough free space to write 16777216 bytes after offset 128"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FULL_DISK, "[Errno 28] No space left on device"),
+        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), "Disk quota exceeded"),
+        (OSError(NUMPY_S), NUMPY_S),
+        (caused_by(FULL_DISK), "[Errno 28] No space left on device"),
+        (
+            RuntimeError("C++ compile error\nas: /tmp/x.o: No space left on device"),
+            "as: /tmp/x.o: No space left on device",
+        ),
+    ],
+)
+def test_a_scratch_disk_that_is_full_is_named_and_no_outcome(
+    error: Exception, said: str, tmp_path: Path
+) -> None:
+    scratch = tmp_path / "bench-run-1" / "bench-2"
+    scratch.mkdir(parents=True)
+    full = no_room(error, scratch)
+    assert full is not None
+    assert full.where == str(tmp_path), "where the user finds it once the job's own folders are gone"
+    assert "B free: " in full.reason
+    assert said in full.reason
+
+
+def test_of_a_cache_that_is_full_its_own_folder_is_named(tmp_path: Path) -> None:
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "kernel.so"))
+    full = no_room(error, Path("/"))
+    assert full is not None
+    assert full.where == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EACCES, os.strerror(errno.EACCES)),
+        RuntimeError("unable to write to file </torch_7_0>: No space left on device (28)"),
+        torch.distributed.DistBackendError(
+            "Error while creating shared memory segment /dev/shm/nccl-1 (size 96): No space left on device"
+        ),
+        ValueError("no"),
+    ],
+)
+def test_what_is_no_disk_that_is_full_stays_an_outcome(error: Exception, tmp_path: Path) -> None:
+    assert no_room(error, tmp_path) is None
+    assert isinstance(classify(error), Crashed)
