@@ -75,15 +75,15 @@ SAME: Mapping[str, tuple[str, Callable[[Seen], str], str]] = {  # whose check it
 
 def compare_fleet(every: Sequence[Seen]) -> Fleet:
     newest, older = _newest(every)
+    copied = _copied(every)
     pools: dict[tuple[str, str], list[Value]] = {}
     for seen in newest:
-        for value in seen.values:
+        for value in () if id(seen) in copied else seen.values:
             pools.setdefault((seen.kind, value.figure), []).append(value)
     spreads = {key: _spread(*key, pool) for key, pool in pools.items() if len(pool) >= LEAST_VALUES}
     alike: dict[str, list[Seen]] = {}
     for seen in newest:
         alike.setdefault(seen.kind, []).append(seen)
-    copied = _copied(every)
     strange = {id(s): (*_strange(s, alike[s.kind]), *copied.get(id(s), ())) for s in newest}
     nodes = sorted((_rank(seen, spreads, strange[id(seen)]) for seen in newest), key=_order)
     outliers = {node.seen.run_id: node.findings for node in nodes}
