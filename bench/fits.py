@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from bench.methods import Setting, halves_weights, known_methods
-from bench.plan import USABLE, Cell
+from bench.plan import DOUBT, USABLE, Cell
 from bench.result import Measured, Outcome, OutOfMemory, Trial
 
 LEAP = 4  # times fewer samples are next where memory ran out that nothing predicts, or the time was up
-DOUBT = 0.15  # of what lies there before any sample, either way: docs/accuracy.md
 
 
 class _Learnt(NamedTuple):

@@ -47,7 +47,7 @@ def promising(
     fits = Fits(cells, known, memory_bytes)
     open_ = [(cell, trial, fits(cell, trial)) for cell in cells for trial in _untried(cell, known)]
     left = [(cell, trial) for cell, trial, fit in open_ if fit != "no"]
-    tight = {trial.id for _, trial, fit in open_ if fit == "hardly"}
+    tight = {id(trial) for _, trial, fit in open_ if fit == "hardly"}
     timed = _timed(cells, known)
     strikes = _strikes(cells, known, timed)
     if not timed:
@@ -74,7 +74,7 @@ def promising(
         expected = _expected(trial, best, curve)
         step = expected / trial.accumulation + (best.update_seconds or 0.0)
         # Of what hardly fits the smallest: it rules out those above.
-        beyond = trial.micro_batch if trial.id in tight else 0
+        beyond = trial.micro_batch if id(trial) in tight else 0
         return STEPS * step > trial_seconds, beyond, not (first and _next_to(trial, best.trial)), expected
 
     return sorted(hopeful, key=turn)

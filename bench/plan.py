@@ -35,6 +35,7 @@ from bench.words import bytes_text
 
 # A prediction can be wrong: only what is far too large is not tried at all.
 HOPELESS = 1.5
+DOUBT = 0.15  # of what lies there before any sample, either way: docs/accuracy.md
 # What the allocator's fragments and the CUDA context take beside the tensors.
 USABLE = 0.92
 
@@ -163,11 +164,12 @@ def _cell(
     needs = {size: predict_bytes(model, setting, size, target.gpus) for size in sizes}
     half = model.recipe.precision != "fp32"
     states = state_bytes(counts.parts, setting, target.gpus, half) if counts else None
-    smallest = needs[sizes[-1]]
-    for least, what in ((smallest, f"at micro-batch {sizes[-1]}"), (states, "before any sample")):
-        if least is not None and least > HOPELESS * memory:
-            reason = f"needs about {bytes_text(least)} {what}; there are {bytes_text(memory)}"
-            return Skipped(model.name, setting, name, reason)
+    least, what, beyond = needs[sizes[-1]], f"at micro-batch {sizes[-1]}", HOPELESS
+    if least is None:
+        least, what, beyond = states, "before any sample", 1 / (1 - DOUBT)
+    if least is not None and least > beyond * memory:
+        reason = f"needs about {bytes_text(least)} {what}; there are {bytes_text(memory)}"
+        return Skipped(model.name, setting, name, reason)
     fitting = [size for size in sizes if (need := needs[size]) is None or need <= USABLE * memory]
     chosen = _thinned(fitting or sizes[-1:])
     trials = tuple(
