@@ -185,6 +185,7 @@ def _costs_as_much(measured: Setting, wanted: Setting) -> bool:
 
 def arithmetic_of(setting: Setting) -> frozenset[str]:
     """The methods that decide which kernels run; block by block or whole, they are compiled."""
-    memory = {"checkpointing", "offload", "half-weights", in_group(setting, "sharding")}
+    # `norms` comes and goes with half-weights, whose gain it is a part of.
+    memory = {"checkpointing", "offload", "half-weights", "norms", in_group(setting, "sharding")}
     alike = {"compile-blocks": "compile", "fused-optimizer": ""}
     return frozenset(alike.get(name, name) for name in setting if name not in memory) - {""}

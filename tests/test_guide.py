@@ -18,7 +18,8 @@ from bench.bounds import Curve, Timed, curve_of
 from bench.guide import promising
 from bench.manifest import parse_manifest
 from bench.memory import predict_bytes
-from bench.methods import Setting, Target, in_group
+from bench.methods import Setting, Target, free_lunch, in_group
+from bench.models import known_models
 from bench.models.inline import family_of
 from bench.plan import Cell, Plan, make_plan
 from bench.result import Crashed, Measured, Outcome, OutOfMemory, StepSample, TimedOut, Trial
@@ -345,7 +346,7 @@ def test_a_pass_of_one_sample_rules_out_no_larger_ones() -> None:
     """It is all launches: 24.2 s a step were measured with it, and 4.37 s with passes of 64."""
     plan = guided("pythia-160m", H200)
     lunch = plan.cells[0].setting
-    halved = (*lunch[:3], "half-weights", *lunch[3:])
+    halved = free_lunch(known_models()["pythia-160m"], H200, ("half-weights",))
     assert any(cell.setting == halved for cell in plan.cells)
     known = told(plan, lunch, {128: 0.5538, 64: 0.2766}, 0.006) | told(plan, halved, {1: 0.0236}, 0.006)
     trial = next_trial(plan, known)

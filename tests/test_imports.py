@@ -16,7 +16,8 @@ HEAVY = {"torch", "transformers", "deepspeed", "mamba_ssm", "timm"}
 TEMPLATES = ("export", "templates")  # copied out, never imported here
 IN_WORKER = {
     "worker", "member", "trial", "strategies", "team", "loop", "saving", "fsdp", "halved", "zero", "data",
-    "device", "ceilings", "rig", "depthwise_kernels", "rotary_kernels", "adding_kernel",
+    "device", "ceilings", "rig", "products", "adding_kernel", "depthwise_kernels", "rotary_kernels",
+    "gelu_kernels", "norm_kernels",
 }  # fmt: skip
 
 READERS = {"bundle", "pack", "ssh", "sshsig", "dsse", "statement", "handshake", "krl", "trust", "verify",

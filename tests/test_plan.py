@@ -22,7 +22,7 @@ from bench.methods import (
     ordered,
     refusal,
 )
-from bench.models import Counted, Flops, Parts, known_models
+from bench.models import Counted, Flops, Model, Parts, known_models
 from bench.plan import make_plan, target_of
 from bench.result import Gpu, NodeFacts, OutOfMemory, TimedOut
 from bench.search import next_trial, remaining
@@ -286,6 +286,33 @@ def test_rotary_kernels_are_for_gpt_neox_on_a_gpu_beside_the_other_kernels() -> 
     assert conflict(("kernels", "rotary")) is None
 
 
+def test_gelu_by_kernels_is_for_exact_gelu_on_a_gpu() -> None:
+    gelu, by_name = known_methods()["gelu"], known_models()
+    for name in ("pythia-1b", "roberta-large", "vit-l", "convnext-xl"):
+        assert gelu.refuse(by_name[name], H200) is None
+        assert gelu.refuse(by_name[name], CPU)
+        assert "gelu_new" in str(gelu.refuse(with_architecture(by_name[name], hidden_act="gelu_new"), H200))
+    assert gelu.refuse(by_name["mamba-2.8b"], H200)
+
+
+def test_norms_by_one_kernel_are_for_gpt_neox_in_half_precision_throughout() -> None:
+    norms, by_name = known_methods()["norms"], known_models()
+    pythia = by_name["pythia-1b"]
+    assert norms.refuse(pythia, H200) is None
+    assert norms.refuse(pythia, CPU) and norms.refuse(by_name["roberta-large"], H200)
+    assert "use_parallel_residual" in str(
+        norms.refuse(with_architecture(pythia, use_parallel_residual=False), H200)
+    )
+    assert "hidden_dropout" in str(norms.refuse(with_architecture(pythia, hidden_dropout=0.1), H200))
+    assert "add half-weights" in str(conflict(("kernels", "norms")))
+    assert "norms" in free_lunch(pythia, H200, ("half-weights",))
+    assert "norms" not in free_lunch(pythia, H200)
+
+
+def with_architecture(model: Model, **changed: object) -> Model:
+    return replace(model, architecture={**model.architecture, **changed})
+
+
 @pytest.mark.parametrize("beside", [(), ("half-weights",), ("checkpointing",)], ids="+".join)
 def test_a_free_lunch_has_every_method_that_costs_nothing_there(beside: Setting) -> None:
     for model in list(known_models().values())[:9]:
@@ -294,7 +321,7 @@ def test_a_free_lunch_has_every_method_that_costs_nothing_there(beside: Setting)
         lunch = free_lunch(model, H200, beside)
         for name, method in known_methods().items():
             if method.free_lunch and method.group is None and not method.refuse(model, H200):
-                assert name in lunch, model.name
+                assert name in lunch or conflict(ordered([name, *lunch])), model.name
     assert "rotary" not in free_lunch(known_models()["roberta-large"], H200)
 
 

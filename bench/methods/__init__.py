@@ -28,6 +28,8 @@ _METHOD_FILES = (
     "kernels",
     "flex",
     "rotary",
+    "gelu",
+    "norms",
     "depthwise",
     "masked_head",
     "half_weights",
@@ -124,6 +126,8 @@ def conflict(setting: Setting) -> str | None:
         return "flex-attention is slow unless it is compiled: add compile or compile-blocks"
     if "rotary" in setting and "kernels" not in setting:
         return "rotary hands over to the attention of kernels: add kernels"
+    if "norms" in setting and "half-weights" not in setting:
+        return "norms is for blocks in half precision throughout: add half-weights"
     if "half-weights" in setting and "sharding" in groups:
         return f"half-weights and {groups['sharding']} both say how weights are held: choose one"
     return None

@@ -21,6 +21,14 @@ EVEN = 8  # what the length of a row divides by where matrix kernels are fast
 NORM_STATISTICS = 2 * FP32  # a layer norm keeps mean and deviation of every row
 ACTIVATIONS = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "tanh")
 WRITTEN_OUT = {"gelu_fast": 8, "gelu_new": 5, "quick_gelu": 3}  # in transformers, and the numbers they keep
+# FlexAttention's way back in fp32, where torch takes blocks of 16 tokens: of 13 choices that were tried these
+# are the fastest (docs/methods.md). On an H200, for heads of 64; what has less room keeps torch's.
+WAY_BACK = {
+    "bwd_BLOCK_M1": 32, "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 32,
+    "bwd_num_stages": 3, "bwd_num_warps": 4,
+}  # fmt: skip
+WAY_BACK_WIDTH = 64  # of a head, at the most
+WAY_BACK_SHARED_BYTES = 227 * 1024  # of a block, at the least
 SDPA = "scaled_dot_product_attention: scores and probabilities are never written to memory"
 
 
@@ -213,15 +221,22 @@ def unmasked_attention() -> Literal["bench_unmasked"]:
 @cache
 def flex_attention() -> Literal["bench_flex"]:
     """Attention by PyTorch's FlexAttention, without a mask; worth its name once it is compiled."""
+    import torch
     from torch.nn.attention.flex_attention import flex_attention
     from transformers import AttentionInterface
+
+    roomy = (
+        torch.cuda.is_available()
+        and torch.cuda.get_device_properties().shared_memory_per_block_optin >= WAY_BACK_SHARED_BYTES
+    )
 
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None,
         scaling: float | None = None, dropout: float = 0.0, **_: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
         assert attention_mask is None and not dropout and not module.is_causal
-        out = flex_attention(query, key, value, scale=scaling)
+        blocks = WAY_BACK if roomy and query.size(-1) <= WAY_BACK_WIDTH else None
+        out = flex_attention(query, key, value, scale=scaling, kernel_options=blocks)
         return out.transpose(1, 2).contiguous(), None
 
     AttentionInterface.register("bench_flex", attend)

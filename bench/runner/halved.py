@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bench.models import Recipe
 from bench.runner.loop import HALF, Batch, Loop, lowered
+from bench.runner.products import add_up_in_products, adds_up
 from bench.runner.team import Team
 
 ALIGNED = 128  # elements: what vectorised kernels want to start at
@@ -31,6 +32,10 @@ class Halved(Loop):
             # Parameters alone: the tables of rotary positions, say, stay in fp32.
             weight.data = weight.data.to(HALF[recipe.precision])
             weight.register_post_accumulate_grad_hook(_adds_to(copy))
+        sums = dict(zip(map(id, self.computed), (copy.grad for copy in self.weights), strict=True))
+        for layer in whole.modules():
+            if adds_up(layer):
+                add_up_in_products(layer, sums[id(layer.weight)])
 
     def updated_weights(self) -> list[nn.Parameter]:
         return [nn.Parameter(weight.detach().clone()) for weight in self.whole.parameters()]
@@ -98,7 +103,9 @@ def _adds_to(copy: nn.Parameter) -> Callable[[Tensor], None]:
     """Takes a gradient over as soon as it is whole, so that it need not stay in half precision too."""
 
     def take_over(weight: Tensor) -> None:
-        assert copy.grad is not None and weight.grad is not None
+        assert copy.grad is not None
+        if weight.grad is None:  # a product has added it up (bench.runner.products)
+            return
         _add(copy.grad, weight.grad)
         weight.grad = None
 

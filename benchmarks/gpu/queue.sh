@@ -31,21 +31,17 @@ would_it_pay() { # NAME CHANGES MODEL MICRO_BATCH [METHOD...]
   ask "$name" printed "$name" python3 "$here/would_it_pay.py" --turns 1 "$@"
 }
 
-halved="tf32 kernels rotary half-weights fused-optimizer compile-blocks"
+halved="tf32 kernels rotary gelu norms half-weights fused-optimizer compile-blocks"
 roberta='"tf32", "kernels", "masked-head", "compile-blocks"'
 case $gpus in
 1)
-  ask gradients printed gradients python3 "$here/gradients.py"
-  would_it_pay pythia-1b-passes \
-    gelu-in-triton/gelu-written-out/norms-in-triton/loss-in-triton/softmax-in-two-passes pythia-1b 32 $halved
-  would_it_pay pythia-6.9b-passes sums-in-products/gelu-in-triton,sums-in-products pythia-6.9b 1 $halved
-  would_it_pay pythia-2.8b-passes \
-    gelu-in-triton/norms-in-triton/gelu-in-triton,norms-in-triton,sums-in-products,loss-in-triton pythia-2.8b 8 $halved
-  would_it_pay vit-l-passes flex-blocks/flex-blocks,gelu-in-triton vit-l 256
-  would_it_pay roberta-passes gelu-in-triton/gelu-written-out roberta-large 128 \
-    tf32 kernels masked-head half-weights fused-optimizer compile-blocks
-  would_it_pay pythia-160m-passes gelu-in-triton/gelu-in-triton,loss-in-triton pythia-160m 64 $halved
-  would_it_pay convnext-passes gelu-in-triton/gelu-written-out convnext-xl 128
+  ask hour python3 -m bench run manifests/hour.json --out "$out/hour" --budget 60m --resume
+  ask pythia-160m-gelu "$here/side_by_side.sh" "$out" pythia-160m-gelu \
+    '[{"name": "pythia-160m", "micro_batch": 64}]' \
+    '[["tf32", "kernels", "rotary", "half-weights", "fused-optimizer", "compile-blocks"],
+      ["tf32", "kernels", "rotary", "gelu", "half-weights", "fused-optimizer", "compile-blocks"],
+      ["tf32", "kernels", "rotary", "gelu", "norms", "half-weights", "fused-optimizer", "compile-blocks"]]'
+  would_it_pay pythia-160m-loss loss-in-triton pythia-160m 64 $halved
   if python3 -c "import flash_attn.cute" 2>/dev/null; then
     ask attention printed attention python3 "$here/attention.py"
     would_it_pay flash-6.9b flash-attention-4 pythia-6.9b 1 $halved

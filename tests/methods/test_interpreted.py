@@ -87,7 +87,8 @@ for shape, dtype in (((5, 1001), torch.float16), ((3,), torch.bfloat16), ((64, 6
 
 GELU = """
 import torch
-from gelu_kernels import gelu, take_over
+from bench.methods.gelu_kernels import gelu, take_over
+from bench.runner.products import add_up_in_products
 
 torch.manual_seed(0)
 for shape, dtype, off in (((2, 11, 100), torch.float32, 1e-6), ((3, 70, 520), torch.float16, 1e-3)):
@@ -107,15 +108,28 @@ for shape, dtype, off in (((2, 11, 100), torch.float32, 1e-6), ((3, 70, 520), to
 layer, activation = torch.nn.Linear(8, 24), torch.nn.GELU()
 entry = torch.randn(5, 8)
 expected = activation(layer(entry))
-take_over(layer, activation)
-torch.testing.assert_close(activation(layer(entry)), expected)
-print("alike, taken over")
+expected.sum().backward()
+of_weight, of_bias = layer.weight.grad.clone(), layer.bias.grad.clone()
+layer.zero_grad()
+sums = torch.zeros(24, 8)
+for together in ("gelu alone", "products, too"):
+    if together == "gelu alone":
+        take_over(layer, activation)
+    else:
+        add_up_in_products(layer, sums)
+    found = activation(layer(entry))
+    found.sum().backward()
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(layer.bias.grad, of_bias)
+    torch.testing.assert_close(layer.weight.grad if together == "gelu alone" else sums, of_weight)
+    layer.zero_grad()
+    print("alike", together)
 """
 
 NORMS = """
 import torch
 from torch.nn.functional import layer_norm
-from norm_kernels import Norms
+from bench.methods.norm_kernels import Norms
 
 torch.manual_seed(0)
 for shape, dtype, off in (((2, 9, 40), torch.float32, 1e-6), ((3, 300, 80), torch.float16, 1e-3)):
@@ -133,6 +147,29 @@ for shape, dtype, off in (((2, 9, 40), torch.float32, 1e-6), ((3, 300, 80), torc
     for one, other in pairs:
         assert (one - other).norm() < off * other.norm()
     print("alike", shape, dtype)
+"""
+
+TRAINING = """
+import dataclasses, tempfile
+from pathlib import Path
+import torch
+from bench.methods import ordered
+from tests.test_equivalence import TINY, curve, without_dropout
+
+def compared(family, precision, setting, off):
+    model = without_dropout(TINY[family])
+    model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, precision=precision))
+    with tempfile.TemporaryDirectory() as folder:
+        expected, found = (curve(model, ordered(one), Path(folder), 16) for one in ((), setting))
+    torch.testing.assert_close(found, expected, rtol=off, atol=0)
+    print("alike", family, precision, *setting)
+
+compared("gpt_neox", "fp32", ["kernels", "rotary", "gelu", "checkpointing"], 1e-5)
+compared("roberta", "fp32", ["gelu", "masked-head"], 1e-5)
+compared("vit", "fp32", ["gelu"], 1e-5)
+compared("convnext", "fp32", ["gelu", "depthwise"], 1e-5)
+compared("gpt_neox", "fp16", ["kernels", "rotary", "gelu", "norms", "half-weights"], 1e-3)
+compared("roberta", "bf16", ["gelu", "half-weights", "checkpointing"], 1e-2)
 """
 
 LOSS = """
@@ -177,8 +214,8 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     ("program", "times"),
-    [(DEPTHWISE, 2), (ROTARY, 3), (ADDING, 3), (GELU, 3), (NORMS, 2), (LOSS, 2)],
-    ids=["depthwise", "rotary", "adding", "gelu", "norms", "loss"],
+    [(DEPTHWISE, 2), (ROTARY, 3), (ADDING, 3), (GELU, 4), (NORMS, 2), (LOSS, 2), (TRAINING, 6)],
+    ids=["depthwise", "rotary", "adding", "gelu", "norms", "loss", "training"],
 )
 def test_interpreted_they_compute_what_pytorch_computes(triton: Path, program: str, times: int) -> None:
     environment = os.environ | {

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 PROGRAMS = 264  # two a multiprocessor of an H200: each keeps sums of its own
 STAGES = tl.constexpr(3)  # rows on their way from memory at once
-Parameters = tuple[Tensor, Tensor, Tensor, Tensor]  # weight and bias of the first, and of the second
 
 
 def forward_of(block: nn.Module) -> Callable[..., Tensor]:
@@ -26,8 +25,9 @@ def forward_of(block: nn.Module) -> Callable[..., Tensor]:
     assert block.use_parallel_residual and first.eps == second.eps
 
     def forward(hidden: Tensor, **rest: Any) -> Tensor:
-        parameters = (first.weight, first.bias, second.weight, second.bias)
-        one, other, beside = Norms.apply(hidden, *parameters, first.eps)
+        one, other, beside = Norms.apply(
+            hidden, first.weight, first.bias, second.weight, second.bias, first.eps
+        )
         attended, _ = block.attention(one, **rest)
         return block.mlp(other) + attended + beside
 
@@ -39,20 +39,16 @@ class Norms(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, weight2: Tensor, bias2: Tensor, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        one, other, means, scales = norms(hidden, (weight, bias, weight2, bias2), eps)
+        one, other, means, scales = _norms(hidden, weight, bias, weight2, bias2, eps)
         ctx.save_for_backward(hidden, weight, weight2, means, scales)
         return one, other, hidden.view_as(hidden)
 
     @staticmethod
     def backward(ctx: Any, one: Tensor, other: Tensor, beside: Tensor) -> tuple[Tensor | None, ...]:
-        return *norms_gradient(one, other, beside, *ctx.saved_tensors), None
+        return *_norms_gradient(one, other, beside, *ctx.saved_tensors), None
 
 
-def norms(hidden: Tensor, parameters: Parameters, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _norms(hidden, *parameters, eps)
-
-
-@torch.library.custom_op("bench_would::norms", mutates_args=())
+@torch.library.custom_op("bench::norms", mutates_args=())
 def _norms(
     hidden: Tensor, weight: Tensor, bias: Tensor, weight2: Tensor, bias2: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -68,8 +64,8 @@ def _norms(
     return one, other, means, scales
 
 
-@torch.library.custom_op("bench_would::norms_gradient", mutates_args=())
-def norms_gradient(
+@torch.library.custom_op("bench::norms_gradient", mutates_args=())
+def _norms_gradient(
     one: Tensor, other: Tensor, beside: Tensor, hidden: Tensor, weight: Tensor, weight2: Tensor,
     means: Tensor, scales: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
@@ -98,7 +94,7 @@ def _(
     return one, other, means, scales
 
 
-@norms_gradient.register_fake
+@_norms_gradient.register_fake
 def _(
     _one: Tensor, _other: Tensor, _beside: Tensor, hidden: Tensor, weight: Tensor, weight2: Tensor,
     _means: Tensor, _scales: Tensor,

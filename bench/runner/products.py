@@ -1,0 +1,84 @@
+"""Products that add a weight's gradient to its fp32 sums themselves, so that it is never written apart.
+
+In half precision it would be written by the product and read again to be added: of pythia-6.9b 13.7 GB in each
+pass, of one sample as of many.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+EVEN = 8  # elements: what lengths of rows divide by
+
+
+def adds_up(layer: nn.Module) -> bool:
+    """Others have something of their own between weight and product, or rows of odd length.
+
+    Those the compiler pads to be fast. Not padded, roberta-large's head of 50,265 words ended in an illegal
+    memory access at 256 samples a pass (torch 2.11 on an H200).
+    """
+    return type(layer) is nn.Linear and not any(length % EVEN for length in layer.weight.shape)
+
+
+def add_up_in_products(layer: nn.Linear, sums: Tensor) -> None:
+    """The backward pass adds the gradient of the layer's weight to `sums`; autograd is given none."""
+    # `data`, since sums may be views of one buffer: else each seems changed when another one is.
+    layer.register_buffer("sums", sums.data, persistent=False)
+
+    def product(entry: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        out: Tensor = _product(entry, weight, bias, layer.sums)
+        return out
+
+    if "forward" in vars(layer):  # a method's, which asks for its product (bench.methods.gelu_kernels)
+        layer.product = product
+    else:
+        layer.forward = lambda entry: product(entry, layer.weight, layer.bias)
+
+
+# Operators of their own, so that torch.compile takes them as they are.
+
+
+@torch.library.custom_op("bench::product", mutates_args=())
+def _product(entry: Tensor, weight: Tensor, bias: Tensor | None, sums: Tensor) -> Tensor:  # noqa: ARG001
+    return F.linear(entry, weight, bias)
+
+
+@_product.register_fake
+def _(entry: Tensor, weight: Tensor, _bias: Tensor | None, _sums: Tensor) -> Tensor:
+    return entry.new_empty(*entry.shape[:-1], weight.shape[0])
+
+
+# It changes `sums`, which nothing else in a compiled graph reads: were that said, they would be copied.
+@torch.library.custom_op("bench::product_gradient", mutates_args=())
+def _product_gradient(change: Tensor, entry: Tensor, weight: Tensor, sums: Tensor) -> Tensor:
+    changes, entries = change.flatten(0, -2), entry.flatten(0, -2)
+    if sums.is_cuda:
+        torch.addmm(sums, changes.T, entries, out_dtype=torch.float32, out=sums)
+    else:  # PyTorch has a product of halves in fp32 for GPUs alone
+        sums += changes.T @ entries
+    return change @ weight
+
+
+@_product_gradient.register_fake
+def _(change: Tensor, _entry: Tensor, weight: Tensor, _sums: Tensor) -> Tensor:
+    return change.new_empty(*change.shape[:-1], weight.shape[1])
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Tensor], output: Tensor) -> None:  # noqa: ARG001
+    entry, weight, bias, sums = inputs
+    ctx.biased = bias is not None
+    ctx.save_for_backward(entry, weight, sums)
+
+
+def _backward(ctx: Any, change: Tensor) -> tuple[Tensor, None, Tensor | None, None]:
+    entry, weight, sums = ctx.saved_tensors
+    # Not in the operator: what made `change` may add it up on the way.
+    of_bias = change.flatten(0, -2).sum(0) if ctx.biased else None
+    return _product_gradient(change, entry, weight, sums), None, of_bias, None
+
+
+torch.library.register_autograd("bench::product", _backward, setup_context=_keep)

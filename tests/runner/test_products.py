@@ -1,0 +1,73 @@
+"""Products that add a weight's gradient to its sums: the same numbers as autograd's, in fp32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bench.runner.products import add_up_in_products, adds_up
+
+
+def sums_of(layer: nn.Linear) -> Tensor:
+    sums = torch.zeros(layer.weight.shape)
+    add_up_in_products(layer, sums)
+    return sums
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_those_of_autograd_and_the_weights_add_up(bias: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(16, 24, bias=bias).to(dtype)
+    entries = [torch.randn(3, 5, 16).to(dtype).requires_grad_() for _ in range(2)]
+    changes = [torch.randn(3, 5, 24).to(dtype) for _ in range(2)]
+    given = [layer(entry) for entry in entries]
+    torch.autograd.backward(given, changes)
+    assert layer.weight.grad is not None
+    of_weight = layer.weight.grad.float()
+    others = [entry.grad for entry in entries] + [layer.bias.grad if bias else torch.zeros(1)]
+    layer.zero_grad()
+    for entry in entries:
+        entry.grad = None
+    sums = sums_of(layer)
+    for entry, change, expected in zip(entries, changes, given, strict=True):
+        found = layer(entry)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        found.backward(change)
+    assert layer.weight.grad is None
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 5e-2}
+    torch.testing.assert_close(sums, of_weight, **close)
+    now = [entry.grad for entry in entries] + [layer.bias.grad if bias else torch.zeros(1)]
+    for one, other in zip(now, others, strict=True):
+        torch.testing.assert_close(one, other, **close)
+
+
+def test_sums_that_are_views_of_one_buffer_do_not_seem_changed_to_each_other() -> None:
+    """Autograd refuses what it kept and somebody wrote to: the second layer does before the first reads."""
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+    flat = torch.zeros(128)
+    for layer, part in zip((first, second), flat.split(64), strict=True):
+        add_up_in_products(layer, part.view(8, 8))
+    second(first(torch.ones(2, 8))).sum().backward()
+    assert all(part.abs().sum() > 0 for part in flat.split(64))
+
+
+def test_a_weight_that_something_else_uses_too_keeps_the_gradient_of_that() -> None:
+    """As a head does that shares its weight with the embedding."""
+    embedding, head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
+    head.weight = embedding.weight
+    sums = sums_of(head)
+    head(embedding(torch.tensor([1, 2]))).sum().backward()
+    assert embedding.weight.grad is not None
+    assert embedding.weight.grad[[1, 2]].abs().sum() > 0
+    assert embedding.weight.grad[3:].abs().sum() == 0, "the head's is in the sums"
+    assert sums.abs().sum() > 0
+
+
+def test_rows_of_odd_length_and_layers_with_something_of_their_own_are_left_alone() -> None:
+    class Own(nn.Linear):
+        pass
+
+    assert adds_up(nn.Linear(8, 16))
+    assert not any(map(adds_up, (nn.Linear(8, 50_265), nn.Linear(3, 8), nn.LayerNorm(8), Own(8, 8))))
