@@ -1,6 +1,6 @@
 """Products that add a weight's gradient to its fp32 sums themselves, so that it is never written apart.
 
-In half precision it would be written by the product and read again to be added: of pythia-6.9b 13.7 GB in each
+In half precision it would be written by the product and read again to be added: of pythia-6.9b 13.7 GB a
 pass, of one sample as of many.
 """
 

@@ -172,6 +172,25 @@ compared("gpt_neox", "fp16", ["kernels", "rotary", "gelu", "norms", "half-weight
 compared("roberta", "bf16", ["gelu", "half-weights", "checkpointing"], 1e-2)
 """
 
+SEVERAL = """
+import tempfile
+from pathlib import Path
+from bench.methods import NAIVE
+from bench.runner.supervise import Supervisor
+from tests.runner.test_parallel import PRELOAD, TINY, agree, measured, small
+
+if __name__ == "__main__":
+    folder, model = Path(tempfile.mkdtemp()), small(TINY["gpt_neox"])
+    with Supervisor(PRELOAD, lambda event: None, folder / "server.txt") as owner:
+        expected = measured(owner, folder, model, NAIVE, 1)
+        for gpus, beside in (
+            (2, ()), (2, ("checkpointing", "zero-3")), (2, ("checkpointing", "fsdp-3")),
+            (1, ("zero-3", "offload")),
+        ):
+            agree(expected, measured(owner, folder, model, ("gelu", *beside), gpus))
+            print("alike", gpus, *beside)
+"""
+
 LOSS = """
 import torch
 from loss_kernels import cross_entropy, rows_of
@@ -214,8 +233,8 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     ("program", "times"),
-    [(DEPTHWISE, 2), (ROTARY, 3), (ADDING, 3), (GELU, 4), (NORMS, 2), (LOSS, 2), (TRAINING, 6)],
-    ids=["depthwise", "rotary", "adding", "gelu", "norms", "loss", "training"],
+    [(DEPTHWISE, 2), (ROTARY, 3), (ADDING, 3), (GELU, 4), (NORMS, 2), (LOSS, 2), (TRAINING, 6), (SEVERAL, 4)],
+    ids=["depthwise", "rotary", "adding", "gelu", "norms", "loss", "training", "several"],
 )
 def test_interpreted_they_compute_what_pytorch_computes(triton: Path, program: str, times: int) -> None:
     environment = os.environ | {
