@@ -123,6 +123,21 @@ def test_a_compiled_model_computes_what_naive_computes(family: str, setting: Set
     torch.testing.assert_close(curve(model, setting, tmp_path), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.e2e
+@pytest.mark.parametrize("how", ["compile", "compile-blocks"])
+@pytest.mark.parametrize("beside", [(), ("checkpointing",)], ids="+".join)
+def test_compiled_half_weights_add_up_every_gradient(how: str, beside: Setting, tmp_path: Path) -> None:
+    """The compiler is not told that products write to their sums (bench.runner.products)."""
+    model = without_dropout(TINY["gpt_neox"])
+    model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, precision="bf16"))
+    torch._dynamo.reset()
+    expected = curve(model, ordered(["half-weights", *beside]), tmp_path)
+    with torch._inductor.config.patch({"cpp.simdlen": 1}):  # by vectors it makes what g++ refuses, for halves
+        found = curve(model, ordered(["half-weights", how, *beside]), tmp_path)
+    torch.testing.assert_close(found[:3], expected[:3], rtol=2e-3, atol=0)  # losses
+    torch.testing.assert_close(found[3:], expected[3:], rtol=2e-2, atol=0)  # gradient norms
+
+
 @pytest.mark.parametrize("family", list(families()))
 @pytest.mark.parametrize("micro_batch", [1, 4, 16])
 def test_accumulation_computes_what_one_pass_computes(family: str, micro_batch: int, tmp_path: Path) -> None:

@@ -304,6 +304,8 @@ def test_norms_by_one_kernel_are_for_gpt_neox_in_half_precision_throughout() -> 
         norms.refuse(with_architecture(pythia, use_parallel_residual=False), H200)
     )
     assert "hidden_dropout" in str(norms.refuse(with_architecture(pythia, hidden_dropout=0.1), H200))
+    wide = with_architecture(pythia, hidden_size=5120)
+    assert "4,096 numbers a row at most; pythia-1b has 5,120" in str(norms.refuse(wide, H200))
     assert "add half-weights" in str(conflict(("kernels", "norms")))
     assert "norms" in free_lunch(pythia, H200, ("half-weights",))
     assert "norms" not in free_lunch(pythia, H200)

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+WIDEST = 4096  # numbers of a row, which one program holds in its registers: as wide as it was measured
+
+
 @dataclass(frozen=True, slots=True)
 class Norms(Method):
     """Beside half-weights alone: under autocast norms are in fp32, and what follows reads them halved."""
@@ -32,6 +35,8 @@ class Norms(Method):
             return f"the second norm of {model.name} waits for its attention (use_parallel_residual)"
         if a["hidden_dropout"]:
             return f"{model.name} drops units behind its norms (hidden_dropout)"
+        if a["hidden_size"] > WIDEST:
+            return f"its kernels take {WIDEST:,} numbers a row at most; {model.name} has {a['hidden_size']:,}"
         return None
 
     def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
