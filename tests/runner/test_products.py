@@ -69,5 +69,6 @@ def test_rows_of_odd_length_and_layers_with_something_of_their_own_are_left_alon
     class Own(nn.Linear):
         pass
 
-    assert adds_up(nn.Linear(8, 16))
-    assert not any(map(adds_up, (nn.Linear(8, 50_265), nn.Linear(3, 8), nn.LayerNorm(8), Own(8, 8))))
+    assert adds_up(nn.Linear(64, 128))
+    others = (nn.Linear(64, 50_265), nn.Linear(72, 64), nn.LayerNorm(64), Own(64, 64))
+    assert not any(map(adds_up, others))
