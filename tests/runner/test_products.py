@@ -49,7 +49,7 @@ def test_sums_that_are_views_of_one_buffer_do_not_seem_changed_to_each_other() -
     flat = torch.zeros(128)
     for layer, part in zip((first, second), flat.split(64), strict=True):
         add_up_in_products(layer, part.view(8, 8))
-    second(first(torch.ones(2, 8))).sum().backward()
+    second(first(torch.ones(2, 8, requires_grad=True))).sum().backward()
     assert all(part.abs().sum() > 0 for part in flat.split(64))
 
 
@@ -63,6 +63,19 @@ def test_a_weight_that_something_else_uses_too_keeps_the_gradient_of_that() -> N
     assert embedding.weight.grad[[1, 2]].abs().sum() > 0
     assert embedding.weight.grad[3:].abs().sum() == 0, "the head's is in the sums"
     assert sums.abs().sum() > 0
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_no_gradient_is_lost_where_nobody_asks_for_the_entry_s(backend: str) -> None:
+    """A compiler drops an operator whose results it does not need, as of the layer that pictures go into."""
+    torch._dynamo.reset()
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+    sums = [sums_of(layer) for layer in (first, second)]
+    torch.compile(nn.Sequential(first, nn.ReLU(), second), backend=backend)(torch.ones(3, 8)).sum().backward()
+    assert first.weight.grad is not None
+    assert first.weight.grad.abs().sum() > 0
+    assert second.weight.grad is None
+    assert sums[1].abs().sum() > 0
 
 
 def test_rows_of_odd_length_and_layers_with_something_of_their_own_are_left_alone() -> None:
