@@ -26,7 +26,7 @@ def adds_up(layer: nn.Module) -> bool:
 
 def add_up_in_products(layer: nn.Linear, sums: Tensor) -> None:
     """The backward pass adds the gradient of the layer's weight to `sums`; autograd is given none."""
-    # `data`, since sums may be views of one buffer: else each seems changed when another one is.
+    # `data`, since sums are views of one buffer: else each seems changed when another one is.
     layer.register_buffer("sums", sums.data, persistent=False)
 
     def product(entry: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -38,7 +38,7 @@ def add_up_in_products(layer: nn.Linear, sums: Tensor) -> None:
     if "forward" in vars(layer):  # a method's, which asks for its product (bench.methods.gelu_kernels)
         layer.product = product
     else:
-        layer.forward = lambda entry: product(entry, layer.weight, layer.bias)
+        layer.forward = lambda input: product(input, layer.weight, layer.bias)
 
 
 # Operators of their own, so that torch.compile takes them as they are.
@@ -58,10 +58,11 @@ def _(entry: Tensor, weight: Tensor, _bias: Tensor | None, _sums: Tensor) -> Ten
 @torch.library.custom_op("bench::product_gradient", mutates_args=())
 def _product_gradient(change: Tensor, entry: Tensor, weight: Tensor, sums: Tensor) -> Tensor:
     changes, entries = change.flatten(0, -2), entry.flatten(0, -2)
-    if sums.is_cuda:
-        torch.addmm(sums, changes.T, entries, out_dtype=torch.float32, out=sums)
+    total = sums.data  # unseen by autograd, which keeps them for a layer's other uses, too
+    if total.is_cuda:
+        torch.addmm(total, changes.T, entries, out_dtype=torch.float32, out=total)
     else:  # PyTorch has a product of halves in fp32 for GPUs alone
-        sums += changes.T @ entries
+        total += changes.T @ entries
     return change @ weight
 
 

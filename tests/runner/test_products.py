@@ -78,6 +78,22 @@ def test_no_gradient_is_lost_where_nobody_asks_for_the_entry_s(backend: str) -> 
     assert sums[1].abs().sum() > 0
 
 
+@pytest.mark.parametrize("as_one", [True, False])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_layer_that_is_used_twice_adds_up_twice(backend: str, as_one: bool) -> None:
+    """As all layers of ALBERT are: the second use writes to the sums before the first one's turn."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    layer, entry = nn.Linear(8, 8), torch.randn(3, 8, requires_grad=True)
+    layer(layer(entry)).sum().backward()
+    assert layer.weight.grad is not None
+    expected, layer.weight.grad = layer.weight.grad, None
+    sums = sums_of(layer)
+    once, twice = (torch.compile(f, backend=backend) for f in (layer, lambda x: layer(layer(x))))
+    (twice(entry) if as_one else once(once(entry))).sum().backward()
+    torch.testing.assert_close(sums, expected)
+
+
 def test_rows_of_odd_length_and_layers_with_something_of_their_own_are_left_alone() -> None:
     class Own(nn.Linear):
         pass
