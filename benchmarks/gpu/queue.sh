@@ -35,6 +35,12 @@ halved="tf32 kernels rotary gelu norms half-weights fused-optimizer compile-bloc
 roberta='"tf32", "kernels", "masked-head", "compile-blocks"'
 case $gpus in
 1)
+  ask pythia-1b "$here/every_setting.sh" "$out/pythia-1b" 1 pythia-1b 16
+  ask roberta settings roberta-large-1gpu-again-128 roberta-large 128 \
+    "[[$roberta, \"zero-1\", \"offload\"], [$roberta, \"checkpointing\", \"zero-1\", \"offload\"],
+      [$roberta, \"zero-2\", \"offload\"], [$roberta, \"checkpointing\", \"zero-2\", \"offload\"]]"
+  ask vit-naive settings vit-l-1gpu-naive-128 vit-l 128 '["naive"]'
+  ask mamba "$here/every_setting.sh" "$out/mamba-2.8b" 1 mamba-2.8b 2
   ask hour python3 -m bench run manifests/hour.json --out "$out/hour" --budget 60m --resume
   ask pythia-160m-gelu "$here/side_by_side.sh" "$out" pythia-160m-gelu \
     '[{"name": "pythia-160m", "micro_batch": 64}]' \
@@ -47,12 +53,6 @@ case $gpus in
     would_it_pay flash-6.9b flash-attention-4 pythia-6.9b 1 $halved
     would_it_pay flash-2.8b flash-attention-4 pythia-2.8b 8 $halved
   fi
-  ask pythia-1b "$here/every_setting.sh" "$out/pythia-1b" 1 pythia-1b 16
-  ask roberta settings roberta-large-1gpu-again-128 roberta-large 128 \
-    "[[$roberta, \"zero-1\", \"offload\"], [$roberta, \"checkpointing\", \"zero-1\", \"offload\"],
-      [$roberta, \"zero-2\", \"offload\"], [$roberta, \"checkpointing\", \"zero-2\", \"offload\"]]"
-  ask vit-naive settings vit-l-1gpu-naive-128 vit-l 128 '["naive"]'
-  ask mamba "$here/every_setting.sh" "$out/mamba-2.8b" 1 mamba-2.8b 2
   ask convnext-naive settings convnext-xl-1gpu-naive-32 convnext-xl 32 '["naive"]'
   ask pythia-160m "$here/every_setting.sh" "$out/pythia-160m" 1 pythia-160m 64 32 16
   ;;
