@@ -32,7 +32,7 @@ would_it_pay() { # NAME CHANGES MODEL MICRO_BATCH [METHOD...]
 }
 
 halved="tf32 kernels rotary gelu norms half-weights fused-optimizer compile-blocks"
-roberta='"tf32", "kernels", "masked-head", "compile-blocks"'
+roberta='"tf32", "kernels", "gelu", "masked-head", "compile-blocks"'
 case $gpus in
 1)
   ask pythia-1b "$here/every_setting.sh" "$out/pythia-1b" 1 pythia-1b 16
