@@ -6,7 +6,6 @@ Only what no figure needs whole: telemetry and logs. What fits goes in as it is.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -34,9 +33,10 @@ def keep_short(log: Path, most_bytes: int = 2 * MAX_MEMBER_BYTES) -> None:
     """While it is written: of one that would fill the disk the beginning stays, and what comes from now."""
     with suppress(OSError):
         if log.stat().st_size > most_bytes:
-            os.truncate(log, LOG_BYTES // 2)
-            with log.open("ab") as file:
-                file.write(CUT)
+            with log.open("r+b") as file:
+                file.seek(LOG_BYTES // 2)
+                file.write(CUT)  # first, or what is written meanwhile comes before it
+                file.truncate()
 
 
 def head_and_tail(path: Path, most_bytes: int = LOG_BYTES) -> bytes:
