@@ -106,7 +106,7 @@ for shape, dtype, off in (((2, 11, 100), torch.float32, 1e-6), ((3, 70, 520), to
     print("alike", shape, dtype)
 
 layer, activation = torch.nn.Linear(8, 24), torch.nn.GELU()
-entry = torch.randn(5, 8)
+entry = torch.randn(5, 8, requires_grad=True)
 expected = activation(layer(entry))
 expected.sum().backward()
 of_weight, of_bias = layer.weight.grad.clone(), layer.bias.grad.clone()
