@@ -34,7 +34,7 @@ class Halved(Loop):
             weight.register_post_accumulate_grad_hook(_adds_to(copy))
         sums = dict(zip(map(id, self.computed), (copy.grad for copy in self.weights), strict=True))
         for layer in whole.modules():
-            if adds_up(layer):
+            if adds_up(layer) and id(layer.weight) in sums:  # not one that is computed, by weight_norm say
                 add_up_in_products(layer, sums[id(layer.weight)])
 
     def updated_weights(self) -> list[nn.Parameter]:

@@ -30,7 +30,8 @@ def add_up_in_products(layer: nn.Linear, sums: Tensor) -> None:
     layer.register_buffer("sums", sums.data, persistent=False)
 
     def product(entry: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if not entry.requires_grad:  # a compiler would drop an operator of whose results it needs none
+        # Of an entry that asks for no gradient a compiler drops the operator: none of its results is used.
+        if not entry.requires_grad or entry.dim() < 2:
             return F.linear(entry, weight, bias)
         out: Tensor = _product(entry, weight, bias, layer.sums)
         return out
@@ -46,7 +47,8 @@ def add_up_in_products(layer: nn.Linear, sums: Tensor) -> None:
 
 @torch.library.custom_op("bench::product", mutates_args=())
 def _product(entry: Tensor, weight: Tensor, bias: Tensor | None, sums: Tensor) -> Tensor:  # noqa: ARG001
-    return F.linear(entry, weight, bias)
+    # `data`, since it may be a view, and autograd lets nobody write to a view that an operator made.
+    return F.linear(entry, weight, bias).data
 
 
 @_product.register_fake

@@ -53,6 +53,25 @@ def test_sums_that_are_views_of_one_buffer_do_not_seem_changed_to_each_other() -
     assert all(part.abs().sum() > 0 for part in flat.split(64))
 
 
+def test_what_a_layer_gives_may_be_written_to() -> None:
+    """As DeBERTa scales its queries; autograd forbids it for a view that an operator made."""
+    layer = nn.Linear(8, 8)
+    sums = sums_of(layer)
+    out = layer(torch.ones(2, 4, 8, requires_grad=True))
+    out.view(2, 4, 2, 4).div_(2)
+    out[..., :3].add_(1)
+    out.sum().backward()
+    torch.testing.assert_close(sums, torch.full((8, 8), 4.0))
+
+
+def test_a_vector_is_taken_too() -> None:
+    layer = nn.Linear(8, 8)
+    sums_of(layer)
+    layer(torch.ones(8, requires_grad=True)).sum().backward()
+    assert layer.weight.grad is not None
+    torch.testing.assert_close(layer.weight.grad, torch.ones(8, 8))
+
+
 def test_a_weight_that_something_else_uses_too_keeps_the_gradient_of_that() -> None:
     """As a head does that shares its weight with the embedding."""
     embedding, head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
