@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from bench.runner.device import Device
 from bench.runner.team import Team
 from bench.runner.trial import TrialRun
 from tests.builders import trial
+from tests.models.test_generic import SMALL, TEXT, resolved
 
 TINY = {m.family: m for name, m in known_models().items() if name.startswith("tiny-")}
 CPU = Device("cpu")
@@ -85,6 +87,28 @@ def test_half_weights_compute_what_autocast_computes(
     model = without_dropout(TINY[family])
     model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, precision=precision))
     expected = curve(model, NAIVE, tmp_path)
+    found = curve(model, ("half-weights",), tmp_path)
+    torch.testing.assert_close(found[:3], expected[:3], rtol=2e-3, atol=0)  # losses
+    torch.testing.assert_close(found[3:], expected[3:], rtol=2e-2, atol=0)  # gradient norms
+
+
+OWN = SMALL | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "objective"),
+    [
+        ("llama", SMALL, "causal-lm"),
+        ("albert", OWN | {"embedding_size": 64}, "masked-lm"),  # one layer's weights for all of them
+        ("deberta", OWN, "masked-lm"),  # writes to what a layer gave
+    ],
+)
+def test_half_weights_compute_what_fp32_does_in_other_architectures(
+    name: str, architecture: dict[str, Any], objective: str, tmp_path: Path
+) -> None:
+    model = resolved(name, architecture, TEXT | {"objective": objective})
+    expected = curve(model, NAIVE, tmp_path)
+    model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, precision="bf16"))
     found = curve(model, ("half-weights",), tmp_path)
     torch.testing.assert_close(found[:3], expected[:3], rtol=2e-3, atol=0)  # losses
     torch.testing.assert_close(found[3:], expected[3:], rtol=2e-2, atol=0)  # gradient norms
