@@ -311,6 +311,17 @@ def test_norms_by_one_kernel_are_for_gpt_neox_in_half_precision_throughout() -> 
     assert "norms" not in free_lunch(pythia, H200)
 
 
+def test_where_a_compiler_fails_something_is_left_to_be_measured() -> None:
+    """Triton builds its kernels with a C compiler, too."""
+    for name in ("pythia-1b", "roberta-large", "vit-l", "convnext-xl"):
+        plain = free_lunch(known_models()[name], H200, compiled=False)
+        assert plain
+        assert not {"compile", "compile-blocks", "rotary", "gelu", "depthwise", "flex-attention"} & {*plain}
+        assert any(
+            cell.setting == plain for cell in make_plan(manifest(models=[name], methods="guided"), H200).cells
+        )
+
+
 def with_architecture(model: Model, **changed: object) -> Model:
     return replace(model, architecture={**model.architecture, **changed})
 

@@ -63,6 +63,7 @@ class Method:
     summary: str
     group: ClassVar[str | None] = None  # a setting holds at most one of a group
     free_lunch: ClassVar[bool] = False  # costs nothing where it works: part of "free-lunch"
+    built_there: ClassVar[bool] = False  # its kernels, by a C compiler of the machine, when they first run
 
     def refuse(self, model: Model, target: Target) -> str | None:
         """Why this cannot work for this model there; None if it can. Must not import torch."""
@@ -148,10 +149,15 @@ def refusal(setting: Setting, model: Model, target: Target) -> str | None:
 
 
 def free_lunch(model: Model, target: Target, beside: Setting = NAIVE, compiled: bool = True) -> Setting:
-    """All that costs nothing and that this model can take there, together with `beside`."""
+    """All that costs nothing and that this model can take there, together with `beside`.
+
+    Not `compiled`: nothing that a compiler makes on that machine.
+    """
     given = [*(_compilation(model, target, beside) if compiled else ()), *beside]
     for name, method in known_methods().items():
         if not method.free_lunch or method.group == "compilation" or method.refuse(model, target):
+            continue
+        if method.built_there and not compiled:
             continue
         # One may need a compiler, another what was chosen before it.
         if not conflict(ordered([name, *given])):

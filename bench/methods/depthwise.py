@@ -17,6 +17,7 @@ class Depthwise(Method):
     name: str = "depthwise"
     summary: str = "depthwise convolutions in Triton, channels innermost, added up in fp32"
     free_lunch: ClassVar[bool] = True
+    built_there: ClassVar[bool] = True
 
     def refuse(self, model: Model, target: Target) -> str | None:
         if model.family != "convnext":

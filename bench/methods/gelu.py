@@ -27,6 +27,7 @@ class Gelu(Method):
     name: str = "gelu"
     summary: str = "GELU and the bias before it in Triton, each number read and written once"
     free_lunch: ClassVar[bool] = True
+    built_there: ClassVar[bool] = True
 
     def refuse(self, model: Model, target: Target) -> str | None:
         if model.family not in WHERE:

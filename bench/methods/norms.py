@@ -24,6 +24,7 @@ class Norms(Method):
     name: str = "norms"
     summary: str = "both norms of a block in Triton, which reads what they are of once each way"
     free_lunch: ClassVar[bool] = True
+    built_there: ClassVar[bool] = True
 
     def refuse(self, model: Model, target: Target) -> str | None:
         if model.family != "gpt_neox":

@@ -17,6 +17,7 @@ class Rotary(Method):
     name: str = "rotary"
     summary: str = "queries and keys turned to their positions in Triton, where attention reads them"
     free_lunch: ClassVar[bool] = True
+    built_there: ClassVar[bool] = True
 
     def refuse(self, model: Model, target: Target) -> str | None:
         if model.family != "gpt_neox":
