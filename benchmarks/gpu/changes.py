@@ -1,6 +1,6 @@
 """Changes of would_it_pay.py: what the product does not have, and may be worth having.
 
-Each holds while a model is built and trains, and gives what is to be done once it is built.
+Each holds while a model is built and trains.
 """
 
 from __future__ import annotations
@@ -13,13 +13,10 @@ from types import ModuleType
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.runner import loop
-from bench.runner.loop import Strategy
-
-Then = Callable[[Strategy], None]
 
 
 @contextmanager
-def flash_attention_4() -> Iterator[Then]:
+def flash_attention_4() -> Iterator[None]:
     """Behind PyTorch's own attention, in place of every other kernel."""
     import flash_attn.cute.interface as newest
     from torch.nn.attention import _fa4
@@ -32,25 +29,25 @@ def flash_attention_4() -> Iterator[Then]:
     registered = _fa4.register_flash_attention_fa4(door.__name__)
     try:
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
-            yield lambda _: None
+            yield
     finally:
         registered.remove()
 
 
 @contextmanager
-def loss_in_triton() -> Iterator[Then]:
+def loss_in_triton() -> Iterator[None]:
     """Cross entropy by kernels of its own, which hold the logits' gradient beside the logits."""
     from loss_kernels import cross_entropy  # brings Triton
 
     plain = loop.cross_entropy
     loop.cross_entropy = cross_entropy
     try:
-        yield lambda _: None
+        yield
     finally:
         loop.cross_entropy = plain
 
 
-CHANGES: dict[str, Callable[[], AbstractContextManager[Then]]] = {
+CHANGES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "flash-attention-4": flash_attention_4,
     "loss-in-triton": loss_in_triton,
 }

@@ -38,11 +38,10 @@ def measured(trial: Trial, device: Device, changes: Sequence[str]) -> dict[str, 
     if device.kind == "cuda":
         torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
-        thens = [stack.enter_context(CHANGES[change]()) for change in changes]
+        for change in changes:
+            stack.enter_context(CHANGES[change]())
         run = TrialRun(trial, device, Team(), Path(scratch), lambda _: None)
         run.prepare()
-        for then in thens:
-            then(run.strategy)
         losses, norms = [], []
         for _ in range(STEPS):
             losses.append(float(run.passes(PASSES)))
