@@ -220,7 +220,8 @@ def _target(gpus: int | None, gpu: str | None) -> Target:
                 f"no GPU like {gpu!r} is known",
                 advice=f"known: {names}; of any other, bench plan where it is",
             )
-        return Target("cuda", gpus or 1, int(model.memory_gib * 2**30), model.name, model.compute_capability)
+        memory = int(model.memory_gib * 2**30)
+        return Target("cuda", gpus or 1, memory, model.name, model.compute_capability, elsewhere=True)
     from bench.runner.probe import probe
 
     node = probe()

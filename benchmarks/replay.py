@@ -149,7 +149,8 @@ def plan_of(model: str, gpus: int, world: World) -> Plan:
     settings = dict.fromkeys(setting for setting, _ in world.outcomes)
     methods = [list(setting) or "naive" for setting in settings]
     document = {"schema": "bench/manifest/v1", "models": [model], "methods": methods, "gpus": gpus}
-    plan = make_plan(parse_manifest(json.dumps(document).encode(), model), target_of(world.node, gpus))
+    target = replace(target_of(world.node, gpus), elsewhere=True)
+    plan = make_plan(parse_manifest(json.dumps(document).encode(), model), target)
     cells = (_known(cell, world) for cell in plan.cells)
     return replace(plan, cells=tuple(cell for cell in cells if cell.trials), guided=frozenset({model}))
 

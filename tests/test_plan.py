@@ -47,6 +47,20 @@ def test_exhaustive_is_naive_and_the_papers_space(target: Target, count: int) ->
     assert len(plan.cells) + len(plan.skipped) == count + 1
 
 
+@pytest.mark.parametrize("model", ["mamba-2.8b", "pythia-1b"])
+def test_a_machine_elsewhere_has_what_the_image_has(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    """Whatever is installed where the plan is made: a laptop has neither DeepSpeed nor kernels."""
+    monkeypatch.setattr("bench.models.find_spec", lambda package: None)
+    searched = manifest(models=[model], methods="exhaustive")
+    there = make_plan(searched, replace(FOUR_H200, elsewhere=True))
+    assert not [s for s in there.skipped if "installed" in s.reason]
+    assert all("kernels" in cell.setting for cell in there.cells if cell.setting)
+    here = make_plan(searched, FOUR_H200)
+    assert {s.reason for s in here.skipped if "zero-2" in s.setting} == {
+        "deepspeed is not installed: pip install 'bench[zero]'"
+    }
+
+
 def test_offloading_needs_sharding_and_shardings_exclude_each_other() -> None:
     assert "needs a sharding" in str(conflict(("offload",)))
     assert "choose one" in str(conflict(("zero-1", "fsdp-2")))

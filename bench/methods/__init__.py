@@ -13,7 +13,7 @@ from importlib import import_module
 from itertools import product
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from bench.models import Flops, Model
+from bench.models import Flops, Model, installed
 from bench.models.inline import family_of
 
 if TYPE_CHECKING:
@@ -53,6 +53,11 @@ class Target:
     compute_capability: str | None = None  # "9.0"; None without a GPU, or where it is not known
     host_bytes: int | None = None  # of a node's own memory; None where it is not known
     nodes: int = 1  # that have these devices, each as many
+    elsewhere: bool = False  # not this machine: what is installed here says nothing of it
+
+    def has(self, package: str) -> bool:
+        """Whether it can be imported there; elsewhere as in the CUDA 13 image, which has all."""
+        return self.elsewhere or installed(package)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ class Kernels(Method):
         family = family_of(model)
         if family.kernels is None:
             return f"no kernels exist for {family.name}"
-        return family.missing_kernels(target.device)
+        return family.missing_kernels(target.device, target.has)
 
 
 METHODS = (Kernels(),)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import ClassVar
 
 from bench.methods import Method, Target
@@ -15,7 +14,7 @@ class Zero(Method):
     group: ClassVar[str | None] = "sharding"
 
     def refuse(self, model: Model, target: Target) -> str | None:
-        if find_spec("deepspeed") is None:
+        if not target.has("deepspeed"):
             return "deepspeed is not installed: pip install 'bench[zero]'"
         return None
 

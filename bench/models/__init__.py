@@ -6,10 +6,11 @@ Nothing here imports torch at module level: planning must not need it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bench.errors import Mistake
@@ -21,8 +22,13 @@ if TYPE_CHECKING:
 
 Objective = Literal["causal-lm", "masked-lm", "image-classification"]
 Precision = Literal["fp32", "bf16", "fp16"]
+Has = Callable[[str], bool]  # a package, by the name it is imported by
 
 _FAMILY_FILES = ("gpt_neox", "roberta", "mamba", "convnext", "vit")
+
+
+def installed(package: str) -> bool:
+    return find_spec(package) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +190,8 @@ class Family(Protocol):
         """
         ...
 
-    def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:
-        """Why the method "kernels" cannot work in this environment; None if it can."""
+    def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
+        """Why the method "kernels" cannot work where it `has` these packages; None if it can."""
         ...
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.errors import Mistake
-from bench.models import Flops, Model, Objective, Optimizer, Parts, Recipe, Schedule
+from bench.models import Flops, Has, Model, Objective, Optimizer, Parts, Recipe, Schedule, installed
 from bench.models._common import (
     ACTIVATIONS,
     FP32,
@@ -118,7 +118,7 @@ class ConvNext(Bytes):
         ends += 2 * FP32 * before + NORM_STATISTICS
         return Footprint(ends, tuple(blocks), a["num_labels"])
 
-    def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:
+    def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
         return "no kernels exist for convnext"
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:

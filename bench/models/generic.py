@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from bench.errors import BadInput, Mistake, in_json
-from bench.models import Counted, Flops, Model, Objective, Parts, sources
+from bench.models import Counted, Flops, Has, Model, Objective, Parts, installed, sources
 from bench.models._common import SDPA, cross_entropy, logits
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class TransformersFamily:
     def activation_bytes(self, model: Model, setting: Setting) -> tuple[int, int]:
         _later()
 
-    def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:
+    def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
         if sources.has_fused_attention(self.name) is False:
             return f"transformers' {self.name} takes no fused attention"
         return None  # PyTorch brings them

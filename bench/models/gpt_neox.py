@@ -6,7 +6,18 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.errors import Mistake
-from bench.models import Flops, Model, Objective, Optimizer, Parts, Precision, Recipe, Schedule
+from bench.models import (
+    Flops,
+    Has,
+    Model,
+    Objective,
+    Optimizer,
+    Parts,
+    Precision,
+    Recipe,
+    Schedule,
+    installed,
+)
 from bench.models._common import (
     ACTIVATIONS,
     FP32,
@@ -113,7 +124,7 @@ class GptNeoX(Bytes):
         dropped = 1 + (0 if lowered_copy else FP32) if a["attention_dropout"] else 0
         return FP32 + lowered_copy + dropped
 
-    def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:
+    def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
         return None  # PyTorch brings them
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:

@@ -10,12 +10,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from importlib import import_module, reload
-from importlib.util import find_spec
 from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.errors import EnvironmentCannot, Mistake
-from bench.models import Flops, Model, Objective, Optimizer, Parts, Recipe, Schedule
+from bench.models import Flops, Has, Model, Objective, Optimizer, Parts, Recipe, Schedule, installed
 from bench.models._common import (
     FP32,
     INDEX,
@@ -139,10 +138,10 @@ class Mamba(Bytes):
             kept += h * inner + FP32 * inner + FP32 * states + inner * states * h
         return int(kept)
 
-    def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:
+    def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
         if device == "cpu":
             return "mamba-ssm's kernels run on NVIDIA GPUs alone"
-        missing = [package for package in PACKAGES if find_spec(package) is None]
+        missing = [package for package in PACKAGES if not has(package)]
         return f"not installed: {', '.join(missing)} (mamba-ssm and causal-conv1d)" if missing else None
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:

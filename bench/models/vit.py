@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.errors import Mistake
-from bench.models import Flops, Model, Objective, Optimizer, Parts, Recipe, Schedule
+from bench.models import Flops, Has, Model, Objective, Optimizer, Parts, Recipe, Schedule, installed
 from bench.models._common import (
     ACTIVATIONS,
     FP32,
@@ -112,7 +112,7 @@ class Vit(Bytes):
             ends, (Block(a["num_hidden_layers"], n * residual, block, backward),), a["num_labels"]
         )
 
-    def missing_kernels(self, device: Literal["cpu", "cuda"]) -> str | None:
+    def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
         return None  # PyTorch brings them
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
