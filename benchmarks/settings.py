@@ -75,8 +75,20 @@ def section(key: Key, table: Table) -> Iterator[str]:
     yield ", ".join(path.as_posix() for path in table.paths) + "\n"
     heads = ("setting", *(f"{size} a pass, s/step" for size in sizes), "loss vs naive")
     yield tabulate(rows, heads, tablefmt="github", disable_numparse=True) + "\n"
-    if table.skipped:
-        yield "\n".join(f"- unsupported: {label}: {why}" for label, why in table.skipped.items()) + "\n"
+    if reasons := [*_reasons(table)]:
+        yield "\n".join(f"- {reason}" for reason in reasons) + "\n"
+
+
+def _reasons(table: Table) -> Iterator[str]:
+    """Why some have no figure: what the plan left out, and what failed."""
+    for label, why in table.skipped.items():
+        yield f"{label}: unsupported: {why}"
+    failed: dict[str, list[str]] = {}
+    for (label, size), trial in table.trials.items():
+        if trial.failure is not None:
+            failed.setdefault(failure_text(trial.failure), []).append(f"{label}, {size} a pass")
+    for why, trials in failed.items():
+        yield f"{'; '.join(trials)}: {why}"
 
 
 def _shortest(entry: tuple[str, int]) -> tuple[int, str]:

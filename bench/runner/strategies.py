@@ -25,12 +25,11 @@ def make_strategy(
             kind = Loop if team.size == 1 else Replicated
             return kind(whole, recipe, device, fused)
         case "fsdp-2" | "fsdp-3" as name:
-            from bench.runner.fsdp import Sharded
+            from bench.runner.fsdp import Offloaded, Sharded
 
-            return Sharded(
-                whole, blocks, recipe, device, team,
-                parameters_too=name == "fsdp-3", offload=offload, fused=fused,
-            )  # fmt: skip
+            sharded = Offloaded if offload else Sharded
+            divided = name == "fsdp-3"
+            return sharded(whole, blocks, recipe, device, team, parameters_too=divided, fused=fused)
         case name:
             from bench.runner.zero import Zero
 

@@ -18,7 +18,7 @@ from bench.runner.supervise import Limits, Supervisor
 from tests.builders import trial
 
 pytestmark = pytest.mark.slow
-EVERYDAY = [NAIVE, ("fsdp-3",)]  # ZeRO compiles its own operations first, for a minute
+EVERYDAY = [NAIVE, ("fsdp-3",), ("fsdp-2", "offload")]  # ZeRO compiles its own operations first, for a minute
 
 TINY = {m.family: m for name, m in known_models().items() if name.startswith("tiny-")}
 QUICK = Timing(target_percent=50, measure_seconds=0.1, warmup_seconds=0.1, loss_steps=3)
@@ -59,17 +59,9 @@ def agree(one: Measurement, several: Measurement) -> None:
     assert several.master_dtype == "float32"
 
 
-def runs_here(setting: Setting) -> bool:
-    """FSDP2 offloads from a GPU: on a CPU there is nothing to offload from."""
-    return not ("offload" in setting and {"fsdp-2", "fsdp-3"} & {*setting})
-
-
-EVERY = [setting for setting in memory_saving_settings(2) if runs_here(setting)]
-
-
 @pytest.mark.parametrize(
     "setting",
-    [setting if setting in EVERYDAY else pytest.param(setting, marks=pytest.mark.e2e) for setting in EVERY],
+    [s if s in EVERYDAY else pytest.param(s, marks=pytest.mark.e2e) for s in memory_saving_settings(2)],
     ids=lambda setting: "+".join(setting) or "ddp",
 )
 def test_two_devices_compute_what_one_computes(
@@ -111,7 +103,7 @@ def test_half_weights_on_two_devices_compute_what_they_do_on_one(
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("setting", [("zero-1", "offload"), ("zero-3", "offload")], ids="+".join)
+@pytest.mark.parametrize("setting", [s for s in memory_saving_settings(1) if "offload" in s], ids="+".join)
 def test_one_device_offloads(setting: Setting, supervisor: Supervisor, tmp_path: Path) -> None:
     model = small(TINY["gpt_neox"])
     agree(measured(supervisor, tmp_path, model, NAIVE, 1), measured(supervisor, tmp_path, model, setting, 1))
