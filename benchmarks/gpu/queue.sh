@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The open questions in the order of what hangs on them: what README.md says of each, as commands.
-#   benchmarks/gpu/queue.sh OUT GPUS
+#   benchmarks/gpu/queue.sh OUT GPUS|h100       h100: one of 80 GB, of which nothing is measured yet
 # Started again with the same OUT it goes on where it stopped. A question that fails leaves the others alone; what
 # failed is said last.
 set -uo pipefail
@@ -65,6 +65,10 @@ case $gpus in
   ask mamba "$here/every_setting.sh" "$out/mamba-2.8b" 2 mamba-2.8b 2
   ask pythia-160m "$here/every_setting.sh" "$out/pythia-160m" 2 pythia-160m 64 32
   ask convnext "$here/every_setting.sh" "$out/convnext-xl" 2 convnext-xl 32
+  ;;
+h100)
+  ask check "$here/node_check.sh" "$out/check" 1 quick
+  ask hour python3 -m bench run manifests/hour.json --out "$out/hour" --budget 60m --resume
   ;;
 *) echo "no question is open for $gpus GPUs"; exit 2 ;;
 esac
