@@ -56,6 +56,8 @@ class Offloaded(Sharded):
     """
 
     on_host: ClassVar[bool] = True
+    # A step's last gradients are added when no pass is left to hide it; where they are its only ones, never.
+    even_from: int = 2
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)

@@ -68,6 +68,7 @@ class Strategy(Protocol):
 
     whole: nn.Module
     optimizer: torch.optim.Optimizer
+    even_from: int  # passes: from so many on, a step of one more takes one pass longer, and no more
 
     def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
         """One pass of `passes`; `sync` on the last: only then must gradients be exchanged.
@@ -87,6 +88,8 @@ class Strategy(Protocol):
 
 class Loop:
     """One device: fp32 weights, autocast where the recipe trains in half precision."""
+
+    even_from: int = 1
 
     def __init__(self, whole: nn.Module, recipe: Recipe, device: torch.device, fused: bool) -> None:
         self.whole = whole

@@ -39,17 +39,19 @@ def loss_samples(parameters: int, recipe: Recipe) -> int:
 
 
 def accumulation_counts(
-    recipe_accumulation: int, pass_seconds: float, update_seconds: float, timing: Timing
+    recipe_accumulation: int, pass_seconds: float, update_seconds: float, timing: Timing, even_from: int = 1
 ) -> tuple[int, ...]:
-    """One pass, and as many as the time allows up to what the recipe does.
+    """One pass, and as many as the time allows up to what the recipe does; of the recipe's own, or on a line.
 
-    An update that takes longer than passes do, on the host, scatters by more too: then passes of twice its
-    time, up to the whole measuring time.
+    The line begins where passes are even: a step of fewer than `even_from` lacks something that all longer
+    ones have once. An update that takes longer than passes do, on the host, scatters by more too: then passes
+    of twice its time, up to the whole measuring time.
     """
+    low = even_from if recipe_accumulation > even_from else 1
     seconds = max(MAX_STEP_SHARE * timing.measure_seconds, min(2 * update_seconds, timing.measure_seconds))
     least = 2 if pass_seconds > DEAR * timing.measure_seconds else 3
-    high = min(recipe_accumulation, max(least, int(seconds / pass_seconds)))
-    return (1,) if recipe_accumulation == 1 else (1, high)
+    high = min(recipe_accumulation, max(least, low + 1, int(seconds / pass_seconds)))
+    return (1,) if recipe_accumulation == 1 else (low, high)
 
 
 def is_enough(samples: Sequence[StepSample], accumulation: int, elapsed: float, timing: Timing) -> bool:

@@ -209,7 +209,9 @@ class TrialRun:
         """Both counts in turn, so that a machine that drifts drifts for both."""
         trial = self.trial
         update = warm.step_seconds - warm.pass_seconds
-        counts = accumulation_counts(trial.accumulation, warm.pass_seconds, update, trial.timing)
+        counts = accumulation_counts(
+            trial.accumulation, warm.pass_seconds, update, trial.timing, self.strategy.even_from
+        )
         samples: list[StepSample] = []
         started = time.perf_counter()
         for passes in cycle(counts):

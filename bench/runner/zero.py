@@ -23,6 +23,8 @@ STALE_SECONDS = 240.0  # the slowest operator compiles in half of that; a trial'
 
 
 class Zero:
+    even_from: int = 1
+
     def __init__(
         self, whole: nn.Module, recipe: Recipe, device: torch.device, micro_batch: int, *,
         stage: int, offload: bool, fused: bool,

@@ -109,6 +109,12 @@ def test_one_device_offloads(setting: Setting, supervisor: Supervisor, tmp_path:
     agree(measured(supervisor, tmp_path, model, NAIVE, 1), measured(supervisor, tmp_path, model, setting, 1))
 
 
+def test_offloaded_gradients_are_added_up_in_every_timed_step(supervisor: Supervisor, tmp_path: Path) -> None:
+    model = small(TINY["gpt_neox"])
+    found = measured(supervisor, tmp_path, model, ("fsdp-2", "offload"), 1)
+    assert min(sample.accumulation for sample in found.steps) == 2
+
+
 @pytest.mark.e2e
 def test_a_compiled_head_takes_what_its_body_gives_under_zero(supervisor: Supervisor, tmp_path: Path) -> None:
     """Mamba's features are fp32, its head is in half precision there, and no autocast between them."""

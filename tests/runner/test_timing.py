@@ -8,6 +8,7 @@ import pytest
 
 from bench.bundle import MAX_LINE_BYTES
 from bench.codec import canonical_json, to_json
+from bench.estimate import step_interval
 from bench.models import known_models
 from bench.result import Measured, StepSample, Timing
 from bench.runner.timing import (
@@ -59,6 +60,34 @@ def test_passes_of_a_step(
     recipe: int, pass_seconds: float, update_seconds: float, counts: tuple[int, ...]
 ) -> None:
     assert accumulation_counts(recipe, pass_seconds, update_seconds, TIMING) == counts
+
+
+@pytest.mark.parametrize(
+    ("recipe", "pass_seconds", "counts"),
+    [
+        (1, 0.1, (1,)),
+        (2, 0.1, (1, 2)),  # the recipe's own: no line is needed
+        (3, 0.1, (2, 3)),
+        (64, 0.1, (2, 24)),
+        (64, 30.0, (2, 3)),  # however dear: a line takes two points
+    ],
+)
+def test_where_a_step_of_one_pass_lacks_something_the_line_begins_at_two(
+    recipe: int, pass_seconds: float, counts: tuple[int, ...]
+) -> None:
+    assert accumulation_counts(recipe, pass_seconds, 0.01, TIMING, even_from=2) == counts
+
+
+def test_what_all_but_one_pass_have_once_is_in_a_step_once() -> None:
+    """Offloaded FSDP2, whose sums take 0.5 s and hide behind a forward pass but for the last ones."""
+
+    def step(passes: int) -> StepSample:
+        return StepSample(passes, 3.0 + 2.0 * passes + (0.5 if passes > 1 else 0.0))
+
+    counts = accumulation_counts(64, 2.0, 3.0, TIMING, even_from=2)
+    found = step_interval([step(count) for count in counts] * 3, 64)
+    assert found is not None
+    assert found.value == pytest.approx(step(64).seconds)
 
 
 def test_enough_is_a_tight_interval_after_five_rounds_or_the_time_after_three() -> None:
