@@ -229,7 +229,19 @@ def _build(model: Model, attention: str) -> nn.Module:
     configuration, kind = configured(model), kinds()[model.recipe.objective]
     with _said_of(model):
         module: nn.Module = kind.from_config(configuration, attn_implementation=attention)
-        return module.float().train()
+    if model.recipe.objective == "image-classification":
+        _without_masks(module)
+    return module.float().train()
+
+
+def _without_masks(module: nn.Module) -> None:
+    """What stands for hidden parts of a picture where a model learns to guess them: no class depends on it.
+
+    DDP refuses a second step of a model with a weight that has no gradient.
+    """
+    for part in module.modules():
+        if "mask_token" in dict(part.named_parameters(recurse=False)):
+            part.mask_token = None
 
 
 @contextmanager

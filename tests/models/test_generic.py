@@ -38,6 +38,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # architecture
          "depths": [1, 1], "num_heads": [2, 4]},
         PICTURES, 2,
     ),
+    "dinov2": (
+        {"num_labels": 10, "image_size": 64, "patch_size": 16, "hidden_size": 64, "num_hidden_layers": 2,
+         "num_attention_heads": 4},
+        PICTURES, 2,
+    ),
+    "dinov2_with_registers": (
+        {"num_labels": 10, "image_size": 64, "patch_size": 16, "hidden_size": 64, "num_hidden_layers": 2,
+         "num_attention_heads": 4},
+        PICTURES, 2,
+    ),
 }  # fmt: skip
 
 
