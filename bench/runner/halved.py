@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.models import Recipe
-from bench.runner.loop import HALF, Batch, Loop, lowered
+from bench.runner.loop import HALF, Batch, Loop, lowered, make_moments
 from bench.runner.products import add_up_in_products, adds_up
 from bench.runner.team import Team
 
@@ -63,8 +63,7 @@ class Halved(Loop):
 
     def state(self) -> dict[str, Any]:
         """The fp32 copies under the names of what is computed with; their moments in the same order."""
-        if not self.optimizer.state:
-            _make_moments(self.optimizer)
+        make_moments(self.optimizer)
         return {"model": self.whole.state_dict() | self.copies(), "optimizer": self.optimizer.state_dict()}
 
     def copies(self) -> dict[str, Tensor]:
@@ -76,18 +75,6 @@ class Halved(Loop):
         for name, copy in self.copies().items():
             copy.copy_(state["model"][name])
         self.optimizer.load_state_dict(state["optimizer"])
-
-
-def _make_moments(optimizer: torch.optim.Optimizer) -> None:
-    """As they are before the first update, which else makes them; gradients are zero here."""
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0  # weights would decay
-    optimizer.step()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-    for moments in optimizer.state.values():
-        moments["step"].zero_()
 
 
 def _flat_gradients(weights: list[nn.Parameter]) -> Tensor:

@@ -140,6 +140,7 @@ class Loop:
         """Weights and moments by the weights' names, this member's part: to be saved, or loaded into."""
         from torch.distributed.checkpoint.state_dict import get_state_dict  # what is measured does without
 
+        make_moments(self.optimizer)
         model, optimizer = get_state_dict(self.whole, self.optimizer)
         return {"model": model, "optimizer": optimizer}
 
@@ -196,6 +197,33 @@ def make_optimizer(weights: Iterable[nn.Parameter], recipe: Recipe, fused: bool)
         weight_decay=o.weight_decay,
         fused=fused or None,
     )
+
+
+def make_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Between steps: of weights that have none yet, as they are before a first update, which else makes them.
+
+    Also of those that no pass uses: what goes on from a checkpoint looks for the moments of all.
+    """
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    bare = {weight for weight in weights if weight.requires_grad and weight not in optimizer.state}
+    if not bare:
+        return
+    gradients = [weight.grad for weight in weights]  # none, or zero
+    for weight in weights:
+        if weight not in bare:
+            weight.grad = None  # its moments stay as they are
+        elif weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0  # weights would decay
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient
+    for weight in bare:
+        optimizer.state[weight]["step"].zero_()
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, recipe: Recipe) -> torch.optim.lr_scheduler.LambdaLR:

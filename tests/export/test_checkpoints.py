@@ -12,6 +12,7 @@ from bench.export.templates.script import load, save
 from bench.methods import Setting
 from bench.models import Precision, known_models
 from bench.runner.device import Device
+from bench.runner.loop import WithLoss
 from bench.runner.team import Team
 from bench.runner.trial import TrialRun
 from tests.builders import trial
@@ -51,3 +52,25 @@ def test_training_goes_on_as_if_it_had_not_stopped(
     assert train(resumed, 4) == train(whole, 4)
     for ours, theirs in zip(resumed.strategy.optimizer.state, whole.strategy.optimizer.state, strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(("setting", "precision"), [((), "fp32"), ((), "fp16"), (("half-weights",), "bf16")])
+def test_training_goes_on_though_no_pass_uses_one_of_the_weights(
+    setting: Setting, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of transformers' models have such; on one device, or sharded, nothing else notices."""
+    plain = WithLoss.__init__
+
+    def with_one_more(whole: WithLoss, model: torch.nn.Module) -> None:
+        plain(whole, model)
+        whole.unused = torch.nn.Parameter(torch.ones(3))
+
+    monkeypatch.setattr(WithLoss, "__init__", with_one_more)
+    whole = begun(setting, precision, 3, tmp_path)
+    train(whole, 2)
+    save(whole.strategy, tmp_path / "checkpoints", 2, Team())
+    resumed = begun(setting, precision, 4, tmp_path)
+    assert load(resumed.strategy, tmp_path / "checkpoints") == 2
+    resumed.batches, whole.batches = whole.load(), whole.load()
+    assert train(resumed, 3) == train(whole, 3)
