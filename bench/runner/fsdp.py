@@ -62,6 +62,9 @@ class Offloaded(Sharded):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.sums: dict[nn.Parameter, Tensor] = {}
+        # So that the loss scale is the host's, too: on the device, whether an update is left out would be
+        # copied from there without a wait, while the update on the host reads it.
+        self.scaler.scale(torch.zeros((), device="cpu"))
 
     def forward(self, batch: Batch) -> Tensor:
         loss = super().forward(batch)

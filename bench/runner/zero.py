@@ -23,8 +23,6 @@ STALE_SECONDS = 240.0  # the slowest operator compiles in half of that; a trial'
 
 
 class Zero:
-    even_from: int = 1
-
     def __init__(
         self, whole: nn.Module, recipe: Recipe, device: torch.device, micro_batch: int, *,
         stage: int, offload: bool, fused: bool,
@@ -34,6 +32,8 @@ class Zero:
         import deepspeed
 
         optimizer = optimizer_of(whole, recipe, offload=offload, fused=fused)
+        # A step's only pass goes by no sum on the host (stage_1_and_2.py, copy_grads_in_partition).
+        self.even_from = 2 if offload else 1
         self.whole = whole
         self.recipe = recipe
         self.device = device

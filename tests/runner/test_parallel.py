@@ -109,9 +109,15 @@ def test_one_device_offloads(setting: Setting, supervisor: Supervisor, tmp_path:
     agree(measured(supervisor, tmp_path, model, NAIVE, 1), measured(supervisor, tmp_path, model, setting, 1))
 
 
-def test_offloaded_gradients_are_added_up_in_every_timed_step(supervisor: Supervisor, tmp_path: Path) -> None:
-    model = small(TINY["gpt_neox"])
-    found = measured(supervisor, tmp_path, model, ("fsdp-2", "offload"), 1)
+@pytest.mark.parametrize(
+    "setting",
+    [("fsdp-2", "offload"), pytest.param(("zero-2", "offload"), marks=pytest.mark.e2e)],
+    ids="+".join,
+)
+def test_offloaded_gradients_are_added_up_in_every_timed_step(
+    setting: Setting, supervisor: Supervisor, tmp_path: Path
+) -> None:
+    found = measured(supervisor, tmp_path, small(TINY["gpt_neox"]), setting, 1)
     assert min(sample.accumulation for sample in found.steps) == 2
 
 
