@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from bench.catalogue import gpu_named
+from bench.catalogue import GpuModel, gpu_named
 from bench.decide import Answer, Place, Wish, meets, places
 from bench.report.offers import Offer, Terms, days_of, offers_of
 from bench.report.rows import DEEPSPEED, Row
@@ -75,7 +75,7 @@ def compare_rows(rows: Iterable[Row], refused: Sequence[Refused], terms: Terms, 
     by_model: dict[str, list[Row]] = {}
     for row in rows:
         by_model.setdefault(row.model, []).append(row)
-    evidence = _evidence(row for found in by_model.values() for row in found) if terms.wanted else []
+    evidence = _evidence(by_model.values()) if terms.wanted else []
     parts = tuple(_part(model, found, terms, evidence) for model, found in by_model.items())
     quotes = {q: None for part in parts for e in part.entries for offer in e.offers for q in offer.quotes}
     book = terms.prices
@@ -85,31 +85,46 @@ def compare_rows(rows: Iterable[Row], refused: Sequence[Refused], terms: Terms, 
     )  # fmt: skip
 
 
-def _evidence(rows: Iterable[Row]) -> list[Evidence]:
-    """One row a model and kind of machine: its fastest, from runs that came to their end."""
+def _evidence(models: Iterable[list[Row]]) -> list[Evidence]:
+    """One row a model and kind of machine: its fastest, from runs that came to their end.
+
+    What the ranked rows train goes first: days of something else by that name do not tell which is faster.
+    """
     best: dict[tuple[str, str], Evidence] = {}
-    for row in rows:
-        gpu = gpu_named(row.machine.name) if row.machine.kind == "cuda" else None
-        if gpu is None or row.best is None or row.training_flops is None or not row.complete:
-            continue
-        found = Evidence(
-            row.model, row.family, gpu, row.machine.devices, row.precision, "tf32" in row.best.setting,
-            row.training_flops, days_of(row).value, row.best.peak_bytes,
-        )  # fmt: skip
-        key = (row.model, row.machine.label)
-        if key not in best or found.days < best[key].days:
-            best[key] = found
+    for rows in models:
+        recipe = _ranked_recipe(rows)
+        measured = [row for row in rows if row.best is not None and row.complete]
+        for row in sorted(measured, key=lambda row: (row.recipe != recipe, days_of(row).value, row.path)):
+            gpu = _gpu_of(row)
+            if gpu is None or row.best is None or row.training_flops is None:
+                continue
+            found = Evidence(
+                row.model, row.family, gpu, row.machine.devices, row.precision, "tf32" in row.best.setting,
+                row.training_flops, days_of(row).value, row.best.peak_bytes,
+            )  # fmt: skip
+            best.setdefault((row.model, row.machine.label), found)
     return list(best.values())
 
 
+def _gpu_of(row: Row) -> GpuModel | None:
+    return gpu_named(row.machine.name) if row.machine.kind == "cuda" else None
+
+
+def _ranked_recipe(rows: list[Row]) -> Conditions:
+    """What those rows of a name train that most of them are alike with."""
+    measured = [row for row in _without_idle(rows) if row.best is not None]
+    base = _base([row.conditions for row in measured])
+    return next((row.recipe for row in measured if row.conditions == base), ())
+
+
 def _guesses(rows: list[Row], terms: Terms, evidence: list[Evidence]) -> tuple[Guess, ...]:
-    row = next((row for row in rows if row.training_flops is not None), None)
-    if row is None or row.training_flops is None:
+    """Of what is ranked, whatever stands beside it, and of the least arithmetic that a setting of it does."""
+    recipe = _ranked_recipe(rows)
+    counted = [(row.training_flops, row) for row in rows if row.training_flops and row.recipe == recipe]
+    if not counted:
         return ()
-    return tuple(
-        guess(gpu, gpus, row.family, row.precision, row.training_flops, evidence)
-        for gpu, gpus in terms.wanted
-    )
+    flops, row = min(counted, key=lambda pair: pair[0])
+    return tuple(guess(gpu, gpus, row.family, row.precision, flops, evidence) for gpu, gpus in terms.wanted)
 
 
 def _part(model: str, rows: list[Row], terms: Terms, evidence: list[Evidence]) -> ModelPart:

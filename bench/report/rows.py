@@ -34,6 +34,11 @@ DEEPSPEED = "deepspeed"  # decides nothing where no row of a model has a setting
 
 
 ON_TRUST = "of the manifest"
+# Of what must be equal: what is trained, and how.
+OF_RECIPE = frozenset({
+    "batch", "steps", "precision", "sequence length", "image size", "optimizer", "architecture",
+    "rest of the recipe",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,11 @@ class Row:
     def on_trust(self) -> str | None:
         """What nothing here could be held against: told even where it has no rival to be kept from."""
         return dict(self.conditions).get(ON_TRUST)
+
+    @property
+    def recipe(self) -> tuple[tuple[str, str], ...]:
+        """Rows of one name may train different things: what a user calls his models is his to say."""
+        return tuple(pair for pair in self.conditions if pair[0] in OF_RECIPE)
 
     @property
     def kwh(self) -> float | None:

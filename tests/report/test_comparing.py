@@ -18,6 +18,7 @@ from bench.result import Measured, StepSample
 from tests.builders import measurement
 from tests.report.made import CRASH, H100, NO_MEMORY, START, bundle, copies, manifest
 
+ROOT = Path(__file__).parents[2]
 LONG = {"name": "tiny-gpt-neox", "recipe": {"batch_size": 4096}}  # 256 passes a step
 
 
@@ -160,7 +161,7 @@ def test_an_interrupted_run_does_not_hide_the_complete_one_before_it(tmp_path: P
 
 def test_a_run_that_ended_early_is_incomplete_for_the_models_that_it_left_open() -> None:
     """Nine models in 24 minutes: eight were decided by then."""
-    found = collect(Request((Path(__file__).parents[2] / "results/hour-h200/24-minutes.tar",)))
+    found = collect(Request((ROOT / "results/hour-h200/24-minutes.tar",)))
     rows = [entry.row for part in found.parts for entry in part.entries]
     assert {row.model for row in rows if not row.complete} == {"pythia-6.9b"}
     assert len(rows) == 9
@@ -284,6 +285,28 @@ def test_a_pattern_and_a_directory_stand_for_their_bundles(tmp_path: Path) -> No
 def test_an_estimate_is_of_a_machine_that_is_known(tmp_path: Path, wanted: str) -> None:
     with pytest.raises(BadInput, match="no such machine"):
         compared(bundle(tmp_path / "a.tar"), estimate=(wanted,))
+
+
+def test_an_estimate_is_of_what_is_ranked_whatever_stands_beside_it(tmp_path: Path) -> None:
+    """Another recipe by the same name, in whichever order: its arithmetic is not what was asked for."""
+    usual = manifest(models=[LONG])
+    short = manifest(models=[{**LONG, "recipe": {"batch_size": 4096, "steps": 20}}])
+    slow = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", of=short, pass_seconds=2.0)
+    same = [bundle(tmp_path / f"{n}.tar", run_id=n * 4, uuid=n, of=usual) for n in "bc"]
+    for paths in ((slow, *same), (*same, slow)):
+        part = only(compared(*paths, estimate=("2xh100",)))
+        assert [Path(one.row.path).name for one in part.apart] == ["a.tar"]
+        best = part.entries[0].row.best
+        assert best is not None
+        assert best.days is not None
+        assert part.guesses[0].days == pytest.approx(best.days.value / 2)
+
+
+def test_an_estimate_counts_what_the_leanest_setting_computes() -> None:
+    """Of two runs of one recipe, the older without masked-head, whichever comes first."""
+    proof, hour = ROOT / "results/proof-h200/roberta.tar", ROOT / "results/hour-h200/roberta-large.tar"
+    both = [only(compared(*paths, estimate=("2xh200",))).guesses for paths in ((proof, hour), (hour, proof))]
+    assert both[0] == both[1] == only(compared(hour, estimate=("2xh200",))).guesses
 
 
 def test_trust_is_shown_and_not_assumed(tmp_path: Path) -> None:
