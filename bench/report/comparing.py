@@ -6,7 +6,7 @@ Everything that any output shows is in the Comparison, once: table, HTML, CSV an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -76,7 +76,8 @@ def compare_rows(rows: Iterable[Row], refused: Sequence[Refused], terms: Terms, 
     for row in rows:
         by_model.setdefault(row.model, []).append(row)
     evidence = _evidence(by_model.values()) if terms.wanted else []
-    parts = tuple(_part(model, found, terms, evidence) for model, found in by_model.items())
+    unusable = _unusable(row for found in by_model.values() for row in found)
+    parts = tuple(_part(model, found, terms, evidence, unusable) for model, found in by_model.items())
     quotes = {q: None for part in parts for e in part.entries for offer in e.offers for q in offer.quotes}
     book = terms.prices
     return Comparison(
@@ -117,17 +118,39 @@ def _ranked_recipe(rows: list[Row]) -> Conditions:
     return next((row.recipe for row in measured if row.conditions == base), ())
 
 
-def _guesses(rows: list[Row], terms: Terms, evidence: list[Evidence]) -> tuple[Guess, ...]:
+def _unusable(rows: Iterable[Row]) -> Mapping[str, str]:
+    """By family, why what was measured of it is no evidence: it stands right above such an estimate."""
+    of_family: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.best is not None:
+            of_family.setdefault(row.family, []).append(row)
+    found = {}
+    for family, measured in of_family.items():
+        names = ", ".join(dict.fromkeys(row.machine.name for row in measured))
+        found[family] = (
+            f"no run of {family} came to its end: bench run --resume goes on with one"
+            if any(map(_gpu_of, measured))
+            else f"{names}: no vendor's peak is known to go by"
+        )
+    return found
+
+
+def _guesses(
+    rows: list[Row], terms: Terms, evidence: list[Evidence], unusable: Mapping[str, str]
+) -> tuple[Guess, ...]:
     """Of what is ranked, whatever stands beside it, and of the least arithmetic that a setting of it does."""
     recipe = _ranked_recipe(rows)
     counted = [(row.training_flops, row) for row in rows if row.training_flops and row.recipe == recipe]
     if not counted:
         return ()
     flops, row = min(counted, key=lambda pair: pair[0])
-    return tuple(guess(gpu, gpus, row.family, row.precision, flops, evidence) for gpu, gpus in terms.wanted)
+    made = (guess(gpu, gpus, row.family, row.precision, flops, evidence) for gpu, gpus in terms.wanted)
+    return tuple(one if one.days else replace(one, basis=unusable[row.family]) for one in made)
 
 
-def _part(model: str, rows: list[Row], terms: Terms, evidence: list[Evidence]) -> ModelPart:
+def _part(
+    model: str, rows: list[Row], terms: Terms, evidence: list[Evidence], unusable: Mapping[str, str]
+) -> ModelPart:
     apart: list[Apart] = []
     measured = []
     for row in _without_idle(rows):
@@ -156,7 +179,7 @@ def _part(model: str, rows: list[Row], terms: Terms, evidence: list[Evidence]) -
             and bool(entries)
             and not (in_time if wish.budget is None or not priced else answer.cheapest_by_deadline)
         ),
-        guesses=_guesses(rows, terms, evidence),
+        guesses=_guesses(rows, terms, evidence, unusable),
     )  # fmt: skip
 
 

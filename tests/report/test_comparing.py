@@ -309,6 +309,16 @@ def test_an_estimate_counts_what_the_leanest_setting_computes() -> None:
     assert both[0] == both[1] == only(compared(hour, estimate=("2xh200",))).guesses
 
 
+def test_what_was_measured_and_is_no_evidence_is_not_told_as_not_measured(tmp_path: Path) -> None:
+    """It stands in the table right above: of an hour that was over before a model was decided, say."""
+    partial = bundle(tmp_path / "a.tar", complete=False)
+    b200 = bundle(tmp_path / "b.tar", gpu="NVIDIA B200")
+    for path, why in ((partial, "gpt_neox came to its end"), (b200, "NVIDIA B200: no vendor's peak")):
+        (guess,) = only(compared(path, estimate=("8xh100",))).guesses
+        assert guess.days is None
+        assert why in guess.basis
+
+
 def test_trust_is_shown_and_not_assumed(tmp_path: Path) -> None:
     a, _ = two(tmp_path)
     assert only(compared(a)).entries[0].row.trusted is False
