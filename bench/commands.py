@@ -278,6 +278,8 @@ def _plan_text(made: Plan) -> str:
     ]
     target = made.target
     device = f"{target.gpus} x {target.name}, {bytes_text(target.memory_bytes)} each"
+    if made.memory_bytes < target.memory_bytes:
+        device += f", capped at {bytes_text(made.memory_bytes)}"
     at_most = " at most (a search measures those that may be the fastest)" if made.guided else ""
     headers = ("model", "setting", "batch", "predicted memory", "days at least", "first trial")
     skipped = [f"skipped  {s.model}  {s.label}: {s.reason}" for s in made.skipped]

@@ -110,7 +110,7 @@ def make_plan(manifest: Manifest, target: Target, counted: Mapping[str, Counted]
                 case Skipped() as left_out:
                     skipped.append(left_out)
     guided = frozenset(m.name for m in manifest.models if manifest.methods_of(m) == "guided")
-    memory = manifest.memory_cap_bytes or target.memory_bytes
+    memory = _usable_bytes(manifest, target)
     return Plan(manifest.digest, target, tuple(cells), tuple(skipped), memory, guided, manifest.trial_seconds)
 
 
@@ -157,7 +157,7 @@ def _cell(
     name = label(setting, model, target)
     if reason := refusal(setting, model, target) or _host_is_small(setting, counts, target):
         return Skipped(model.name, setting, name, reason)
-    memory = manifest.memory_cap_bytes or target.memory_bytes
+    memory = _usable_bytes(manifest, target)
     share = model.recipe.batch_size // target.gpus
     wanted = manifest.model_micro_batch.get(model.name, manifest.micro_batch)
     sizes = [wanted] if wanted else _divisors(share)
@@ -179,6 +179,11 @@ def _cell(
     ids = tuple(trial.id for trial in trials)
     predicted = {size: needs[size] for size in chosen}
     return Cell(name, trials, ids, predicted, states, _floor_days(model, setting, target, counts))
+
+
+def _usable_bytes(manifest: Manifest, target: Target) -> int:
+    """Of one device: a cap takes away, and adds nothing to a card that has less."""
+    return min(manifest.memory_cap_bytes or target.memory_bytes, target.memory_bytes)
 
 
 def _host_is_small(setting: Setting, counts: Counted | None, target: Target) -> str | None:

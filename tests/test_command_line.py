@@ -307,6 +307,15 @@ def test_a_plan_says_whether_all_of_it_is_measured(
     assert len(json.loads(capsys.readouterr().out)["searched"]) == searched
 
 
+def test_a_plan_says_of_how_much_memory_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is skipped for it says no more than how much there is."""
+    for gib, said in ((40, "79.6 GiB each, capped at 40.0 GiB "), (100, "79.6 GiB each ")):
+        path = tmp_path / "capped.json"
+        path.write_text(json.dumps({**json.loads(QUICKSTART.read_text()), "memory_cap_gib": gib}))
+        assert main(["plan", str(path), "--gpu", "h100"]) == 0
+        assert said in capsys.readouterr().out
+
+
 def test_a_reason_that_is_cut_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     reason = "ValueError: hidden_size must be divisible by num_heads (got 30 and 4)"
     path = bundle(Path("a.tar"), settings=[((), 0.5), (("checkpointing",), Crashed(reason))])

@@ -160,6 +160,17 @@ def test_what_cannot_fit_is_skipped_with_what_it_would_need() -> None:
     assert "there are 24" in plan.skipped[0].reason
 
 
+def test_a_cap_above_what_the_card_has_adds_nothing_to_it() -> None:
+    """The manifest that asked an H200 what one of 80 GB would hold, planned for a smaller one still."""
+    plans = [
+        make_plan(manifest(models=["pythia-1b"], methods="exhaustive", **cap), RTX_3090)
+        for cap in ({}, {"memory_cap_gib": 80})
+    ]
+    assert plans[1].memory_bytes == RTX_3090.memory_bytes
+    assert [cell.needs for cell in plans[1].cells] == [cell.needs for cell in plans[0].cells]
+    assert plans[1].skipped == plans[0].skipped
+
+
 def test_a_memory_cap_counts_as_the_memory_there_is() -> None:
     free = make_plan(manifest(models=["pythia-1b"], methods="naive"), H200).cells[0]
     capped = make_plan(manifest(models=["pythia-1b"], methods="naive", memory_cap_gib=40), H200).cells[0]
