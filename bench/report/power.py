@@ -35,7 +35,7 @@ def telemetry_lines(files: Files) -> list[bytes]:
 def watts_of(
     files: Files, bests: Mapping[str, TrialResult], lines: list[bytes], gpus: int
 ) -> Mapping[str, float | None]:
-    """Of each best trial, while its steps were timed."""
+    """Of each best trial, while its steps were timed; so many GPUs of each node trained."""
     if not gpus or not lines:
         return {}
     samples = list(files.lines("samples.jsonl"))
@@ -45,7 +45,7 @@ def watts_of(
         if _like_training(measurement["steps"], trial):
             span = (measurement["started_at"], measurement["ended_at"])
             own = [line for line in lines if name.encode() in line]
-            found[name] = _mean_watts(span, own, trial.gpus)
+            found[name] = _mean_watts(span, own, trial.gpus, min(gpus, trial.gpus))
     return found
 
 
@@ -57,18 +57,20 @@ def _like_training(steps: list[Any], trial: TrialResult) -> bool:
     return bool(timed - e.update_seconds / e.step_seconds.value <= UPDATE_SHARE)
 
 
-def _mean_watts(span: tuple[float, float], lines: list[bytes], gpus: int) -> float | None:
-    """Joules over seconds between the first and the last reading inside the span; all GPUs of the trial."""
+def _mean_watts(span: tuple[float, float], lines: list[bytes], gpus: int, read: int) -> float | None:
+    """Joules over seconds between the first and the last reading inside the span; all GPUs of the trial.
+
+    Of several nodes, those of the leader that trained are read: the others are like them.
+    """
     inside = [line for line in lines if span[0] <= _at(line) <= span[1]]
     if len(inside) < 2:
         return None
     first, last = strict_loads(inside[0]), strict_loads(inside[-1])
-    pairs = list(zip(first["gpus"][:gpus], last["gpus"][:gpus], strict=True))
+    pairs = list(zip(first["gpus"][:read], last["gpus"][:read], strict=True))
     seconds = last["at"] - first["at"]
     if not pairs or seconds <= 0 or any("energy_joules" not in gpu for pair in pairs for gpu in pair):
         return None  # a card without an energy counter
     joules = sum(after["energy_joules"] - before["energy_joules"] for before, after in pairs)
-    # Of several nodes, the leader's GPUs are read: the others are like them.
     watts = float(joules / seconds / len(pairs) * gpus)
     return watts if 0 < watts < gpus * MOST_WATTS else None
 

@@ -135,12 +135,20 @@ def gather(with_telemetry: bool, files: Files) -> Mapping[str, Any]:
     try:
         manifest = strict_loads(files.read("manifest.json"))
         own = {model.name: asked_of(manifest, model.name) for model in results.models}
-        watts = watts_of(files, bests, lines, len(results.node.gpus))
+        each = _on_a_node(manifest, results.node)
+        watts = watts_of(files, bests, lines, each)
         course = course_of(lines) if with_telemetry else None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise VerificationFailed(f"the manifest or the telemetry does not have its form: {error}") from None
     samples = files.sha256["samples.jsonl"]
-    return {**found, "asked": own, "watts": watts, "course": course, "samples_sha256": samples}
+    own_part = {"asked": own, "gpus": each, "watts": watts, "course": course}
+    return {**found, **own_part, "samples_sha256": samples}
+
+
+def _on_a_node(manifest: Any, node: NodeFacts) -> int:
+    """How many of its GPUs a node trained with: all, unless the manifest asks for less of each."""
+    wanted = manifest.get("gpus")
+    return wanted if type(wanted) is int and 0 < wanted < len(node.gpus) else len(node.gpus)
 
 
 def rows_of(path: Path, verdict: Verdict) -> tuple[Row, ...]:
@@ -169,7 +177,7 @@ def _row(path: Path, verdict: Verdict, results: Results, model: Model) -> Row:
         level=verdict.level,
         trusted=verdict.trusted,
         complete=verdict.complete or _is_decided(results, model.name),
-        machine=_machine(results.node, devices, verdict),
+        machine=_machine(results.node, verdict.recomputed["gpus"], devices, verdict),
         model=model.name,
         family=model.family,
         precision=model.recipe.precision,
@@ -190,15 +198,15 @@ def _is_decided(results: Results, model: str) -> bool:
     return any(winner.model == model and winner.undecided == 0 for winner in results.winners)
 
 
-def _machine(node: NodeFacts, devices: int, verdict: Verdict) -> Machine:
+def _machine(node: NodeFacts, each: Any, devices: int, verdict: Verdict) -> Machine:
     if not node.gpus:
         return Machine(node.cpu, "cpu", devices, node.memory_bytes, f"run {verdict.run_id}")
-    used = node.gpus[:devices]
+    used = node.gpus[: min(each, devices)]
     names = Counter(gpu.name for gpu in used)
     identity = hashlib.sha256(" ".join(sorted(gpu.uuid for gpu in used)).encode()).hexdigest()[:12]
     # Of several nodes that train together the leader's GPUs stand for all.
     name = used[0].name if len(names) == 1 else " + ".join(f"{n}x {gpu}" for gpu, n in names.items())
-    nodes = -(-devices // len(node.gpus))
+    nodes = -(-devices // each)
     return Machine(name, "cuda", devices, min(g.memory_bytes for g in used), f"{identity}-{devices}", nodes)
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.codec import canonical_json
 from bench.report.formats import table
-from tests.report.made import H100, bundle, manifest
+from bench.result import Trial
+from tests.report.made import H100, START, bundle, manifest
 from tests.report.test_comparing import compared, only, two
 
 
@@ -151,3 +153,19 @@ def test_two_nodes_are_two_machines_and_not_one_with_all_their_gpus(tmp_path: Pa
         "4x H100 80GB HBM3 on 2 nodes": [2 * (2 * 30_000 + 1_500), 10],
     }
     assert table(found).count("2 machines with 2 GPUs each, without their network") == 2
+
+
+def test_nodes_that_train_with_a_part_of_their_gpus_are_as_many_machines(tmp_path: Path) -> None:
+    """Two of each node's four: over a network, at two machines' price, and what is idle draws less."""
+    of = manifest(gpus=2)
+    trial = Trial(of.models[0], (), 16, 4, of.seed, of.timing)
+    readings = (
+        {"at": START + i, "trial": trial.id, "gpus": [{"energy_joules": one * i} for one in (400, 400, 9, 9)]}
+        for i in range(60)
+    )
+    drawn = b"".join(canonical_json(reading) + b"\n" for reading in readings)
+    path = bundle(tmp_path / "a.tar", gpus=4, on_one_node=4, of=of, telemetry=drawn)
+    (entry,) = only(compared(path)).entries
+    assert entry.row.machine.label == "4x H100 80GB HBM3 on 2 nodes"
+    assert [offer.price for offer in entry.offers] == [2 * (2 * 30_000 + 1_500)]
+    assert entry.row.watts == pytest.approx(4 * 400)
