@@ -53,5 +53,9 @@ def find_gpu_model(name: str) -> GpuModel | None:
 
 
 def _has(gpu: GpuModel, part: str) -> bool:
-    """A word of its name or the beginning of one ("sxm"), but of no number: "a10" is no A100."""
-    return re.search(rf"\b{re.escape(part)}(?!(?<=\d)\d)", gpu.name, re.IGNORECASE) is not None
+    """A word of its name or the beginning of one ("sxm"), but of no number or model: "a10" is no A100.
+
+    Nor is "l40" an L40S, which has twice its rate; "80" is one of 80GB.
+    """
+    whole = "(?![a-z])" if part[:1].isalpha() and part[-1:].isdecimal() else ""
+    return re.search(rf"\b{re.escape(part)}(?!(?<=\d)\d){whole}", gpu.name, re.IGNORECASE) is not None

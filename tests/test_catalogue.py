@@ -29,6 +29,7 @@ def test_a_card_is_never_taken_for_one_with_a_like_name(name: str) -> None:
         ("H100 PCIe", "NVIDIA H100 PCIe"),
         ("a100", "NVIDIA A100-SXM4-80GB"),
         ("a100 40gb", "NVIDIA A100-SXM4-40GB"),
+        ("a100-sxm4 40", "NVIDIA A100-SXM4-40GB"),
         ("a100 sxm", "NVIDIA A100-SXM4-80GB"),
         ("4090", "NVIDIA GeForce RTX 4090"),
         ("NVIDIA L40S", "NVIDIA L40S"),
@@ -40,6 +41,6 @@ def test_words_of_a_name_are_enough(typed: str, name: str) -> None:
     assert found.name == name
 
 
-@pytest.mark.parametrize("typed", ["h20", "a10", "l4", "rtx 6000", "600", "v100", "", "("])
+@pytest.mark.parametrize("typed", ["h20", "a10", "l4", "l40", "rtx 6000", "600", "v100", "", "("])
 def test_half_a_number_is_no_name(typed: str) -> None:
     assert find_gpu_model(typed) is None
