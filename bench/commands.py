@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -244,6 +245,7 @@ def _plan_json(made: Plan) -> object:
             ],
             "predicted_bytes": cell.predicted_bytes,
             "least_bytes": cell.least_bytes,
+            "host_bytes": cell.host_bytes,
             "floor_days": cell.floor_days,
         }
         for cell in made.cells
@@ -262,6 +264,18 @@ def _memory_text(cell: Cell) -> str:
     if cell.predicted_bytes is not None:
         return bytes_text(cell.predicted_bytes)
     return "when it runs" if cell.least_bytes is None else f"over {bytes_text(cell.least_bytes)}"
+
+
+def _of_the_host(made: Plan) -> Iterator[str]:
+    """What offloading takes of a machine elsewhere: whoever rents or buys it has to ask for that."""
+    if made.target.host_bytes is not None:
+        return  # what is too much is skipped
+    for model in dict.fromkeys(cell.model.name for cell in made.cells):
+        needs = sorted({c.host_bytes for c in made.cells if c.model.name == model and c.host_bytes})
+        if needs:
+            least, most = (f"{need / 2**30:.0f}" for need in (needs[0], needs[-1]))
+            between = least if least == most else f"{least} to {most}"
+            yield f"offload  {model}: about {between} GiB of the host's memory, which is not known here"
 
 
 def _plan_text(made: Plan) -> str:
@@ -291,6 +305,7 @@ def _plan_text(made: Plan) -> str:
             f"{device}   {len(made.cells)} settings to measure{at_most}, {len(made.skipped)} skipped",
             "",
             table,
+            *_of_the_host(made),
             *skipped,
         ]
     )

@@ -50,6 +50,7 @@ class Cell:
     needs: Mapping[int, int | None]  # predicted bytes by micro-batch; None: nothing predicts them
     least_bytes: int | None  # without any sample; None: counted when it runs
     floor_days: float | None  # at the vendor's peak rate: no machine of this kind is faster
+    host_bytes: int = 0  # of each node's own memory, for what is offloaded
 
     @property
     def model(self) -> Model:
@@ -155,7 +156,8 @@ def _cell(
     manifest: Manifest, model: Model, setting: Setting, target: Target, counts: Counted | None
 ) -> Cell | Skipped:
     name = label(setting, model, target)
-    if reason := refusal(setting, model, target) or _host_is_small(setting, counts, target):
+    host = host_bytes(counts.parts.total, setting, target.gpus, target.nodes) if counts else 0
+    if reason := refusal(setting, model, target) or _host_is_small(host, target):
         return Skipped(model.name, setting, name, reason)
     memory = _usable_bytes(manifest, target)
     share = model.recipe.batch_size // target.gpus
@@ -178,7 +180,7 @@ def _cell(
     )
     ids = tuple(trial.id for trial in trials)
     predicted = {size: needs[size] for size in chosen}
-    return Cell(name, trials, ids, predicted, states, _floor_days(model, setting, target, counts))
+    return Cell(name, trials, ids, predicted, states, _floor_days(model, setting, target, counts), host)
 
 
 def _usable_bytes(manifest: Manifest, target: Target) -> int:
@@ -186,9 +188,8 @@ def _usable_bytes(manifest: Manifest, target: Target) -> int:
     return min(manifest.memory_cap_bytes or target.memory_bytes, target.memory_bytes)
 
 
-def _host_is_small(setting: Setting, counts: Counted | None, target: Target) -> str | None:
-    parameters = counts.parts.total if counts else 0
-    needed, there = host_bytes(parameters, setting, target.gpus, target.nodes), target.host_bytes
+def _host_is_small(needed: int, target: Target) -> str | None:
+    there = target.host_bytes
     if there is None or needed <= there:
         return None
     return (

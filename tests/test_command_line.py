@@ -316,6 +316,20 @@ def test_a_plan_says_of_how_much_memory_it_is(tmp_path: Path, capsys: pytest.Cap
         assert said in capsys.readouterr().out
 
 
+def test_a_plan_for_elsewhere_says_what_offloading_takes_of_the_host(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On one 4090 pythia-6.9b is offloaded or not trained: whoever rents it has to ask for memory."""
+    words = ["plan", str(QUICKSTART.with_name("hour.json")), "--gpu", "4090"]
+    assert main(words) == 0
+    assert "offload  pythia-6.9b: about 162 to 220 GiB of the host" in capsys.readouterr().out
+    assert main([*words, "--json"]) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert all((cell["host_bytes"] > 0) is ("offload" in cell["setting"]) for cell in cells)
+    assert main(["plan", str(QUICKSTART)]) == 0
+    assert "offload" not in capsys.readouterr().out
+
+
 def test_a_reason_that_is_cut_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     reason = "ValueError: hidden_size must be divisible by num_heads (got 30 and 4)"
     path = bundle(Path("a.tar"), settings=[((), 0.5), (("checkpointing",), Crashed(reason))])
