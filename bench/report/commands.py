@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.asked import read_asked
+from bench.bundle import open_bundle
 from bench.commands import sealer, signed_text
 from bench.errors import BadInput, BenchError, EnvironmentCannot, VerificationFailed, nearest
 from bench.manifest import parse_manifest
 from bench.report.bundles import Lists, check_all, results_of
-from bench.result import Trial
+from bench.result import NodeFacts, Trial
 from bench.summary import Results, TrialResult
 from bench.winner import fastest, rival
 from bench.words import interval_text
@@ -33,12 +36,19 @@ def export(bundle: Path, to: str, folder: Path, model: str | None, setting: str 
     )  # fmt: skip
     kind = next(known for known in exporting.KINDS if known == to)
     source = f"run {results.run.id} on {results.node.gpus[0].name if results.node.gpus else results.node.cpu}"
-    for path in exporting.write(kind, folder, trial, found, results.node, source):
+    for path in exporting.write(kind, folder, trial, found, _as_trained(bundle, results.node), source):
         print(path)
     print(f"{trial.model.name}, {found.label}: {folder / 'README.md'} says how to start it", file=sys.stderr)
     if setting is None and (doubt := rival(found.model, results.trials)):
         print(_doubt(found, *doubt), file=sys.stderr)
     return 0
+
+
+def _as_trained(bundle: Path, node: NodeFacts) -> NodeFacts:
+    """With those of its GPUs that trained: how many nodes there were follows from them."""
+    with open_bundle(bundle) as opened:
+        asked = read_asked(opened.read("manifest.json"))
+    return replace(node, gpus=node.gpus[: asked.gpus or len(node.gpus)])
 
 
 def _doubt(found: TrialResult, sure: float, other: TrialResult) -> str:

@@ -241,6 +241,13 @@ def test_several_nodes_are_started_as_such(kind: str, words: str, tmp_path: Path
     assert "on each of 2 nodes" in readme
 
 
+def test_nodes_of_which_a_part_trained_are_started_with_that(tmp_path: Path) -> None:
+    """Two of each node's four GPUs: one node with all of its own would be another machine."""
+    path = bundle(tmp_path / "a.tar", gpus=4, on_one_node=4, of=manifest(gpus=2))
+    assert export(path, "--to", "script", tmp_path / "b") == 0
+    assert "torchrun --nnodes 2 --nproc-per-node 2 " in (tmp_path / "b" / "README.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
