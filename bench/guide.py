@@ -25,7 +25,7 @@ OUT = 2  # crashes, or one time that is up, after which other settings with the 
 BELIEVED_OVERHEAD = 0.25
 FARTHER = 0.001
 BELIEVED_RATE = 0.4  # of the vendor's peak
-# Seconds that a parameter's gradient takes in every pass under FSDP2 with offloading: it took 1.7 to 3.2 ns
+# Seconds that a parameter's gradient takes in every pass under FSDP2 with offloading: it took 1.0 to 3.3 ns
 # while FSDP2 added up itself, and was not measured since.
 BELIEVED_ADDED_UP = 1.0e-9
 STEPS = 12  # of one pass or two, that a trial takes at the least

@@ -51,7 +51,7 @@ class Offloaded(Sharded):
 
     FSDP2 would add them up itself, inside of the backward pass: where a gradient lies already, it waits for
     the next one, copied through memory that is not pinned, and adds that alone. Of mamba-2.8b the second pass
-    of a step took 10.7 s so, the first one, which finds no gradient, 3.0 s together with the update
+    of a step took 10.8 s so, the first one, which finds no gradient, 3.0 s together with the update
     (results/settings-h200/mamba-2.8b-1gpu-rest-2.tar). So no pass finds one.
     """
 
