@@ -22,7 +22,8 @@ HEAD = " ".join((
     f"{LEFT_OUT} where the plan says that it does not fit, or where it was not asked for. The last column:",
     "how far the losses of the first steps lie from naive's, at the micro-batch at which naive was measured;",
     "with dropout (roberta-large, vit-l) compiled code, which zero-3 is not, draws other random numbers.",
-    "What is in several of the bundles named is shown as the last of them has it.",
+    "What is in several of the bundles named is shown as the last of them has it; what a run that was",
+    "interrupted did not come to has no row.",
     "Short timings: `benchmarks/gpu/every_setting.sh`. This file is what `make settings` prints.\n",
 ))  # fmt: skip
 Key = tuple[str, int]  # model, GPUs
