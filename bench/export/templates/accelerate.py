@@ -26,7 +26,7 @@ from bench.runner.data import Batches, make_pool
 from bench.runner.device import Device
 from bench.runner.loop import WithLoss, make_optimizer, make_scheduler
 from bench.runner.team import Team
-from bench.runner.zero import even_first
+from bench.runner.zero import drop_stale_locks, even_first
 
 HERE = Path(__file__).parent
 SAVE_EVERY = 1000  # steps between two checkpoints
@@ -38,6 +38,8 @@ def main() -> None:
     trial = from_json(Trial, strict_loads((HERE / "trial.json").read_bytes()))
     recipe = trial.model.recipe
     by = sharded_by(trial.setting)
+    if by == "zero":
+        drop_stale_locks()
     fsdp, parameters_too = by == "fsdp", "fsdp-3" in trial.setting
     accelerator = made_for(trial)
     torch.manual_seed(trial.seed)

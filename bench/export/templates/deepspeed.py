@@ -26,7 +26,7 @@ from bench.runner.data import Batches, make_pool
 from bench.runner.device import Device
 from bench.runner.loop import WithLoss, make_scheduler
 from bench.runner.team import Team
-from bench.runner.zero import optimizer_of
+from bench.runner.zero import drop_stale_locks, optimizer_of
 
 HERE = Path(__file__).parent
 SAVE_EVERY = 1000  # steps between two checkpoints
@@ -36,6 +36,7 @@ def main() -> None:
     arguments = parse()
     trial = from_json(Trial, strict_loads((HERE / "trial.json").read_bytes()))
     recipe = trial.model.recipe
+    drop_stale_locks()
     deepspeed.init_distributed()
     team = Team(dist.get_rank(), dist.get_world_size())
     right_devices(trial, team.size)

@@ -25,7 +25,7 @@ from bench.runner.data import PIXEL_DEVIATION, PIXEL_MEAN, Samples, Share, make_
 from bench.runner.device import Device
 from bench.runner.loop import WithLoss, make_optimizer, make_scheduler
 from bench.runner.team import Team
-from bench.runner.zero import even_first
+from bench.runner.zero import drop_stale_locks, even_first
 
 HERE = Path(__file__).parent
 # What the Trainer's arguments, or DeepSpeed's file, say; the other methods are applied here.
@@ -141,6 +141,7 @@ def main() -> None:
     given["logging_steps"] = arguments.log_every or given["logging_steps"]
     given["save_steps"] = arguments.save_every or given["save_steps"]
     if "deepspeed" in given:
+        drop_stale_locks()
         given["deepspeed"] = str(HERE / given["deepspeed"])
     if not torch.cuda.is_available() and (given["bf16"] or given["fp16"]):  # to try it out
         given["use_cpu"] = True
