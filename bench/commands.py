@@ -21,7 +21,7 @@ from bench.places import making_folders
 from bench.plan import Cell, Plan, make_plan, target_of
 from bench.report.bundles import results_of
 from bench.report.tables import results_table, without_figures
-from bench.words import bytes_text, figures
+from bench.words import batch_text, bytes_text, figures
 
 if TYPE_CHECKING:
     from bench.runner.nodes import Nodes
@@ -283,7 +283,7 @@ def _plan_text(made: Plan) -> str:
         (
             cell.model.name,
             cell.label,
-            f"{cell.trials[0].micro_batch} x {cell.trials[0].accumulation}",
+            batch_text(cell.trials[0].micro_batch, cell.trials[0].accumulation, made.target.gpus),
             _memory_text(cell),
             "-" if cell.floor_days is None else figures(cell.floor_days),
             cell.trials[0].id,

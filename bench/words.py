@@ -51,6 +51,11 @@ def count_text(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
+def batch_text(micro_batch: int, accumulation: int, devices: int) -> str:
+    """What makes up the batch of a step."""
+    return f"{micro_batch} x {accumulation}" + (f" x {devices}" if devices > 1 else "")
+
+
 def bytes_text(count: float) -> str:
     if 0 < count < 2**19:
         return size_text(count)

@@ -15,7 +15,7 @@ from bench.report.offers import Offer
 from bench.report.rows import Row
 from bench.report.sheet import csv_text
 from bench.scaling import Guess
-from bench.words import bytes_text, count_text, figures, interval_text, money_text
+from bench.words import batch_text, bytes_text, count_text, figures, interval_text, money_text
 
 HEADERS: Mapping[str, str] = {
     "rank": "", "machine": "machine", "days": "days", "slower": "times the fastest", "setting": "setting",
@@ -39,14 +39,13 @@ def cells(entry: Entry, machine: str) -> dict[str, str]:
     row, best = entry.row, entry.row.best
     assert best is not None
     assert best.days is not None
-    devices = f" x {row.machine.devices}" if row.machine.devices > 1 else ""
     return {
         "rank": str(entry.place.rank),
         "machine": machine,
         "days": interval_text(best.days),
         "slower": "" if entry.place.slower is None else interval_text(entry.place.slower),
         "setting": best.label,
-        "batch": f"{best.micro_batch} x {best.accumulation}{devices}",
+        "batch": batch_text(best.micro_batch, best.accumulation, row.machine.devices),
         "limit": "" if best.utilisation is None else f"{100 * best.utilisation:.0f}%",
         "memory": "" if best.peak_bytes is None else bytes_text(best.peak_bytes),
         "kwh": "" if entry.kwh is None else figures(entry.kwh),

@@ -11,6 +11,7 @@ from bench.summary import Results, TrialResult
 from bench.switches import in_words
 from bench.winner import FIRM, Twice, Winner, fastest, twice
 from bench.words import (
+    batch_text,
     bytes_text,
     count_text,
     error_text,
@@ -82,7 +83,7 @@ def _short(text: str) -> str:
 
 
 def _row(trial: TrialResult, unit: str, best: bool) -> tuple[str, ...]:
-    batch = f"{trial.micro_batch} x {trial.accumulation}" + (f" x {trial.gpus}" if trial.gpus > 1 else "")
+    batch = batch_text(trial.micro_batch, trial.accumulation, trial.gpus)
     mark = "*" if best else ""
     if trial.failure is not None:
         return (mark, trial.label, batch, _short(failure_text(trial.failure)), "", "", "", "", "")
