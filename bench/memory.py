@@ -17,8 +17,8 @@ GATHERED = 1_000_000_000
 PROCESS = 3_000_000_000  # of the host's memory: what Python, torch and CUDA take
 # And what offloading takes there, for each parameter. Weights, gradients and two moments are 16; the rest
 # is what DeepSpeed makes while it sets up, a pass's gradients beside their sums under FSDP2, and pinned
-# memory, which comes in powers of two. Measured: 21 to 25, 33, and 19 for FSDP2 while it had no sums of its
-# own, which are 5 (tests/test_memory.py holds them against the bundles).
+# memory, which comes in powers of two. Measured: 21 to 24, 33, and 18 to 19 for FSDP2 while it had no sums
+# of its own, which are 5 (tests/test_memory.py holds them against the bundles).
 OFFLOADED = {"zero-1": 22, "zero-2": 22, "zero-3": 34, "fsdp-2": 25, "fsdp-3": 25}
 
 
@@ -66,7 +66,8 @@ def _late(setting: Setting, half: bool, parameters: int) -> int:
     """What comes once the loss is gone.
 
     Stage 2 of ZeRO makes room for gradients with the first of them. Stage 1 adds them up in fp32 once a pass
-    is over, so all in half precision come together; what is kept for them, where it is kept, goes meanwhile.
+    is over, so that all of them come together in half precision; without checkpointing more than they take,
+    of what the pass kept, is gone by then.
     """
     if "zero-2" in setting:
         return BUCKET * (HALF if half else FP32)
