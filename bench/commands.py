@@ -260,9 +260,11 @@ def _plan_json(made: Plan) -> object:
     }
 
 
-def _memory_text(cell: Cell) -> str:
+def _memory_text(cell: Cell, there: int) -> str:
     if cell.predicted_bytes is not None:
-        return bytes_text(cell.predicted_bytes)
+        # Tried all the same, with the fewest samples: a prediction may be wrong.
+        hardly = "hardly fits: " if cell.predicted_bytes > there else ""
+        return hardly + bytes_text(cell.predicted_bytes)
     return "when it runs" if cell.least_bytes is None else f"over {bytes_text(cell.least_bytes)}"
 
 
@@ -284,7 +286,7 @@ def _plan_text(made: Plan) -> str:
             cell.model.name,
             cell.label,
             batch_text(cell.trials[0].micro_batch, cell.trials[0].accumulation, made.target.gpus),
-            _memory_text(cell),
+            _memory_text(cell, made.memory_bytes),
             "-" if cell.floor_days is None else figures(cell.floor_days),
             cell.trials[0].id,
         )

@@ -316,6 +316,15 @@ def test_a_plan_says_of_how_much_memory_it_is(tmp_path: Path, capsys: pytest.Cap
         assert said in capsys.readouterr().out
 
 
+def test_a_plan_says_what_hardly_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    """Predictions may be wrong: what is not far too large is tried, but nobody should count on it."""
+    assert main(["plan", str(QUICKSTART.with_name("hour.json")), "--gpu", "h100"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("pythia-6.9b")]
+    assert rows
+    for row in rows:
+        assert ("hardly fits: 11" in row) == ("offload" not in row), row
+
+
 def test_a_plan_for_elsewhere_says_what_offloading_takes_of_the_host(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
