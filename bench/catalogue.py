@@ -28,6 +28,7 @@ class GpuModel:
     fp32_tflops: float
     memory_gb_per_second: float
     source: str
+    also: str = ""  # what it is called besides
 
     def peak_flops(self, precision: str, tf32: bool) -> float:
         if precision in ("bf16", "fp16"):
@@ -46,8 +47,8 @@ def gpu_named(name: str) -> GpuModel | None:
 
 
 def find_gpu_model(name: str) -> GpuModel | None:
-    """By the driver's full name, or by parts of it that people type: "h200", "a100 80gb"."""
-    typed = name.split()
+    """By the driver's full name, or by parts of it that people type: "h200", "a100-80gb", "rtx4090"."""
+    typed = re.sub(r"\brtx(?=\d)", "rtx ", name, flags=re.IGNORECASE).replace("-", " ").split()
     close = (gpu for gpu in gpu_models() if all(_has(gpu, part) for part in typed))
     return gpu_named(name) or (next(close, None) if typed else None)
 
@@ -58,4 +59,5 @@ def _has(gpu: GpuModel, part: str) -> bool:
     Nor is "l40" an L40S, which has twice its rate; "80" is one of 80GB.
     """
     whole = "(?![a-z])" if part[:1].isalpha() and part[-1:].isdecimal() else ""
-    return re.search(rf"\b{re.escape(part)}(?!(?<=\d)\d){whole}", gpu.name, re.IGNORECASE) is not None
+    pattern = rf"\b{re.escape(part)}(?!(?<=\d)\d){whole}"
+    return re.search(pattern, f"{gpu.name} {gpu.also}", re.IGNORECASE) is not None

@@ -31,7 +31,12 @@ def test_a_card_is_never_taken_for_one_with_a_like_name(name: str) -> None:
         ("a100 40gb", "NVIDIA A100-SXM4-40GB"),
         ("a100-sxm4 40", "NVIDIA A100-SXM4-40GB"),
         ("a100 sxm", "NVIDIA A100-SXM4-80GB"),
+        ("h100 sxm", "NVIDIA H100 80GB HBM3"),
+        ("h100-nvl", "NVIDIA H100 NVL"),
+        ("a100-80gb", "NVIDIA A100-SXM4-80GB"),
+        ("a100-pcie-40gb", "NVIDIA A100-PCIE-40GB"),
         ("4090", "NVIDIA GeForce RTX 4090"),
+        ("RTX4090", "NVIDIA GeForce RTX 4090"),
         ("NVIDIA L40S", "NVIDIA L40S"),
     ],
 )
