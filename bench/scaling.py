@@ -60,7 +60,7 @@ def guess(
 ) -> Guess:  # fmt: skip
     """For one model on so many of a kind of GPU."""
     at_peak = peak_days(flops, target, gpus, precision, tf32=True)
-    nearest = _nearest(target, family, gpus, flops, evidence)
+    nearest = _nearest(target, family, precision, gpus, flops, evidence)
     if nearest is None:
         return Guess(target.name, gpus, at_peak, None, None, None, 0, f"no {family} was measured")
     days = _as_efficient(flops, target, gpus, precision, nearest)
@@ -72,14 +72,16 @@ def guess(
         kinds = len({e.gpu.name for e in evidence if e.family == family})
         factor = math.exp(_half_width(errors, len(errors) if known else kinds))
         low, high = max(days / factor, at_peak), days * factor
-    basis = ", ".join(_basis(target, gpus, nearest))
+    basis = ", ".join(_basis(target, gpus, precision, nearest))
     return Guess(target.name, gpus, at_peak, days, low, high, len(errors), basis)
 
 
-def _basis(target: GpuModel, gpus: int, nearest: Evidence) -> Iterator[str]:
+def _basis(target: GpuModel, gpus: int, precision: str, nearest: Evidence) -> Iterator[str]:
     """The row, and what is taken for granted beyond it."""
     yield f"{nearest.model} on {nearest.gpus}x {nearest.gpu.name}"
     yield f"{100 * nearest.efficiency:.0f}% of the vendor's peak"
+    if _in_half(nearest.precision) != _in_half(precision):
+        yield f"which is {nearest.precision}'s there, and {precision}'s here"
     if gpus > nearest.gpus:
         yield f"as if {gpus} GPUs lost nothing to each other that {nearest.gpus} did not"
     if nearest.peak_bytes and nearest.peak_bytes > target.memory_gib * 2**30:
@@ -93,17 +95,22 @@ def _as_efficient(flops: float, gpu: GpuModel, gpus: int, precision: str, neares
 
 
 def _nearest(
-    target: GpuModel, family: str, gpus: int, flops: float, evidence: Iterable[Evidence]
+    target: GpuModel, family: str, precision: str, gpus: int, flops: float, evidence: Iterable[Evidence]
 ) -> Evidence | None:
-    """Of the same family: the same kind of GPU, then a like one, then the nearest size."""
+    """Of the same family: the same kind of GPU, then a like one, then as precise, then the nearest size."""
     alike = [e for e in evidence if e.family == family]
 
-    def distance(e: Evidence) -> tuple[bool, bool, float, str]:
+    def distance(e: Evidence) -> tuple[bool, bool, bool, float, str]:
         size = abs(math.log(e.flops / flops)) + abs(math.log(e.gpus / gpus))
         generation = e.gpu.compute_capability != target.compute_capability
-        return e.gpu.name != target.name, generation, size, e.model
+        units = _in_half(e.precision) != _in_half(precision)  # their peaks are reached to different shares
+        return e.gpu.name != target.name, generation, units, size, e.model
 
     return min(alike, key=distance, default=None)
+
+
+def _in_half(precision: str) -> bool:
+    return precision != "fp32"
 
 
 def _times(one: int, other: int) -> float:
@@ -127,7 +134,7 @@ def held_out_errors(
         else:
             shown = [e for e in evidence if e.gpu.name != row.gpu.name]
         shown = [e for e in shown if _times(e.gpus, row.gpus) >= apart]
-        nearest = _nearest(row.gpu, row.family, row.gpus, row.flops, shown)
+        nearest = _nearest(row.gpu, row.family, row.precision, row.gpus, row.flops, shown)
         if nearest is not None:
             estimated = _as_efficient(row.flops, row.gpu, row.gpus, row.precision, nearest)
             errors.append(math.log(estimated / row.days))

@@ -56,6 +56,15 @@ def test_the_same_kind_goes_before_a_like_one_and_a_like_one_before_others() -> 
     assert guess(H100, 1, "gpt_neox", "bf16", 1e21, near).basis.startswith("large")
 
 
+def test_a_row_as_precise_goes_before_one_as_large_and_another_is_told() -> None:
+    """Of the peak in half precision training reaches another share than of that in fp32."""
+    plain = dataclasses.replace(row("plain"), precision="fp32")
+    rows = [plain, row("small", flops=1e18)]
+    assert guess(H100, 1, "gpt_neox", "fp16", 1e21, rows).basis.startswith("small")
+    alone = guess(H100, 1, "gpt_neox", "fp16", 1e21, [plain])
+    assert "which is fp32's there, and fp16's here" in alone.basis
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_fewer_than_three_rows_to_hold_out_make_no_error_bar(count: int) -> None:
     rows = [row(f"m{i}", flops=1e20 * 3**i) for i in range(count)]
