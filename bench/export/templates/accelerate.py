@@ -38,8 +38,6 @@ def main() -> None:
     trial = from_json(Trial, strict_loads((HERE / "trial.json").read_bytes()))
     recipe = trial.model.recipe
     by = sharded_by(trial.setting)
-    if by == "zero":
-        drop_stale_locks()
     fsdp, parameters_too = by == "fsdp", "fsdp-3" in trial.setting
     accelerator = made_for(trial)
     torch.manual_seed(trial.seed)
@@ -106,6 +104,8 @@ def main() -> None:
 def made_for(trial: Trial) -> Accelerator:
     by = sharded_by(trial.setting)
     fsdp = by == "fsdp"
+    if by == "zero":
+        drop_stale_locks()
     accelerator = Accelerator(
         # Gradients that FSDP divides are sent on in each pass: that is what keeps them small.
         gradient_accumulation_plugin=GradientAccumulationPlugin(trial.accumulation, sync_each_batch=fsdp),
