@@ -20,7 +20,7 @@ from bench.manifest import resolve_models
 from bench.methods import arithmetic
 from bench.models import Flops, Model, families
 from bench.models.inline import INERT, TOKENS, family_of
-from bench.result import Image, Timing, Trial
+from bench.result import Image, NodeFacts, Timing, Trial
 
 if TYPE_CHECKING:
     from bench.summary import Results
@@ -58,6 +58,11 @@ class Asked:
         """What is stated of each model, by name."""
         named = [entry if isinstance(entry, dict) else {"name": entry} for entry in self.models]
         return {str(entry.get("name")): entry for entry in named}
+
+    def gpus_of(self, node: NodeFacts) -> int:
+        """How many of its GPUs a node trains with: all, unless less of each is asked for."""
+        there = len(node.gpus)
+        return self.gpus if self.gpus and 0 < self.gpus < there else there
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def _as_trained(bundle: Path, node: NodeFacts) -> NodeFacts:
     """With those of its GPUs that trained: how many nodes there were follows from them."""
     with open_bundle(bundle) as opened:
         asked = read_asked(opened.read("manifest.json"))
-    return replace(node, gpus=node.gpus[: asked.gpus or len(node.gpus)])
+    return replace(node, gpus=node.gpus[: asked.gpus_of(node)])
 
 
 def _doubt(found: TrialResult, sure: float, other: TrialResult) -> str:

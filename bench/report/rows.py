@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.asked import read_asked
 from bench.codec import canonical_json, strict_loads, to_json
 from bench.errors import VerificationFailed
 from bench.estimate import Interval
@@ -133,9 +134,10 @@ def gather(with_telemetry: bool, files: Files) -> Mapping[str, Any]:
     bests = {t.id: t for m in results.models if (t := fastest(_of(results, m.name))) is not None}
     lines = telemetry_lines(files)
     try:
-        manifest = strict_loads(files.read("manifest.json"))
+        stated = files.read("manifest.json")
+        manifest = strict_loads(stated)
         own = {model.name: asked_of(manifest, model.name) for model in results.models}
-        each = _on_a_node(manifest, results.node)
+        each = read_asked(stated).gpus_of(results.node)
         watts = watts_of(files, bests, lines, each)
         course = course_of(lines) if with_telemetry else None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -143,12 +145,6 @@ def gather(with_telemetry: bool, files: Files) -> Mapping[str, Any]:
     samples = files.sha256["samples.jsonl"]
     own_part = {"asked": own, "gpus": each, "watts": watts, "course": course}
     return {**found, **own_part, "samples_sha256": samples}
-
-
-def _on_a_node(manifest: Any, node: NodeFacts) -> int:
-    """How many of its GPUs a node trained with: all, unless the manifest asks for less of each."""
-    wanted = manifest.get("gpus")
-    return wanted if type(wanted) is int and 0 < wanted < len(node.gpus) else len(node.gpus)
 
 
 def rows_of(path: Path, verdict: Verdict) -> tuple[Row, ...]:
