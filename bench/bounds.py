@@ -21,12 +21,14 @@ NOT_RECOMPUTED = 0.68  # and the other way round
 # that an update moves; norms and sums of gradients come cheaper with them. 0.04 of a pass was measured, 0.15
 # where it has one sample.
 LOWERED, CASTS = 0.95, 0.6
+# FSDP2 saves no more than the casts of weights, and casts each gradient instead: 0.99 and more was measured.
+SHARDED = 0.97
 RAISED = 0.96  # and the other way round, where casting costs less than it saves
 WITHOUT_OFFLOADING = 0.1  # what is measured with it says next to nothing of what is without
 WITHOUT_ADDING_UP = 0.02  # and least of all where the host has work in every pass
 # Seconds of a parameter. An update on the host, with what goes down and up for it, took 0.6 to 0.7 ns. The
-# gradients that FSDP2 sends there in every pass are added up beside the device's work, which may hide it, but
-# no pass ends before they are there: in fp32, over a bus of 64 GB/s (PCIe 5).
+# gradients that FSDP2 sends there in every pass are added up beside the device's work (16 cores added a
+# parameter's in 0.4 ns), but no pass ends before they are there: in fp32, over a bus of 64 GB/s (PCIe 5).
 UPDATED_ON_HOST, SENT_TO_HOST = 0.4e-9, 4 / 64e9
 SMALLER = 0.98  # a smaller micro-batch, of the time a sample took at the one measured
 # What a pass costs beside its samples, in samples, while only one micro-batch is known: no more than
@@ -111,7 +113,8 @@ def _bound_by(trial: Trial, setting: Setting, timed: Sequence[Timed], curve: Cur
 def _bound_if(same: Sequence[Timed], trial: Trial, setting: Setting, curve: Curve | None) -> float:
     update = min(one.update_seconds or 0.0 for one in same)
     half = trial.model.recipe.precision != "fp32"
-    casts = CASTS * update if half and halves_weights(trial.setting) and not halves_weights(setting) else 0.0
+    saves = half and halves_weights(trial.setting) and not halves_weights(setting)
+    casts = CASTS * update if saves and sharded_by(trial.setting) != "fsdp" else 0.0
     a_pass = _pass_bound(trial.micro_batch, same, curve, _gain(setting, trial.setting, half), casts)
     if setting != trial.setting:
         update *= OTHERWISE / (trial.gpus if in_group(trial.setting, "sharding") else 1)
@@ -172,7 +175,8 @@ def _gain(measured: Setting, wanted: Setting, half: bool) -> float:
     elif "checkpointing" in measured and "checkpointing" not in wanted:
         share *= NOT_RECOMPUTED
     if half and halves_weights(wanted) != halves_weights(measured):
-        share *= LOWERED if halves_weights(wanted) else RAISED
+        lowered = SHARDED if sharded_by(wanted) == "fsdp" else LOWERED
+        share *= lowered if halves_weights(wanted) else RAISED
     if not arithmetic_of(wanted) <= arithmetic_of(measured):  # what costs nothing may be missing there
         share *= 0.3
     if "offload" in measured and not ("offload" in wanted and sharded_by(measured) == sharded_by(wanted)):

@@ -8,7 +8,7 @@ have been faster.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from bench.bounds import Curve, Timed, added_up, arithmetic_of, bound, curve_of, on_host, with_updates
 from bench.estimate import SECONDS_A_DAY, pass_and_update, step_interval
@@ -25,9 +25,9 @@ OUT = 2  # crashes, or one time that is up, after which other settings with the 
 BELIEVED_OVERHEAD = 0.25
 FARTHER = 0.001
 BELIEVED_RATE = 0.4  # of the vendor's peak
-# Seconds that a parameter's gradient takes in every pass under FSDP2 with offloading: it took 1.0 to 3.3 ns
-# while FSDP2 added up itself, and was not measured since.
-BELIEVED_ADDED_UP = 1.0e-9
+# Seconds that a parameter's gradient takes in every pass under FSDP2 with offloading, beside what the device
+# does: 0.4 to 0.6 ns where that was less (docs/settings.md: mamba-2.8b, pythia-1b).
+BELIEVED_ADDED_UP = 0.45e-9
 STEPS = 12  # of one pass or two, that a trial takes at the least
 LONG = 5.0  # seconds of a pass: a trial has a dozen and more, and its time may be up before
 BELIEVED: Mapping[str, float] = {
@@ -52,13 +52,13 @@ def promising(
     left = [(cell, trial) for cell, trial, fit in open_ if fit != "no"]
     tight = {id(trial) for _, trial, fit in open_ if fit == "hardly"}
     timed = _timed(cells, known)
-    strikes = _strikes(cells, known, timed)
+    blamed = _blamed(cells, known, timed)
     if not timed:
         full = [trial for trial, outcome in _outcomes(cells, known) if isinstance(outcome, OutOfMemory)]
         slow = [trial for trial, outcome in _outcomes(cells, known) if _was_slow(outcome)]
         left.sort(
             key=lambda pair: (
-                strikes(pair[1].setting),
+                _suspicion(pair[1].setting, blamed),
                 _doubts(pair[0], pair[1], full, slow),
                 _guess(pair[0], pair[1], memory_bytes),
             )
@@ -66,7 +66,8 @@ def promising(
         return [trial for _, trial in left]
     best = min(timed, key=lambda one: one.step_seconds)
     curve = curve_of(timed)
-    bounds = [(bound(trial, timed, curve), trial) for _, trial in left if strikes(trial.setting) < OUT]
+    works = [trial for _, trial in left if _strikes(trial.setting, blamed) < OUT]
+    bounds = [(bound(trial, timed, curve), trial) for trial in works]
     hopeful = [trial for least, trial in bounds if least < NEAR * best.step_seconds]
     # A second micro-batch of the fastest setting tells its overhead, and so bounds all the others. Then by
     # what is expected, not by what is hoped: most bounds are far too low, and a good one rules out many. Last
@@ -91,7 +92,7 @@ def _expected(trial: Trial, best: Timed, curve: Curve | None) -> float:
     smaller, larger = (wanted + overhead) / (size + overhead), (wanted / size) ** (1 + FARTHER)
     ratio = smaller if wanted < size else larger
     times = _believed(trial.setting) / _believed(best.trial.setting)
-    return times * trial.accumulation * ratio * best.pass_seconds + _on_host(trial)
+    return trial.accumulation * _with_host(times * ratio * best.pass_seconds, trial) + on_host(trial)
 
 
 def _next_to(trial: Trial, measured: Trial) -> bool:
@@ -148,10 +149,10 @@ def _doubts(cell: Cell, trial: Trial, full: Sequence[Trial], slow: Sequence[Tria
     return sum(end.micro_batch < LEAP * trial.micro_batch for end in (*slow, *(() if predicted else full)))
 
 
-def _strikes(
+def _blamed(
     cells: Sequence[Cell], known: Mapping[str, Outcome], timed: Sequence[Timed]
-) -> Callable[[Setting], int]:
-    """What speaks against a setting: it has all methods of a failed one that have worked nowhere yet."""
+) -> list[tuple[frozenset[str], int]]:
+    """The fewest methods that explain each failure, which have worked nowhere yet, and how much it counts."""
     worked = {name for one in timed for name in one.trial.setting}
     failed = [
         (suspects, OUT if isinstance(outcome, TimedOut) else 1)
@@ -160,9 +161,17 @@ def _strikes(
         and not _was_slow(outcome)
         and (suspects := frozenset(trial.setting) - worked)
     ]
-    # The fewest that explain a failure are what it counts against.
-    blamed = [(min((s for s, _ in failed if s <= suspects), key=len), n) for suspects, n in failed]
-    return lambda setting: sum(count for suspects, count in blamed if suspects <= {*setting})
+    return [(min((s for s, _ in failed if s <= suspects), key=len), n) for suspects, n in failed]
+
+
+def _strikes(setting: Setting, blamed: Sequence[tuple[frozenset[str], int]]) -> int:
+    """What speaks against a setting: it has all methods that a failure is blamed on."""
+    return sum(count for suspects, count in blamed if suspects <= {*setting})
+
+
+def _suspicion(setting: Setting, blamed: Sequence[tuple[frozenset[str], int]]) -> float:
+    """While nothing has worked yet, any of them may be to blame: the fewer of them, the sooner."""
+    return sum(count * len(suspects & {*setting}) / max(1, len(suspects)) for suspects, count in blamed)
 
 
 def _guess(cell: Cell, trial: Trial, memory_bytes: int) -> tuple[bool, float, float, int]:
@@ -172,14 +181,14 @@ def _guess(cell: Cell, trial: Trial, memory_bytes: int) -> tuple[bool, float, fl
     cost = _believed(trial.setting) * (1 + 1 / trial.micro_batch)
     if cell.floor_days is None:
         return tight, 0.0, cost, -trial.micro_batch
-    step = cost * cell.floor_days * SECONDS_A_DAY / trial.model.recipe.steps / BELIEVED_RATE + _on_host(trial)
-    a_pass = step / trial.accumulation
-    return tight, a_pass if a_pass > LONG else 0.0, step, -trial.micro_batch
+    step = cost * cell.floor_days * SECONDS_A_DAY / trial.model.recipe.steps / BELIEVED_RATE
+    a_pass = _with_host(step / trial.accumulation, trial) + on_host(trial) / trial.accumulation
+    return tight, a_pass if a_pass > LONG else 0.0, a_pass * trial.accumulation, -trial.micro_batch
 
 
-def _on_host(trial: Trial) -> float:
-    """Seconds of a step that offloading may take beside what the device does."""
-    return on_host(trial) + trial.accumulation * added_up(trial, BELIEVED_ADDED_UP)
+def _with_host(device_seconds: float, trial: Trial) -> float:
+    """Of a pass, where the host may have more to do in it than the device."""
+    return max(device_seconds, added_up(trial, BELIEVED_ADDED_UP))
 
 
 def _believed(setting: Setting) -> float:

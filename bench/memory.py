@@ -17,9 +17,9 @@ GATHERED = 1_000_000_000
 PROCESS = 3_000_000_000  # of the host's memory: what Python, torch and CUDA take
 # And what offloading takes there, for each parameter. Weights, gradients and two moments are 16; the rest
 # is what DeepSpeed makes while it sets up, a pass's gradients beside their sums under FSDP2, and pinned
-# memory, which comes in powers of two. Measured: 21 to 24, 33, and 18 to 19 for FSDP2 while it had no sums
-# of its own, which are 5 (tests/test_memory.py holds them against the bundles).
-OFFLOADED = {"zero-1": 22, "zero-2": 22, "zero-3": 34, "fsdp-2": 25, "fsdp-3": 25}
+# memory, which comes in powers of two. Measured: 21 to 24, 33, and 22 to 24 (tests/test_memory.py holds them
+# against the bundles).
+OFFLOADED = {"zero-1": 22, "zero-2": 22, "zero-3": 34, "fsdp-2": 24, "fsdp-3": 24}
 
 
 def predict_bytes(model: Model, setting: Setting, micro_batch: int, gpus: int) -> int | None:

@@ -5,7 +5,8 @@
 What each trial took, compiling included, is read off the bundle's telemetry; the search sees a measurement
 drawn anew from the trial's own samples, as another run would have it: as many of them as hour.json's timing
 asks for, which it pays for too. It may ask for nothing that was not measured: regret and cost are against
-the same trials.
+the same trials. Of a model that was measured again, when more cost nothing than before, only what has no more
+of it than its free lunch counts: a search tries all with the same.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
+from bench.bounds import arithmetic_of
 from bench.codec import from_json, strict_loads
 from bench.estimate import BETWEEN_PROCESSES
 from bench.manifest import load_manifest, parse_manifest
-from bench.methods import Setting
+from bench.methods import Setting, in_group
 from bench.plan import Cell, Plan, make_plan, target_of
 from bench.recompute import recompute
 from bench.report.bundles import look_at_all
@@ -41,6 +43,7 @@ HEADERS = (
     "model", "GPUs", "trials", "all, s", "guided, s", "share", "asked", "mean regret", "95th %", "<= 1%",
 )  # fmt: skip
 Key = tuple[Setting, int]  # with the micro-batch, all that tells two trials of a world apart
+Part = tuple[str, int, NodeFacts, Key, Outcome, float]  # of a model on so many GPUs, and its seconds
 
 
 @dataclass
@@ -75,15 +78,31 @@ def main() -> int:
 
 
 def worlds(paths: Iterable[Path]) -> Mapping[tuple[str, int], World]:
-    """Several bundles may hold parts of one world."""
+    """Several bundles may hold parts of one world; what several hold is the latest's."""
     found: dict[tuple[str, int], World] = {}
-    for path, parts in look_at_all(paths, None, gathered, lambda _, verdict: verdict.recomputed["parts"]):
-        if isinstance(parts, Exception):
-            raise SystemExit(f"{path}: {parts}")
+    for _, parts in sorted(_read(paths), key=lambda read: read[0]):
         for model, gpus, node, key, outcome, seconds in parts:
             world = found.setdefault((model, gpus), World(node))
             world.outcomes[key], world.seconds[key] = outcome, seconds
-    return found
+    return {what: _of_one_lunch(world) for what, world in found.items()}
+
+
+def _of_one_lunch(world: World) -> World:
+    lunch = arithmetic_of(max((s for s, _ in world.outcomes if not _saves_memory(s)), key=len))
+    outcomes = {key: outcome for key, outcome in world.outcomes.items() if arithmetic_of(key[0]) <= lunch}
+    return World(world.node, outcomes, {key: world.seconds[key] for key in outcomes})
+
+
+def _saves_memory(setting: Setting) -> bool:
+    return "checkpointing" in setting or in_group(setting, "sharding") is not None
+
+
+def _read(paths: Iterable[Path]) -> Iterator[tuple[float, list[Part]]]:
+    """Each bundle's, and when it began."""
+    for path, read in look_at_all(paths, None, gathered, lambda _, verdict: verdict.recomputed["read"]):
+        if isinstance(read, Exception):
+            raise SystemExit(f"{path}: {read}")
+        yield read
 
 
 def gathered(files: Files) -> Mapping[str, object]:
@@ -97,7 +116,7 @@ def gathered(files: Files) -> Mapping[str, object]:
         outcome = t.failure or Measured(measured[t.id])
         key = (t.setting, t.micro_batch)
         parts.append((t.model, t.gpus, results.node, key, outcome, spans.get(t.id, 0.0)))
-    return {"results": results, "parts": parts}
+    return {"results": results, "read": (results.run.started_at, parts)}
 
 
 def _spans(files: Files) -> Mapping[str, float]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from bench.report.bundles import check_all, results_of
-from bench.summary import TrialResult
+from bench.summary import Results, TrialResult
 from bench.words import bytes_text, failure_text, interval_text
 
 LEFT_OUT = "·"
@@ -22,8 +22,10 @@ HEAD = " ".join((
     f"{LEFT_OUT} where the plan says that it does not fit, or where it was not asked for. The last column:",
     "how far the losses of the first steps lie from naive's, at the micro-batch at which naive was measured;",
     "with dropout (roberta-large, vit-l) compiled code, which zero-3 is not, draws other random numbers.",
-    "What is in several of the bundles named is shown as the last of them has it; what a run that was",
+    "What is in several of the bundles named is shown as the latest of them has it; what a run that was",
     "interrupted did not come to has no row.",
+    "FSDP2 with offloading adds gradients up otherwise than it did (docs/adr/0006-several-devices.md): of",
+    "now are the bundles with fsdp in their name; the other figures of it are of before.",
     "Short timings: `benchmarks/gpu/every_setting.sh`. This file is what `make settings` prints.\n",
 ))  # fmt: skip
 Key = tuple[str, int]  # model, GPUs
@@ -52,10 +54,7 @@ def document(paths: Iterable[Path]) -> str:
 
 def gathered(paths: Iterable[Path]) -> dict[Key, Table]:
     found: dict[Key, Table] = {}
-    for path, verdict in check_all(paths):
-        if isinstance(verdict, Exception):
-            raise SystemExit(str(verdict))
-        results = results_of(verdict)
+    for path, results in sorted(_read(paths), key=lambda read: read[1].run.started_at):
         device = results.node.gpus[0].name if results.node.gpus else "CPU"
         for trial in results.trials:
             table = found.setdefault((trial.model, trial.gpus), Table(device))
@@ -65,6 +64,13 @@ def gathered(paths: Iterable[Path]) -> dict[Key, Table]:
                 skip.label: skip.reason for skip in results.skipped if skip.model == trial.model
             }
     return found
+
+
+def _read(paths: Iterable[Path]) -> Iterator[tuple[Path, Results]]:
+    for path, verdict in check_all(paths):
+        if isinstance(verdict, Exception):
+            raise SystemExit(str(verdict))
+        yield path, results_of(verdict)
 
 
 def section(key: Key, table: Table) -> Iterator[str]:
@@ -82,8 +88,10 @@ def section(key: Key, table: Table) -> Iterator[str]:
 
 def _reasons(table: Table) -> Iterator[str]:
     """Why some have no figure: what the plan left out, and what failed."""
+    tried = {label for label, _ in table.trials}
     for label, why in table.skipped.items():
-        yield f"{label}: unsupported: {why}"
+        if label not in tried:
+            yield f"{label}: unsupported: {why}"
     failed: dict[str, list[str]] = {}
     for (label, size), trial in table.trials.items():
         if trial.failure is not None:

@@ -60,8 +60,7 @@ class World:
         # Of an update: what autocast takes in every pass to lower the weights.
         self.casts = draw.uniform(0.2, 0.55)
         # Of a parameter: in every pass of FSDP2's, over the bus and on the host, and in an update.
-        self.sent = 0.07e-9
-        self.added_up, self.updated = draw.uniform(0.0, 0.5e-9), draw.uniform(0.5e-9, 2e-9)
+        self.added_up, self.updated = draw.uniform(0.07e-9, 1e-9), draw.uniform(0.5e-9, 2e-9)
         self.costs["zero-2"] = self.costs["zero-1"] * draw.uniform(1.0, 1.1)
         self.costs["zero-3"] = self.costs["zero-2"] * draw.uniform(1.1, 2.0)
         self.costs["fsdp-3"] = self.costs["fsdp-2"] * draw.uniform(1.0, 1.2)
@@ -76,19 +75,20 @@ class World:
         share *= 1.0 if is_compiled(trial.setting) else self.uncompiled
         sharding = in_group(trial.setting, "sharding")
         half = trial.model.recipe.precision != "fp32"
-        if half and sharding:
+        zero = sharding is not None and sharding.startswith("zero-")
+        if half and zero:
             # Weights are in half precision there, too.
             share *= min(1.0, self.costs["half-weights"])
         a_pass = share * self.rate * (trial.micro_batch + 16 * self.overhead)
-        if half and not sharding and "half-weights" not in trial.setting:
-            a_pass += self.casts * self.update
+        if half and not zero and "half-weights" not in trial.setting:
+            a_pass += self.casts * self.update  # of weights, or of gradients: FSDP2's
         divided = trial.gpus if sharding else 1
         update = self.update / divided
         if sharding and "offload" in trial.setting:
             parameters = family_of(trial.model).parameters(trial.model).total / divided
             update += parameters * self.updated
             if sharding.startswith("fsdp-"):
-                a_pass = max(a_pass, parameters * self.sent) + parameters * self.added_up
+                a_pass = max(a_pass, parameters * self.added_up)  # both at once
         return update + passes * a_pass
 
     def outcome(self, cell: Cell, trial: Trial) -> Outcome:
@@ -133,7 +133,7 @@ class World:
 
 @pytest.mark.parametrize("target", [H200, FOUR_H200], ids=["one", "four"])
 @pytest.mark.parametrize("model", ["pythia-160m", "pythia-1b", "roberta-large", "vit-l", "pythia-6.9b"])
-def test_nearly_always_within_a_percent_of_the_fastest_after_a_tenth_of_all_trials_or_nine(
+def test_nearly_always_within_a_percent_of_the_fastest_after_a_tenth_of_all_trials_or_eight(
     model: str, target: Target
 ) -> None:
     plan = guided(model, target)
@@ -145,7 +145,7 @@ def test_nearly_always_within_a_percent_of_the_fastest_after_a_tenth_of_all_tria
         regrets.append(world.regret(known))
         spent.append(len(known))
     assert sum(regret <= 0.01 for regret in regrets) >= 0.95 * WORLDS, sorted(regrets)[-20:]
-    assert sum(spent) / WORLDS <= max(0.10 * everything, 9), (sum(spent) / WORLDS, everything)
+    assert sum(spent) / WORLDS <= max(0.10 * everything, 8), (sum(spent) / WORLDS, everything)
 
 
 @pytest.mark.parametrize("samples", [1, 4, 16])
@@ -253,7 +253,7 @@ class Unpredicted(World):
 
 @pytest.mark.parametrize(
     ("model", "target", "most"),
-    [("pythia-1b", RTX_3090, 8), ("pythia-6.9b", RTX_3090, 6), ("pythia-2.8b", H200, 6),
+    [("pythia-1b", RTX_3090, 7), ("pythia-6.9b", RTX_3090, 6), ("pythia-2.8b", H200, 6),
      ("pythia-6.9b", FOUR_H200, 11)],
 )  # fmt: skip
 def test_what_samples_take_is_learnt_where_nothing_predicts_it(model: str, target: Target, most: int) -> None:

@@ -32,19 +32,8 @@ would_it_pay() { # NAME CHANGES MODEL MICRO_BATCH [METHOD...]
 }
 
 halved="tf32 kernels rotary gelu norms half-weights fused-optimizer compile-blocks"
-roberta='"tf32", "kernels", "gelu", "masked-head", "compile-blocks"'
-neox='"tf32", "kernels", "rotary", "gelu", "compile-blocks"' mamba='"tf32", "kernels", "compile-blocks"'
 case $gpus in
 1)
-  ask fsdp-1b settings pythia-1b-1gpu-fsdp-16 pythia-1b 16 \
-    "[\"naive\", [$neox, \"fsdp-2\", \"offload\"], [$neox, \"checkpointing\", \"fsdp-2\", \"offload\"],
-      [$neox, \"fsdp-3\", \"offload\"], [$neox, \"checkpointing\", \"fsdp-3\", \"offload\"]]"
-  ask fsdp-mamba settings mamba-2.8b-1gpu-fsdp-2 mamba-2.8b 2 \
-    "[\"free-lunch\", [$mamba, \"fsdp-2\", \"offload\"], [$mamba, \"checkpointing\", \"fsdp-2\", \"offload\"],
-      [$mamba, \"fsdp-3\", \"offload\"], [$mamba, \"checkpointing\", \"fsdp-3\", \"offload\"]]"
-  ask roberta settings roberta-large-1gpu-again-128 roberta-large 128 \
-    "[[$roberta, \"zero-1\", \"offload\"], [$roberta, \"checkpointing\", \"zero-1\", \"offload\"],
-      [$roberta, \"zero-2\", \"offload\"], [$roberta, \"checkpointing\", \"zero-2\", \"offload\"]]"
   ask hour python3 -m bench run manifests/hour.json --out "$out/hour" --budget 60m --resume
   ask pythia-160m-gelu "$here/side_by_side.sh" "$out" pythia-160m-gelu \
     '[{"name": "pythia-160m", "micro_batch": 64}]' \
