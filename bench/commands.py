@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,9 @@ from bench.models import known_models
 from bench.models.rehearsal import rehearse
 from bench.places import making_folders
 from bench.plan import Cell, Plan, make_plan, target_of
-from bench.report.bundles import results_of
+from bench.report.bundles import results_of, slowed_of
 from bench.report.tables import results_table, without_figures
+from bench.slowdown import Slowed
 from bench.words import batch_text, bytes_text, figures
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def run(
         if not as_json:
             print(results_table(error.results))
         raise
-    _show(finished.results, finished.bundle, as_json)
+    _show(finished.results, finished.bundle, finished.slowed, as_json)
     return _ending(finished, challenged=challenge is not None)
 
 
@@ -108,18 +109,19 @@ def _answers(results: Results) -> int:
     return EnvironmentCannot.exit_code if len(without_figures(results)) == len(results.models) else 0
 
 
-def _show(results: Results, bundle: Path, as_json: bool) -> None:
+def _show(results: Results, bundle: Path, slowed: Mapping[str, Slowed], as_json: bool) -> None:
     if as_json:
-        sys.stdout.write(pretty_json({"bundle": str(bundle), "results": to_json(results)}).decode())
+        document = {"bundle": str(bundle), "results": to_json(results), "slowed": to_json(slowed)}
+        sys.stdout.write(pretty_json(document).decode())
     else:
-        print(results_table(results))
+        print(results_table(results, slowed))
     for model, reason in without_figures(results).items():
         print(printable(f"no figure for {model}: {reason}"), file=sys.stderr)
 
 
 def _finished_before(bundle: Path, verdict: Verdict, as_json: bool) -> int:
     """There is nothing to measure, and nothing to sign."""
-    _show(results_of(verdict), bundle, as_json)
+    _show(results_of(verdict), bundle, slowed_of(verdict), as_json)
     then = "received" if verdict.received_at else "bench receive countersigns it"
     print(f"bundle {bundle}   certified by {verdict.certified_by}, {then}", file=sys.stderr)
     print("this run was finished before: nothing was measured, nothing written", file=sys.stderr)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from bench.estimate import Interval
 from bench.result import Ceiling, NodeFacts
+from bench.slowdown import Slowed, slowed_text
 from bench.summary import Results, TrialResult
 from bench.switches import NOT_SET, Switches, deciding, others
 from bench.winner import fastest
@@ -46,6 +47,7 @@ class Run:
     losses: Mapping[str, FirstLosses]  # by trial
     courses: Mapping[str, Course]
     searched: frozenset[str] = frozenset()  # models whose settings or micro-batches a search chose
+    slowed: Mapping[str, Slowed] = field(default_factory=dict)  # by trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,9 @@ def _reasons(here: Run, there: Run, ours: TrialResult, theirs: TrialResult) -> I
     if ours.failure is not None and ours.outcome != theirs.outcome:
         yield f"{ours.outcome} here, {theirs.outcome} there"
     yield from _of_machines(here, there)
+    for slowed, where in ((here.slowed.get(ours.id), "here"), (there.slowed.get(theirs.id), "there")):
+        if slowed:
+            yield f"slowed {where}: {slowed_text(slowed)}"
     a, b = here.courses.get(ours.id, Course()), there.courses.get(theirs.id, Course())
     for words, x, y in (("MHz", a.sm_mhz, b.sm_mhz), ("W a GPU", a.watts, b.watts)):
         if x is not None and y is not None and abs(x - y) > CLOCK_MATTERS * y:

@@ -48,8 +48,14 @@ class Verdict:
         ]
         if not self.complete:
             lines.append("incomplete the run ended before its plan did")
-        notes = self.recomputed.get("on_trust")
-        return [*lines, *(f"on trust   {note}" for note in notes)] if isinstance(notes, tuple) else lines
+        notes, slowed = self.recomputed.get("on_trust"), self.recomputed.get("slowed")
+        if isinstance(notes, tuple):
+            lines += [f"on trust   {note}" for note in notes]
+        if isinstance(slowed, Mapping) and slowed:
+            from bench.slowdown import slowed_lines
+
+            lines += [f"SLOWED     {line}" for line in slowed_lines(slowed)]
+        return lines
 
     def _signatures(self) -> list[str]:
         voucher = f", trusted by {self.trusted_by}" if self.trusted else ""

@@ -15,6 +15,7 @@ from bench.acceptance.standards import Standards
 from bench.checks import Check, Effort, Rig, not_read
 from bench.checks.matmul import precisions
 from bench.codec import to_json
+from bench.slowdown import BAD_REASONS
 
 SIZE, TINY_SIZE = 8192, 256
 WINDOW_SECONDS = 5.0
@@ -24,13 +25,6 @@ RULES = Rules(
     peers_warn=6, peers_fail=10, history_warn=5,
     advice="look at power and temperature under load: airflow, power supply, a neighbour that heats",
 )  # fmt: skip
-# nvmlClocksEventReasons: what the hardware does in need is a fault; the power cap is how it works.
-BAD_REASONS = {
-    0x08: ("hardware slowdown", "fail"),
-    0x40: ("hardware thermal slowdown", "fail"),
-    0x80: ("power brake", "fail"),
-    0x20: ("software thermal slowdown", "warn"),
-}
 # Not a fault, and yet a reason to be slow: an owner's own setting, which outlives whoever made it.
 SET_BY_SOMEBODY = {0x02: "clocks that somebody set", 0x10: "sync boost"}
 REASONS_SOURCE = "NVML: nvmlClocksEventReasons"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from bench.errors import BadInput, BenchError, one_line
 from bench.places import ALLOWED_SIGNERS, REVOKED, config_path
 from bench.recompute import recompute
 from bench.result import NodeFacts
+from bench.slowdown import Slowed
 from bench.summary import Results
 from bench.switches import in_words
 from bench.verdict import Verdict
@@ -110,7 +111,7 @@ def section(path: Path, verdict: Verdict) -> str:
     node = results.node
     device = f"{len(node.gpus)} x {node.gpus[0].name}, driver {node.driver}" if node.gpus else node.cpu
     signed = f"run {verdict.run_id}, level {verdict.level}, signed by {verdict.fingerprint}"
-    return f"{path}   {device}\n{signed}\n\n{results_table(results)}"
+    return f"{path}   {device}\n{signed}\n\n{results_table(results, slowed_of(verdict))}"
 
 
 def results_of(verdict: Verdict) -> Results:
@@ -118,6 +119,12 @@ def results_of(verdict: Verdict) -> Results:
     if not isinstance(results, Results):
         raise BadInput("is a node check, without models", where=verdict.path, advice="bench compare shows it")
     return results
+
+
+def slowed_of(verdict: Verdict) -> Mapping[str, Slowed]:
+    """By trial, the GPU that was held back while it was timed."""
+    found: Any = verdict.recomputed.get("slowed", {})
+    return dict(found)
 
 
 def notes_of(verdict: Verdict) -> tuple[Note, ...]:

@@ -87,14 +87,14 @@ def compare_rows(rows: Iterable[Row], refused: Sequence[Refused], terms: Terms, 
 
 
 def _evidence(models: Iterable[list[Row]]) -> list[Evidence]:
-    """One row a model and kind of machine: its fastest, from runs that came to their end.
+    """One row a model and kind of machine: its fastest, from runs that came to their end in good health.
 
     What the ranked rows train goes first: days of something else by that name do not tell which is faster.
     """
     best: dict[tuple[str, str], Evidence] = {}
     for rows in models:
         recipe = _ranked_recipe(rows)
-        measured = [row for row in rows if row.best is not None and row.complete]
+        measured = [row for row in rows if row.best is not None and row.complete and not row.slowed]
         for row in sorted(measured, key=lambda row: (row.recipe != recipe, days_of(row).value, row.path)):
             gpu = _gpu_of(row)
             if gpu is None or row.best is None or row.training_flops is None:
@@ -127,11 +127,12 @@ def _unusable(rows: Iterable[Row]) -> Mapping[str, str]:
     found = {}
     for family, measured in of_family.items():
         names = ", ".join(dict.fromkeys(row.machine.name for row in measured))
-        found[family] = (
-            f"no run of {family} came to its end: bench run --resume goes on with one"
-            if any(map(_gpu_of, measured))
-            else f"{names}: no vendor's peak is known to go by"
-        )
+        if not any(map(_gpu_of, measured)):
+            found[family] = f"{names}: no vendor's peak is known to go by"
+        elif any(row.complete for row in measured):
+            found[family] = f"all that was measured of {family} was slowed down while it was"
+        else:
+            found[family] = f"no run of {family} came to its end: bench run --resume goes on with one"
     return found
 
 

@@ -15,6 +15,7 @@ from bench.report.offers import Offer
 from bench.report.rows import Row
 from bench.report.sheet import csv_text
 from bench.scaling import Guess
+from bench.slowdown import HEALTHY, slowed_text
 from bench.words import batch_text, bytes_text, count_text, figures, interval_text, money_text
 
 HEADERS: Mapping[str, str] = {
@@ -58,6 +59,8 @@ def cells(entry: Entry, machine: str) -> dict[str, str]:
 def _doubts(entry: Entry) -> Iterator[str]:
     if not entry.row.complete:
         yield "INCOMPLETE: more settings may be faster"
+    if entry.row.slowed:
+        yield "SLOWED: see below"
     if entry.differs_in:
         yield "NOT ALIKE: " + ", ".join(entry.differs_in)
 
@@ -146,6 +149,11 @@ def remarks(part: ModelPart, comparison: Comparison) -> list[str]:
         f"on trust: {machine}: {entry.row.on_trust}"
         for entry, machine in zip(part.entries, called(part), strict=True)
         if entry.row.on_trust
+    ]
+    lines += [
+        f"SLOWED: {machine}, {slowed_text(entry.row.slowed)}, while its figure was measured: {HEALTHY}"
+        for entry, machine in zip(part.entries, called(part), strict=True)
+        if entry.row.slowed
     ]
     lines += [_guess_line(one) for one in part.guesses]
     lines += [f"not compared: {text}" for text in apart(part)]

@@ -11,7 +11,7 @@ from typing import Any
 from bench.codec import pretty_json, strict_loads, to_json
 from bench.errors import BadInput, BenchError, VerificationFailed, printable
 from bench.recompute import recompute
-from bench.report.bundles import Lists, look_at_all
+from bench.report.bundles import Lists, look_at_all, slowed_of
 from bench.report.power import telemetry_lines
 from bench.report.rows import asked_of
 from bench.reproduce import Compared, Course, Figure, FirstLosses, Reproduction, Run
@@ -83,7 +83,8 @@ def _look(_path: Path, verdict: Verdict) -> Subject:
     results: Any = verdict.recomputed["results"]
     assert isinstance(results, Results)
     subject: Any = verdict.recomputed["subject"]
-    run = Run(results, subject["losses"], subject["courses"], frozenset(subject["searched"]))
+    searched = frozenset(subject["searched"])
+    run = Run(results, subject["losses"], subject["courses"], searched, slowed_of(verdict))
     return Subject(run, subject["manifest"], subject["samples_sha256"])
 
 

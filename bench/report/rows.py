@@ -18,9 +18,10 @@ from bench.errors import VerificationFailed
 from bench.estimate import Interval
 from bench.models import Model, Recipe
 from bench.recompute import recompute
-from bench.report.bundles import notes_of
+from bench.report.bundles import notes_of, slowed_of
 from bench.report.power import Telemetry, course_of, telemetry_lines, watts_of
 from bench.result import NodeFacts
+from bench.slowdown import Slowed
 from bench.summary import Results, TrialResult
 from bench.switches import deciding, in_words
 from bench.verdict import Verdict
@@ -106,6 +107,7 @@ class Row:
     close: Close | None = None
     tried_zero: bool = False  # a setting of DeepSpeed's, whatever came of it
     samples_sha256: str | None = None  # of all that its figures follow from
+    slowed: Slowed | None = None  # while `best` was timed
 
     @property
     def on_trust(self) -> str | None:
@@ -187,6 +189,7 @@ def _row(path: Path, verdict: Verdict, results: Results, model: Model) -> Row:
         close=Close(doubt[0], _attempt(doubt[1])) if (doubt := rival(model.name, results.trials)) else None,
         tried_zero=any("zero" in method for trial in trials for method in trial.setting),
         samples_sha256=str(verdict.recomputed["samples_sha256"]),
+        slowed=slowed_of(verdict).get(best.id) if best else None,
     )
 
 

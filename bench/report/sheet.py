@@ -9,6 +9,7 @@ from typing import Any
 from bench.estimate import Interval
 from bench.report.comparing import Apart, Comparison, Entry, ModelPart
 from bench.report.offers import Offer
+from bench.slowdown import slowed_text
 
 CSV_COLUMNS = (
     "model", "rank", "machine", "devices", "days", "days_half_width", "slower", "slower_half_width",
@@ -17,6 +18,7 @@ CSV_COLUMNS = (
     "trusted", "complete", "run", "bundle", "not_compared", "not_alike", "nodes", "in_time", "buy_spend",
     "buy_in_budget", "buy_outlived", "buy_unmetered", "buy_answers", "rent_gpus", "rent_spend",
     "rent_in_budget", "rent_answers", "break_even_runs", "break_even_utilisation",
+    "slowed",
 )  # fmt: skip
 
 
@@ -59,6 +61,7 @@ def _csv_entry(part: ModelPart, entry: Entry, currency: str) -> dict[str, Any]:
         "currency": currency, "buy_price": buy and buy.price, "buy_run_cost": buy and buy.run_cost,
         "rent_hour": rent and rent.price, "rent_run_cost": rent and rent.run_cost, "level": row.level,
         "trusted": row.trusted, "complete": row.complete, "run": row.run_id, "bundle": row.path,
+        "slowed": row.slowed and slowed_text(row.slowed),
     }  # fmt: skip
     return {name: _csv_value(value) for name, value in (found | _csv_decision(entry, buy, rent)).items()}
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from bench.errors import one_line
 from bench.estimate import BETWEEN_PROCESSES
 from bench.report.terminal import table, wrapped
+from bench.slowdown import Slowed, slowed_lines
 from bench.summary import Results, TrialResult
 from bench.switches import in_words
 from bench.winner import FIRM, Twice, Winner, fastest, twice
@@ -26,7 +28,7 @@ PROVEN = ("real s/step", "error")
 WIDEST = 60  # what a table has room for of why there is no figure; the bundle has all of it
 
 
-def results_table(results: Results) -> str:
+def results_table(results: Results, slowed: Mapping[str, Slowed] = MappingProxyType({})) -> str:
     """A block a model, then the ceilings that "of limit" refers to and whatever is missing."""
     units = {model.name: model.recipe.unit for model in results.models}
     blocks = [
@@ -34,7 +36,7 @@ def results_table(results: Results) -> str:
         for model in results.models
         if any(t.model == model.name for t in results.trials)
     ]
-    return "\n\n".join([*blocks, wrapped(_notes(results), " " * 4)])
+    return "\n\n".join([*blocks, wrapped(_notes(results, slowed), " " * 4)])
 
 
 def without_figures(results: Results) -> dict[str, str]:
@@ -105,7 +107,7 @@ def _row(trial: TrialResult, unit: str, best: bool) -> tuple[str, ...]:
     )
 
 
-def _notes(results: Results) -> Iterable[str]:
+def _notes(results: Results, slowed: Mapping[str, Slowed]) -> Iterable[str]:
     yield "*  fastest of its model    batch  micro-batch x accumulation (x GPUs)    ±  95% interval"
     best: dict[tuple[str, str], float] = {}
     for ceiling in results.ceilings:
@@ -116,6 +118,7 @@ def _notes(results: Results) -> Iterable[str]:
     yield f"image  {image_text(results.node.image)}"
     if results.node.switches:
         yield f"set    {in_words(results.node.switches)}"
+    yield from (f"SLOWED  {line}" for line in slowed_lines(slowed))
     if results.memory_cap_bytes is not None:
         yield f"memory capped at {bytes_text(results.memory_cap_bytes)}"
     if (again := twice(results.trials)).trials:

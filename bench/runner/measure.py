@@ -227,7 +227,7 @@ def _measure_trial(
         return
     _require_all(run, supervisor, progress, outcome)
     run.record({"event": "trial", "id": trial.id, "outcome": to_json(outcome)})
-    progress.end(trial, run.summaries(), again and isinstance(outcome, Measured))
+    progress.end(trial, run.summaries(), again and isinstance(outcome, Measured), run.slowed().get(trial.id))
 
 
 def _prove_trial(

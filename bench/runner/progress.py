@@ -14,6 +14,7 @@ from rich.text import Text
 from bench.plan import Plan
 from bench.result import Outcome, Skipped, Trial
 from bench.search import tally
+from bench.slowdown import Slowed, slowed_text
 from bench.summary import TrialResult
 from bench.words import outcome_line, proof_line, seconds_text
 
@@ -77,11 +78,18 @@ class Progress:
             self._next_plain = time.monotonic() + PLAIN_EVERY_SECONDS
             self.console.print(self._status(), soft_wrap=True)
 
-    def end(self, trial: Trial, results: Sequence[TrialResult], again: bool = False) -> None:
+    def end(
+        self,
+        trial: Trial,
+        results: Sequence[TrialResult],
+        again: bool = False,
+        slowed: Slowed | None = None,
+    ) -> None:
         self._decided = self._count()
         result = next(r for r in results if r.id == trial.id)
         line = outcome_line(result, trial.model.recipe.unit)
-        self.console.print(line + "   measured again, longer" * again, soft_wrap=True)
+        held_back = f"   SLOWED: {slowed_text(slowed)}" if slowed else ""
+        self.console.print(line + "   measured again, longer" * again + held_back, soft_wrap=True)
 
     def proven(self, trial: Trial, results: Sequence[TrialResult]) -> None:
         result = next(r for r in results if r.id == trial.id)

@@ -11,7 +11,7 @@ import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from bench.manifest import Manifest
 from bench.models import Counted
 from bench.pack import pack
 from bench.plan import Plan, make_plan, target_of
-from bench.result import Measured, NodeFacts
+from bench.result import NodeFacts
 from bench.runner import probe, telemetry
 from bench.runner.alone import alone
 from bench.runner.earlier import is_certified
@@ -39,6 +39,7 @@ from bench.runner.supervise import Supervisor
 from bench.sbom import PLACE as SBOM
 from bench.sense import identity_of
 from bench.signals import answered_by
+from bench.slowdown import Slowed
 from bench.statement import Predicate, utc
 from bench.summary import Results, RunFacts, samples_bytes
 from bench.switches import deciding, in_words
@@ -53,6 +54,7 @@ class Finished:
     bundle: Path
     seal: Seal
     kept: bool = False  # the bundle is that of an earlier attempt, which an operator certified
+    slowed: Mapping[str, Slowed] = field(default_factory=dict)  # by trial
 
 
 class Unpacked(EnvironmentCannot):
@@ -208,20 +210,15 @@ def _finish(run: Run, seal: Seal, stopped: str | None) -> Finished:
     results = run.results(stopped)
     bundle = run.folder.with_suffix(".tar")
     if seal.certificate is None and is_certified(bundle):
-        return Finished(results, bundle, seal, kept=True)
+        return Finished(results, bundle, seal, kept=True, slowed=run.slowed())
     trials = run.trials()
-    timed = {
-        trial.id: (end.measurement.started_at, end.measurement.ended_at)
-        for trial, _, end in trials
-        if isinstance(end, Measured)
-    }
     course = run.folder / telemetry.FILE_NAME
     course.touch()  # an interrupt may come before its first reading
     files: dict[str, bytes | Path] = {
         "manifest.json": run.manifest.data,
         "results.json": results.to_bytes(),
         "samples.jsonl": samples_bytes(trials, run.earlier),
-        "telemetry.jsonl": fitting_course(course.read_bytes(), marks_of_trials(timed)),
+        "telemetry.jsonl": fitting_course(course.read_bytes(), marks_of_trials(run.spans())),
         "env.json": pretty_json(
             {
                 "node": to_json(run.node),
@@ -239,7 +236,7 @@ def _finish(run: Run, seal: Seal, stopped: str | None) -> Finished:
         raise Unpacked(error, run.folder, results) from None
     if stopped is None:
         run.record({"event": "end", "bundle": bundle.name})
-    return Finished(results, bundle, seal)
+    return Finished(results, bundle, seal, slowed=run.slowed())
 
 
 def surroundings(folder: Path) -> dict[str, bytes | Path]:

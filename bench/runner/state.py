@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from bench.result import (
     Unsupported,
 )
 from bench.runner.journal import ELSEWHERE, Journal
+from bench.runner.telemetry import FILE_NAME
 from bench.search import undecided
 from bench.signals import held
+from bench.slowdown import Slowed, slowed_trials
 from bench.summary import Results, RunFacts, TrialResult, summarise
 from bench.winner import winner
 
@@ -144,6 +147,20 @@ class Run:
                 for model in self.manifest.models
             ),
         )
+
+    def spans(self) -> dict[str, tuple[float, float]]:
+        """When each trial's steps were timed."""
+        return {
+            name: (end.measurement.started_at, end.measurement.ended_at)
+            for name, end in self.outcomes.items()
+            if isinstance(end, Measured)
+        }
+
+    def slowed(self) -> Mapping[str, Slowed]:
+        course = self.folder / FILE_NAME
+        lines = course.read_bytes().splitlines() if course.exists() else []
+        target = self.plan.target
+        return slowed_trials(lambda: lines, self.spans(), target.gpus // target.nodes)
 
     def trials(self) -> list[tuple[Trial, str, Outcome]]:
         return [

@@ -217,9 +217,11 @@ def _report(results: Sequence[Result], push_id: str, order: Order | None, *, as_
 def _show_one(result: Result) -> None:
     found = results_of(result)
     if found is not None:
+        from bench.report.bundles import slowed_of
         from bench.report.tables import results_table
 
-        print(printable(results_table(found)))
+        assert result.verdict is not None
+        print(printable(results_table(found, slowed_of(result.verdict))))
     if result.checked is not None:
         from bench.report.checks import text
 
