@@ -5,7 +5,6 @@ Its days are true, of this machine as it is: the same GPU in good health is fast
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import defaultdict
@@ -13,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
+
+from bench.codec import DecodeError, strict_loads
 
 # Of NVML's reasons for a clock those that are a fault; the power cap is what full load is held to.
 BAD_REASONS: Mapping[int, tuple[str, Literal["warn", "fail"]]] = {
@@ -22,7 +23,7 @@ BAD_REASONS: Mapping[int, tuple[str, Literal["warn", "fail"]]] = {
     0x20: ("software thermal slowdown", "warn"),
 }
 HEALTHY = "the same GPU in good health is faster, and bench check examines this one"
-LEAST_SHARE = 0.1  # of the readings: fewer cost less than two processes differ by
+LEAST_SHARE = 0.01  # of the readings: fewer cost no more than two processes differ by
 Span = tuple[float, float]  # unix time
 _REASONS = re.compile(rb'"throttle_reasons":\s*(\d{1,19})')
 
@@ -63,8 +64,8 @@ def slowed_trials(
 
 def _reading(line: bytes) -> tuple[float, str, list[Any]] | None:
     try:
-        found = json.loads(line)
-    except ValueError:
+        found = strict_loads(line)
+    except DecodeError:
         return None
     match found:
         case {"at": int() | float() as at, "trial": str() as trial, "gpus": list() as gpus}:
@@ -121,7 +122,7 @@ def _number(said: Any, name: str) -> int | None:
 
 
 def slowed_text(slowed: Slowed) -> str:
-    """GPU 0 by software thermal slowdown, at 405 of its 1,980 MHz and 87 °C."""
+    """GPU 0 by software thermal slowdown, 49% of the time, at 405 of its 1,980 MHz and 87 °C."""
     told = f"GPU {slowed.gpu} by {' and '.join(slowed.why)}"
     return told + "".join(_course_text([slowed]))
 
@@ -136,6 +137,8 @@ def slowed_lines(found: Mapping[str, Slowed]) -> Iterator[str]:
 
 
 def _course_text(of: list[Slowed]) -> Iterator[str]:
+    if (share := max(one.share for one in of)) < 1:
+        yield f", {'up to ' * (len(of) > 1)}{100 * share:.2g}% of the time"
     clocks = [one.sm_mhz for one in of if one.sm_mhz is not None]
     tops = [one.top_mhz for one in of if one.top_mhz is not None]
     heat = [one.celsius for one in of if one.celsius is not None]

@@ -17,6 +17,7 @@ from bench.report.rows import Row
 from bench.result import Trial
 from bench.runner import measure as loop
 from bench.runner.telemetry import FILE_NAME
+from bench.slowdown import slowed_text, slowed_trials
 from tests.report.made import START, bundle, manifest
 from tests.runner.test_measure import Guessing, begun, supervised
 
@@ -80,7 +81,6 @@ def test_what_counts_is_what_it_said_while_steps_were_timed(tmp_path: Path) -> N
     assert slowed_by(tmp_path, lambda i: [one(POWER_CAP)]).slowed is None
     before_and_after = slowed_by(tmp_path, lambda i: [one(POWER_CAP if 10 <= i <= 50 else HEAT)])
     assert before_and_after.slowed is None
-    assert slowed_by(tmp_path, lambda i: [one(HEAT if i in (20, 30) else POWER_CAP)]).slowed is None
     found = slowed_by(
         tmp_path, lambda i: [one(HEAT | POWER_CAP, 600, 88) if i % 2 else one(POWER_CAP)]
     ).slowed
@@ -88,7 +88,9 @@ def test_what_counts_is_what_it_said_while_steps_were_timed(tmp_path: Path) -> N
     assert (found.gpu, found.why, found.sm_mhz, found.top_mhz, found.celsius) == (
         0, ("software thermal slowdown",), 600, 1980, 88,
     )  # fmt: skip
-    assert found.share == pytest.approx(0.5, abs=0.02)
+    assert slowed_text(found) == (
+        "GPU 0 by software thermal slowdown, 49% of the time, at 600 of its 1,980 MHz and 88 °C"
+    )
 
 
 def test_of_several_the_one_that_was_held_back_most_is_named(tmp_path: Path) -> None:
@@ -107,6 +109,22 @@ def test_a_gpu_that_did_not_train_is_none_of_its_business(tmp_path: Path) -> Non
 @pytest.mark.parametrize("said", [{}, *({"throttle_reasons": odd} for odd in ("hot", -1, True, 2**52))])
 def test_a_card_that_says_nothing_of_it_is_not_slowed(tmp_path: Path, said: dict[str, Any]) -> None:
     assert slowed_by(tmp_path, lambda i: [one(None) | said]).slowed is None
+
+
+def test_a_moment_in_many_hours_is_none() -> None:
+    lines = [
+        canonical_json({"at": i, "trial": "t", "gpus": [one(HEAT if i == 7 else 0)]}) for i in range(200)
+    ]
+    assert slowed_trials(lambda: lines, {"t": (0, 200)}, 1) == {}
+    assert slowed_trials(lambda: lines, {"t": (0, 50)}, 1).keys() == {"t"}
+
+
+@pytest.mark.parametrize(
+    "line", [b"[" * 10**5, b"{", b"[]", b'{"at":"x","trial":"t","gpus":[]}', b'{"at":1,"gpus":3}']
+)
+def test_a_line_that_is_no_reading_says_nothing(line: bytes) -> None:
+    hot = canonical_json({"at": 1.5, "trial": "t", "gpus": [one(HEAT), "what?"]})
+    assert slowed_trials(lambda: [line, hot], {"t": (1, 2)}, 8)["t"].share == 1
 
 
 def test_what_was_slowed_is_no_evidence_for_other_machines(tmp_path: Path) -> None:
