@@ -50,7 +50,8 @@ def accumulation_counts(
     low = even_from if recipe_accumulation > even_from else 1
     seconds = max(MAX_STEP_SHARE * timing.measure_seconds, min(2 * update_seconds, timing.measure_seconds))
     least = 2 if pass_seconds > DEAR * timing.measure_seconds else 3
-    high = min(recipe_accumulation, max(least, low + 1, int(seconds / pass_seconds)))
+    apart = max(least, int(seconds / pass_seconds)) - 1  # what tells a pass, wherever the line begins
+    high = min(recipe_accumulation, low + apart)
     return (1,) if recipe_accumulation == 1 else (low, high)
 
 

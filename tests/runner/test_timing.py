@@ -68,7 +68,8 @@ def test_passes_of_a_step(
         (1, 0.1, (1,)),
         (2, 0.1, (1, 2)),  # the recipe's own: no line is needed
         (3, 0.1, (2, 3)),
-        (64, 0.1, (2, 24)),
+        (64, 0.1, (2, 25)),  # as far apart as where it begins at one
+        (64, 1.9, (2, 4)),
         (64, 30.0, (2, 3)),  # however dear: a line takes two points
     ],
 )
