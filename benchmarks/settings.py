@@ -22,6 +22,8 @@ HEAD = " ".join((
     f"{LEFT_OUT} where the plan says that it does not fit, or where it was not asked for. The last column:",
     "how far the losses of the first steps lie from naive's, at the micro-batch at which naive was measured;",
     "with dropout (roberta-large, vit-l) compiled code, which zero-3 is not, draws other random numbers.",
+    "ZeRO's fp32 copies begin as its half-precision weights, and the first updates of a warm-up (2e-7 for",
+    "weights of 0.02) are less than those are rounded to: its losses stay at first where naive's move.",
     "What is in several of the bundles named is shown as the latest of them has it; what a run that was",
     "interrupted did not come to has no row.",
     "FSDP2 with offloading adds gradients up otherwise than it did (docs/adr/0006-several-devices.md): of",
