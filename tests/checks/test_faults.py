@@ -74,7 +74,7 @@ FAULTS = {
     "a rate that sags": Fault("soak", "fail", 4, {"sag": {"4": 0.85}}),
     "thermal throttling": Fault("soak", "fail", 4, {"load": {"4": {"CurrentClocksEventReasons": 0x44}}}),
     "software thermal throttling": Fault(
-        "soak", "warn", 4, {"load": {"4": {"CurrentClocksEventReasons": 0x24}}}
+        "soak", "fail", 4, {"load": {"4": {"CurrentClocksEventReasons": 0x24}}}
     ),
     "a power brake": Fault("soak", "fail", 4, {"load": {"4": {"CurrentClocksEventReasons": 0x80}}}),
     "heat": Fault("soak", "warn", 4, {"load": {"4": {"Temperature.GPU": 88}}}),
@@ -332,6 +332,18 @@ def test_gpus_of_two_kinds_are_not_held_against_each_other(tmp_path: Path) -> No
 
 def test_a_gpu_that_is_lost_leaves_the_others_their_profile(tmp_path: Path) -> None:
     assert profile_for(evidence(tmp_path, lost={"0": 1}).gpus) == profile_of("NVIDIA H200")
+
+
+def test_a_moment_of_heat_is_a_warning(tmp_path: Path) -> None:
+    """What a card that is not cooled does all of the time, a warm one does now and then."""
+    found = evidence(tmp_path, load={"4": {"CurrentClocksEventReasons": 0x24}})
+    hot = list(found.during("soak"))
+    cool = replace(hot[0], gpus=tuple(replace(gpu, throttle_reasons=0x04) for gpu in hot[0].gpus))
+    for moments, verdict in ((len(hot) + 1, "warn"), (len(hot), "fail")):
+        (finding,) = bad(findings(replace(found, course=(*found.course, *[cool] * moments))))
+        assert (finding.check, finding.gpu, finding.verdict) == ("soak", 4, verdict)
+        told = f"software thermal slowdown in {len(hot)} of {len(hot) + moments} samples"
+        assert told in finding.found
 
 
 def test_silence_is_no_pass(tmp_path: Path) -> None:
