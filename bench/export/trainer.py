@@ -8,6 +8,7 @@ from bench.codec import pretty_json
 from bench.export import template
 from bench.export.accelerate import fsdp, fsdp_config, refuse, zero
 from bench.export.deepspeed import configuration
+from bench.models import uses_all_weights
 from bench.result import Trial
 
 COMMAND = "torchrun --standalone --nproc-per-node {gpus} train.py --out checkpoints"
@@ -63,7 +64,7 @@ def training_arguments(trial: Trial, save_every: int) -> dict[str, Any]:
         "save_steps": save_every,
         "remove_unused_columns": False,
         "logging_nan_inf_filter": False,  # else a loss that is no number is logged as the last that was
-        "ddp_find_unused_parameters": False,  # all are used; to look for others in each pass takes time
+        "ddp_find_unused_parameters": not uses_all_weights(trial.model),
         "report_to": "none",
     }
     if zero(trial):

@@ -209,6 +209,14 @@ def families() -> Mapping[str, Family]:
     return {family.name: family for family in loaded}
 
 
+def uses_all_weights(model: Model) -> bool:
+    """For every loss. Of an architecture without a file here nobody knows.
+
+    ESM, say, has a head for contacts, by which no token is guessed.
+    """
+    return model.family in families()
+
+
 @cache
 def known_models() -> Mapping[str, Model]:
     """Every model that a manifest may name, in the order of the family files."""

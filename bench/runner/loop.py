@@ -156,10 +156,14 @@ class Loop:
 class Replicated(Loop):
     """Every device holds the whole model, and gradients are exchanged once a step (DDP)."""
 
-    def __init__(self, whole: nn.Module, recipe: Recipe, device: torch.device, fused: bool) -> None:
+    def __init__(
+        self, whole: nn.Module, recipe: Recipe, device: torch.device, fused: bool, *, all_used: bool
+    ) -> None:
         super().__init__(whole, recipe, device, fused)
         # Views: gradients lie in the buckets that are sent, not beside them.
-        self.replica = DistributedDataParallel(whole, gradient_as_bucket_view=True)
+        self.replica = DistributedDataParallel(
+            whole, gradient_as_bucket_view=True, find_unused_parameters=not all_used
+        )
 
     def forward(self, batch: Batch) -> Tensor:
         loss: Tensor = self.replica(batch)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from bench.methods import in_group
+from bench.models import uses_all_weights
 from bench.result import Trial
 from bench.runner.loop import Loop, Replicated, Strategy, WithLoss
 from bench.runner.team import Team
@@ -22,8 +23,9 @@ def make_strategy(
 
             return Halved(whole, recipe, device, team, fused)
         case None:
-            kind = Loop if team.size == 1 else Replicated
-            return kind(whole, recipe, device, fused)
+            if team.size == 1:
+                return Loop(whole, recipe, device, fused)
+            return Replicated(whole, recipe, device, fused, all_used=uses_all_weights(trial.model))
         case "fsdp-2" | "fsdp-3" as name:
             from bench.runner.fsdp import Offloaded, Sharded
 

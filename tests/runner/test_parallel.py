@@ -6,11 +6,13 @@ gloo stands in for NCCL; the door is the supervisor's, as in a run.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from bench.manifest import parse_manifest
 from bench.methods import NAIVE, Setting, memory_saving_settings
 from bench.models import Model, families, known_models
 from bench.result import Measured, Measurement, Outcome, OutOfMemory, Proving, Timing
@@ -119,6 +121,32 @@ def test_offloaded_gradients_are_added_up_in_every_timed_step(
 ) -> None:
     found = measured(supervisor, tmp_path, small(TINY["gpt_neox"]), setting, 1)
     assert min(sample.accumulation for sample in found.steps) == 2
+
+
+ESM = {
+    "model_type": "esm", "vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1, "hidden_size": 32,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 66,
+    "position_embedding_type": "rotary", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    "setting",
+    [NAIVE, ("checkpointing",), ("compile-blocks",), ("fsdp-3",), ("zero-2",)],
+    ids=lambda setting: "+".join(setting) or "ddp",
+)
+def test_a_weight_that_no_pass_uses_is_no_hindrance(
+    setting: Setting, supervisor: Supervisor, tmp_path: Path
+) -> None:
+    """DDP waits for its gradient, and refused the second step."""
+    recipe = {
+        "objective": "masked-lm", "sequence_length": 64, "batch_size": 16, "steps": 100, "precision": "fp32",
+    }  # fmt: skip
+    entry = {"name": "esm", "architecture": ESM, "recipe": recipe}
+    document = {"schema": "bench/manifest/v1", "models": [entry]}
+    (model,) = parse_manifest(json.dumps(document).encode(), "m.json").models
+    agree(measured(supervisor, tmp_path, model, NAIVE, 1), measured(supervisor, tmp_path, model, setting, 2))
 
 
 @pytest.mark.e2e

@@ -20,6 +20,7 @@ from bench.arguments import count
 from bench.codec import from_json, strict_loads
 from bench.export.guards import finite, nothing_lost, right_devices
 from bench.methods import apply_all, prepare_all, sharded_by
+from bench.models import uses_all_weights
 from bench.models.inline import family_of
 from bench.result import Trial
 from bench.runner.data import Batches, make_pool
@@ -114,7 +115,11 @@ def made_for(trial: Trial) -> Accelerator:
             auto_wrap_policy="NO_WRAP", state_dict_type="SHARDED_STATE_DICT",
         ) if fsdp else None,
         # Of replicas: gradients lie in the buckets that are sent, as measured, not once more beside them.
-        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(
+                gradient_as_bucket_view=True, find_unused_parameters=not uses_all_weights(trial.model)
+            )
+        ],
         # Of ZeRO it stands in deepspeed.json.
         mixed_precision=None if by == "zero" else MIXED[trial.model.recipe.precision],
     )  # fmt: skip
