@@ -135,7 +135,7 @@ def test_what_was_slowed_is_no_evidence_for_other_machines(tmp_path: Path) -> No
     (part,) = collect(Request((hot,), estimate=("h200",))).parts
     (guess,) = part.guesses
     assert guess.days is None
-    assert guess.basis == "all that was measured of gpt_neox was slowed down while it was"
+    assert guess.basis == "in every run of gpt_neox a GPU was slowed down"
     slowed_by(tmp_path, lambda i: [one(0)], "b", of=long, pass_seconds=0.5)
     (part,) = collect(Request((hot, tmp_path / "b.tar"), estimate=("h200",))).parts
     (guess,) = part.guesses
