@@ -129,7 +129,7 @@ def _unusable(rows: Iterable[Row]) -> Mapping[str, str]:
         names = ", ".join(dict.fromkeys(row.machine.name for row in measured))
         if not any(map(_gpu_of, measured)):
             found[family] = f"{names}: no vendor's peak is known to go by"
-        elif any(row.complete for row in measured):
+        elif all(row.slowed for row in measured):
             found[family] = f"in every run of {family} a GPU was slowed down"
         else:
             found[family] = f"no run of {family} came to its end: bench run --resume goes on with one"
