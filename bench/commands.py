@@ -19,9 +19,9 @@ from bench.models import known_models
 from bench.models.rehearsal import rehearse
 from bench.places import making_folders
 from bench.plan import Cell, Plan, make_plan, target_of
-from bench.report.bundles import results_of, slowed_of
+from bench.report.bundles import results_of
 from bench.report.tables import results_table, without_figures
-from bench.slowdown import Slowed
+from bench.slowdown import Slowed, slowed_of
 from bench.words import batch_text, bytes_text, figures
 
 if TYPE_CHECKING:

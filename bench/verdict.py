@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bench.slowdown import slowed_lines, slowed_of
 from bench.statement import Level
 
 TO_TRUST = "bench keys trust FILE --as NAME keeps the public key of whoever you trust; --trust names a list"
@@ -48,14 +49,10 @@ class Verdict:
         ]
         if not self.complete:
             lines.append("incomplete the run ended before its plan did")
-        notes, slowed = self.recomputed.get("on_trust"), self.recomputed.get("slowed")
+        notes = self.recomputed.get("on_trust")
         if isinstance(notes, tuple):
             lines += [f"on trust   {note}" for note in notes]
-        if isinstance(slowed, Mapping) and slowed:
-            from bench.slowdown import slowed_lines
-
-            lines += [f"SLOWED     {line}" for line in slowed_lines(slowed)]
-        return lines
+        return lines + [f"SLOWED     {line}" for line in slowed_lines(slowed_of(self))]
 
     def _signatures(self) -> list[str]:
         voucher = f", trusted by {self.trusted_by}" if self.trusted else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from bench.errors import BadInput, BenchError, one_line
 from bench.places import ALLOWED_SIGNERS, REVOKED, config_path
 from bench.recompute import recompute
 from bench.result import NodeFacts
-from bench.slowdown import Slowed
+from bench.slowdown import slowed_of
 from bench.summary import Results
 from bench.switches import in_words
 from bench.verdict import Verdict
@@ -119,12 +119,6 @@ def results_of(verdict: Verdict) -> Results:
     if not isinstance(results, Results):
         raise BadInput("is a node check, without models", where=verdict.path, advice="bench compare shows it")
     return results
-
-
-def slowed_of(verdict: Verdict) -> Mapping[str, Slowed]:
-    """By trial, the GPU that was held back while it was timed."""
-    found: Any = verdict.recomputed.get("slowed", {})
-    return dict(found)
 
 
 def notes_of(verdict: Verdict) -> tuple[Note, ...]:

@@ -11,10 +11,11 @@ from typing import Any
 from bench.codec import pretty_json, strict_loads, to_json
 from bench.errors import BadInput, BenchError, VerificationFailed, printable
 from bench.recompute import recompute
-from bench.report.bundles import Lists, look_at_all, slowed_of
+from bench.report.bundles import Lists, look_at_all
 from bench.report.power import telemetry_lines
 from bench.report.rows import asked_of
 from bench.reproduce import Compared, Course, Figure, FirstLosses, Reproduction, Run
+from bench.slowdown import slowed_of
 from bench.summary import Results
 from bench.verdict import Verdict
 from bench.verify import Files

@@ -18,10 +18,10 @@ from bench.errors import VerificationFailed
 from bench.estimate import Interval
 from bench.models import Model, Recipe
 from bench.recompute import recompute
-from bench.report.bundles import notes_of, slowed_of
+from bench.report.bundles import notes_of
 from bench.report.power import Telemetry, course_of, telemetry_lines, watts_of
 from bench.result import NodeFacts
-from bench.slowdown import Slowed
+from bench.slowdown import Slowed, slowed_of
 from bench.summary import Results, TrialResult
 from bench.switches import deciding, in_words
 from bench.verdict import Verdict

@@ -217,8 +217,8 @@ def _report(results: Sequence[Result], push_id: str, order: Order | None, *, as_
 def _show_one(result: Result) -> None:
     found = results_of(result)
     if found is not None:
-        from bench.report.bundles import slowed_of
         from bench.report.tables import results_table
+        from bench.slowdown import slowed_of
 
         assert result.verdict is not None
         print(printable(results_table(found, slowed_of(result.verdict))))

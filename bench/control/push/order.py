@@ -23,6 +23,7 @@ from bench.control.push.slurm import Slurm
 from bench.control.ssh_keygen import OperatorKey
 from bench.errors import BenchError
 from bench.krl import Revoked
+from bench.slowdown import slowed_of, slowed_text
 from bench.verdict import Verdict
 
 Phase = Literal["waiting", "connect", "preflight", "ship", "start", "run", "fetch", "clean", "over"]
@@ -92,6 +93,13 @@ class Result:
         """What a node check came to, judged here again."""
         found = judged(self.verdict) if self.verdict else None
         return found.results if found else None
+
+    @property
+    def slowed(self) -> str | None:
+        """Of a run that trained: the GPU that was held back most, on one line."""
+        found = slowed_of(self.verdict) if self.verdict else {}
+        most = max(found.values(), key=lambda one: one.share, default=None)
+        return slowed_text(most) if most else None
 
     @property
     def worst(self) -> str | None:
@@ -166,5 +174,6 @@ def to_json(result: Result) -> Mapping[str, Any]:
         "level": result.verdict.level if result.verdict else None,
         "check": result.checked.verdict if result.checked else None,
         "worst": result.worst,
+        "slowed": result.slowed,
         "changed": result.changed,
     }

@@ -130,7 +130,12 @@ def verdict_text(result: Result) -> str:
 
 
 def ended(result: Result) -> str:
-    """How it ended, on one line, with what to do."""
+    """How it ended, on one line, with what to do; and whether its GPUs could."""
+    told = _ended(result)
+    return f"{told}   SLOWED: {result.slowed}" if result.slowed else told
+
+
+def _ended(result: Result) -> str:
     if result.error is not None and result.outcome != "running":
         phase = f"{result.phase}: " if result.phase != "waiting" else ""
         advice = f"  ({result.error.advice})" if result.error.advice else ""

@@ -20,6 +20,8 @@ from bench.recompute import recompute
 from bench.verify import verify_bundle
 from tests.acceptance import made
 
+RESULTS = Path(__file__).parents[3] / "results"
+
 R = Record(
     "aaaa00000000", "p1p1p1", "gpu1", "10.0.0.1", None, None, None, None, False, "/home/me/.bench", "docker",
     "sha256:i", "m" * 64, "/here/results", None, None, 7200, False, 100,
@@ -134,6 +136,18 @@ def test_programs_and_people_are_told_what_is_the_matter_trouble_first(
     _show_many(named)
     rows = capsys.readouterr().out.splitlines()[2:]
     assert [row.split()[0] for row in rows if row[0] == "n"] == ["n1", "n2", "n0"]
+
+
+def test_a_node_whose_gpu_was_slowed_says_so_among_many(capsys: pytest.CaptureFixture[str]) -> None:
+    def node(name: str, bundle: str) -> Result:
+        return Result(name, outcome="done", verdict=verify_bundle(RESULTS / bundle, recompute))
+
+    hot, good = node("hot", "slowed-h100/five-models.tar"), node("good", "side-by-side-h200/vit-gelu.tar")
+    assert to_json(good)["slowed"] is None
+    assert to_json(hot)["slowed"].startswith("GPU 0 by software thermal slowdown, at ")
+    _show_many([hot, good])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.count("SLOWED: GPU 0 by software thermal slowdown, at") == 1
 
 
 def test_what_a_node_says_of_its_gpus_is_fit_for_a_terminal(
