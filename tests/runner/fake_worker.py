@@ -123,7 +123,7 @@ def flood(emit: Emit, argument: str) -> int:
     os.write(1, b"first\n")
     for _ in range(int(argument)):
         os.write(1, b"x" * (1 << 20))
-    while os.fstat(1).st_size > 16 << 20:  # what came after the cut may be as much
+    while os.fstat(1).st_size > 1 << 20:
         time.sleep(0.05)
     os.write(1, b"last\n")
     return answer(emit, "cut")
