@@ -110,6 +110,11 @@ class Held:
         self._compare_derived()
 
     @property
+    def gpus(self) -> int:
+        """That trained, of each node."""
+        return self._asked.gpus_of(self._results.node)
+
+    @property
     def notes(self) -> tuple[Note, ...]:
         return tuple(self._notes)
 

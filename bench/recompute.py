@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bench.asked import Held, check_image, read_asked
+from bench.asked import Held, check_image
 from bench.codec import DecodeError, from_json, strict_loads
 from bench.errors import VerificationFailed
 from bench.result import Ceiling, Failure, Measurement, NodeFacts, Trial
@@ -88,15 +88,14 @@ def _recompute(results: Results, files: Files) -> Mapping[str, Any]:
         "samples": sum(s.samples for s in all_of_it),
         "measured_seconds": spent,
         "on_trust": (*held.notes, *told),
-        "slowed": _slowed(files, results.node, measured),
+        "slowed": _slowed(files, held.gpus, measured),
     }
 
 
-def _slowed(files: Files, node: NodeFacts, measured: Mapping[str, Summarised]) -> Mapping[str, Slowed]:
+def _slowed(files: Files, gpus: int, measured: Mapping[str, Summarised]) -> Mapping[str, Slowed]:
     if "telemetry.jsonl" not in files.sha256:
         return {}
     spans = {name: (one.first.started_at, one.first.ended_at) for name, one in measured.items()}
-    gpus = read_asked(files.read("manifest.json")).gpus_of(node)
     return slowed_trials(lambda: files.lines("telemetry.jsonl"), spans, gpus)
 
 

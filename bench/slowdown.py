@@ -10,7 +10,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.codec import DecodeError, strict_loads
@@ -25,6 +24,7 @@ BAD_REASONS: Mapping[int, tuple[str, Literal["warn", "fail"]]] = {
     0x80: ("power brake", "fail"),
     0x20: ("software thermal slowdown", "warn"),
 }
+_BAD = sum(BAD_REASONS)
 HEALTHY = "the same GPU in good health is faster, and bench check examines this one"
 LEAST_SHARE = 0.01  # of the readings: fewer cost no more than two processes differ by
 Span = tuple[float, float]  # unix time
@@ -50,8 +50,7 @@ def slowed_trials(
 
     A line that is no reading says nothing: a run that was killed left half of one.
     """
-    bad = sum(BAD_REASONS)
-    if not any(int(bits) & bad for line in read() for bits in _REASONS.findall(line)):
+    if not any(int(bits) & _BAD for line in read() for bits in _REASONS.findall(line)):
         return {}  # as of nearly every bundle, and they may have many lines
     seen: dict[str, dict[int, _Course]] = defaultdict(lambda: defaultdict(_Course))
     top: dict[int, int] = {}
@@ -98,7 +97,7 @@ class _Course:
         if reasons is None:
             return
         self.readings += 1
-        if not reasons & sum(BAD_REASONS):
+        if not reasons & _BAD:
             return
         self.held_back += 1
         self.bits |= reasons
@@ -111,6 +110,8 @@ class _Course:
 
 
 def _worst(courses: Mapping[int, _Course], top: Mapping[int, int]) -> Slowed | None:
+    from statistics import median  # slow to import, and hardly a bundle needs it
+
     gpu, course = max(courses.items(), key=lambda pair: pair[1].share)
     if course.share < LEAST_SHARE:
         return None

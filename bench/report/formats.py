@@ -140,20 +140,13 @@ def remarks(part: ModelPart, comparison: Comparison) -> list[str]:
         lines += [f"{gap}: --prices can have one" for gap in missing]
     if (cap := dict(part.conditions).get("memory cap", "none")) != "none":
         lines.append(f"memory capped at {cap} of each device: a larger one at its own speed and price")
+    named = list(zip((entry.row for entry in part.entries), called(part), strict=True))
+    lines += [_close_line(row, machine) for row, machine in named if row.close]
+    lines += [f"on trust: {machine}: {row.on_trust}" for row, machine in named if row.on_trust]
     lines += [
-        _close_line(entry.row, machine)
-        for entry, machine in zip(part.entries, called(part), strict=True)
-        if entry.row.close
-    ]
-    lines += [
-        f"on trust: {machine}: {entry.row.on_trust}"
-        for entry, machine in zip(part.entries, called(part), strict=True)
-        if entry.row.on_trust
-    ]
-    lines += [
-        f"SLOWED: {machine}, {slowed_text(entry.row.slowed)}, while its figure was measured: {HEALTHY}"
-        for entry, machine in zip(part.entries, called(part), strict=True)
-        if entry.row.slowed
+        f"SLOWED: {machine}, {slowed_text(row.slowed)}, while its figure was measured: {HEALTHY}"
+        for row, machine in named
+        if row.slowed
     ]
     lines += [_guess_line(one) for one in part.guesses]
     lines += [f"not compared: {text}" for text in apart(part)]
