@@ -31,7 +31,7 @@ FROM kernels AS image
 RUN --mount=type=bind,target=/build python3 -B /build/install.py bench \
  && mkdir -p /usr/share/bench /out && mkdir -m 1777 /cache \
  && cp /build/image.json /usr/share/bench/image.json \
- && python3 -B -m bench.sbom > /usr/share/bench/sbom.cdx.json
+ && python3 -B -m bench.base.sbom > /usr/share/bench/sbom.cdx.json
 # All that is written at run time goes below /cache: the one place that is both writable and executable.
 ENV PATH=/usr/local/bin:/usr/bin:/bin \
     LANG=C.UTF-8 \

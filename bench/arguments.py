@@ -7,7 +7,7 @@ import math
 import sys
 from typing import NoReturn
 
-from bench.errors import BadInput
+from bench.base.errors import BadInput
 
 Commands = argparse._SubParsersAction  # argparse has no public name for what add_subparsers returns
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from bench import __version__
-from bench.codec import DecodeError, from_json, strict_loads, to_json
-from bench.errors import VerificationFailed
+from bench.base.errors import VerificationFailed
+from bench.base.strict_json import DecodeError, from_json, strict_loads, to_json
 from bench.manifest import resolve_models
 from bench.methods import arithmetic
 from bench.models import Flops, Model, families

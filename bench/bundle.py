@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from bench.errors import BadInput, EnvironmentCannot, VerificationFailed
+from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
 
 STATEMENT = "statement.json"
 SIGNATURE = "statement.json.sig"

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from tabulate import tabulate
 
 from bench.arguments import is_host_and_port
-from bench.catalogue import find_gpu_model, gpu_models
-from bench.codec import pretty_json, to_json
-from bench.errors import BadInput, EnvironmentCannot, printable
+from bench.base.errors import BadInput, EnvironmentCannot, printable
+from bench.base.gpu_catalogue import find_gpu_model, gpu_models
+from bench.base.paths import making_folders
+from bench.base.strict_json import pretty_json, to_json
 from bench.manifest import Manifest, load_manifest
 from bench.methods import Target
 from bench.models import known_models
 from bench.models.rehearsal import rehearse
-from bench.places import making_folders
 from bench.plan import Cell, Plan, make_plan, target_of
 from bench.report.bundles import results_of
 from bench.report.tables import results_table, without_figures

@@ -7,8 +7,8 @@ from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 
-from bench.codec import DecodeError, canonical_json, strict_loads
-from bench.errors import VerificationFailed
+from bench.base.errors import VerificationFailed
+from bench.base.strict_json import DecodeError, canonical_json, strict_loads
 from bench.ssh import FormatError, PublicKey, Signer, from_base64, to_base64
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"

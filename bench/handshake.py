@@ -15,8 +15,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from bench.codec import DecodeError, canonical_json, from_json, strict_loads, to_json
-from bench.errors import VerificationFailed
+from bench.base.errors import VerificationFailed
+from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads, to_json
 from bench.ssh import Certificate, FormatError, PublicKey, Signer
 from bench.sshsig import sign, verify
 from bench.statement import is_nonce, is_run_id

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
+from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.paths import KEY, config_path
 from bench.bundle import open_regular
-from bench.errors import BadInput, EnvironmentCannot
-from bench.places import KEY, config_path
 from bench.ssh import FormatError, PublicKey, WireReader
 
 _BEGIN = b"-----BEGIN OPENSSH PRIVATE KEY-----"

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.errors import BadInput
+from bench.base.errors import BadInput
 from bench.ssh import Certificate, FormatError, PublicKey, WireReader
 
 MAX_BYTES = 16 * 2**20

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from bench.catalogue import read_data
-from bench.codec import DecodeError, from_json, strict_loads
-from bench.errors import BadInput, Mistake, in_json, nearest
-from bench.faults import line_breaks
+from bench.base.errors import BadInput, Mistake, in_json, nearest
+from bench.base.form_mistakes import line_breaks
+from bench.base.gpu_catalogue import read_data
+from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.methods import Setting, conflict, known_methods, ordered
 from bench.models import Model, known_models
 from bench.models.inline import override_recipe, resolve_inline

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TextIO, cast
 
-from bench.errors import EnvironmentCannot
+from bench.base.errors import EnvironmentCannot
 
 IN_ASCII = {"±": "+-", "…": "...", "·": ".", "°": " "}  # of our own texts; names of others' are escaped
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from bench.base.errors import BadInput, EnvironmentCannot
 from bench.bundle import (
     BLOCK,
     CERTIFICATE,
@@ -23,7 +24,6 @@ from bench.bundle import (
     sha256_of,
 )
 from bench.dsse import seal
-from bench.errors import BadInput, EnvironmentCannot
 from bench.handshake import BUNDLE_NAMESPACE
 from bench.ssh import Certificate, Signer
 from bench.sshsig import sign

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from bench.catalogue import gpu_named
-from bench.errors import BadInput, Mistake
+from bench.base.errors import BadInput, Mistake
+from bench.base.gpu_catalogue import gpu_named
 from bench.manifest import Manifest
 from bench.memory import host_bytes, predict_bytes, state_bytes
 from bench.methods import (

@@ -15,10 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.catalogue import read_data
-from bench.codec import DecodeError, from_json, strict_loads
-from bench.errors import BadInput, Mistake
-from bench.faults import faults
+from bench.base.errors import BadInput, Mistake
+from bench.base.form_mistakes import faults
+from bench.base.gpu_catalogue import read_data
+from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.prices import Electricity, Exchange, GpuPrice, MachinePrice, PriceBook, Quote, Rent, SystemPrice
 
 MAX_BYTES = 1 << 20

@@ -7,8 +7,8 @@ from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bench.asked import Held, check_image
-from bench.codec import DecodeError, from_json, strict_loads
-from bench.errors import VerificationFailed
+from bench.base.errors import VerificationFailed
+from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.result import Ceiling, Failure, Measurement, NodeFacts, Trial
 from bench.sense import (
     doubts,

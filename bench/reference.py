@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from bench.catalogue import GpuModel, find_gpu_model, read_data
-from bench.codec import from_json
+from bench.base.gpu_catalogue import GpuModel, find_gpu_model, read_data
+from bench.base.strict_json import from_json
 from bench.estimate import SECONDS_A_DAY
 from bench.models import known_models
 from bench.models.inline import family_of

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bench.codec import canonical_json, to_json
+from bench.base.strict_json import canonical_json, to_json
 from bench.models import Flops, Model
 
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.asked import Note
-from bench.catalogue import gpu_named
-from bench.codec import strict_loads
-from bench.errors import VerificationFailed
-from bench.faults import line_breaks
+from bench.base.errors import VerificationFailed
+from bench.base.form_mistakes import line_breaks
+from bench.base.gpu_catalogue import gpu_named
+from bench.base.strict_json import strict_loads
 from bench.handshake import DRIFT_SECONDS
 from bench.methods import known_methods
 from bench.result import Measurement, NodeFacts

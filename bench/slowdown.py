@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.codec import DecodeError, strict_loads
+from bench.base.strict_json import DecodeError, strict_loads
 
 if TYPE_CHECKING:
     from bench.verdict import Verdict

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cryptography.exceptions import InvalidSignature
 
-from bench.errors import VerificationFailed
+from bench.base.errors import VerificationFailed
 from bench.ssh import (
     CERTIFICATE,
     ED25519,

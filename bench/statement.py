@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from bench.codec import DecodeError, canonical_json, from_json, strict_loads, to_json
-from bench.errors import VerificationFailed
+from bench.base.errors import VerificationFailed
+from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads, to_json
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 # in-toto asks for a URI that nobody else can mean. A random UUID is one without a host to own and keep.

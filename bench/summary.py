@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.codec import canonical_json, pretty_json, to_json
+from bench.base.strict_json import canonical_json, pretty_json, to_json
 from bench.estimate import Estimate, Interval, estimate, loss_difference
 from bench.models import Model
 from bench.result import (

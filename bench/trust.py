@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.errors import BadInput, Untrusted
+from bench.base.errors import BadInput, Untrusted
 from bench.ssh import ED25519, TOKEN, FormatError, PublicKey
 
 MAX_BYTES = 2**20

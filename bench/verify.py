@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.base.errors import Untrusted, VerificationFailed
 from bench.bundle import (
     CERTIFICATE,
     ENVELOPE,
@@ -26,7 +27,6 @@ from bench.bundle import (
     payload_fault,
 )
 from bench.dsse import verify_own
-from bench.errors import Untrusted, VerificationFailed
 from bench.handshake import (
     BUNDLE_NAMESPACE,
     DRIFT_SECONDS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import assert_never
 
-from bench.errors import one_line
+from bench.base.errors import one_line
 from bench.estimate import Interval
 from bench.result import Crashed, Failure, Image, OutOfMemory, TimedOut, Unsupported
 from bench.summary import TrialResult

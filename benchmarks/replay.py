@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
+from bench.base.strict_json import from_json, strict_loads
 from bench.bounds import arithmetic_of
-from bench.codec import from_json, strict_loads
 from bench.estimate import BETWEEN_PROCESSES
 from bench.manifest import load_manifest, parse_manifest
 from bench.methods import Setting, in_group

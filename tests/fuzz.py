@@ -22,9 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.base.errors import BadInput, BenchError
+from bench.base.strict_json import pretty_json
 from bench.bundle import SIGNING, STATEMENT
-from bench.codec import pretty_json
-from bench.errors import BadInput, BenchError
 from bench.pack import pack, write_bundle
 from bench.recompute import recompute
 from bench.statement import PREDICATE_SCHEMA, parse_statement

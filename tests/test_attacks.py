@@ -22,6 +22,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from bench import __version__
 from bench.asked import Note
+from bench.base.errors import VerificationFailed
+from bench.base.strict_json import canonical_json, from_json, pretty_json, to_json
 from bench.bundle import (
     CERTIFICATE,
     ENVELOPE,
@@ -32,9 +34,7 @@ from bench.bundle import (
     SIGNING,
     STATEMENT,
 )
-from bench.codec import canonical_json, from_json, pretty_json, to_json
 from bench.dsse import seal
-from bench.errors import VerificationFailed
 from bench.handshake import (
     BUNDLE_NAMESPACE,
     NAMESPACE_OPTION,

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from bench import bundle as bundle_module
 from bench import pack as pack_module
+from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
 from bench.bundle import MAX_WHOLE_BYTES, Bundle, open_bundle
-from bench.errors import BadInput, EnvironmentCannot, VerificationFailed
 from bench.pack import pack, write_bundle
 from tests.bundles import BLOCK, FILES, KEY, member, packed, predicate
 

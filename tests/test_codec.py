@@ -10,7 +10,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bench.codec import DecodeError, canonical_json, from_json, strict_loads, to_json, union_from_json
+from bench.base.strict_json import (
+    DecodeError,
+    canonical_json,
+    from_json,
+    strict_loads,
+    to_json,
+    union_from_json,
+)
 from bench.result import Crashed, Measured, Outcome, OutOfMemory, StepSample, TimedOut, Trial, Unsupported
 from tests.builders import measurement, trial
 

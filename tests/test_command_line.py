@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.base.errors import EnvironmentCannot
+from bench.base.strict_json import to_json
 from bench.cli import main
-from bench.codec import to_json
-from bench.errors import EnvironmentCannot
 from bench.handshake import Challenge, write
 from bench.manifest import load_manifest
 from bench.result import Crashed

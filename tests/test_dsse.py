@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.base.errors import VerificationFailed
 from bench.dsse import pae, seal, unseal, verify_own
-from bench.errors import VerificationFailed
 from bench.ssh import PublicKey
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench import keys
-from bench.errors import BadInput, BenchError, EnvironmentCannot
+from bench.base.errors import BadInput, BenchError, EnvironmentCannot
 from bench.handshake import BUNDLE_NAMESPACE
 from bench.keys import load_or_make_key
 from bench.ssh import PublicKey

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.errors import BadInput
+from bench.base.errors import BadInput
 from bench.krl import Revoked
 from bench.ssh import PublicKey
 from tests.authority import OPERATOR, RUN_KEY, STRANGER, Token, certificate

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.acceptance import manifest as node_check
-from bench.errors import BadInput
+from bench.base.errors import BadInput
 from bench.manifest import load_manifest, parse_manifest
 from bench.plan import make_plan
 from tests.targets import CPU

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.errors import BadInput
+from bench.base.errors import BadInput
 from bench.manifest import Manifest, parse_manifest
 from bench.methods import (
     Setting,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.errors import BadInput
+from bench.base.errors import BadInput
 from bench.price_file import load_prices, shipped_prices
 from bench.prices import Gap, Priced
 

@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from bench import sbom
+from bench.base import sbom
 
 STATUS = """Package: libc6
 Status: install ok installed

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.catalogue import GpuModel, find_gpu_model
+from bench.base.gpu_catalogue import GpuModel, find_gpu_model
 from bench.models import known_models
 from bench.reference import claims, gpu_model, training_flops
 from bench.report.compare import Request, collect

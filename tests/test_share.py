@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import share
+from bench.base import machine_share
 from bench.runner.probe import probe
 
 GIB = 1 << 30
@@ -71,8 +71,8 @@ def test_the_narrowest_limit_counts(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
     (tmp_path / "own").write_text(own)
-    monkeypatch.setattr(share, "GROUPS", tmp_path)
-    monkeypatch.setattr(share, "OWN", tmp_path / "own")
+    monkeypatch.setattr(machine_share, "GROUPS", tmp_path)
+    monkeypatch.setattr(machine_share, "OWN", tmp_path / "own")
     monkeypatch.setattr(
         os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 64 * GIB // 1024}[name]
     )
@@ -87,13 +87,13 @@ def test_a_part_of_a_machine_is_told_in_numbers(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "own").write_text("0::/job_7\n")
     (tmp_path / "job_7").mkdir()
     (tmp_path / "job_7/memory.max").write_text(str(48 * GIB))
-    monkeypatch.setattr(share, "GROUPS", tmp_path)
-    monkeypatch.setattr(share, "OWN", tmp_path / "own")
-    monkeypatch.setattr(share, "DRIVER", tmp_path / "gpus")
-    monkeypatch.setattr(share, "physical_bytes", lambda: 256 * GIB)
+    monkeypatch.setattr(machine_share, "GROUPS", tmp_path)
+    monkeypatch.setattr(machine_share, "OWN", tmp_path / "own")
+    monkeypatch.setattr(machine_share, "DRIVER", tmp_path / "gpus")
+    monkeypatch.setattr(machine_share, "physical_bytes", lambda: 256 * GIB)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert share.parts(2) == ["8 of 64 cores", "48 of 256 GiB", "2 of 8 GPUs"]
+    assert machine_share.parts(2) == ["8 of 64 cores", "48 of 256 GiB", "2 of 8 GPUs"]
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     (tmp_path / "job_7/memory.max").write_text(str(250 * GIB))  # what a scheduler leaves of a whole node
-    assert share.parts(8) == share.parts(None) == []
+    assert machine_share.parts(8) == machine_share.parts(None) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from bench.signals import ENDS, answered_by, held
+from bench.base.signals import ENDS, answered_by, held
 
 
 def heard(numbers: tuple[signal.Signals, ...]) -> list[int]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from bench.base.strict_json import canonical_json
 from bench.cli import main
-from bench.codec import canonical_json
 from bench.report.compare import Request, collect
 from bench.report.rows import Row
 from bench.result import Trial

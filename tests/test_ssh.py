@@ -12,7 +12,7 @@ from cryptography.exceptions import InvalidSignature
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.errors import VerificationFailed
+from bench.base.errors import VerificationFailed
 from bench.handshake import BUNDLE_NAMESPACE, certificate_fault, principal
 from bench.ssh import ED25519, TOKEN, Certificate, FormatError, PublicKey, wire_string
 from bench.sshsig import _armor, _signed_data, sign, verify

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.errors import VerificationFailed
+from bench.base.errors import VerificationFailed
 from bench.handshake import BUNDLE_NAMESPACE as NAMESPACE
 from bench.ssh import FormatError, PublicKey, wire_string
 from bench.sshsig import sign as sign_for

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.codec import canonical_json
-from bench.errors import VerificationFailed
+from bench.base.errors import VerificationFailed
+from bench.base.strict_json import canonical_json
 from bench.statement import build_statement, parse_statement, utc
 from tests.bundles import predicate
 

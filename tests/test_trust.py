@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bench.errors import BadInput, VerificationFailed
+from bench.base.errors import BadInput, VerificationFailed
 from bench.handshake import BUNDLE_NAMESPACE as NAMESPACE
 from bench.ssh import PublicKey
 from bench.trust import TrustPolicy

@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 
+from bench.base.errors import VerificationFailed
 from bench.cli import main
 from bench.dsse import PAYLOAD_TYPE, pae, unseal
-from bench.errors import VerificationFailed
 from bench.handshake import BUNDLE_NAMESPACE
 from bench.ssh import ED25519, FormatError, PublicKey, wire_string
 from bench.sshsig import verify

@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.asked import Note
+from bench.base.errors import BadInput, BenchError, VerificationFailed
+from bench.base.strict_json import to_json
 from bench.bundle import ENVELOPE, MAX_LINE_BYTES, SIGNATURE, STATEMENT
-from bench.codec import to_json
-from bench.errors import BadInput, BenchError, VerificationFailed
 from bench.handshake import BUNDLE_NAMESPACE
 from bench.pack import write_bundle
 from bench.ssh import PublicKey

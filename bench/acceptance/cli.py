@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.acceptance import LEVELS
+from bench.base.errors import BenchError
 from bench.control import cli as control
-from bench.errors import BenchError
 
 EXIT_CODES = """exit codes:
   0  the node passes; warnings are shown

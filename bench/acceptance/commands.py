@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from bench.acceptance import Level
 from bench.acceptance.finding import EXITS, NAGIOS
+from bench.base.errors import BadInput, nearest
+from bench.base.strict_json import pretty_json, to_json
 from bench.checks import known_checks
-from bench.codec import pretty_json, to_json
-from bench.errors import BadInput, nearest
 
 if TYPE_CHECKING:
     from bench.acceptance.manifest import CheckManifest

@@ -8,7 +8,7 @@ from math import fsum
 from typing import Any, Literal
 
 from bench.acceptance import Level
-from bench.codec import DecodeError, from_json
+from bench.base.strict_json import DecodeError, from_json
 from bench.result import Gpu
 
 BEFORE, AFTER, IDLE = "inventory-before", "inventory-after", "idle"  # readings that are no check's own

@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.acceptance.evidence import AFTER, Figure
 from bench.acceptance.results import Judged, judged
 from bench.acceptance.standards import Past
-from bench.errors import BenchError
+from bench.base.errors import BenchError
 from bench.recompute import recompute
 from bench.verify import verify_bundle
 

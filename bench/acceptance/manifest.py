@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from bench.acceptance import LEVELS, Level
 from bench.acceptance.standards import Expect
+from bench.base.errors import BadInput, Mistake, nearest
+from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.checks import known_checks
-from bench.codec import DecodeError, from_json, strict_loads
-from bench.errors import BadInput, Mistake, nearest
 from bench.manifest import read_bounded, schema_mistakes
 
 SCHEMA = "bench/node-check/v1"

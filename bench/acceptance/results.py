@@ -20,9 +20,9 @@ from bench.acceptance.manifest import CheckManifest, read
 from bench.acceptance.rules import rules_digest
 from bench.acceptance.standards import Expect, Past, Profile, Standards, profile_for
 from bench.asked import check_image
+from bench.base.errors import VerificationFailed
+from bench.base.strict_json import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
 from bench.checks import known_checks, not_read
-from bench.codec import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
-from bench.errors import VerificationFailed
 from bench.recompute import require_same_run
 from bench.result import NodeFacts
 from bench.sense import require_lines

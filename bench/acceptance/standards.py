@@ -8,8 +8,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
-from bench.catalogue import read_data
-from bench.codec import from_json
+from bench.base.gpu_catalogue import read_data
+from bench.base.strict_json import from_json
 from bench.result import Gpu
 
 

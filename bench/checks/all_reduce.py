@@ -16,8 +16,8 @@ from bench.acceptance.evidence import Evidence, Figure
 from bench.acceptance.figures import Rules, judge_figures
 from bench.acceptance.finding import Finding
 from bench.acceptance.standards import Standards
+from bench.base.strict_json import to_json
 from bench.checks import Check, Effort, Rig
-from bench.codec import to_json
 
 SIZES = {"quick": (1 << 20, 1 << 30), "standard": (1 << 10, 1 << 20, 1 << 25, 1 << 28, 1 << 30, 1 << 32)}
 TINY_SIZES = (1 << 10, 1 << 20)

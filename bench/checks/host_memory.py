@@ -8,8 +8,8 @@ from typing import Any
 from bench.acceptance.evidence import Evidence, Figure
 from bench.acceptance.finding import Finding, quantity
 from bench.acceptance.standards import Standards
+from bench.base.strict_json import to_json
 from bench.checks import Check, Effort, Rig
-from bench.codec import to_json
 
 COPIED_BYTES, TINY_BYTES = 1 << 30, 16 << 20
 SLOW = 8e9  # B/s, read and written by all cores: half of what one channel of DDR4 gives

@@ -9,8 +9,8 @@ from bench.acceptance.evidence import Evidence, Figure
 from bench.acceptance.figures import Rules, judge_figures
 from bench.acceptance.finding import Finding
 from bench.acceptance.standards import Standards
+from bench.base.strict_json import to_json
 from bench.checks import Check, Effort, Rig
-from bench.codec import to_json
 
 SIZE, TINY_SIZE = 8192, 256
 RULES = Rules(

@@ -10,9 +10,9 @@ from bench.acceptance.evidence import BEFORE, Evidence, Figure
 from bench.acceptance.figures import Rules, judge_figures, shortfall
 from bench.acceptance.finding import Finding, quantity
 from bench.acceptance.standards import Standards
+from bench.base.strict_json import to_json
 from bench.checks import Check, Effort, Rig
 from bench.checks.nvlink import linked_to_all
-from bench.codec import to_json
 
 COPIED_BYTES, TINY_BYTES = 256 << 20, 1 << 20
 RULES = Rules(

@@ -12,9 +12,9 @@ from bench.acceptance.evidence import BEFORE, Evidence, Figure, GpuSample, Sampl
 from bench.acceptance.figures import Rules, judge_figures
 from bench.acceptance.finding import Finding, Verdict, quantity
 from bench.acceptance.standards import Standards
+from bench.base.strict_json import to_json
 from bench.checks import Check, Effort, Rig, not_read
 from bench.checks.matmul import precisions
-from bench.codec import to_json
 from bench.slowdown import BAD_REASONS
 
 SIZE, TINY_SIZE = 8192, 256

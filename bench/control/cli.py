@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from bench.arguments import Commands, duration
-from bench.errors import BadInput
+from bench.base.errors import BadInput
 
 
 def add_operator(commands: Commands[argparse.ArgumentParser]) -> None:

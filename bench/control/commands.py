@@ -13,7 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.codec import pretty_json, to_json
+from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.machine_share import memory_bytes, parts
+from bench.base.paths import making_folders
+from bench.base.sbom import PLACE
+from bench.base.strict_json import pretty_json, to_json
 from bench.control.container import CHALLENGE, MANIFEST, NOBODY, OUT, RDMA, TOLD, Container, handed_on, limits
 from bench.control.engines import Engine, find_engine, here
 from bench.control.images import Variant, find_variant, images, variant_for
@@ -43,10 +47,6 @@ from bench.control.preflight import (
     read_host,
     visible_gpus,
 )
-from bench.errors import BadInput, EnvironmentCannot
-from bench.places import making_folders
-from bench.sbom import PLACE
-from bench.share import memory_bytes, parts
 
 UNPACKED = 2.2  # an archive's layers on the disk of an engine, of its size: unpacked, and the copy it reads
 

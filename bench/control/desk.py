@@ -9,16 +9,16 @@ import time
 from pathlib import Path
 
 from bench.acceptance.manifest import CheckManifest
+from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed, one_line
+from bench.base.paths import ALLOWED_SIGNERS, REVOKED, config_path, ledger_path
 from bench.bundle import open_regular
 from bench.control import keyring, operator
 from bench.control.ledger import Ledger
 from bench.control.manifests import load_any
 from bench.control.ssh_keygen import OperatorKey
-from bench.errors import BadInput, EnvironmentCannot, VerificationFailed, one_line
 from bench.handshake import Request, read, write
 from bench.keys import default_key_path, public_half
 from bench.krl import Revoked
-from bench.places import ALLOWED_SIGNERS, REVOKED, config_path, ledger_path
 from bench.statement import utc
 from bench.words import seconds_text
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.paths import ALLOWED_SIGNERS, REVOKED, config_path
 from bench.bundle import CERTIFICATE, open_bundle
 from bench.control.ssh_keygen import run_ssh_keygen
-from bench.errors import BadInput, EnvironmentCannot
 from bench.handshake import BUNDLE_NAMESPACE, RECEIPT_NAMESPACE, key_id
 from bench.keys import default_key_path, public_half
 from bench.krl import Revoked
-from bench.places import ALLOWED_SIGNERS, REVOKED, config_path
 from bench.ssh import Certificate, FormatError, PublicKey
 from bench.trust import TrustPolicy
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Literal, Self
 
-from bench.codec import DecodeError, canonical_json, from_json, strict_loads, to_json
-from bench.errors import BadInput, EnvironmentCannot
+from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads, to_json
 from bench.handshake import LedgerEntry
 
 _START = "0" * 64

@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
+from bench.base.errors import BadInput, VerificationFailed
 from bench.bundle import RECEIPT, RECEIPT_SIGNATURE, open_bundle
 from bench.control.ledger import Ledger, Line
 from bench.control.ssh_keygen import OperatorKey
-from bench.errors import BadInput, VerificationFailed
 from bench.handshake import (
     RECEIPT_NAMESPACE,
     Challenge,

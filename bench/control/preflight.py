@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.base.errors import EnvironmentCannot
 from bench.control.container import GIB
 from bench.control.engines import EngineFacts, Shell
 from bench.control.images import Variant, images, variant_for, version_numbers
 from bench.control.images.archive import Identity
-from bench.errors import EnvironmentCannot
 
 # CVE-2025-23266: a container's own library ran as root on the host. Earlier ones (CVE-2024-0132) end before.
 OLDEST_TOOLKIT = "1.17.8"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.errors import BadInput, EnvironmentCannot
+from bench.base.errors import BadInput, EnvironmentCannot
 from bench.handshake import BUNDLE_NAMESPACE, NAMESPACE_OPTION, NONCE_OPTION, key_id, principal
 from bench.keys import default_key_path, public_half
 from bench.ssh import Certificate, FormatError, PublicKey

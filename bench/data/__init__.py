@@ -1,1 +1,1 @@
-"""Data that ships with the program; bench.catalogue reads it."""
+"""Data that ships with the program; bench.base.gpu_catalogue reads it."""

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench import __version__
-from bench.codec import pretty_json, to_json
-from bench.errors import BadInput, EnvironmentCannot
+from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.strict_json import pretty_json, to_json
 from bench.memory import FP32, MOMENTS
 from bench.methods import sharded_by
 from bench.models.inline import parameters_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.codec import pretty_json
+from bench.base.strict_json import pretty_json
 from bench.export import saving, template
 from bench.export.deepspeed import configuration
 from bench.methods import sharded_by

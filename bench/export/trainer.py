@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.codec import pretty_json
+from bench.base.strict_json import pretty_json
 from bench.export import template
 from bench.export.accelerate import fsdp, fsdp_config, refuse, zero
 from bench.export.deepspeed import configuration

@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from bench.errors import Mistake
+from bench.base.errors import Mistake
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.errors import Mistake
+from bench.base.errors import Mistake
 from bench.models import Model
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from bench.errors import BadInput, Mistake, in_json
+from bench.base.errors import BadInput, Mistake, in_json
 from bench.models import Counted, Flops, Has, Model, Objective, Parts, installed, sources
 from bench.models._common import SDPA, cross_entropy, logits
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from bench.errors import Mistake, in_json, listed, nearest
+from bench.base.errors import Mistake, in_json, listed, nearest
 from bench.models import (
     Family,
     Flops,

@@ -13,7 +13,7 @@ from importlib import import_module, reload
 from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.errors import EnvironmentCannot, Mistake
+from bench.base.errors import EnvironmentCannot, Mistake
 from bench.models import Flops, Has, Model, Objective, Optimizer, Parts, Recipe, Schedule, installed
 from bench.models._common import (
     FP32,

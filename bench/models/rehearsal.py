@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from bench.codec import from_json, to_json
-from bench.errors import BadInput, EnvironmentCannot, Mistake, in_json, nearest
+from bench.base.errors import BadInput, EnvironmentCannot, Mistake, in_json, nearest
+from bench.base.strict_json import from_json, to_json
 from bench.models import Counted, Model, families, sources
 from bench.models.generic import configured, counted, kinds
 

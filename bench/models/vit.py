@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.errors import Mistake
+from bench.base.errors import Mistake
 from bench.models import Flops, Has, Model, Objective, Optimizer, Parts, Recipe, Schedule, installed
 from bench.models._common import (
     ACTIVATIONS,

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from bench.acceptance.results import judged
 from bench.asked import Note
-from bench.codec import pretty_json, to_json
-from bench.errors import BadInput, BenchError, one_line
-from bench.places import ALLOWED_SIGNERS, REVOKED, config_path
+from bench.base.errors import BadInput, BenchError, one_line
+from bench.base.paths import ALLOWED_SIGNERS, REVOKED, config_path
+from bench.base.strict_json import pretty_json, to_json
 from bench.recompute import recompute
 from bench.result import NodeFacts
 from bench.slowdown import slowed_of

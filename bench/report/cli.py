@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from bench.arguments import Commands, Mixed, count, days, duration, percent, positive
-from bench.errors import BadInput
+from bench.base.errors import BadInput
 
 
 def add_commands(commands: Commands[argparse.ArgumentParser]) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.asked import read_asked
+from bench.base.errors import BadInput, BenchError, EnvironmentCannot, VerificationFailed, nearest
 from bench.bundle import open_bundle
 from bench.commands import sealer, signed_text
-from bench.errors import BadInput, BenchError, EnvironmentCannot, VerificationFailed, nearest
 from bench.manifest import parse_manifest
 from bench.report.bundles import Lists, check_all, results_of
 from bench.result import NodeFacts, Trial

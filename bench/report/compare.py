@@ -12,10 +12,10 @@ from bench.acceptance.finding import EXITS
 from bench.acceptance.fleet import Fleet, compare_fleet
 from bench.acceptance.results import judged
 from bench.acceptance.seen import Seen, seen_of
-from bench.catalogue import GpuModel, find_gpu_model, gpu_models
-from bench.codec import pretty_json, to_json
+from bench.base.errors import BadInput, BenchError, printable
+from bench.base.gpu_catalogue import GpuModel, find_gpu_model, gpu_models
+from bench.base.strict_json import pretty_json, to_json
 from bench.decide import Wish
-from bench.errors import BadInput, BenchError, printable
 from bench.price_file import load_prices
 from bench.prices import PriceBook
 from bench.report.bundles import Lists, look_at_all

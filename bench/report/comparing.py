@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from bench.catalogue import GpuModel, gpu_named
+from bench.base.gpu_catalogue import GpuModel, gpu_named
 from bench.decide import Answer, Place, Wish, meets, places
 from bench.report.offers import Offer, Terms, days_of, offers_of
 from bench.report.rows import DEEPSPEED, Row

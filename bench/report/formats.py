@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from bench.codec import pretty_json, to_json
+from bench.base.strict_json import pretty_json, to_json
 from bench.report import terminal
 from bench.report.comparing import Comparison, Entry, ModelPart
 from bench.report.offers import Offer

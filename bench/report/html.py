@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from bench import __version__
-from bench.codec import canonical_json, to_json
+from bench.base.strict_json import canonical_json, to_json
 from bench.report.comparing import Comparison, Entry, ModelPart
 from bench.report.formats import (
     HEADERS,

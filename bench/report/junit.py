@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from bench.acceptance.finding import Finding
 from bench.acceptance.results import CheckResults
-from bench.errors import EnvironmentCannot
+from bench.base.errors import EnvironmentCannot
 from bench.report.checks import node_text
 from bench.statement import utc
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from bench.catalogue import GpuModel
+from bench.base.gpu_catalogue import GpuModel
 from bench.decide import Answer, BreakEven, Option, Wish, break_even, decide, frontier
 from bench.estimate import Interval
 from bench.prices import Gap, PriceBook, Priced

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from bench import __version__
-from bench.errors import EnvironmentCannot
+from bench.base.errors import EnvironmentCannot
 
 # Nothing is fetched and nothing sent, whatever a bundle's texts may hold.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from bench.codec import pretty_json, to_json
+from bench.base.strict_json import pretty_json, to_json
 from bench.decide import Option
 from bench.estimate import Interval
 from bench.price_file import shipped_prices

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench.errors import EnvironmentCannot
+from bench.base.errors import EnvironmentCannot
 from bench.report.svg import Plot, standalone
 
 SCALE = 2  # pixels of a PNG for each of the drawing

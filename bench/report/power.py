@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench.codec import strict_loads
+from bench.base.strict_json import strict_loads
 from bench.summary import TrialResult
 from bench.verify import Files
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.codec import pretty_json, strict_loads, to_json
-from bench.errors import BadInput, BenchError, VerificationFailed, printable
+from bench.base.errors import BadInput, BenchError, VerificationFailed, printable
+from bench.base.strict_json import pretty_json, strict_loads, to_json
 from bench.recompute import recompute
 from bench.report.bundles import Lists, look_at_all
 from bench.report.power import telemetry_lines

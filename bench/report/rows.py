@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.asked import read_asked
-from bench.codec import canonical_json, strict_loads, to_json
-from bench.errors import VerificationFailed
+from bench.base.errors import VerificationFailed
+from bench.base.strict_json import canonical_json, strict_loads, to_json
 from bench.estimate import Interval
 from bench.models import Model, Recipe
 from bench.recompute import recompute

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Protocol
 
-from bench.errors import printable
+from bench.base.errors import printable
 from bench.words import figures
 
 FONT = "system-ui, 'DejaVu Sans', Arial, sans-serif"

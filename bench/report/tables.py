@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from bench.errors import one_line
+from bench.base.errors import one_line
 from bench.estimate import BETWEEN_PROCESSES
 from bench.report.terminal import table, wrapped
 from bench.slowdown import Slowed, slowed_lines

@@ -10,8 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from bench.base.strict_json import from_json
 from bench.checks import Effort, known_checks
-from bench.codec import from_json
 from bench.runner import nvml
 from bench.runner.ranks import together
 

@@ -21,10 +21,10 @@ from bench.acceptance.evidence import AFTER, BEFORE, IDLE, Answers, Evidence, Re
 from bench.acceptance.manifest import CheckManifest, Pains
 from bench.acceptance.results import CheckResults
 from bench.acceptance.standards import Past
+from bench.base.errors import BadInput
+from bench.base.paths import making_folders
+from bench.base.strict_json import to_json
 from bench.checks import Check, Effort, known_checks
-from bench.codec import to_json
-from bench.errors import BadInput
-from bench.places import making_folders
 from bench.result import Gpu
 from bench.runner import nvml, probe, telemetry
 from bench.runner.alone import alone

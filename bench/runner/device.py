@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 import torch
 
-from bench.share import cores
+from bench.base.machine_share import cores
 
 
 @dataclass(frozen=True, slots=True)

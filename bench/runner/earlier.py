@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from bench.base.errors import VerificationFailed
 from bench.bundle import CERTIFICATE, open_bundle
-from bench.errors import VerificationFailed
 from bench.recompute import recompute
 from bench.statement import utc
 from bench.verdict import Verdict

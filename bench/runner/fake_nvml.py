@@ -33,9 +33,9 @@ from typing import Any
 
 from bench.acceptance.evidence import Figure
 from bench.acceptance.standards import profile_of
-from bench.catalogue import read_data
+from bench.base.gpu_catalogue import read_data
+from bench.base.strict_json import to_json
 from bench.checks import Effort
-from bench.codec import to_json
 
 FIRST, IDLE, LOAD, LAST = 1, 2, 3, 4
 UNDER_LOAD = {

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import __version__
-from bench.codec import canonical_json, to_json
-from bench.errors import BadInput, EnvironmentCannot
+from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.paths import making_folders
+from bench.base.strict_json import canonical_json, to_json
 from bench.manifest import Manifest
-from bench.places import making_folders
 from bench.result import NodeFacts
 from bench.runner import journal as journals
 from bench.switches import NOT_SET

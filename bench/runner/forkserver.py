@@ -30,7 +30,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from bench.runner.processes import (
+from bench.base.linux_processes import (
     adopt_orphans,
     die_with_parent,
     end_all_children,

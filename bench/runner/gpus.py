@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.acceptance.evidence import Answers
-from bench.errors import EnvironmentCannot
+from bench.base.errors import EnvironmentCannot
 from bench.result import Gpu
 from bench.switches import VISIBLE
 

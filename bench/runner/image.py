@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from bench.codec import DecodeError, from_json, strict_loads
-from bench.errors import BadInput, EnvironmentCannot
+from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.manifest import Manifest
 from bench.result import Image
 

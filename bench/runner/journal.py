@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bench.codec import DecodeError, canonical_json, strict_loads
-from bench.errors import BadInput, EnvironmentCannot
+from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.strict_json import DecodeError, canonical_json, strict_loads
 
 FILE_NAME = "journal.jsonl"
 ELSEWHERE = "--out names another directory: there the run begins anew"

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.codec import to_json
-from bench.errors import EnvironmentCannot
+from bench.base.errors import EnvironmentCannot
+from bench.base.strict_json import to_json
 from bench.estimate import ceiling_precision
 from bench.methods import in_group
 from bench.plan import Cell, Plan

@@ -23,8 +23,8 @@ from typing import Any
 import torch.distributed as dist
 
 from bench import __version__
-from bench.codec import to_json
-from bench.errors import EnvironmentCannot
+from bench.base.errors import EnvironmentCannot
+from bench.base.strict_json import to_json
 from bench.result import Crashed
 from bench.runner import team
 from bench.runner.device import Device

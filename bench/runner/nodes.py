@@ -24,10 +24,10 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.errors import EnvironmentCannot
-from bench.runner.processes import oom_kills
+from bench.base.errors import EnvironmentCannot
+from bench.base.linux_processes import oom_kills
+from bench.base.machine_share import cores
 from bench.runner.ranks import written_reasons
-from bench.share import cores
 
 if TYPE_CHECKING:
     from torch.distributed import Store

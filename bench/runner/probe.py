@@ -8,8 +8,9 @@ from email.parser import HeaderParser
 from importlib import metadata
 from pathlib import Path
 
-from bench import share, switches
-from bench.errors import EnvironmentCannot
+from bench import switches
+from bench.base import machine_share
+from bench.base.errors import EnvironmentCannot
 from bench.result import NodeFacts
 from bench.runner.gpus import gpus_here
 from bench.runner.image import running_in
@@ -22,11 +23,11 @@ STACK = (
 
 
 def probe(*, gpus_too: bool = True) -> NodeFacts:
-    memory_bytes = share.memory_bytes()
+    memory_bytes = machine_share.memory_bytes()
     gpus, driver = gpus_here(memory_bytes) if gpus_too else ((), None)
     return NodeFacts(
         cpu=_cpu_name(),
-        cpu_cores=share.cores(),
+        cpu_cores=machine_share.cores(),
         memory_bytes=memory_bytes,
         os=_os_name(),
         kernel=platform.release(),

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench.codec import to_json
-from bench.runner.processes import die_with_parent, ended_for_memory, ended_how, oom_kills
+from bench.base.linux_processes import die_with_parent, ended_for_memory, ended_how, oom_kills
+from bench.base.strict_json import to_json
 from bench.runner.room import full_at, no_room
 
 Emit = Callable[[dict[str, Any]], None]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from bench.errors import EnvironmentCannot
+from bench.base.errors import EnvironmentCannot
 from bench.words import bytes_text
 
 # As the kernel says it, whoever repeats it; numpy asks for the room first, in words of its own.

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import __version__
-from bench.codec import pretty_json, to_json
-from bench.errors import BenchError, EnvironmentCannot
+from bench.base.errors import BenchError, EnvironmentCannot
+from bench.base.sbom import PLACE as SBOM
+from bench.base.signals import answered_by
+from bench.base.strict_json import pretty_json, to_json
 from bench.manifest import Manifest
 from bench.models import Counted
 from bench.pack import pack
@@ -36,9 +38,7 @@ from bench.runner.progress import Progress
 from bench.runner.seal import Seal, Sealer
 from bench.runner.state import Run
 from bench.runner.supervise import Supervisor
-from bench.sbom import PLACE as SBOM
 from bench.sense import identity_of
-from bench.signals import answered_by
 from bench.slowdown import Slowed
 from bench.statement import Predicate, utc
 from bench.summary import Results, RunFacts, samples_bytes

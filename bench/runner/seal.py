@@ -17,8 +17,8 @@ from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from bench.base.errors import BadInput, VerificationFailed
 from bench.bundle import CERTIFICATE, open_regular
-from bench.errors import BadInput, VerificationFailed
 from bench.handshake import Challenge, certificate_fault, make_request, read
 from bench.ssh import Certificate, FormatError, PublicKey, Signer
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import __version__
-from bench.codec import DecodeError, from_json, union_from_json
-from bench.errors import BadInput
+from bench.base.errors import BadInput
+from bench.base.signals import held
+from bench.base.strict_json import DecodeError, from_json, union_from_json
 from bench.estimate import estimate
 from bench.manifest import Manifest
 from bench.plan import Plan
@@ -28,7 +29,6 @@ from bench.result import (
 from bench.runner.journal import ELSEWHERE, Journal
 from bench.runner.telemetry import FILE_NAME
 from bench.search import undecided
-from bench.signals import held
 from bench.slowdown import Slowed, slowed_trials
 from bench.summary import Results, RunFacts, TrialResult, summarise
 from bench.winner import winner

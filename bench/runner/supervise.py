@@ -20,8 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bench.codec import from_json, to_json, union_from_json
-from bench.errors import EnvironmentCannot
+from bench.base.errors import EnvironmentCannot
+from bench.base.linux_processes import ended_for_memory, ended_how, group_bytes, kill_group, oom_kills
+from bench.base.strict_json import from_json, to_json, union_from_json
 from bench.result import (
     Ceiling,
     Crashed,
@@ -39,7 +40,6 @@ from bench.result import (
 from bench.runner.awake import Awake
 from bench.runner.fitting import keep_short
 from bench.runner.nodes import LAST, Nodes
-from bench.runner.processes import ended_for_memory, ended_how, group_bytes, kill_group, oom_kills
 from bench.runner.room import require_room
 from bench.runner.serving import start_server
 

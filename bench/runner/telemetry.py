@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench.codec import canonical_json
+from bench.base.strict_json import canonical_json
 from bench.result import NodeFacts
 
 FILE_NAME = "telemetry.jsonl"

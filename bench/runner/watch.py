@@ -15,10 +15,10 @@ import time
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-from bench.codec import canonical_json
+from bench.base.linux_processes import die_with_parent
+from bench.base.strict_json import canonical_json
 from bench.runner import telemetry
 from bench.runner.nvml import load
-from bench.runner.processes import die_with_parent
 
 
 class Watch:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.distributed import DistBackendError
 
-from bench.codec import from_json, to_json
+from bench.base.strict_json import from_json, to_json
 from bench.methods import in_group
 from bench.result import Crashed, Measured, Outcome, OutOfMemory, Trial
 from bench.runner import team

@@ -11,7 +11,7 @@ from bench.acceptance.evidence import Evidence
 from bench.acceptance.manifest import shipped
 from bench.acceptance.results import CheckResults, readings_bytes, results_of
 from bench.acceptance.standards import Standards, profile_of
-from bench.codec import canonical_json, to_json
+from bench.base.strict_json import canonical_json, to_json
 from bench.pack import pack
 from bench.result import NodeFacts
 from bench.sense import identity_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.acceptance.manifest import DEFAULTS, parse, shipped
-from bench.errors import BadInput
+from bench.base.errors import BadInput
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ import pytest
 
 from bench.acceptance import history
 from bench.acceptance.results import Judged
-from bench.errors import VerificationFailed
+from bench.base.errors import VerificationFailed
 from bench.recompute import recompute
 from bench.verify import verify_bundle
 from tests.acceptance.made import START, bundle, files, packed, results

@@ -15,8 +15,8 @@ from bench.acceptance.evidence import AFTER, BEFORE, IDLE, Answers, Evidence, Re
 from bench.acceptance.finding import Finding
 from bench.acceptance.results import judge
 from bench.acceptance.standards import Standards, profile_of
+from bench.base.strict_json import canonical_json, strict_loads
 from bench.checks import Effort, known_checks
-from bench.codec import canonical_json, strict_loads
 from bench.runner import fake_nvml, nvml
 from bench.runner.gpus import seen
 from bench.runner.watch import Watch

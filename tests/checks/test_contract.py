@@ -8,7 +8,7 @@ import pytest
 
 from bench.acceptance.evidence import Evidence
 from bench.acceptance.standards import Standards, profiles
-from bench.catalogue import gpu_named
+from bench.base.gpu_catalogue import gpu_named
 from bench.checks import known_checks
 from bench.result import Gpu
 

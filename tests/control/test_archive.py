@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.base.errors import BadInput, VerificationFailed
 from bench.control.images.archive import (
     Blob,
     ImageFacts,
@@ -21,7 +22,6 @@ from bench.control.images.archive import (
     read_facts,
     write_archive,
 )
-from bench.errors import BadInput, VerificationFailed
 from tests.control.images import as_docker_saves, layer, make_image, normalised
 
 FILES: dict[str, bytes | None] = {"usr": None, "usr/a": b"one", "usr/b": b"two"}

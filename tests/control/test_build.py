@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import bench
+from bench.base.errors import BadInput, EnvironmentCannot
 from bench.control.images import find_variant
 from bench.control.images.build import Recipe, described, labels
-from bench.errors import BadInput, EnvironmentCannot
 
 ROOT = Path(bench.__file__).parent.parent
 HASH = "0" * 64

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from bench.base.errors import BadInput, EnvironmentCannot
 from bench.control.container import GIB, Container, limits
 from bench.control.engines import NAMES, apptainer, docker, find_engine, follow, none, podman
 from bench.control.engines.apptainer import Apptainer
 from bench.control.engines.podman import Podman
-from bench.errors import BadInput, EnvironmentCannot
 from tests.control.images import make_image
 
 C = Container(

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.base.errors import EnvironmentCannot
 from bench.control.images import fetch
 from bench.control.images.locks import Pin
-from bench.errors import EnvironmentCannot
 
 DATA = b"a source archive"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.base.errors import BadInput, EnvironmentCannot
 from bench.control.ledger import Ledger
-from bench.errors import BadInput, EnvironmentCannot
 
 NONCES = ["0a" * 32, "0b" * 32, "0c" * 32]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import bench
+from bench.base.errors import BadInput
 from bench.control.images import images
 from bench.control.images.base import read_debs
 from bench.control.images.locks import BUILDER, DEBIAN, check_all, read_pins
-from bench.errors import BadInput
 
 ROOT = Path(bench.__file__).parent.parent
 HASH = "--hash=sha256:" + "0" * 64

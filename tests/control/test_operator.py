@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
 from bench.control import operator
 from bench.control.ledger import Ledger
 from bench.control.ssh_keygen import OperatorKey
-from bench.errors import BadInput, EnvironmentCannot, VerificationFailed
 from bench.handshake import Challenge, certificate_fault, make_request
 from bench.krl import Revoked
 from bench.pack import pack

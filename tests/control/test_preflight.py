@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.base.errors import BadInput, EnvironmentCannot
 from bench.control.engines import EngineFacts
 from bench.control.images import find_variant, variant_for
 from bench.control.images.archive import Identity
@@ -21,7 +22,6 @@ from bench.control.preflight import (
     read_host,
     visible_gpus,
 )
-from bench.errors import BadInput, EnvironmentCannot
 
 CUDA13, CUDA128 = find_variant("cuda13"), find_variant("cuda12.8")
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@x)\nGCC"

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from bench import export
+from bench.base.strict_json import from_json, strict_loads
 from bench.bundle import open_bundle
-from bench.codec import from_json, strict_loads
 from bench.models import known_models
 from bench.result import Trial
 from bench.summary import Results

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import EnvironmentCannot
+from bench.base.errors import EnvironmentCannot
 from bench.report import pictures
 from bench.report.compare import Request, collect
 from bench.report.paper import figures_of_the_paper

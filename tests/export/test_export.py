@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from bench.base.strict_json import from_json
 from bench.cli import main
-from bench.codec import from_json
 from bench.export import KINDS
 from bench.result import Trial
 from tests.report.made import CRASH, bundle, manifest, measured

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import transformers
 from torch import nn
 
-from bench.codec import from_json, to_json
+from bench.base.strict_json import from_json, to_json
 from bench.models import Family, Model, families, known_models
 from bench.models.inline import family_of, flops_of
 from bench.runner.loop import WithLoss

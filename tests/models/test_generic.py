@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.errors import BadInput
+from bench.base.errors import BadInput
 from bench.methods import Target, free_lunch
 from bench.models import Flops, Model, known_models
 from bench.models.inline import counted, family_of, flops_of, resolve_inline

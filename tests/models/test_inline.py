@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.codec import canonical_json, from_json, to_json
-from bench.errors import Mistake
+from bench.base.errors import Mistake
+from bench.base.strict_json import canonical_json, from_json, to_json
 from bench.models import Model, Optimizer, Schedule, known_models
 from bench.models.inline import TransformersFamily, family_of, override_recipe, resolve_inline
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.errors import EnvironmentCannot
+from bench.base.errors import EnvironmentCannot
 from bench.models import Model, families
 from tests.models.keeping import loss_of, made_up_batch
 from tests.models.test_contract import TINY, built, without_dropout

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.errors import BadInput
+from bench.base.errors import BadInput
 from bench.manifest import parse_manifest
 from bench.models import families, known_models
 from bench.models.paper_code import find_model

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from bench.base.errors import BadInput
 from bench.cli import main
-from bench.errors import BadInput
 from bench.memory import state_bytes
 from bench.models import known_models
 from bench.models.generic import counted

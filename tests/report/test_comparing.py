@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from bench.base.errors import BadInput
 from bench.cli import main
-from bench.errors import BadInput
 from bench.report.compare import Request, collect
 from bench.report.comparing import Comparison, ModelPart
 from bench.report.formats import table

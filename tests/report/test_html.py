@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.errors import BadInput, EnvironmentCannot
+from bench.base.errors import BadInput, EnvironmentCannot
 from bench.reference import claims, paper
 from bench.report.compare import Request, collect, compare
 from bench.report.html import page, write_html

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.codec import canonical_json
+from bench.base.strict_json import canonical_json
 from bench.report.formats import table
 from bench.result import Trial
 from tests.report.made import H100, START, bundle, manifest

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.runner import processes
+from bench.base import linux_processes
 from bench.runner.ranks import together
 
 Emit = Callable[[dict[str, Any]], None]
@@ -73,7 +73,9 @@ def team(emit: Emit, argument: str) -> int:
         return int(argument != "answer")
 
     if argument == "killed-for-memory":
-        processes.oom_kills = lambda: math.inf  # what only a kernel short of memory does: its counter goes up
+        linux_processes.oom_kills = lambda: (
+            math.inf
+        )  # what only a kernel short of memory does: its counter goes up
     with tempfile.TemporaryDirectory() as folder:
         return together(2, member, emit, Path(folder))
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.base.strict_json import canonical_json
 from bench.bundle import SIGNATURE, STATEMENT
-from bench.codec import canonical_json
 from tests.authority import contents
 from tests.needs import needs
 from tests.runner.test_run import bench, environment, gone, manifest, wait_for_trials

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bench.acceptance.evidence import Reading
+from bench.base.strict_json import canonical_json, strict_loads
 from bench.bundle import MAX_MEMBER_BYTES
-from bench.codec import canonical_json, strict_loads
 from bench.runner.fitting import (
     LOG_BYTES,
     fitting_course,

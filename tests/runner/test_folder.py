@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import BadInput
+from bench.base.errors import BadInput
 from bench.result import NodeFacts
 from bench.runner.folder import choose_folder
 from bench.runner.journal import FILE_NAME, Journal

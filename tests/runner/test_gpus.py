@@ -9,7 +9,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from bench.errors import EnvironmentCannot
+from bench.base.errors import EnvironmentCannot
 from bench.runner.gpus import gpus_here
 
 HOST_BYTES = 128 << 30

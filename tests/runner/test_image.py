@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import BadInput, EnvironmentCannot
+from bench.base.errors import BadInput, EnvironmentCannot
 from bench.manifest import parse_manifest
 from bench.result import Image
 from bench.runner.image import TOLD, require_image, running_in

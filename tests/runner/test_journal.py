@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.errors import BadInput
+from bench.base.errors import BadInput
 from bench.runner.journal import FILE_NAME, Journal, read_journal
 
 TEXT = st.text(max_size=20)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench.errors import EnvironmentCannot, VerificationFailed
+from bench.base.errors import EnvironmentCannot, VerificationFailed
 from bench.manifest import parse_manifest
 from bench.methods import arithmetic
 from bench.models.inline import flops_of

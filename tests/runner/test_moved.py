@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bench.errors import BadInput
+from bench.base.errors import BadInput
 from bench.manifest import load_manifest
 from bench.plan import make_plan, target_of
 from bench.result import Gpu, NodeFacts

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from bench.errors import BadInput, EnvironmentCannot
+from bench.base.errors import BadInput, EnvironmentCannot
 from bench.result import Outcome
 from bench.runner import nodes as several
 from bench.runner.member import place

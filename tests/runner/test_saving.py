@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.errors import EnvironmentCannot
+from bench.base.errors import EnvironmentCannot
 from bench.runner.device import Device
 from bench.runner.saving import seconds_to_save
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bench.errors import BadInput
+from bench.base.errors import BadInput
 from bench.handshake import Challenge, check_request, write
 from bench.manifest import Manifest, load_manifest
 from bench.runner.seal import CertifiedKey, OwnKey, Seal, read_challenge

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from bench.base.errors import EnvironmentCannot
 from bench.bundle import MAX_MEMBER_BYTES
-from bench.errors import EnvironmentCannot
 from bench.result import Crashed
 from bench.runner import awake
 from bench.runner.supervise import Limits, Supervisor
@@ -151,7 +151,7 @@ def test_a_job_over_its_memory_is_out_of_memory(tmp_path: Path) -> None:
 def test_a_job_that_the_kernel_ends_for_memory_is_out_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.runner.processes.oom_kills", lambda: math.inf)
+    monkeypatch.setattr("bench.base.linux_processes.oom_kills", lambda: math.inf)
     with supervisor(tmp_path) as owner:
         assert "out-of-memory: host" in run(owner, tmp_path, "die:SIGKILL")
         assert "crashed: ended by SIGSEGV" in run(owner, tmp_path, "die:SIGSEGV")

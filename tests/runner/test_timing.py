@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from bench.base.strict_json import canonical_json, to_json
 from bench.bundle import MAX_LINE_BYTES
-from bench.codec import canonical_json, to_json
 from bench.estimate import step_interval
 from bench.models import known_models
 from bench.result import Measured, StepSample, Timing

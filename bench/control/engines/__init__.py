@@ -11,10 +11,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal, Protocol
 
+from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.signals import answered_by
 from bench.control.container import Container
 from bench.control.images.archive import Identity
-from bench.errors import BadInput, EnvironmentCannot
-from bench.signals import answered_by
 
 NAMES = ("docker", "podman", "apptainer", "none")
 Gpus = Literal["cdi", "runtime"]

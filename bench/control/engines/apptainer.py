@@ -6,10 +6,10 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from bench.base.errors import BadInput, EnvironmentCannot
 from bench.control.container import CACHE, OUT, RDMA, Container
 from bench.control.engines import EngineFacts, Inspected, Shell, follow, here
 from bench.control.images.archive import Identity, opened, read_facts
-from bench.errors import BadInput, EnvironmentCannot
 
 
 def argv(container: Container) -> list[str]:

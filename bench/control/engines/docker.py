@@ -9,11 +9,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from bench.base.errors import EnvironmentCannot
+from bench.base.signals import answered_by
 from bench.control.container import OUT, RDMA, Container
 from bench.control.engines import EngineFacts, Gpus, Inspected
 from bench.control.images.archive import Identity, read_facts
-from bench.errors import EnvironmentCannot
-from bench.signals import answered_by
 
 if TYPE_CHECKING:
     from docker import DockerClient

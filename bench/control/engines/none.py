@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench.base.errors import BadInput
 from bench.control.container import OUT, Container
 from bench.control.engines import EngineFacts, Inspected
-from bench.errors import BadInput
 
 
 def argv(container: Container) -> list[str]:

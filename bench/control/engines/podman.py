@@ -6,10 +6,10 @@ import json
 import re
 from pathlib import Path
 
+from bench.base.errors import EnvironmentCannot
 from bench.control.container import NOBODY, OUT, Container
 from bench.control.engines import EngineFacts, Inspected, Shell, docker, follow, here
 from bench.control.images.archive import Identity
-from bench.errors import EnvironmentCannot
 
 
 def argv(container: Container) -> list[str]:

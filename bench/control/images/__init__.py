@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from bench.catalogue import read_data
-from bench.codec import from_json
-from bench.errors import BadInput, nearest
+from bench.base.errors import BadInput, nearest
+from bench.base.gpu_catalogue import read_data
+from bench.base.strict_json import from_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bench.codec import canonical_json
+from bench.base.errors import BadInput, VerificationFailed
+from bench.base.strict_json import canonical_json
 from bench.control.images.normal import Hashing, Inflate
-from bench.errors import BadInput, VerificationFailed
 
 _SMALL = 4 * 2**20  # a configuration or a manifest; layers are only hashed
 _CHUNK = 2**20

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.errors import BadInput, EnvironmentCannot
+from bench.base.errors import BadInput, EnvironmentCannot
 
 # Documents and other languages; set-id bits, which no-new-privileges makes useless anyway; traces of a build.
 _EXCLUDED = (

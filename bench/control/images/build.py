@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import __version__
-from bench.codec import pretty_json
+from bench.base.errors import BadInput, EnvironmentCannot, nearest
+from bench.base.sbom import PLACE, python_versions
+from bench.base.strict_json import pretty_json
 from bench.control.images import Variant, images
 from bench.control.images.archive import (
     Blob,
@@ -36,8 +38,6 @@ from bench.control.images.base import build_base, read_debs
 from bench.control.images.fetch import digest, wheels
 from bench.control.images.locks import BUILDER, DEBIAN, Pin, read_pins
 from bench.control.images.normal import configuration, normalise
-from bench.errors import BadInput, EnvironmentCannot, nearest
-from bench.sbom import PLACE, python_versions
 
 Say = Callable[[str], None]
 STAGES = ("base", "libraries", "torch", "rest", "kernels", "image")  # a layer each, as in the Dockerfile

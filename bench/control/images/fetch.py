@@ -19,8 +19,8 @@ import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from bench.base.errors import EnvironmentCannot
 from bench.control.images.locks import Pin, normal
-from bench.errors import EnvironmentCannot
 
 # The glibc of Debian 12; pip matches these names exactly.
 _NEWEST_GLIBC = 36

@@ -10,10 +10,10 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from bench.base.errors import BadInput, EnvironmentCannot, nearest
 from bench.control.images.build import Recipe, Say, buildah, check_place, context
 from bench.control.images.fetch import digest, source
 from bench.control.images.locks import BUILDER, Pin, normal, read_pins
-from bench.errors import BadInput, EnvironmentCannot, nearest
 
 NEEDS_NO_NVCC = ("deepspeed",)  # C++ alone
 

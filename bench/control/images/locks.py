@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.base.errors import BadInput
 from bench.control.images import Variant, images
 from bench.control.images.base import read_debs
-from bench.errors import BadInput
 
 BUILDER = "docker/builder.lock"
 DEBIAN = "docker/debian.lock"

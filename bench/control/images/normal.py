@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
-from bench.codec import canonical_json
+from bench.base.strict_json import canonical_json
 
 # What a build leaves in a layer that is none of the image's: mount points, the build machine's network,
 # caches, logs, and bytecode, whose first lines hold a time.

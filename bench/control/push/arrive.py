@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 import time
 
+from bench.base.errors import BadInput, BenchError, EnvironmentCannot, Incomplete, VerificationFailed
 from bench.control import operator
 from bench.control.push import follow
 from bench.control.push.company import LeftAlone
 from bench.control.push.record import Record, now
 from bench.control.push.remote import Unreachable, plain
 from bench.control.push.traveller import Stopped, Traveller
-from bench.errors import BadInput, BenchError, EnvironmentCannot, Incomplete, VerificationFailed
 from bench.verdict import Verdict
 from bench.words import seconds_text
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from bench.errors import EnvironmentCannot
+from bench.base.errors import EnvironmentCannot
 
 _LARGEST_BYTES = 2**20  # of a greeting
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bench.acceptance import LEVELS
 from bench.arguments import Commands, Mixed, duration, is_host_and_port
-from bench.errors import BadInput
+from bench.base.errors import BadInput
 
 if TYPE_CHECKING:
     from bench.control.push.hosts import Host

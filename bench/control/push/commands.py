@@ -13,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.codec import pretty_json
+from bench.base.errors import BadInput, BenchError, printable
+from bench.base.paths import REVOKED, config_path
+from bench.base.strict_json import pretty_json
 from bench.control.manifests import load_any
 from bench.control.push import campaign, follow
 from bench.control.push.company import Company
@@ -25,10 +27,8 @@ from bench.control.push.record import Record, Records
 from bench.control.push.remote import Here, Node, Remote, plain, refuse_twins
 from bench.control.push.show import Screen, ended
 from bench.control.ssh_keygen import OperatorKey
-from bench.errors import BadInput, BenchError, printable
 from bench.keys import default_key_path, load_or_make_key
 from bench.krl import Revoked
-from bench.places import REVOKED, config_path
 
 if TYPE_CHECKING:
     from bench.summary import Results

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from bench.errors import Incomplete
+from bench.base.errors import Incomplete
 
 # done: its bundle is here; over: it waits there; going: the run is alive there; new: it has yet to start
 Standing = Literal["done", "over", "going", "new"]

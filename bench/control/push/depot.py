@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import bench
-from bench.codec import canonical_json
+from bench.base.errors import BadInput, BenchError, EnvironmentCannot
+from bench.base.strict_json import canonical_json
 from bench.control.engines import find_engine
 from bench.control.images import find_variant, images, variant_for
 from bench.control.images.archive import Blob, Identity, ImageFacts, Layer, opened, pack_layer, read_facts
-from bench.errors import BadInput, BenchError, EnvironmentCannot
 
 _BUILT = Path("out/images")  # where `bench image build` puts what it makes
 _KEPT_DAYS = 30  # a layer that nobody asked for so long is not worth its room

@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.base.errors import EnvironmentCannot, VerificationFailed
+from bench.base.paths import ledger_path
 from bench.bundle import CERTIFICATE, MAX_TOTAL_BYTES
 from bench.control import operator
 from bench.control.ledger import Ledger
@@ -22,10 +24,8 @@ from bench.control.push import launch
 from bench.control.push.record import Record, now
 from bench.control.push.remote import ANSWER_SECONDS, Node, demand, plain
 from bench.control.ssh_keygen import OperatorKey
-from bench.errors import EnvironmentCannot, VerificationFailed
 from bench.handshake import Request, read
 from bench.krl import Revoked
-from bench.places import ledger_path
 from bench.verdict import Verdict
 
 LOG = "log.txt"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.errors import BadInput, EnvironmentCannot, Mistake
+from bench.base.errors import BadInput, EnvironmentCannot, Mistake
 
 _HOST = re.compile(
     r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.%]+)\]|(?P<host>[^@:\s\[\]]+))(?::(?P<port>\d+))?"

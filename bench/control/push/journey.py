@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from bench.base.errors import BadInput, BenchError, EnvironmentCannot, Incomplete
 from bench.control.push import follow
 from bench.control.push.arrive import to_the_end, was_fetched
 from bench.control.push.begin import begin
@@ -19,7 +20,6 @@ from bench.control.push.ready import ENGINES, bring, preflight, would
 from bench.control.push.record import Record
 from bench.control.push.remote import Unreachable
 from bench.control.push.traveller import Stopped, Traveller
-from bench.errors import BadInput, BenchError, EnvironmentCannot, Incomplete
 
 _LOOKS = 120  # a second apart, at a run that was asked to end
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from bench.base.errors import EnvironmentCannot
 from bench.control.container import GIB
 from bench.control.images import Variant
 from bench.control.preflight import OUT_BYTES, check_driver, check_free, check_gpus, check_machine
 from bench.control.push.survey import NEEDED, Survey
-from bench.errors import EnvironmentCannot
 from bench.words import bytes_text
 
 SKEW_SECONDS = 30.0  # a certificate is from five minutes ago, so this much is only worth a word

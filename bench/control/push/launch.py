@@ -14,14 +14,14 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.codec import to_json
+from bench.base.errors import EnvironmentCannot
+from bench.base.strict_json import to_json
 from bench.control.container import CHALLENGE, MANIFEST, NOBODY, OUT, TOLD, Container, handed_on, limits
 from bench.control.engines import Gpus, apptainer, docker, podman
 from bench.control.images.archive import Identity
 from bench.control.push.remote import Node, demand
 from bench.control.push.shell import words
 from bench.control.push.slurm import Slurm, header
-from bench.errors import EnvironmentCannot
 
 _NODES, _NODE, _MEET, _MEMORY = "{BENCH_NODES}", "{BENCH_NODE}", "{BENCH_MEET}", "{BENCH_MEMORY}"
 

@@ -12,6 +12,7 @@ from bench.acceptance import Level
 from bench.acceptance.finding import EXITS, worst
 from bench.acceptance.manifest import CheckManifest
 from bench.acceptance.results import CheckResults, judged
+from bench.base.errors import BenchError
 from bench.control.manifests import AnyManifest
 from bench.control.push.company import Company
 from bench.control.push.depot import Depot
@@ -21,7 +22,6 @@ from bench.control.push.record import Record, Records
 from bench.control.push.remote import plain
 from bench.control.push.slurm import Slurm
 from bench.control.ssh_keygen import OperatorKey
-from bench.errors import BenchError
 from bench.krl import Revoked
 from bench.slowdown import slowed_of, slowed_text
 from bench.verdict import Verdict

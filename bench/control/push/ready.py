@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bench.base.errors import EnvironmentCannot
 from bench.control.images import find_variant
 from bench.control.manifests import wanted_image
 from bench.control.preflight import OUT_BYTES, check_identity
@@ -13,7 +14,6 @@ from bench.control.push.judge import Need, judge
 from bench.control.push.ship import Landed
 from bench.control.push.survey import Survey, survey
 from bench.control.push.traveller import Traveller
-from bench.errors import EnvironmentCannot
 from bench.words import size_text
 
 ENGINES = ("docker", "podman", "apptainer")

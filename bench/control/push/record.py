@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bench.codec import DecodeError, from_json, pretty_json, strict_loads, to_json
+from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.paths import state_path
+from bench.base.strict_json import DecodeError, from_json, pretty_json, strict_loads, to_json
 from bench.control.push.hosts import Host
-from bench.errors import BadInput, EnvironmentCannot
-from bench.places import state_path
 
 State = Literal["begun", "running", "fetched", "incomplete", "failed", "cancelled"]
 UNFINISHED = ("begun", "running", "incomplete", "failed")

@@ -16,10 +16,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from bench.base.errors import BadInput, EnvironmentCannot, Mistake
 from bench.control.push import known_hosts
 from bench.control.push.channel import Answering, send
 from bench.control.push.hosts import Host
-from bench.errors import BadInput, EnvironmentCannot, Mistake
 
 if TYPE_CHECKING:
     from fabric import Connection

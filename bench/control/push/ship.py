@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.codec import canonical_json
+from bench.base.errors import EnvironmentCannot
+from bench.base.strict_json import canonical_json
 from bench.control.images.archive import Blob, Identity
 from bench.control.push.depot import Depot, Shippable
 from bench.control.push.remote import ANSWER_SECONDS, Answer, Node, demand, plain
 from bench.control.push.survey import Survey, read_stored
-from bench.errors import EnvironmentCannot
 
 _CHUNK = 2**17
 _LOAD_SECONDS = 3600.0

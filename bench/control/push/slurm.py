@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bench.errors import BadInput
+from bench.base.errors import BadInput
 
 GRACE_SECONDS = 90  # before the time is up: what was measured is packed and signed
 _ONE_LINE = re.compile(r"[^\n\r\0]+")

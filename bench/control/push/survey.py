@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.base.errors import EnvironmentCannot
 from bench.control.engines import EngineFacts
 from bench.control.engines.docker import gpu_access, unfit
 from bench.control.preflight import HostFacts, read_host
 from bench.control.push.remote import Node, plain
-from bench.errors import EnvironmentCannot
 
 _PATIENCE_SECONDS = 15  # for one question; an engine that hangs must not hold up the rest
 _BEGIN, _MIDDLE, _END = "\036", "\037", "\035"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from bench.base.errors import BenchError, Incomplete
 from bench.control.push.order import Order, Outcome, Part, Phase, Result, Shared
 from bench.control.push.remote import Here, Node, Remote
-from bench.errors import BenchError, Incomplete
 
 
 class Stopped(Incomplete):

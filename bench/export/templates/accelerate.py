@@ -17,7 +17,7 @@ from accelerate.utils import (
 )
 
 from bench.arguments import count
-from bench.codec import from_json, strict_loads
+from bench.base.strict_json import from_json, strict_loads
 from bench.export.guards import finite, nothing_lost, right_devices
 from bench.methods import apply_all, prepare_all, sharded_by
 from bench.models import uses_all_weights

@@ -17,7 +17,7 @@ import deepspeed
 import torch.distributed as dist
 
 from bench.arguments import count
-from bench.codec import from_json, strict_loads
+from bench.base.strict_json import from_json, strict_loads
 from bench.export.guards import finite, nothing_lost, right_devices
 from bench.methods import apply_all, in_group, prepare_all
 from bench.models.inline import family_of

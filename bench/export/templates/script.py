@@ -15,7 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from bench.arguments import count
-from bench.codec import from_json, strict_loads
+from bench.base.strict_json import from_json, strict_loads
 from bench.export.guards import finite, nothing_lost, right_devices
 from bench.methods import in_group
 from bench.result import Trial

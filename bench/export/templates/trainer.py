@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from transformers import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments
 
 from bench.arguments import count
-from bench.codec import from_json, strict_loads
+from bench.base.strict_json import from_json, strict_loads
 from bench.export.guards import finite, nothing_lost, right_devices
 from bench.methods import known_methods
 from bench.models.inline import family_of

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from bench.base.errors import BadInput
 from bench.control import operator
 from bench.control.push import arrive, begin, commands, follow
 from bench.control.push.depot import Depot
@@ -23,7 +24,6 @@ from bench.control.push.record import Record, Records
 from bench.control.push.remote import ANSWER_SECONDS, Answer, Here
 from bench.control.push.ship import Landed
 from bench.control.push.traveller import Traveller
-from bench.errors import BadInput
 from bench.manifest import load_manifest
 from tests.control.push.test_follow import KEY
 from tests.control.push.test_record import R

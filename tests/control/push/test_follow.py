@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.base.errors import VerificationFailed
 from bench.control.push import follow, ship
 from bench.control.push.depot import Depot
 from bench.control.push.record import Record
 from bench.control.push.remote import ANSWER_SECONDS, Answer, Here, Unreachable
 from bench.control.ssh_keygen import OperatorKey
-from bench.errors import VerificationFailed
 from bench.ssh import PublicKey
 from tests.control.push.test_record import R
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.base.errors import BadInput
 from bench.control.push.hosts import Host, find_hosts, from_inventory, parse_host
 from bench.control.push.remote import refuse_twins
-from bench.errors import BadInput
 
 
 @pytest.mark.parametrize(

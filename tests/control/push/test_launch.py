@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from bench.base.errors import BadInput
 from bench.control.engines import apptainer, docker
 from bench.control.images.archive import Identity
 from bench.control.push import launch, shell
 from bench.control.push.launch import Job, Together
 from bench.control.push.remote import Here
 from bench.control.push.slurm import Slurm, header
-from bench.errors import BadInput
 
 RUN = "0123456789ab"
 

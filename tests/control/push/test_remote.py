@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 from paramiko import BadHostKeyException, ECDSAKey
 
+from bench.base.errors import EnvironmentCannot
 from bench.control.push import remote
 from bench.control.push.channel import Answering
 from bench.control.push.hosts import Host
 from bench.control.push.remote import HostKeyRefused, Remote, Unreachable
-from bench.errors import EnvironmentCannot
 
 
 class Channel:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.base.errors import EnvironmentCannot
 from bench.control.engines import EngineFacts
 from bench.control.images.archive import Blob, Identity, ImageFacts, Layer, read_facts
 from bench.control.push import ship
@@ -17,7 +18,6 @@ from bench.control.push.depot import Depot, Shippable
 from bench.control.push.remote import ANSWER_SECONDS, Answer, Here, Unreachable
 from bench.control.push.ship import Landed
 from bench.control.push.survey import Engine, Stored
-from bench.errors import EnvironmentCannot
 from tests.control.images import make_image
 from tests.control.push.test_survey import found
 

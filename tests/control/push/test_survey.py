@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from bench.base.errors import EnvironmentCannot
 from bench.control.engines import EngineFacts
 from bench.control.images import find_variant
 from bench.control.preflight import HostFacts
 from bench.control.push.judge import Need, judge
 from bench.control.push.remote import Here
 from bench.control.push.survey import GpuState, Survey, answered, read_survey, survey
-from bench.errors import EnvironmentCannot
 
 GIB = 2**30
 DOCKER = (

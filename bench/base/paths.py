@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.errors import EnvironmentCannot
+from bench.base.errors import EnvironmentCannot
 
 KEY = "id_ed25519"
 ALLOWED_SIGNERS = "allowed_signers"

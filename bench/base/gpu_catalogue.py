@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from bench.codec import from_json, strict_loads
+from bench.base.strict_json import from_json, strict_loads
 
 
 @cache

@@ -1,4 +1,4 @@
-"""`python -m bench.sbom`: what is installed here, as CycloneDX. Run once, while an image is built.
+"""`python -m bench.base.sbom`: what is installed here, as CycloneDX. Run once, while an image is built.
 
 The same software gives the same bytes: no time, and a serial number that follows from the content.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from bench import __version__
-from bench.codec import canonical_json, pretty_json
+from bench.base.strict_json import canonical_json, pretty_json
 
 DPKG = Path("/var/lib/dpkg/status")
 PLACE = Path("/usr/share/bench/sbom.cdx.json")  # where an image has it

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from bench.codec import DecodeError, from_json
-from bench.errors import Mistake, in_json, nearest
+from bench.base.errors import Mistake, in_json, nearest
+from bench.base.strict_json import DecodeError, from_json
 
 WORDS: Mapping[Any, str] = {
     str: "a text", int: "a whole number", float: "a number", bool: "true or false", type(None): "null",
