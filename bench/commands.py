@@ -129,8 +129,8 @@ def _finished_before(bundle: Path, verdict: Verdict, as_json: bool) -> int:
 
 
 def sealer(manifest: Manifest, key: Path | None, challenge: Path | None) -> Sealer:
-    from bench.keys import load_or_make_key
     from bench.runner.seal import CertifiedKey, OwnKey, read_challenge
+    from bench.signing.key_file import load_or_make_key
 
     if challenge is not None:
         return CertifiedKey(read_challenge(challenge), manifest.digest)
@@ -141,7 +141,7 @@ def sealer(manifest: Manifest, key: Path | None, challenge: Path | None) -> Seal
 
 
 def signed_text(seal: Seal) -> str:
-    from bench.ssh import PublicKey
+    from bench.signing.ssh_keys import PublicKey
 
     if seal.certificate is None:
         return f"signed by {PublicKey.of(seal.key).fingerprint}"

@@ -23,10 +23,10 @@ from bench.bundle import (
     payload_fault,
     sha256_of,
 )
-from bench.dsse import seal
 from bench.handshake import BUNDLE_NAMESPACE
-from bench.ssh import Certificate, Signer
-from bench.sshsig import sign
+from bench.signing.dsse import seal
+from bench.signing.ssh_keys import Certificate, Signer
+from bench.signing.sshsig import sign
 from bench.statement import Predicate, build_statement
 
 

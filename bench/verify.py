@@ -26,7 +26,6 @@ from bench.bundle import (
     open_bundle,
     payload_fault,
 )
-from bench.dsse import verify_own
 from bench.handshake import (
     BUNDLE_NAMESPACE,
     DRIFT_SECONDS,
@@ -36,14 +35,15 @@ from bench.handshake import (
     read,
     receipt_fault,
 )
-from bench.ssh import Certificate
-from bench.sshsig import Signed, verify
+from bench.signing.dsse import verify_own
+from bench.signing.ssh_keys import Certificate
+from bench.signing.sshsig import Signed, verify
 from bench.statement import FIRST, Predicate, Statement, parse_statement, utc
 from bench.verdict import Verdict
 
 if TYPE_CHECKING:
-    from bench.krl import Revoked
-    from bench.trust import TrustPolicy
+    from bench.signing.allowed_signers import TrustPolicy
+    from bench.signing.revocation import Revoked
 
 
 @dataclass(frozen=True, slots=True)

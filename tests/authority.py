@@ -23,9 +23,9 @@ from bench.handshake import (
     write,
 )
 from bench.pack import pack, write_bundle
-from bench.ssh import CERTIFICATE, ED25519, TOKEN, Certificate, PublicKey, Signer, wire_string
-from bench.sshsig import sign
-from bench.trust import TrustPolicy
+from bench.signing.allowed_signers import TrustPolicy
+from bench.signing.ssh_keys import CERTIFICATE, ED25519, TOKEN, Certificate, PublicKey, Signer, wire_string
+from bench.signing.sshsig import sign
 from tests.bundles import FILES, predicate
 
 RUN_ID = "7f3a2c"

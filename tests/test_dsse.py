@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.base.errors import VerificationFailed
-from bench.dsse import pae, seal, unseal, verify_own
-from bench.ssh import PublicKey
+from bench.signing.dsse import pae, seal, unseal, verify_own
+from bench.signing.ssh_keys import PublicKey
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 PUBLIC = PublicKey.of(KEY)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import keys
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot
 from bench.handshake import BUNDLE_NAMESPACE
-from bench.keys import load_or_make_key
-from bench.ssh import PublicKey
-from bench.sshsig import sign, verify
+from bench.signing import key_file
+from bench.signing.key_file import load_or_make_key
+from bench.signing.ssh_keys import PublicKey
+from bench.signing.sshsig import sign, verify
 from tests.needs import needs
 
 
@@ -103,7 +103,7 @@ def test_without_xdg_the_key_lies_below_the_home(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("HOME", str(tmp_path))
     for value in ("", "relative/path"):
         monkeypatch.setenv("XDG_CONFIG_HOME", value)
-        assert keys.default_key_path() == tmp_path / ".config" / "bench" / "id_ed25519"
+        assert key_file.default_key_path() == tmp_path / ".config" / "bench" / "id_ed25519"
 
 
 def test_a_place_where_no_key_can_be_kept_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def test_on_a_terminal_the_passphrase_is_asked_again(tmp_path: Path, monkeypatch
     path = ssh_key(tmp_path / "id", "ed25519", "secret", "-a", "1")
     answers = iter(["wrong", "", "secret"])
     monkeypatch.setattr(sys, "stdin", Terminal())
-    monkeypatch.setattr(keys, "getpass", lambda prompt: next(answers))
+    monkeypatch.setattr(key_file, "getpass", lambda prompt: next(answers))
     assert load_or_make_key(path).public == PublicKey.from_line((tmp_path / "id.pub").read_text())
 
 
@@ -214,7 +214,7 @@ def test_three_wrong_passphrases_are_enough(tmp_path: Path, monkeypatch: pytest.
     path = ssh_key(tmp_path / "id", "ed25519", "secret", "-a", "1")
     asked: list[str] = []
     monkeypatch.setattr(sys, "stdin", Terminal())
-    monkeypatch.setattr(keys, "getpass", lambda prompt: asked.append(prompt) or "wrong")  # type: ignore[func-returns-value]
+    monkeypatch.setattr(key_file, "getpass", lambda prompt: asked.append(prompt) or "wrong")  # type: ignore[func-returns-value]
     refused(path, "was not unlocked", "")
     assert asked == [f"Passphrase for {path}: "] * 3
 
@@ -230,6 +230,6 @@ def test_the_library_that_opens_passphrases_may_be_absent(
 
     path = ssh_key(tmp_path / "id", "ed25519", "secret", "-a", "1")
     monkeypatch.setattr(sys, "stdin", Terminal())
-    monkeypatch.setattr(keys, "getpass", lambda prompt: "secret")
-    monkeypatch.setattr(keys, "load_ssh_private_key", cannot)
+    monkeypatch.setattr(key_file, "getpass", lambda prompt: "secret")
+    monkeypatch.setattr(key_file, "load_ssh_private_key", cannot)
     refused(path, "cannot be opened here: Need bcrypt", "pip install bcrypt", EnvironmentCannot)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.base.errors import BadInput
-from bench.krl import Revoked
-from bench.ssh import PublicKey
+from bench.signing.revocation import Revoked
+from bench.signing.ssh_keys import PublicKey
 from tests.authority import OPERATOR, RUN_KEY, STRANGER, Token, certificate
 from tests.needs import needs
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from bench.base.errors import VerificationFailed
 from bench.handshake import BUNDLE_NAMESPACE as NAMESPACE
-from bench.ssh import FormatError, PublicKey, wire_string
-from bench.sshsig import sign as sign_for
-from bench.sshsig import verify as verify_for
+from bench.signing.ssh_keys import FormatError, PublicKey, wire_string
+from bench.signing.sshsig import sign as sign_for
+from bench.signing.sshsig import verify as verify_for
 from tests.bundles import KEY
 from tests.needs import needs
 

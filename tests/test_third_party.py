@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from bench.bundle import CERTIFICATE, ENVELOPE, RECEIPT, RECEIPT_SIGNATURE, STATEMENT
 from bench.control.keyring import trust_lines
-from bench.dsse import seal
 from bench.handshake import (
     BUNDLE_NAMESPACE,
     NAMESPACE_OPTION,
@@ -28,8 +27,9 @@ from bench.handshake import (
     REQUEST_NAMESPACE,
 )
 from bench.pack import signatures, write_bundle
-from bench.ssh import PublicKey
-from bench.sshsig import sign
+from bench.signing.dsse import seal
+from bench.signing.ssh_keys import PublicKey
+from bench.signing.sshsig import sign
 from tests.authority import (
     NONCE,
     OPERATOR,

@@ -9,8 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.base.errors import BadInput, VerificationFailed
 from bench.handshake import BUNDLE_NAMESPACE as NAMESPACE
-from bench.ssh import PublicKey
-from bench.trust import TrustPolicy
+from bench.signing.allowed_signers import TrustPolicy
+from bench.signing.ssh_keys import PublicKey
 from tests.authority import Token
 from tests.bundles import KEY
 

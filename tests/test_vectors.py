@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from bench.base.errors import VerificationFailed
 from bench.cli import main
-from bench.dsse import PAYLOAD_TYPE, pae, unseal
 from bench.handshake import BUNDLE_NAMESPACE
-from bench.ssh import ED25519, FormatError, PublicKey, wire_string
-from bench.sshsig import verify
+from bench.signing.dsse import PAYLOAD_TYPE, pae, unseal
+from bench.signing.ssh_keys import ED25519, FormatError, PublicKey, wire_string
+from bench.signing.sshsig import verify
 from bench.statement import parse_statement
 
 VECTORS = Path(__file__).parent / "vectors"

@@ -24,8 +24,8 @@ from bench.base.strict_json import to_json
 from bench.bundle import ENVELOPE, MAX_LINE_BYTES, SIGNATURE, STATEMENT
 from bench.handshake import BUNDLE_NAMESPACE
 from bench.pack import write_bundle
-from bench.ssh import PublicKey
-from bench.sshsig import sign
+from bench.signing.ssh_keys import PublicKey
+from bench.signing.sshsig import sign
 from bench.verdict import TO_TRUST
 from bench.verify import Files, Rules, verify_bundle
 from tests.authority import OPERATOR, UNTIL, certified, contents, received, trusting
@@ -332,7 +332,7 @@ def test_verification_imports_little() -> None:
         "tempfile",
         "subprocess",
         "asyncio",
-        "bench.keys",
+        "bench.signing.key_file",
     }
     assert not heavy & set(loaded)
     assert "cryptography.hazmat.primitives.serialization.ssh" not in loaded

@@ -128,8 +128,8 @@ def _check_history(places: tuple[Path, ...]) -> None:
 
 
 def _sealer(asked_for: CheckManifest, request: Request) -> Sealer:
-    from bench.keys import load_or_make_key
     from bench.runner.seal import CertifiedKey, OwnKey, read_challenge
+    from bench.signing.key_file import load_or_make_key
 
     if request.challenge is not None:
         return CertifiedKey(read_challenge(request.challenge), asked_for.digest)

@@ -17,8 +17,8 @@ from bench.control.ledger import Ledger
 from bench.control.manifests import load_any
 from bench.control.ssh_keygen import OperatorKey
 from bench.handshake import Request, read, write
-from bench.keys import default_key_path, public_half
-from bench.krl import Revoked
+from bench.signing.key_file import default_key_path, public_half
+from bench.signing.revocation import Revoked
 from bench.statement import utc
 from bench.words import seconds_text
 

@@ -13,10 +13,10 @@ from bench.base.paths import ALLOWED_SIGNERS, REVOKED, config_path
 from bench.bundle import CERTIFICATE, open_bundle
 from bench.control.ssh_keygen import run_ssh_keygen
 from bench.handshake import BUNDLE_NAMESPACE, RECEIPT_NAMESPACE, key_id
-from bench.keys import default_key_path, public_half
-from bench.krl import Revoked
-from bench.ssh import Certificate, FormatError, PublicKey
-from bench.trust import TrustPolicy
+from bench.signing.allowed_signers import TrustPolicy
+from bench.signing.key_file import default_key_path, public_half
+from bench.signing.revocation import Revoked
+from bench.signing.ssh_keys import Certificate, FormatError, PublicKey
 
 THEIRS = "give the .pub file of the key that it is about: whoever has the key hands it out"
 

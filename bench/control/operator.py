@@ -17,12 +17,12 @@ from bench.handshake import (
     sha256,
     write,
 )
-from bench.krl import Revoked
 from bench.pack import Source, Stored, write_bundle
 from bench.recompute import recompute
-from bench.ssh import Certificate
+from bench.signing.allowed_signers import AllowedSigner, TrustPolicy
+from bench.signing.revocation import Revoked
+from bench.signing.ssh_keys import Certificate
 from bench.statement import utc
-from bench.trust import AllowedSigner, TrustPolicy
 from bench.verdict import Verdict
 from bench.verify import Rules, check_time, verify_bundle
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.handshake import BUNDLE_NAMESPACE, NAMESPACE_OPTION, NONCE_OPTION, key_id, principal
-from bench.keys import default_key_path, public_half
-from bench.ssh import Certificate, FormatError, PublicKey
-from bench.sshsig import verify
+from bench.signing.key_file import default_key_path, public_half
+from bench.signing.ssh_keys import Certificate, FormatError, PublicKey
+from bench.signing.sshsig import verify
 from bench.statement import utc
 
 

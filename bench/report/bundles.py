@@ -172,8 +172,8 @@ def _rules(lists: Lists) -> Rules:
     revoked = [path for path in listed if path == lists.revoked or path.exists()]
     if not known and not revoked:
         return Rules()
-    from bench.krl import Revoked  # who has no lists need not wait for what reads them
-    from bench.trust import TrustPolicy
+    from bench.signing.allowed_signers import TrustPolicy
+    from bench.signing.revocation import Revoked  # who has no lists need not wait for what reads them
 
     return Rules(
         trust=TrustPolicy.from_file(known) if known else None,

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from bench.base.errors import BadInput, VerificationFailed
 from bench.bundle import CERTIFICATE, open_regular
 from bench.handshake import Challenge, certificate_fault, make_request, read
-from bench.ssh import Certificate, FormatError, PublicKey, Signer
+from bench.signing.ssh_keys import Certificate, FormatError, PublicKey, Signer
 
 REQUEST = "request.json"
 PATIENCE_SECONDS = 600.0

@@ -11,9 +11,9 @@ import pytest
 from bench.bundle import STATEMENT
 from bench.cli import main
 from bench.handshake import BUNDLE_NAMESPACE, RECEIPT_NAMESPACE
-from bench.krl import Revoked
-from bench.ssh import PublicKey
-from bench.trust import TrustPolicy
+from bench.signing.allowed_signers import TrustPolicy
+from bench.signing.revocation import Revoked
+from bench.signing.ssh_keys import PublicKey
 from tests.authority import OPERATOR, RUN_KEY, certificate, certified, contents, received
 from tests.bundles import packed
 from tests.needs import needs

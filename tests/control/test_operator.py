@@ -18,12 +18,12 @@ from bench.control import operator
 from bench.control.ledger import Ledger
 from bench.control.ssh_keygen import OperatorKey
 from bench.handshake import Challenge, certificate_fault, make_request
-from bench.krl import Revoked
 from bench.pack import pack
 from bench.recompute import recompute
-from bench.ssh import Certificate, PublicKey
+from bench.signing.allowed_signers import TrustPolicy
+from bench.signing.revocation import Revoked
+from bench.signing.ssh_keys import Certificate, PublicKey
 from bench.statement import PREDICATE_SCHEMA, parse_statement
-from bench.trust import TrustPolicy
 from bench.verify import Rules, verify_bundle
 from tests.authority import contents
 from tests.needs import needs
@@ -250,7 +250,7 @@ def refused_bundle(ledger: Ledger, key: OperatorKey, bundle: Path, why: str, now
 def test_a_bundle_that_answers_no_challenge(
     ledger: Ledger, key: OperatorKey, key_file: Path, tmp_path: Path
 ) -> None:
-    from bench.keys import load_key
+    from bench.signing.key_file import load_key
 
     path = tmp_path / "b.tar"
     facts = {f: getattr(RUN, f) for f in RUN.__slots__} | {"schema": PREDICATE_SCHEMA}

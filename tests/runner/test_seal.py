@@ -15,7 +15,7 @@ from bench.base.errors import BadInput
 from bench.handshake import Challenge, check_request, write
 from bench.manifest import Manifest, load_manifest
 from bench.runner.seal import CertifiedKey, OwnKey, Seal, read_challenge
-from bench.ssh import Certificate, PublicKey
+from bench.signing.ssh_keys import Certificate, PublicKey
 from tests.authority import NONCE, OPERATOR, RUN_ID, certificate_blob
 
 MANIFEST = Path(__file__).parents[2] / "manifests" / "quickstart.json"

@@ -27,8 +27,8 @@ from bench.control.push.record import Record, Records
 from bench.control.push.remote import Here, Node, Remote, plain, refuse_twins
 from bench.control.push.show import Screen, ended
 from bench.control.ssh_keygen import OperatorKey
-from bench.keys import default_key_path, load_or_make_key
-from bench.krl import Revoked
+from bench.signing.key_file import default_key_path, load_or_make_key
+from bench.signing.revocation import Revoked
 
 if TYPE_CHECKING:
     from bench.summary import Results

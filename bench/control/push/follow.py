@@ -25,7 +25,7 @@ from bench.control.push.record import Record, now
 from bench.control.push.remote import ANSWER_SECONDS, Node, demand, plain
 from bench.control.ssh_keygen import OperatorKey
 from bench.handshake import Request, read
-from bench.krl import Revoked
+from bench.signing.revocation import Revoked
 from bench.verdict import Verdict
 
 LOG = "log.txt"

@@ -22,7 +22,7 @@ from bench.control.push.record import Record, Records
 from bench.control.push.remote import plain
 from bench.control.push.slurm import Slurm
 from bench.control.ssh_keygen import OperatorKey
-from bench.krl import Revoked
+from bench.signing.revocation import Revoked
 from bench.slowdown import slowed_of, slowed_text
 from bench.verdict import Verdict
 

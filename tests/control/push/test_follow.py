@@ -14,7 +14,7 @@ from bench.control.push.depot import Depot
 from bench.control.push.record import Record
 from bench.control.push.remote import ANSWER_SECONDS, Answer, Here, Unreachable
 from bench.control.ssh_keygen import OperatorKey
-from bench.ssh import PublicKey
+from bench.signing.ssh_keys import PublicKey
 from tests.control.push.test_record import R
 
 JOURNAL = b'{"trial": 1}\n{"trial": 2}\n'

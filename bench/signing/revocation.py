@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.base.errors import BadInput
-from bench.ssh import Certificate, FormatError, PublicKey, WireReader
+from bench.signing.ssh_keys import Certificate, FormatError, PublicKey, WireReader
 
 MAX_BYTES = 16 * 2**20
 _MAGIC = b"SSHKRL\n\0"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cryptography.exceptions import InvalidSignature
 
 from bench.base.errors import VerificationFailed
-from bench.ssh import (
+from bench.signing.ssh_keys import (
     CERTIFICATE,
     ED25519,
     Certificate,

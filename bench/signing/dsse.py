@@ -9,7 +9,7 @@ from cryptography.exceptions import InvalidSignature
 
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import DecodeError, canonical_json, strict_loads
-from bench.ssh import FormatError, PublicKey, Signer, from_base64, to_base64
+from bench.signing.ssh_keys import FormatError, PublicKey, Signer, from_base64, to_base64
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base.errors import BadInput, Untrusted
-from bench.ssh import ED25519, TOKEN, FormatError, PublicKey
+from bench.signing.ssh_keys import ED25519, TOKEN, FormatError, PublicKey
 
 MAX_BYTES = 2**20
 
