@@ -20,10 +20,10 @@ from bench.manifest import resolve_models
 from bench.methods import arithmetic
 from bench.models import Flops, Model, families
 from bench.models.inline import INERT, TOKENS, family_of
-from bench.result import Image, NodeFacts, Timing, Trial
+from bench.records.trial import Image, NodeFacts, Timing, Trial
 
 if TYPE_CHECKING:
-    from bench.summary import Results
+    from bench.records.run_results import Results
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from bench.methods import Setting, halves_weights, in_group, sharded_by
 from bench.models.inline import parameters_of
-from bench.result import Trial
+from bench.records.trial import Trial
 
 # Of the time, at the very least and at most; measured in docs/accuracy.md and docs/methods.md.
 RECOMPUTED = 1.10  # checkpointing does a third of the arithmetic again

@@ -19,16 +19,16 @@ from bench.methods import Target
 from bench.models import known_models
 from bench.models.rehearsal import rehearse
 from bench.plan import Cell, Plan, make_plan, target_of
+from bench.records.slowdown import Slowed, slowed_of
+from bench.records.text import batch_text, bytes_text, figures
 from bench.report.bundles import results_of
 from bench.report.tables import results_table, without_figures
-from bench.slowdown import Slowed, slowed_of
-from bench.words import batch_text, bytes_text, figures
 
 if TYPE_CHECKING:
+    from bench.records.run_results import Results
     from bench.runner.nodes import Nodes
     from bench.runner.run import Finished
     from bench.runner.seal import Seal, Sealer
-    from bench.summary import Results
     from bench.verdict import Verdict
 
 

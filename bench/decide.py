@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from bench.estimate import Interval
+from bench.records.estimate import Interval
 
 T = TypeVar("T")
 HOURS_A_DAY = 24

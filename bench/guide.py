@@ -11,12 +11,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from bench.bounds import Curve, Timed, added_up, arithmetic_of, bound, curve_of, on_host, with_updates
-from bench.estimate import SECONDS_A_DAY, pass_and_update, step_interval
 from bench.fits import LEAP, Fits
 from bench.methods import Setting
 from bench.plan import Cell
-from bench.result import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Trial
-from bench.winner import NEAR
+from bench.records.estimate import SECONDS_A_DAY, pass_and_update, step_interval
+from bench.records.fastest import NEAR
+from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Trial
 
 COMFORTABLE = 0.85  # of the memory, for a first guess that must not run out
 OUT = 2  # crashes, or one time that is up, after which other settings with the same method are left alone

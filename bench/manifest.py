@@ -17,7 +17,7 @@ from bench.models import Model, known_models
 from bench.models.inline import override_recipe, resolve_inline
 from bench.models.paper_code import SUFFIX as PAPER_CODE
 from bench.models.paper_code import find_model
-from bench.result import Proving, Timing
+from bench.records.trial import Proving, Timing
 
 MAX_BYTES = 1 << 20  # a manifest is written by hand; a megabyte is a wrong file
 MAX_DEPTH = 32

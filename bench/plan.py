@@ -30,8 +30,8 @@ from bench.methods import (
 )
 from bench.models import Counted, Model
 from bench.models.inline import family_of
-from bench.result import NodeFacts, Skipped, Trial
-from bench.words import bytes_text
+from bench.records.text import bytes_text
+from bench.records.trial import NodeFacts, Skipped, Trial
 
 # A prediction can be wrong: only what is far too large is not tried at all.
 HOPELESS = 1.5

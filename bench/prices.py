@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from bench.words import count_text, figures, money_text
+from bench.records.text import count_text, figures, money_text
 
 
 @dataclass(frozen=True, slots=True)

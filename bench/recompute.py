@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Any
 from bench.asked import Held, check_image
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import DecodeError, from_json, strict_loads
-from bench.result import Ceiling, Failure, Measurement, NodeFacts, Trial
+from bench.records.fastest import winner
+from bench.records.run_results import (
+    SCHEMA,
+    Found,
+    Results,
+    RunFacts,
+    Summarised,
+    TrialResult,
+    digest,
+    trial_results,
+)
+from bench.records.slowdown import Slowed, slowed_trials
+from bench.records.trial import Ceiling, Failure, Measurement, NodeFacts, Trial
 from bench.sense import (
     doubts,
     require_limits,
@@ -18,10 +30,7 @@ from bench.sense import (
     require_possible,
     require_same_node,
 )
-from bench.slowdown import Slowed, slowed_trials
 from bench.statement import Predicate, utc
-from bench.summary import SCHEMA, Found, Results, RunFacts, Summarised, TrialResult, digest, trial_results
-from bench.winner import winner
 
 if TYPE_CHECKING:
     from bench.verify import Files

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.base.gpu_catalogue import GpuModel
-from bench.estimate import SECONDS_A_DAY, quantile95
+from bench.records.estimate import SECONDS_A_DAY, quantile95
 
 LEAST = 3  # rows held out, from which on their errors say something
 

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from bench import guide
-from bench.estimate import Interval, overhead_seconds, step_interval
 from bench.plan import Cell, Plan
-from bench.result import Measured, Outcome, OutOfMemory, Timing, Trial
-from bench.winner import confidence
+from bench.records.estimate import Interval, overhead_seconds, step_interval
+from bench.records.fastest import confidence
+from bench.records.trial import Measured, Outcome, OutOfMemory, Timing, Trial
 
 WORTHWHILE = 0.99  # of the time with the larger micro-batch: else the search goes no further down
 SURE = 0.9  # that a rival is not more than a percent faster: else both are measured again

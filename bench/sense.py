@@ -16,10 +16,10 @@ from bench.base.gpu_catalogue import gpu_named
 from bench.base.strict_json import strict_loads
 from bench.handshake import DRIFT_SECONDS
 from bench.methods import known_methods
-from bench.result import Measurement, NodeFacts
+from bench.records.trial import Measurement, NodeFacts
 
 if TYPE_CHECKING:
-    from bench.summary import Results, TrialResult
+    from bench.records.run_results import Results, TrialResult
     from bench.verify import Files
 
 # What went wrong, in the words of whatever did. Where that is shown, it is shown in one line.

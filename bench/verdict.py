@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.slowdown import slowed_lines, slowed_of
+from bench.records.slowdown import slowed_lines, slowed_of
 from bench.statement import Level
 
 TO_TRUST = "bench keys trust FILE --as NAME keeps the public key of whoever you trust; --trust names a list"
@@ -66,7 +66,7 @@ class Verdict:
         if self.doubt is not None:
             lines += [f"doubt      {self.doubt}", f"           {TO_TRUST}"]
         if self.received_at is not None and self.seen_seconds is not None:
-            from bench.words import seconds_text  # brings all that there are words for
+            from bench.records.text import seconds_text  # brings all that there are words for
 
             after = f"{seconds_text(self.seen_seconds)} after its challenge"
             lines.append(f"received   and countersigned by it on {self.received_at}, {after}")

@@ -23,10 +23,10 @@ from typing import Any
 
 from tabulate import tabulate
 
-from bench.estimate import step_interval
 from bench.manifest import load_manifest
 from bench.plan import make_plan, target_of
-from bench.result import Proving, Trial
+from bench.records.estimate import step_interval
+from bench.records.trial import Proving, Trial
 from bench.runner import team
 from bench.runner.device import Device
 from bench.runner.probe import probe

@@ -25,16 +25,16 @@ from tabulate import tabulate
 
 from bench.base.strict_json import from_json, strict_loads
 from bench.bounds import arithmetic_of
-from bench.estimate import BETWEEN_PROCESSES
 from bench.manifest import load_manifest, parse_manifest
 from bench.methods import Setting, in_group
 from bench.plan import Cell, Plan, make_plan, target_of
 from bench.recompute import recompute
+from bench.records.estimate import BETWEEN_PROCESSES
+from bench.records.run_results import Results
+from bench.records.trial import Measured, Measurement, NodeFacts, Outcome, StepSample, Timing, Trial
 from bench.report.bundles import look_at_all
-from bench.result import Measured, Measurement, NodeFacts, Outcome, StepSample, Timing, Trial
 from bench.runner.timing import is_enough
 from bench.search import fastest, finalist, longer, next_trial, step_seconds
-from bench.summary import Results
 from bench.verify import Files
 
 ALLOWED = 0.01  # of the fastest: the regret that is allowed

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from bench.records.run_results import Results, TrialResult
+from bench.records.text import bytes_text, failure_text, interval_text
 from bench.report.bundles import check_all, results_of
-from bench.summary import Results, TrialResult
-from bench.words import bytes_text, failure_text, interval_text
 
 LEFT_OUT = "·"
 HEAD = " ".join((

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.models import Flops, Model, Optimizer, Recipe, Schedule
-from bench.result import Measurement, StepSample, Timing, Trial
+from bench.records.trial import Measurement, StepSample, Timing, Trial
 
 RECIPE = Recipe(
     objective="causal-lm",

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from bench.pack import pack
-from bench.result import Measured, NodeFacts, Outcome, StepSample, Trial
+from bench.records.run_results import Results, RunFacts, samples_bytes, summarise
+from bench.records.trial import Measured, NodeFacts, Outcome, StepSample, Trial
 from bench.sense import identity_of
 from bench.statement import utc
-from bench.summary import Results, RunFacts, samples_bytes, summarise
 from tests.builders import MODEL, measurement, trial
 from tests.bundles import KEY, predicate
 

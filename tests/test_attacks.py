@@ -46,18 +46,18 @@ from bench.handshake import (
 from bench.models import Model
 from bench.pack import pack, signatures, write_bundle
 from bench.recompute import recompute
+from bench.records.fastest import winner
+from bench.records.run_results import Results, samples_bytes, summarise
+from bench.records.trial import Measured, Measurement, StepSample, Trial
 from bench.report.tables import results_table
-from bench.result import Measured, Measurement, StepSample, Trial
 from bench.signing.allowed_signers import TrustPolicy
 from bench.signing.dsse import seal
 from bench.signing.revocation import Revoked
 from bench.signing.ssh_keys import ED25519, Certificate, PublicKey, Signer, wire_string
 from bench.signing.sshsig import _armor, _signed_data, sign
 from bench.statement import PREDICATE_SCHEMA, build_statement, parse_statement
-from bench.summary import Results, samples_bytes, summarise
 from bench.verdict import Verdict
 from bench.verify import Recompute, Rules, verify_bundle
-from bench.winner import winner
 from tests.authority import (
     CHALLENGED,
     NONCE,

@@ -18,7 +18,16 @@ from bench.base.strict_json import (
     to_json,
     union_from_json,
 )
-from bench.result import Crashed, Measured, Outcome, OutOfMemory, StepSample, TimedOut, Trial, Unsupported
+from bench.records.trial import (
+    Crashed,
+    Measured,
+    Outcome,
+    OutOfMemory,
+    StepSample,
+    TimedOut,
+    Trial,
+    Unsupported,
+)
 from tests.builders import measurement, trial
 
 OUTCOMES = [

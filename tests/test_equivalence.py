@@ -18,7 +18,7 @@ from _pytest.mark.structures import ParameterSet
 
 from bench.methods import NAIVE, Setting, ordered
 from bench.models import Model, Precision, families, known_models
-from bench.result import Timing
+from bench.records.trial import Timing
 from bench.runner.device import Device
 from bench.runner.team import Team
 from bench.runner.trial import TrialRun

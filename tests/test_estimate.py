@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.estimate import (
+from bench.models import Flops
+from bench.records.estimate import (
     Interval,
     ceiling_rate,
     estimate,
@@ -19,8 +20,7 @@ from bench.estimate import (
     quantile95,
     step_interval,
 )
-from bench.models import Flops
-from bench.result import Ceiling, StepSample
+from bench.records.trial import Ceiling, StepSample
 from tests.builders import measurement, trial
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from bench.fits import Fits
 from bench.plan import Cell
-from bench.result import Measured, OutOfMemory, Trial
+from bench.records.trial import Measured, OutOfMemory, Trial
 from tests.builders import measurement
 from tests.builders import trial as built
 

@@ -22,10 +22,10 @@ from bench.methods import Setting, Target, free_lunch, in_group
 from bench.models import known_models
 from bench.models.inline import family_of
 from bench.plan import Cell, Plan, make_plan
-from bench.result import Crashed, Measured, Outcome, OutOfMemory, StepSample, TimedOut, Trial
+from bench.records.fastest import winner
+from bench.records.run_results import summarise
+from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory, StepSample, TimedOut, Trial
 from bench.search import fastest, next_trial, remaining, unproven
-from bench.summary import summarise
-from bench.winner import winner
 from tests.builders import measurement
 from tests.targets import FOUR_H200, H200, RTX_3090
 

@@ -13,8 +13,8 @@ from bench.methods import known_methods, memory_saving_settings
 from bench.models import Model, Parts
 from bench.models.inline import parameters_of
 from bench.models.paper_code import find_model
+from bench.records.run_results import Results
 from bench.report.bundles import check_all
-from bench.summary import Results
 from bench.verify import Verdict
 
 RESULTS = Path(__file__).parents[1] / "results"

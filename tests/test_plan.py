@@ -24,7 +24,7 @@ from bench.methods import (
 )
 from bench.models import Counted, Flops, Model, Parts, known_models
 from bench.plan import make_plan, target_of
-from bench.result import Gpu, NodeFacts, OutOfMemory, TimedOut
+from bench.records.trial import Gpu, NodeFacts, OutOfMemory, TimedOut
 from bench.search import next_trial, remaining
 from tests.targets import CPU, FOUR_H200, H200, RTX_3090, V100
 

@@ -12,12 +12,12 @@ import pytest
 
 from bench.base.strict_json import canonical_json
 from bench.cli import main
+from bench.records.slowdown import slowed_text, slowed_trials
+from bench.records.trial import Trial
 from bench.report.compare import Request, collect
 from bench.report.rows import Row
-from bench.result import Trial
 from bench.runner import measure as loop
 from bench.runner.telemetry import FILE_NAME
-from bench.slowdown import slowed_text, slowed_trials
 from tests.report.made import START, bundle, manifest
 from tests.runner.test_measure import Guessing, begun, supervised
 

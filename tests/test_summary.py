@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.result import Measured, Outcome, StepSample, Trial
-from bench.summary import summarise
+from bench.records.run_results import summarise
+from bench.records.trial import Measured, Outcome, StepSample, Trial
 from tests.builders import measurement, trial
 
 STEPS = tuple(StepSample(1 + i % 2, 0.1 * (1 + i % 2)) for i in range(20))

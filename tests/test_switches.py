@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.switches import deciding, kept
+from bench.records.switches import deciding, kept
 
 
 def test_what_torch_and_the_libraries_below_it_obey_is_kept() -> None:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.estimate import BETWEEN_PROCESSES, Interval
-from bench.result import Crashed, Measured, Outcome, StepSample, Trial
-from bench.summary import TrialResult, summarise
-from bench.winner import Twice, confidence, twice, winner
+from bench.records.estimate import BETWEEN_PROCESSES, Interval
+from bench.records.fastest import Twice, confidence, twice, winner
+from bench.records.run_results import TrialResult, summarise
+from bench.records.trial import Crashed, Measured, Outcome, StepSample, Trial
 from tests.builders import measurement, trial
 
 

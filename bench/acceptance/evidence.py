@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from bench.acceptance import Level
 from bench.base.strict_json import DecodeError, from_json
-from bench.result import Gpu
+from bench.records.trial import Gpu
 
 BEFORE, AFTER, IDLE = "inventory-before", "inventory-after", "idle"  # readings that are no check's own
 

@@ -15,7 +15,7 @@ from typing import Literal
 from bench.acceptance.finding import VERDICTS, Finding, Verdict, overall, quantity, worst
 from bench.acceptance.seen import Seen, Value
 from bench.checks import known_checks
-from bench.words import bytes_text
+from bench.records.text import bytes_text
 
 LEAST_VALUES = 4  # or there is no fleet
 MOST = 2 / 3  # of the nodes: what fewer have in common is no fleet's usual

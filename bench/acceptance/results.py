@@ -24,9 +24,9 @@ from bench.base.errors import VerificationFailed
 from bench.base.strict_json import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
 from bench.checks import known_checks, not_read
 from bench.recompute import require_same_run
-from bench.result import NodeFacts
+from bench.records.run_results import RunFacts
+from bench.records.trial import NodeFacts
 from bench.sense import require_lines
-from bench.summary import RunFacts
 
 if TYPE_CHECKING:
     from bench.verdict import Verdict as Bundled

@@ -10,7 +10,7 @@ from typing import Literal
 
 from bench.base.gpu_catalogue import read_data
 from bench.base.strict_json import from_json
-from bench.result import Gpu
+from bench.records.trial import Gpu
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from bench.acceptance import Level
 from bench.acceptance.evidence import Evidence
 from bench.acceptance.finding import Finding
 from bench.acceptance.standards import Standards
-from bench.result import Gpu
+from bench.records.trial import Gpu
 
 # In the order in which they run and are shown: what needs a quiet node first, the soak last.
 _CHECK_FILES = (

@@ -15,7 +15,7 @@ from bench.acceptance.standards import Standards
 from bench.base.strict_json import to_json
 from bench.checks import Check, Effort, Rig, not_read
 from bench.checks.matmul import precisions
-from bench.slowdown import BAD_REASONS
+from bench.records.slowdown import BAD_REASONS
 
 SIZE, TINY_SIZE = 8192, 256
 WINDOW_SECONDS = 5.0

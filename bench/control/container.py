@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.switches import VISIBLE
+from bench.records.switches import VISIBLE
 
 NOBODY = 65534  # owns no file on any machine
 TOLD = "BENCH_IMAGE"  # how the runner inside learns the identity that was found outside

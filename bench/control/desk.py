@@ -17,10 +17,10 @@ from bench.control.ledger import Ledger
 from bench.control.manifests import load_any
 from bench.control.ssh_keygen import OperatorKey
 from bench.handshake import Request, read, write
+from bench.records.text import seconds_text
 from bench.signing.key_file import default_key_path, public_half
 from bench.signing.revocation import Revoked
 from bench.statement import utc
-from bench.words import seconds_text
 
 MAX_REQUEST_BYTES = 16 * 2**10
 

@@ -20,10 +20,10 @@ from bench.base.strict_json import pretty_json, to_json
 from bench.memory import FP32, MOMENTS
 from bench.methods import sharded_by
 from bench.models.inline import parameters_of
-from bench.result import NodeFacts, Trial
-from bench.summary import TrialResult
-from bench.switches import deciding
-from bench.words import bytes_text, count_text, interval_text
+from bench.records.run_results import TrialResult
+from bench.records.switches import deciding
+from bench.records.text import bytes_text, count_text, interval_text
+from bench.records.trial import NodeFacts, Trial
 
 Kind = Literal["script", "trainer", "accelerate", "deepspeed"]
 # On several nodes, unless a kind has a way of its own.

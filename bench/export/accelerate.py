@@ -8,7 +8,7 @@ from bench.base.strict_json import pretty_json
 from bench.export import saving, template
 from bench.export.deepspeed import configuration
 from bench.methods import sharded_by
-from bench.result import Trial
+from bench.records.trial import Trial
 
 COMMAND = "accelerate launch --config_file accelerate.json train.py --out checkpoints"
 WEIGHTS = "`checkpoints/step-N/model.safetensors`; every name begins with `model.`"

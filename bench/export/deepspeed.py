@@ -7,7 +7,7 @@ from typing import Any
 from bench.base.strict_json import pretty_json
 from bench.export import saving, template
 from bench.methods import in_group, sharded_by
-from bench.result import Trial
+from bench.records.trial import Trial
 
 COMMAND = "deepspeed --num_gpus {gpus} train.py --out checkpoints"
 WEIGHTS = (

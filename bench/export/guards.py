@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from bench.result import Trial
-from bench.words import count_text
+from bench.records.text import count_text
+from bench.records.trial import Trial
 
 
 def right_devices(trial: Trial, here: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.export import saving, template
-from bench.result import Trial
+from bench.records.trial import Trial
 
 COMMAND = "torchrun --standalone --nproc-per-node {gpus} train.py --out checkpoints"
 WEIGHTS = (

@@ -9,7 +9,7 @@ from bench.export import template
 from bench.export.accelerate import fsdp, fsdp_config, refuse, zero
 from bench.export.deepspeed import configuration
 from bench.models import uses_all_weights
-from bench.result import Trial
+from bench.records.trial import Trial
 
 COMMAND = "torchrun --standalone --nproc-per-node {gpus} train.py --out checkpoints"
 WEIGHTS = "`checkpoints/checkpoint-N/model.safetensors`; every name begins with `whole.model.`"

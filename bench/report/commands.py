@@ -13,11 +13,11 @@ from bench.base.errors import BadInput, BenchError, EnvironmentCannot, Verificat
 from bench.bundle import open_bundle
 from bench.commands import sealer, signed_text
 from bench.manifest import parse_manifest
+from bench.records.fastest import fastest, rival
+from bench.records.run_results import Results, TrialResult
+from bench.records.text import interval_text
+from bench.records.trial import NodeFacts, Trial
 from bench.report.bundles import Lists, check_all, results_of
-from bench.result import NodeFacts, Trial
-from bench.summary import Results, TrialResult
-from bench.winner import fastest, rival
-from bench.words import interval_text
 
 if TYPE_CHECKING:
     from bench.report.reproducing import Subject

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bench import __version__
 from bench.base.strict_json import canonical_json, to_json
+from bench.records.text import count_text
 from bench.report.comparing import Comparison, Entry, ModelPart
 from bench.report.formats import (
     HEADERS,
@@ -31,7 +32,6 @@ from bench.report.page import page as document
 from bench.report.plots import model_plots
 from bench.report.plots.telemetry import plots as telemetry_plots
 from bench.report.svg import Plot, inline
-from bench.words import count_text
 
 # Who has the report alone has not read the documents.
 COLUMNS = (

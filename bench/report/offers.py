@@ -8,8 +8,8 @@ from typing import Literal
 
 from bench.base.gpu_catalogue import GpuModel
 from bench.decide import Answer, BreakEven, Option, Wish, break_even, decide, frontier
-from bench.estimate import Interval
 from bench.prices import Gap, PriceBook, Priced
+from bench.records.estimate import Interval
 from bench.report.rows import Row
 
 

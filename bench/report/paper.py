@@ -11,13 +11,13 @@ from tabulate import tabulate
 
 from bench.base.strict_json import pretty_json, to_json
 from bench.decide import Option
-from bench.estimate import Interval
 from bench.price_file import shipped_prices
 from bench.prices import Priced
+from bench.records.estimate import Interval
+from bench.records.text import money_text
 from bench.reference import Claim, claims, paper, paper_code
 from bench.report.plots.scatter import Point, key, scatter
 from bench.report.svg import Box, Plot, el, text
-from bench.words import money_text
 
 SIZES = {1: 3.5, 2: 5.0, 4: 7.0, 8: 9.5}  # of a mark, by the number of GPUs
 FIGURE_7 = "pythia-1b"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.base.strict_json import strict_loads
-from bench.summary import TrialResult
+from bench.records.run_results import TrialResult
 from bench.verify import Files
 
 TELEMETRY_POINTS = 90

@@ -15,19 +15,19 @@ from typing import Any
 from bench.asked import read_asked
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import canonical_json, strict_loads, to_json
-from bench.estimate import Interval
 from bench.models import Model, Recipe
 from bench.recompute import recompute
+from bench.records.estimate import Interval
+from bench.records.fastest import fastest, rival
+from bench.records.run_results import Results, TrialResult
+from bench.records.slowdown import Slowed, slowed_of
+from bench.records.switches import deciding, in_words
+from bench.records.text import failure_text
+from bench.records.trial import NodeFacts
 from bench.report.bundles import notes_of
 from bench.report.power import Telemetry, course_of, telemetry_lines, watts_of
-from bench.result import NodeFacts
-from bench.slowdown import Slowed, slowed_of
-from bench.summary import Results, TrialResult
-from bench.switches import deciding, in_words
 from bench.verdict import Verdict
 from bench.verify import Files
-from bench.winner import fastest, rival
-from bench.words import failure_text
 
 # What decides how fast the same code runs; the rest of the packages does not.
 STACK = ("torch", "triton", "transformers", "flash-attn")

@@ -6,10 +6,10 @@ import csv
 import io
 from typing import Any
 
-from bench.estimate import Interval
+from bench.records.estimate import Interval
+from bench.records.slowdown import slowed_text
 from bench.report.comparing import Apart, Comparison, Entry, ModelPart
 from bench.report.offers import Offer
-from bench.slowdown import slowed_text
 
 CSV_COLUMNS = (
     "model", "rank", "machine", "devices", "days", "days_half_width", "slower", "slower_half_width",

@@ -13,7 +13,7 @@ from html import escape
 from typing import Protocol
 
 from bench.base.errors import printable
-from bench.words import figures
+from bench.records.text import figures
 
 FONT = "system-ui, 'DejaVu Sans', Arial, sans-serif"
 LONGEST = 24  # letters of a name beside a plot

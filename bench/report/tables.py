@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from bench.base.errors import one_line
-from bench.estimate import BETWEEN_PROCESSES
-from bench.report.terminal import table, wrapped
-from bench.slowdown import Slowed, slowed_lines
-from bench.summary import Results, TrialResult
-from bench.switches import in_words
-from bench.winner import FIRM, Twice, Winner, fastest, twice
-from bench.words import (
+from bench.records.estimate import BETWEEN_PROCESSES
+from bench.records.fastest import FIRM, Twice, Winner, fastest, twice
+from bench.records.run_results import Results, TrialResult
+from bench.records.slowdown import Slowed, slowed_lines
+from bench.records.switches import in_words
+from bench.records.text import (
     batch_text,
     bytes_text,
     count_text,
@@ -22,6 +21,7 @@ from bench.words import (
     image_text,
     interval_text,
 )
+from bench.report.terminal import table, wrapped
 
 HEADERS = ("", "setting", "batch", "s/step", "per second", "of limit", "memory", "loss vs naive", "days")
 PROVEN = ("real s/step", "error")

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from bench.result import Ceiling
+from bench.records.trial import Ceiling
 from bench.runner.device import Device
 from bench.runner.team import Team
 

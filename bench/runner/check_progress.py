@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.status import Status
 
 from bench.acceptance.evidence import Reading
-from bench.words import seconds_text
+from bench.records.text import seconds_text
 
 
 class CheckProgress:

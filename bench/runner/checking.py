@@ -25,7 +25,8 @@ from bench.base.errors import BadInput
 from bench.base.paths import making_folders
 from bench.base.strict_json import to_json
 from bench.checks import Check, Effort, known_checks
-from bench.result import Gpu
+from bench.records.text import failure_text
+from bench.records.trial import Gpu
 from bench.runner import nvml, probe, telemetry
 from bench.runner.alone import alone
 from bench.runner.check_bundle import finish
@@ -34,7 +35,6 @@ from bench.runner.gpus import in_parts, not_here, seen, visible
 from bench.runner.run import interruptible, uninterruptible
 from bench.runner.seal import Seal, Sealer
 from bench.runner.supervise import Limits, Supervisor
-from bench.words import failure_text
 
 LOOK_SECONDS = 30.0  # for NVML to answer; a healthy driver takes one
 WATCH_SECONDS = 1.0

@@ -15,10 +15,10 @@ from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.paths import making_folders
 from bench.base.strict_json import canonical_json, to_json
 from bench.manifest import Manifest
-from bench.result import NodeFacts
+from bench.records.switches import NOT_SET
+from bench.records.text import here_and_there
+from bench.records.trial import NodeFacts
 from bench.runner import journal as journals
-from bench.switches import NOT_SET
-from bench.words import here_and_there
 
 REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES}
 SAME_MEMORY = 0.01

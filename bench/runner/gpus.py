@@ -12,8 +12,8 @@ from typing import Any
 
 from bench.acceptance.evidence import Answers
 from bench.base.errors import EnvironmentCannot
-from bench.result import Gpu
-from bench.switches import VISIBLE
+from bench.records.switches import VISIBLE
+from bench.records.trial import Gpu
 
 _ON_CPU = "--device cpu measures the CPU"
 

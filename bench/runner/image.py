@@ -13,7 +13,7 @@ from typing import Any
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.manifest import Manifest
-from bench.result import Image
+from bench.records.trial import Image
 
 DESCRIBED = Path("/usr/share/bench/image.json")
 TOLD = "BENCH_IMAGE"  # {"config": ..., "diff_ids": [...]}; bench.control sets it

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from bench import __version__
 from bench.base.errors import EnvironmentCannot
 from bench.base.strict_json import to_json
-from bench.result import Crashed
+from bench.records.trial import Crashed
 from bench.runner import team
 from bench.runner.device import Device
 from bench.runner.nodes import (

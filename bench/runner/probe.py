@@ -8,10 +8,10 @@ from email.parser import HeaderParser
 from importlib import metadata
 from pathlib import Path
 
-from bench import switches
 from bench.base import machine_share
 from bench.base.errors import EnvironmentCannot
-from bench.result import NodeFacts
+from bench.records import switches
+from bench.records.trial import NodeFacts
 from bench.runner.gpus import gpus_here
 from bench.runner.image import running_in
 

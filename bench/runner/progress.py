@@ -12,11 +12,11 @@ from rich.live import Live
 from rich.text import Text
 
 from bench.plan import Plan
-from bench.result import Outcome, Skipped, Trial
+from bench.records.run_results import TrialResult
+from bench.records.slowdown import Slowed, slowed_text
+from bench.records.text import outcome_line, proof_line, seconds_text
+from bench.records.trial import Outcome, Skipped, Trial
 from bench.search import tally
-from bench.slowdown import Slowed, slowed_text
-from bench.summary import TrialResult
-from bench.words import outcome_line, proof_line, seconds_text
 
 PLAIN_EVERY_SECONDS = 60.0
 

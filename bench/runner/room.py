@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from bench.base.errors import EnvironmentCannot
-from bench.words import bytes_text
+from bench.records.text import bytes_text
 
 # As the kernel says it, whoever repeats it; numpy asks for the room first, in words of its own.
 FULL = re.compile(r"No space left on device|Disk quota exceeded|Not enough free space to write")

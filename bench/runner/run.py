@@ -24,7 +24,10 @@ from bench.manifest import Manifest
 from bench.models import Counted
 from bench.pack import pack
 from bench.plan import Plan, make_plan, target_of
-from bench.result import NodeFacts
+from bench.records.run_results import Results, RunFacts, samples_bytes
+from bench.records.slowdown import Slowed
+from bench.records.switches import deciding, in_words
+from bench.records.trial import NodeFacts
 from bench.runner import probe, telemetry
 from bench.runner.alone import alone
 from bench.runner.earlier import is_certified
@@ -39,10 +42,7 @@ from bench.runner.seal import Seal, Sealer
 from bench.runner.state import Run
 from bench.runner.supervise import Supervisor
 from bench.sense import identity_of
-from bench.slowdown import Slowed
 from bench.statement import Predicate, utc
-from bench.summary import Results, RunFacts, samples_bytes
-from bench.switches import deciding, in_words
 
 PATIENCE = 40  # meetings in a row that come to nothing before a node that follows gives up
 NUMBERS = 3  # how many jobs ahead it looks, for those that failed before it came

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
+from bench.records.text import bytes_text
 from bench.runner.device import Device
 from bench.runner.loop import Strategy
 from bench.runner.room import TooFull
-from bench.words import bytes_text
 
 SAVED_BYTES = 1 << 30  # how much of the state is really written; the rest is scaled
 LEAST_BYTES = 1 << 24  # of a larger state: from less nothing can be scaled

@@ -12,10 +12,13 @@ from bench import __version__
 from bench.base.errors import BadInput
 from bench.base.signals import held
 from bench.base.strict_json import DecodeError, from_json, union_from_json
-from bench.estimate import estimate
 from bench.manifest import Manifest
 from bench.plan import Plan
-from bench.result import (
+from bench.records.estimate import estimate
+from bench.records.fastest import winner
+from bench.records.run_results import Results, RunFacts, TrialResult, summarise
+from bench.records.slowdown import Slowed, slowed_trials
+from bench.records.trial import (
     Ceiling,
     Failure,
     Measured,
@@ -29,9 +32,6 @@ from bench.result import (
 from bench.runner.journal import ELSEWHERE, Journal
 from bench.runner.telemetry import FILE_NAME
 from bench.search import undecided
-from bench.slowdown import Slowed, slowed_trials
-from bench.summary import Results, RunFacts, TrialResult, summarise
-from bench.winner import winner
 
 IMPLAUSIBLE = Unsupported("implies more arithmetic than this machine reached")
 

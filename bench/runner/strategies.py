@@ -7,7 +7,7 @@ from torch import nn
 
 from bench.methods import in_group
 from bench.models import uses_all_weights
-from bench.result import Trial
+from bench.records.trial import Trial
 from bench.runner.loop import Loop, Replicated, Strategy, WithLoss
 from bench.runner.team import Team
 

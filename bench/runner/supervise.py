@@ -23,7 +23,7 @@ from typing import Any, Self
 from bench.base.errors import EnvironmentCannot
 from bench.base.linux_processes import ended_for_memory, ended_how, group_bytes, kill_group, oom_kills
 from bench.base.strict_json import from_json, to_json, union_from_json
-from bench.result import (
+from bench.records.trial import (
     Ceiling,
     Crashed,
     Failure,

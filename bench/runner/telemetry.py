@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.strict_json import canonical_json
-from bench.result import NodeFacts
+from bench.records.trial import NodeFacts
 
 FILE_NAME = "telemetry.jsonl"
 EVERY_SECONDS = 1.0

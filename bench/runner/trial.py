@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from bench.estimate import mean
 from bench.methods import apply_all, arithmetic, in_group, prepare_all
 from bench.models.inline import family_of, flops_of
-from bench.result import Measurement, Proof, StepSample, Trial
+from bench.records.estimate import mean
+from bench.records.trial import Measurement, Proof, StepSample, Trial
 from bench.runner.data import Batches, make_pool
 from bench.runner.device import Device
 from bench.runner.loop import Strategy, WithLoss

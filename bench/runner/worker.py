@@ -18,7 +18,7 @@ from torch.distributed import DistBackendError
 
 from bench.base.strict_json import from_json, to_json
 from bench.methods import in_group
-from bench.result import Crashed, Measured, Outcome, OutOfMemory, Trial
+from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory, Trial
 from bench.runner import team
 from bench.runner.ceilings import measure_ceilings
 from bench.runner.device import Device

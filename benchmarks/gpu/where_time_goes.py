@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.methods import Target, free_lunch, ordered
 from bench.models.paper_code import find_model
-from bench.result import Timing, Trial
+from bench.records.trial import Timing, Trial
 from bench.runner.device import Device
 from bench.runner.team import Team
 from bench.runner.trial import TrialRun

@@ -10,7 +10,7 @@ from bench.acceptance.evidence import Evidence
 from bench.acceptance.standards import Standards, profiles
 from bench.base.gpu_catalogue import gpu_named
 from bench.checks import known_checks
-from bench.result import Gpu
+from bench.records.trial import Gpu
 
 GPU = Gpu(0, "NVIDIA H200", "GPU-0", 150 << 30, "9.0")
 FOLDER = Path(__file__).parents[2] / "bench" / "checks"

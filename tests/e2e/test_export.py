@@ -16,8 +16,8 @@ from bench import export
 from bench.base.strict_json import from_json, strict_loads
 from bench.bundle import open_bundle
 from bench.models import known_models
-from bench.result import Trial
-from bench.summary import Results
+from bench.records.run_results import Results
+from bench.records.trial import Trial
 from tests.report import made
 
 pytestmark = pytest.mark.e2e

@@ -33,7 +33,7 @@ def changed(operator: WithImage) -> Path:
     """The image after a change of our code."""
     source = operator.folder / "changed"
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".git", ".venv", "results", "out", "tests"))
-    with (source / "bench/words.py").open("a") as file:
+    with (source / "bench/records/text.py").open("a") as file:
         file.write("# a change\n")
     operator.build(source, "changed.tar")
     return operator.folder / "changed.tar"

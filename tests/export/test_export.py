@@ -11,7 +11,7 @@ import pytest
 from bench.base.strict_json import from_json
 from bench.cli import main
 from bench.export import KINDS
-from bench.result import Trial
+from bench.records.trial import Trial
 from tests.report.made import CRASH, bundle, manifest, measured
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,8 @@ from bench.manifest import Manifest, parse_manifest
 from bench.methods import Setting, arithmetic
 from bench.models.inline import flops_of
 from bench.pack import pack
-from bench.result import (
+from bench.records.run_results import Results, RunFacts, samples_bytes, summarise
+from bench.records.trial import (
     Ceiling,
     Crashed,
     Gpu,
@@ -32,7 +33,6 @@ from bench.result import (
 )
 from bench.sense import identity_of
 from bench.statement import Predicate, utc
-from bench.summary import Results, RunFacts, samples_bytes, summarise
 from tests.builders import measurement
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)

@@ -10,11 +10,11 @@ import pytest
 
 from bench.base.errors import BadInput
 from bench.cli import main
+from bench.records.trial import Measured, StepSample
 from bench.report.compare import Request, collect
 from bench.report.comparing import Comparison, ModelPart
 from bench.report.formats import table
 from bench.report.html import page
-from bench.result import Measured, StepSample
 from tests.builders import measurement
 from tests.report.made import CRASH, H100, NO_MEMORY, START, bundle, copies, manifest
 

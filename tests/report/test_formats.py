@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from bench.cli import main
-from bench.estimate import Interval
 from bench.pack import pack
+from bench.records.estimate import Interval
+from bench.records.text import figures, interval_text, money_text
+from bench.records.trial import Crashed
 from bench.report.compare import Request, collect
 from bench.report.comparing import Comparison
 from bench.report.formats import json_text, markdown, table, texts
 from bench.report.html import page
 from bench.report.sheet import CSV_COLUMNS, csv_text
-from bench.result import Crashed
 from bench.statement import Predicate
-from bench.words import figures, interval_text, money_text
 from tests.report.made import KEY, bundle, manifest, measured
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import pytest
 
 from bench import __version__
 from bench.cli import main
-from bench.result import Measured, StepSample
+from bench.records.trial import Measured, StepSample
 from bench.runner.probe import STACK, packages
 from tests.builders import measurement
 from tests.report.made import CRASH, H100, NO_MEMORY, bundle, copies, manifest

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.base.errors import BadInput
-from bench.result import NodeFacts
+from bench.records.trial import NodeFacts
 from bench.runner.folder import choose_folder
 from bench.runner.journal import FILE_NAME, Journal
 from tests.runner.test_moved import MANIFEST, begin

@@ -10,9 +10,9 @@ import pytest
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.manifest import parse_manifest
-from bench.result import Image
+from bench.records.text import image_text
+from bench.records.trial import Image
 from bench.runner.image import TOLD, require_image, running_in
-from bench.words import image_text
 
 DIGEST = "sha256:" + "a" * 64
 DESCRIBED = {"schema": "bench/image/v1", "variant": "cpu", "lock": "sha256:1", "debian": "sha256:2"}

@@ -19,8 +19,9 @@ from bench.methods import arithmetic
 from bench.models.inline import flops_of
 from bench.plan import make_plan, target_of
 from bench.recompute import recompute
+from bench.records.run_results import samples_bytes
+from bench.records.trial import Ceiling, Crashed, Gpu, Image, Measured, NodeFacts, Outcome, StepSample, Trial
 from bench.report.tables import results_table
-from bench.result import Ceiling, Crashed, Gpu, Image, Measured, NodeFacts, Outcome, StepSample, Trial
 from bench.runner import measure as loop
 from bench.runner.journal import Journal
 from bench.runner.measure import settle, tell_of_others
@@ -31,7 +32,6 @@ from bench.runner.state import Run
 from bench.runner.supervise import Limits
 from bench.search import unproven
 from bench.statement import utc
-from bench.summary import samples_bytes
 from bench.verify import verify_bundle
 from tests.builders import measurement
 from tests.bundles import packed

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from bench.base.errors import BadInput
 from bench.manifest import load_manifest
 from bench.plan import make_plan, target_of
-from bench.result import Gpu, NodeFacts
+from bench.records.trial import Gpu, NodeFacts
 from bench.runner.folder import require_same
 from bench.runner.journal import Journal
 from bench.runner.run import _header, _open_run, predicate

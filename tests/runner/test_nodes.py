@@ -20,7 +20,7 @@ import pytest
 import torch.distributed as dist
 
 from bench.base.errors import BadInput, EnvironmentCannot
-from bench.result import Outcome
+from bench.records.trial import Outcome
 from bench.runner import nodes as several
 from bench.runner.member import place
 from bench.runner.nodes import (

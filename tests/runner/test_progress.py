@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.result import Skipped
+from bench.records.trial import Skipped
 from bench.runner.progress import skipped_lines
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from bench.base.errors import EnvironmentCannot
 from bench.bundle import MAX_MEMBER_BYTES
-from bench.result import Crashed
+from bench.records.trial import Crashed
 from bench.runner import awake
 from bench.runner.supervise import Limits, Supervisor
 

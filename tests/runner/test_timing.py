@@ -8,9 +8,9 @@ import pytest
 
 from bench.base.strict_json import canonical_json, to_json
 from bench.bundle import MAX_LINE_BYTES
-from bench.estimate import step_interval
 from bench.models import known_models
-from bench.result import Measured, StepSample, Timing
+from bench.records.estimate import step_interval
+from bench.records.trial import Measured, StepSample, Timing
 from bench.runner.timing import (
     MOST_SAMPLES,
     accumulation_counts,

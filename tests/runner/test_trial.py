@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bench.models import known_models
-from bench.result import Crashed, StepSample, Timing, Trial
+from bench.records.trial import Crashed, StepSample, Timing, Trial
 from bench.runner.device import Device
 from bench.runner.loop import Loop
 from bench.runner.team import Team

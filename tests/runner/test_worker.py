@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.result import Crashed, OutOfMemory
+from bench.records.trial import Crashed, OutOfMemory
 from bench.runner.room import no_room
 from bench.runner.worker import classify
 

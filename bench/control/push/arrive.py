@@ -12,8 +12,8 @@ from bench.control.push.company import LeftAlone
 from bench.control.push.record import Record, now
 from bench.control.push.remote import Unreachable, plain
 from bench.control.push.traveller import Stopped, Traveller
+from bench.records.text import seconds_text
 from bench.verdict import Verdict
-from bench.words import seconds_text
 
 _LOOK_SECONDS = 1.0
 _LONGEST_LOOK_SECONDS = 5.0  # between two looks at a run that has been going on for a while

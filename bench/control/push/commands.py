@@ -31,7 +31,7 @@ from bench.signing.key_file import default_key_path, load_or_make_key
 from bench.signing.revocation import Revoked
 
 if TYPE_CHECKING:
-    from bench.summary import Results
+    from bench.records.run_results import Results
 
 THIS_MACHINE = Host("this machine", "localhost")
 
@@ -140,7 +140,7 @@ def _asked(record: Record) -> str:
 
 
 def _ago(then: int) -> str:
-    from bench.words import seconds_text
+    from bench.records.text import seconds_text
 
     return f"{seconds_text(max(0.0, time.time() - then))} ago"
 
@@ -217,8 +217,8 @@ def _report(results: Sequence[Result], push_id: str, order: Order | None, *, as_
 def _show_one(result: Result) -> None:
     found = results_of(result)
     if found is not None:
+        from bench.records.slowdown import slowed_of
         from bench.report.tables import results_table
-        from bench.slowdown import slowed_of
 
         assert result.verdict is not None
         print(printable(results_table(found, slowed_of(result.verdict))))
@@ -250,7 +250,7 @@ def _show_many(results: Sequence[Result]) -> None:
 
 
 def results_of(result: Result) -> Results | None:
-    from bench.summary import Results
+    from bench.records.run_results import Results
 
     found = result.verdict.recomputed.get("results") if result.verdict else None
     return found if isinstance(found, Results) else None

@@ -11,7 +11,7 @@ from bench.control.container import GIB
 from bench.control.images import Variant
 from bench.control.preflight import OUT_BYTES, check_driver, check_free, check_gpus, check_machine
 from bench.control.push.survey import NEEDED, Survey
-from bench.words import bytes_text
+from bench.records.text import bytes_text
 
 SKEW_SECONDS = 30.0  # a certificate is from five minutes ago, so this much is only worth a word
 SKEW_LIMIT_SECONDS = 240.0

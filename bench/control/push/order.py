@@ -22,8 +22,8 @@ from bench.control.push.record import Record, Records
 from bench.control.push.remote import plain
 from bench.control.push.slurm import Slurm
 from bench.control.ssh_keygen import OperatorKey
+from bench.records.slowdown import slowed_of, slowed_text
 from bench.signing.revocation import Revoked
-from bench.slowdown import slowed_of, slowed_text
 from bench.verdict import Verdict
 
 Phase = Literal["waiting", "connect", "preflight", "ship", "start", "run", "fetch", "clean", "over"]

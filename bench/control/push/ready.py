@@ -14,7 +14,7 @@ from bench.control.push.judge import Need, judge
 from bench.control.push.ship import Landed
 from bench.control.push.survey import Survey, survey
 from bench.control.push.traveller import Traveller
-from bench.words import size_text
+from bench.records.text import size_text
 
 ENGINES = ("docker", "podman", "apptainer")
 

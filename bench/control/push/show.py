@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from bench.control.push.order import Result
-from bench.words import size_text
+from bench.records.text import size_text
 
 _PLAIN_EVERY_SECONDS = 15.0
 _ROWS = 60  # of the live table; the rest is counted

@@ -22,7 +22,7 @@ from bench.export.guards import finite, nothing_lost, right_devices
 from bench.methods import apply_all, prepare_all, sharded_by
 from bench.models import uses_all_weights
 from bench.models.inline import family_of
-from bench.result import Trial
+from bench.records.trial import Trial
 from bench.runner.data import Batches, make_pool
 from bench.runner.device import Device
 from bench.runner.loop import WithLoss, make_optimizer, make_scheduler

@@ -21,7 +21,7 @@ from bench.base.strict_json import from_json, strict_loads
 from bench.export.guards import finite, nothing_lost, right_devices
 from bench.methods import apply_all, in_group, prepare_all
 from bench.models.inline import family_of
-from bench.result import Trial
+from bench.records.trial import Trial
 from bench.runner.data import Batches, make_pool
 from bench.runner.device import Device
 from bench.runner.loop import WithLoss, make_scheduler

@@ -18,7 +18,7 @@ from bench.arguments import count
 from bench.base.strict_json import from_json, strict_loads
 from bench.export.guards import finite, nothing_lost, right_devices
 from bench.methods import in_group
-from bench.result import Trial
+from bench.records.trial import Trial
 from bench.runner.device import Device
 from bench.runner.loop import Strategy
 from bench.runner.team import Team, join

@@ -20,7 +20,7 @@ from bench.base.strict_json import from_json, strict_loads
 from bench.export.guards import finite, nothing_lost, right_devices
 from bench.methods import known_methods
 from bench.models.inline import family_of
-from bench.result import Trial
+from bench.records.trial import Trial
 from bench.runner.data import PIXEL_DEVIATION, PIXEL_MEAN, Samples, Share, make_pool
 from bench.runner.device import Device
 from bench.runner.loop import WithLoss, make_optimizer, make_scheduler

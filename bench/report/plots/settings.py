@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bench.records.text import bytes_text, interval_text
 from bench.report.comparing import Comparison, ModelPart
 from bench.report.plots.scatter import Point, key, scatter
 from bench.report.rows import Row
 from bench.report.svg import Box, Plot
-from bench.words import bytes_text, interval_text
 
 BOX = Box(64, 36, 470, 300)
 MOST = 3  # machines, one picture each

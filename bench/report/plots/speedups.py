@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.decide import ratio
-from bench.estimate import Interval
+from bench.records.estimate import Interval
+from bench.records.text import interval_text
 from bench.report.comparing import Comparison, ModelPart
 from bench.report.rows import Attempt, Row
 from bench.report.svg import Linear, Plot, el, line, text, title
-from bench.words import interval_text
 
 LEFT, RIGHT, TOP, ROW = 280, 580, 24, 22
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.estimate import BETWEEN_PROCESSES, TO_SIGMA, Interval
+from bench.records.estimate import BETWEEN_PROCESSES, TO_SIGMA, Interval
 
 if TYPE_CHECKING:
-    from bench.summary import TrialResult
+    from bench.records.run_results import TrialResult
 
 FIRM = 0.95  # a fastest that is less sure is told together with its firmest rival
 NEAR = 0.99  # of the fastest: whatever is no faster than this does not matter

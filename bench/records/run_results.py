@@ -8,9 +8,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.strict_json import canonical_json, pretty_json, to_json
-from bench.estimate import Estimate, Interval, estimate, loss_difference
 from bench.models import Model
-from bench.result import (
+from bench.records.estimate import Estimate, Interval, estimate, loss_difference
+from bench.records.fastest import Winner
+from bench.records.trial import (
     Ceiling,
     Failure,
     Measured,
@@ -23,7 +24,6 @@ from bench.result import (
     Timing,
     Trial,
 )
-from bench.winner import Winner
 
 if TYPE_CHECKING:
     pass

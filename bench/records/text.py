@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import assert_never
 
 from bench.base.errors import one_line
-from bench.estimate import Interval
-from bench.result import Crashed, Failure, Image, OutOfMemory, TimedOut, Unsupported
-from bench.summary import TrialResult
+from bench.records.estimate import Interval
+from bench.records.run_results import TrialResult
+from bench.records.trial import Crashed, Failure, Image, OutOfMemory, TimedOut, Unsupported
 
 
 def figures(value: float, digits: int = 3) -> str:
