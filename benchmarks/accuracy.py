@@ -23,8 +23,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from bench.manifest import load_manifest
-from bench.plan import make_plan, target_of
+from bench.planning.manifest import load_manifest
+from bench.planning.plan import make_plan, target_of
 from bench.records.estimate import step_interval
 from bench.records.trial import Proving, Trial
 from bench.runner import team

@@ -16,7 +16,7 @@ from bench.base.errors import EnvironmentCannot
 from bench.base.strict_json import to_json
 from bench.cli import main
 from bench.handshake import Challenge, write
-from bench.manifest import load_manifest
+from bench.planning.manifest import load_manifest
 from bench.records.trial import Crashed
 from bench.runner import run as running
 from bench.runner.state import Run

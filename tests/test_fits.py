@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.fits import Fits
-from bench.plan import Cell
+from bench.planning.plan import Cell
+from bench.planning.search.learnt_memory import Fits
 from bench.records.trial import Measured, OutOfMemory, Trial
 from tests.builders import measurement
 from tests.builders import trial as built

@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from bench.bounds import Curve, Timed, curve_of
-from bench.guide import promising
-from bench.manifest import parse_manifest
-from bench.memory import predict_bytes
 from bench.methods import Setting, Target, free_lunch, in_group
 from bench.models import known_models
 from bench.models.inline import family_of
-from bench.plan import Cell, Plan, make_plan
+from bench.planning.manifest import parse_manifest
+from bench.planning.memory_prediction import predict_bytes
+from bench.planning.plan import Cell, Plan, make_plan
+from bench.planning.search.candidates import promising
+from bench.planning.search.lower_bounds import Curve, Timed, curve_of
+from bench.planning.search.next_trial import fastest, next_trial, remaining, unproven
 from bench.records.fastest import winner
 from bench.records.run_results import summarise
 from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory, StepSample, TimedOut, Trial
-from bench.search import fastest, next_trial, remaining, unproven
 from tests.builders import measurement
 from tests.targets import FOUR_H200, H200, RTX_3090
 

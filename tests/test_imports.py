@@ -95,7 +95,7 @@ def loaded_by(code: str) -> set[str]:
 
 
 def test_verify_and_plan_start_without_the_heavy_libraries() -> None:
-    loaded = loaded_by("import bench.cli, bench.report.bundles, bench.commands, bench.plan")
+    loaded = loaded_by("import bench.cli, bench.report.bundles, bench.commands, bench.planning.plan")
     assert not loaded & HEAVY
     verify = loaded_by("import bench.cli, bench.report.bundles")
     assert not verify & {*HEAVY, "jsonschema", "rich", "tabulate", "numpy"}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from bench.acceptance import manifest as node_check
 from bench.base.errors import BadInput
-from bench.manifest import load_manifest, parse_manifest
-from bench.plan import make_plan
+from bench.planning.manifest import load_manifest, parse_manifest
+from bench.planning.plan import make_plan
 from tests.targets import CPU
 
 BAD = sorted((Path(__file__).parent / "bad_manifests").iterdir())

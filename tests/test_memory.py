@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.memory import host_bytes, predict_bytes, state_bytes
 from bench.methods import known_methods, memory_saving_settings
 from bench.models import Model, Parts
 from bench.models.inline import parameters_of
 from bench.models.paper_code import find_model
+from bench.planning.memory_prediction import host_bytes, predict_bytes, state_bytes
 from bench.records.run_results import Results
 from bench.report.bundles import check_all
 from bench.verify import Verdict

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from bench.base.errors import BadInput
-from bench.manifest import Manifest, parse_manifest
 from bench.methods import (
     Setting,
     Target,
@@ -23,9 +22,10 @@ from bench.methods import (
     refusal,
 )
 from bench.models import Counted, Flops, Model, Parts, known_models
-from bench.plan import make_plan, target_of
+from bench.planning.manifest import Manifest, parse_manifest
+from bench.planning.plan import make_plan, target_of
+from bench.planning.search.next_trial import next_trial, remaining
 from bench.records.trial import Gpu, NodeFacts, OutOfMemory, TimedOut
-from bench.search import next_trial, remaining
 from tests.targets import CPU, FOUR_H200, H200, RTX_3090, V100
 
 

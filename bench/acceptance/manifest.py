@@ -14,7 +14,7 @@ from bench.acceptance.standards import Expect
 from bench.base.errors import BadInput, Mistake, nearest
 from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.checks import known_checks
-from bench.manifest import read_bounded, schema_mistakes
+from bench.planning.manifest import read_bounded, schema_mistakes
 
 SCHEMA = "bench/node-check/v1"
 SHIPPED = Path(str(files("bench.data") / "node-check.json"))  # manifests/node-check.json links to it

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.acceptance import manifest as node_check
 from bench.acceptance.manifest import CheckManifest
-from bench.manifest import Manifest, parse_manifest, read_bounded
+from bench.planning.manifest import Manifest, parse_manifest, read_bounded
 
 AnyManifest = Manifest | CheckManifest
 

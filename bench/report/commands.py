@@ -12,7 +12,7 @@ from bench.asked import read_asked
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot, VerificationFailed, nearest
 from bench.bundle import open_bundle
 from bench.commands import sealer, signed_text
-from bench.manifest import parse_manifest
+from bench.planning.manifest import parse_manifest
 from bench.records.fastest import fastest, rival
 from bench.records.run_results import Results, TrialResult
 from bench.records.text import interval_text

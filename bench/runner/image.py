@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.strict_json import DecodeError, from_json, strict_loads
-from bench.manifest import Manifest
+from bench.planning.manifest import Manifest
 from bench.records.trial import Image
 
 DESCRIBED = Path("/usr/share/bench/image.json")

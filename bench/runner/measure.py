@@ -12,7 +12,8 @@ from typing import Any
 from bench.base.errors import EnvironmentCannot
 from bench.base.strict_json import to_json
 from bench.methods import in_group
-from bench.plan import Cell, Plan
+from bench.planning.plan import Cell, Plan
+from bench.planning.search.next_trial import finalist, longer, next_trial, tally, unproven
 from bench.records.estimate import ceiling_precision
 from bench.records.switches import deciding
 from bench.records.text import bytes_text, here_and_there
@@ -32,7 +33,6 @@ from bench.runner.nodes import Nodes, require_free
 from bench.runner.progress import Progress
 from bench.runner.state import Run
 from bench.runner.supervise import TICK_SECONDS, Limits, Supervisor
-from bench.search import finalist, longer, next_trial, tally, unproven
 
 LIVES = 3  # a trial that takes the run with it is not tried for ever, by who starts the run again and again
 CEILING_SECONDS = 300.0

@@ -11,12 +11,12 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from bench.plan import Plan
+from bench.planning.plan import Plan
+from bench.planning.search.next_trial import tally
 from bench.records.run_results import TrialResult
 from bench.records.slowdown import Slowed, slowed_text
 from bench.records.text import outcome_line, proof_line, seconds_text
 from bench.records.trial import Outcome, Skipped, Trial
-from bench.search import tally
 
 PLAIN_EVERY_SECONDS = 60.0
 

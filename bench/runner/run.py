@@ -20,10 +20,10 @@ from bench.base.errors import BenchError, EnvironmentCannot
 from bench.base.sbom import PLACE as SBOM
 from bench.base.signals import answered_by
 from bench.base.strict_json import pretty_json, to_json
-from bench.manifest import Manifest
 from bench.models import Counted
 from bench.pack import pack
-from bench.plan import Plan, make_plan, target_of
+from bench.planning.manifest import Manifest
+from bench.planning.plan import Plan, make_plan, target_of
 from bench.records.run_results import Results, RunFacts, samples_bytes
 from bench.records.slowdown import Slowed
 from bench.records.switches import deciding, in_words

@@ -12,8 +12,9 @@ from bench import __version__
 from bench.base.errors import BadInput
 from bench.base.signals import held
 from bench.base.strict_json import DecodeError, from_json, union_from_json
-from bench.manifest import Manifest
-from bench.plan import Plan
+from bench.planning.manifest import Manifest
+from bench.planning.plan import Plan
+from bench.planning.search.next_trial import undecided
 from bench.records.estimate import estimate
 from bench.records.fastest import winner
 from bench.records.run_results import Results, RunFacts, TrialResult, summarise
@@ -31,7 +32,6 @@ from bench.records.trial import (
 )
 from bench.runner.journal import ELSEWHERE, Journal
 from bench.runner.telemetry import FILE_NAME
-from bench.search import undecided
 
 IMPLAUSIBLE = Unsupported("implies more arithmetic than this machine reached")
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from bench.base.errors import BadInput
-from bench.manifest import parse_manifest
 from bench.models import families, known_models
 from bench.models.paper_code import find_model
+from bench.planning.manifest import parse_manifest
 from bench.runner.data import Samples, make_pool
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from bench.base.errors import BadInput
 from bench.cli import main
-from bench.memory import state_bytes
 from bench.models import known_models
 from bench.models.generic import counted
 from bench.models.rehearsal import rehearse, tried
+from bench.planning.memory_prediction import state_bytes
 from tests.models.test_generic import CASES, CAUSAL, GROUPED, PICTURES, SMALL, TEXT, model_of, resolved
 
 MASKED = {"objective": "masked-lm"}

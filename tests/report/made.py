@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from bench import __version__
 from bench.base.strict_json import canonical_json, from_json, to_json
 from bench.bundle import SIGNING, open_bundle
-from bench.manifest import Manifest, parse_manifest
 from bench.methods import Setting, arithmetic
 from bench.models.inline import flops_of
 from bench.pack import pack
+from bench.planning.manifest import Manifest, parse_manifest
 from bench.records.run_results import Results, RunFacts, samples_bytes, summarise
 from bench.records.trial import (
     Ceiling,

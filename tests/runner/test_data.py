@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.manifest import parse_manifest
 from bench.models import Model
+from bench.planning.manifest import parse_manifest
 from bench.runner.data import Samples, Share, make_pool
 from bench.runner.team import Team
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.base.errors import BadInput, EnvironmentCannot
-from bench.manifest import parse_manifest
+from bench.planning.manifest import parse_manifest
 from bench.records.text import image_text
 from bench.records.trial import Image
 from bench.runner.image import TOLD, require_image, running_in

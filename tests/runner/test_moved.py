@@ -9,8 +9,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.base.errors import BadInput
-from bench.manifest import load_manifest
-from bench.plan import make_plan, target_of
+from bench.planning.manifest import load_manifest
+from bench.planning.plan import make_plan, target_of
 from bench.records.trial import Gpu, NodeFacts
 from bench.runner.folder import require_same
 from bench.runner.journal import Journal

@@ -24,7 +24,7 @@ from bench.control.push.record import Record, Records
 from bench.control.push.remote import ANSWER_SECONDS, Answer, Here
 from bench.control.push.ship import Landed
 from bench.control.push.traveller import Traveller
-from bench.manifest import load_manifest
+from bench.planning.manifest import load_manifest
 from tests.control.push.test_follow import KEY
 from tests.control.push.test_record import R
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from bench.methods import Setting, halves_weights, known_methods
-from bench.plan import DOUBT, USABLE, Cell
+from bench.planning.plan import DOUBT, USABLE, Cell
 from bench.records.trial import Measured, Outcome, OutOfMemory, Trial
 
 LEAP = 4  # times fewer samples are next where memory ran out that nothing predicts, or the time was up

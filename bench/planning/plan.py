@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from bench.base.errors import BadInput, Mistake
 from bench.base.gpu_catalogue import gpu_named
-from bench.manifest import Manifest
-from bench.memory import host_bytes, predict_bytes, state_bytes
 from bench.methods import (
     NAIVE,
     Setting,
@@ -30,6 +28,8 @@ from bench.methods import (
 )
 from bench.models import Counted, Model
 from bench.models.inline import family_of
+from bench.planning.manifest import Manifest
+from bench.planning.memory_prediction import host_bytes, predict_bytes, state_bytes
 from bench.records.text import bytes_text
 from bench.records.trial import NodeFacts, Skipped, Trial
 

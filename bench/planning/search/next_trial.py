@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from bench import guide
-from bench.plan import Cell, Plan
+from bench.planning.plan import Cell, Plan
+from bench.planning.search import candidates
 from bench.records.estimate import Interval, overhead_seconds, step_interval
 from bench.records.fastest import confidence
 from bench.records.trial import Measured, Outcome, OutOfMemory, Timing, Trial
@@ -27,7 +27,7 @@ def next_trial(plan: Plan, known: Mapping[str, Outcome]) -> Trial | None:
         if cell.model.name not in plan.guided and (trial := open_trial(cell, known)) is not None:
             return trial
     for cells in sorted(_guided(plan), key=lambda cells: _turn(cells, known)):
-        if trial := guide.choose(cells, known, plan.memory_bytes, plan.trial_seconds):
+        if trial := candidates.choose(cells, known, plan.memory_bytes, plan.trial_seconds):
             return trial
     return None
 
@@ -148,5 +148,5 @@ def undecided(plan: Plan, known: Mapping[str, Outcome], model: str) -> int:
     """One model's: of a guided one, the settings that may yet be its fastest."""
     cells = _cells(plan, model)
     if model in plan.guided:
-        return len({trial.setting for trial in guide.promising(cells, known, plan.memory_bytes)})
+        return len({trial.setting for trial in candidates.promising(cells, known, plan.memory_bytes)})
     return sum(open_trial(cell, known) is not None for cell in cells)
