@@ -25,11 +25,11 @@ from bench.report.bundles import results_of
 from bench.report.tables import results_table, without_figures
 
 if TYPE_CHECKING:
+    from bench.bundle.verdict import Verdict
     from bench.records.run_results import Results
     from bench.runner.nodes import Nodes
     from bench.runner.run import Finished
     from bench.runner.seal import Seal, Sealer
-    from bench.verdict import Verdict
 
 
 Place = tuple[int, int, str | None]  # nodes, which of them this is, where they meet

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from bench.bundle import open_bundle
+from bench.bundle.tar_format import open_bundle
 from bench.export import KINDS
 
 ROOT = Path(__file__).parents[1]

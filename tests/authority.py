@@ -9,8 +9,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bench.bundle import RECEIPT, RECEIPT_SIGNATURE, STATEMENT, open_bundle
-from bench.handshake import (
+from bench.bundle.handshake import (
     BUNDLE_NAMESPACE,
     NAMESPACE_OPTION,
     NONCE_OPTION,
@@ -22,7 +21,8 @@ from bench.handshake import (
     sha256,
     write,
 )
-from bench.pack import pack, write_bundle
+from bench.bundle.pack import pack, write_bundle
+from bench.bundle.tar_format import RECEIPT, RECEIPT_SIGNATURE, STATEMENT, open_bundle
 from bench.signing.allowed_signers import TrustPolicy
 from bench.signing.ssh_keys import CERTIFICATE, ED25519, TOKEN, Certificate, PublicKey, Signer, wire_string
 from bench.signing.sshsig import sign

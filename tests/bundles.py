@@ -8,10 +8,10 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bench.pack import pack, write_bundle
-from bench.statement import Predicate
-from bench.verdict import Verdict
-from bench.verify import Files, verify_bundle
+from bench.bundle.pack import pack, write_bundle
+from bench.bundle.statement import Predicate
+from bench.bundle.verdict import Verdict
+from bench.bundle.verify import Files, verify_bundle
 
 BLOCK = 512
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

@@ -24,11 +24,11 @@ from typing import Any
 
 from bench.base.errors import BadInput, BenchError
 from bench.base.strict_json import pretty_json
-from bench.bundle import SIGNING, STATEMENT
-from bench.pack import pack, write_bundle
-from bench.recompute import recompute
-from bench.statement import PREDICATE_SCHEMA, parse_statement
-from bench.verify import Rules, verify_bundle
+from bench.bundle.pack import pack, write_bundle
+from bench.bundle.recompute_run import recompute
+from bench.bundle.statement import PREDICATE_SCHEMA, parse_statement
+from bench.bundle.tar_format import SIGNING, STATEMENT
+from bench.bundle.verify import Rules, verify_bundle
 from tests.authority import OPERATOR, RUN_KEY, UNTIL, contents, received, trusting
 from tests.bundles import BLOCK, nothing, packed
 

@@ -8,11 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.pack import pack
+from bench.bundle.pack import pack
+from bench.bundle.plausibility import identity_of
+from bench.bundle.statement import utc
 from bench.records.run_results import Results, RunFacts, samples_bytes, summarise
 from bench.records.trial import Measured, NodeFacts, Outcome, StepSample, Trial
-from bench.sense import identity_of
-from bench.statement import utc
 from tests.builders import MODEL, measurement, trial
 from tests.bundles import KEY, predicate
 

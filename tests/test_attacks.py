@@ -21,10 +21,22 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from bench import __version__
-from bench.asked import Note
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import canonical_json, from_json, pretty_json, to_json
-from bench.bundle import (
+from bench.bundle.handshake import (
+    BUNDLE_NAMESPACE,
+    NAMESPACE_OPTION,
+    NONCE_OPTION,
+    RECEIPT_NAMESPACE,
+    key_id,
+    principal,
+    sha256,
+)
+from bench.bundle.held_to_manifest import Note
+from bench.bundle.pack import pack, signatures, write_bundle
+from bench.bundle.recompute_run import recompute
+from bench.bundle.statement import PREDICATE_SCHEMA, build_statement, parse_statement
+from bench.bundle.tar_format import (
     CERTIFICATE,
     ENVELOPE,
     MAX_MEMBER_BYTES,
@@ -34,18 +46,9 @@ from bench.bundle import (
     SIGNING,
     STATEMENT,
 )
-from bench.handshake import (
-    BUNDLE_NAMESPACE,
-    NAMESPACE_OPTION,
-    NONCE_OPTION,
-    RECEIPT_NAMESPACE,
-    key_id,
-    principal,
-    sha256,
-)
+from bench.bundle.verdict import Verdict
+from bench.bundle.verify import Recompute, Rules, verify_bundle
 from bench.models import Model
-from bench.pack import pack, signatures, write_bundle
-from bench.recompute import recompute
 from bench.records.fastest import winner
 from bench.records.run_results import Results, samples_bytes, summarise
 from bench.records.trial import Measured, Measurement, StepSample, Trial
@@ -55,9 +58,6 @@ from bench.signing.dsse import seal
 from bench.signing.revocation import Revoked
 from bench.signing.ssh_keys import ED25519, Certificate, PublicKey, Signer, wire_string
 from bench.signing.sshsig import _armor, _signed_data, sign
-from bench.statement import PREDICATE_SCHEMA, build_statement, parse_statement
-from bench.verdict import Verdict
-from bench.verify import Recompute, Rules, verify_bundle
 from tests.authority import (
     CHALLENGED,
     NONCE,

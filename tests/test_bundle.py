@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import bundle as bundle_module
-from bench import pack as pack_module
 from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
-from bench.bundle import MAX_WHOLE_BYTES, Bundle, open_bundle
-from bench.pack import pack, write_bundle
+from bench.bundle import pack as pack_module
+from bench.bundle import tar_format as bundle_module
+from bench.bundle.pack import pack, write_bundle
+from bench.bundle.tar_format import MAX_WHOLE_BYTES, Bundle, open_bundle
 from tests.bundles import BLOCK, FILES, KEY, member, packed, predicate
 
 END = bytes(2 * BLOCK)

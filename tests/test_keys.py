@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot
-from bench.handshake import BUNDLE_NAMESPACE
+from bench.bundle.handshake import BUNDLE_NAMESPACE
 from bench.signing import key_file
 from bench.signing.key_file import load_or_make_key
 from bench.signing.ssh_keys import PublicKey

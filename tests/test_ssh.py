@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.base.errors import VerificationFailed
-from bench.handshake import BUNDLE_NAMESPACE, certificate_fault, principal
+from bench.bundle.handshake import BUNDLE_NAMESPACE, certificate_fault, principal
 from bench.signing.ssh_keys import ED25519, TOKEN, Certificate, FormatError, PublicKey, wire_string
 from bench.signing.sshsig import _armor, _signed_data, sign, verify
 from tests.authority import (

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.base.errors import VerificationFailed
-from bench.handshake import BUNDLE_NAMESPACE as NAMESPACE
+from bench.bundle.handshake import BUNDLE_NAMESPACE as NAMESPACE
 from bench.signing.ssh_keys import FormatError, PublicKey, wire_string
 from bench.signing.sshsig import sign as sign_for
 from bench.signing.sshsig import verify as verify_for

@@ -10,7 +10,7 @@ import pytest
 
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import canonical_json
-from bench.statement import build_statement, parse_statement, utc
+from bench.bundle.statement import build_statement, parse_statement, utc
 from tests.bundles import predicate
 
 SUBJECTS = {"samples.jsonl": "b" * 64, "manifest.json": predicate().manifest_sha256}

@@ -17,16 +17,16 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from bench.bundle import CERTIFICATE, ENVELOPE, RECEIPT, RECEIPT_SIGNATURE, STATEMENT
-from bench.control.keyring import trust_lines
-from bench.handshake import (
+from bench.bundle.handshake import (
     BUNDLE_NAMESPACE,
     NAMESPACE_OPTION,
     NONCE_OPTION,
     RECEIPT_NAMESPACE,
     REQUEST_NAMESPACE,
 )
-from bench.pack import signatures, write_bundle
+from bench.bundle.pack import signatures, write_bundle
+from bench.bundle.tar_format import CERTIFICATE, ENVELOPE, RECEIPT, RECEIPT_SIGNATURE, STATEMENT
+from bench.control.keyring import trust_lines
 from bench.signing.dsse import seal
 from bench.signing.ssh_keys import PublicKey
 from bench.signing.sshsig import sign

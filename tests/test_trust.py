@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.base.errors import BadInput, VerificationFailed
-from bench.handshake import BUNDLE_NAMESPACE as NAMESPACE
+from bench.bundle.handshake import BUNDLE_NAMESPACE as NAMESPACE
 from bench.signing.allowed_signers import TrustPolicy
 from bench.signing.ssh_keys import PublicKey
 from tests.authority import Token

@@ -16,12 +16,12 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 
 from bench.base.errors import VerificationFailed
+from bench.bundle.handshake import BUNDLE_NAMESPACE
+from bench.bundle.statement import parse_statement
 from bench.cli import main
-from bench.handshake import BUNDLE_NAMESPACE
 from bench.signing.dsse import PAYLOAD_TYPE, pae, unseal
 from bench.signing.ssh_keys import ED25519, FormatError, PublicKey, wire_string
 from bench.signing.sshsig import verify
-from bench.statement import parse_statement
 
 VECTORS = Path(__file__).parent / "vectors"
 

@@ -18,16 +18,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.asked import Note
 from bench.base.errors import BadInput, BenchError, VerificationFailed
 from bench.base.strict_json import to_json
-from bench.bundle import ENVELOPE, MAX_LINE_BYTES, SIGNATURE, STATEMENT
-from bench.handshake import BUNDLE_NAMESPACE
-from bench.pack import write_bundle
+from bench.bundle.handshake import BUNDLE_NAMESPACE
+from bench.bundle.held_to_manifest import Note
+from bench.bundle.pack import write_bundle
+from bench.bundle.tar_format import ENVELOPE, MAX_LINE_BYTES, SIGNATURE, STATEMENT
+from bench.bundle.verdict import TO_TRUST
+from bench.bundle.verify import Files, Rules, verify_bundle
 from bench.signing.ssh_keys import PublicKey
 from bench.signing.sshsig import sign
-from bench.verdict import TO_TRUST
-from bench.verify import Files, Rules, verify_bundle
 from tests.authority import OPERATOR, UNTIL, certified, contents, received, trusting
 from tests.bundles import FILES, KEY, check, nothing, packed
 from tests.fuzz import Targets
@@ -319,7 +319,7 @@ def test_a_symbolic_link_to_a_bundle_is_a_bundle(path: Path, tmp_path: Path) -> 
 
 def test_verification_imports_little() -> None:
     """`bench verify` starts in a fraction of a second only as long as this holds."""
-    code = "import sys, bench.verify; print(*sys.modules)"
+    code = "import sys, bench.bundle.verify; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()

@@ -9,8 +9,8 @@ from bench.acceptance.evidence import AFTER, Figure
 from bench.acceptance.results import Judged, judged
 from bench.acceptance.standards import Past
 from bench.base.errors import BenchError
-from bench.recompute import recompute
-from bench.verify import verify_bundle
+from bench.bundle.recompute_run import recompute
+from bench.bundle.verify import verify_bundle
 
 KEPT = 10  # of a GPU's checks, the newest
 READ = 32  # bundles that are looked at, the newest: of several nodes, perhaps

@@ -19,18 +19,18 @@ from bench.acceptance.finding import Finding, Verdict, overall
 from bench.acceptance.manifest import CheckManifest, read
 from bench.acceptance.rules import rules_digest
 from bench.acceptance.standards import Expect, Past, Profile, Standards, profile_for
-from bench.asked import check_image
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
+from bench.bundle.held_to_manifest import check_image
+from bench.bundle.plausibility import require_lines
+from bench.bundle.recompute_run import require_same_run
 from bench.checks import known_checks, not_read
-from bench.recompute import require_same_run
 from bench.records.run_results import RunFacts
 from bench.records.trial import NodeFacts
-from bench.sense import require_lines
 
 if TYPE_CHECKING:
-    from bench.verdict import Verdict as Bundled
-    from bench.verify import Files
+    from bench.bundle.verdict import Verdict as Bundled
+    from bench.bundle.verify import Files
 
 SCHEMA: Literal["bench/check-results/v1"] = "bench/check-results/v1"
 

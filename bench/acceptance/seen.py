@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.acceptance.evidence import BEFORE, Evidence
 from bench.acceptance.finding import Finding
 from bench.acceptance.results import Judged
-from bench.statement import utc
+from bench.bundle.statement import utc
 
 FIGURES = ("matmul", "memory", "copies", "peers", "all-reduce")
 

@@ -11,16 +11,16 @@ from pathlib import Path
 from bench.acceptance.manifest import CheckManifest
 from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed, one_line
 from bench.base.paths import ALLOWED_SIGNERS, REVOKED, config_path, ledger_path
-from bench.bundle import open_regular
+from bench.bundle.handshake import Request, read, write
+from bench.bundle.statement import utc
+from bench.bundle.tar_format import open_regular
 from bench.control import keyring, operator
 from bench.control.ledger import Ledger
 from bench.control.manifests import load_any
 from bench.control.ssh_keygen import OperatorKey
-from bench.handshake import Request, read, write
 from bench.records.text import seconds_text
 from bench.signing.key_file import default_key_path, public_half
 from bench.signing.revocation import Revoked
-from bench.statement import utc
 
 MAX_REQUEST_BYTES = 16 * 2**10
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.paths import ALLOWED_SIGNERS, REVOKED, config_path
-from bench.bundle import CERTIFICATE, open_bundle
+from bench.bundle.handshake import BUNDLE_NAMESPACE, RECEIPT_NAMESPACE, key_id
+from bench.bundle.tar_format import CERTIFICATE, open_bundle
 from bench.control.ssh_keygen import run_ssh_keygen
-from bench.handshake import BUNDLE_NAMESPACE, RECEIPT_NAMESPACE, key_id
 from bench.signing.allowed_signers import TrustPolicy
 from bench.signing.key_file import default_key_path, public_half
 from bench.signing.revocation import Revoked

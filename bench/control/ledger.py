@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Literal, Self
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads, to_json
-from bench.handshake import LedgerEntry
+from bench.bundle.handshake import LedgerEntry
 
 _START = "0" * 64
 Event = Literal["challenged", "certified", "received"]

@@ -6,25 +6,18 @@ import secrets
 from pathlib import Path
 
 from bench.base.errors import BadInput, VerificationFailed
-from bench.bundle import RECEIPT, RECEIPT_SIGNATURE, open_bundle
+from bench.bundle.handshake import RECEIPT_NAMESPACE, Challenge, Receipt, check_request, sha256, write
+from bench.bundle.pack import Source, Stored, write_bundle
+from bench.bundle.recompute_run import recompute
+from bench.bundle.statement import utc
+from bench.bundle.tar_format import RECEIPT, RECEIPT_SIGNATURE, open_bundle
+from bench.bundle.verdict import Verdict
+from bench.bundle.verify import Rules, check_time, verify_bundle
 from bench.control.ledger import Ledger, Line
 from bench.control.ssh_keygen import OperatorKey
-from bench.handshake import (
-    RECEIPT_NAMESPACE,
-    Challenge,
-    Receipt,
-    check_request,
-    sha256,
-    write,
-)
-from bench.pack import Source, Stored, write_bundle
-from bench.recompute import recompute
 from bench.signing.allowed_signers import AllowedSigner, TrustPolicy
 from bench.signing.revocation import Revoked
 from bench.signing.ssh_keys import Certificate
-from bench.statement import utc
-from bench.verdict import Verdict
-from bench.verify import Rules, check_time, verify_bundle
 
 SKEW_SECONDS = 300  # by which a stranger's clock may be slow without finding it "not valid yet"
 MOST_VALID_SECONDS = 7 * 24 * 3600

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot
-from bench.handshake import BUNDLE_NAMESPACE, NAMESPACE_OPTION, NONCE_OPTION, key_id, principal
+from bench.bundle.handshake import BUNDLE_NAMESPACE, NAMESPACE_OPTION, NONCE_OPTION, key_id, principal
+from bench.bundle.statement import utc
 from bench.signing.key_file import default_key_path, public_half
 from bench.signing.ssh_keys import Certificate, FormatError, PublicKey
 from bench.signing.sshsig import verify
-from bench.statement import utc
 
 
 @dataclass(frozen=True, slots=True)

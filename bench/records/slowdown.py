@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bench.base.strict_json import DecodeError, strict_loads
 
 if TYPE_CHECKING:
-    from bench.verdict import Verdict
+    from bench.bundle.verdict import Verdict
 
 # Of NVML's reasons for a clock those that are a fault; the power cap is what full load is held to.
 BAD_REASONS: Mapping[int, tuple[str, Literal["warn", "fail"]]] = {

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from bench.acceptance.results import judged
-from bench.asked import Note
 from bench.base.errors import BadInput, BenchError, one_line
 from bench.base.paths import ALLOWED_SIGNERS, REVOKED, config_path
 from bench.base.strict_json import pretty_json, to_json
-from bench.recompute import recompute
+from bench.bundle.held_to_manifest import Note
+from bench.bundle.recompute_run import recompute
+from bench.bundle.verdict import Verdict
+from bench.bundle.verify import Recompute, Rules, verify_bundle
 from bench.records.fastest import fastest
 from bench.records.run_results import Results
 from bench.records.slowdown import slowed_of
 from bench.records.switches import in_words
 from bench.records.text import count_text, image_text, interval_text
 from bench.records.trial import NodeFacts
-from bench.verdict import Verdict
-from bench.verify import Recompute, Rules, verify_bundle
 
 MANY = 64  # bundles, from which on several processes are worth their start
 T = TypeVar("T")

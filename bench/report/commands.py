@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.asked import read_asked
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot, VerificationFailed, nearest
-from bench.bundle import open_bundle
+from bench.bundle.held_to_manifest import read_asked
+from bench.bundle.tar_format import open_bundle
 from bench.commands import sealer, signed_text
 from bench.planning.manifest import parse_manifest
 from bench.records.fastest import fastest, rival

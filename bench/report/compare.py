@@ -15,6 +15,7 @@ from bench.acceptance.seen import Seen, seen_of
 from bench.base.errors import BadInput, BenchError, printable
 from bench.base.gpu_catalogue import GpuModel, find_gpu_model, gpu_models
 from bench.base.strict_json import pretty_json, to_json
+from bench.bundle.verdict import Verdict
 from bench.decide import Wish
 from bench.price_file import load_prices
 from bench.prices import PriceBook
@@ -22,7 +23,6 @@ from bench.report.bundles import Lists, look_at_all
 from bench.report.comparing import Comparison, Refused, compare_rows
 from bench.report.offers import Terms
 from bench.report.rows import Row, gather, rows_of
-from bench.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 from bench.acceptance.finding import Finding
 from bench.acceptance.results import CheckResults
 from bench.base.errors import EnvironmentCannot
+from bench.bundle.statement import utc
 from bench.report.checks import node_text
-from bench.statement import utc
 
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

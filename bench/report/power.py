@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.base.strict_json import strict_loads
+from bench.bundle.verify import Files
 from bench.records.run_results import TrialResult
-from bench.verify import Files
 
 TELEMETRY_POINTS = 90
 MOST_WATTS = 10_000  # of one GPU: more is a counter that went wrong

@@ -10,7 +10,9 @@ from typing import Any
 
 from bench.base.errors import BadInput, BenchError, VerificationFailed, printable
 from bench.base.strict_json import pretty_json, strict_loads, to_json
-from bench.recompute import recompute
+from bench.bundle.recompute_run import recompute
+from bench.bundle.verdict import Verdict
+from bench.bundle.verify import Files
 from bench.records.run_results import Results
 from bench.records.slowdown import slowed_of
 from bench.records.text import bytes_text, figures
@@ -18,8 +20,6 @@ from bench.report.bundles import Lists, look_at_all
 from bench.report.power import telemetry_lines
 from bench.report.rows import asked_of
 from bench.reproduce import Compared, Course, Figure, FirstLosses, Reproduction, Run
-from bench.verdict import Verdict
-from bench.verify import Files
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.asked import read_asked
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import canonical_json, strict_loads, to_json
+from bench.bundle.held_to_manifest import read_asked
+from bench.bundle.recompute_run import recompute
+from bench.bundle.verdict import Verdict
+from bench.bundle.verify import Files
 from bench.models import Model, Recipe
-from bench.recompute import recompute
 from bench.records.estimate import Interval
 from bench.records.fastest import fastest, rival
 from bench.records.run_results import Results, TrialResult
@@ -26,8 +28,6 @@ from bench.records.text import failure_text
 from bench.records.trial import NodeFacts
 from bench.report.bundles import notes_of
 from bench.report.power import Telemetry, course_of, telemetry_lines, watts_of
-from bench.verdict import Verdict
-from bench.verify import Files
 
 # What decides how fast the same code runs; the rest of the packages does not.
 STACK = ("torch", "triton", "transformers", "flash-attn")

@@ -13,7 +13,7 @@ from bench.acceptance.evidence import Evidence, read_course
 from bench.acceptance.results import CheckResults, readings_bytes, results_of
 from bench.acceptance.standards import Standards, profile_for
 from bench.base.strict_json import pretty_json, to_json
-from bench.pack import pack
+from bench.bundle.pack import pack
 from bench.records.run_results import RunFacts
 from bench.runner import nvml, probe, telemetry
 from bench.runner.fitting import fitting_course, marks_of_checks

@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 from bench.base.errors import VerificationFailed
-from bench.bundle import CERTIFICATE, open_bundle
-from bench.recompute import recompute
-from bench.statement import utc
-from bench.verdict import Verdict
-from bench.verify import verify_bundle
+from bench.bundle.recompute_run import recompute
+from bench.bundle.statement import utc
+from bench.bundle.tar_format import CERTIFICATE, open_bundle
+from bench.bundle.verdict import Verdict
+from bench.bundle.verify import verify_bundle
 
 
 def is_certified(bundle: Path) -> bool:

@@ -18,8 +18,8 @@ from typing import Protocol
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.base.errors import BadInput, VerificationFailed
-from bench.bundle import CERTIFICATE, open_regular
-from bench.handshake import Challenge, certificate_fault, make_request, read
+from bench.bundle.handshake import Challenge, certificate_fault, make_request, read
+from bench.bundle.tar_format import CERTIFICATE, open_regular
 from bench.signing.ssh_keys import Certificate, FormatError, PublicKey, Signer
 
 REQUEST = "request.json"

@@ -13,7 +13,9 @@ AGREEMENT = 0.02  # of their mean; more where the wanted interval is wider than 
 ROUNDS = 5  # before a tight interval is believed
 LATE_ROUNDS = 3  # before the time that is up ends it
 PATIENCE = 4  # times the measuring time, where more passes do not take longer yet: then it stays untold
-MOST_SAMPLES = 50_000  # whoever verifies reads a trial's as one line, and no longer ones (bench/bundle.py)
+MOST_SAMPLES = (
+    50_000  # whoever verifies reads a trial's as one line, and no longer ones (bench/bundle/tar_format.py)
+)
 RARE = 3e-4  # evaluated samples, of those trained on: at most 0.1% of the time
 # Of the measuring time, for one step at the high count. A pass is the difference of two steps, and what one
 # of them is off by is the less of a pass the further they lie apart: few long steps beat many short ones.

@@ -12,11 +12,11 @@ from bench.acceptance.manifest import shipped
 from bench.acceptance.results import CheckResults, readings_bytes, results_of
 from bench.acceptance.standards import Standards, profile_of
 from bench.base.strict_json import canonical_json, to_json
-from bench.pack import pack
+from bench.bundle.pack import pack
+from bench.bundle.plausibility import identity_of
+from bench.bundle.statement import Predicate, utc
 from bench.records.run_results import RunFacts
 from bench.records.trial import NodeFacts
-from bench.sense import identity_of
-from bench.statement import Predicate, utc
 from tests.bundles import KEY
 from tests.checks.node import evidence
 

@@ -15,13 +15,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from bench.bundle.recompute_run import recompute
+from bench.bundle.verify import verify_bundle
 from bench.cli import main
-from bench.recompute import recompute
 from bench.report.junit import junit
 from bench.runner import alone as others
 from bench.runner import checking
 from bench.runner.alone import alone
-from bench.verify import verify_bundle
 
 FAST = ("--level", "quick", "--skip", "disk", "--skip", "host-memory")
 

@@ -14,9 +14,9 @@ import pytest
 from bench.acceptance.finding import Finding
 from bench.acceptance.fleet import Fleet, compare_fleet
 from bench.acceptance.seen import seen_of
+from bench.bundle.recompute_run import recompute
+from bench.bundle.verify import verify_bundle
 from bench.cli import main
-from bench.recompute import recompute
-from bench.verify import verify_bundle
 from tests.acceptance.made import START, bundle
 
 DAY = 86_400.0

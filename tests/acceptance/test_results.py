@@ -12,8 +12,8 @@ import pytest
 from bench.acceptance import history
 from bench.acceptance.results import Judged
 from bench.base.errors import VerificationFailed
-from bench.recompute import recompute
-from bench.verify import verify_bundle
+from bench.bundle.recompute_run import recompute
+from bench.bundle.verify import verify_bundle
 from tests.acceptance.made import START, bundle, files, packed, results
 from tests.checks.node import evidence
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.bundle import STATEMENT
+from bench.bundle.handshake import BUNDLE_NAMESPACE, RECEIPT_NAMESPACE
+from bench.bundle.tar_format import STATEMENT
 from bench.cli import main
-from bench.handshake import BUNDLE_NAMESPACE, RECEIPT_NAMESPACE
 from bench.signing.allowed_signers import TrustPolicy
 from bench.signing.revocation import Revoked
 from bench.signing.ssh_keys import PublicKey

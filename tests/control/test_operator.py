@@ -14,17 +14,17 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
+from bench.bundle.handshake import Challenge, certificate_fault, make_request
+from bench.bundle.pack import pack
+from bench.bundle.recompute_run import recompute
+from bench.bundle.statement import PREDICATE_SCHEMA, parse_statement
+from bench.bundle.verify import Rules, verify_bundle
 from bench.control import operator
 from bench.control.ledger import Ledger
 from bench.control.ssh_keygen import OperatorKey
-from bench.handshake import Challenge, certificate_fault, make_request
-from bench.pack import pack
-from bench.recompute import recompute
 from bench.signing.allowed_signers import TrustPolicy
 from bench.signing.revocation import Revoked
 from bench.signing.ssh_keys import Certificate, PublicKey
-from bench.statement import PREDICATE_SCHEMA, parse_statement
-from bench.verify import Rules, verify_bundle
 from tests.authority import contents
 from tests.needs import needs
 from tests.test_attacks import REAL

@@ -12,10 +12,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench import __version__
 from bench.base.strict_json import canonical_json, from_json, to_json
-from bench.bundle import SIGNING, open_bundle
+from bench.bundle.pack import pack
+from bench.bundle.plausibility import identity_of
+from bench.bundle.statement import Predicate, utc
+from bench.bundle.tar_format import SIGNING, open_bundle
 from bench.methods import Setting, arithmetic
 from bench.models.inline import flops_of
-from bench.pack import pack
 from bench.planning.manifest import Manifest, parse_manifest
 from bench.records.run_results import Results, RunFacts, samples_bytes, summarise
 from bench.records.trial import (
@@ -31,8 +33,6 @@ from bench.records.trial import (
     StepSample,
     Trial,
 )
-from bench.sense import identity_of
-from bench.statement import Predicate, utc
 from tests.builders import measurement
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from bench.bundle.pack import pack
+from bench.bundle.statement import Predicate
 from bench.cli import main
-from bench.pack import pack
 from bench.records.estimate import Interval
 from bench.records.text import figures, interval_text, money_text
 from bench.records.trial import Crashed
@@ -23,7 +24,6 @@ from bench.report.comparing import Comparison
 from bench.report.formats import json_text, markdown, table, texts
 from bench.report.html import page
 from bench.report.sheet import CSV_COLUMNS, csv_text
-from bench.statement import Predicate
 from tests.report.made import KEY, bundle, manifest, measured
 
 ROOT = Path(__file__).parents[2]

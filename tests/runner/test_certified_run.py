@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench.base.strict_json import canonical_json
-from bench.bundle import SIGNATURE, STATEMENT
+from bench.bundle.tar_format import SIGNATURE, STATEMENT
 from tests.authority import contents
 from tests.needs import needs
 from tests.runner.test_run import bench, environment, gone, manifest, wait_for_trials

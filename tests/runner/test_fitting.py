@@ -10,7 +10,7 @@ import pytest
 
 from bench.acceptance.evidence import Reading
 from bench.base.strict_json import canonical_json, strict_loads
-from bench.bundle import MAX_MEMBER_BYTES
+from bench.bundle.tar_format import MAX_MEMBER_BYTES
 from bench.runner.fitting import (
     LOG_BYTES,
     fitting_course,

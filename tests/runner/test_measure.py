@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from bench.base.errors import EnvironmentCannot, VerificationFailed
+from bench.bundle.recompute_run import recompute
+from bench.bundle.statement import utc
+from bench.bundle.verify import verify_bundle
 from bench.methods import arithmetic
 from bench.models.inline import flops_of
 from bench.planning.manifest import parse_manifest
 from bench.planning.plan import make_plan, target_of
 from bench.planning.search.next_trial import unproven
-from bench.recompute import recompute
 from bench.records.run_results import samples_bytes
 from bench.records.trial import Ceiling, Crashed, Gpu, Image, Measured, NodeFacts, Outcome, StepSample, Trial
 from bench.report.tables import results_table
@@ -31,8 +33,6 @@ from bench.runner.progress import Progress
 from bench.runner.run import _measure, _open_run
 from bench.runner.state import Run
 from bench.runner.supervise import Limits
-from bench.statement import utc
-from bench.verify import verify_bundle
 from tests.builders import measurement
 from tests.bundles import packed
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bench.base.errors import EnvironmentCannot
-from bench.bundle import MAX_MEMBER_BYTES
+from bench.bundle.tar_format import MAX_MEMBER_BYTES
 from bench.records.trial import Crashed
 from bench.runner import awake
 from bench.runner.supervise import Limits, Supervisor

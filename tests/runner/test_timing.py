@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bench.base.strict_json import canonical_json, to_json
-from bench.bundle import MAX_LINE_BYTES
+from bench.bundle.tar_format import MAX_LINE_BYTES
 from bench.models import known_models
 from bench.records.estimate import step_interval
 from bench.records.trial import Measured, StepSample, Timing

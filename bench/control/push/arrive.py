@@ -6,6 +6,7 @@ import shlex
 import time
 
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot, Incomplete, VerificationFailed
+from bench.bundle.verdict import Verdict
 from bench.control import operator
 from bench.control.push import follow
 from bench.control.push.company import LeftAlone
@@ -13,7 +14,6 @@ from bench.control.push.record import Record, now
 from bench.control.push.remote import Unreachable, plain
 from bench.control.push.traveller import Stopped, Traveller
 from bench.records.text import seconds_text
-from bench.verdict import Verdict
 
 _LOOK_SECONDS = 1.0
 _LONGEST_LOOK_SECONDS = 5.0  # between two looks at a run that has been going on for a while

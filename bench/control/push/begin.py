@@ -6,6 +6,7 @@ import dataclasses
 import re
 
 from bench.base.paths import ledger_path
+from bench.bundle.handshake import write
 from bench.control import operator
 from bench.control.container import NOBODY
 from bench.control.images import find_variant
@@ -16,7 +17,6 @@ from bench.control.push.ready import Chosen
 from bench.control.push.record import Record, now
 from bench.control.push.ship import Landed
 from bench.control.push.traveller import Traveller
-from bench.handshake import write
 
 
 def begin(t: Traveller, chosen: Chosen, landed: Landed, before: Record | None) -> Record:

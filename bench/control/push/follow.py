@@ -17,16 +17,16 @@ from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot, VerificationFailed
 from bench.base.paths import ledger_path
-from bench.bundle import CERTIFICATE, MAX_TOTAL_BYTES
+from bench.bundle.handshake import Request, read
+from bench.bundle.tar_format import CERTIFICATE, MAX_TOTAL_BYTES
+from bench.bundle.verdict import Verdict
 from bench.control import operator
 from bench.control.ledger import Ledger
 from bench.control.push import launch
 from bench.control.push.record import Record, now
 from bench.control.push.remote import ANSWER_SECONDS, Node, demand, plain
 from bench.control.ssh_keygen import OperatorKey
-from bench.handshake import Request, read
 from bench.signing.revocation import Revoked
-from bench.verdict import Verdict
 
 LOG = "log.txt"
 _MOST_AT_ONCE = 8 * 2**20

@@ -13,6 +13,7 @@ from bench.acceptance.finding import EXITS, worst
 from bench.acceptance.manifest import CheckManifest
 from bench.acceptance.results import CheckResults, judged
 from bench.base.errors import BenchError
+from bench.bundle.verdict import Verdict
 from bench.control.manifests import AnyManifest
 from bench.control.push.company import Company
 from bench.control.push.depot import Depot
@@ -24,7 +25,6 @@ from bench.control.push.slurm import Slurm
 from bench.control.ssh_keygen import OperatorKey
 from bench.records.slowdown import slowed_of, slowed_text
 from bench.signing.revocation import Revoked
-from bench.verdict import Verdict
 
 Phase = Literal["waiting", "connect", "preflight", "ship", "start", "run", "fetch", "clean", "over"]
 # would: a dry run; ready: the image is there; running: and we do not wait

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from bench.base.errors import BadInput, EnvironmentCannot
+from bench.bundle.recompute_run import recompute
+from bench.bundle.verify import verify_bundle
 from bench.control.push.campaign import exit_code
 from bench.control.push.commands import _show_many, _show_one
 from bench.control.push.follow import read_status
@@ -16,8 +18,6 @@ from bench.control.push.hosts import Host
 from bench.control.push.order import Outcome, Result, to_json
 from bench.control.push.record import Record, Records
 from bench.control.push.show import ended
-from bench.recompute import recompute
-from bench.verify import verify_bundle
 from tests.acceptance import made
 
 RESULTS = Path(__file__).parents[3] / "results"

@@ -17,9 +17,9 @@ from typing import Any, Literal, TypeVar
 
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads, to_json
+from bench.bundle.statement import is_nonce, is_run_id
 from bench.signing.ssh_keys import Certificate, FormatError, PublicKey, Signer
 from bench.signing.sshsig import sign, verify
-from bench.statement import is_nonce, is_run_id
 
 BUNDLE_NAMESPACE = "bench-bundle@v1"
 REQUEST_NAMESPACE = "bench-request@v1"

@@ -9,18 +9,18 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench.asked import Note
 from bench.base.errors import VerificationFailed
 from bench.base.form_mistakes import line_breaks
 from bench.base.gpu_catalogue import gpu_named
 from bench.base.strict_json import strict_loads
-from bench.handshake import DRIFT_SECONDS
+from bench.bundle.handshake import DRIFT_SECONDS
+from bench.bundle.held_to_manifest import Note
 from bench.methods import known_methods
 from bench.records.trial import Measurement, NodeFacts
 
 if TYPE_CHECKING:
+    from bench.bundle.verify import Files
     from bench.records.run_results import Results, TrialResult
-    from bench.verify import Files
 
 # What went wrong, in the words of whatever did. Where that is shown, it is shown in one line.
 _TOLD_BY_OTHERS = re.compile(

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from bench.base.errors import BadInput, EnvironmentCannot
-from bench.bundle import (
+from bench.bundle.handshake import BUNDLE_NAMESPACE
+from bench.bundle.statement import Predicate, build_statement
+from bench.bundle.tar_format import (
     BLOCK,
     CERTIFICATE,
     CHUNK,
@@ -23,11 +25,9 @@ from bench.bundle import (
     payload_fault,
     sha256_of,
 )
-from bench.handshake import BUNDLE_NAMESPACE
 from bench.signing.dsse import seal
 from bench.signing.ssh_keys import Certificate, Signer
 from bench.signing.sshsig import sign
-from bench.statement import Predicate, build_statement
 
 
 class Stored(NamedTuple):

@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.base.errors import Untrusted, VerificationFailed
-from bench.bundle import (
+from bench.bundle.handshake import (
+    BUNDLE_NAMESPACE,
+    DRIFT_SECONDS,
+    RECEIPT_NAMESPACE,
+    Receipt,
+    certificate_fault,
+    read,
+    receipt_fault,
+)
+from bench.bundle.statement import FIRST, Predicate, Statement, parse_statement, utc
+from bench.bundle.tar_format import (
     CERTIFICATE,
     ENVELOPE,
     MAX_LINE_BYTES,
@@ -26,20 +36,10 @@ from bench.bundle import (
     open_bundle,
     payload_fault,
 )
-from bench.handshake import (
-    BUNDLE_NAMESPACE,
-    DRIFT_SECONDS,
-    RECEIPT_NAMESPACE,
-    Receipt,
-    certificate_fault,
-    read,
-    receipt_fault,
-)
+from bench.bundle.verdict import Verdict
 from bench.signing.dsse import verify_own
 from bench.signing.ssh_keys import Certificate
 from bench.signing.sshsig import Signed, verify
-from bench.statement import FIRST, Predicate, Statement, parse_statement, utc
-from bench.verdict import Verdict
 
 if TYPE_CHECKING:
     from bench.signing.allowed_signers import TrustPolicy

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bench.bundle.statement import Level
 from bench.records.slowdown import slowed_lines, slowed_of
-from bench.statement import Level
 
 TO_TRUST = "bench keys trust FILE --as NAME keeps the public key of whoever you trust; --trust names a list"
 

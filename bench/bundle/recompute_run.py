@@ -6,9 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bench.asked import Held, check_image
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import DecodeError, from_json, strict_loads
+from bench.bundle.held_to_manifest import Held, check_image
+from bench.bundle.plausibility import (
+    doubts,
+    require_limits,
+    require_measured,
+    require_plain,
+    require_possible,
+    require_same_node,
+)
+from bench.bundle.statement import Predicate, utc
 from bench.records.fastest import winner
 from bench.records.run_results import (
     SCHEMA,
@@ -22,18 +31,9 @@ from bench.records.run_results import (
 )
 from bench.records.slowdown import Slowed, slowed_trials
 from bench.records.trial import Ceiling, Failure, Measurement, NodeFacts, Trial
-from bench.sense import (
-    doubts,
-    require_limits,
-    require_measured,
-    require_plain,
-    require_possible,
-    require_same_node,
-)
-from bench.statement import Predicate, utc
 
 if TYPE_CHECKING:
-    from bench.verify import Files
+    from bench.bundle.verify import Files
 
 ROUNDING = 1e-9  # mathematics libraries differ in the last digits; nothing else may
 
