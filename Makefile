@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[run,zero,engines,push,ansible,dev]'
 	# What torch prepares at the first compile of all on a machine: a header, and which instructions it may use.
 	# Where that fails, nothing else needs it: the trials that are compiled say why.
-	-if command -v g++ >/dev/null; then $(BIN)/python -c 'from bench.methods.compile import compile_something as once; once()'; fi
+	-if command -v g++ >/dev/null; then $(BIN)/python -c 'from bench.training.methods.compile import compile_something as once; once()'; fi
 	touch $@
 
 quickstart: $(STAMP)  ## measure five tiny models here, verify the bundle, print the table

@@ -14,15 +14,15 @@ from bench.base.errors import BadInput, EnvironmentCannot, printable
 from bench.base.gpu_catalogue import find_gpu_model, gpu_models
 from bench.base.paths import making_folders
 from bench.base.strict_json import pretty_json, to_json
-from bench.methods import Target
-from bench.models import known_models
-from bench.models.rehearsal import rehearse
 from bench.planning.manifest import Manifest, load_manifest
 from bench.planning.plan import Cell, Plan, make_plan, target_of
 from bench.records.slowdown import Slowed, slowed_of
 from bench.records.text import batch_text, bytes_text, figures
 from bench.report.bundles import results_of
 from bench.report.tables import results_table, without_figures
+from bench.training.methods import Target
+from bench.training.models import known_models
+from bench.training.models.dry_build import rehearse
 
 if TYPE_CHECKING:
     from bench.bundle.verdict import Verdict

@@ -12,9 +12,9 @@ from typing import Literal
 
 from bench.base.gpu_catalogue import GpuModel, find_gpu_model, read_data
 from bench.base.strict_json import from_json
-from bench.models import known_models
-from bench.models.inline import family_of
 from bench.records.estimate import SECONDS_A_DAY
+from bench.training.models import known_models
+from bench.training.models.own_models import family_of
 
 Days = int | Literal["infeasible", "unreadable"]
 Sharding = Literal["none", "zero-1", "zero-2", "zero-3", "fsdp-2", "fsdp-3"]

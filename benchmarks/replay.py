@@ -26,7 +26,6 @@ from tabulate import tabulate
 from bench.base.strict_json import from_json, strict_loads
 from bench.bundle.recompute_run import recompute
 from bench.bundle.verify import Files
-from bench.methods import Setting, in_group
 from bench.planning.manifest import load_manifest, parse_manifest
 from bench.planning.plan import Cell, Plan, make_plan, target_of
 from bench.planning.search.lower_bounds import arithmetic_of
@@ -36,6 +35,7 @@ from bench.records.run_results import Results
 from bench.records.trial import Measured, Measurement, NodeFacts, Outcome, StepSample, Timing, Trial
 from bench.report.bundles import look_at_all
 from bench.runner.timing import is_enough
+from bench.training.methods import Setting, in_group
 
 ALLOWED = 0.01  # of the fastest: the regret that is allowed
 HOUR = Path(__file__).parents[1] / "manifests/hour.json"

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from bench.models import Flops, Model, Optimizer, Recipe, Schedule
 from bench.records.trial import Measurement, StepSample, Timing, Trial
+from bench.training.models import Flops, Model, Optimizer, Recipe, Schedule
 
 RECIPE = Recipe(
     objective="causal-lm",

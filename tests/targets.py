@@ -1,6 +1,6 @@
 """Machines to plan for."""
 
-from bench.methods import Target
+from bench.training.methods import Target
 
 CPU = Target("cpu", 1, 16 << 30, "a CPU")
 H200 = Target("cuda", 1, 140 << 30, "NVIDIA H200", "9.0")

@@ -48,7 +48,6 @@ from bench.bundle.tar_format import (
 )
 from bench.bundle.verdict import Verdict
 from bench.bundle.verify import Recompute, Rules, verify_bundle
-from bench.models import Model
 from bench.records.fastest import winner
 from bench.records.run_results import Results, samples_bytes, summarise
 from bench.records.trial import Measured, Measurement, StepSample, Trial
@@ -58,6 +57,7 @@ from bench.signing.dsse import seal
 from bench.signing.revocation import Revoked
 from bench.signing.ssh_keys import ED25519, Certificate, PublicKey, Signer, wire_string
 from bench.signing.sshsig import _armor, _signed_data, sign
+from bench.training.models import Model
 from tests.authority import (
     CHALLENGED,
     NONCE,

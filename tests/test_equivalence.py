@@ -16,12 +16,12 @@ import pytest
 import torch
 from _pytest.mark.structures import ParameterSet
 
-from bench.methods import NAIVE, Setting, ordered
-from bench.models import Model, Precision, families, known_models
 from bench.records.trial import Timing
 from bench.runner.device import Device
 from bench.runner.team import Team
 from bench.runner.trial import TrialRun
+from bench.training.methods import NAIVE, Setting, ordered
+from bench.training.models import Model, Precision, families, known_models
 from tests.builders import trial
 from tests.models.test_generic import SMALL, TEXT, resolved
 

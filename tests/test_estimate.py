@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.models import Flops
 from bench.records.estimate import (
     Interval,
     ceiling_rate,
@@ -21,6 +20,7 @@ from bench.records.estimate import (
     step_interval,
 )
 from bench.records.trial import Ceiling, StepSample
+from bench.training.models import Flops
 from tests.builders import measurement, trial
 
 

@@ -14,9 +14,6 @@ from typing import Any
 
 import pytest
 
-from bench.methods import Setting, Target, free_lunch, in_group
-from bench.models import known_models
-from bench.models.inline import family_of
 from bench.planning.manifest import parse_manifest
 from bench.planning.memory_prediction import predict_bytes
 from bench.planning.plan import Cell, Plan, make_plan
@@ -26,6 +23,9 @@ from bench.planning.search.next_trial import fastest, next_trial, remaining, unp
 from bench.records.fastest import winner
 from bench.records.run_results import summarise
 from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory, StepSample, TimedOut, Trial
+from bench.training.methods import Setting, Target, free_lunch, in_group
+from bench.training.models import known_models
+from bench.training.models.own_models import family_of
 from tests.builders import measurement
 from tests.targets import FOUR_H200, H200, RTX_3090
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from bench.bundle.verify import Verdict
-from bench.methods import known_methods, memory_saving_settings
-from bench.models import Model, Parts
-from bench.models.inline import parameters_of
-from bench.models.paper_code import find_model
 from bench.planning.memory_prediction import host_bytes, predict_bytes, state_bytes
 from bench.records.run_results import Results
 from bench.report.bundles import check_all
+from bench.training.methods import known_methods, memory_saving_settings
+from bench.training.models import Model, Parts
+from bench.training.models.own_models import parameters_of
+from bench.training.models.paper_code import find_model
 
 RESULTS = Path(__file__).parents[1] / "results"
 # Large: of a model of one billion ZeRO-3 holds more than ZeRO-2, measured too, because of what it gathers.

@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 
 from bench.base.errors import BadInput
-from bench.methods import (
+from bench.planning.manifest import Manifest, parse_manifest
+from bench.planning.plan import make_plan, target_of
+from bench.planning.search.next_trial import next_trial, remaining
+from bench.records.trial import Gpu, NodeFacts, OutOfMemory, TimedOut
+from bench.training.methods import (
     Setting,
     Target,
     conflict,
@@ -21,11 +25,7 @@ from bench.methods import (
     ordered,
     refusal,
 )
-from bench.models import Counted, Flops, Model, Parts, known_models
-from bench.planning.manifest import Manifest, parse_manifest
-from bench.planning.plan import make_plan, target_of
-from bench.planning.search.next_trial import next_trial, remaining
-from bench.records.trial import Gpu, NodeFacts, OutOfMemory, TimedOut
+from bench.training.models import Counted, Flops, Model, Parts, known_models
 from tests.targets import CPU, FOUR_H200, H200, RTX_3090, V100
 
 
@@ -50,7 +50,7 @@ def test_exhaustive_is_naive_and_the_papers_space(target: Target, count: int) ->
 @pytest.mark.parametrize("model", ["mamba-2.8b", "pythia-1b"])
 def test_a_machine_elsewhere_has_what_the_image_has(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     """Whatever is installed where the plan is made: a laptop has neither DeepSpeed nor kernels."""
-    monkeypatch.setattr("bench.models.find_spec", lambda package: None)
+    monkeypatch.setattr("bench.training.models.find_spec", lambda package: None)
     searched = manifest(models=[model], methods="exhaustive")
     there = make_plan(searched, replace(FOUR_H200, elsewhere=True))
     assert not [s for s in there.skipped if "installed" in s.reason]

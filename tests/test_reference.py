@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bench.cli import main
-from bench.models import known_models
 from bench.reference import claim, claims, paper, paper_code
+from bench.training.models import known_models
 
 
 def test_every_setting_of_appendix_j_makes_the_recipes_batch() -> None:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from bench import __version__
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import DecodeError, from_json, strict_loads, to_json
-from bench.methods import arithmetic
-from bench.models import Flops, Model, families
-from bench.models.inline import INERT, TOKENS, family_of
 from bench.planning.manifest import resolve_models
 from bench.records.trial import Image, NodeFacts, Timing, Trial
+from bench.training.methods import arithmetic
+from bench.training.models import Flops, Model, families
+from bench.training.models.own_models import INERT, TOKENS, family_of
 
 if TYPE_CHECKING:
     from bench.records.run_results import Results

@@ -15,8 +15,8 @@ from bench.base.gpu_catalogue import gpu_named
 from bench.base.strict_json import strict_loads
 from bench.bundle.handshake import DRIFT_SECONDS
 from bench.bundle.held_to_manifest import Note
-from bench.methods import known_methods
 from bench.records.trial import Measurement, NodeFacts
+from bench.training.methods import known_methods
 
 if TYPE_CHECKING:
     from bench.bundle.verify import Files

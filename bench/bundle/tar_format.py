@@ -133,7 +133,7 @@ class Rules:
 class Bundle:
     """An open bundle of which every header and every byte of padding has been checked.
 
-    The members' own bytes have not: that takes the signed digests, and is the business of bench.bundle.verify.
+    The bytes of the members are checked later, against the signed digests, by bench.bundle.verify.
     """
 
     def __init__(self, file: BinaryIO) -> None:

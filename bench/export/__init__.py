@@ -17,13 +17,13 @@ from typing import Any, Literal
 from bench import __version__
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.strict_json import pretty_json, to_json
-from bench.methods import sharded_by
-from bench.models.inline import parameters_of
 from bench.planning.memory_prediction import FP32, MOMENTS
 from bench.records.run_results import TrialResult
 from bench.records.switches import deciding
 from bench.records.text import bytes_text, count_text, interval_text
 from bench.records.trial import NodeFacts, Trial
+from bench.training.methods import sharded_by
+from bench.training.models.own_models import parameters_of
 
 Kind = Literal["script", "trainer", "accelerate", "deepspeed"]
 # On several nodes, unless a kind has a way of its own.

@@ -8,8 +8,8 @@ from bench.base.strict_json import pretty_json
 from bench.export import template
 from bench.export.accelerate import fsdp, fsdp_config, refuse, zero
 from bench.export.deepspeed import configuration
-from bench.models import uses_all_weights
 from bench.records.trial import Trial
+from bench.training.models import uses_all_weights
 
 COMMAND = "torchrun --standalone --nproc-per-node {gpus} train.py --out checkpoints"
 WEIGHTS = "`checkpoints/checkpoint-N/model.safetensors`; every name begins with `whole.model.`"

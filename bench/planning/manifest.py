@@ -12,12 +12,12 @@ from bench.base.errors import BadInput, Mistake, in_json, nearest
 from bench.base.form_mistakes import line_breaks
 from bench.base.gpu_catalogue import read_data
 from bench.base.strict_json import DecodeError, from_json, strict_loads
-from bench.methods import Setting, conflict, known_methods, ordered
-from bench.models import Model, known_models
-from bench.models.inline import override_recipe, resolve_inline
-from bench.models.paper_code import SUFFIX as PAPER_CODE
-from bench.models.paper_code import find_model
 from bench.records.trial import Proving, Timing
+from bench.training.methods import Setting, conflict, known_methods, ordered
+from bench.training.models import Model, known_models
+from bench.training.models.own_models import override_recipe, resolve_inline
+from bench.training.models.paper_code import SUFFIX as PAPER_CODE
+from bench.training.models.paper_code import find_model
 
 MAX_BYTES = 1 << 20  # a manifest is written by hand; a megabyte is a wrong file
 MAX_DEPTH = 32

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 
 from bench.base.errors import BadInput, Mistake
 from bench.base.gpu_catalogue import gpu_named
-from bench.methods import (
+from bench.planning.manifest import Manifest
+from bench.planning.memory_prediction import host_bytes, predict_bytes, state_bytes
+from bench.records.text import bytes_text
+from bench.records.trial import NodeFacts, Skipped, Trial
+from bench.training.methods import (
     NAIVE,
     Setting,
     Target,
@@ -26,12 +30,8 @@ from bench.methods import (
     ordered,
     refusal,
 )
-from bench.models import Counted, Model
-from bench.models.inline import family_of
-from bench.planning.manifest import Manifest
-from bench.planning.memory_prediction import host_bytes, predict_bytes, state_bytes
-from bench.records.text import bytes_text
-from bench.records.trial import NodeFacts, Skipped, Trial
+from bench.training.models import Counted, Model
+from bench.training.models.own_models import family_of
 
 # A prediction can be wrong: only what is far too large is not tried at all.
 HOPELESS = 1.5

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.models import Flops, Model
 from bench.records.trial import Ceiling, Measurement, StepSample, Trial
+from bench.training.models import Flops, Model
 
 SECONDS_A_DAY = 86_400
 # By how much two processes that train the same differ, beside a trial's own interval (docs/accuracy.md):

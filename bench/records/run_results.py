@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.strict_json import canonical_json, pretty_json, to_json
-from bench.models import Model
 from bench.records.estimate import Estimate, Interval, estimate, loss_difference
 from bench.records.fastest import Winner
 from bench.records.trial import (
@@ -24,6 +23,7 @@ from bench.records.trial import (
     Timing,
     Trial,
 )
+from bench.training.models import Model
 
 if TYPE_CHECKING:
     pass

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from bench.base.strict_json import canonical_json, to_json
-from bench.models import Flops, Model
+from bench.training.models import Flops, Model
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from bench.bundle.held_to_manifest import read_asked
 from bench.bundle.recompute_run import recompute
 from bench.bundle.verdict import Verdict
 from bench.bundle.verify import Files
-from bench.models import Model, Recipe
 from bench.records.estimate import Interval
 from bench.records.fastest import fastest, rival
 from bench.records.run_results import Results, TrialResult
@@ -28,6 +27,7 @@ from bench.records.text import failure_text
 from bench.records.trial import NodeFacts
 from bench.report.bundles import notes_of
 from bench.report.power import Telemetry, course_of, telemetry_lines, watts_of
+from bench.training.models import Model, Recipe
 
 # What decides how fast the same code runs; the rest of the packages does not.
 STACK = ("torch", "triton", "transformers", "flash-attn")

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from bench.models import Model
 from bench.runner.team import Team
+from bench.training.models import Model
 
 POOL_TOKENS = 1 << 22
 POOL_IMAGES = 256

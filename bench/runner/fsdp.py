@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from bench.models import Recipe
 from bench.runner.loop import HALF, Batch, Loop
 from bench.runner.team import Team
+from bench.training.models import Recipe
 
 
 class Sharded(Loop):

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.models import Recipe
 from bench.runner.loop import HALF, Batch, Loop, lowered, make_moments
 from bench.runner.products import add_up_in_products, adds_up
 from bench.runner.team import Team
+from bench.training.models import Recipe
 
 ALIGNED = 128  # elements: what vectorised kernels want to start at
 
@@ -101,7 +101,7 @@ def _adds_to(copy: nn.Parameter) -> Callable[[Tensor], None]:
 
 def _add(total: Tensor, more: Tensor) -> None:
     if total.is_cuda and more.is_contiguous():
-        from bench.runner.adding_kernel import add  # brings Triton, which needs a GPU
+        from bench.training.triton.add import add  # brings Triton, which needs a GPU
 
         add(total, more)
     else:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.models import Recipe, Schedule
-from bench.models._common import cross_entropy, logits
+from bench.training.models import Recipe, Schedule
+from bench.training.models.footprint import cross_entropy, logits
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Batch = Mapping[str, Tensor]

@@ -11,7 +11,6 @@ from typing import Any
 
 from bench.base.errors import EnvironmentCannot
 from bench.base.strict_json import to_json
-from bench.methods import in_group
 from bench.planning.plan import Cell, Plan
 from bench.planning.search.next_trial import finalist, longer, next_trial, tally, unproven
 from bench.records.estimate import ceiling_precision
@@ -33,6 +32,7 @@ from bench.runner.nodes import Nodes, require_free
 from bench.runner.progress import Progress
 from bench.runner.state import Run
 from bench.runner.supervise import TICK_SECONDS, Limits, Supervisor
+from bench.training.methods import in_group
 
 LIVES = 3  # a trial that takes the run with it is not tried for ever, by who starts the run again and again
 CEILING_SECONDS = 300.0
@@ -291,5 +291,5 @@ def preload(plan: Plan) -> list[str]:
     compiles = any(in_group(cell.setting, "compilation") for cell in plan.cells)
     compiler = ["torch._dynamo", "torch._inductor.compile_fx"] if compiles else []
     if compiles and plan.target.device == "cpu":  # a GPU must not wake up in the process that forks
-        compiler.append("bench.methods.compile:compile_something")
+        compiler.append("bench.training.methods.compile:compile_something")
     return ["numpy", "torch", "torch.utils.data", "transformers", *modeling, *compiler]

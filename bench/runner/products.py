@@ -36,7 +36,7 @@ def add_up_in_products(layer: nn.Linear, sums: Tensor) -> None:
         out: Tensor = _product(entry, weight, bias, layer.sums)
         return out
 
-    if "forward" in vars(layer):  # a method's, which asks for its product (bench.methods.gelu_kernels)
+    if "forward" in vars(layer):  # a method's, which asks for its product (bench.training.triton.gelu)
         layer.product = product
     else:
         layer.forward = lambda input: product(input, layer.weight, layer.bias)

@@ -23,7 +23,6 @@ from bench.base.strict_json import pretty_json, to_json
 from bench.bundle.pack import pack
 from bench.bundle.plausibility import identity_of
 from bench.bundle.statement import Predicate, utc
-from bench.models import Counted
 from bench.planning.manifest import Manifest
 from bench.planning.plan import Plan, make_plan, target_of
 from bench.records.run_results import Results, RunFacts, samples_bytes
@@ -43,6 +42,7 @@ from bench.runner.progress import Progress
 from bench.runner.seal import Seal, Sealer
 from bench.runner.state import Run
 from bench.runner.supervise import Supervisor
+from bench.training.models import Counted
 
 PATIENCE = 40  # meetings in a row that come to nothing before a node that follows gives up
 NUMBERS = 3  # how many jobs ahead it looks, for those that failed before it came

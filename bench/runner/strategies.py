@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from bench.methods import in_group
-from bench.models import uses_all_weights
 from bench.records.trial import Trial
 from bench.runner.loop import Loop, Replicated, Strategy, WithLoss
 from bench.runner.team import Team
+from bench.training.methods import in_group
+from bench.training.models import uses_all_weights
 
 
 def make_strategy(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.models import Recipe
 from bench.records.estimate import mean, step_interval
 from bench.records.trial import StepSample, Timing
+from bench.training.models import Recipe
 
 WINDOW = 3  # steps; two adjacent windows must agree
 AGREEMENT = 0.02  # of their mean; more where the wanted interval is wider than that

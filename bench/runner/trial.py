@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from bench.methods import apply_all, arithmetic, in_group, prepare_all
-from bench.models.inline import family_of, flops_of
 from bench.records.estimate import mean
 from bench.records.trial import Measurement, Proof, StepSample, Trial
 from bench.runner.data import Batches, make_pool
@@ -24,6 +22,8 @@ from bench.runner.saving import seconds_to_save
 from bench.runner.strategies import make_strategy
 from bench.runner.team import Team
 from bench.runner.timing import accumulation_counts, evaluates_rarely, is_enough, is_steady, loss_samples
+from bench.training.methods import apply_all, arithmetic, in_group, prepare_all
+from bench.training.models.own_models import family_of, flops_of
 
 Emit = Callable[[dict[str, Any]], None]
 

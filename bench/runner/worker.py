@@ -17,7 +17,6 @@ import torch
 from torch.distributed import DistBackendError
 
 from bench.base.strict_json import from_json, to_json
-from bench.methods import in_group
 from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory, Trial
 from bench.runner import team
 from bench.runner.ceilings import measure_ceilings
@@ -27,6 +26,7 @@ from bench.runner.probe import probe
 from bench.runner.ranks import together
 from bench.runner.room import no_room, with_causes
 from bench.runner.trial import TrialRun
+from bench.training.methods import in_group
 
 Emit = Callable[[dict[str, Any]], None]
 # Beside torch's own allocator: CUDA itself, Triton and NCCL, each after "CUDA"; cuBLAS, cuDNN and their like.

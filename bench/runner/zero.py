@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.models import Recipe
 from bench.runner.loop import Batch, lowered, make_optimizer, make_scheduler
+from bench.training.models import Recipe
 
 ALIGNED = 8  # weights in half precision, 16 bytes: as much as a GPU loads at once
 STALE_SECONDS = 240.0  # the slowest operator compiles in half of that; a trial's silence ends it after 300

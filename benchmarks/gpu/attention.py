@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from bench.models import known_models
+from bench.training.models import known_models
 
 MICRO_BATCHES = {"pythia-160m": 64, "pythia-410m": 32, "pythia-1b": 32, "pythia-2.8b": 8, "pythia-6.9b": 4}
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # of (samples, heads, positions, width)

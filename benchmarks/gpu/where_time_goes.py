@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bench.methods import Target, free_lunch, ordered
-from bench.models.paper_code import find_model
 from bench.records.trial import Timing, Trial
 from bench.runner.device import Device
 from bench.runner.team import Team
 from bench.runner.trial import TrialRun
+from bench.training.methods import Target, free_lunch, ordered
+from bench.training.models.paper_code import find_model
 
 GROUPS = (
     ("attention", r"flash|fmha|attention|sdpa|cudnn_generated|cudnn::fusion|softmax_warp"),

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from changes import CHANGES
 
-from bench.methods import Target, free_lunch, ordered
-from bench.models.paper_code import find_model
 from bench.records.trial import Timing, Trial
 from bench.runner.device import Device
 from bench.runner.team import Team
 from bench.runner.trial import TrialRun
+from bench.training.methods import Target, free_lunch, ordered
+from bench.training.models.paper_code import find_model
 
 STEPS, PASSES = 3, 2  # first steps, whose losses are compared
 

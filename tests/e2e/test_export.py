@@ -15,9 +15,9 @@ import torch
 from bench import export
 from bench.base.strict_json import from_json, strict_loads
 from bench.bundle.tar_format import open_bundle
-from bench.models import known_models
 from bench.records.run_results import Results
 from bench.records.trial import Trial
+from bench.training.models import known_models
 from tests.report import made
 
 pytestmark = pytest.mark.e2e

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from bench.export.templates.script import load, save
-from bench.methods import Setting
-from bench.models import Precision, known_models
 from bench.runner.device import Device
 from bench.runner.loop import WithLoss
 from bench.runner.team import Team
 from bench.runner.trial import TrialRun
+from bench.training.methods import Setting
+from bench.training.models import Precision, known_models
 from tests.builders import trial
 
 TINY = known_models()["tiny-gpt-neox"]

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.methods import known_methods
-from bench.models import known_models
 from bench.runner.loop import WithLoss
+from bench.training.methods import known_methods
+from bench.training.models import known_models
 
 
 class Block(nn.Module):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.methods import Method, known_methods
-from bench.models import Model, families, known_models
+from bench.training.methods import Method, known_methods
+from bench.training.models import Model, families, known_models
 from tests.targets import CPU, H200
 
 every_method = pytest.mark.parametrize("method", known_methods().values(), ids=lambda method: method.name)

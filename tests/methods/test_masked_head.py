@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.methods import arithmetic
-from bench.methods.masked_head import MaskedHead
-from bench.models import Model, families, known_models
-from bench.models.paper_code import find_model
 from bench.runner.loop import WithLoss
+from bench.training.methods import arithmetic
+from bench.training.methods.masked_head import MaskedHead
+from bench.training.models import Model, families, known_models
+from bench.training.models.paper_code import find_model
 from tests.models.test_contract import built
 from tests.targets import H200
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bench.methods import prepare_all
+from bench.training.methods import prepare_all
 
 
 @pytest.fixture

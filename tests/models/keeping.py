@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from bench.models import Family, Model
 from bench.runner.loop import WithLoss
+from bench.training.models import Family, Model
 
 HALVES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Of CUDA's list of what autocast raises to fp32 (docs: "Automatic Mixed Precision package",

@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import ConvNextConfig, ConvNextForImageClassification
 
-from bench.methods import apply_all
-from bench.models import Model, known_models
-from bench.models._common import complete
-from bench.models.convnext import DEFAULTS
-from bench.models.inline import family_of
 from bench.runner.loop import WithLoss
+from bench.training.methods import apply_all
+from bench.training.models import Model, known_models
+from bench.training.models.convnext import DEFAULTS
+from bench.training.models.footprint import complete
+from bench.training.models.own_models import family_of
 from tests.models.keeping import made_up_batch
 from tests.models.test_contract import built
 

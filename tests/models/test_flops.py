@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.models import Flops, Model, families, known_models
+from bench.training.models import Flops, Model, families, known_models
 from tests.models.keeping import loss_of, made_up_batch
 from tests.models.test_contract import built
 

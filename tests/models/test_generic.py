@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from bench.base.errors import BadInput
-from bench.methods import Target, free_lunch
-from bench.models import Flops, Model, known_models
-from bench.models.inline import counted, family_of, flops_of, resolve_inline
+from bench.training.methods import Target, free_lunch
+from bench.training.models import Flops, Model, known_models
+from bench.training.models.own_models import counted, family_of, flops_of, resolve_inline
 from tests.models.keeping import loss_of, made_up_batch
 
 CAUSAL = {"objective": "causal-lm"}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bench.base.errors import EnvironmentCannot
-from bench.models import Model, families
+from bench.training.models import Model, families
 from tests.models.keeping import loss_of, made_up_batch
 from tests.models.test_contract import TINY, built, without_dropout
 

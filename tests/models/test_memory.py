@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bench.methods import ordered
-from bench.models import Family, Model, Precision, families, known_models
-from bench.models._common import ACTIVATIONS
+from bench.training.methods import ordered
+from bench.training.models import Family, Model, Precision, families, known_models
+from bench.training.models.footprint import ACTIVATIONS
 from tests.models.keeping import checkpointed, kept_bytes_a_sample
 from tests.models.test_contract import TINY, without_dropout
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from bench.base.errors import BadInput
-from bench.models import families, known_models
-from bench.models.paper_code import find_model
 from bench.planning.manifest import parse_manifest
 from bench.runner.data import Samples, make_pool
+from bench.training.models import families, known_models
+from bench.training.models.paper_code import find_model
 
 
 def manifest(*models: object) -> bytes:

@@ -11,10 +11,10 @@ import pytest
 
 from bench.base.errors import BadInput
 from bench.cli import main
-from bench.models import known_models
-from bench.models.generic import counted
-from bench.models.rehearsal import rehearse, tried
 from bench.planning.memory_prediction import state_bytes
+from bench.training.models import known_models
+from bench.training.models.dry_build import rehearse, tried
+from bench.training.models.generic import counted
 from tests.models.test_generic import CASES, CAUSAL, GROUPED, PICTURES, SMALL, TEXT, model_of, resolved
 
 MASKED = {"objective": "masked-lm"}
@@ -81,7 +81,7 @@ def test_a_decoder_of_an_encoders_type_is_one_once_it_is_said() -> None:
 
 
 def test_models_with_a_file_here_need_no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.models.rehearsal.subprocess.run", None)
+    monkeypatch.setattr("bench.training.models.dry_build.subprocess.run", None)
     assert rehearse(list(known_models().values()), "m.json") == {}
 
 

@@ -16,8 +16,6 @@ from bench.bundle.pack import pack
 from bench.bundle.plausibility import identity_of
 from bench.bundle.statement import Predicate, utc
 from bench.bundle.tar_format import SIGNING, open_bundle
-from bench.methods import Setting, arithmetic
-from bench.models.inline import flops_of
 from bench.planning.manifest import Manifest, parse_manifest
 from bench.records.run_results import Results, RunFacts, samples_bytes, summarise
 from bench.records.trial import (
@@ -33,6 +31,8 @@ from bench.records.trial import (
     StepSample,
     Trial,
 )
+from bench.training.methods import Setting, arithmetic
+from bench.training.models.own_models import flops_of
 from tests.builders import measurement
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)

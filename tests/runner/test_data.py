@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.models import Model
 from bench.planning.manifest import parse_manifest
 from bench.runner.data import Samples, Share, make_pool
 from bench.runner.team import Team
+from bench.training.models import Model
 
 
 def model_of(name: str, **recipe: object) -> Model:

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.models import Model, Optimizer, known_models
 from bench.runner.data import Batches, make_pool
 from bench.runner.device import Device
 from bench.runner.loop import learning_rate_factor
 from bench.runner.team import Team
 from bench.runner.trial import TrialRun
+from bench.training.models import Model, Optimizer, known_models
 from tests.builders import trial
 
 CPU = Device("cpu")

@@ -17,8 +17,6 @@ from bench.base.errors import EnvironmentCannot, VerificationFailed
 from bench.bundle.recompute_run import recompute
 from bench.bundle.statement import utc
 from bench.bundle.verify import verify_bundle
-from bench.methods import arithmetic
-from bench.models.inline import flops_of
 from bench.planning.manifest import parse_manifest
 from bench.planning.plan import make_plan, target_of
 from bench.planning.search.next_trial import unproven
@@ -33,6 +31,8 @@ from bench.runner.progress import Progress
 from bench.runner.run import _measure, _open_run
 from bench.runner.state import Run
 from bench.runner.supervise import Limits
+from bench.training.methods import arithmetic
+from bench.training.models.own_models import flops_of
 from tests.builders import measurement
 from tests.bundles import packed
 

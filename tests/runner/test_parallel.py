@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.methods import NAIVE, Setting, memory_saving_settings
-from bench.models import Model, families, known_models
 from bench.planning.manifest import parse_manifest
 from bench.records.trial import Measured, Measurement, Outcome, OutOfMemory, Proving, Timing
 from bench.runner.supervise import Limits, Supervisor
+from bench.training.methods import NAIVE, Setting, memory_saving_settings
+from bench.training.models import Model, families, known_models
 from tests.builders import trial
 
 pytestmark = pytest.mark.slow

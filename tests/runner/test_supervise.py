@@ -130,7 +130,7 @@ def test_the_server_has_one_thread_when_it_forks_though_it_has_imported_and_comp
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")  # it really compiles
     heard = []
-    ahead = ["numpy", "torch", "transformers", "bench.methods.compile:compile_something"]
+    ahead = ["numpy", "torch", "transformers", "bench.training.methods.compile:compile_something"]
     with Supervisor(ahead, heard.append, tmp_path / "server.txt", WORK) as owner:
         run(owner, tmp_path, "answer:first")
     assert [event["threads"] for event in heard if event and "threads" in event] == [1]

@@ -8,7 +8,6 @@ import pytest
 
 from bench.base.strict_json import canonical_json, to_json
 from bench.bundle.tar_format import MAX_LINE_BYTES
-from bench.models import known_models
 from bench.records.estimate import step_interval
 from bench.records.trial import Measured, StepSample, Timing
 from bench.runner.timing import (
@@ -19,6 +18,7 @@ from bench.runner.timing import (
     is_steady,
     loss_samples,
 )
+from bench.training.models import known_models
 from tests.builders import measurement
 
 TIMING = Timing(target_percent=1.0, measure_seconds=12.0, warmup_seconds=8.0)

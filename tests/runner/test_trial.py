@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.models import known_models
 from bench.records.trial import Crashed, StepSample, Timing, Trial
 from bench.runner.device import Device
 from bench.runner.loop import Loop
 from bench.runner.team import Team
 from bench.runner.trial import TrialRun
 from bench.runner.worker import classify
+from bench.training.models import known_models
 
 
 def test_a_timed_pass_computes_with_the_numbers_of_the_recipe_s_own_step(

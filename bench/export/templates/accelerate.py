@@ -19,15 +19,15 @@ from accelerate.utils import (
 from bench.arguments import count
 from bench.base.strict_json import from_json, strict_loads
 from bench.export.guards import finite, nothing_lost, right_devices
-from bench.methods import apply_all, prepare_all, sharded_by
-from bench.models import uses_all_weights
-from bench.models.inline import family_of
 from bench.records.trial import Trial
 from bench.runner.data import Batches, make_pool
 from bench.runner.device import Device
 from bench.runner.loop import WithLoss, make_optimizer, make_scheduler
 from bench.runner.team import Team
 from bench.runner.zero import drop_stale_locks, even_first
+from bench.training.methods import apply_all, prepare_all, sharded_by
+from bench.training.models import uses_all_weights
+from bench.training.models.own_models import family_of
 
 HERE = Path(__file__).parent
 SAVE_EVERY = 1000  # steps between two checkpoints

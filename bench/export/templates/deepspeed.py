@@ -19,14 +19,14 @@ import torch.distributed as dist
 from bench.arguments import count
 from bench.base.strict_json import from_json, strict_loads
 from bench.export.guards import finite, nothing_lost, right_devices
-from bench.methods import apply_all, in_group, prepare_all
-from bench.models.inline import family_of
 from bench.records.trial import Trial
 from bench.runner.data import Batches, make_pool
 from bench.runner.device import Device
 from bench.runner.loop import WithLoss, make_scheduler
 from bench.runner.team import Team
 from bench.runner.zero import drop_stale_locks, optimizer_of
+from bench.training.methods import apply_all, in_group, prepare_all
+from bench.training.models.own_models import family_of
 
 HERE = Path(__file__).parent
 SAVE_EVERY = 1000  # steps between two checkpoints

@@ -17,12 +17,12 @@ import torch.distributed.checkpoint as dcp
 from bench.arguments import count
 from bench.base.strict_json import from_json, strict_loads
 from bench.export.guards import finite, nothing_lost, right_devices
-from bench.methods import in_group
 from bench.records.trial import Trial
 from bench.runner.device import Device
 from bench.runner.loop import Strategy
 from bench.runner.team import Team, join
 from bench.runner.trial import TrialRun, keep_what_is_here
+from bench.training.methods import in_group
 
 HERE = Path(__file__).parent
 SILENT = 10  # steps between two lines of the log, where the recipe names none

@@ -18,14 +18,14 @@ from transformers import HfArgumentParser, Trainer, TrainerCallback, TrainingArg
 from bench.arguments import count
 from bench.base.strict_json import from_json, strict_loads
 from bench.export.guards import finite, nothing_lost, right_devices
-from bench.methods import known_methods
-from bench.models.inline import family_of
 from bench.records.trial import Trial
 from bench.runner.data import PIXEL_DEVIATION, PIXEL_MEAN, Samples, Share, make_pool
 from bench.runner.device import Device
 from bench.runner.loop import WithLoss, make_optimizer, make_scheduler
 from bench.runner.team import Team
 from bench.runner.zero import drop_stale_locks, even_first
+from bench.training.methods import known_methods
+from bench.training.models.own_models import family_of
 
 HERE = Path(__file__).parent
 # What the Trainer's arguments, or DeepSpeed's file, say; the other methods are applied here.

@@ -1,6 +1,6 @@
 """Guided search: which trial of a model can still beat its fastest one? Pure, so it is replayed offline.
 
-Every setting is bounded from below (bench/planning/search/lower_bounds.py). The search measures what may be the fastest, and
+Every setting is bounded from below (lower_bounds.py beside this). The search measures what may be the fastest, and
 ends when no bound lies more than a percent below the fastest: what was not measured by then could not
 have been faster.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from bench.methods import Setting
 from bench.planning.plan import Cell
 from bench.planning.search.learnt_memory import LEAP, Fits
 from bench.planning.search.lower_bounds import (
@@ -26,6 +25,7 @@ from bench.planning.search.lower_bounds import (
 from bench.records.estimate import SECONDS_A_DAY, pass_and_update, step_interval
 from bench.records.fastest import NEAR
 from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Trial
+from bench.training.methods import Setting
 
 COMFORTABLE = 0.85  # of the memory, for a first guess that must not run out
 OUT = 2  # crashes, or one time that is up, after which other settings with the same method are left alone

@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from bench.methods import Setting, halves_weights, known_methods
 from bench.planning.plan import DOUBT, USABLE, Cell
 from bench.records.trial import Measured, Outcome, OutOfMemory, Trial
+from bench.training.methods import Setting, halves_weights, known_methods
 
 LEAP = 4  # times fewer samples are next where memory ran out that nothing predicts, or the time was up
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from bench.methods import Method, Target
-from bench.models import Model
-from bench.models._common import complete
-from bench.models.inline import family_of
+from bench.training.methods import Method, Target
+from bench.training.models import Model
+from bench.training.models.footprint import complete
+from bench.training.models.own_models import family_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,7 +41,7 @@ class Norms(Method):
         return None
 
     def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
-        from bench.methods.norm_kernels import forward_of  # brings Triton, which needs a GPU
+        from bench.training.triton.norms import forward_of  # brings Triton, which needs a GPU
 
         for block in blocks:
             block.forward = forward_of(block)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import Mistake
-from bench.models import Flops, Has, Model, Objective, Optimizer, Parts, Recipe, Schedule, installed
-from bench.models._common import (
+from bench.training.models import Flops, Has, Model, Objective, Optimizer, Parts, Recipe, Schedule, installed
+from bench.training.models.footprint import (
     ACTIVATIONS,
     FP32,
     INDEX,
@@ -23,12 +23,12 @@ from bench.models._common import (
     head_mistakes,
     linear,
     lowered,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from bench.methods import Setting
+    from bench.training.methods import Setting
 
 # transformers 5.17, ViTConfig
 DEFAULTS: Mapping[str, Any] = {

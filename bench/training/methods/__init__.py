@@ -13,8 +13,8 @@ from importlib import import_module
 from itertools import product
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from bench.models import Flops, Model, installed
-from bench.models.inline import family_of
+from bench.training.models import Flops, Model, installed
+from bench.training.models.own_models import family_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,15 +25,15 @@ NAIVE: Setting = ()
 # In the order in which they act on a model; names within a file follow.
 _METHOD_FILES = (
     "tf32",
-    "kernels",
-    "flex",
+    "hand_written_kernels",
+    "flex_attention",
     "rotary",
     "gelu",
     "norms",
     "depthwise",
     "masked_head",
     "half_weights",
-    "optimizer",
+    "fused_optimizer",
     "compile",
     "checkpointing",
     "zero",
@@ -87,7 +87,7 @@ class Method:
 
 @cache
 def known_methods() -> Mapping[str, Method]:
-    files = [import_module(f"bench.methods.{name}") for name in _METHOD_FILES]
+    files = [import_module(f"bench.training.methods.{name}") for name in _METHOD_FILES]
     return {method.name: method for file in files for method in file.METHODS}
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import Mistake
-from bench.models import Flops, Has, Model, Objective, Optimizer, Parts, Recipe, Schedule, installed
-from bench.models._common import (
+from bench.training.models import Flops, Has, Model, Objective, Optimizer, Parts, Recipe, Schedule, installed
+from bench.training.models.footprint import (
     ACTIVATIONS,
     FP32,
     INDEX,
@@ -25,12 +25,12 @@ from bench.models._common import (
     length_mistakes,
     linear,
     lowered,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from bench.methods import Setting
+    from bench.training.methods import Setting
 
 # transformers 5.17, RobertaConfig
 DEFAULTS: Mapping[str, Any] = {
@@ -81,7 +81,7 @@ class Roberta(Bytes):
         return Flops(matmul=2 * s * weights, attention=layers * s * s * 2 * 2 * d)
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
-        from bench.methods import in_group  # which imports this
+        from bench.training.methods import in_group  # which imports this
 
         a, s, h = complete(model, DEFAULTS), model.recipe.units_per_sample, lowered(model)
         d, f, heads = a["hidden_size"], a["intermediate_size"], a["num_attention_heads"]

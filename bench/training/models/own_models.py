@@ -12,7 +12,7 @@ from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from bench.base.errors import Mistake, in_json, listed, nearest
-from bench.models import (
+from bench.training.models import (
     Family,
     Flops,
     Model,
@@ -22,9 +22,9 @@ from bench.models import (
     Schedule,
     families,
     known_models,
-    sources,
+    transformers_source,
 )
-from bench.models.generic import TransformersFamily, counted
+from bench.training.models.generic import TransformersFamily, counted
 
 __all__ = ["TransformersFamily", "counted", "family_of", "flops_of", "override_recipe", "resolve_inline"]
 
@@ -143,7 +143,7 @@ def _family(model_type: Any, path: str) -> Family | Mistake:
         return Mistake(path, found, f"allowed: {listed(families())}, or another type of transformers")
     if family := families().get(model_type):
         return family
-    known = sources.types()
+    known = transformers_source.types()
     if known and model_type not in known:
         found = f"{in_json(model_type)} is not a type of transformers"
         return Mistake(path, found, nearest(model_type, known))

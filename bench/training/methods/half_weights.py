@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bench.methods import Method, Target
-from bench.models import Model, families
+from bench.training.methods import Method, Target
+from bench.training.models import Model, families
 
 # Others, Mamba among them, kept fp32 weights and computed under autocast.
 TRAINED_SO = {

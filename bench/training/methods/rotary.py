@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from bench.methods import Method, Target
-from bench.models import Model
+from bench.training.methods import Method, Target
+from bench.training.models import Model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,7 +27,7 @@ class Rotary(Method):
         return None
 
     def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
-        from bench.methods.rotary_kernels import forward_of  # brings Triton, which needs a GPU
+        from bench.training.triton.rotary import forward_of  # brings Triton, which needs a GPU
 
         for block in blocks:
             block.attention.forward = forward_of(block.attention)

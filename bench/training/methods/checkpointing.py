@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bench.methods import Method
-from bench.models import Model
+from bench.training.methods import Method
+from bench.training.models import Model
 
 if TYPE_CHECKING:
     from torch import nn

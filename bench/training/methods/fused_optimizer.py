@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bench.methods import Method
+from bench.training.methods import Method
 
 
 @dataclass(frozen=True, slots=True)

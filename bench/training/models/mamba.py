@@ -14,8 +14,8 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import EnvironmentCannot, Mistake
-from bench.models import Flops, Has, Model, Objective, Optimizer, Parts, Recipe, Schedule, installed
-from bench.models._common import (
+from bench.training.models import Flops, Has, Model, Objective, Optimizer, Parts, Recipe, Schedule, installed
+from bench.training.models.footprint import (
     FP32,
     INDEX,
     Block,
@@ -25,12 +25,12 @@ from bench.models._common import (
     complete,
     linear,
     lowered,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from bench.methods import Setting
+    from bench.training.methods import Setting
 
 # transformers 5.17, MambaConfig
 DEFAULTS: Mapping[str, Any] = {
@@ -103,7 +103,7 @@ class Mamba(Bytes):
         )
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
-        from bench.methods import in_group  # which imports this
+        from bench.training.methods import in_group  # which imports this
 
         a, s, h = complete(model, DEFAULTS), model.recipe.units_per_sample, lowered(model)
         d, inner, states, rank = _sizes(a)

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from bench.base.errors import BadInput, Mistake, in_json
-from bench.models import Counted, Flops, Has, Model, Objective, Parts, installed, sources
-from bench.models._common import SDPA, cross_entropy, logits
+from bench.training.models import Counted, Flops, Has, Model, Objective, Parts, installed, transformers_source
+from bench.training.models.footprint import SDPA, cross_entropy, logits
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from bench.methods import Setting
+    from bench.training.methods import Setting
 
 
 class TransformersFamily:
@@ -65,7 +65,7 @@ class TransformersFamily:
         _later()
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
-        if sources.has_fused_attention(self.name) is False:
+        if transformers_source.has_fused_attention(self.name) is False:
             return f"transformers' {self.name} takes no fused attention"
         return None  # PyTorch brings them
 

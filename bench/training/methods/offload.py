@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.methods import Method
+from bench.training.methods import Method
 
 
 @dataclass(frozen=True, slots=True)

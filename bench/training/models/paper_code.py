@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bench.models import Model, known_models
+from bench.training.models import Model, known_models
 
 SUFFIX = "@paper-code"
 SOURCE = "the paper's code: src/models/ of github.com/apoorvkh/academic-pretraining"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bench.methods import Method, Target, older_than
-from bench.models import Model
+from bench.training.methods import Method, Target, older_than
+from bench.training.models import Model
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from bench.base.errors import Mistake
 if TYPE_CHECKING:
     from torch import nn
 
-    from bench.methods import Setting
+    from bench.training.methods import Setting
 
 Objective = Literal["causal-lm", "masked-lm", "image-classification"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -148,7 +148,7 @@ class Family(Protocol):
     """The contract of one family; tests/models runs over all of them.
 
     The functions down to `missing_kernels` are arithmetic on the configuration and import nothing
-    heavy; where only a built module could tell (bench.models.generic) they raise LookupError.
+    heavy; where only a built module could tell (bench.training.models.generic) they raise LookupError.
     Those after it import torch and transformers when called, in the worker alone.
 
     The built module is called with one keyword, and answers with `.logits`, fp32 or lower:
@@ -205,7 +205,7 @@ class Family(Protocol):
 
 @cache
 def families() -> Mapping[str, Family]:
-    loaded = [import_module(f"bench.models.{name}").FAMILY for name in _FAMILY_FILES]
+    loaded = [import_module(f"bench.training.models.{name}").FAMILY for name in _FAMILY_FILES]
     return {family.name: family for family in loaded}
 
 
@@ -220,5 +220,5 @@ def uses_all_weights(model: Model) -> bool:
 @cache
 def known_models() -> Mapping[str, Model]:
     """Every model that a manifest may name, in the order of the family files."""
-    files = [import_module(f"bench.models.{name}") for name in _FAMILY_FILES]
+    files = [import_module(f"bench.training.models.{name}") for name in _FAMILY_FILES]
     return {model.name: model for file in files for model in file.MODELS}

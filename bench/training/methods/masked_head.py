@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from bench.methods import Method, Target
-from bench.models import Flops, Model
-from bench.models._common import complete
-from bench.models.inline import family_of
+from bench.training.methods import Method, Target
+from bench.training.models import Flops, Model
+from bench.training.models.footprint import complete
+from bench.training.models.own_models import family_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from bench.methods import Method, Target
-from bench.models import Model
+from bench.training.methods import Method, Target
+from bench.training.models import Model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,7 +29,7 @@ class Depthwise(Method):
         return None
 
     def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
-        from bench.methods.depthwise_kernels import fits, forward_of  # brings Triton, which needs a GPU
+        from bench.training.triton.depthwise import fits, forward_of  # brings Triton, which needs a GPU
 
         for module in whole.modules():
             if fits(module):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from bench.methods import Method, Target, older_than
-from bench.models import Model
-from bench.models._common import complete
-from bench.models.inline import family_of
+from bench.training.methods import Method, Target, older_than
+from bench.training.models import Model
+from bench.training.models.footprint import complete
+from bench.training.models.own_models import family_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,7 +41,7 @@ class Flex(Method):
         return None
 
     def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
-        from bench.models._common import flex_attention
+        from bench.training.models.footprint import flex_attention
 
         whole.model.set_attn_implementation(flex_attention())
 

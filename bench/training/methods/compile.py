@@ -10,9 +10,9 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from bench.methods import Method, Target
-from bench.models import Model
-from bench.models.inline import family_of
+from bench.training.methods import Method, Target
+from bench.training.models import Model
+from bench.training.models.own_models import family_of
 
 if TYPE_CHECKING:
     from torch import nn

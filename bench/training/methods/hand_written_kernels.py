@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bench.methods import Method, Target
-from bench.models import Model
-from bench.models.inline import family_of
+from bench.training.methods import Method, Target
+from bench.training.models import Model
+from bench.training.models.own_models import family_of
 
 
 @dataclass(frozen=True, slots=True)

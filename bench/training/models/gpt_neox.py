@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import Mistake
-from bench.models import (
+from bench.training.models import (
     Flops,
     Has,
     Model,
@@ -18,7 +18,7 @@ from bench.models import (
     Schedule,
     installed,
 )
-from bench.models._common import (
+from bench.training.models.footprint import (
     ACTIVATIONS,
     FP32,
     INDEX,
@@ -36,12 +36,12 @@ from bench.models._common import (
     length_mistakes,
     linear,
     lowered,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from bench.methods import Setting
+    from bench.training.methods import Setting
 
 # transformers 5.17, GPTNeoXConfig
 DEFAULTS: Mapping[str, Any] = {

@@ -18,8 +18,8 @@ from typing import Any
 
 from bench.base.errors import BadInput, EnvironmentCannot, Mistake, in_json, nearest
 from bench.base.strict_json import from_json, to_json
-from bench.models import Counted, Model, families, sources
-from bench.models.generic import configured, counted, kinds
+from bench.training.models import Counted, Model, families, transformers_source
+from bench.training.models.generic import configured, counted, kinds
 
 # By their configurations alone, on no device: the GPUs are a trial's.
 ALONE = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -33,7 +33,7 @@ def rehearse(models: Sequence[Model], where: str) -> Mapping[str, Counted]:
     new = {f"/models/{i}": model for i, model in enumerate(models) if model.family not in families()}
     if not new or not all(map(find_spec, ("torch", "transformers"))):
         return {}
-    process = [sys.executable, "-m", "bench.models.rehearsal"]
+    process = [sys.executable, "-m", "bench.training.models.dry_build"]
     asked = json.dumps({path: to_json(model) for path, model in new.items()})
     done = subprocess.run(
         process, input=asked, env=os.environ | ALONE, capture_output=True, text=True, check=False
@@ -118,7 +118,7 @@ def _of_sizes(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:
     length = model.recipe.sequence_length
     if type(positions) is not int:
         return
-    if type(padding) is int and sources.counts_positions_after_padding(model.family):
+    if type(padding) is int and transformers_source.counts_positions_after_padding(model.family):
         positions -= padding + 1
     if positions < length:
         found = f"{length} is more than the {positions} positions of the architecture"
