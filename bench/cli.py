@@ -12,12 +12,12 @@ from pathlib import Path
 
 from bench import __version__, output
 from bench.acceptance.cli import add_check, is_monitored, unknown
-from bench.acceptance.finding import NAGIOS
 from bench.arguments import Commands, Parser, duration
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot, Incomplete
 from bench.base.strict_json import pretty_json
 from bench.control import cli as control
 from bench.control.push import cli as pushing
+from bench.node_check.judging.finding import NAGIOS
 from bench.report import cli as report
 
 EXIT_CODES = """exit codes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.acceptance.standards import profile_of
 from bench.base.gpu_catalogue import find_gpu_model, gpu_named
+from bench.node_check.judging.standards import profile_of
 
 # As drivers spell cards whose names begin as those of cards that are known, and that are others.
 LIKE_OTHERS = (

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.acceptance import manifest as node_check
 from bench.base.errors import BadInput
+from bench.node_check import check_manifest as node_check
 from bench.planning.manifest import load_manifest, parse_manifest
 from bench.planning.plan import make_plan
 from tests.targets import CPU

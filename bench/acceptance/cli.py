@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.acceptance import LEVELS
 from bench.base.errors import BenchError
 from bench.control import cli as control
+from bench.node_check.judging import LEVELS
 
 EXIT_CODES = """exit codes:
   0  the node passes; warnings are shown

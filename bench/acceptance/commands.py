@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.acceptance import Level
-from bench.acceptance.finding import EXITS, NAGIOS
 from bench.base.errors import BadInput, nearest
 from bench.base.strict_json import pretty_json, to_json
-from bench.checks import known_checks
+from bench.node_check.checks import known_checks
+from bench.node_check.judging import Level
+from bench.node_check.judging.finding import EXITS, NAGIOS
 
 if TYPE_CHECKING:
-    from bench.acceptance.manifest import CheckManifest
+    from bench.node_check.check_manifest import CheckManifest
     from bench.runner.checking import Checked
     from bench.runner.seal import Sealer
 
@@ -41,11 +41,12 @@ class Request:
 
 
 def check(request: Request) -> int:
-    from bench.acceptance import history, manifest
+    from bench.acceptance import history
+    from bench.node_check import check_manifest
     from bench.runner.check_progress import CheckProgress
     from bench.runner.checking import Asked, check_node
 
-    asked_for = manifest.load(request.manifest)
+    asked_for = check_manifest.load(request.manifest)
     _check_names(request.skip, asked_for.require)
     _check_scratch(request.scratch)
     _check_history(request.history)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from bench.acceptance.evidence import AFTER, Figure
-from bench.acceptance.results import Judged, judged
-from bench.acceptance.standards import Past
 from bench.base.errors import BenchError
 from bench.bundle.recompute_run import recompute
 from bench.bundle.verify import verify_bundle
+from bench.node_check.check_results import Judged, judged
+from bench.node_check.judging.evidence import AFTER, Figure
+from bench.node_check.judging.standards import Past
 
 KEPT = 10  # of a GPU's checks, the newest
 READ = 32  # bundles that are looked at, the newest: of several nodes, perhaps

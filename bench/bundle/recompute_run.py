@@ -46,7 +46,7 @@ def recompute(files: Files) -> Mapping[str, Any]:
     try:
         document = strict_loads(files.read("results.json"))
         if isinstance(document, dict) and document.get("schema") == "bench/check-results/v1":
-            from bench.acceptance.results import recompute as judge_again  # brings every check
+            from bench.node_check.check_results import recompute as judge_again  # brings every check
 
             require_plain(document, files)
             return judge_again(files)

@@ -175,8 +175,8 @@ def run_inside(arguments: argparse.Namespace) -> int:
 
 def check_inside(arguments: argparse.Namespace) -> int:
     """The same command in the image, where files of this machine are not."""
-    from bench.acceptance.manifest import SHIPPED
     from bench.control.commands import run_in_image
+    from bench.node_check.check_manifest import SHIPPED
 
     a = arguments
     _refuse_key(a)

@@ -34,7 +34,6 @@ from bench.control.images.archive import (
 from bench.control.images.build import Recipe
 from bench.control.images.build import build as build_image
 from bench.control.images.kernels import build_kernels
-from bench.control.manifests import load_any, wanted_image
 from bench.control.preflight import (
     OUT_BYTES,
     HostFacts,
@@ -47,6 +46,7 @@ from bench.control.preflight import (
     read_host,
     visible_gpus,
 )
+from bench.node_check.any_manifest import load_any, wanted_image
 
 UNPACKED = 2.2  # an archive's layers on the disk of an engine, of its size: unpacked, and the copy it reads
 

@@ -8,7 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-from bench.acceptance.manifest import CheckManifest
 from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed, one_line
 from bench.base.paths import ALLOWED_SIGNERS, REVOKED, config_path, ledger_path
 from bench.bundle.handshake import Request, read, write
@@ -16,8 +15,9 @@ from bench.bundle.statement import utc
 from bench.bundle.tar_format import open_regular
 from bench.control import keyring, operator
 from bench.control.ledger import Ledger
-from bench.control.manifests import load_any
 from bench.control.ssh_keygen import OperatorKey
+from bench.node_check.any_manifest import load_any
+from bench.node_check.check_manifest import CheckManifest
 from bench.records.text import seconds_text
 from bench.signing.key_file import default_key_path, public_half
 from bench.signing.revocation import Revoked

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from bench.acceptance.results import judged
 from bench.base.errors import BadInput, BenchError, one_line
 from bench.base.paths import ALLOWED_SIGNERS, REVOKED, config_path
 from bench.base.strict_json import pretty_json, to_json
@@ -19,6 +18,7 @@ from bench.bundle.held_to_manifest import Note
 from bench.bundle.recompute_run import recompute
 from bench.bundle.verdict import Verdict
 from bench.bundle.verify import Recompute, Rules, verify_bundle
+from bench.node_check.check_results import judged
 from bench.records.fastest import fastest
 from bench.records.run_results import Results
 from bench.records.slowdown import slowed_of

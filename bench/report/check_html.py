@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from bench.acceptance.evidence import Evidence, GpuSample
-from bench.acceptance.finding import VERDICTS, Finding, quantity
-from bench.acceptance.results import CheckResults
+from bench.node_check.check_results import CheckResults
+from bench.node_check.judging.evidence import Evidence, GpuSample
+from bench.node_check.judging.finding import VERDICTS, Finding, quantity
 from bench.report.checks import WORDS, by_check, node_text, not_possible, stragglers, verdict_line, verdict_of
 from bench.report.page import page, put
 from bench.report.svg import Box, Linear, Plot, Ticked, axes, inline, polyline, text

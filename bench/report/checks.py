@@ -10,8 +10,8 @@ from statistics import median
 
 from tabulate import tabulate
 
-from bench.acceptance.finding import VERDICTS, Finding, Verdict, quantity, worst
-from bench.acceptance.results import CheckResults
+from bench.node_check.check_results import CheckResults
+from bench.node_check.judging.finding import VERDICTS, Finding, Verdict, quantity, worst
 from bench.report.terminal import LEAST_COLUMNS, columns, wrapped
 
 WORDS: dict[Verdict, str] = {"pass": "pass", "warn": "WARN", "fail": "FAIL", "not-run": "NOT-RUN"}

@@ -8,15 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from bench.acceptance.finding import EXITS
-from bench.acceptance.fleet import Fleet, compare_fleet
-from bench.acceptance.results import judged
-from bench.acceptance.seen import Seen, seen_of
 from bench.base.errors import BadInput, BenchError, printable
 from bench.base.gpu_catalogue import GpuModel, find_gpu_model, gpu_models
 from bench.base.strict_json import pretty_json, to_json
 from bench.bundle.verdict import Verdict
 from bench.decide import Wish
+from bench.node_check.check_results import judged
+from bench.node_check.fleet import Fleet, compare_fleet
+from bench.node_check.fleet_member import Seen, seen_of
+from bench.node_check.judging.finding import EXITS
 from bench.price_file import load_prices
 from bench.prices import PriceBook
 from bench.report.bundles import Lists, look_at_all

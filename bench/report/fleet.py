@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from bench.acceptance.finding import quantity
-from bench.acceptance.fleet import Fleet, Ranked
+from bench.node_check.fleet import Fleet, Ranked
+from bench.node_check.judging.finding import quantity
 from bench.report.check_html import STYLE
 from bench.report.checks import WORDS
 from bench.report.page import page, put

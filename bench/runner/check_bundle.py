@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench import __version__
-from bench.acceptance.evidence import Evidence, read_course
-from bench.acceptance.results import CheckResults, readings_bytes, results_of
-from bench.acceptance.standards import Standards, profile_for
 from bench.base.strict_json import pretty_json, to_json
 from bench.bundle.pack import pack
+from bench.node_check.check_results import CheckResults, readings_bytes, results_of
+from bench.node_check.judging.evidence import Evidence, read_course
+from bench.node_check.judging.standards import Standards, profile_for
 from bench.records.run_results import RunFacts
 from bench.runner import nvml, probe, telemetry
 from bench.runner.fitting import fitting_course, marks_of_checks

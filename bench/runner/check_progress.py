@@ -7,7 +7,7 @@ import time
 from rich.console import Console
 from rich.status import Status
 
-from bench.acceptance.evidence import Reading
+from bench.node_check.judging.evidence import Reading
 from bench.records.text import seconds_text
 
 

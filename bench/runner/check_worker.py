@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.base.strict_json import from_json
-from bench.checks import Effort, known_checks
+from bench.node_check.checks import Effort, known_checks
 from bench.runner import nvml
 from bench.runner.ranks import together
 

@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from bench.acceptance import Level
-from bench.acceptance.evidence import AFTER, BEFORE, IDLE, Answers, Evidence, Reading
-from bench.acceptance.manifest import CheckManifest, Pains
-from bench.acceptance.results import CheckResults
-from bench.acceptance.standards import Past
 from bench.base.errors import BadInput
 from bench.base.paths import making_folders
 from bench.base.strict_json import to_json
-from bench.checks import Check, Effort, known_checks
+from bench.node_check.check_manifest import CheckManifest, Pains
+from bench.node_check.check_results import CheckResults
+from bench.node_check.checks import Check, Effort, known_checks
+from bench.node_check.judging import Level
+from bench.node_check.judging.evidence import AFTER, BEFORE, IDLE, Answers, Evidence, Reading
+from bench.node_check.judging.standards import Past
 from bench.records.text import failure_text
 from bench.records.trial import Gpu
 from bench.runner import nvml, probe, telemetry

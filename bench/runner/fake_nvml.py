@@ -31,11 +31,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bench.acceptance.evidence import Figure
-from bench.acceptance.standards import profile_of
 from bench.base.gpu_catalogue import read_data
 from bench.base.strict_json import to_json
-from bench.checks import Effort
+from bench.node_check.checks import Effort
+from bench.node_check.judging.evidence import Figure
+from bench.node_check.judging.standards import profile_of
 
 FIRST, IDLE, LOAD, LAST = 1, 2, 3, 4
 UNDER_LOAD = {

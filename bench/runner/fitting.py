@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench.acceptance.evidence import Reading
 from bench.bundle.tar_format import MAX_MEMBER_BYTES, MAX_TOTAL_BYTES
+from bench.node_check.judging.evidence import Reading
 
 LOG_BYTES = 100_000  # what is left of a log that is too long
 LOGS_BYTES = MAX_TOTAL_BYTES - 4 * MAX_MEMBER_BYTES  # together: the rest of a bundle needs room too

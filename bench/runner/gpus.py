@@ -10,8 +10,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from bench.acceptance.evidence import Answers
 from bench.base.errors import EnvironmentCannot
+from bench.node_check.judging.evidence import Answers
 from bench.records.switches import VISIBLE
 from bench.records.trial import Gpu
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 
-from bench.checks import Effort, Timed
+from bench.node_check.checks import Effort, Timed
 from bench.runner.device import Device
 from bench.runner.team import Team
 
@@ -19,7 +19,7 @@ MOST_SAMPLES = 2000
 
 
 class TorchRig:
-    """The contract is bench.checks.Rig."""
+    """The contract is bench.node_check.checks.Rig."""
 
     def __init__(
         self, device: Device, team: Team, gpus: list[int], effort: Effort, say: Callable[[str], None]

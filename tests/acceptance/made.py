@@ -7,14 +7,14 @@ from typing import Any
 from zlib import crc32
 
 from bench import __version__
-from bench.acceptance.evidence import Evidence
-from bench.acceptance.manifest import shipped
-from bench.acceptance.results import CheckResults, readings_bytes, results_of
-from bench.acceptance.standards import Standards, profile_of
 from bench.base.strict_json import canonical_json, to_json
 from bench.bundle.pack import pack
 from bench.bundle.plausibility import identity_of
 from bench.bundle.statement import Predicate, utc
+from bench.node_check.check_manifest import shipped
+from bench.node_check.check_results import CheckResults, readings_bytes, results_of
+from bench.node_check.judging.evidence import Evidence
+from bench.node_check.judging.standards import Standards, profile_of
 from bench.records.run_results import RunFacts
 from bench.records.trial import NodeFacts
 from tests.bundles import KEY

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from bench.acceptance.finding import Finding
-from bench.acceptance.fleet import Fleet, compare_fleet
-from bench.acceptance.seen import seen_of
 from bench.bundle.recompute_run import recompute
 from bench.bundle.verify import verify_bundle
 from bench.cli import main
+from bench.node_check.fleet import Fleet, compare_fleet
+from bench.node_check.fleet_member import seen_of
+from bench.node_check.judging.finding import Finding
 from tests.acceptance.made import START, bundle
 
 DAY = 86_400.0

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.acceptance.manifest import DEFAULTS, parse, shipped
 from bench.base.errors import BadInput
+from bench.node_check.check_manifest import DEFAULTS, parse, shipped
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from bench.acceptance.evidence import AFTER, BEFORE, IDLE, Answers, Evidence, Reading, read_course
-from bench.acceptance.finding import Finding
-from bench.acceptance.results import judge
-from bench.acceptance.standards import Standards, profile_of
 from bench.base.strict_json import canonical_json, strict_loads
-from bench.checks import Effort, known_checks
+from bench.node_check.check_results import judge
+from bench.node_check.checks import Effort, known_checks
+from bench.node_check.judging.evidence import AFTER, BEFORE, IDLE, Answers, Evidence, Reading, read_course
+from bench.node_check.judging.finding import Finding
+from bench.node_check.judging.standards import Standards, profile_of
 from bench.runner import fake_nvml, nvml
 from bench.runner.gpus import seen
 from bench.runner.watch import Watch

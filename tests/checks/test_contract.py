@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.acceptance.evidence import Evidence
-from bench.acceptance.standards import Standards, profiles
 from bench.base.gpu_catalogue import gpu_named
-from bench.checks import known_checks
+from bench.node_check.checks import known_checks
+from bench.node_check.judging.evidence import Evidence
+from bench.node_check.judging.standards import Standards, profiles
 from bench.records.trial import Gpu
 
 GPU = Gpu(0, "NVIDIA H200", "GPU-0", 150 << 30, "9.0")
-FOLDER = Path(__file__).parents[2] / "bench" / "checks"
+FOLDER = Path(__file__).parents[2] / "bench" / "node_check" / "checks"
 
 
 def test_every_file_is_a_check() -> None:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bench.acceptance.finding import Finding, overall
-from bench.acceptance.standards import Expect, Past, Standards, profile_for, profile_of
-from bench.checks import xid
+from bench.node_check.checks import xid
+from bench.node_check.judging.finding import Finding, overall
+from bench.node_check.judging.standards import Expect, Past, Standards, profile_for, profile_of
 from tests.checks.node import HOST, bad, evidence, findings
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.checks import Effort, Timed, known_checks
+from bench.node_check.checks import Effort, Timed, known_checks
 
 EFFORT = Effort("quick", 0.0, 0.0, 0.001, "/nowhere", True)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bench.acceptance.evidence import AFTER, BEFORE, Answers, Evidence, Reading
-from bench.acceptance.standards import Expect, Standards, profile_of
-from bench.checks import known_checks
-from bench.checks.all_reduce import chosen
-from bench.checks.xid import parse
+from bench.node_check.checks import known_checks
+from bench.node_check.checks.all_reduce import chosen
+from bench.node_check.checks.xid import parse
+from bench.node_check.judging.evidence import AFTER, BEFORE, Answers, Evidence, Reading
+from bench.node_check.judging.standards import Expect, Standards, profile_of
 from bench.runner.gpus import seen
 
 RECORDED = Path(__file__).parent / "recorded"

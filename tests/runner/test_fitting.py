@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bench.acceptance.evidence import Reading
 from bench.base.strict_json import canonical_json, strict_loads
 from bench.bundle.tar_format import MAX_MEMBER_BYTES
+from bench.node_check.judging.evidence import Reading
 from bench.runner.fitting import (
     LOG_BYTES,
     fitting_course,

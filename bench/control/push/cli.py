@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.acceptance import LEVELS
 from bench.arguments import Commands, Mixed, duration, is_host_and_port
 from bench.base.errors import BadInput
+from bench.node_check.judging import LEVELS
 
 if TYPE_CHECKING:
     from bench.control.push.hosts import Host
@@ -138,11 +138,11 @@ def _add_slurm(push: argparse.ArgumentParser) -> None:
 
 
 def _push(arguments: argparse.Namespace) -> int:
-    from bench.acceptance.manifest import CheckManifest
-    from bench.control.manifests import load_any
     from bench.control.push.commands import operator_key, push
     from bench.control.push.hosts import find_hosts
     from bench.control.push.order import Order
+    from bench.node_check.any_manifest import load_any
+    from bench.node_check.check_manifest import CheckManifest
 
     a = arguments
     manifest = load_any(a.manifest)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from bench.base.errors import BadInput, BenchError, printable
 from bench.base.paths import REVOKED, config_path
 from bench.base.strict_json import pretty_json
-from bench.control.manifests import load_any
 from bench.control.push import campaign, follow
 from bench.control.push.company import Company
 from bench.control.push.depot import Depot
@@ -27,6 +26,7 @@ from bench.control.push.record import Record, Records
 from bench.control.push.remote import Here, Node, Remote, plain, refuse_twins
 from bench.control.push.show import Screen, ended
 from bench.control.ssh_keygen import OperatorKey
+from bench.node_check.any_manifest import load_any
 from bench.signing.key_file import default_key_path, load_or_make_key
 from bench.signing.revocation import Revoked
 

@@ -8,13 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from bench.acceptance import Level
-from bench.acceptance.finding import EXITS, worst
-from bench.acceptance.manifest import CheckManifest
-from bench.acceptance.results import CheckResults, judged
 from bench.base.errors import BenchError
 from bench.bundle.verdict import Verdict
-from bench.control.manifests import AnyManifest
 from bench.control.push.company import Company
 from bench.control.push.depot import Depot
 from bench.control.push.hosts import Host
@@ -23,6 +18,11 @@ from bench.control.push.record import Record, Records
 from bench.control.push.remote import plain
 from bench.control.push.slurm import Slurm
 from bench.control.ssh_keygen import OperatorKey
+from bench.node_check.any_manifest import AnyManifest
+from bench.node_check.check_manifest import CheckManifest
+from bench.node_check.check_results import CheckResults, judged
+from bench.node_check.judging import Level
+from bench.node_check.judging.finding import EXITS, worst
 from bench.records.slowdown import slowed_of, slowed_text
 from bench.signing.revocation import Revoked
 

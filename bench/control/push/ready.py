@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from bench.base.errors import EnvironmentCannot
 from bench.control.images import find_variant
-from bench.control.manifests import wanted_image
 from bench.control.preflight import OUT_BYTES, check_identity
 from bench.control.push import ship as shipping
 from bench.control.push.depot import Shippable, variant_name
@@ -14,6 +13,7 @@ from bench.control.push.judge import Need, judge
 from bench.control.push.ship import Landed
 from bench.control.push.survey import Survey, survey
 from bench.control.push.traveller import Traveller
+from bench.node_check.any_manifest import wanted_image
 from bench.records.text import size_text
 
 ENGINES = ("docker", "podman", "apptainer")

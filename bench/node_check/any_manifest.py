@@ -1,0 +1,21 @@
+"""What a node may be asked for: to train the models of a manifest, or to check itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.node_check import check_manifest as node_check
+from bench.node_check.check_manifest import CheckManifest
+from bench.planning.manifest import Manifest, parse_manifest, read_bounded
+
+AnyManifest = Manifest | CheckManifest
+
+
+def wanted_image(manifest: AnyManifest) -> str | None:
+    """The only one that may run it; a node check names none."""
+    return None if isinstance(manifest, CheckManifest) else manifest.image
+
+
+def load_any(path: Path) -> AnyManifest:
+    data = read_bounded(path)
+    return (node_check.parse if node_check.is_check(data) else parse_manifest)(data, str(path))

@@ -1,0 +1,191 @@
+"""results.json of a node check: the verdicts, and all that they follow from besides the readings.
+
+The readings are in samples.jsonl and telemetry.jsonl. `recompute` judges them again: a verdict that does not
+follow from what was read is no verdict.
+
+Bundles outlive the code that judged them. One that says it was judged by other rules than these is judged by
+these, and what it said itself counts for nothing: it may say of its rules what it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from bench.base.errors import VerificationFailed
+from bench.base.strict_json import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
+from bench.bundle.held_to_manifest import check_image
+from bench.bundle.plausibility import require_lines
+from bench.bundle.recompute_run import require_same_run
+from bench.node_check.check_manifest import CheckManifest, read
+from bench.node_check.checks import known_checks, not_read
+from bench.node_check.judging import Level
+from bench.node_check.judging.evidence import Evidence, Reading, checked_figures, read_course
+from bench.node_check.judging.finding import Finding, Verdict, overall
+from bench.node_check.judging.standards import Expect, Past, Profile, Standards, profile_for
+from bench.node_check.rules_digest import rules_digest
+from bench.records.run_results import RunFacts
+from bench.records.trial import NodeFacts
+
+if TYPE_CHECKING:
+    from bench.bundle.verdict import Verdict as Bundled
+    from bench.bundle.verify import Files
+
+SCHEMA: Literal["bench/check-results/v1"] = "bench/check-results/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResults:
+    bench_version: str
+    manifest_digest: str
+    run: RunFacts
+    node: NodeFacts
+    level: Level
+    device: Literal["cpu", "cuda"]
+    simulated: bool  # by a fake NVML: no node at all
+    profile: Profile | None  # as it was applied: another version of bench may have another
+    expect: Expect
+    require: tuple[str, ...]
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    history: Mapping[str, Past] = field(default_factory=dict)
+    rules: str = ""  # the code that judged; the first bundles do not say
+    schema: Literal["bench/check-results/v1"] = SCHEMA
+
+    def to_bytes(self) -> bytes:
+        return pretty_json(to_json(self))
+
+    @property
+    def standards(self) -> Standards:
+        return Standards(self.profile, self.expect, self.history)
+
+
+def judge(evidence: Evidence, standards: Standards, require: Sequence[str]) -> tuple[Finding, ...]:
+    """Every check's findings. A check that finds nothing was not run: silence is no pass."""
+    return tuple(
+        _required(finding) if name in require else finding
+        for name in known_checks()
+        for finding in _judged(name, evidence, standards)
+    )
+
+
+def _judged(name: str, evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    check = known_checks()[name]
+    reading = evidence.readings.get(name)
+    if reading is not None and reading.reason is not None:
+        yield not_read(name, reading.reason, counts=reading.counts)
+        return
+    findings = list(check.judge(evidence, standards))
+    yield from findings
+    if not findings:
+        yield not_read(name, "nothing was there to judge" if evidence.gpus else "no GPU answers")
+
+
+def _required(finding: Finding) -> Finding:
+    if finding.counts:
+        return finding
+    return replace(finding, counts=True)
+
+
+def results_of(
+    evidence: Evidence, standards: Standards, require: Sequence[str], **header: Any
+) -> CheckResults:
+    findings = judge(evidence, standards, require)
+    return CheckResults(
+        level=evidence.level,
+        device=evidence.device,
+        profile=standards.profile,
+        expect=standards.expect,
+        require=tuple(require),
+        verdict=overall(findings),
+        findings=findings,
+        history=standards.history,
+        rules=rules_digest(),
+        **header,
+    )
+
+
+def readings_bytes(readings: Mapping[str, Reading]) -> bytes:
+    """A line a reading, in the order in which they were made."""
+    return b"".join(canonical_json(to_json(reading)) + b"\n" for reading in readings.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A verified node check: its results, and the evidence that they follow from."""
+
+    results: CheckResults  # by these rules
+    evidence: Evidence
+    claimed: Verdict  # what the bundle says; only by other rules may it be another
+    shipped_profile: bool  # it was held against what this bench would hold it against
+
+
+def judged(verdict: Bundled) -> Judged | None:
+    """What a verified bundle holds, if it is of a node check."""
+    found = verdict.recomputed.get("check")
+    return found if isinstance(found, Judged) else None
+
+
+def recompute(files: Files) -> Mapping[str, Any]:
+    """Every verdict again, from the readings; VerificationFailed where one differs by the same rules."""
+    try:
+        results = from_json(CheckResults, strict_loads(files.read("results.json")))
+        if results.manifest_digest != "sha256:" + files.sha256["manifest.json"]:
+            raise VerificationFailed("the results are of another manifest")
+        manifest = files.read("manifest.json")
+        check_image(manifest, results.node.image)
+        _require_asked(read(manifest), results)
+        require_same_run(results.run, results.node, files.run)
+        readings = [from_json(Reading, strict_loads(line)) for line in files.lines("samples.jsonl")]
+        named = {reading.name: reading for reading in readings}
+        if len(named) != len(readings):
+            raise VerificationFailed("holds a reading twice", where="samples.jsonl")
+        checked_figures(readings)
+        course = read_course([strict_loads(line) for line in files.lines("telemetry.jsonl")])
+    except DecodeError as error:
+        raise VerificationFailed(f"does not have its form: {error}", where="results.json") from None
+    evidence = Evidence(results.level, results.device, results.node.gpus, named, course)
+    try:
+        findings = judge(evidence, results.standards, results.require)
+        require_lines(to_json(findings), "samples.jsonl")
+    except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise VerificationFailed(f"the readings make no sense: {error}", where="samples.jsonl") from None
+    claimed = results.verdict
+    if results.rules == rules_digest():
+        _require_equal(results, findings)
+    else:
+        results = replace(results, findings=findings, verdict=overall(findings))
+    spent = sum(r.ended_at - r.started_at for r in readings if r.reason is None and r.ended_at > r.started_at)
+    return {
+        "check": Judged(results, evidence, claimed, results.profile == profile_for(results.node.gpus)),
+        "samples": sum(
+            len(f["samples"]) for r in readings if r.reason is None for f in r.data.get("figures", ())
+        ),
+        "measured_seconds": float(spent),
+    }
+
+
+def _require_asked(asked: CheckManifest, results: CheckResults) -> None:
+    """What the owner expects and requires decides the verdict: it is the manifest's to say."""
+    if results.device == "cpu" and results.node.gpus:  # to a check of the CPU no number of GPUs is expected
+        raise VerificationFailed("a check of the CPU alone has no GPUs, the results have")
+    if results.expect != asked.expected(results.device):
+        raise VerificationFailed("the node was held against other expectations than its manifest has")
+    if results.require != asked.require:
+        raise VerificationFailed("the results require other checks than their manifest does")
+
+
+def _require_equal(results: CheckResults, findings: tuple[Finding, ...]) -> None:
+    for theirs, ours in zip(results.findings, findings, strict=False):
+        if theirs != ours:
+            what = f"{theirs.check}: {theirs.subject} {theirs.verdict}"
+            raise VerificationFailed(
+                f"the verdict does not follow from the readings: {what}; {ours.verdict} does"
+            )
+    if len(results.findings) != len(findings):
+        raise VerificationFailed("the results do not hold every verdict that follows from the readings")
+    if results.verdict != overall(findings):
+        raise VerificationFailed(
+            f"the whole is said to {results.verdict}, and follows to {overall(findings)}"
+        )

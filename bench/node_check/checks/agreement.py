@@ -1,0 +1,151 @@
+"""The same arithmetic on the same numbers, again and again, on every GPU: the same bits must come out.
+
+A GPU that computes wrongly now and then, and says nothing, spoils a training run for days. Results must
+be equal bit for bit from pass to pass, and from GPU to GPU of one kind; and what is written all over the
+memory must be read back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from bench.node_check.checks import Check, Effort, Rig
+from bench.node_check.checks.matmul import precisions
+from bench.node_check.judging.evidence import Evidence
+from bench.node_check.judging.finding import Finding
+from bench.node_check.judging.standards import Standards
+
+if TYPE_CHECKING:
+    import torch
+
+SIZE, TINY_SIZE = 4096, 128
+CHUNK_BYTES, TINY_BYTES = 1 << 30, 1 << 20
+MEMORY_SHARE = 0.8  # of what is free
+SEED = 20261121
+RETURN = "take it out of service and run it again alone: a GPU that computes wrongly is to be returned"
+
+
+def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
+    import torch
+
+    mine: dict[str, Any] = {"gpu": rig.gpu, "digests": {}, "passes": 0, "wrong_passes": 0}
+    for name in precisions(rig):
+        rig.say(f"arithmetic in {name}")
+        _repeat(rig, effort, name, mine)
+    mine["digests"]["functions"] = _functions(rig, effort)
+    rig.say("memory")
+    mine |= _pattern(rig, effort, torch)
+    return {"gpus": rig.gather(mine)}
+
+
+def _numbers(rig: Rig, size: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Made on the host, so that no GPU makes its own."""
+    import torch
+
+    generator = torch.Generator().manual_seed(SEED)
+    return [torch.randn(size, size, generator=generator).to(rig.device, dtype) for _ in range(2)]
+
+
+def _repeat(rig: Rig, effort: Effort, name: str, mine: dict[str, Any]) -> None:
+    import torch
+
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name, torch.float32)
+    if rig.kind == "cuda":
+        torch.backends.cuda.matmul.fp32_precision = "tf32" if name == "tf32" else "ieee"
+    a, b = _numbers(rig, TINY_SIZE if effort.tiny else SIZE, dtype)
+    first = torch.mm(a, b)
+    mine["digests"][name] = _digest(first)
+    deadline = time.monotonic() + effort.seconds
+    while time.monotonic() < deadline:
+        wrong = sum(not torch.equal(torch.mm(a, b), first) for _ in range(8))
+        mine["passes"] += 8
+        mine["wrong_passes"] += wrong
+
+
+def _functions(rig: Rig, effort: Effort) -> str:
+    """Of the units that matrix products leave alone."""
+    import torch
+
+    a, b = _numbers(rig, TINY_SIZE if effort.tiny else 2048, torch.float32)
+    return _digest(torch.softmax(a, -1) + torch.tanh(b) * torch.rsqrt(a.abs() + 1) + torch.erf(a - b))
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    import torch
+
+    return hashlib.sha256(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:32]
+
+
+def _pattern(rig: Rig, effort: Effort, torch: Any) -> dict[str, int]:
+    """Fills most of the free memory with numbers that can be made again, and looks whether they are there."""
+    size = TINY_BYTES if effort.tiny else CHUNK_BYTES
+    free = 4 * size if rig.kind == "cpu" else torch.cuda.mem_get_info(rig.device)[0]
+    count = max(1, int(MEMORY_SHARE * free) // size - 2)  # two more are needed to compare
+
+    def made(number: int) -> Any:
+        generator = torch.Generator(device=rig.device).manual_seed(SEED + number)
+        return torch.randint(
+            -(2**61), 2**61, (size // 8,), generator=generator, device=rig.device, dtype=torch.int64
+        )
+
+    chunks = [made(number) for number in range(count)]
+    wrong = sum(int((chunk != made(number)).sum()) for number, chunk in enumerate(chunks))
+    return {"memory_bytes": count * size, "wrong_words": wrong}
+
+
+def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    data = evidence.data("agreement")
+    if data is None:
+        return
+    gpus = data["gpus"]
+    for mine in gpus:
+        index = mine["gpu"]
+        faults = []
+        if mine["wrong_passes"]:
+            faults.append(f"{mine['wrong_passes']} of {mine['passes']} passes gave other bits")
+        if mine["wrong_words"]:
+            faults.append(f"{mine['wrong_words']} words of memory were read back wrong")
+        others = _other_bits(mine, gpus, evidence)
+        if others:
+            faults.append(f"other results than the other GPUs in {', '.join(others)}")
+        yield Finding(
+            "agreement", f"GPU {index}", "fail" if faults else "pass",
+            "; ".join(faults)
+            or f"{mine['passes']} passes and {mine['memory_bytes'] / 2**30:.3g} GiB of memory, bit for bit",
+            "the same bits every time, on every GPU of a kind", "peers" if len(gpus) > 1 else "rule",
+            "IEEE 754, and the same kernels on the same kind of GPU", RETURN if faults else "", index,
+        )  # fmt: skip
+
+
+def _other_bits(mine: Mapping[str, Any], gpus: list[Mapping[str, Any]], evidence: Evidence) -> list[str]:
+    """Where this GPU is outvoted by those of its kind; of two that differ, nobody knows which is right."""
+    kind = _kind(mine["gpu"], evidence)
+    alike = [other for other in gpus if _kind(other["gpu"], evidence) == kind]
+    found = []
+    for name, digest in mine["digests"].items():
+        votes = Counter(other["digests"].get(name) for other in alike)
+        if votes[digest] < len(alike) and digest != _winner(votes):
+            found.append(name)
+    return found
+
+
+def _winner(votes: Counter[str]) -> str | None:
+    """What more than half of them say."""
+    (most, count), *_ = votes.most_common(1)
+    return most if count > votes.total() / 2 else None
+
+
+def _kind(index: int, evidence: Evidence) -> str:
+    gpu = evidence.gpu(index)
+    return gpu.name if gpu else "cpu"
+
+
+CHECK = Check(
+    "agreement", "do all GPUs compute the same, every time?", judge, measure,
+    workers="team", limit_seconds=180, needs=("torch",),
+    environment={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
+)  # fmt: skip

@@ -1,0 +1,60 @@
+"""Copies between the host and each GPU, both ways, one GPU after the other; then all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bench.base.strict_json import to_json
+from bench.node_check.checks import Check, Effort, Rig
+from bench.node_check.judging.evidence import Evidence, Figure
+from bench.node_check.judging.finding import Finding
+from bench.node_check.judging.judge_figures import Rules, judge_figures
+from bench.node_check.judging.standards import Standards
+
+COPIED_BYTES, TINY_BYTES = 512 << 20, 1 << 20
+LEAST_SECONDS = 0.4
+RULES = Rules(
+    # A GPU behind the other socket has a longer way.
+    peers_warn=10, peers_fail=25, history_warn=8,
+    advice="look at the link's generation and width under load (check pcie), at NUMA placement, and at "
+    "other traffic on the bus; then reseat the card or its riser",
+)  # fmt: skip
+
+
+def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
+    import torch
+
+    size = TINY_BYTES if effort.tiny else COPIED_BYTES
+    there = torch.randint(0, 255, (size,), device=rig.device, dtype=torch.uint8)
+    here = torch.empty_like(there, device="cpu", pin_memory=rig.kind == "cuda")
+    ways = {
+        "host-to-device": lambda: there.copy_(here, non_blocking=True),
+        "device-to-host": lambda: here.copy_(there, non_blocking=True),
+    }
+    mine = []
+    seconds = max(LEAST_SECONDS, effort.seconds / rig.size)  # one after the other: eight take eight times
+    for turn in range(rig.size):
+        rig.wait()
+        if turn == rig.rank:
+            rig.say(f"GPU {rig.gpu} alone")
+            for name, call in ways.items():
+                timed = rig.timed(call, float(size), wait=False, seconds=seconds, warm_seconds=0.1)
+                mine.append(Figure(name, rig.gpu, "B/s", timed.work, timed.samples))
+    if rig.size > 1 and effort.level != "quick":
+        rig.say("all at once")
+        for name, call in ways.items():
+            timed = rig.timed(call, float(size))
+            mine.append(Figure(f"{name}, all at once", rig.gpu, "B/s", timed.work, timed.samples))
+    return {"figures": to_json([figure for figures in rig.gather(mine) for figure in figures])}
+
+
+def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    alone = [f for f in evidence.figures("copies") if "at once" not in f.name]
+    yield from judge_figures("copies", alone, evidence, standards, RULES)
+
+
+CHECK = Check(
+    "copies", "does data get to and from every GPU at the speed of its bus?", judge, measure,
+    workers="team", limit_seconds=150, needs=("torch",),
+)  # fmt: skip

@@ -1,0 +1,40 @@
+"""Copies within each GPU's memory: read and written bytes a second, all GPUs at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bench.base.strict_json import to_json
+from bench.node_check.checks import Check, Effort, Rig
+from bench.node_check.judging.evidence import Evidence, Figure
+from bench.node_check.judging.finding import Finding
+from bench.node_check.judging.judge_figures import Rules, judge_figures
+from bench.node_check.judging.standards import Standards
+
+COPIED_BYTES, TINY_BYTES = 2 << 30, 4 << 20
+RULES = Rules(
+    peers_warn=3, peers_fail=6, history_warn=4,
+    advice="look at remapped rows, ECC errors and who else uses that memory; if it stays, return it",
+)  # fmt: skip
+
+
+def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
+    import torch
+
+    size = TINY_BYTES if effort.tiny else COPIED_BYTES
+    source = torch.randint(0, 255, (size,), device=rig.device, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    timed = rig.timed(lambda: target.copy_(source), 2.0 * size)
+    figure = Figure("memory", rig.gpu, "B/s", timed.work, timed.samples)
+    return {"figures": to_json(rig.gather(figure))}
+
+
+def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    yield from judge_figures("memory", evidence.figures("memory"), evidence, standards, RULES)
+
+
+CHECK = Check(
+    "memory", "does every GPU's memory reach its bandwidth?", judge, measure,
+    workers="team", limit_seconds=60, needs=("torch",),
+)  # fmt: skip

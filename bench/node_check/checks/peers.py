@@ -1,0 +1,101 @@
+"""From every GPU to every other: who reaches whom directly, and how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from statistics import median
+from typing import Any
+
+from bench.base.strict_json import to_json
+from bench.node_check.checks import Check, Effort, Rig
+from bench.node_check.checks.nvlink import linked_to_all
+from bench.node_check.judging.evidence import BEFORE, Evidence, Figure
+from bench.node_check.judging.finding import Finding, quantity
+from bench.node_check.judging.judge_figures import Rules, judge_figures, shortfall
+from bench.node_check.judging.standards import Standards
+
+COPIED_BYTES, TINY_BYTES = 256 << 20, 1 << 20
+RULES = Rules(
+    peers_warn=8, peers_fail=20, history_warn=8,
+    advice="look at the NVLink states and error counters of both GPUs (check nvlink), and at the topology",
+)  # fmt: skip
+FIGURES_TIME, LEAST_SECONDS = 8, 0.1
+
+
+def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
+    import torch
+
+    size = TINY_BYTES if effort.tiny else COPIED_BYTES
+    figures, direct = [], {}
+    # Eight GPUs have 56 pairs: all together take what some figures may.
+    pairs = rig.size * (rig.size - 1)
+    seconds = max(LEAST_SECONDS, min(effort.seconds, FIGURES_TIME * effort.seconds / pairs))
+    for a in range(rig.size):
+        source = torch.randint(0, 255, (size,), device=rig.at(a), dtype=torch.uint8)
+        for b in range(rig.size):
+            if a == b:
+                continue
+            one, other = rig.gpus[a], rig.gpus[b]
+            rig.say(f"GPU {one} to GPU {other}")
+            target = torch.empty_like(source, device=rig.at(b))
+            timed = rig.timed(
+                lambda source=source, target=target: target.copy_(source, non_blocking=True),  # type: ignore[misc]
+                float(size),
+                wait=False,
+                seconds=seconds,
+                warm_seconds=0.0,
+            )
+            figures.append(Figure(f"peer {one}-{other}", None, "B/s", timed.work, timed.samples, "peer"))
+            if rig.kind == "cuda":
+                direct[f"{one}-{other}"] = torch.cuda.can_device_access_peer(a, b)
+    return {"figures": to_json(figures), "direct": direct}
+
+
+def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    figures = evidence.figures("peers")
+    if not figures:
+        return
+    yield from judge_figures("peers", figures, evidence, standards, RULES)
+    if evidence.device == "cuda":
+        yield from _pairs(figures)
+        yield from _reachable(evidence, standards)
+
+
+def _pairs(figures: tuple[Figure, ...]) -> Iterator[Finding]:
+    """A pair that is slow among its like names its two ends."""
+    usual = median(f.rate for f in figures)
+    for figure in figures:
+        verdict = shortfall(figure.rate, usual, RULES.peers_warn, RULES.peers_fail)
+        if verdict != "pass":
+            yield Finding(
+                "peers", figure.name, verdict,
+                f"{quantity(figure.rate, 'B/s')}, {100 * (figure.rate / usual - 1):+.1f}% of the median pair",
+                f"at most {RULES.peers_warn:g}% under {quantity(usual, 'B/s')}", "peers",
+                "the other pairs of this node", RULES.advice, None, figure.name, figure.rate, usual, "B/s",
+            )  # fmt: skip
+
+
+def _reachable(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
+    direct: dict[str, bool] = (evidence.data("peers") or {}).get("direct", {})
+    if not direct:
+        return
+    cut = [pair for pair, ok in direct.items() if not ok]
+    gpus = list(evidence.inventory(BEFORE))
+    linked = [str(gpu.index) for gpu in gpus if gpu.number("NvLinkState.0") == 1]
+    if linked_to_all(gpus, standards):
+        bad = bool(cut and linked)
+    else:  # by a bridge: to the one at its other end
+        reached = {end for pair, ok in direct.items() if ok for end in pair.split("-")}
+        bad = not reached.issuperset(linked)
+    yield Finding(
+        "peers", "the node", "fail" if bad else "pass",
+        f"no direct way: {', '.join(cut)}" if cut else "every GPU reaches every other directly",
+        "a direct way between GPUs with NVLink", "rule", "CUDA: cudaDeviceCanAccessPeer",
+        "look at fabric manager, IOMMU and ACS settings" if bad else "",
+    )  # fmt: skip
+
+
+CHECK = Check(
+    "peers", "does every GPU reach every other, and fast?", judge, measure,
+    workers="one", least_gpus=2, limit_seconds=120, needs=("torch",),
+)  # fmt: skip
