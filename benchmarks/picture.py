@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from bench.report.compare import Request, collect
+from bench.cli.compare import Request, collect
 from bench.report.html import write_html
 from tests.e2e.browser import chromium
 

@@ -14,9 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.control.images import Variant, images
-from bench.control.images.base import bootstrap
-from bench.control.images.locks import check_all
+from bench.images.debian_base import bootstrap
+from bench.images.locks import check_all
+from bench.images.variants import Variant, images
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCKER = ROOT / "docker"

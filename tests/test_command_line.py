@@ -15,7 +15,7 @@ import pytest
 from bench.base.errors import EnvironmentCannot
 from bench.base.strict_json import to_json
 from bench.bundle.handshake import Challenge, write
-from bench.cli import main
+from bench.cli.main import main
 from bench.planning.manifest import load_manifest
 from bench.records.trial import Crashed
 from bench.runner import run as running

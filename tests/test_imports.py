@@ -95,7 +95,9 @@ def loaded_by(code: str) -> set[str]:
 
 
 def test_verify_and_plan_start_without_the_heavy_libraries() -> None:
-    loaded = loaded_by("import bench.cli, bench.report.bundles, bench.commands, bench.planning.plan")
+    loaded = loaded_by(
+        "import bench.cli.main, bench.report.bundles, bench.cli.run_and_plan, bench.planning.plan"
+    )
     assert not loaded & HEAVY
-    verify = loaded_by("import bench.cli, bench.report.bundles")
+    verify = loaded_by("import bench.cli.main, bench.report.bundles")
     assert not verify & {*HEAVY, "jsonschema", "rich", "tabulate", "numpy"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.cli import main
+from bench.cli.main import main
 from bench.reference import claim, claims, paper, paper_code
 from bench.training.models import known_models
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.base.gpu_catalogue import GpuModel, find_gpu_model
+from bench.cli.compare import Request, collect
 from bench.reference import claims, gpu_model, training_flops
-from bench.report.compare import Request, collect
 from bench.scaling import Evidence, guess, held_out_errors
 from bench.training.models import known_models
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from bench.base.strict_json import canonical_json
-from bench.cli import main
+from bench.cli.compare import Request, collect
+from bench.cli.main import main
 from bench.records.slowdown import slowed_text, slowed_trials
 from bench.records.trial import Trial
-from bench.report.compare import Request, collect
 from bench.report.rows import Row
 from bench.runner import measure as loop
 from bench.runner.telemetry import FILE_NAME

@@ -26,7 +26,7 @@ from bench.bundle.handshake import (
 )
 from bench.bundle.pack import signatures, write_bundle
 from bench.bundle.tar_format import CERTIFICATE, ENVELOPE, RECEIPT, RECEIPT_SIGNATURE, STATEMENT
-from bench.control.keyring import trust_lines
+from bench.operator.keyring import trust_lines
 from bench.signing.dsse import seal
 from bench.signing.ssh_keys import PublicKey
 from bench.signing.sshsig import sign

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from bench.base.errors import VerificationFailed
 from bench.bundle.handshake import BUNDLE_NAMESPACE
 from bench.bundle.statement import parse_statement
-from bench.cli import main
+from bench.cli.main import main
 from bench.signing.dsse import PAYLOAD_TYPE, pae, unseal
 from bench.signing.ssh_keys import ED25519, FormatError, PublicKey, wire_string
 from bench.signing.sshsig import verify

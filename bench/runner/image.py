@@ -16,7 +16,7 @@ from bench.planning.manifest import Manifest
 from bench.records.trial import Image
 
 DESCRIBED = Path("/usr/share/bench/image.json")
-TOLD = "BENCH_IMAGE"  # {"config": ..., "diff_ids": [...]}; bench.control sets it
+TOLD = "BENCH_IMAGE"  # {"config": ..., "diff_ids": [...]}; bench.images.engines sets it
 
 
 def running_in(described: Path = DESCRIBED) -> Image | None:

@@ -17,7 +17,7 @@ import pytest
 
 from bench.bundle.recompute_run import recompute
 from bench.bundle.verify import verify_bundle
-from bench.cli import main
+from bench.cli.main import main
 from bench.report.junit import junit
 from bench.runner import alone as others
 from bench.runner import checking

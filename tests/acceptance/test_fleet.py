@@ -13,7 +13,7 @@ import pytest
 
 from bench.bundle.recompute_run import recompute
 from bench.bundle.verify import verify_bundle
-from bench.cli import main
+from bench.cli.main import main
 from bench.node_check.fleet import Fleet, compare_fleet
 from bench.node_check.fleet_member import seen_of
 from bench.node_check.judging.finding import Finding

@@ -9,8 +9,8 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from bench.control.images.archive import Blob, write_archive
-from bench.control.images.normal import configuration, normalise
+from bench.images.archive import Blob, write_archive
+from bench.images.normalise import configuration, normalise
 
 EPOCH = 1_700_000_000
 LABELS = {"bench.variant": "cpu", "bench.lock": "sha256:" + "1" * 64}

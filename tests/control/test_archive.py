@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.base.errors import BadInput, VerificationFailed
-from bench.control.images.archive import (
+from bench.images.archive import (
     Blob,
     ImageFacts,
     compress,

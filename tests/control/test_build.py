@@ -11,8 +11,8 @@ import pytest
 
 import bench
 from bench.base.errors import BadInput, EnvironmentCannot
-from bench.control.images import find_variant
-from bench.control.images.build import Recipe, described, labels
+from bench.images.build_image import Recipe, described, labels
+from bench.images.variants import find_variant
 
 ROOT = Path(bench.__file__).parent.parent
 HASH = "0" * 64

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 import bench
-from bench.control.images import build, find_variant, kernels
-from bench.control.images.build import Recipe
-from bench.control.images.fetch import wheels
-from bench.control.images.locks import normal
+from bench.images import build_image, build_kernels
+from bench.images.build_image import Recipe
+from bench.images.fetch import wheels
+from bench.images.locks import normal
+from bench.images.variants import find_variant
 
 ROOT = Path(bench.__file__).parent.parent
 
@@ -38,18 +39,18 @@ class Builder:
 def builder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Builder:
     """No base, no index, no root: all that is needed is said to be there."""
     found = Builder()
-    monkeypatch.setattr(kernels, "buildah", found)
-    monkeypatch.setattr(kernels, "check_place", lambda recipe: recipe.cache.mkdir(exist_ok=True))
-    monkeypatch.setattr(build, "wheels", lambda pins, cache, python: {})
+    monkeypatch.setattr(build_kernels, "buildah", found)
+    monkeypatch.setattr(build_kernels, "check_place", lambda recipe: recipe.cache.mkdir(exist_ok=True))
+    monkeypatch.setattr(build_image, "wheels", lambda pins, cache, python: {})
     (tmp_path / "base.tar").touch()
-    monkeypatch.setattr(build, "_base", lambda recipe, say: tmp_path / "base.tar")
+    monkeypatch.setattr(build_image, "_base", lambda recipe, say: tmp_path / "base.tar")
 
     def source(pin: object, cache: Path) -> Path:
         path = tmp_path / f"{pin.name.replace('-', '_')}-{pin.version}.tar.gz"  # type: ignore[attr-defined]
         path.touch()
         return path
 
-    monkeypatch.setattr(kernels, "source", source)
+    monkeypatch.setattr(build_kernels, "source", source)
     return found
 
 
@@ -64,7 +65,7 @@ def repository(tmp_path: Path) -> Path:
 
 def compiled(builder: Builder, repository: Path, variant: str, *only: str) -> Recipe:
     recipe = Recipe(repository, find_variant(variant), repository.parent / "cache")
-    list(kernels.build_kernels(recipe, only, "9.0", 1, builder.said.append))
+    list(build_kernels.build_kernels(recipe, only, "9.0", 1, builder.said.append))
     return recipe
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli import main
-from bench.control import commands
-from bench.control.container import Container
-from bench.control.engines import EngineFacts
+from bench.cli import image as commands
+from bench.cli.main import main
+from bench.images.container import Container
+from bench.images.engines import EngineFacts
 from tests.control.images import make_image
 
 SBOM = json.dumps({"components": []}).encode()

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from bench.base.errors import BadInput, EnvironmentCannot
-from bench.control.container import GIB, Container, limits
-from bench.control.engines import NAMES, apptainer, docker, find_engine, follow, none, podman
-from bench.control.engines.apptainer import Apptainer
-from bench.control.engines.podman import Podman
+from bench.images.container import GIB, Container, limits
+from bench.images.engines import NAMES, apptainer, docker, find_engine, follow, none, podman
+from bench.images.engines.apptainer import Apptainer
+from bench.images.engines.podman import Podman
 from tests.control.images import make_image
 
 C = Container(

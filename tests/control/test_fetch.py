@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bench.base.errors import EnvironmentCannot
-from bench.control.images import fetch
-from bench.control.images.locks import Pin
+from bench.images import fetch
+from bench.images.locks import Pin
 
 DATA = b"a source archive"
 

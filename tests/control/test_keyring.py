@@ -10,7 +10,7 @@ import pytest
 
 from bench.bundle.handshake import BUNDLE_NAMESPACE, RECEIPT_NAMESPACE
 from bench.bundle.tar_format import STATEMENT
-from bench.cli import main
+from bench.cli.main import main
 from bench.signing.allowed_signers import TrustPolicy
 from bench.signing.revocation import Revoked
 from bench.signing.ssh_keys import PublicKey

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.base.errors import BadInput, EnvironmentCannot
-from bench.control.ledger import Ledger
+from bench.operator.ledger import Ledger
 
 NONCES = ["0a" * 32, "0b" * 32, "0c" * 32]
 

@@ -9,9 +9,9 @@ import pytest
 
 import bench
 from bench.base.errors import BadInput
-from bench.control.images import images
-from bench.control.images.base import read_debs
-from bench.control.images.locks import BUILDER, DEBIAN, check_all, read_pins
+from bench.images.debian_base import read_debs
+from bench.images.locks import BUILDER, DEBIAN, check_all, read_pins
+from bench.images.variants import images
 
 ROOT = Path(bench.__file__).parent.parent
 HASH = "--hash=sha256:" + "0" * 64

@@ -19,9 +19,9 @@ from bench.bundle.pack import pack
 from bench.bundle.recompute_run import recompute
 from bench.bundle.statement import PREDICATE_SCHEMA, parse_statement
 from bench.bundle.verify import Rules, verify_bundle
-from bench.control import operator
-from bench.control.ledger import Ledger
-from bench.control.ssh_keygen import OperatorKey
+from bench.operator import certify_and_receive
+from bench.operator.ledger import Ledger
+from bench.operator.ssh_keygen import OperatorKey
 from bench.signing.allowed_signers import TrustPolicy
 from bench.signing.revocation import Revoked
 from bench.signing.ssh_keys import Certificate, PublicKey
@@ -81,11 +81,11 @@ class Node:
 
 
 def asked(ledger: Ledger, run_id: str | None = None, now: int = NOW) -> Node:
-    return Node(operator.challenge(ledger, RUN.manifest_sha256, now, run_id))
+    return Node(certify_and_receive.challenge(ledger, RUN.manifest_sha256, now, run_id))
 
 
 def certified(ledger: Ledger, key: OperatorKey, node: Node, now: int = NOW + 1) -> Certificate:
-    return operator.certify(ledger, key, node.request(), now, TWO_HOURS)
+    return certify_and_receive.certify(ledger, key, node.request(), now, TWO_HOURS)
 
 
 def test_from_challenge_to_receipt(ledger: Ledger, key: OperatorKey, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_from_challenge_to_receipt(ledger: Ledger, key: OperatorKey, tmp_path: P
     assert (certificate.valid_after, certificate.valid_before) == (NOW, NOW + 1 + TWO_HOURS)
     assert certificate.authority == key.public
     bundle = node.bundle(tmp_path / "b.tar", certificate)
-    verdict = operator.receive(ledger, key, bundle, bundle, NOW + 600)
+    verdict = certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 600)
     assert (verdict.level, verdict.seen_seconds, verdict.received_at) == (
         "operator",
         600,
@@ -113,11 +113,11 @@ def test_received_again_the_same_bundle_has_the_same_receipt(
     """So that a receipt that was lost, or never written because of a crash, can be had again."""
     node = asked(ledger)
     bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
-    operator.receive(ledger, key, bundle, tmp_path / "one.tar", NOW + 600)
-    operator.receive(ledger, key, bundle, tmp_path / "two.tar", NOW + 900)
+    certify_and_receive.receive(ledger, key, bundle, tmp_path / "one.tar", NOW + 600)
+    certify_and_receive.receive(ledger, key, bundle, tmp_path / "two.tar", NOW + 900)
     assert (tmp_path / "one.tar").read_bytes() == (tmp_path / "two.tar").read_bytes()
     before = (tmp_path / "one.tar").read_bytes()
-    again = operator.receive(ledger, key, tmp_path / "one.tar", tmp_path / "one.tar", NOW + 10**6)
+    again = certify_and_receive.receive(ledger, key, tmp_path / "one.tar", tmp_path / "one.tar", NOW + 10**6)
     assert again.level == "operator"
     assert (tmp_path / "one.tar").read_bytes() == before
     assert len(ledger.lines) == 3
@@ -128,12 +128,12 @@ def test_replayed_nonce(ledger: Ledger, key: OperatorKey, tmp_path: Path) -> Non
     node = asked(ledger)
     certificate = certified(ledger, key, node)
     first = node.bundle(tmp_path / "first.tar", certificate)
-    operator.receive(ledger, key, first, first, NOW + 600)
+    certify_and_receive.receive(ledger, key, first, first, NOW + 600)
     more = {**RUN.node, "gpus": [*RUN.node["gpus"], "another"]}
     second = node.bundle(tmp_path / "second.tar", certificate, node=more)
     before = second.read_bytes()
     with pytest.raises(VerificationFailed, match=r"second\.tar: its challenge was answered on .*: a replay"):
-        operator.receive(ledger, key, second, second, NOW + 601)
+        certify_and_receive.receive(ledger, key, second, second, NOW + 601)
     assert second.read_bytes() == before
     with pytest.raises(VerificationFailed, match="was received on") as caught:
         certified(ledger, key, node)
@@ -147,7 +147,7 @@ def test_a_bundle_that_measured_for_longer_than_we_waited_is_not_received(
     bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
     before, lines = bundle.read_bytes(), len(ledger.lines)
     with pytest.raises(VerificationFailed, match="but the operator saw 2 s from challenge to receipt"):
-        operator.receive(ledger, key, bundle, bundle, NOW + 2)
+        certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 2)
     assert (bundle.read_bytes(), len(ledger.lines)) == (before, lines)
 
 
@@ -160,7 +160,7 @@ def test_a_node_that_was_lost_gets_a_new_certificate_for_its_new_key(
     certificate = certified(ledger, key, again, NOW + 100)
     assert certificate.key != lost.key
     bundle = again.bundle(tmp_path / "b.tar", certificate)
-    assert operator.receive(ledger, key, bundle, bundle, NOW + 600).level == "operator"
+    assert certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 600).level == "operator"
 
 
 def test_a_run_that_was_received_in_part_goes_on_under_a_new_challenge(
@@ -168,12 +168,12 @@ def test_a_run_that_was_received_in_part_goes_on_under_a_new_challenge(
 ) -> None:
     node = asked(ledger)
     part = node.bundle(tmp_path / "part.tar", certified(ledger, key, node))
-    operator.receive(ledger, key, part, part, NOW + 600)
+    certify_and_receive.receive(ledger, key, part, part, NOW + 600)
     later = asked(ledger, node.challenge.run_id, NOW + 10_000)
     assert later.challenge.run_id == node.challenge.run_id
     assert later.challenge.nonce != node.challenge.nonce
     whole = later.bundle(tmp_path / "whole.tar", certified(ledger, key, later, NOW + 10_001))
-    verdict = operator.receive(ledger, key, whole, whole, NOW + 10_600)
+    verdict = certify_and_receive.receive(ledger, key, whole, whole, NOW + 10_600)
     assert verdict.seen_seconds == 10_600  # from the first challenge: what was measured then counts too
 
 
@@ -181,7 +181,7 @@ def test_a_run_that_was_never_asked_for_cannot_go_on(ledger: Ledger) -> None:
     node = asked(ledger)
     for run_id, manifest in (("other", RUN.manifest_sha256), (node.challenge.run_id, "0" * 64)):
         with pytest.raises(BadInput, match="was never asked for"):
-            operator.challenge(ledger, manifest, NOW, run_id)
+            certify_and_receive.challenge(ledger, manifest, NOW, run_id)
 
 
 # --- who gets no certificate ----------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_a_run_that_was_never_asked_for_cannot_go_on(ledger: Ledger) -> None:
 def refused_request(ledger: Ledger, key: OperatorKey, request: bytes, why: str) -> None:
     before = ledger.path.read_bytes()
     with pytest.raises(VerificationFailed, match=why):
-        operator.certify(ledger, key, request, NOW, TWO_HOURS)
+        certify_and_receive.certify(ledger, key, request, NOW, TWO_HOURS)
     assert ledger.path.read_bytes() == before
 
 
@@ -242,7 +242,7 @@ def test_what_is_no_request(ledger: Ledger, key: OperatorKey) -> None:
 def refused_bundle(ledger: Ledger, key: OperatorKey, bundle: Path, why: str, now: int = NOW + 600) -> None:
     ledger_before, before = ledger.path.read_bytes(), bundle.read_bytes()
     with pytest.raises(VerificationFailed, match=why) as caught:
-        operator.receive(ledger, key, bundle, bundle, now)
+        certify_and_receive.receive(ledger, key, bundle, bundle, now)
     assert str(caught.value).count(str(bundle)) == 1
     assert (ledger.path.read_bytes(), bundle.read_bytes()) == (ledger_before, before)
 
@@ -286,7 +286,7 @@ def test_a_bundle_that_comes_too_late(ledger: Ledger, key: OperatorKey, tmp_path
 
 
 def test_a_bundle_of_another_manifest(ledger: Ledger, key: OperatorKey, tmp_path: Path) -> None:
-    node = Node(operator.challenge(ledger, "0" * 64, NOW))
+    node = Node(certify_and_receive.challenge(ledger, "0" * 64, NOW))
     bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
     refused_bundle(ledger, key, bundle, "is of another manifest than the one asked for")
 
@@ -299,7 +299,7 @@ def test_a_damaged_bundle_does_not_consume_the_nonce(
     bad = tmp_path / "bad.tar"
     bad.write_bytes(good.read_bytes().replace(b'"seconds":', b'"seconds" ', 1))
     refused_bundle(ledger, key, bad, "sha256")
-    assert operator.receive(ledger, key, good, good, NOW + 600).level == "operator"
+    assert certify_and_receive.receive(ledger, key, good, good, NOW + 600).level == "operator"
 
 
 def test_a_revoked_certificate(ledger: Ledger, key: OperatorKey, tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_a_revoked_certificate(ledger: Ledger, key: OperatorKey, tmp_path: Path)
     bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
     revoked = Revoked.from_bytes(PublicKey.of(node.key).line().encode(), "list")
     with pytest.raises(VerificationFailed, match="is revoked"):
-        operator.receive(ledger, key, bundle, bundle, NOW + 600, (revoked,))
+        certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 600, (revoked,))
     assert ledger.find("received") is None
 
 
@@ -331,7 +331,7 @@ def test_a_key_in_an_agent(
         assert key.in_agent
         node = asked(ledger)
         bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
-        assert operator.receive(ledger, key, bundle, bundle, NOW + 600).level == "operator"
+        assert certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 600).level == "operator"
         subprocess.run(["ssh-add", "-q", "-D"], check=True)
         with pytest.raises(EnvironmentCannot, match="ssh-keygen refused") as caught:
             certified(ledger, key, asked(ledger))

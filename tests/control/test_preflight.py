@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench.base.errors import BadInput, EnvironmentCannot
-from bench.control.engines import EngineFacts
-from bench.control.images import find_variant, variant_for
-from bench.control.images.archive import Identity
-from bench.control.preflight import (
+from bench.images.archive import Identity
+from bench.images.engines import EngineFacts
+from bench.images.engines.preflight import (
     HostFacts,
     check_driver,
     check_gpus,
@@ -22,6 +21,7 @@ from bench.control.preflight import (
     read_host,
     visible_gpus,
 )
+from bench.images.variants import find_variant, variant_for
 
 CUDA13, CUDA128 = find_variant("cuda13"), find_variant("cuda12.8")
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (root@x)\nGCC"

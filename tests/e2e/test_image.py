@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import bench as package
-from bench.control.container import GIB, Container
+from bench.images.container import GIB, Container
 from tests.e2e.pushing import MOODY
 from tests.e2e.services import SYSTEM, docker_engine, podman_store, require
 
@@ -204,7 +204,7 @@ print(json.dumps({
 def in_docker(machine: Machine, container: Container) -> bytes:
     import docker
 
-    from bench.control.engines.docker import options
+    from bench.images.engines.docker import options
 
     client = docker.DockerClient(base_url=machine.docker)
     said: bytes = client.containers.run(**options(container), entrypoint=["python3"], remove=True)
@@ -212,7 +212,7 @@ def in_docker(machine: Machine, container: Container) -> bytes:
 
 
 def in_podman(machine: Machine, container: Container) -> bytes:
-    from bench.control.engines.podman import argv
+    from bench.images.engines.podman import argv
 
     command = argv(container)
     command.insert(2, "--entrypoint=python3")

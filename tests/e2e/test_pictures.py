@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.base.errors import EnvironmentCannot
+from bench.cli.compare import Request, collect
 from bench.report import pictures
-from bench.report.compare import Request, collect
 from bench.report.paper import figures_of_the_paper
 from bench.report.pictures import as_png, write_plots
 from bench.report.plots import all_plots

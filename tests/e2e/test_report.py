@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
+from bench.cli.compare import Request, collect
 from bench.report.check_html import write_check_html
-from bench.report.compare import Request, collect
 from bench.report.comparing import Comparison
 from bench.report.formats import json_text, texts
 from bench.report.html import write_html

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.base.strict_json import from_json
-from bench.cli import main
+from bench.cli.main import main
 from bench.export import KINDS
 from bench.records.trial import Trial
 from tests.report.made import CRASH, bundle, manifest, measured

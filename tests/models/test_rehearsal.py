@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.base.errors import BadInput
-from bench.cli import main
+from bench.cli.main import main
 from bench.planning.memory_prediction import state_bytes
 from bench.training.models import known_models
 from bench.training.models.dry_build import rehearse, tried

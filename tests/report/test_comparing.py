@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from bench.base.errors import BadInput
-from bench.cli import main
+from bench.cli.compare import Request, collect
+from bench.cli.main import main
 from bench.records.trial import Measured, StepSample
-from bench.report.compare import Request, collect
 from bench.report.comparing import Comparison, ModelPart
 from bench.report.formats import table
 from bench.report.html import page

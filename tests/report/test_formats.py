@@ -15,11 +15,11 @@ import pytest
 
 from bench.bundle.pack import pack
 from bench.bundle.statement import Predicate
-from bench.cli import main
+from bench.cli.compare import Request, collect
+from bench.cli.main import main
 from bench.records.estimate import Interval
 from bench.records.text import figures, interval_text, money_text
 from bench.records.trial import Crashed
-from bench.report.compare import Request, collect
 from bench.report.comparing import Comparison
 from bench.report.formats import json_text, markdown, table, texts
 from bench.report.html import page

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.report.compare import Request, collect
+from bench.cli.compare import Request, collect
 from bench.report.formats import table
 from bench.report.paper import figures_of_the_paper
 from bench.report.plots import all_plots

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from bench.base.errors import BadInput, EnvironmentCannot
+from bench.cli.compare import Request, collect, compare
 from bench.reference import claims, paper
-from bench.report.compare import Request, collect, compare
 from bench.report.html import page, write_html
 from bench.report.paper import figures_of_the_paper, option_of
 from bench.report.pictures import write_plots

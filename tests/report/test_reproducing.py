@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench import __version__
-from bench.cli import main
+from bench.cli.main import main
 from bench.records.trial import Measured, StepSample
 from bench.runner.probe import STACK, packages
 from tests.builders import measurement

@@ -370,7 +370,7 @@ def test_members_reach_their_supervisor_however_deep_its_folder_is(tmp_path: Pat
     ],
 )
 def test_a_place_that_cannot_be_is_bad_input(place: tuple[int, int, str | None], wrong: str) -> None:
-    from bench.commands import _nodes
+    from bench.cli.run_and_plan import _nodes
     from bench.planning.manifest import parse_manifest
 
     manifest = parse_manifest(json.dumps(MANIFEST).encode(), "m.json")

@@ -16,8 +16,8 @@ from accelerate.utils import (
     GradientAccumulationPlugin,
 )
 
-from bench.arguments import count
 from bench.base.strict_json import from_json, strict_loads
+from bench.cli.arguments import count
 from bench.export.guards import finite, nothing_lost, right_devices
 from bench.records.trial import Trial
 from bench.runner.data import Batches, make_pool

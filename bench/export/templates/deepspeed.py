@@ -16,8 +16,8 @@ os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else
 import deepspeed
 import torch.distributed as dist
 
-from bench.arguments import count
 from bench.base.strict_json import from_json, strict_loads
+from bench.cli.arguments import count
 from bench.export.guards import finite, nothing_lost, right_devices
 from bench.records.trial import Trial
 from bench.runner.data import Batches, make_pool

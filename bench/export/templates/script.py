@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from bench.arguments import count
 from bench.base.strict_json import from_json, strict_loads
+from bench.cli.arguments import count
 from bench.export.guards import finite, nothing_lost, right_devices
 from bench.records.trial import Trial
 from bench.runner.device import Device

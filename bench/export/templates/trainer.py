@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments
 
-from bench.arguments import count
 from bench.base.strict_json import from_json, strict_loads
+from bench.cli.arguments import count
 from bench.export.guards import finite, nothing_lost, right_devices
 from bench.records.trial import Trial
 from bench.runner.data import PIXEL_DEVIATION, PIXEL_MEAN, Samples, Share, make_pool

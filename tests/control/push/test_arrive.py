@@ -13,18 +13,19 @@ from types import SimpleNamespace
 import pytest
 
 from bench.base.errors import BadInput
-from bench.control import operator
-from bench.control.push import arrive, begin, commands, follow
-from bench.control.push.depot import Depot
-from bench.control.push.hosts import Host
-from bench.control.push.journey import Journey
-from bench.control.push.order import Order, Part, Result, Shared
-from bench.control.push.ready import Chosen
-from bench.control.push.record import Record, Records
-from bench.control.push.remote import ANSWER_SECONDS, Answer, Here
-from bench.control.push.ship import Landed
-from bench.control.push.traveller import Traveller
+from bench.cli import push
+from bench.control.push import mirror, start_run, watch_and_fetch
+from bench.operator import certify_and_receive
 from bench.planning.manifest import load_manifest
+from bench.push.hosts import Host
+from bench.push.image_store import Depot
+from bench.push.preflight_and_ship import Chosen
+from bench.push.push_record import Record, Records
+from bench.push.push_to_node import Journey
+from bench.push.remote import ANSWER_SECONDS, Answer, Here
+from bench.push.request import Order, Part, Result, Shared
+from bench.push.ship import Landed
+from bench.push.visit import Traveller
 from tests.control.push.test_follow import KEY
 from tests.control.push.test_record import R
 
@@ -61,7 +62,7 @@ def attach(record: Record, records: Records) -> Result:
 def test_a_run_that_somebody_else_fetched_meanwhile_is_done_not_failed(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrive, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(watch_and_fetch, "_LOOK_SECONDS", 0.01)
     records = Records(tmp_path / "runs")
     records.save(dataclasses.replace(record, state="fetched"))  # and its folder is gone from the node
     record.bundle.write_bytes(BUNDLE)
@@ -73,7 +74,7 @@ def test_a_run_that_somebody_else_fetched_meanwhile_is_done_not_failed(
 def test_a_run_whose_folder_is_gone_and_whose_bundle_is_not_here_failed(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrive, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(watch_and_fetch, "_LOOK_SECONDS", 0.01)
     records = Records(tmp_path / "runs")
     records.save(record)
     assert attach(record, records).outcome == "failed"
@@ -83,8 +84,8 @@ def test_a_run_whose_folder_is_gone_and_whose_bundle_is_not_here_failed(
 def test_the_last_words_of_a_run_are_fit_for_a_terminal(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrive, "_LOOK_SECONDS", 0.01)
-    (record.mirror / follow.LOG).write_text("killed\033[2J\033]0;mine\007\n")
+    monkeypatch.setattr(watch_and_fetch, "_LOOK_SECONDS", 0.01)
+    (record.mirror / mirror.LOG).write_text("killed\033[2J\033]0;mine\007\n")
     error = attach(record, Records(tmp_path / "runs")).error
     assert error is not None and "killed?[2J?]0;mine?" in error.message
 
@@ -95,7 +96,7 @@ def test_after_a_push_that_was_cancelled_there_is_nothing_to_attach_to(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     Records().save(dataclasses.replace(record, state="cancelled"))
     with pytest.raises(BadInput, match="the newest push was cancelled"):
-        commands.attach([], 1, wait=False, as_json=False)
+        push.attach([], 1, wait=False, as_json=False)
 
 
 def test_a_run_that_goes_on_is_noted_with_the_way_that_led_there(record: Record, tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_a_run_that_goes_on_is_noted_with_the_way_that_led_there(record: Record,
     traveller = Traveller(Part(host), order, Shared(records, Depot(print), Silent()))
     found = SimpleNamespace(place="/home/bob/.bench")
     chosen = Chosen(found, "none", None)  # type: ignore[arg-type]
-    noted = begin._note(traveller, chosen, Landed("code", 0, changed=False), record)
+    noted = start_run._note(traveller, chosen, Landed("code", 0, changed=False), record)
     assert (noted.run_id, noted.place) == (record.run_id, "/home/bob/.bench")
     assert noted.to_host() == dataclasses.replace(host, name=record.host)
     assert noted.ssh_config == "/here/config"
@@ -136,7 +137,7 @@ def test_two_who_fetch_the_same_bundle_at_once_both_have_it(
     record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdict = object()
-    monkeypatch.setattr(operator, "receive", lambda *_: verdict)
+    monkeypatch.setattr(certify_and_receive, "receive", lambda *_: verdict)
     begun, other = threading.Event(), threading.Event()
 
     def first_waits() -> None:
@@ -144,7 +145,7 @@ def test_two_who_fetch_the_same_bundle_at_once_both_have_it(
         other.wait(0.5)  # for what may not happen: the other one reading, too
 
     def fetch(between: Callable[[], object]) -> object:
-        return follow.fetch(Halves(between), record, KEY, (), lambda done, total: None)
+        return mirror.fetch(Halves(between), record, KEY, (), lambda done, total: None)
 
     with ThreadPoolExecutor() as pool:
         first = pool.submit(fetch, first_waits)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bench.control.push.company import Company, LeftAlone, Standing, agreed
+from bench.push.training_group import Company, LeftAlone, Standing, agreed
 
 
 @pytest.mark.parametrize(

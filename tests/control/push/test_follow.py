@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from bench.base.errors import VerificationFailed
-from bench.control.push import follow, ship
-from bench.control.push.depot import Depot
-from bench.control.push.record import Record
-from bench.control.push.remote import ANSWER_SECONDS, Answer, Here, Unreachable
-from bench.control.ssh_keygen import OperatorKey
+from bench.operator.ssh_keygen import OperatorKey
+from bench.push import mirror, ship
+from bench.push.image_store import Depot
+from bench.push.push_record import Record
+from bench.push.remote import ANSWER_SECONDS, Answer, Here, Unreachable
 from bench.signing.ssh_keys import PublicKey
 from tests.control.push.test_record import R
 
@@ -50,7 +50,7 @@ class Breaks(Here):
 
 
 def test_a_node_that_lost_everything_is_given_what_was_mirrored(record: Record) -> None:
-    assert follow.settle_journal(Here(), record, "")
+    assert mirror.settle_journal(Here(), record, "")
     for name in ("journal.jsonl", "telemetry.jsonl", "logs/a b.txt"):
         assert (there(record) / name).read_bytes() == JOURNAL
 
@@ -58,16 +58,16 @@ def test_a_node_that_lost_everything_is_given_what_was_mirrored(record: Record) 
 @pytest.mark.parametrize("name", ["journal.jsonl", "telemetry.jsonl"])
 def test_a_line_that_breaks_while_it_is_given_back_loses_nothing(record: Record, name: str) -> None:
     with pytest.raises(Unreachable):
-        follow.settle_journal(Breaks(name), record, "")
+        mirror.settle_journal(Breaks(name), record, "")
     assert not (there(record) / "journal.jsonl").exists()
-    assert follow.settle_journal(Here(), record, "")  # the next push
+    assert mirror.settle_journal(Here(), record, "")  # the next push
     assert (there(record) / name).read_bytes() == JOURNAL
 
 
 def test_a_journal_of_the_nodes_own_counts_and_is_mirrored_anew(record: Record) -> None:
     there(record).mkdir()
     (there(record) / "journal.jsonl").write_bytes(b'{"trial": 1}\n{"tri')
-    assert not follow.settle_journal(Here(), record, "")
+    assert not mirror.settle_journal(Here(), record, "")
     assert (there(record) / "journal.jsonl").read_bytes() == b'{"trial": 1}\n{"tri'
     assert not (record.mirror / "journal.jsonl").exists()
 
@@ -89,7 +89,7 @@ class Endless(Here):
 
 def test_no_more_is_fetched_than_the_bundle_has(record: Record) -> None:
     with pytest.raises(VerificationFailed, match="does not end"):
-        follow.fetch(Endless(), record, KEY, (), lambda done, total: None)
+        mirror.fetch(Endless(), record, KEY, (), lambda done, total: None)
     assert record.bundle.with_suffix(".part").stat().st_size <= 1200
 
 
@@ -102,12 +102,12 @@ def test_what_is_not_ours_stays_where_we_worked(record: Record) -> None:
     for path in [*kept, *(place / name for name in ours)]:
         path.parent.mkdir(exist_ok=True)
         path.touch()
-    follow.clean(Here(), own)
+    mirror.clean(Here(), own)
     assert sorted(path for path in place.rglob("*") if path.is_file()) == sorted(kept)
 
 
 def test_nothing_is_left_where_nobody_else_works(record: Record) -> None:
     landed = ship.ship_code(Here(), record.place, Depot(print), lambda done, total: None)
     assert Path(landed.runnable).is_dir()
-    follow.clean(Here(), dataclasses.replace(record, engine="none"))
+    mirror.clean(Here(), dataclasses.replace(record, engine="none"))
     assert not Path(record.place).exists()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.base.errors import BadInput
-from bench.control.push.hosts import Host, find_hosts, from_inventory, parse_host
-from bench.control.push.remote import refuse_twins
+from bench.push.hosts import Host, find_hosts, from_inventory, parse_host
+from bench.push.remote import refuse_twins
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_an_inventory_without_hosts_or_with_a_port_that_is_none() -> None:
     ],
 )
 def test_hosts_may_stand_where_people_put_them(words: list[str]) -> None:
-    from bench.cli import _parser
+    from bench.cli.main import _parser
 
     arguments = _parser().parse_args(["push", *words])
     assert (str(arguments.manifest), arguments.hosts) == ("m.json", ["gpu1", "gpu2"])
@@ -100,7 +100,7 @@ def test_hosts_may_stand_where_people_put_them(words: list[str]) -> None:
     ],
 )
 def test_what_does_not_go_together(tmp_path: Path, words: list[str], wrong: str) -> None:
-    from bench.cli import _parser
+    from bench.cli.main import _parser
 
     manifest = tmp_path / "m.json"
     manifest.write_text('{"schema": "bench/manifest/v1", "models": ["tiny-vit"]}')

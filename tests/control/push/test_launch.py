@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from bench.base.errors import BadInput
-from bench.control.engines import apptainer, docker
-from bench.control.images.archive import Identity
-from bench.control.push import launch, shell
-from bench.control.push.launch import Job, Together
-from bench.control.push.remote import Here
-from bench.control.push.slurm import Slurm, header
+from bench.images.archive import Identity
+from bench.images.engines import apptainer, docker
+from bench.push import quoting, run_script
+from bench.push.remote import Here
+from bench.push.run_script import Job, Together
+from bench.push.slurm import Slurm, header
 
 RUN = "0123456789ab"
 
@@ -40,7 +40,7 @@ def job(tmp_path: Path) -> Job:
 
 
 def state(job: Job) -> str:
-    return Here().ask(launch.state_script(job.folder, RUN, job.engine, None)).text.strip()
+    return Here().ask(run_script.state_script(job.folder, RUN, job.engine, None)).text.strip()
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -53,17 +53,17 @@ def until(true: Callable[[], bool]) -> None:
 def begin(job: Job) -> None:
     log = Path(job.folder) / "log.txt"
     before = log.read_text() if log.exists() else ""
-    launch.prepare(Here(), job, b'{"a": 1}', b'{"nonce": 2}')
-    launch.start(Here(), job)
+    run_script.prepare(Here(), job, b'{"a": 1}', b'{"nonce": 2}')
+    run_script.start(Here(), job)
     until(lambda: state(job) == "alive" and log.read_text() != before)
 
 
 def test_once_it_is_started_an_earlier_attempts_end_is_forgotten(job: Job) -> None:
-    launch.prepare(Here(), job, b"{}", b"{}")
+    run_script.prepare(Here(), job, b"{}", b"{}")
     (Path(job.folder) / "exit").write_text("5\n")
     slow = Path(job.folder) / "run.sh"
     slow.write_text(f"sleep 0.5\n{slow.read_text()}")  # as on a busy node
-    launch.start(Here(), job)
+    run_script.start(Here(), job)
     found = state(job)
     (Path(job.folder) / "finish").touch()
     assert found == "alive"
@@ -90,7 +90,7 @@ def test_a_node_check_that_is_started_again_begins_anew(job: Job) -> None:
     half = folder / f"out/{RUN}/samples.jsonl"
     half.parent.mkdir()
     half.touch()
-    launch.cancel(Here(), job.folder, RUN, job.engine, None)
+    run_script.cancel(Here(), job.folder, RUN, job.engine, None)
     until(lambda: state(job) == "exit 5")
     begin(job)
     assert not half.exists()
@@ -99,28 +99,28 @@ def test_a_node_check_that_is_started_again_begins_anew(job: Job) -> None:
         "told: -m bench check manifest.json --device cpu --out out --challenge challenge.json --level quick\n"
         in told
     )
-    launch.cancel(Here(), job.folder, RUN, job.engine, None)
+    run_script.cancel(Here(), job.folder, RUN, job.engine, None)
     until(lambda: state(job) == "exit 5")
 
 
 def test_a_polite_end_reaches_the_run_and_it_may_start_again(job: Job) -> None:
     begin(job)
-    launch.cancel(Here(), job.folder, RUN, job.engine, None)
+    run_script.cancel(Here(), job.folder, RUN, job.engine, None)
     until(lambda: state(job) == "exit 5")
     assert "ending" in (Path(job.folder) / "log.txt").read_text()
     begin(job)
-    launch.cancel(Here(), job.folder, RUN, job.engine, None)
+    run_script.cancel(Here(), job.folder, RUN, job.engine, None)
     until(lambda: state(job) == "exit 5")
 
 
 def test_a_run_that_ends_politely_before_its_script_looks_again_keeps_its_code(job: Job) -> None:
-    launch.prepare(Here(), job, b"{}", b"{}")
+    run_script.prepare(Here(), job, b"{}", b"{}")
     folder = Path(job.folder)
     before, wait, after = (folder / "run.sh").read_text().partition("wait $child; code=$?\n")
     (folder / "run.sh").write_text(f"{before}{wait}sleep 0.5\n{after}")  # as on a busy node
-    launch.start(Here(), job)
+    run_script.start(Here(), job)
     until(lambda: (folder / "log.txt").exists() and "told:" in (folder / "log.txt").read_text())
-    launch.cancel(Here(), job.folder, RUN, job.engine, None)
+    run_script.cancel(Here(), job.folder, RUN, job.engine, None)
     until(lambda: state(job).startswith("exit"))
     assert state(job) == "exit 5"
 
@@ -152,9 +152,9 @@ def test_of_a_slurm_job_that_left_its_exit_code_slurm_says_whether_it_is_over(
     (programs / "squeue").write_text(f'#!/bin/sh\n[ "$3" = 17 ] || exit 9\n{squeue}\n')
     (programs / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    launch.prepare(Here(), job, b"{}", b"{}")
+    run_script.prepare(Here(), job, b"{}", b"{}")
     (Path(job.folder) / "exit").write_text("5\n")
-    asked = launch.state_script(job.folder, RUN, job.engine, "17")
+    asked = run_script.state_script(job.folder, RUN, job.engine, "17")
     assert Here().ask(asked).text.strip() == found
     (Path(job.folder) / "exit").unlink()
     assert Here().ask(asked).text.strip() == ("dead" if found == "exit 5" else found)
@@ -174,11 +174,11 @@ def test_a_container_that_outlived_its_script_is_asked_to_end_itself(
     (programs / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     orphan = in_docker(job)
-    launch.prepare(Here(), orphan, b"{}", b"{}")
+    run_script.prepare(Here(), orphan, b"{}", b"{}")
     stranger = subprocess.Popen(["sleep", "60"])  # who has the number of run.sh by now
     (Path(job.folder) / "pid").write_text(f"{stranger.pid}\n")
     assert state(orphan) == "alive"
-    launch.cancel(Here(), job.folder, RUN, "docker", None)
+    run_script.cancel(Here(), job.folder, RUN, "docker", None)
     assert (tmp_path / "told").read_text() == f"kill --signal=TERM bench-{RUN}\n"
     assert stranger.poll() is None
     stranger.kill()
@@ -186,7 +186,7 @@ def test_a_container_that_outlived_its_script_is_asked_to_end_itself(
 
 
 def test_a_container_is_as_hard_as_here_and_is_given_its_challenge(job: Job) -> None:
-    command = launch.argv(in_docker(job), None)
+    command = run_script.argv(in_docker(job), None)
     hardening = {"--read-only", "--cap-drop=ALL", "--network=none", "--security-opt=no-new-privileges"}
     assert hardening <= set(command)
     assert f"--name=bench-{RUN}" in command
@@ -197,26 +197,26 @@ def test_a_container_is_as_hard_as_here_and_is_given_its_challenge(job: Job) -> 
     assert told[:2] == ["run", "/in/manifest.json"]
     assert "--challenge" in told and "/in/challenge.json" in told and "--resume" in told
     assert not any("--gpus" in word or "nvidia.com" in word for word in command)
-    with_gpus = launch.argv(in_docker(job, gpus="cdi", on_cpu=False), None)
+    with_gpus = run_script.argv(in_docker(job, gpus="cdi", on_cpu=False), None)
     assert "--device=nvidia.com/gpu=all" in with_gpus
 
 
 @pytest.mark.parametrize("engine", ["podman", "apptainer"])
 def test_other_engines_are_asked_in_their_words(job: Job, engine: str) -> None:
-    command = launch.argv(in_docker(job, engine=engine), None)
+    command = run_script.argv(in_docker(job, engine=engine), None)
     assert command[0] == engine
     assert any("/in/challenge.json" in word and "challenge.json" in word for word in command)
 
 
 def test_apptainer_s_compilers_write_into_the_run_s_folder(job: Job) -> None:
-    text = launch.script(in_docker(job, engine="apptainer"))
+    text = run_script.script(in_docker(job, engine="apptainer"))
     assert f"--bind={job.folder}/tmp:/cache:rw" in text
     assert text.index("mkdir -p tmp") < text.index("apptainer run")
 
 
 def test_followers_get_no_challenge_and_all_share_the_network(job: Job) -> None:
-    leader = launch.argv(in_docker(job), Together(2, 0, "gpu1:29500"))
-    follower = launch.argv(in_docker(job), Together(2, 1, "gpu1:29500"))
+    leader = run_script.argv(in_docker(job), Together(2, 0, "gpu1:29500"))
+    follower = run_script.argv(in_docker(job), Together(2, 1, "gpu1:29500"))
     assert "--network=host" in leader and "--network=host" in follower
     assert "--challenge" in leader and "--challenge" not in follower
     assert follower[-6:] == ["--nodes", "2", "--node", "1", "--meet", "gpu1:29500"]
@@ -229,10 +229,10 @@ def test_the_network_s_devices_are_handed_on_by_the_node_that_has_them(
     """The node that writes the script need not be the one that runs it."""
 
     def told(devices: Path) -> str:
-        for other in (shell, docker, apptainer):
+        for other in (quoting, docker, apptainer):
             monkeypatch.setattr(other, "RDMA", devices)
         together = Together(2, 0, "gpu1:29500")
-        line = shell.words(launch.argv(in_docker(job, engine=engine), together))
+        line = quoting.words(run_script.argv(in_docker(job, engine=engine), together))
         return subprocess.run(
             ["sh", "-c", line.replace(engine, "echo", 1)], capture_output=True, text=True, check=True
         ).stdout
@@ -246,7 +246,7 @@ def test_the_network_s_devices_are_handed_on_by_the_node_that_has_them(
 
 @pytest.mark.parametrize("engine", ["docker", "podman", "apptainer"])
 def test_a_container_obeys_the_node_s_choice_of_gpus_where_there_is_one(job: Job, engine: str) -> None:
-    line = shell.words(launch.argv(in_docker(job, engine=engine), None))
+    line = quoting.words(run_script.argv(in_docker(job, engine=engine), None))
 
     def told(chosen: dict[str, str]) -> list[str]:
         shown = subprocess.run(
@@ -299,7 +299,7 @@ def test_what_is_no_option(slurm: dict[str, object]) -> None:
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_every_script_is_one_that_a_shell_reads(job: Job, engine: str, nodes: int) -> None:
     changed = in_docker(job, engine=engine, slurm=dataclasses.replace(SLURM, nodes=nodes))
-    text = launch.script(changed)
+    text = run_script.script(changed)
     assert text.startswith("#!/bin/sh\n#SBATCH ")
     assert subprocess.run(["sh", "-n"], input=text, text=True, check=False).returncode == 0
     assert ("srun " in text) == (nodes > 1)
@@ -312,7 +312,7 @@ def test_every_script_is_one_that_a_shell_reads(job: Job, engine: str, nodes: in
 
 
 def test_several_nodes_meet_at_the_first(job: Job) -> None:
-    text = launch.script(in_docker(job, engine="none", slurm=dataclasses.replace(SLURM, nodes=2)))
+    text = run_script.script(in_docker(job, engine="none", slurm=dataclasses.replace(SLURM, nodes=2)))
     line = next(line for line in text.splitlines() if line.startswith("srun"))
     assert "--cpu-bind=none" in line  # or its one task may have one core
     each = shlex.split(line.partition(">>")[0].partition(">/")[0])[-1]
@@ -327,7 +327,7 @@ def test_several_nodes_meet_at_the_first(job: Job) -> None:
 
 @pytest.mark.parametrize("number", [1, 12_345_678, 31_999, 67_000_000])
 def test_they_meet_at_a_port_that_linux_gives_to_nobody(job: Job, number: int, tmp_path: Path) -> None:
-    text = launch.script(in_docker(job, engine="none", slurm=dataclasses.replace(SLURM, nodes=2)))
+    text = run_script.script(in_docker(job, engine="none", slurm=dataclasses.replace(SLURM, nodes=2)))
     meet = next(line for line in text.splitlines() if line.startswith("BENCH_MEET="))
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho n1; echo n2\n")
     (tmp_path / "scontrol").chmod(0o755)

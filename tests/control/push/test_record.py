@@ -11,13 +11,13 @@ import pytest
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.bundle.recompute_run import recompute
 from bench.bundle.verify import verify_bundle
-from bench.control.push.campaign import exit_code
-from bench.control.push.commands import _show_many, _show_one
-from bench.control.push.follow import read_status
-from bench.control.push.hosts import Host
-from bench.control.push.order import Outcome, Result, to_json
-from bench.control.push.record import Record, Records
-from bench.control.push.show import ended
+from bench.cli.push import _show_many, _show_one
+from bench.push.hosts import Host
+from bench.push.many_nodes import exit_code
+from bench.push.mirror import read_status
+from bench.push.push_record import Record, Records
+from bench.push.request import Outcome, Result, to_json
+from bench.push.screen import ended
 from tests.acceptance import made
 
 RESULTS = Path(__file__).parents[3] / "results"

@@ -11,10 +11,10 @@ import pytest
 from paramiko import BadHostKeyException, ECDSAKey
 
 from bench.base.errors import EnvironmentCannot
-from bench.control.push import remote
-from bench.control.push.channel import Answering
-from bench.control.push.hosts import Host
-from bench.control.push.remote import HostKeyRefused, Remote, Unreachable
+from bench.push import remote
+from bench.push.hosts import Host
+from bench.push.remote import HostKeyRefused, Remote, Unreachable
+from bench.push.ssh_channel import Answering
 
 
 class Channel:

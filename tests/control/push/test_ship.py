@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
+import bench
 from bench.base.errors import EnvironmentCannot
-from bench.control.engines import EngineFacts
-from bench.control.images.archive import Blob, Identity, ImageFacts, Layer, read_facts
-from bench.control.push import ship
-from bench.control.push.depot import Depot, Shippable
-from bench.control.push.remote import ANSWER_SECONDS, Answer, Here, Unreachable
-from bench.control.push.ship import Landed
-from bench.control.push.survey import Engine, Stored
+from bench.images.archive import Blob, Identity, ImageFacts, Layer, read_facts
+from bench.images.engines import EngineFacts
+from bench.push import ship
+from bench.push.image_store import Depot, Shippable
+from bench.push.node_survey import Engine, Stored
+from bench.push.remote import ANSWER_SECONDS, Answer, Here, Unreachable
+from bench.push.ship import Landed
 from tests.control.images import make_image
 from tests.control.push.test_survey import found
 
@@ -128,9 +129,7 @@ def test_our_code_arrives_as_it_is_here(tmp_path: Path) -> None:
     depot = Depot(lambda text: None)
     landed = ship.ship_code(Here(), str(tmp_path / "p"), depot, lambda done, total: None)
     assert landed.changed and 0 < landed.sent_bytes < 2_000_000
-    assert (Path(landed.runnable) / "bench/__init__.py").read_bytes() == Path(ship.__file__).parents[
-        2
-    ].joinpath("__init__.py").read_bytes()
+    assert (Path(landed.runnable) / "bench/__init__.py").read_bytes() == (Path(bench.__file__).read_bytes())
     again = ship.ship_code(Here(), str(tmp_path / "p"), depot, lambda done, total: None)
     assert (again.changed, again.sent_bytes) == (False, 0)
 

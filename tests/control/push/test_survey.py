@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from bench.base.errors import EnvironmentCannot
-from bench.control.engines import EngineFacts
-from bench.control.images import find_variant
-from bench.control.preflight import HostFacts
-from bench.control.push.judge import Need, judge
-from bench.control.push.remote import Here
-from bench.control.push.survey import GpuState, Survey, answered, read_survey, survey
+from bench.images.engines import EngineFacts
+from bench.images.engines.preflight import HostFacts
+from bench.images.variants import find_variant
+from bench.push.node_findings import Need, judge
+from bench.push.node_survey import GpuState, Survey, answered, read_survey, survey
+from bench.push.remote import Here
 
 GIB = 2**30
 DOCKER = (

@@ -1,0 +1,299 @@
+"""Images as files: what one is made of, computed from its bytes, and archives that are the same each time.
+
+An image's identity is the digest of its configuration, which names the digest of each layer's files. Neither
+depends on compression or on the engine that holds it: Docker's and Podman's saves of it give the same ones.
+What is written here is one tar that Docker and Podman load and that is an OCI image layout too.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from bench.base.errors import BadInput, VerificationFailed
+from bench.base.strict_json import canonical_json
+from bench.images.normalise import Hashing, Inflate
+
+_SMALL = 4 * 2**20  # a configuration or a manifest; layers are only hashed
+_CHUNK = 2**20
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    config: str  # sha256 of the configuration, which names the layers: the one digest that a manifest gives
+    diff_ids: tuple[str, ...]  # sha256 of each layer's tar, not compressed
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    name: str  # of the blob in the archive
+    size: int  # as it lies in the archive
+    diff_id: str
+    compressed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFacts:
+    identity: Identity
+    config: Mapping[str, Any]
+    config_bytes: bytes
+    layers: tuple[Layer, ...]
+    tags: tuple[str, ...]
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return (self.config.get("config") or {}).get("Labels") or {}
+
+
+# --- reading ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with path.open("rb") as file:
+            yield file
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise BadInput(f"is no file of an image: {error.strerror}", where=str(path)) from None
+
+
+def read_facts(stream: BinaryIO, where: str) -> ImageFacts:
+    """Hashes everything in a saved image, in one pass, and demands that it is what its configuration says."""
+    blobs: dict[str, Layer] = {}
+    small: dict[str, bytes] = {}
+    links: dict[str, str] = {}
+    try:
+        with tarfile.open(fileobj=stream, mode="r|*") as archive:
+            for member in archive:
+                name = member.name.removeprefix("./")
+                if member.issym() or member.islnk():
+                    links[name] = _resolved(name, member)
+                elif member.isfile() and (file := archive.extractfile(member)):
+                    blobs[name], small[name] = _hashed(name, member.size, file)
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise BadInput(f"is no saved image: {error}", where=where) from None
+    config, layers, tags = _parts(small, where)
+    return _checked(config, [links.get(name, name) for name in layers], tags, blobs, small, where)
+
+
+def _resolved(name: str, member: tarfile.TarInfo) -> str:
+    if member.islnk():
+        return member.linkname.removeprefix("./")
+    parts: list[str] = []
+    for part in [*name.split("/")[:-1], *member.linkname.split("/")]:
+        parts = parts[:-1] if part == ".." else [*parts, part]
+    return "/".join(parts)
+
+
+def _hashed(name: str, size: int, file: Any) -> tuple[Layer, bytes]:
+    first = file.read(_CHUNK)
+    if first.startswith(_ZSTD):
+        raise BadInput(
+            f"{name} is compressed by zstd", advice="save the image without that: bench image save"
+        )
+    inflate = Inflate() if first.startswith(_GZIP) else None
+    total, kept, chunk = hashlib.sha256(), b"", first
+    while chunk:
+        if size <= _SMALL:
+            kept += chunk
+        total.update(inflate(chunk) if inflate else chunk)
+        chunk = file.read(_CHUNK)
+    return Layer(name, size, f"sha256:{total.hexdigest()}", inflate is not None), kept
+
+
+def _parts(small: Mapping[str, bytes], where: str) -> tuple[str, list[str], list[str]]:
+    """Names of the configuration and the layers, in Docker's form or in OCI's."""
+    try:
+        if "manifest.json" in small:
+            (one,) = json.loads(small["manifest.json"])
+            return one["Config"], list(one["Layers"]), list(one.get("RepoTags") or [])
+        (entry,) = json.loads(small["index.json"])["manifests"]
+        manifest = json.loads(small[_blob(entry["digest"])])
+        return (
+            _blob(manifest["config"]["digest"]),
+            [_blob(layer["digest"]) for layer in manifest["layers"]],
+            [],
+        )
+    except (KeyError, ValueError, TypeError):
+        raise BadInput("holds no image, or several; one is expected", where=where) from None
+
+
+def _blob(digest: str) -> str:
+    return digest.replace("sha256:", "blobs/sha256/")
+
+
+def _checked(
+    config_name: str,
+    layer_names: Sequence[str],
+    tags: Sequence[str],
+    blobs: Mapping[str, Layer],
+    small: Mapping[str, bytes],
+    where: str,
+) -> ImageFacts:
+    if missing := [name for name in (config_name, *layer_names) if name not in blobs]:
+        raise VerificationFailed(f"lacks {missing[0]}", where=where)
+    data = small[config_name]
+    try:
+        config = json.loads(data)
+        expected = tuple(config["rootfs"]["diff_ids"])
+    except (ValueError, KeyError, TypeError):
+        raise VerificationFailed("its configuration is none of an image", where=where) from None
+    layers = tuple(blobs[name] for name in layer_names)
+    for number, (layer, diff_id) in enumerate(zip(layers, expected, strict=False), 1):
+        if layer.diff_id != diff_id:
+            raise VerificationFailed(
+                f"layer {number} is not the one that its configuration names: {layer.diff_id}", where=where
+            )
+    if len(layers) != len(expected):
+        raise VerificationFailed(
+            f"has {len(layers)} layers, its configuration names {len(expected)}", where=where
+        )
+    identity = Identity(f"sha256:{hashlib.sha256(data).hexdigest()}", expected)
+    return ImageFacts(identity, config, data, layers, tuple(tags))
+
+
+def _open_blob(archive: tarfile.TarFile, layer: Layer) -> Any:
+    """The very file that was hashed under this name: the last one, with or without ./ in front."""
+    named = (m for m in archive.getmembers() if m.isfile() and m.name.removeprefix("./") == layer.name)
+    return archive.extractfile(list(named)[-1])
+
+
+def extract(path: Path, facts: ImageFacts, wanted: str) -> bytes:
+    """One file of the image, from the last layer that has it; `facts` are those of this very archive."""
+    with opened(path) as file, tarfile.open(fileobj=file) as archive:
+        for layer in reversed(facts.layers):
+            blob = _open_blob(archive, layer)
+            with tarfile.open(fileobj=blob, mode="r|*") as files:
+                for member in files:
+                    if member.name.removeprefix("./") == wanted and (found := files.extractfile(member)):
+                        return found.read()
+    raise BadInput(f"has no file /{wanted}", where=str(path), advice="build it anew with bench image build")
+
+
+# --- writing ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A layer as it is to be written."""
+
+    path: Path
+    diff_id: str
+    digest: str  # of the bytes at the path
+    compressed: bool
+
+
+def compress(path: Path, out: Path, level: int = 6) -> str:
+    """gzip without a name or a time; every engine and registry reads it. Returns the digest."""
+    with path.open("rb") as file, out.open("wb") as target:
+        counted = Hashing(target)
+        with gzip.GzipFile("", "wb", level, counted, mtime=0) as packed:
+            while chunk := file.read(_CHUNK):
+                packed.write(chunk)
+    return f"sha256:{counted.total.hexdigest()}"
+
+
+def pack_layer(path: Path, layer: Layer, out: Path) -> str:
+    """One layer of an archive as a compressed file, with the bytes that save() gives it; its digest."""
+    with opened(path) as file, tarfile.open(fileobj=file) as archive, out.open("wb") as target:
+        blob = _open_blob(archive, layer)
+        counted = Hashing(target)
+        if layer.compressed:
+            while chunk := blob.read(_CHUNK):
+                counted.write(chunk)
+        else:
+            with gzip.GzipFile("", "wb", 6, counted, mtime=0) as packed:
+                while chunk := blob.read(_CHUNK):
+                    packed.write(chunk)
+    return f"sha256:{counted.total.hexdigest()}"
+
+
+def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) -> None:
+    """One file: Docker's and Podman's `load` read manifest.json, OCI's tools read index.json."""
+    config_digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
+    manifest = _oci_manifest(config_digest, len(config), layers)
+    digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+    index = {
+        "schemaVersion": 2,
+        "manifests": [
+            {
+                "mediaType": "application/vnd.oci.image.manifest.v1+json",
+                "digest": digest,
+                "size": len(manifest),
+                "annotations": {"org.opencontainers.image.ref.name": tag},
+            }
+        ],
+    }
+    docker = [
+        {"Config": _blob(config_digest), "RepoTags": [tag], "Layers": [_blob(b.digest) for b in layers]}
+    ]
+    sources: dict[str, bytes | Path] = {
+        _blob(config_digest): config,
+        _blob(digest): manifest,
+        **{_blob(blob.digest): blob.path for blob in layers},
+        "index.json": canonical_json(index),
+        "manifest.json": canonical_json(docker),
+        "oci-layout": canonical_json({"imageLayoutVersion": "1.0.0"}),
+    }
+    part = out.with_name(f".{out.name}.part")
+    with tarfile.open(part, "w", format=tarfile.PAX_FORMAT) as archive:
+        for name, source in sorted(sources.items()):
+            _add(archive, name, source)
+    part.replace(out)
+
+
+def _oci_manifest(config_digest: str, config_size: int, layers: Sequence[Blob]) -> bytes:
+    kind = "application/vnd.oci.image"
+    return canonical_json(
+        {
+            "schemaVersion": 2,
+            "mediaType": f"{kind}.manifest.v1+json",
+            "config": {"mediaType": f"{kind}.config.v1+json", "digest": config_digest, "size": config_size},
+            "layers": [
+                {
+                    "mediaType": f"{kind}.layer.v1.tar{'+gzip' if blob.compressed else ''}",
+                    "digest": blob.digest,
+                    "size": blob.path.stat().st_size,
+                }
+                for blob in layers
+            ],
+        }
+    )
+
+
+def _add(archive: tarfile.TarFile, name: str, source: bytes | Path) -> None:
+    entry = tarfile.TarInfo(name)
+    if isinstance(source, bytes):
+        entry.size = len(source)
+        archive.addfile(entry, io.BytesIO(source))
+        return
+    entry.size = source.stat().st_size
+    with source.open("rb") as file:
+        archive.addfile(entry, file)
+
+
+def copy_layers(path: Path, facts: ImageFacts, folder: Path, say: Callable[[str], None]) -> list[Path]:
+    """The layers of an archive, not compressed, as files."""
+    found = []
+    with opened(path) as file, tarfile.open(fileobj=file) as archive:
+        for number, layer in enumerate(facts.layers, 1):
+            say(f"layer {number} of {len(facts.layers)}")
+            blob = _open_blob(archive, layer)
+            target = folder / f"{number}.tar"
+            with target.open("wb") as out:
+                reader = gzip.GzipFile(fileobj=blob) if layer.compressed else blob
+                while chunk := reader.read(_CHUNK):
+                    out.write(chunk)
+            found.append(target)
+    return found

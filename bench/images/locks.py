@@ -1,0 +1,97 @@
+"""The locks, read and held against each other: what is asked for, what is pinned, what is compiled."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.base.errors import BadInput
+from bench.images.debian_base import read_debs
+from bench.images.variants import Variant, images
+
+BUILDER = "docker/builder.lock"
+DEBIAN = "docker/debian.lock"
+_PIN = re.compile(
+    r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[A-Za-z0-9.+!]+)(?P<hashes>(?:\s+--hash=sha256:[0-9a-f]{64})+)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    name: str  # normalised, as packaging does it
+    version: str
+    sha256: frozenset[str]  # of any file of this version that may be installed
+
+    @property
+    def line(self) -> str:
+        return f"{self.name}=={self.version} " + " ".join(f"--hash=sha256:{h}" for h in sorted(self.sha256))
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def read_pins(path: Path) -> Mapping[str, Pin]:
+    """A requirements file in which everything is pinned and hashed; BadInput for anything else in it."""
+    text = "\n".join(line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))
+    pins = {}
+    for entry in filter(str.strip, text.replace("\\\n", " ").splitlines()):
+        match = _PIN.fullmatch(entry.strip())
+        if not match:
+            raise BadInput(f"is not pinned with its hashes: {entry.strip()[:80]}", where=str(path))
+        hashes = re.findall(r"sha256:([0-9a-f]{64})", match["hashes"])
+        pin = Pin(normal(match["name"]), match["version"], frozenset(hashes))
+        if pin.name in pins:
+            raise BadInput(f"pins {pin.name} twice", where=str(path))
+        pins[pin.name] = pin
+    return pins
+
+
+def check_all(root: Path) -> list[str]:
+    """What disagrees, in words; nothing if all is well."""
+    faults = [fault for variant in images().variants for fault in _check(root, variant)]
+    if not read_debs(root / DEBIAN):
+        faults.append(f"{DEBIAN} lists no package")
+    read_pins(root / BUILDER)
+    return faults
+
+
+def _check(root: Path, variant: Variant) -> Iterator[str]:
+    pins = read_pins(root / variant.lock)
+    for wanted in (*_asked(root, variant), *_wanted(root / f"docker/{variant.name}.in")):
+        yield from _unmet(wanted, pins, variant.lock)
+    path = root / f"docker/{variant.name}.built.lock"
+    built = read_pins(path) if path.exists() else {}
+    for name in variant.kernels:
+        if name not in pins:
+            yield f"{variant.lock} lacks {name}, which the image compiles"
+        elif name in built and built[name].version != pins[name].version:
+            yield f"{path.name} has {name} {built[name].version}, {variant.lock} has {pins[name].version}"
+
+
+def _asked(root: Path, variant: Variant) -> Iterator[str]:
+    """Our own requirements, with the extras that this variant installs, and what makes our wheel there."""
+    ours = tomllib.loads((root / "pyproject.toml").read_text())
+    project = ours["project"]
+    yield from ours["build-system"]["requires"]
+    yield from project["dependencies"]
+    for extra in variant.extras:
+        yield from project["optional-dependencies"][extra]
+
+
+def _wanted(path: Path) -> Iterator[str]:
+    yield from (line for line in path.read_text().splitlines() if line and not line.startswith("#"))
+
+
+def _unmet(wanted: str, pins: Mapping[str, Pin], lock: str) -> Iterator[str]:
+    from packaging.requirements import Requirement
+
+    requirement = Requirement(wanted)
+    pin = pins.get(normal(requirement.name))
+    if pin is None:
+        yield f"{lock} lacks {requirement.name}, asked for as {wanted}"
+    elif not requirement.specifier.contains(pin.version, prereleases=True):
+        yield f"{lock} has {requirement.name} {pin.version}, asked for is {wanted}"

@@ -1,0 +1,146 @@
+"""`bench keys`: the operator's key, whom he trusts, what is revoked. In the formats that ssh-keygen knows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.paths import ALLOWED_SIGNERS, REVOKED, config_path
+from bench.bundle.handshake import BUNDLE_NAMESPACE, RECEIPT_NAMESPACE, key_id
+from bench.bundle.tar_format import CERTIFICATE, open_bundle
+from bench.operator.ssh_keygen import run_ssh_keygen
+from bench.signing.allowed_signers import TrustPolicy
+from bench.signing.key_file import default_key_path, public_half
+from bench.signing.revocation import Revoked
+from bench.signing.ssh_keys import Certificate, FormatError, PublicKey
+
+THEIRS = "give the .pub file of the key that it is about: whoever has the key hands it out"
+
+
+def new(path: Path | None, *, token: bool, passphrase: bool) -> PublicKey:
+    """Makes a key with ssh-keygen, which asks for the passphrase, or the token's touch, itself."""
+    path = path or default_key_path()
+    for existing in (path, path.with_name(path.name + ".pub")):
+        if existing.exists():
+            raise BadInput("exists; nothing is overwritten", where=str(existing), advice="give another FILE")
+    if passphrase and not sys.stdin.isatty():
+        advice = "run this from a terminal, or give --no-passphrase"
+        raise BadInput("there is no terminal to ask for a passphrase on", advice=advice)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    command = ["ssh-keygen", "-q", "-t", "ed25519-sk" if token else "ed25519", "-C", "bench", "-f", str(path)]
+    try:
+        done = subprocess.run([*command, *([] if passphrase else ["-N", ""])], check=False)
+    except FileNotFoundError:
+        advice = "install OpenSSH's client programs"
+        raise EnvironmentCannot("there is no ssh-keygen here", advice=advice) from None
+    if done.returncode != 0:
+        raise EnvironmentCannot("ssh-keygen made no key", where=str(path))
+    return public_half(path)
+
+
+def trust_lines(key: PublicKey, name: str) -> list[str]:
+    """What others put into their allowed_signers: it certifies runs, signs receipts, and its own bundles."""
+    return [
+        f'bench-run:* cert-authority,namespaces="{BUNDLE_NAMESPACE}" {key.line()}',
+        f'{name} namespaces="{RECEIPT_NAMESPACE},{BUNDLE_NAMESPACE}" {key.line()}',
+    ]
+
+
+def trust(path: Path, name: str) -> tuple[Path, list[str]]:
+    """Adds a key to the user's allowed_signers; the lines that were not there yet."""
+    # One that begins as a kind of key does would be read as a key without a name.
+    if not name or any(c in name for c in ' "\t\n#') or name.startswith(("ssh-", "sk-", "ecdsa-")):
+        raise BadInput(
+            f"{name!r} is no name for a signer", advice="one word, such as an address: --as me@example.org"
+        )
+    lists = _own(ALLOWED_SIGNERS)
+    before = lists.read_text() if lists.exists() else ""
+    if before:
+        TrustPolicy.from_text(before, str(lists))  # what is damaged is not made longer
+    added = [line for line in trust_lines(public_half(path, THEIRS), name) if line not in before.splitlines()]
+    if added:
+        lists.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        joint = "" if before.endswith("\n") or not before else "\n"
+        with lists.open("a") as file:
+            file.write(joint + "".join(f"{line}\n" for line in added))
+    return lists, added
+
+
+@dataclass(frozen=True, slots=True)
+class Revocation:
+    """One thing to revoke, as ssh-keygen -k takes it."""
+
+    what: str
+    specification: str
+    authority: PublicKey | None = None
+
+
+def to_revoke(target: str, authority: Path | None) -> Revocation:
+    """A public key, a certificate or a bundle by its file; a key by its fingerprint; a run by its id."""
+    if target.startswith("SHA256:"):
+        return Revocation(f"the key {target}", f"hash: {target}")
+    if not Path(target).exists() and authority is not None:
+        return Revocation(f"run {target}", f"id: {key_id(target)}", public_half(authority, THEIRS))
+    path = Path(target)
+    if not path.exists():
+        advice = (
+            "give a .pub file, a bundle, a fingerprint SHA256:..., or a run's id with --authority FILE.pub"
+        )
+        raise BadInput("is no file, and no fingerprint", where=target, advice=advice)
+    if path.suffix == ".pub":
+        return _of_public_file(path)
+    with open_bundle(path) as bundle:
+        certificate = _certificate(bundle.read(CERTIFICATE).decode("ascii", "replace"), str(path))
+    return Revocation(f'"{certificate.key_id}"', f"id: {certificate.key_id}", certificate.authority)
+
+
+def _of_public_file(path: Path) -> Revocation:
+    text = path.read_text("ascii", "replace")
+    if text.startswith("ssh-ed25519-cert"):
+        certificate = _certificate(text, str(path))
+        return Revocation(f'"{certificate.key_id}"', f"id: {certificate.key_id}", certificate.authority)
+    key = public_half(path)
+    return Revocation(f"the key {key.fingerprint}", f"key: {key.line()}")
+
+
+def _certificate(text: str, where: str) -> Certificate:
+    try:
+        return Certificate.from_line(text)
+    except FormatError as error:
+        raise BadInput(str(error), where=where) from None
+
+
+def revoke(revocations: Sequence[Revocation], file: Path | None) -> Path:
+    """Adds to a KRL, the user's own unless another is named, and makes sure that it can be read again."""
+    krl = file or _own(REVOKED)
+    krl.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for revocation in revocations:
+        if krl.exists():
+            Revoked.from_file(krl)
+        _add(krl, revocation)
+        Revoked.from_file(krl)
+    return krl
+
+
+def _add(krl: Path, revocation: Revocation) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="bench-revoke-") as folder:
+        specification, authority = Path(folder) / "specification", Path(folder) / "authority.pub"
+        specification.write_text(f"{revocation.specification}\n")
+        command = ["-q", "-k", *(["-u"] if krl.exists() else []), "-f", str(krl)]
+        if revocation.authority is not None:
+            authority.write_text(f"{revocation.authority.line()}\n")
+            command += ["-s", str(authority)]
+        run_ssh_keygen([*command, str(specification)], where=str(krl))
+
+
+def _own(name: str) -> Path:
+    path = config_path(name)
+    if path is None:
+        raise EnvironmentCannot("there is no home directory for bench's lists")
+    return path

@@ -1,0 +1,158 @@
+"""What a person sees of a push: one node in lines, many as a table of states; nothing of it on stdout."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from bench.push.request import Result
+from bench.records.text import size_text
+
+_PLAIN_EVERY_SECONDS = 15.0
+_ROWS = 60  # of the live table; the rest is counted
+
+
+class Screen:
+    """Follows all nodes. Threads take turns."""
+
+    def __init__(self, hosts: Sequence[str], console: Console | None = None) -> None:
+        self.console = console or Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
+        self._many = len(hosts) > 1
+        self._width = max((len(host) for host in hosts), default=0)
+        self._results = {host: Result(host) for host in hosts}
+        self._texts: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._live: Live | None = None
+        self._bar: Progress | None = None
+        self._next_plain: dict[str, float] = {}
+
+    def __enter__(self) -> Screen:
+        if self._many and self.console.is_terminal:
+            self._live = Live(self.table(), console=self.console, refresh_per_second=4, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_bar()
+        if self._live is not None:
+            self._live.stop()
+        self._live = None
+
+    # --- as order.View asks for -------------------------------------------------------------------------
+
+    def show(self, result: Result, text: str = "") -> None:
+        with self._lock:
+            self._end_bar()
+            self._results[result.host] = result
+            self._texts[result.host] = text
+            if self._live is not None:
+                self._live.update(self.table())
+            elif result.outcome is not None:
+                self._line(result, ended(result))
+            elif text:
+                self._line(result, text)
+
+    def sent(self, result: Result, done: int, total: int) -> None:
+        with self._lock:
+            self._texts[result.host] = f"{size_text(done)} of {size_text(total)}"
+            if self._live is not None:
+                self._live.update(self.table())
+            elif self.console.is_terminal:
+                self._draw_bar(result, done, total)
+            elif time.monotonic() >= self._next_plain.get(result.host, 0.0) and done < total:
+                self._next_plain[result.host] = time.monotonic() + _PLAIN_EVERY_SECONDS
+                self._line(result, self._texts[result.host])
+
+    def log(self, result: Result, lines: Sequence[str]) -> None:
+        with self._lock:
+            self._results[result.host] = result
+            self._texts[result.host] = lines[-1]
+            if self._live is not None:
+                self._live.update(self.table())
+            elif not self._many:
+                for line in lines:
+                    self.console.print(f"  {line}")
+
+    def say(self, text: str) -> None:
+        with self._lock:
+            self._end_bar()
+            self.console.print(text)
+
+    # --- drawing ----------------------------------------------------------------------------------------
+
+    def table(self) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in ("host", "state", "run", ""):
+            table.add_column(name, no_wrap=True, overflow="ellipsis")
+        states = Counter(_state(result) for result in self._results.values())
+        shown = sorted(self._results.values(), key=lambda result: result.outcome is not None)[:_ROWS]
+        for result in shown:
+            text = ended(result) if result.outcome else self._texts.get(result.host, "")
+            table.add_row(result.host, _state(result), result.run_id or "", text)
+        table.caption = "   ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        table.caption_justify = "left"
+        return table
+
+    def _line(self, result: Result, text: str) -> None:
+        label = f"{result.host:<{self._width}}  " if self._many else ""
+        self.console.print(f"{label}{_state(result):<10} {text}")
+
+    def _draw_bar(self, result: Result, done: int, total: int) -> None:
+        if self._bar is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+            self._bar = Progress(*columns, console=self.console, transient=True)
+            self._bar.add_task(f"{result.phase:<10}", total=total)
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], completed=done, total=total)
+
+    def _end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _state(result: Result) -> str:
+    return result.outcome or result.phase
+
+
+def verdict_text(result: Result) -> str:
+    """Of a node check, and what is worst."""
+    verdict = result.checked.verdict.upper() if result.checked else ""
+    return f"{verdict} {result.worst}" if result.worst else verdict
+
+
+def ended(result: Result) -> str:
+    """How it ended, on one line, with what to do; and whether its GPUs could."""
+    told = _ended(result)
+    return f"{told}   SLOWED: {result.slowed}" if result.slowed else told
+
+
+def _ended(result: Result) -> str:
+    if result.error is not None and result.outcome != "running":
+        phase = f"{result.phase}: " if result.phase != "waiting" else ""
+        advice = f"  ({result.error.advice})" if result.error.advice else ""
+        return f"{phase}{result.error.message}{advice}"
+    match result.outcome:
+        case "running":
+            return f"run {result.run_id} goes on there: bench attach {result.run_id}"
+        case "would":
+            return (
+                f"it can run there; at most {size_text(result.to_send_bytes or 0)} to send; nothing changed"
+            )
+        case "ready":
+            return f"the image is there, {size_text(result.sent_bytes)} sent"
+        case "unchanged":
+            checked = f" ({verdict_text(result)})" if result.checked else ""
+            return f"nothing to do{f': {result.bundle}' if result.bundle else ''}{checked}"
+        case "incomplete":
+            return f"{result.bundle}: the run ended before its plan did; push again, and it goes on"
+    where = str(result.bundle) if result.bundle else "over"
+    return f"{verdict_text(result)}   {where}" if result.checked else where
