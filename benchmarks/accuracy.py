@@ -27,10 +27,10 @@ from bench.planning.manifest import load_manifest
 from bench.planning.plan import make_plan, target_of
 from bench.records.estimate import step_interval
 from bench.records.trial import Proving, Trial
-from bench.runner import team
-from bench.runner.device import Device
-from bench.runner.probe import probe
-from bench.runner.trial import TrialRun
+from bench.runner.machine.probe import probe
+from bench.runner.trial import team
+from bench.runner.trial.device import Device
+from bench.runner.trial.run_trial import TrialRun
 
 MANIFEST = Path(__file__).parents[1] / "manifests" / "prove-tiny.json"
 HEADERS = (

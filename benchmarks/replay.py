@@ -34,7 +34,7 @@ from bench.records.estimate import BETWEEN_PROCESSES
 from bench.records.run_results import Results
 from bench.records.trial import Measured, Measurement, NodeFacts, Outcome, StepSample, Timing, Trial
 from bench.report.bundles import look_at_all
-from bench.runner.timing import is_enough
+from bench.runner.trial.stopping_rules import is_enough
 from bench.training.methods import Setting, in_group
 
 ALLOWED = 0.01  # of the fastest: the regret that is allowed

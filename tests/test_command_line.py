@@ -18,8 +18,8 @@ from bench.bundle.handshake import Challenge, write
 from bench.cli.main import main
 from bench.planning.manifest import load_manifest
 from bench.records.trial import Crashed
-from bench.runner import run as running
-from bench.runner.state import Run
+from bench.runner.run import execute as running
+from bench.runner.run.run_state import Run
 from tests.report.made import bundle
 
 ROOT = Path(__file__).parents[1]

@@ -17,9 +17,9 @@ import torch
 from _pytest.mark.structures import ParameterSet
 
 from bench.records.trial import Timing
-from bench.runner.device import Device
-from bench.runner.team import Team
-from bench.runner.trial import TrialRun
+from bench.runner.trial.device import Device
+from bench.runner.trial.run_trial import TrialRun
+from bench.runner.trial.team import Team
 from bench.training.methods import NAIVE, Setting, ordered
 from bench.training.models import Model, Precision, families, known_models
 from tests.builders import trial
@@ -151,7 +151,7 @@ def test_a_compiled_model_computes_what_naive_computes(family: str, setting: Set
 @pytest.mark.parametrize("how", ["compile", "compile-blocks"])
 @pytest.mark.parametrize("beside", [(), ("checkpointing",)], ids="+".join)
 def test_compiled_half_weights_add_up_every_gradient(how: str, beside: Setting, tmp_path: Path) -> None:
-    """The compiler is not told that products write to their sums (bench.runner.products)."""
+    """The compiler is not told that products write to their sums (bench.runner.trial.fused_gradient_sums)."""
     model = without_dropout(TINY["gpt_neox"])
     model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, precision="bf16"))
     torch._dynamo.reset()

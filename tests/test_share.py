@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.base import machine_share
-from bench.runner.probe import probe
+from bench.runner.machine.probe import probe
 
 GIB = 1 << 30
 UNLIMITED = "9223372036854771712"  # as cgroups 1 write it

@@ -16,8 +16,8 @@ from bench.cli.main import main
 from bench.records.slowdown import slowed_text, slowed_trials
 from bench.records.trial import Trial
 from bench.report.rows import Row
-from bench.runner import measure as loop
-from bench.runner.telemetry import FILE_NAME
+from bench.runner.machine.telemetry import FILE_NAME
+from bench.runner.run import measure_plan as loop
 from tests.report.made import START, bundle, manifest
 from tests.runner.test_measure import Guessing, begun, supervised
 

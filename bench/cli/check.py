@@ -17,8 +17,8 @@ from bench.node_check.judging.finding import EXITS, NAGIOS
 
 if TYPE_CHECKING:
     from bench.node_check.check_manifest import CheckManifest
-    from bench.runner.checking import Checked
-    from bench.runner.seal import Sealer
+    from bench.runner.check.check_node import Checked
+    from bench.runner.run.seal import Sealer
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ class Request:
 
 
 def check(request: Request) -> int:
-    from bench.acceptance import history
     from bench.node_check import check_manifest
-    from bench.runner.check_progress import CheckProgress
-    from bench.runner.checking import Asked, check_node
+    from bench.runner.check import history
+    from bench.runner.check.check_node import Asked, check_node
+    from bench.runner.check.check_progress import CheckProgress
 
     asked_for = check_manifest.load(request.manifest)
     _check_names(request.skip, asked_for.require)
@@ -129,7 +129,7 @@ def _check_history(places: tuple[Path, ...]) -> None:
 
 
 def _sealer(asked_for: CheckManifest, request: Request) -> Sealer:
-    from bench.runner.seal import CertifiedKey, OwnKey, read_challenge
+    from bench.runner.run.seal import CertifiedKey, OwnKey, read_challenge
     from bench.signing.key_file import load_or_make_key
 
     if request.challenge is not None:

@@ -107,9 +107,9 @@ def _run_again(
     any_stack: bool, where: str,
 ) -> Path:  # fmt: skip
     from bench.reproduce import pip_lines, stack_differences
-    from bench.runner.probe import probe
-    from bench.runner.progress import Progress
-    from bench.runner.run import execute
+    from bench.runner.machine.probe import probe
+    from bench.runner.run.execute import execute
+    from bench.runner.run.progress import Progress
 
     ours, theirs = probe(gpus_too=not on_cpu), there.run.results.node
     others = list(stack_differences(ours, theirs))

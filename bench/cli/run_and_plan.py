@@ -27,9 +27,9 @@ from bench.training.models.dry_build import rehearse
 if TYPE_CHECKING:
     from bench.bundle.verdict import Verdict
     from bench.records.run_results import Results
-    from bench.runner.nodes import Nodes
-    from bench.runner.run import Finished
-    from bench.runner.seal import Seal, Sealer
+    from bench.runner.processes.nodes import Nodes
+    from bench.runner.run.execute import Finished
+    from bench.runner.run.seal import Seal, Sealer
 
 
 Place = tuple[int, int, str | None]  # nodes, which of them this is, where they meet
@@ -48,9 +48,9 @@ def run(
     place: Place,
     moved: bool = False,
 ) -> int:
-    from bench.runner.earlier import answered
-    from bench.runner.progress import Progress
-    from bench.runner.run import Unpacked, execute
+    from bench.runner.run.earlier_bundle import answered
+    from bench.runner.run.execute import Unpacked, execute
+    from bench.runner.run.progress import Progress
 
     manifest = load_manifest(path)
     nodes = _nodes(manifest, place)
@@ -129,7 +129,7 @@ def _finished_before(bundle: Path, verdict: Verdict, as_json: bool) -> int:
 
 
 def sealer(manifest: Manifest, key: Path | None, challenge: Path | None) -> Sealer:
-    from bench.runner.seal import CertifiedKey, OwnKey, read_challenge
+    from bench.runner.run.seal import CertifiedKey, OwnKey, read_challenge
     from bench.signing.key_file import load_or_make_key
 
     if challenge is not None:
@@ -150,8 +150,8 @@ def signed_text(seal: Seal) -> str:
 
 def follow(path: Path, on_cpu: bool, place: Place) -> int:
     """A node that does not lead: it measures what the leader says, and the leader has the bundle."""
-    from bench.runner import run as running
-    from bench.runner.progress import Progress
+    from bench.runner.run import execute as running
+    from bench.runner.run.progress import Progress
 
     manifest = load_manifest(path)
     nodes = _nodes(manifest, place)
@@ -162,7 +162,7 @@ def follow(path: Path, on_cpu: bool, place: Place) -> int:
 
 
 def _nodes(manifest: Manifest, place: Place) -> Nodes | None:
-    from bench.runner.nodes import Nodes
+    from bench.runner.processes.nodes import Nodes
 
     count, node, meet = place
     if count == 1 and node == 0:
@@ -225,7 +225,7 @@ def _target(gpus: int | None, gpu: str | None) -> Target:
             )
         memory = int(model.memory_gib * 2**30)
         return Target("cuda", gpus or 1, memory, model.name, model.compute_capability, elsewhere=True)
-    from bench.runner.probe import probe
+    from bench.runner.machine.probe import probe
 
     node = probe()
     if gpus is not None and not node.gpus and gpus > 1:

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.runner import loop
+from bench.runner.trial import training_loop
 
 
 @contextmanager
@@ -39,12 +39,12 @@ def loss_in_triton() -> Iterator[None]:
     """Cross entropy by kernels of its own, which hold the logits' gradient beside the logits."""
     from loss_kernels import cross_entropy  # brings Triton
 
-    plain = loop.cross_entropy
-    loop.cross_entropy = cross_entropy
+    plain = training_loop.cross_entropy
+    training_loop.cross_entropy = cross_entropy
     try:
         yield
     finally:
-        loop.cross_entropy = plain
+        training_loop.cross_entropy = plain
 
 
 CHANGES: dict[str, Callable[[], AbstractContextManager[None]]] = {

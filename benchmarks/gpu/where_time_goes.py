@@ -17,9 +17,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bench.records.trial import Timing, Trial
-from bench.runner.device import Device
-from bench.runner.team import Team
-from bench.runner.trial import TrialRun
+from bench.runner.trial.device import Device
+from bench.runner.trial.run_trial import TrialRun
+from bench.runner.trial.team import Team
 from bench.training.methods import Target, free_lunch, ordered
 from bench.training.models.paper_code import find_model
 

@@ -19,9 +19,9 @@ from bench.bundle.recompute_run import recompute
 from bench.bundle.verify import verify_bundle
 from bench.cli.main import main
 from bench.report.junit import junit
-from bench.runner import alone as others
-from bench.runner import checking
-from bench.runner.alone import alone
+from bench.runner.check import check_node
+from bench.runner.machine import exclusive_use as others
+from bench.runner.machine.exclusive_use import alone
 
 FAST = ("--level", "quick", "--skip", "disk", "--skip", "host-memory")
 
@@ -142,7 +142,7 @@ def test_without_monitoring_wrong_arguments_end_as_everywhere(capsys: pytest.Cap
 def test_a_driver_that_hangs_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(checking, "LOOK_SECONDS", 1.0)
+    monkeypatch.setattr(check_node, "LOOK_SECONDS", 1.0)
     for turn in (1, 4):
         machine(monkeypatch, hang={"gpu": 1, "query": "NvLinkState.3", "from": turn})
         assert main(["check", *FAST, "--json"]) == 3
@@ -156,11 +156,11 @@ def test_a_check_that_hangs_is_ended_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine(monkeypatch, stuck=["memory"])
-    short = dict(checking.known_checks())
+    short = dict(check_node.known_checks())
     from dataclasses import replace
 
     short["memory"] = replace(short["memory"], limit_seconds=1.0)
-    monkeypatch.setattr(checking, "known_checks", lambda: short)
+    monkeypatch.setattr(check_node, "known_checks", lambda: short)
     assert main(["check", *FAST, "--json"]) == 3
     findings = json.loads(capsys.readouterr().out)["results"]["findings"]
     assert {f["check"] for f in findings if f["verdict"] == "not-run" and f["counts"]} == {"memory"}
@@ -196,7 +196,7 @@ def test_the_last_line_counts_the_checks_of_the_table(
     lines = capsys.readouterr().out.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("present"))
     verdicts = Counter(line.split()[1] for line in lines[start : lines.index("", start)] if line[0] != " ")
-    assert verdicts.total() == len(checking.known_checks())
+    assert verdicts.total() == len(check_node.known_checks())
     assert lines[-1].startswith(
         f"FAIL   {verdicts['FAIL']} fail, {verdicts['WARN']} warn, {verdicts['pass']} pass, "
         f"{verdicts['-']} not possible here, of 20 checks"
@@ -330,14 +330,14 @@ def test_a_history_that_is_not_there_is_a_mistake(
 
 def test_the_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--list"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(checking.known_checks())
+    assert len(capsys.readouterr().out.splitlines()) == len(check_node.known_checks())
 
 
 def test_a_check_and_whoever_measures_meanwhile_are_told_of_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(others, "PLACE", tmp_path)
-    skips = [word for name in checking.known_checks() if name != "host-memory" for word in ("--skip", name)]
+    skips = [word for name in check_node.known_checks() if name != "host-memory" for word in ("--skip", name)]
     said: list[str] = []
     with alone(["cpu"], said.append):
         main(["check", "--device", "cpu", "--level", "quick", *skips])

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from bench.acceptance import history
 from bench.base.errors import VerificationFailed
 from bench.bundle.recompute_run import recompute
 from bench.bundle.verify import verify_bundle
 from bench.node_check.check_results import Judged
+from bench.runner.check import history
 from tests.acceptance.made import START, bundle, files, packed, results
 from tests.checks.node import evidence
 

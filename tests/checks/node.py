@@ -17,9 +17,9 @@ from bench.node_check.checks import Effort, known_checks
 from bench.node_check.judging.evidence import AFTER, BEFORE, IDLE, Answers, Evidence, Reading, read_course
 from bench.node_check.judging.finding import Finding
 from bench.node_check.judging.standards import Standards, profile_of
-from bench.runner import fake_nvml, nvml
-from bench.runner.gpus import seen
-from bench.runner.watch import Watch
+from bench.runner.machine import fake_nvml, nvml
+from bench.runner.machine.gpus import seen
+from bench.runner.machine.watch import Watch
 
 EFFORT = Effort("quick", 0.0, 0.0, 0.0, "/nowhere", True)
 HOST: Mapping[str, Any] = {

@@ -13,7 +13,7 @@ from bench.node_check.checks.all_reduce import chosen
 from bench.node_check.checks.xid import parse
 from bench.node_check.judging.evidence import AFTER, BEFORE, Answers, Evidence, Reading
 from bench.node_check.judging.standards import Expect, Standards, profile_of
-from bench.runner.gpus import seen
+from bench.runner.machine.gpus import seen
 
 RECORDED = Path(__file__).parent / "recorded"
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from bench.export.templates.script import load, save
-from bench.runner.device import Device
-from bench.runner.loop import WithLoss
-from bench.runner.team import Team
-from bench.runner.trial import TrialRun
+from bench.runner.trial.device import Device
+from bench.runner.trial.run_trial import TrialRun
+from bench.runner.trial.team import Team
+from bench.runner.trial.training_loop import WithLoss
 from bench.training.methods import Setting
 from bench.training.models import Precision, known_models
 from tests.builders import trial

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.runner.loop import WithLoss
+from bench.runner.trial.training_loop import WithLoss
 from bench.training.methods import known_methods
 from bench.training.models import known_models
 

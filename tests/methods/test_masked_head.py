@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.runner.loop import WithLoss
+from bench.runner.trial.training_loop import WithLoss
 from bench.training.methods import arithmetic
 from bench.training.methods.masked_head import MaskedHead
 from bench.training.models import Model, families, known_models

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from bench.runner.loop import WithLoss
+from bench.runner.trial.training_loop import WithLoss
 from bench.training.models import Family, Model
 
 HALVES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import ConvNextConfig, ConvNextForImageClassification
 
-from bench.runner.loop import WithLoss
+from bench.runner.trial.training_loop import WithLoss
 from bench.training.methods import apply_all
 from bench.training.models import Model, known_models
 from bench.training.models.convnext import DEFAULTS

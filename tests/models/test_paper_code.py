@@ -10,7 +10,7 @@ import pytest
 
 from bench.base.errors import BadInput
 from bench.planning.manifest import parse_manifest
-from bench.runner.data import Samples, make_pool
+from bench.runner.trial.made_up_data import Samples, make_pool
 from bench.training.models import families, known_models
 from bench.training.models.paper_code import find_model
 

@@ -13,7 +13,7 @@ import pytest
 from bench import __version__
 from bench.cli.main import main
 from bench.records.trial import Measured, StepSample
-from bench.runner.probe import STACK, packages
+from bench.runner.machine.probe import STACK, packages
 from tests.builders import measurement
 from tests.report.made import CRASH, H100, NO_MEMORY, bundle, copies, manifest
 

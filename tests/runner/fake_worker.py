@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base import linux_processes
-from bench.runner.ranks import together
+from bench.runner.processes.ranks import together
 
 Emit = Callable[[dict[str, Any]], None]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.runner import alone as module
-from bench.runner.alone import alone
+from bench.runner.machine import exclusive_use as module
+from bench.runner.machine.exclusive_use import alone
 
 
 @pytest.fixture(autouse=True)

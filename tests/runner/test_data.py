@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.planning.manifest import parse_manifest
-from bench.runner.data import Samples, Share, make_pool
-from bench.runner.team import Team
+from bench.runner.trial.made_up_data import Samples, Share, make_pool
+from bench.runner.trial.team import Team
 from bench.training.models import Model
 
 

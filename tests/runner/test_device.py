@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.runner import device
-from bench.runner.device import Device
+from bench.runner.trial import device
+from bench.runner.trial.device import Device
 
 CORES = 128
 

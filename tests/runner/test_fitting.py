@@ -11,7 +11,8 @@ import pytest
 from bench.base.strict_json import canonical_json, strict_loads
 from bench.bundle.tar_format import MAX_MEMBER_BYTES
 from bench.node_check.judging.evidence import Reading
-from bench.runner.fitting import (
+from bench.runner.run.execute import _finish
+from bench.runner.run.fit_into_bundle import (
     LOG_BYTES,
     fitting_course,
     fitting_logs,
@@ -19,8 +20,7 @@ from bench.runner.fitting import (
     marks_of_checks,
     marks_of_trials,
 )
-from bench.runner.run import _finish
-from bench.runner.seal import Seal
+from bench.runner.run.seal import Seal
 from tests.authority import contents
 from tests.bundles import KEY
 from tests.runner.test_measure import Guessing, begun, searched

@@ -10,8 +10,8 @@ import pytest
 
 from bench.base.errors import BadInput
 from bench.records.trial import NodeFacts
-from bench.runner.folder import choose_folder
-from bench.runner.journal import FILE_NAME, Journal
+from bench.runner.run.journal import FILE_NAME, Journal
+from bench.runner.run.run_folder import choose_folder
 from tests.runner.test_moved import MANIFEST, begin
 
 HERE = NodeFacts("EPYC", 64, 2**39, "Debian 12", "6.1", "3.11.2", packages={"torch": "2.9.1"}, switches={})

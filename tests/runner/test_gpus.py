@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from bench.base.errors import EnvironmentCannot
-from bench.runner.gpus import gpus_here
+from bench.runner.machine.gpus import gpus_here
 
 HOST_BYTES = 128 << 30
 NAMES = ("NVIDIA A100-SXM4-80GB", "NVIDIA RTX A6000", "NVIDIA DGX Display", "NVIDIA A100-SXM4-80GB")

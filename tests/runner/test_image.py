@@ -12,7 +12,7 @@ from bench.base.errors import BadInput, EnvironmentCannot
 from bench.planning.manifest import parse_manifest
 from bench.records.text import image_text
 from bench.records.trial import Image
-from bench.runner.image import TOLD, require_image, running_in
+from bench.runner.machine.own_image import TOLD, require_image, running_in
 
 DIGEST = "sha256:" + "a" * 64
 DESCRIBED = {"schema": "bench/image/v1", "variant": "cpu", "lock": "sha256:1", "debian": "sha256:2"}

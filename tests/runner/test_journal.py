@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.base.errors import BadInput
-from bench.runner.journal import FILE_NAME, Journal, read_journal
+from bench.runner.run.journal import FILE_NAME, Journal, read_journal
 
 TEXT = st.text(max_size=20)
 EVENTS = st.lists(st.dictionaries(TEXT, st.one_of(st.integers(-(2**53), 2**53), TEXT, st.none())), max_size=5)

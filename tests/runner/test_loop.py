@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.runner.data import Batches, make_pool
-from bench.runner.device import Device
-from bench.runner.loop import learning_rate_factor
-from bench.runner.team import Team
-from bench.runner.trial import TrialRun
+from bench.runner.trial.device import Device
+from bench.runner.trial.made_up_data import Batches, make_pool
+from bench.runner.trial.run_trial import TrialRun
+from bench.runner.trial.team import Team
+from bench.runner.trial.training_loop import learning_rate_factor
 from bench.training.models import Model, Optimizer, known_models
 from tests.builders import trial
 

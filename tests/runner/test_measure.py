@@ -23,14 +23,14 @@ from bench.planning.search.next_trial import unproven
 from bench.records.run_results import samples_bytes
 from bench.records.trial import Ceiling, Crashed, Gpu, Image, Measured, NodeFacts, Outcome, StepSample, Trial
 from bench.report.tables import results_table
-from bench.runner import measure as loop
-from bench.runner.journal import Journal
-from bench.runner.measure import settle, tell_of_others
-from bench.runner.nodes import Nodes
-from bench.runner.progress import Progress
-from bench.runner.run import _measure, _open_run
-from bench.runner.state import Run
-from bench.runner.supervise import Limits
+from bench.runner.processes.nodes import Nodes
+from bench.runner.processes.supervisor import Limits
+from bench.runner.run import measure_plan as loop
+from bench.runner.run.execute import _measure, _open_run
+from bench.runner.run.journal import Journal
+from bench.runner.run.measure_plan import settle, tell_of_others
+from bench.runner.run.progress import Progress
+from bench.runner.run.run_state import Run
 from bench.training.methods import arithmetic
 from bench.training.models.own_models import flops_of
 from tests.builders import measurement

@@ -12,11 +12,11 @@ from bench.base.errors import BadInput
 from bench.planning.manifest import load_manifest
 from bench.planning.plan import make_plan, target_of
 from bench.records.trial import Gpu, NodeFacts
-from bench.runner.folder import require_same
-from bench.runner.journal import Journal
-from bench.runner.run import _header, _open_run, predicate
-from bench.runner.seal import Seal
-from bench.runner.state import Run
+from bench.runner.run.execute import _header, _open_run, predicate
+from bench.runner.run.journal import Journal
+from bench.runner.run.run_folder import require_same
+from bench.runner.run.run_state import Run
+from bench.runner.run.seal import Seal
 
 GPU = Gpu(0, "NVIDIA H100 80GB HBM3", "GPU-a", 80 * 2**30, "9.0")
 FIRST = NodeFacts("EPYC", 64, 2**39, "Debian 12", "6.1", "3.11.2", (GPU,), "580.95.05")

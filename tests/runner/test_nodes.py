@@ -21,9 +21,9 @@ import torch.distributed as dist
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.records.trial import Outcome
-from bench.runner import nodes as several
-from bench.runner.member import place
-from bench.runner.nodes import (
+from bench.runner.processes import nodes as several
+from bench.runner.processes.node_member import place
+from bench.runner.processes.nodes import (
     FAILED,
     Nodes,
     across_nodes,
@@ -33,8 +33,8 @@ from bench.runner.nodes import (
     short_path,
     torchrun,
 )
-from bench.runner.ranks import written_reasons
-from bench.runner.supervise import Event, Limits, Supervisor
+from bench.runner.processes.ranks import written_reasons
+from bench.runner.processes.supervisor import Event, Limits, Supervisor
 
 MANIFEST = {
     "schema": "bench/manifest/v1",

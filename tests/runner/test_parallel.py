@@ -14,7 +14,7 @@ import pytest
 
 from bench.planning.manifest import parse_manifest
 from bench.records.trial import Measured, Measurement, Outcome, OutOfMemory, Proving, Timing
-from bench.runner.supervise import Limits, Supervisor
+from bench.runner.processes.supervisor import Limits, Supervisor
 from bench.training.methods import NAIVE, Setting, memory_saving_settings
 from bench.training.models import Model, families, known_models
 from tests.builders import trial
@@ -26,7 +26,7 @@ TINY = {m.family: m for name, m in known_models().items() if name.startswith("ti
 QUICK = Timing(target_percent=50, measure_seconds=0.1, warmup_seconds=0.1, loss_steps=3)
 MODELING = [f"transformers.models.{name}.modeling_{name}" for name in families()]
 # As in a run, or every member of every trial would import its model's code anew, for seconds.
-PRELOAD = ["numpy", "torch", "transformers", *MODELING, "bench.runner.worker"]
+PRELOAD = ["numpy", "torch", "transformers", *MODELING, "bench.runner.processes.worker"]
 
 
 @pytest.fixture(scope="module")

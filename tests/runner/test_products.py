@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.runner.products import add_up_in_products, adds_up
+from bench.runner.trial.fused_gradient_sums import add_up_in_products, adds_up
 
 
 def sums_of(layer: nn.Linear) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.records.trial import Skipped
-from bench.runner.progress import skipped_lines
+from bench.runner.run.progress import skipped_lines
 
 
 def test_what_is_skipped_is_a_line_a_model() -> None:

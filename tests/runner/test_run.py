@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bench.runner.alone import alone
+from bench.runner.machine.exclusive_use import alone
 from tests.authority import contents
 
 # Each run imports torch and transformers anew, many seconds of CPU time: what a run does on the main road

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from bench.base.errors import EnvironmentCannot
-from bench.runner.device import Device
-from bench.runner.saving import seconds_to_save
+from bench.runner.trial.checkpoint_time import seconds_to_save
+from bench.runner.trial.device import Device
 
 MIB = 1 << 20
 TOTAL = 96 * MIB  # a weight of 32 MiB, and two moments

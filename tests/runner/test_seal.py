@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from bench.base.errors import BadInput
 from bench.bundle.handshake import Challenge, check_request, write
 from bench.planning.manifest import Manifest, load_manifest
-from bench.runner.seal import CertifiedKey, OwnKey, Seal, read_challenge
+from bench.runner.run.seal import CertifiedKey, OwnKey, Seal, read_challenge
 from bench.signing.ssh_keys import Certificate, PublicKey
 from tests.authority import NONCE, OPERATOR, RUN_ID, certificate_blob
 

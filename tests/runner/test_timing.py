@@ -10,7 +10,7 @@ from bench.base.strict_json import canonical_json, to_json
 from bench.bundle.tar_format import MAX_LINE_BYTES
 from bench.records.estimate import step_interval
 from bench.records.trial import Measured, StepSample, Timing
-from bench.runner.timing import (
+from bench.runner.trial.stopping_rules import (
     MOST_SAMPLES,
     accumulation_counts,
     evaluates_rarely,

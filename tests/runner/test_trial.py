@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from bench.records.trial import Crashed, StepSample, Timing, Trial
-from bench.runner.device import Device
-from bench.runner.loop import Loop
-from bench.runner.team import Team
-from bench.runner.trial import TrialRun
-from bench.runner.worker import classify
+from bench.runner.processes.worker import classify
+from bench.runner.trial.device import Device
+from bench.runner.trial.run_trial import TrialRun
+from bench.runner.trial.team import Team
+from bench.runner.trial.training_loop import Loop
 from bench.training.models import known_models
 
 

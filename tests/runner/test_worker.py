@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from bench.records.trial import Crashed, OutOfMemory
-from bench.runner.room import no_room
-from bench.runner.worker import classify
+from bench.runner.machine.disk_room import no_room
+from bench.runner.processes.worker import classify
 
 NCCL = """NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error \
 (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5

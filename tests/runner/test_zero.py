@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from bench.runner.zero import ALIGNED, STALE_SECONDS, drop_stale_locks, even_first
+from bench.runner.trial.zero_strategy import ALIGNED, STALE_SECONDS, drop_stale_locks, even_first
 
 
 def test_the_lock_of_a_killed_compilation_does_not_hold_up_the_next_one(

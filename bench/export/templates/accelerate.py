@@ -20,11 +20,11 @@ from bench.base.strict_json import from_json, strict_loads
 from bench.cli.arguments import count
 from bench.export.guards import finite, nothing_lost, right_devices
 from bench.records.trial import Trial
-from bench.runner.data import Batches, make_pool
-from bench.runner.device import Device
-from bench.runner.loop import WithLoss, make_optimizer, make_scheduler
-from bench.runner.team import Team
-from bench.runner.zero import drop_stale_locks, even_first
+from bench.runner.trial.device import Device
+from bench.runner.trial.made_up_data import Batches, make_pool
+from bench.runner.trial.team import Team
+from bench.runner.trial.training_loop import WithLoss, make_optimizer, make_scheduler
+from bench.runner.trial.zero_strategy import drop_stale_locks, even_first
 from bench.training.methods import apply_all, prepare_all, sharded_by
 from bench.training.models import uses_all_weights
 from bench.training.models.own_models import family_of
@@ -49,7 +49,7 @@ def main() -> None:
     apply_all(trial.setting, trial.model, whole, family.blocks(built))
     team = Team(accelerator.process_index, accelerator.num_processes)
     if fsdp:  # block by block, as measured; accelerate leaves what is sharded already as it is
-        from bench.runner.fsdp import shard
+        from bench.runner.trial.fsdp_strategy import shard
 
         blocks, device = family.blocks(built), accelerator.device
         shard(whole, blocks, recipe, device, team, parameters_too=parameters_too, offload=False)

@@ -20,11 +20,11 @@ from bench.base.strict_json import from_json, strict_loads
 from bench.cli.arguments import count
 from bench.export.guards import finite, nothing_lost, right_devices
 from bench.records.trial import Trial
-from bench.runner.data import Batches, make_pool
-from bench.runner.device import Device
-from bench.runner.loop import WithLoss, make_scheduler
-from bench.runner.team import Team
-from bench.runner.zero import drop_stale_locks, optimizer_of
+from bench.runner.trial.device import Device
+from bench.runner.trial.made_up_data import Batches, make_pool
+from bench.runner.trial.team import Team
+from bench.runner.trial.training_loop import WithLoss, make_scheduler
+from bench.runner.trial.zero_strategy import drop_stale_locks, optimizer_of
 from bench.training.methods import apply_all, in_group, prepare_all
 from bench.training.models.own_models import family_of
 

@@ -18,10 +18,10 @@ from bench.base.strict_json import from_json, strict_loads
 from bench.cli.arguments import count
 from bench.export.guards import finite, nothing_lost, right_devices
 from bench.records.trial import Trial
-from bench.runner.device import Device
-from bench.runner.loop import Strategy
-from bench.runner.team import Team, join
-from bench.runner.trial import TrialRun, keep_what_is_here
+from bench.runner.trial.device import Device
+from bench.runner.trial.run_trial import TrialRun, keep_what_is_here
+from bench.runner.trial.team import Team, join
+from bench.runner.trial.training_loop import Strategy
 from bench.training.methods import in_group
 
 HERE = Path(__file__).parent

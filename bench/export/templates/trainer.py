@@ -19,11 +19,11 @@ from bench.base.strict_json import from_json, strict_loads
 from bench.cli.arguments import count
 from bench.export.guards import finite, nothing_lost, right_devices
 from bench.records.trial import Trial
-from bench.runner.data import PIXEL_DEVIATION, PIXEL_MEAN, Samples, Share, make_pool
-from bench.runner.device import Device
-from bench.runner.loop import WithLoss, make_optimizer, make_scheduler
-from bench.runner.team import Team
-from bench.runner.zero import drop_stale_locks, even_first
+from bench.runner.trial.device import Device
+from bench.runner.trial.made_up_data import PIXEL_DEVIATION, PIXEL_MEAN, Samples, Share, make_pool
+from bench.runner.trial.team import Team
+from bench.runner.trial.training_loop import WithLoss, make_optimizer, make_scheduler
+from bench.runner.trial.zero_strategy import drop_stale_locks, even_first
 from bench.training.methods import known_methods
 from bench.training.models.own_models import family_of
 
@@ -161,7 +161,7 @@ def main() -> None:
         pool = make_pool(trial.model, Path(scratch), trial.seed)
         model = Model(whole)
         if settings.fsdp:  # block by block, as measured; the Trainer leaves what is sharded already as it is
-            from bench.runner.fsdp import shard
+            from bench.runner.trial.fsdp_strategy import shard
 
             model.to(settings.device)
             shard(

@@ -10,7 +10,7 @@ from bench.training.methods import Method
 
 @dataclass(frozen=True, slots=True)
 class FusedOptimizer(Method):
-    """The strategy, which makes the optimizer, looks for this name (bench.runner.loop)."""
+    """The strategy, which makes the optimizer, looks for this name (bench.runner.trial.training_loop)."""
 
     name: str = "fused-optimizer"
     summary: str = "Adam's update in one kernel"

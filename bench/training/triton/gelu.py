@@ -26,7 +26,7 @@ def take_over(layer: nn.Linear, activation: nn.Module) -> None:
     """The layer gives GELU of what it gave: within it, sharded or not, its bias is whole."""
 
     def forward(entry: Tensor) -> Tensor:
-        product = getattr(layer, "product", F.linear)  # bench.runner.products has its own
+        product = getattr(layer, "product", F.linear)  # bench.runner.trial.fused_gradient_sums has its own
         return gelu(product(entry, layer.weight), layer.bias)
 
     layer.forward = forward

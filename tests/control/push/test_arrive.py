@@ -11,10 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from bench.control.push import mirror, start_run, watch_and_fetch
 
 from bench.base.errors import BadInput
 from bench.cli import push
-from bench.control.push import mirror, start_run, watch_and_fetch
 from bench.operator import certify_and_receive
 from bench.planning.manifest import load_manifest
 from bench.push.hosts import Host

@@ -1,0 +1,100 @@
+"""What a check measures with, over torch: one device of a team, or every device in one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from bench.node_check.checks import Effort, Timed
+from bench.runner.trial.device import Device
+from bench.runner.trial.team import Team
+
+T = TypeVar("T")
+SAMPLE_SECONDS = 0.05  # of calls between two synchronisations: long against the clock and the wait
+MOST_SAMPLES = 2000
+
+
+class TorchRig:
+    """The contract is bench.node_check.checks.Rig."""
+
+    def __init__(
+        self, device: Device, team: Team, gpus: list[int], effort: Effort, say: Callable[[str], None]
+    ) -> None:
+        self.kind: Literal["cpu", "cuda"] = device.kind
+        self.rank = team.rank
+        self.size = len(gpus)
+        self.gpus = gpus
+        self.gpu = gpus[team.rank] if gpus else 0
+        self.device = device.torch
+        self._device = device
+        self._team = team
+        self._effort = effort
+        self._say = say
+
+    def at(self, place: int) -> torch.device:
+        return torch.device("cuda", place) if self.kind == "cuda" else torch.device("cpu")
+
+    def timed(
+        self,
+        call: Callable[[], object],
+        work: float,
+        *,
+        wait: bool = True,
+        group: Any = None,
+        seconds: float | None = None,
+        warm_seconds: float | None = None,
+    ) -> Timed:
+        """Calls in samples of one length, after a warm-up; `work` is that of one call."""
+        seconds = self._effort.seconds if seconds is None else seconds
+        warm_seconds = self._effort.warm_seconds if warm_seconds is None else warm_seconds
+        call()
+        self.synchronise()
+        each = self._agreed(max(self._once(call, 1), 1e-7), group)
+        calls = max(1, round(SAMPLE_SECONDS / each))
+        for _ in range(round(warm_seconds / (calls * each))):
+            self._once(call, calls)
+        # Warm it may be faster, or slower: what it takes now decides how often.
+        each = self._agreed(self._once(call, calls) / calls, group)
+        count = min(MOST_SAMPLES, max(2, round(seconds / (calls * each))))
+        if wait:
+            self.wait()
+        return Timed(work * calls, tuple(self._once(call, calls) for _ in range(count)))
+
+    def _once(self, call: Callable[[], object], calls: int) -> float:
+        self.synchronise()
+        started = time.perf_counter()
+        for _ in range(calls):
+            call()
+        self.synchronise()
+        return time.perf_counter() - started
+
+    def _agreed(self, value: float, group: Any) -> float:
+        """The slowest member's, where members call together: one that stopped earlier leaves the rest."""
+        if group is None:
+            return value
+        found = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+        return float(found)
+
+    def synchronise(self) -> None:
+        if self.kind == "cuda":
+            # Where one process has them all, every device: a copy between two of them ends on either.
+            for index in range(self.size) if self._team.size == 1 else (self._device.index,):
+                torch.cuda.synchronize(index)
+
+    def wait(self) -> None:
+        self._team.wait()
+
+    def gather(self, value: T) -> list[T]:
+        if self._team.size == 1:
+            return [value]
+        everyone: list[T | None] = [None] * self._team.size
+        dist.all_gather_object(everyone, value)
+        return [found for found in everyone if found is not None]
+
+    def say(self, phase: str) -> None:
+        self._say(phase)

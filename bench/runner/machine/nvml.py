@@ -1,0 +1,212 @@
+"""What NVML says, asked in a process that may hang: a driver that does not answer must not stop us.
+
+An answer or an error is kept for every query, under the query's own name. BENCH_FAKE_NVML names a file
+that describes a machine for bench.runner.machine.fake_nvml, in place of a driver; whatever comes of that is marked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+FAKE = "BENCH_FAKE_NVML"
+IDLE_LOOKS, IDLE_EVERY_SECONDS = 20, 0.15
+
+_PLAIN = (
+    "Name", "UUID", "MemoryInfo", "BoardPartNumber", "VbiosVersion", "InforomImageVersion", "PciInfo",
+    "CudaComputeCapability", "PersistenceMode", "ComputeMode", "MigMode", "EccMode", "PowerManagementLimit",
+    "PowerManagementDefaultLimit", "PowerManagementLimitConstraints", "EnforcedPowerLimit",
+    "CurrPcieLinkGeneration", "CurrPcieLinkWidth", "MaxPcieLinkGeneration", "MaxPcieLinkWidth",
+    "PcieReplayCounter", "RemappedRows", "RetiredPagesPendingStatus", "ComputeRunningProcesses",
+    "GraphicsRunningProcesses", "MPSComputeRunningProcesses", "PowerUsage", "CurrentClocksEventReasons",
+)  # fmt: skip
+_FIELDS = (
+    "GET_GPU_RECOVERY_ACTION", "NVLINK_GET_SPEED", "PCIE_REPLAY_COUNTER", "PCIE_COUNT_CORRECTABLE_ERRORS",
+    "PCIE_COUNT_NON_FATAL_ERROR", "PCIE_COUNT_FATAL_ERROR", "PCIE_COUNT_BAD_TLP", "PCIE_COUNT_BAD_DLLP",
+)  # fmt: skip
+_LINKS = 18
+Query = tuple[str, Callable[[Any], Any]]
+
+
+def load() -> Any:
+    """pynvml, or what stands in for it."""
+    if path := os.environ.get(FAKE):
+        from bench.runner.machine.fake_nvml import FakeNvml
+
+        return FakeNvml.from_file(Path(path))
+    import pynvml
+
+    return pynvml
+
+
+def is_fake() -> bool:
+    return FAKE in os.environ
+
+
+def begin() -> None:
+    """A machine that is not there begins anew with every check: what goes wrong with it goes by its turns."""
+    if path := os.environ.get(FAKE):
+        Path(path).with_suffix(".inits").unlink(missing_ok=True)
+
+
+def read_inventory(say: Callable[[str], None]) -> dict[str, Any]:
+    nvml = load()
+    say("starting NVML")
+    nvml.nvmlInit()
+    try:
+        count = nvml.nvmlDeviceGetCount()
+        gpus = [_gpu(nvml, index, count, say) for index in range(count)]
+        return {
+            "driver": _answer(nvml.nvmlSystemGetDriverVersion),
+            "kernel_module": None if is_fake() else _kernel_module(),
+            "gpus": gpus,
+        }
+    finally:
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, index: int, count: int, say: Callable[[str], None]) -> dict[str, Any]:
+    say(f"NVML on GPU {index}")
+    handle = _answer(lambda: nvml.nvmlDeviceGetHandleByIndex(index), raw=True)
+    if isinstance(handle, dict):
+        return {"Name": handle, "UUID": handle}
+    found = {}
+    for name, ask in _queries(nvml, index, count):
+        found[name] = _answer(partial(ask, handle))
+        if isinstance(found[name], dict) and found[name].get("error") == "NVMLError_GpuIsLost":
+            break  # every further query would wait for it, and say the same
+    return found
+
+
+def _queries(nvml: Any, index: int, count: int) -> Iterator[Query]:
+    def asking(function: str, *arguments: Any) -> Callable[[Any], Any]:
+        return lambda handle: getattr(nvml, f"nvmlDeviceGet{function}")(handle, *arguments)
+
+    for name in _PLAIN:
+        yield name, asking(name)
+    yield "MaxClockInfo.SM", asking("MaxClockInfo", nvml.NVML_CLOCK_SM)
+    for threshold in (0, 1, 2, 3):
+        yield f"TemperatureThreshold.{threshold}", asking("TemperatureThreshold", threshold)
+    for kind in (0, 1):
+        for counter in (0, 1):
+            yield f"TotalEccErrors.{kind}.{counter}", asking("TotalEccErrors", kind, counter)
+        yield f"RetiredPages.{kind}", asking("RetiredPages", kind)
+    for link in range(_LINKS):
+        yield f"NvLinkState.{link}", asking("NvLinkState", link)
+        for kind in (0, 1, 2):
+            yield f"NvLinkErrorCounter.{link}.{kind}", asking("NvLinkErrorCounter", link, kind)
+    yield "NvLinkRemoteDeviceType.0", asking("NvLinkRemoteDeviceType", 0)
+    for name in _FIELDS:
+        if (number := getattr(nvml, f"NVML_FI_DEV_{name}", None)) is not None:
+            yield f"field.NVML_FI_DEV_{name}", asking("FieldValues", [number])
+    for other in range(count):
+        if other != index:
+            yield f"P2PStatus.{other}.0", partial(_peer, nvml, other, 0)
+            yield f"P2PStatus.{other}.4", partial(_peer, nvml, other, 4)
+    yield "SramEccErrorStatus", partial(_sram, nvml)
+    yield "FabricInfo", partial(_fabric, nvml)
+
+
+def _peer(nvml: Any, other: int, capability: int, handle: Any) -> Any:
+    return nvml.nvmlDeviceGetP2PStatus(handle, nvml.nvmlDeviceGetHandleByIndex(other), capability)
+
+
+def _sram(nvml: Any, handle: Any) -> Any:
+    status = nvml.c_nvmlEccSramErrorStatus_v1_t()
+    nvml.nvmlDeviceGetSramEccErrorStatus(handle, ctypes.byref(status))
+    return status
+
+
+def _fabric(nvml: Any, handle: Any) -> Any:
+    info = nvml.c_nvmlGpuFabricInfo_v2_t()
+    nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+    # Which cluster it is in identifies nothing that anyone needs.
+    return {"state": info.state, "status": info.status, "healthMask": info.healthMask}
+
+
+def _answer(ask: Callable[[], Any], *, raw: bool = False) -> Any:
+    """The answer as plain values, or the error; only NVML's own errors, and functions that are not there."""
+    try:
+        found = ask()
+    except AttributeError as error:  # an older pynvml
+        return {"raised": str(error)}
+    except Exception as error:
+        if hasattr(error, "value") and type(error).__name__.startswith("NVMLError"):
+            return {"error": type(error).__name__, "value": error.value}
+        if isinstance(error, (TypeError, ValueError, OSError, UnicodeError)):
+            return {"raised": f"{type(error).__name__}: {error}"[:200]}
+        raise
+    return found if raw else plain(found)
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """C structures, unions and arrays to what JSON can hold."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**53:
+        return None  # "not available" is all ones
+    if isinstance(value, float) and value - value != 0:
+        return None  # a union's other reading
+    if isinstance(value, (int, float, str, bool, type(None))):
+        return value
+    if depth > 4:
+        return None
+    if isinstance(value, dict):
+        return {str(k): plain(v, depth + 1) for k, v in value.items()}
+    if hasattr(value, "_fields_"):
+        return {name: plain(getattr(value, name), depth + 1) for name, *_ in value._fields_}
+    if isinstance(value, (list, tuple)) or hasattr(value, "_length_"):
+        return [plain(item, depth + 1) for item in value]
+    if hasattr(value, "__dict__"):  # pynvml's "friendly" copies of structures
+        return {name: plain(item, depth + 1) for name, item in vars(value).items()}
+    return str(value)
+
+
+def _kernel_module() -> str | None:
+    """The version of the module that is loaded, which NVML's libraries must fit."""
+    with suppress(OSError):
+        words = Path("/proc/driver/nvidia/version").read_text().splitlines()[0].split()
+        return next((w for w in words if w[:1].isdigit() and w.count(".") >= 1), None)
+    return None
+
+
+def watch_idle(say: Callable[[str], None]) -> dict[str, Any]:
+    """A few seconds in which nothing of ours is on the GPUs."""
+    nvml = load()
+    say("looking who else is there")
+    nvml.nvmlInit()
+    handles = [
+        _answer(partial(nvml.nvmlDeviceGetHandleByIndex, i), raw=True)
+        for i in range(nvml.nvmlDeviceGetCount())
+    ]
+    seen: list[dict[str, Any]] = [
+        {"gpu": i, "used_bytes": [], "busy_percent": [], "bus_bytes_per_second": []}
+        for i in range(len(handles))
+    ]
+    for _ in range(IDLE_LOOKS):
+        for entry, handle in zip(seen, handles, strict=True):
+            if not isinstance(handle, dict):
+                _look(nvml, handle, entry)
+        time.sleep(0.0 if is_fake() else IDLE_EVERY_SECONDS)
+    return {"gpus": seen}
+
+
+def _look(nvml: Any, handle: Any, entry: dict[str, Any]) -> None:
+    questions: dict[str, Callable[[], float]] = {
+        "used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+        "busy_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+        # kB/s over the last 20 ms, to and from the GPU
+        "bus_bytes_per_second": lambda: (
+            1000.0 * sum(nvml.nvmlDeviceGetPcieThroughput(handle, way) for way in (0, 1))
+        ),
+    }
+    for name, ask in questions.items():
+        with suppress(nvml.NVMLError):
+            entry[name].append(ask())

@@ -1,0 +1,84 @@
+"""What this machine is, without touching a GPU: /proc, NVML, the installed packages, the environment."""
+
+from __future__ import annotations
+
+import os
+import platform
+from email.parser import HeaderParser
+from importlib import metadata
+from pathlib import Path
+
+from bench.base import machine_share
+from bench.base.errors import EnvironmentCannot
+from bench.records import switches
+from bench.records.trial import NodeFacts
+from bench.runner.machine.gpus import gpus_here
+from bench.runner.machine.own_image import running_in
+
+# What can change a result; everything else installed is in env.json too, but not in the identity.
+STACK = (
+    "torch", "transformers", "triton", "numpy", "accelerate", "deepspeed", "timm",
+    "flash-attn", "mamba-ssm", "causal-conv1d", "nvidia-cudnn-cu13", "nvidia-nccl-cu13", "nvidia-cublas",
+)  # fmt: skip
+
+
+def probe(*, gpus_too: bool = True) -> NodeFacts:
+    memory_bytes = machine_share.memory_bytes()
+    gpus, driver = gpus_here(memory_bytes) if gpus_too else ((), None)
+    return NodeFacts(
+        cpu=_cpu_name(),
+        cpu_cores=machine_share.cores(),
+        memory_bytes=memory_bytes,
+        os=_os_name(),
+        kernel=platform.release(),
+        python=platform.python_version(),
+        gpus=gpus,
+        driver=driver,
+        packages=packages(STACK),
+        image=running_in(),
+        switches=switches.kept(os.environ),
+    )
+
+
+def packages(names: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def all_packages() -> dict[str, str]:
+    return dict(sorted(_name_and_version(d) for d in metadata.distributions()))
+
+
+def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
+    """From the head of its metadata: what follows is as long as the README, and slow to parse."""
+    text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    head = HeaderParser().parsestr(text.partition("\n\n")[0], headersonly=True)
+    return head["Name"], head["Version"]
+
+
+def require_stack() -> None:
+    """The measuring side needs torch and transformers; say so before anything starts."""
+    missing = sorted({"torch", "transformers", "numpy"} - packages(STACK).keys())
+    if missing:
+        raise EnvironmentCannot(
+            f"{', '.join(missing)} not installed here", advice="pip install 'bench[run]', or run in the image"
+        )
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _os_name() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except OSError:
+        return platform.system()

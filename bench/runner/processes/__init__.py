@@ -1,0 +1,4 @@
+"""Worker processes: started, supervised, ended, on one node or several.
+
+The supervisor's side imports no torch; `worker` and `node_member` do, since they run inside the workers.
+"""

@@ -1,0 +1,141 @@
+"""Imports torch once, then forks one process group for each job it is told.
+
+python -m bench.runner.processes.forkserver FD WORK AHEAD...
+
+FD is a socket to the supervisor, a JSON object a line both ways; WORK is the function, module:name,
+that does a job; what each job would prepare again is prepared ahead: modules, imported, and functions
+(module:name), called. In: {"job": ..., "log": path}.
+Out: {"ready": seconds}, then for each job {"pid": n}, whatever the job emits, {"exited": status}.
+When the socket closes, for whatever reason, every process below this one is killed, the job's scratch
+folder goes, and it ends: a supervisor that was killed leaves nothing behind.
+
+The parent never initialises CUDA and has one thread, so what it forks starts clean.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+from bench.base.linux_processes import (
+    adopt_orphans,
+    die_with_parent,
+    end_all_children,
+    kill_group,
+    preferred_victim,
+)
+
+Event = dict[str, Any]
+Work = Callable[[Callable[[Event], None]], int]
+
+
+def main() -> int:
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    # CUDA must not wake up in this process: count devices through NVML instead.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the supervisor's to handle
+    started = time.perf_counter()
+    module, _, function = sys.argv[2].partition(":")
+    gc.disable()  # importing takes four seconds, and would take a fifth one
+    preload([*sys.argv[3:], module])
+    gc.freeze()  # half a million objects that stay for ever: no job's collector looks through them
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    say(connection, {"ready": time.perf_counter() - started, "threads": threads})
+    lines = connection.makefile("rb")
+    scratch = None
+    with suppress(ConnectionError):
+        while line := lines.readline():
+            request = json.loads(line)
+            scratch = request["job"].get("scratch")
+            work = partial(getattr(import_module(module), function), request["job"])
+            serve(connection, work, Path(request["log"]), scratch)
+    end_all_children()
+    if scratch is not None:
+        rmtree(scratch, ignore_errors=True)
+    return 0
+
+
+def preload(ahead: list[str]) -> None:
+    for name in ahead:
+        module, _, function = name.partition(":")
+        with suppress(Exception):  # the worker that needs it reports what is missing
+            imported = import_module(module)
+            if function:
+                getattr(imported, function)()
+
+
+def serve(connection: socket.socket, work: Work, log: Path, scratch: str | None = None) -> None:
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(run_job(connection, work, log, parent))
+    say(connection, {"pid": pid})
+    status = wait(connection, pid)
+    kill_group(pid)
+    end_all_children()
+    if scratch is not None:
+        empty(Path(scratch))
+    say(connection, {"exited": status})
+
+
+def empty(scratch: Path) -> None:
+    """A job that was killed has not: its checkpoint would be in the way of the next one's."""
+    with suppress(OSError):
+        for left in scratch.iterdir():
+            rmtree(left, ignore_errors=True)
+
+
+def wait(connection: socket.socket, pid: int) -> int:
+    """Until the job ends; if the supervisor goes first, the job is killed."""
+    watched = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(watched, select.POLLIN)
+        poll.register(connection, select.POLLRDHUP)
+        while watched not in (ready := [fd for fd, _ in poll.poll()]):
+            if ready:  # the supervisor is gone
+                kill_group(pid)
+                poll.unregister(connection)
+    finally:
+        os.close(watched)
+    return os.waitpid(pid, 0)[1]
+
+
+def run_job(connection: socket.socket, work: Work, log: Path, parent: int) -> int:
+    """In the child: its own session, its output in the log, its events on the socket."""
+    os.setsid()
+    die_with_parent(parent)
+    preferred_victim()
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    gc.enable()
+    code = work(lambda event: say(connection, event))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def say(connection: socket.socket, event: Event) -> None:
+    # A worker killed in the middle of a line must not swallow the next one: begin on a fresh line.
+    connection.sendall(b"\n" + json.dumps(event, allow_nan=False).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""The best this machine does on bare operations: what no training step can beat.
+
+A matrix product per precision, a copy within device memory, copies to and from the host and an
+all-reduce, each in several shapes where shape matters, each timed call by call; the best call of the
+best shape is the ceiling. All devices measure at once, as they will train: they share power and host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from bench.records.trial import Ceiling
+from bench.runner.trial.device import Device
+from bench.runner.trial.team import Team
+
+_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# (m, n, k). Large enough to fill the device, small enough for a second; the best one counts.
+_GPU_SHAPES = ((8192, 8192, 8192), (16384, 8192, 4096), (4096, 4096, 16384))
+_CPU_SHAPES = ((1024, 1024, 1024), (512, 2048, 1024))
+_CPU_HALF_SHAPES = ((512, 512, 512),)  # without matrix units half precision is slow there
+WARM_CALLS, TIMED_CALLS = 3, 12
+COPIED_BYTES = {"cuda": 4 << 30, "cpu": 256 << 20}
+HOST_BYTES = 1 << 30
+REDUCED_BYTES = {"cuda": 1 << 30, "cpu": 16 << 20}
+
+
+def measure_ceilings(device: Device, team: Team, precisions: list[str]) -> list[Ceiling]:
+    """`precisions` are those of the matrix products; the rest is measured wherever it exists."""
+    mine = list(_ceilings(device, team, precisions))
+    if team.size == 1:
+        return mine
+    everyone: list[list[Ceiling]] = [[] for _ in range(team.size)]
+    dist.all_gather_object(everyone, mine)
+    return [ceiling for member in everyone for ceiling in member]
+
+
+def _ceilings(device: Device, team: Team, precisions: list[str]) -> Iterator[Ceiling]:
+    for precision in precisions:
+        yield from _matmul(device, team, precision)
+    yield _memory(device, team)
+    if device.kind == "cuda":
+        yield from _host_copies(device, team)
+    if team.size > 1:
+        yield _all_reduce(device, team)
+
+
+def _matmul(device: Device, team: Team, precision: str) -> Iterator[Ceiling]:
+    dtype = _DTYPES[precision]
+    if device.kind == "cuda":
+        torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    shapes = (
+        _GPU_SHAPES if device.kind == "cuda" else _CPU_SHAPES if dtype == torch.float32 else _CPU_HALF_SHAPES
+    )
+    for m, n, k in shapes:
+        # Random, never zeros: on zeros a GPU draws less power and runs faster than it ever would.
+        a = torch.randn(m, k, device=device.torch, dtype=dtype)
+        b = torch.randn(k, n, device=device.torch, dtype=dtype)
+        out = torch.empty(m, n, device=device.torch, dtype=dtype)
+        samples = _timed(device, team, partial(torch.mm, a, b, out=out))
+        yield Ceiling(f"matmul-{precision}", team.rank, "FLOP/s", 2 * m * n * k, samples)
+
+
+def _memory(device: Device, team: Team) -> Ceiling:
+    source = _bytes(COPIED_BYTES[device.kind], device.torch)
+    target = torch.empty_like(source)
+    samples = _timed(device, team, lambda: target.copy_(source))
+    # Read and written.
+    return Ceiling("memory-bandwidth", team.rank, "B/s", 2 * source.nbytes, samples)
+
+
+def _host_copies(device: Device, team: Team) -> Iterator[Ceiling]:
+    there = _bytes(HOST_BYTES, device.torch)
+    here = torch.empty_like(there, device="cpu", pin_memory=True)
+    copies = {
+        "host-to-device": lambda: there.copy_(here, non_blocking=True),
+        "device-to-host": lambda: here.copy_(there, non_blocking=True),
+    }
+    for name, copy in copies.items():
+        yield Ceiling(name, team.rank, "B/s", there.nbytes, _timed(device, team, copy))
+
+
+def _all_reduce(device: Device, team: Team) -> Ceiling:
+    tensor = torch.ones(REDUCED_BYTES[device.kind] // 4, device=device.torch)
+    samples = _timed(device, team, lambda: dist.all_reduce(tensor, dist.ReduceOp.MAX))
+    # What each device sends and receives at least: github.com/NVIDIA/nccl-tests doc/PERFORMANCE.md
+    work = 2 * (team.size - 1) * tensor.nbytes // team.size
+    return Ceiling("all-reduce", team.rank, "B/s", work, samples)
+
+
+def _bytes(size: int, device: torch.device) -> torch.Tensor:
+    """Drawn eight at a time: one at a time takes a CPU three times as long."""
+    return torch.empty(size // 8, device=device, dtype=torch.int64).random_().view(torch.uint8)
+
+
+def _timed(device: Device, team: Team, call: Callable[[], object]) -> tuple[float, ...]:
+    for _ in range(WARM_CALLS):
+        call()
+    samples = []
+    for _ in range(TIMED_CALLS):
+        device.synchronise()
+        team.wait()
+        started = time.perf_counter()
+        call()
+        device.synchronise()
+        samples.append(time.perf_counter() - started)
+    return tuple(samples)

@@ -1,0 +1,108 @@
+"""Half-precision weights, with an fp32 copy that the optimizer updates and fp32 sums of their gradients.
+
+Nothing is cast within a pass, and what flows from block to block is half as large as under autocast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bench.runner.trial.fused_gradient_sums import add_up_in_products, adds_up
+from bench.runner.trial.team import Team
+from bench.runner.trial.training_loop import HALF, Batch, Loop, lowered, make_moments
+from bench.training.models import Recipe
+
+ALIGNED = 128  # elements: what vectorised kernels want to start at
+
+
+class Halved(Loop):
+    def __init__(
+        self, whole: nn.Module, recipe: Recipe, device: torch.device, team: Team, fused: bool
+    ) -> None:
+        self.team = team
+        super().__init__(whole, recipe, device, fused)
+        self.computed = list(whole.parameters())
+        self.gradients = _flat_gradients(self.weights)
+        for weight, copy in zip(self.computed, self.weights, strict=True):
+            # Parameters alone: the tables of rotary positions, say, stay in fp32.
+            weight.data = weight.data.to(HALF[recipe.precision])
+            weight.register_post_accumulate_grad_hook(_adds_to(copy))
+        sums = dict(zip(map(id, self.computed), (copy.grad for copy in self.weights), strict=True))
+        for layer in whole.modules():
+            if adds_up(layer) and id(layer.weight) in sums:  # not one that is computed, by weight_norm say
+                add_up_in_products(layer, sums[id(layer.weight)])
+
+    def updated_weights(self) -> list[nn.Parameter]:
+        return [nn.Parameter(weight.detach().clone()) for weight in self.whole.parameters()]
+
+    def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
+        loss = self.forward(lowered(batch, self.recipe)) / passes
+        self.scaler.scale(loss).backward()
+        if sync and self.team.size > 1:
+            dist.all_reduce(self.gradients)
+            self.gradients /= self.team.size
+        return loss.detach()
+
+    def update(self, norm_wanted: bool = False) -> float | None:
+        norm = super().update(norm_wanted)
+        with torch.no_grad():
+            torch._foreach_copy_(self.computed, self.weights)
+        return norm
+
+    def clear(self) -> None:
+        self.gradients.zero_()
+
+    def evaluate(self, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            return self.forward(lowered(batch, self.recipe))
+
+    def state(self) -> dict[str, Any]:
+        """The fp32 copies under the names of what is computed with; their moments in the same order."""
+        make_moments(self.optimizer)
+        return {"model": self.whole.state_dict() | self.copies(), "optimizer": self.optimizer.state_dict()}
+
+    def copies(self) -> dict[str, Tensor]:
+        names = [name for name, _ in self.whole.named_parameters()]
+        return dict(zip(names, (weight.detach() for weight in self.weights), strict=True))
+
+    def go_on_from(self, state: Mapping[str, Any]) -> None:
+        self.whole.load_state_dict(state["model"])  # lowered on the way
+        for name, copy in self.copies().items():
+            copy.copy_(state["model"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def _flat_gradients(weights: list[nn.Parameter]) -> Tensor:
+    """One buffer that all gradients are views of: cleared and exchanged as one."""
+    padded = [-(-weight.numel() // ALIGNED) * ALIGNED for weight in weights]
+    flat = torch.zeros(sum(padded), device=weights[0].device)
+    for weight, part in zip(weights, flat.split(padded), strict=True):
+        weight.grad = part[: weight.numel()].view_as(weight)
+    return flat
+
+
+def _adds_to(copy: nn.Parameter) -> Callable[[Tensor], None]:
+    """Takes a gradient over as soon as it is whole, so that it need not stay in half precision too."""
+
+    def take_over(weight: Tensor) -> None:
+        assert copy.grad is not None
+        if weight.grad is None:  # a product has added it up (bench.runner.trial.fused_gradient_sums)
+            return
+        _add(copy.grad, weight.grad)
+        weight.grad = None
+
+    return take_over
+
+
+def _add(total: Tensor, more: Tensor) -> None:
+    if total.is_cuda and more.is_contiguous():
+        from bench.training.triton.add import add  # brings Triton, which needs a GPU
+
+        add(total, more)
+    else:
+        total += more

@@ -1,0 +1,292 @@
+"""A trial from an empty process to a measurement, phase by phase; every member of the team does the same."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.records.estimate import mean
+from bench.records.trial import Measurement, Proof, StepSample, Trial
+from bench.runner.trial.checkpoint_time import seconds_to_save
+from bench.runner.trial.device import Device
+from bench.runner.trial.made_up_data import Batches, make_pool
+from bench.runner.trial.stopping_rules import (
+    accumulation_counts,
+    evaluates_rarely,
+    is_enough,
+    is_steady,
+    loss_samples,
+)
+from bench.runner.trial.strategies import make_strategy
+from bench.runner.trial.team import Team
+from bench.runner.trial.training_loop import Strategy, WithLoss
+from bench.training.methods import apply_all, arithmetic, in_group, prepare_all
+from bench.training.models.own_models import family_of, flops_of
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    samples: tuple[StepSample, ...]
+    steady: bool
+    step_seconds: float  # of one pass
+    pass_seconds: float  # roughly, to choose how to measure
+
+
+class TrialRun:
+    def __init__(self, trial: Trial, device: Device, team: Team, scratch: Path, emit: Emit) -> None:
+        self.trial = trial
+        self.device = device
+        self.team = team
+        self.scratch = scratch
+        self.emit = emit
+        self.phase_seconds: dict[str, float] = {}
+        self._phase = ("start", time.perf_counter())
+
+    def phase(self, name: str) -> None:
+        before, started = self._phase
+        now = time.perf_counter()
+        self.phase_seconds[before] = self.phase_seconds.get(before, 0.0) + now - started
+        self._phase = (name, now)
+        self.emit({"phase": name})
+
+    def run(self) -> Measurement:
+        self.prepare()
+        self.phase("first steps")  # compilation happens in here
+        losses, norms, samples_per_loss = self.loss_curve()
+        self.phase("warm-up")
+        keep_what_is_here()
+        warm = self.warm_up()
+        self.phase("measure")
+        started = time.time()
+        self.device.reset_peak()
+        steps = self.measure(warm)
+        ended, peak = time.time(), self.device.peak_bytes()
+        self.phase("overheads")
+        log, save, evaluation = self.overheads(warm.pass_seconds)
+        self.phase("done")
+        return Measurement(
+            steps=steps, warmup=warm.samples, steady=warm.steady,
+            losses=losses, gradient_norms=norms, samples_per_loss=samples_per_loss,
+            peak_bytes=int(self.team.slowest(peak)),
+            parameters=self.parameters,
+            flops=arithmetic(self.trial.setting, self.trial.model, flops_of(self.trial.model)),
+            master_dtype=_dtype_of(self.strategy.optimizer),
+            log_seconds=log, save_seconds=save, eval_seconds_per_sample=evaluation,
+            phase_seconds=self.phase_seconds, started_at=started, ended_at=ended,
+        )  # fmt: skip
+
+    def prove(self, steps: int, seconds: float) -> Proof:
+        """Trains as the recipe says, at least so many steps and seconds; synchronised at both ends only.
+
+        What an estimate is held against: nothing of the estimate's own clockwork is in here.
+        """
+        self.prepare()
+        self.phase("first steps")
+        for _ in range(3):
+            self.step(min(2, self.trial.accumulation))
+        keep_what_is_here()
+        self.device.synchronise()
+        self.device.reset_peak()
+        self.phase("train")
+        self.team.wait()
+        done, elapsed = 0, 0.0
+        started = time.perf_counter()
+        while done < steps or elapsed < seconds:
+            self.step(self.trial.accumulation)
+            done += 1
+            self.emit({"step": self.trial.accumulation})
+            if done >= steps:  # only once the count alone no longer ends it
+                self.device.synchronise()
+                elapsed = self.team.slowest(time.perf_counter() - started)
+        return Proof(done, elapsed, int(self.team.slowest(self.device.peak_bytes())))
+
+    def prepare(self) -> None:
+        self.phase("build")
+        self.device.cap_memory(self.trial.memory_cap_bytes)
+        self.strategy = self.build()
+        self.batches = self.load()
+
+    def build(self) -> Strategy:
+        trial = self.trial
+        family = family_of(trial.model)
+        torch.manual_seed(trial.seed)
+        # A graph that fails to compile, or is compiled again without end, must fail the trial, not fall
+        # back to eager in silence.
+        torch._dynamo.config.suppress_errors = False
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+        torch._dynamo.config.recompile_limit = 64  # blocks may all be different
+        prepare_all(trial.setting)
+        with self.device.torch:
+            model = family.build(trial.model, kernels="kernels" in trial.setting)
+        model.train()
+        self.parameters = sum(p.numel() for p in model.parameters())
+        whole, blocks = WithLoss(model), family.blocks(model)
+        apply_all(trial.setting, trial.model, whole, blocks)
+        return make_strategy(trial, whole, blocks, self.device.torch, self.team)
+
+    def load(self, first: int = 0) -> Batches:
+        trial = self.trial
+        pool = make_pool(trial.model, self.scratch / f"rank-{self.team.rank}", trial.seed)
+        return Batches(
+            trial.model, pool, trial.micro_batch, trial.seed, self.device.torch, self.team,
+            self.device.loaders(), first,
+        )  # fmt: skip
+
+    def passes(self, count: int, of: int | None = None) -> torch.Tensor:
+        """The passes of one step, or so many of them. Returns their mean loss, still on the device."""
+        total = torch.zeros((), device=self.device.torch)
+        for i in range(count):
+            total += self.strategy.forward_backward(next(self.batches), of or count, sync=i == count - 1)
+        return total
+
+    def step(self, passes: int, of: int | None = None) -> torch.Tensor:
+        """One optimizer step, not synchronised. Returns its mean loss, still on the device."""
+        loss = self.passes(passes, of)
+        self.strategy.update()
+        return loss
+
+    def timed_step(self, passes: int) -> StepSample:
+        """A step of fewer passes than the recipe has, with the numbers of the recipe's.
+
+        A pass's loss is divided by the passes of its step, and a GPU at its power limit is the slower
+        the larger the numbers: fp16 gradients 128 times too large cost 2% (docs/accuracy.md).
+        """
+        self.device.synchronise()
+        self.team.wait()
+        started = time.perf_counter()
+        self.step(passes, self.trial.accumulation)
+        self.device.synchronise()
+        sample = StepSample(passes, self.team.slowest(time.perf_counter() - started))
+        self.emit({"step": passes, "seconds": sample.seconds})
+        return sample
+
+    def loss_curve(self) -> tuple[tuple[float, ...], tuple[float | None, ...], int]:
+        """The first steps: what tells whether a setting still computes the same thing."""
+        trial = self.trial
+        at_once = trial.micro_batch * self.team.size
+        samples = loss_samples(self.parameters, trial.model.recipe)
+        passes = max(1, min(samples // at_once, trial.accumulation))
+        losses: list[float] = []
+        norms: list[float | None] = []
+        for step in range(1, trial.timing.loss_steps + 1):
+            loss = self.passes(passes)
+            norm = self.strategy.update(norm_wanted=True)
+            losses.append(self.team.mean(float(loss)))
+            if not math.isfinite(losses[-1]):  # what follows would time numbers that nobody trains with
+                raise FloatingPointError(
+                    f"the loss is {losses[-1]} at step {step}: lower the recipe's learning rate, "
+                    "or train in bf16 where fp16 overflows"
+                )
+            assert norm is not None
+            # Not finite: half precision overflowed, and the scaler left this update out.
+            norms.append(float(norm) if math.isfinite(norm) else None)
+            self.emit({"step": passes})
+        return tuple(losses), tuple(norms), passes * at_once
+
+    def warm_up(self) -> Warm:
+        """Steps of one pass until two adjacent windows agree, or the time is up; then two of two passes.
+
+        The first of those may still make room for what it adds up.
+        """
+        samples: list[StepSample] = []
+        started = time.perf_counter()
+        while not (steady := is_steady([s.seconds for s in samples], self.trial.timing)):
+            if self.team.slowest(time.perf_counter() - started) > self.trial.timing.warmup_seconds:
+                break
+            samples.append(self.timed_step(1))
+        a_step = mean([sample.seconds for sample in samples[-3:]])  # the last and so the warmest
+        if self.trial.accumulation == 1:
+            return Warm(tuple(samples), steady, a_step, a_step)
+        samples += [self.timed_step(2), self.timed_step(2)]
+        a_pass = min(max(samples[-1].seconds - a_step, a_step / 50), a_step)
+        return Warm(tuple(samples), steady, a_step, a_pass)
+
+    def measure(self, warm: Warm) -> tuple[StepSample, ...]:
+        """Both counts in turn, so that a machine that drifts drifts for both."""
+        trial = self.trial
+        update = warm.step_seconds - warm.pass_seconds
+        counts = accumulation_counts(
+            trial.accumulation, warm.pass_seconds, update, trial.timing, self.strategy.even_from
+        )
+        samples: list[StepSample] = []
+        started = time.perf_counter()
+        for passes in cycle(counts):
+            samples.append(self.timed_step(passes))
+            elapsed = self.team.slowest(time.perf_counter() - started)
+            done = is_enough(samples, trial.accumulation, elapsed, trial.timing)
+            if done and len(samples) % len(counts) == 0:
+                return tuple(samples)
+        raise AssertionError("cycle never ends")
+
+    def overheads(self, pass_seconds: float) -> tuple[float | None, float | None, float | None]:
+        recipe = self.trial.model.recipe
+        log = self.time_log() if recipe.log_every_steps else None
+        save = self.time_save() if recipe.save_every_steps else None
+        evaluation = None
+        if evaluates_rarely(recipe):  # to be timed it would be compiled first: a pass of training is more
+            evaluation = pass_seconds / (self.trial.micro_batch * self.team.size)
+        elif recipe.eval_every_steps and recipe.eval_samples:
+            evaluation = self.time_evaluation()
+        return log, save, evaluation
+
+    def time_log(self) -> float:
+        """Beyond the step: the wait that reading a loss forces is in every timed step already."""
+        loss = self.step(1)
+        self.device.synchronise()
+        started = time.perf_counter()
+        with (self.scratch / f"log-{self.team.rank}.txt").open("a") as file:
+            file.write(f"{float(loss)}\n")
+        return self.team.slowest(time.perf_counter() - started)
+
+    def time_save(self) -> float:
+        """Weights and moments to this disk; past a GiB the rest is scaled from what was written.
+
+        Of replicas the first one saves; where each holds a part, all do at once.
+        """
+        saves = self.team.rank == 0 or in_group(self.trial.setting, "sharding") is not None
+        path = self.scratch / f"checkpoint-{self.team.rank}.pt"
+        self.team.wait()
+        return self.team.slowest(seconds_to_save(self.strategy, self.device, path) if saves else 0.0)
+
+    def time_evaluation(self) -> float:
+        whole = self.strategy.whole
+        whole.eval()
+        seconds = 0.0
+        for _ in range(2):  # the first one may compile
+            batch = next(self.batches)
+            self.device.synchronise()
+            self.team.wait()
+            started = time.perf_counter()
+            self.strategy.evaluate(batch)
+            self.device.synchronise()
+            seconds = self.team.slowest(time.perf_counter() - started)
+        whole.train()
+        return seconds / (self.trial.micro_batch * self.team.size)
+
+
+def keep_what_is_here() -> None:
+    """After the first steps, when all is built and compiled.
+
+    Python's collector would look through half a million objects that stay for ever, again and again, and
+    hold a step up for a third of a second each time.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def _dtype_of(optimizer: torch.optim.Optimizer) -> str:
+    """The dtype of the weights that were updated: fp32, or the trial computes something else."""
+    kinds = {str(weight.dtype).removeprefix("torch.") for weight in optimizer.state}
+    if kinds != {"float32"}:
+        raise RuntimeError(f"the optimizer updates {', '.join(sorted(kinds)) or 'nothing'}, not fp32 weights")
+    return kinds.pop()

@@ -1,0 +1,39 @@
+"""Which strategy a setting asks for; what it needs is imported with it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from bench.records.trial import Trial
+from bench.runner.trial.team import Team
+from bench.runner.trial.training_loop import Loop, Replicated, Strategy, WithLoss
+from bench.training.methods import in_group
+from bench.training.models import uses_all_weights
+
+
+def make_strategy(
+    trial: Trial, whole: WithLoss, blocks: list[nn.Module], device: torch.device, team: Team
+) -> Strategy:
+    setting, recipe = trial.setting, trial.model.recipe
+    fused, offload = "fused-optimizer" in setting, "offload" in setting
+    match in_group(setting, "sharding"):
+        case None if "half-weights" in setting:
+            from bench.runner.trial.half_weights_strategy import Halved
+
+            return Halved(whole, recipe, device, team, fused)
+        case None:
+            if team.size == 1:
+                return Loop(whole, recipe, device, fused)
+            return Replicated(whole, recipe, device, fused, all_used=uses_all_weights(trial.model))
+        case "fsdp-2" | "fsdp-3" as name:
+            from bench.runner.trial.fsdp_strategy import Offloaded, Sharded
+
+            sharded = Offloaded if offload else Sharded
+            divided = name == "fsdp-3"
+            return sharded(whole, blocks, recipe, device, team, parameters_too=divided, fused=fused)
+        case name:
+            from bench.runner.trial.zero_strategy import Zero
+
+            stage = int(str(name).removeprefix("zero-"))
+            return Zero(whole, recipe, device, trial.micro_batch, stage=stage, offload=offload, fused=fused)

@@ -1,0 +1,123 @@
+"""ZeRO (DeepSpeed): half-precision weights where the recipe has them, an fp32 copy divided among devices.
+
+Stage 1 exchanges gradients once a step. From stage 2 on they are divided, so each pass sends them on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.runner.trial.training_loop import Batch, lowered, make_optimizer, make_scheduler
+from bench.training.models import Recipe
+
+ALIGNED = 8  # weights in half precision, 16 bytes: as much as a GPU loads at once
+STALE_SECONDS = 240.0  # the slowest operator compiles in half of that; a trial's silence ends it after 300
+
+
+class Zero:
+    def __init__(
+        self, whole: nn.Module, recipe: Recipe, device: torch.device, micro_batch: int, *,
+        stage: int, offload: bool, fused: bool,
+    ) -> None:  # fmt: skip
+        os.environ["DS_ACCELERATOR"] = device.type
+        drop_stale_locks()
+        import deepspeed
+
+        optimizer = optimizer_of(whole, recipe, offload=offload, fused=fused)
+        # A step's only pass goes by no sum on the host (stage_1_and_2.py, copy_grads_in_partition).
+        self.even_from = 2 if offload else 1
+        self.whole = whole
+        self.recipe = recipe
+        self.device = device
+        self.engine, *_ = deepspeed.initialize(
+            model=whole, optimizer=optimizer, config=configuration(recipe, micro_batch, stage, offload)
+        )
+        self.optimizer = optimizer
+        self.scheduler = make_scheduler(optimizer, recipe)
+
+    def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
+        self.engine.set_gradient_accumulation_boundary(sync)
+        loss: Tensor = self.engine(lowered(batch, self.recipe)) / passes
+        self.engine.backward(loss, scale_wrt_gas=False)
+        return loss.detach()
+
+    def update(self, norm_wanted: bool = False) -> float | None:
+        self.engine.step()
+        self.scheduler.step()
+        return float(self.engine.get_global_grad_norm()) if norm_wanted else None
+
+    def evaluate(self, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            loss: Tensor = self.engine(lowered(batch, self.recipe))
+            return loss
+
+
+def even_first(weights: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """The odd-sized last: DeepSpeed lays all into one buffer, where what follows them is at odd addresses.
+
+    Behind the 50,265 biases of RoBERTa's head came all other weights of the head, which kernels read slowly
+    there, or not at all.
+    """
+    return sorted(weights, key=lambda weight: weight.numel() % ALIGNED != 0)
+
+
+def drop_stale_locks() -> None:
+    """A process that was killed while it compiled an operator leaves its lock behind.
+
+    Whoever needs that operator next waits for the lock without end (torch/utils/file_baton.py).
+    """
+    from torch.utils.cpp_extension import get_default_build_root
+
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    for lock in root.glob("**/lock"):
+        with suppress(FileNotFoundError):
+            if time.time() - lock.stat().st_mtime > STALE_SECONDS:
+                lock.unlink()
+
+
+def configuration(recipe: Recipe, micro_batch: int, stage: int, offload: bool) -> dict[str, Any]:
+    """What `deepspeed.initialize` is told; docs: deepspeed.ai, "DeepSpeed Configuration JSON"."""
+    on_host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True}
+    if offload:
+        zero["offload_optimizer"] = on_host
+        if stage == 3:
+            zero["offload_param"] = on_host
+    return {
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": 1,  # the loop says itself which pass is the last
+        "gradient_clipping": recipe.clip_norm or 0.0,
+        "zero_optimization": zero,
+        "bf16": {"enabled": recipe.precision == "bf16"},
+        "fp16": {"enabled": recipe.precision == "fp16"},
+        # Half precision would lose what hundreds of passes add.
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "steps_per_print": 1 << 40,
+    }
+
+
+def optimizer_of(whole: nn.Module, recipe: Recipe, *, offload: bool, fused: bool) -> torch.optim.Optimizer:
+    weights = even_first(whole.parameters())
+    return _host_adam(weights, recipe) if offload else make_optimizer(weights, recipe, fused)
+
+
+def _host_adam(weights: list[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    o = recipe.optimizer
+    return DeepSpeedCPUAdam(
+        weights,
+        lr=o.learning_rate,
+        betas=(o.beta1, o.beta2),
+        eps=o.epsilon,
+        weight_decay=o.weight_decay,
+        adamw_mode=True,
+    )
