@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.cli.compare import Request, collect
-from bench.report.html import write_html
+from bench.report.pages.html import write_html
 from tests.e2e.browser import chromium
 
 

@@ -33,7 +33,7 @@ from bench.planning.search.next_trial import fastest, finalist, longer, next_tri
 from bench.records.estimate import BETWEEN_PROCESSES
 from bench.records.run_results import Results
 from bench.records.trial import Measured, Measurement, NodeFacts, Outcome, StepSample, Timing, Trial
-from bench.report.bundles import look_at_all
+from bench.report.read_bundles import look_at_all
 from bench.runner.trial.stopping_rules import is_enough
 from bench.training.methods import Setting, in_group
 

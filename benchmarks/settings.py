@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 from bench.records.run_results import Results, TrialResult
 from bench.records.text import bytes_text, failure_text, interval_text
-from bench.report.bundles import check_all, results_of
+from bench.report.read_bundles import check_all, results_of
 
 LEFT_OUT = "·"
 HEAD = " ".join((

@@ -51,7 +51,7 @@ from bench.bundle.verify import Recompute, Rules, verify_bundle
 from bench.records.fastest import winner
 from bench.records.run_results import Results, samples_bytes, summarise
 from bench.records.trial import Measured, Measurement, StepSample, Trial
-from bench.report.tables import results_table
+from bench.report.text.run_table import results_table
 from bench.signing.allowed_signers import TrustPolicy
 from bench.signing.dsse import seal
 from bench.signing.revocation import Revoked

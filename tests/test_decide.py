@@ -10,8 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.decide import Option, Wish, break_even, decide, differs, frontier, meets, places, ratio
 from bench.records.estimate import BETWEEN_PROCESSES, Interval
+from bench.report.compare.decision import (
+    Option,
+    Wish,
+    break_even,
+    decide,
+    differs,
+    frontier,
+    meets,
+    places,
+    ratio,
+)
 
 money = st.floats(0.01, 1e7)
 days = st.builds(Interval, st.floats(0.01, 1e4), st.floats(0, 10))

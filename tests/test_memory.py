@@ -11,7 +11,7 @@ import pytest
 from bench.bundle.verify import Verdict
 from bench.planning.memory_prediction import host_bytes, predict_bytes, state_bytes
 from bench.records.run_results import Results
-from bench.report.bundles import check_all
+from bench.report.read_bundles import check_all
 from bench.training.methods import known_methods, memory_saving_settings
 from bench.training.models import Model, Parts
 from bench.training.models.own_models import parameters_of

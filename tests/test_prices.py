@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bench.base.errors import BadInput
-from bench.price_file import load_prices, shipped_prices
-from bench.prices import Gap, Priced
+from bench.report.compare.price_file import load_prices, shipped_prices
+from bench.report.compare.prices import Gap, Priced
 
 WHEN = {"date": "2026-06-01", "source": "a quote"}
 H100 = "NVIDIA H100 80GB HBM3"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.cli.main import main
-from bench.reference import claim, claims, paper, paper_code
+from bench.report.paper.claims import claim, claims, paper, paper_code
 from bench.training.models import known_models
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from bench.base.gpu_catalogue import GpuModel, find_gpu_model
 from bench.cli.compare import Request, collect
-from bench.reference import claims, gpu_model, training_flops
-from bench.scaling import Evidence, guess, held_out_errors
+from bench.report.compare.extrapolate import Evidence, guess, held_out_errors
+from bench.report.paper.claims import claims, gpu_model, training_flops
 from bench.training.models import known_models
 
 ROOT = Path(__file__).parents[1]

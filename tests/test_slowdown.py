@@ -15,7 +15,7 @@ from bench.cli.compare import Request, collect
 from bench.cli.main import main
 from bench.records.slowdown import slowed_text, slowed_trials
 from bench.records.trial import Trial
-from bench.report.rows import Row
+from bench.report.compare.compared_rows import Row
 from bench.runner.machine.telemetry import FILE_NAME
 from bench.runner.run import measure_plan as loop
 from tests.report.made import START, bundle, manifest

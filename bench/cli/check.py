@@ -68,15 +68,15 @@ def check(request: Request) -> int:
 
 
 def _show(done: Checked, request: Request) -> int:
-    from bench.report.checks import nagios_line, text
+    from bench.report.text.check_text import nagios_line, text
 
     results = done.results
     if request.junit is not None:
-        from bench.report.junit import write_junit
+        from bench.report.text.junit import write_junit
 
         write_junit(request.junit, results, socket.gethostname())
     if request.html is not None:
-        from bench.report.check_html import write_check_html
+        from bench.report.pages.check_html import write_check_html
 
         write_check_html(request.html, results, done.evidence)
     if request.nagios:

@@ -53,7 +53,7 @@ def is_monitored(words: Sequence[str]) -> bool:
 
 def unknown(error: BenchError) -> str:
     """Of a check that could not begin. Its own exit code would be taken for a verdict."""
-    from bench.report.checks import nagios_unknown
+    from bench.report.text.check_text import nagios_unknown
 
     return nagios_unknown(str(error))
 

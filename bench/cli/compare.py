@@ -12,17 +12,17 @@ from bench.base.errors import BadInput, BenchError, printable
 from bench.base.gpu_catalogue import GpuModel, find_gpu_model, gpu_models
 from bench.base.strict_json import pretty_json, to_json
 from bench.bundle.verdict import Verdict
-from bench.decide import Wish
 from bench.node_check.check_results import judged
 from bench.node_check.fleet import Fleet, compare_fleet
 from bench.node_check.fleet_member import Seen, seen_of
 from bench.node_check.judging.finding import EXITS
-from bench.price_file import load_prices
-from bench.prices import PriceBook
-from bench.report.bundles import Lists, look_at_all
-from bench.report.comparing import Comparison, Refused, compare_rows
-from bench.report.offers import Terms
-from bench.report.rows import Row, gather, rows_of
+from bench.report.compare.compared_rows import Row, gather, rows_of
+from bench.report.compare.comparison import Comparison, Refused, compare_rows
+from bench.report.compare.decision import Wish
+from bench.report.compare.offers import Terms
+from bench.report.compare.price_file import load_prices
+from bench.report.compare.prices import PriceBook
+from bench.report.read_bundles import Lists, look_at_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def compare(request: Request) -> int:
         raise BadInput(
             "some are node checks and some are not", advice="compare them apart: bench compare checks/"
         )
-    from bench.report.formats import FORMATS  # tabulate is slow to import
+    from bench.report.text.comparison_table import FORMATS  # tabulate is slow to import
 
     sys.stdout.write(printable(FORMATS[request.format](comparison).rstrip("\n")) + "\n")
     if request.format == "markdown" and request.settings:
@@ -88,13 +88,13 @@ def _refuse_of_training(request: Request) -> None:
 
 def _write_files(comparison: Comparison, request: Request) -> None:
     if request.html is not None:
-        from bench.report.html import write_html
+        from bench.report.pages.html import write_html
 
         write_html(request.html, comparison)
         print(f"report {request.html}", file=sys.stderr)
     if request.plots is not None:
-        from bench.report.pictures import write_plots
         from bench.report.plots import all_plots
+        from bench.report.plots.plot_files import write_plots
 
         written = write_plots(request.plots, all_plots(comparison), png=request.png)
         print(f"plots  {len(written)} files in {request.plots}", file=sys.stderr)
@@ -131,7 +131,7 @@ def _look(path: Path, verdict: Verdict) -> tuple[Row, ...] | Seen:
 
 
 def _show_fleet(fleet: Fleet, request: Request) -> int:
-    from bench.report import fleet as shown
+    from bench.report.pages import fleet_page as shown
 
     match request.format:
         case "json":
@@ -185,7 +185,7 @@ def _wanted(text: str) -> tuple[GpuModel, int]:
 
 
 def _print_settings(request: Request) -> None:
-    from bench.report.bundles import check_all, section
+    from bench.report.read_bundles import check_all, section
 
     for path, verdict in check_all(request.bundles, request.lists):
         if not isinstance(verdict, BenchError) and judged(verdict) is None:

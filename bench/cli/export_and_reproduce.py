@@ -17,10 +17,10 @@ from bench.records.fastest import fastest, rival
 from bench.records.run_results import Results, TrialResult
 from bench.records.text import interval_text
 from bench.records.trial import NodeFacts, Trial
-from bench.report.bundles import Lists, check_all, results_of
+from bench.report.read_bundles import Lists, check_all, results_of
 
 if TYPE_CHECKING:
-    from bench.report.reproducing import Subject
+    from bench.report.reproduce.show import Subject
 
 
 def export(bundle: Path, to: str, folder: Path, model: str | None, setting: str | None, lists: Lists) -> int:
@@ -76,8 +76,8 @@ def reproduce(
     as_json: bool,
 ) -> int:
     """Runs a bundle's manifest here, unless `again` is that run already, and holds one against the other."""
-    from bench.report.reproducing import read_subject, show
-    from bench.reproduce import reproduce as compare
+    from bench.report.reproduce.show import read_subject, show
+    from bench.report.reproduce.verdicts import reproduce as compare
 
     if engine != "none" and key is not None:
         raise BadInput("--key is of this machine; in the image a key is made for the run")
@@ -106,7 +106,7 @@ def _run_again(
     there: Subject, out: Path, budget_seconds: float | None, key: Path | None, on_cpu: bool,
     any_stack: bool, where: str,
 ) -> Path:  # fmt: skip
-    from bench.reproduce import pip_lines, stack_differences
+    from bench.report.reproduce.verdicts import pip_lines, stack_differences
     from bench.runner.machine.probe import probe
     from bench.runner.run.execute import execute
     from bench.runner.run.progress import Progress

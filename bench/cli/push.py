@@ -218,12 +218,12 @@ def _show_one(result: Result) -> None:
     found = results_of(result)
     if found is not None:
         from bench.records.slowdown import slowed_of
-        from bench.report.tables import results_table
+        from bench.report.text.run_table import results_table
 
         assert result.verdict is not None
         print(printable(results_table(found, slowed_of(result.verdict))))
     if result.checked is not None:
-        from bench.report.checks import text
+        from bench.report.text.check_text import text
 
         print(printable(text(result.checked)))
     if result.verdict is not None:

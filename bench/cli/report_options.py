@@ -119,14 +119,14 @@ def _add_lists(command: argparse.ArgumentParser) -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from bench.report.bundles import Lists, verify
+    from bench.report.read_bundles import Lists, verify
 
     return verify(arguments.bundles, Lists(arguments.trust, arguments.revoked), arguments.json)
 
 
 def _compare(arguments: argparse.Namespace) -> int:
     from bench.cli.compare import Request, compare
-    from bench.report.bundles import Lists
+    from bench.report.read_bundles import Lists
 
     if arguments.json and arguments.format not in (None, "json"):
         raise BadInput(f"--json and --format {arguments.format}", advice="one of the two")
@@ -152,7 +152,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     from bench.cli.export_and_reproduce import export
-    from bench.report.bundles import Lists
+    from bench.report.read_bundles import Lists
 
     a = arguments
     return export(a.bundle, a.to, a.folder, a.model, a.setting, Lists(a.trust, a.revoked))
@@ -160,7 +160,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _reproduce(arguments: argparse.Namespace) -> int:
     from bench.cli.export_and_reproduce import reproduce
-    from bench.report.bundles import Lists
+    from bench.report.read_bundles import Lists
 
     return reproduce(
         arguments.bundle,
@@ -179,6 +179,6 @@ def _reproduce(arguments: argparse.Namespace) -> int:
 
 
 def _paper(arguments: argparse.Namespace) -> int:
-    from bench.report.paper import show
+    from bench.report.paper.figures import show
 
     return show(arguments.figures, png=arguments.png, as_json=arguments.json)

@@ -18,8 +18,8 @@ from bench.planning.manifest import Manifest, load_manifest
 from bench.planning.plan import Cell, Plan, make_plan, target_of
 from bench.records.slowdown import Slowed, slowed_of
 from bench.records.text import batch_text, bytes_text, figures
-from bench.report.bundles import results_of
-from bench.report.tables import results_table, without_figures
+from bench.report.read_bundles import results_of
+from bench.report.text.run_table import results_table, without_figures
 from bench.training.methods import Target
 from bench.training.models import known_models
 from bench.training.models.dry_build import rehearse

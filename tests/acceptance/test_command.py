@@ -18,7 +18,7 @@ import pytest
 from bench.bundle.recompute_run import recompute
 from bench.bundle.verify import verify_bundle
 from bench.cli.main import main
-from bench.report.junit import junit
+from bench.report.text.junit import junit
 from bench.runner.check import check_node
 from bench.runner.machine import exclusive_use as others
 from bench.runner.machine.exclusive_use import alone

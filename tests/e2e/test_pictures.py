@@ -10,11 +10,10 @@ import pytest
 
 from bench.base.errors import EnvironmentCannot
 from bench.cli.compare import Request, collect
-from bench.report import pictures
-from bench.report.paper import figures_of_the_paper
-from bench.report.pictures import as_png, write_plots
-from bench.report.plots import all_plots
-from bench.report.svg import standalone
+from bench.report.paper.figures import figures_of_the_paper
+from bench.report.plots import all_plots, plot_files
+from bench.report.plots.plot_files import as_png, write_plots
+from bench.report.plots.svg import standalone
 from tests.e2e.browser import SCRIPT
 
 pytestmark = pytest.mark.e2e
@@ -45,6 +44,6 @@ def test_without_a_font_it_says_so_rather_than_leave_the_letters_out(monkeypatch
         def svg_to_bytes(**_: object) -> bytes:
             return b"the same whatever is written"
 
-    monkeypatch.setattr(pictures, "_resvg", lambda: Blind)
+    monkeypatch.setattr(plot_files, "_resvg", lambda: Blind)
     with pytest.raises(EnvironmentCannot, match="no font"):
         as_png("<svg/>")

@@ -12,10 +12,10 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from bench.cli.compare import Request, collect
-from bench.report.check_html import write_check_html
-from bench.report.comparing import Comparison
-from bench.report.formats import json_text, texts
-from bench.report.html import write_html
+from bench.report.compare.comparison import Comparison
+from bench.report.pages.check_html import write_check_html
+from bench.report.pages.html import write_html
+from bench.report.text.comparison_table import json_text, texts
 from tests.acceptance.made import results
 from tests.checks.node import evidence
 from tests.e2e.browser import chromium

@@ -12,9 +12,9 @@ from bench.base.errors import BadInput
 from bench.cli.compare import Request, collect
 from bench.cli.main import main
 from bench.records.trial import Measured, StepSample
-from bench.report.comparing import Comparison, ModelPart
-from bench.report.formats import table
-from bench.report.html import page
+from bench.report.compare.comparison import Comparison, ModelPart
+from bench.report.pages.html import page
+from bench.report.text.comparison_table import table
 from tests.builders import measurement
 from tests.report.made import CRASH, H100, NO_MEMORY, START, bundle, copies, manifest
 

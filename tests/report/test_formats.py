@@ -20,10 +20,10 @@ from bench.cli.main import main
 from bench.records.estimate import Interval
 from bench.records.text import figures, interval_text, money_text
 from bench.records.trial import Crashed
-from bench.report.comparing import Comparison
-from bench.report.formats import json_text, markdown, table, texts
-from bench.report.html import page
-from bench.report.sheet import CSV_COLUMNS, csv_text
+from bench.report.compare.comparison import Comparison
+from bench.report.pages.html import page
+from bench.report.text.comparison_csv import CSV_COLUMNS, csv_text
+from bench.report.text.comparison_table import json_text, markdown, table, texts
 from tests.report.made import KEY, bundle, manifest, measured
 
 ROOT = Path(__file__).parents[2]

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from bench.cli.compare import Request, collect
-from bench.report.formats import table
-from bench.report.paper import figures_of_the_paper
+from bench.report.paper.figures import figures_of_the_paper
 from bench.report.plots import all_plots
-from bench.report.svg import standalone
+from bench.report.plots.svg import standalone
+from bench.report.text.comparison_table import table
 
 ROOT = Path(__file__).parents[2]
 BUNDLES = ROOT / "results/every-setting-h200"

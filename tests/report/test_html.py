@@ -11,12 +11,12 @@ import pytest
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.cli.compare import Request, collect, compare
-from bench.reference import claims, paper
-from bench.report.html import page, write_html
-from bench.report.paper import figures_of_the_paper, option_of
-from bench.report.pictures import write_plots
+from bench.report.pages.html import page, write_html
+from bench.report.paper.claims import claims, paper
+from bench.report.paper.figures import figures_of_the_paper, option_of
 from bench.report.plots import all_plots
-from bench.report.svg import Linear, Log, standalone
+from bench.report.plots.plot_files import write_plots
+from bench.report.plots.svg import Linear, Log, standalone
 from tests.report.made import CRASH, NO_MEMORY, bundle, manifest
 
 EVIL = "</script><script>alert(1)</script>&<img src=x onerror=alert(2)>"

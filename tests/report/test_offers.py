@@ -9,7 +9,7 @@ import pytest
 
 from bench.base.strict_json import canonical_json
 from bench.records.trial import Trial
-from bench.report.formats import table
+from bench.report.text.comparison_table import table
 from tests.report.made import H100, START, bundle, manifest
 from tests.report.test_comparing import compared, only, two
 

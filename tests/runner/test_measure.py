@@ -22,7 +22,7 @@ from bench.planning.plan import make_plan, target_of
 from bench.planning.search.next_trial import unproven
 from bench.records.run_results import samples_bytes
 from bench.records.trial import Ceiling, Crashed, Gpu, Image, Measured, NodeFacts, Outcome, StepSample, Trial
-from bench.report.tables import results_table
+from bench.report.text.run_table import results_table
 from bench.runner.processes.nodes import Nodes
 from bench.runner.processes.supervisor import Limits
 from bench.runner.run import measure_plan as loop

@@ -1,8 +1,8 @@
 """Guided search: which trial of a model can still beat its fastest one? Pure, so it is replayed offline.
 
-Every setting is bounded from below (lower_bounds.py beside this). The search measures what may be the fastest, and
-ends when no bound lies more than a percent below the fastest: what was not measured by then could not
-have been faster.
+Every setting is bounded from below (lower_bounds.py beside this). The search measures what may be the
+fastest, and ends when no bound lies more than a percent below the fastest: no setting that was left out
+could have been faster.
 """
 
 from __future__ import annotations

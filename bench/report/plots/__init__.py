@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 
-from bench.report.comparing import Comparison, ModelPart
-from bench.report.svg import Plot
+from bench.report.compare.comparison import Comparison, ModelPart
+from bench.report.plots.svg import Plot
 
 _OF_A_MODEL = ("money", "scaling", "feasibility", "speedups", "settings")
 

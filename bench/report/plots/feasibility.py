@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from bench.records.text import bytes_text
-from bench.report.comparing import Comparison, ModelPart
-from bench.report.rows import Attempt, Row
-from bench.report.svg import Plot, el, text, title
+from bench.report.compare.compared_rows import Attempt, Row
+from bench.report.compare.comparison import Comparison, ModelPart
+from bench.report.plots.svg import Plot, el, text, title
 
 CELL_W, CELL_H, LEFT, TOP = 104, 22, 290, 56
 HEAD = 14  # letters of one of a head's two lines

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from bench.records.text import interval_text, money_text
-from bench.report.comparing import Comparison, Entry, ModelPart
-from bench.report.offers import Offer
+from bench.report.compare.comparison import Comparison, Entry, ModelPart
+from bench.report.compare.offers import Offer
 from bench.report.plots.scatter import Point, key, scatter
-from bench.report.svg import Box, Plot
+from bench.report.plots.svg import Box, Plot
 
 WIDTH, HEIGHT = 700, 360
 BOX = Box(64, 36, 470, 300)

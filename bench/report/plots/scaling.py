@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.records.text import figures
-from bench.report.comparing import Comparison, ModelPart
+from bench.report.compare.compared_rows import Row
+from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.plots.scatter import key
-from bench.report.rows import Row
-from bench.report.svg import Box, Linear, Plot, Ticked, axes, mark, polyline
+from bench.report.plots.svg import Box, Linear, Plot, Ticked, axes, mark, polyline
 
 WIDTH, HEIGHT = 700, 340
 BOX = Box(72, 36, 470, 280)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.decide import frontier
-from bench.report.svg import Box, Linear, Log, around, axes, legend, line, mark, placed, polyline, text
+from bench.report.compare.decision import frontier
+from bench.report.plots.svg import Box, Linear, Log, around, axes, legend, line, mark, placed, polyline, text
 
 
 @dataclass(frozen=True, slots=True)

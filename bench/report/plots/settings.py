@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.records.text import bytes_text, interval_text
-from bench.report.comparing import Comparison, ModelPart
+from bench.report.compare.compared_rows import Row
+from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.plots.scatter import Point, key, scatter
-from bench.report.rows import Row
-from bench.report.svg import Box, Plot
+from bench.report.plots.svg import Box, Plot
 
 BOX = Box(64, 36, 470, 300)
 MOST = 3  # machines, one picture each

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.decide import ratio
 from bench.records.estimate import Interval
 from bench.records.text import interval_text
-from bench.report.comparing import Comparison, ModelPart
-from bench.report.rows import Attempt, Row
-from bench.report.svg import Linear, Plot, el, line, text, title
+from bench.report.compare.compared_rows import Attempt, Row
+from bench.report.compare.comparison import Comparison, ModelPart
+from bench.report.compare.decision import ratio
+from bench.report.plots.svg import Linear, Plot, el, line, text, title
 
 LEFT, RIGHT, TOP, ROW = 280, 580, 24, 22
 

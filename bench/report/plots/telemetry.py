@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench.records.text import figures
-from bench.report.comparing import Comparison
-from bench.report.power import Telemetry
-from bench.report.rows import Row
-from bench.report.svg import Box, Linear, Plot, Ticked, axes, polyline, text
+from bench.report.compare.compared_rows import Row
+from bench.report.compare.comparison import Comparison
+from bench.report.compare.energy import Telemetry
+from bench.report.plots.svg import Box, Linear, Plot, Ticked, axes, polyline, text
 
 WIDTH, HEIGHT = 640, 300
 PANES = (("watts", "watts a GPU"), ("sm_mhz", "clock, MHz"), ("celsius", "°C"))

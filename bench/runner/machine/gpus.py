@@ -1,7 +1,7 @@
 """Which GPUs a run has, by NVML and CUDA_VISIBLE_DEVICES: those that CUDA shows it, in CUDA's order.
 
-CUDA is made to count as NVML does (bench.runner.processes.supervisor sets CUDA_DEVICE_ORDER). Left to itself it puts the
-fastest first, and where cards differ an index would be of another card here and there.
+CUDA is made to count as NVML does (start_forkserver.py sets CUDA_DEVICE_ORDER). By default CUDA puts the
+fastest GPU first, and where cards differ an index would be of another card here and there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What NVML says, asked in a process that may hang: a driver that does not answer must not stop us.
 
 An answer or an error is kept for every query, under the query's own name. BENCH_FAKE_NVML names a file
-that describes a machine for bench.runner.machine.fake_nvml, in place of a driver; whatever comes of that is marked.
+that describes a machine for fake_nvml.py, in place of a driver; every result of that is marked as simulated.
 """
 
 from __future__ import annotations

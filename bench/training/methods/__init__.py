@@ -78,7 +78,7 @@ class Method:
         """Before the model is built: global switches of the back-ends."""
 
     def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
-        """In place, on the model with its loss (bench.runner.trial.training_loop.WithLoss) and its repeated blocks."""
+        """Change the model with its loss (the training loop's `WithLoss`) and its blocks, in place."""
 
     def left_out(self, model: Model) -> Flops:
         """Arithmetic of one forward pass over a sample that is not done with this method."""

@@ -17,7 +17,7 @@ TRAINED_SO = {
 
 @dataclass(frozen=True, slots=True)
 class HalfWeights(Method):
-    """The strategy, which holds the weights, looks for this name (bench.runner.trial.half_weights_strategy)."""
+    """Marks a setting; bench.runner.trial.half_weights_strategy holds the weights accordingly."""
 
     name: str = "half-weights"
     summary: str = "weights in half precision, updated through an fp32 copy; gradients added up in fp32"

@@ -1,7 +1,7 @@
 """The report: one file that needs no network, light and dark, whole without its script.
 
-Its numbers are the comparison's, spelled by bench.report.formats as the table spells them; the comparison
-itself lies in the page as JSON.
+Numbers are formatted by bench.report.text.comparison_table, as in the table. The page also holds the whole
+comparison as JSON.
 """
 
 from __future__ import annotations
@@ -14,8 +14,13 @@ from pathlib import Path
 from bench import __version__
 from bench.base.strict_json import canonical_json, to_json
 from bench.records.text import count_text
-from bench.report.comparing import Comparison, Entry, ModelPart
-from bench.report.formats import (
+from bench.report.compare.comparison import Comparison, Entry, ModelPart
+from bench.report.pages.page_frame import asset, put
+from bench.report.pages.page_frame import page as document
+from bench.report.plots import model_plots
+from bench.report.plots.svg import Plot, inline
+from bench.report.plots.telemetry import plots as telemetry_plots
+from bench.report.text.comparison_table import (
     HEADERS,
     OFFER_ALIGN,
     OFFER_HEADERS,
@@ -27,11 +32,6 @@ from bench.report.formats import (
     offers,
     remarks,
 )
-from bench.report.page import asset, put
-from bench.report.page import page as document
-from bench.report.plots import model_plots
-from bench.report.plots.telemetry import plots as telemetry_plots
-from bench.report.svg import Plot, inline
 
 # Who has the report alone has not read the documents.
 COLUMNS = (

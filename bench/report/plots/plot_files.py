@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.errors import EnvironmentCannot
-from bench.report.svg import Plot, standalone
+from bench.report.plots.svg import Plot, standalone
 
 SCALE = 2  # pixels of a PNG for each of the drawing
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from bench.records.estimate import Interval
 from bench.records.slowdown import slowed_text
-from bench.report.comparing import Apart, Comparison, Entry, ModelPart
-from bench.report.offers import Offer
+from bench.report.compare.comparison import Apart, Comparison, Entry, ModelPart
+from bench.report.compare.offers import Offer
 
 CSV_COLUMNS = (
     "model", "rank", "machine", "devices", "days", "days_half_width", "slower", "slower_half_width",

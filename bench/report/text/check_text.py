@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from bench.node_check.check_results import CheckResults
 from bench.node_check.judging.finding import VERDICTS, Finding, Verdict, quantity, worst
-from bench.report.terminal import LEAST_COLUMNS, columns, wrapped
+from bench.report.text.terminal import LEAST_COLUMNS, columns, wrapped
 
 WORDS: dict[Verdict, str] = {"pass": "pass", "warn": "WARN", "fail": "FAIL", "not-run": "NOT-RUN"}
 MOST_FIGURES = 6  # that a row has room for

@@ -105,7 +105,7 @@ def _result(model: str, results: Results) -> str:
 
 def section(path: Path, verdict: Verdict) -> str:
     """One bundle: its machine, who signed it, and every setting that was tried."""
-    from bench.report.tables import results_table  # tabulate is slow to import, and verify needs none
+    from bench.report.text.run_table import results_table  # tabulate is slow to import, and verify needs none
 
     results = results_of(verdict)
     node = results.node

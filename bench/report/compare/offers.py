@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench.base.gpu_catalogue import GpuModel
-from bench.decide import Answer, BreakEven, Option, Wish, break_even, decide, frontier
-from bench.prices import Gap, PriceBook, Priced
 from bench.records.estimate import Interval
-from bench.report.rows import Row
+from bench.report.compare.compared_rows import Row
+from bench.report.compare.decision import Answer, BreakEven, Option, Wish, break_even, decide, frontier
+from bench.report.compare.prices import Gap, PriceBook, Priced
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from bench.records.slowdown import Slowed, slowed_of
 from bench.records.switches import deciding, in_words
 from bench.records.text import failure_text
 from bench.records.trial import NodeFacts
-from bench.report.bundles import notes_of
-from bench.report.power import Telemetry, course_of, telemetry_lines, watts_of
+from bench.report.compare.energy import Telemetry, course_of, telemetry_lines, watts_of
+from bench.report.read_bundles import notes_of
 from bench.training.models import Model, Recipe
 
 # What decides how fast the same code runs; the rest of the packages does not.

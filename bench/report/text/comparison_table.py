@@ -11,12 +11,12 @@ from tabulate import tabulate
 from bench.base.strict_json import pretty_json, to_json
 from bench.records.slowdown import HEALTHY, slowed_text
 from bench.records.text import batch_text, bytes_text, count_text, figures, interval_text, money_text
-from bench.report import terminal
-from bench.report.comparing import Comparison, Entry, ModelPart
-from bench.report.offers import Offer
-from bench.report.rows import Row
-from bench.report.sheet import csv_text
-from bench.scaling import Guess
+from bench.report.compare.compared_rows import Row
+from bench.report.compare.comparison import Comparison, Entry, ModelPart
+from bench.report.compare.extrapolate import Guess
+from bench.report.compare.offers import Offer
+from bench.report.text import terminal
+from bench.report.text.comparison_csv import csv_text
 
 HEADERS: Mapping[str, str] = {
     "rank": "", "machine": "machine", "days": "days", "slower": "times the fastest", "setting": "setting",

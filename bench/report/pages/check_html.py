@@ -9,9 +9,17 @@ from pathlib import Path
 from bench.node_check.check_results import CheckResults
 from bench.node_check.judging.evidence import Evidence, GpuSample
 from bench.node_check.judging.finding import VERDICTS, Finding, quantity
-from bench.report.checks import WORDS, by_check, node_text, not_possible, stragglers, verdict_line, verdict_of
-from bench.report.page import page, put
-from bench.report.svg import Box, Linear, Plot, Ticked, axes, inline, polyline, text
+from bench.report.pages.page_frame import page, put
+from bench.report.plots.svg import Box, Linear, Plot, Ticked, axes, inline, polyline, text
+from bench.report.text.check_text import (
+    WORDS,
+    by_check,
+    node_text,
+    not_possible,
+    stragglers,
+    verdict_line,
+    verdict_of,
+)
 
 PANES = (("power_watts", "power, W"), ("sm_mhz", "clock, MHz"), ("celsius", "temperature, °C"))
 POINTS = 300

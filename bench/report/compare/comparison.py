@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from bench.base.gpu_catalogue import GpuModel, gpu_named
-from bench.decide import Answer, Place, Wish, meets, places
-from bench.report.offers import Offer, Terms, days_of, offers_of
-from bench.report.rows import DEEPSPEED, Row
-from bench.scaling import Evidence, Guess, guess
+from bench.report.compare.compared_rows import DEEPSPEED, Row
+from bench.report.compare.decision import Answer, Place, Wish, meets, places
+from bench.report.compare.extrapolate import Evidence, Guess, guess
+from bench.report.compare.offers import Offer, Terms, days_of, offers_of
 
 Conditions = tuple[tuple[str, str], ...]
 

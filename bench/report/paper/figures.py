@@ -10,14 +10,14 @@ from pathlib import Path
 from tabulate import tabulate
 
 from bench.base.strict_json import pretty_json, to_json
-from bench.decide import Option
-from bench.price_file import shipped_prices
-from bench.prices import Priced
 from bench.records.estimate import Interval
 from bench.records.text import money_text
-from bench.reference import Claim, claims, paper, paper_code
+from bench.report.compare.decision import Option
+from bench.report.compare.price_file import shipped_prices
+from bench.report.compare.prices import Priced
+from bench.report.paper.claims import Claim, claims, paper, paper_code
 from bench.report.plots.scatter import Point, key, scatter
-from bench.report.svg import Box, Plot, el, text
+from bench.report.plots.svg import Box, Plot, el, text
 
 SIZES = {1: 3.5, 2: 5.0, 4: 7.0, 8: 9.5}  # of a mark, by the number of GPUs
 FIGURE_7 = "pythia-1b"
@@ -31,7 +31,7 @@ def show(folder: Path | None, *, png: bool, as_json: bool) -> int:
     else:
         print("\n\n".join([_claims_table(), _code_table(), "\n".join(_notes())]))
     if folder is not None:
-        from bench.report.pictures import write_plots
+        from bench.report.plots.plot_files import write_plots
 
         written = write_plots(folder, figures_of_the_paper(), png=png)
         print(f"figures  {', '.join(path.name for path in written)} in {folder}", file=sys.stderr)

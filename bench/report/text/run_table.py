@@ -21,7 +21,7 @@ from bench.records.text import (
     image_text,
     interval_text,
 )
-from bench.report.terminal import table, wrapped
+from bench.report.text.terminal import table, wrapped
 
 HEADERS = ("", "setting", "batch", "s/step", "per second", "of limit", "memory", "loss vs naive", "days")
 PROVEN = ("real s/step", "error")

@@ -1,7 +1,7 @@
 """What machines cost to buy, to rent and to feed: dated, sourced quotes in one currency.
 
-A user's file goes before the shipped quotes (bench.price_file). What no quote covers has no price: nothing
-is guessed.
+A user's file (price_file.py) takes precedence over the shipped quotes. A machine that no quote covers has no
+price: none is guessed.
 """
 
 from __future__ import annotations

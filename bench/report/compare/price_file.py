@@ -19,7 +19,16 @@ from bench.base.errors import BadInput, Mistake
 from bench.base.form_mistakes import faults
 from bench.base.gpu_catalogue import read_data
 from bench.base.strict_json import DecodeError, from_json, strict_loads
-from bench.prices import Electricity, Exchange, GpuPrice, MachinePrice, PriceBook, Quote, Rent, SystemPrice
+from bench.report.compare.prices import (
+    Electricity,
+    Exchange,
+    GpuPrice,
+    MachinePrice,
+    PriceBook,
+    Quote,
+    Rent,
+    SystemPrice,
+)
 
 MAX_BYTES = 1 << 20
 LARGEST = 1e12

@@ -16,10 +16,10 @@ from bench.bundle.verify import Files
 from bench.records.run_results import Results
 from bench.records.slowdown import slowed_of
 from bench.records.text import bytes_text, figures
-from bench.report.bundles import Lists, look_at_all
-from bench.report.power import telemetry_lines
-from bench.report.rows import asked_of
-from bench.reproduce import Compared, Course, Figure, FirstLosses, Reproduction, Run
+from bench.report.compare.compared_rows import asked_of
+from bench.report.compare.energy import telemetry_lines
+from bench.report.read_bundles import Lists, look_at_all
+from bench.report.reproduce.verdicts import Compared, Course, Figure, FirstLosses, Reproduction, Run
 
 
 @dataclass(frozen=True, slots=True)

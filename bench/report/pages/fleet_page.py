@@ -12,9 +12,9 @@ from tabulate import tabulate
 
 from bench.node_check.fleet import Fleet, Ranked
 from bench.node_check.judging.finding import quantity
-from bench.report.check_html import STYLE
-from bench.report.checks import WORDS
-from bench.report.page import page, put
+from bench.report.pages.check_html import STYLE
+from bench.report.pages.page_frame import page, put
+from bench.report.text.check_text import WORDS
 
 COLUMNS = ("node", "verdict", "worst finding")
 SIMULATED = "some of these nodes were never there"
