@@ -35,7 +35,7 @@ from bench.records.run_results import Results
 from bench.records.trial import Measured, Measurement, NodeFacts, Outcome, StepSample, Timing, Trial
 from bench.report.read_bundles import look_at_all
 from bench.runner.trial.stopping_rules import is_enough
-from bench.training.methods import Setting, in_group
+from bench.training.setting import Setting, in_group
 
 ALLOWED = 0.01  # of the fastest: the regret that is allowed
 HOUR = Path(__file__).parents[1] / "manifests/hour.json"

@@ -77,7 +77,7 @@ def peak_bytes(path: Path) -> int:
     """
     code = """if True:
         import pathlib, re, sys
-        from bench.cli import main
+        from bench.cli.main import main
         code = main(["verify", sys.argv[1]])
         print(re.search(r"VmHWM:\\s+([0-9]+) kB", pathlib.Path("/proc/self/status").read_text())[1])
         sys.exit(code)"""

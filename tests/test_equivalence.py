@@ -20,8 +20,9 @@ from bench.records.trial import Timing
 from bench.runner.trial.device import Device
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
-from bench.training.methods import NAIVE, Setting, ordered
+from bench.training.methods import ordered
 from bench.training.models import Model, Precision, families, known_models
+from bench.training.setting import NAIVE, Setting
 from tests.builders import trial
 from tests.models.test_generic import SMALL, TEXT, resolved
 

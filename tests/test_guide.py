@@ -23,9 +23,10 @@ from bench.planning.search.next_trial import fastest, next_trial, remaining, unp
 from bench.records.fastest import winner
 from bench.records.run_results import summarise
 from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory, StepSample, TimedOut, Trial
-from bench.training.methods import Setting, Target, free_lunch, in_group
+from bench.training.methods import Target, free_lunch
 from bench.training.models import known_models
 from bench.training.models.own_models import family_of
+from bench.training.setting import Setting, in_group
 from tests.builders import measurement
 from tests.targets import FOUR_H200, H200, RTX_3090
 

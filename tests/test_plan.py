@@ -14,11 +14,9 @@ from bench.planning.plan import make_plan, target_of
 from bench.planning.search.next_trial import next_trial, remaining
 from bench.records.trial import Gpu, NodeFacts, OutOfMemory, TimedOut
 from bench.training.methods import (
-    Setting,
     Target,
     conflict,
     free_lunch,
-    in_group,
     known_methods,
     label,
     memory_saving_settings,
@@ -26,6 +24,7 @@ from bench.training.methods import (
     refusal,
 )
 from bench.training.models import Counted, Flops, Model, Parts, known_models
+from bench.training.setting import Setting, in_group
 from tests.targets import CPU, FOUR_H200, H200, RTX_3090, V100
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.files import replacing
 from bench.bundle.handshake import BUNDLE_NAMESPACE
 from bench.bundle.statement import Predicate, build_statement
 from bench.bundle.tar_format import (
@@ -68,20 +69,15 @@ def signatures(statement: bytes, key: Signer, certificate: Certificate | None = 
 
 def write_bundle(path: Path, files: Mapping[str, Source]) -> None:
     """The tar of these files, whole or not at all: the same files always make the same bytes."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
-        with temporary.open("xb") as out:
+        with replacing(path) as temporary, temporary.open("xb") as out:
             _write_members(out, files)
             out.flush()
             os.fsync(out.fileno())
-        temporary.replace(path)
         _sync_directory(path.parent)
     except OSError as error:
         message = f"the bundle cannot be written: {error.strerror}"
         raise EnvironmentCannot(message, where=str(path)) from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
 
 
 def _write_members(out: BinaryIO, files: Mapping[str, Source]) -> None:

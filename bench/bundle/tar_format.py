@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
+from bench.base.errors import EnvironmentCannot, VerificationFailed
+from bench.base.files import open_regular
 
 STATEMENT = "statement.json"
 SIGNATURE = "statement.json.sig"
@@ -228,16 +228,3 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
             raise
         except OSError as error:
             raise EnvironmentCannot(f"cannot be read: {error.strerror}", where=str(path)) from None
-
-
-def open_regular(path: Path, *, advice: str | None = None) -> BinaryIO:
-    """A regular file, for reading; BadInput for all else, and no waiting on a named pipe."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", error)
-        raise BadInput(f"cannot be opened: {reason}", where=str(path), advice=advice) from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise BadInput("is no regular file", where=str(path), advice=advice)
-    return os.fdopen(descriptor, "rb")

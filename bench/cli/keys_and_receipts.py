@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed, one_line
+from bench.base.files import open_regular, write_whole
 from bench.base.paths import ALLOWED_SIGNERS, REVOKED, config_path, ledger_path
 from bench.bundle.handshake import Request, read, write
 from bench.bundle.statement import utc
-from bench.bundle.tar_format import open_regular
 from bench.node_check.any_manifest import load_any
 from bench.node_check.check_manifest import CheckManifest
 from bench.operator import certify_and_receive, keyring
@@ -129,10 +129,7 @@ def _ledger(path: Path | None) -> Ledger:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Whole at once: somebody may be waiting for it."""
-    temporary = path.with_name(f".{path.name}.part")
     try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
+        write_whole(path, data)
     except OSError as error:
         raise EnvironmentCannot(f"cannot be written: {error.strerror}", where=str(path)) from None

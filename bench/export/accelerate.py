@@ -8,7 +8,7 @@ from bench.base.strict_json import pretty_json
 from bench.export import saving, template
 from bench.export.deepspeed import configuration
 from bench.records.trial import Trial
-from bench.training.methods import sharded_by
+from bench.training.setting import sharded_by
 
 COMMAND = "accelerate launch --config_file accelerate.json train.py --out checkpoints"
 WEIGHTS = "`checkpoints/step-N/model.safetensors`; every name begins with `model.`"

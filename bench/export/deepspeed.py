@@ -7,7 +7,7 @@ from typing import Any
 from bench.base.strict_json import pretty_json
 from bench.export import saving, template
 from bench.records.trial import Trial
-from bench.training.methods import in_group, sharded_by
+from bench.training.setting import in_group, sharded_by
 
 COMMAND = "deepspeed --num_gpus {gpus} train.py --out checkpoints"
 WEIGHTS = (

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bench.base.errors import BadInput, VerificationFailed
+from bench.base.files import replacing
 from bench.base.strict_json import canonical_json
 from bench.images.normalise import Hashing, Inflate
 
@@ -246,11 +247,9 @@ def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) ->
         "manifest.json": canonical_json(docker),
         "oci-layout": canonical_json({"imageLayoutVersion": "1.0.0"}),
     }
-    part = out.with_name(f".{out.name}.part")
-    with tarfile.open(part, "w", format=tarfile.PAX_FORMAT) as archive:
+    with replacing(out) as part, tarfile.open(part, "w", format=tarfile.PAX_FORMAT) as archive:
         for name, source in sorted(sources.items()):
             _add(archive, name, source)
-    part.replace(out)
 
 
 def _oci_manifest(config_digest: str, config_size: int, layers: Sequence[Blob]) -> bytes:

@@ -23,6 +23,7 @@ from typing import Any
 
 from bench import __version__
 from bench.base.errors import BadInput, EnvironmentCannot, nearest
+from bench.base.files import replacing
 from bench.base.sbom import PLACE, python_versions
 from bench.base.strict_json import pretty_json
 from bench.images.archive import Blob, ImageFacts, extract, opened, read_facts, write_archive
@@ -121,9 +122,8 @@ def _base(recipe: Recipe, say: Say) -> Path:
     base = recipe.cache / f"base-{key}.tar"
     if not base.exists():
         say("making the base of Debian packages")
-        part = recipe.cache / f"part-{os.getpid()}.tar"
-        build_base(read_debs(lock), images().suite, part, recipe.mirror, images().epoch)
-        part.rename(base)
+        with replacing(base) as part:
+            build_base(read_debs(lock), images().suite, part, recipe.mirror, images().epoch)
     return base
 
 

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
+from bench.base.files import write_whole
 from bench.images.locks import Pin, normal
 
 # The glibc of Debian 12; pip matches these names exactly.
@@ -97,9 +98,8 @@ def source(pin: Pin, cache: Path) -> Path:
         ):
             data = _get(url)
             if hashlib.sha256(data).hexdigest() == sha256:
-                part = cache / f".{name}.{os.getpid()}"
-                part.write_bytes(data)
-                return part.rename(cache / name)
+                write_whole(cache / name, data)
+                return cache / name
     raise EnvironmentCannot(
         f"the package index has no source of {pin.name} {pin.version} with the lock's digest"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.node_check import check_manifest as node_check
 from bench.node_check.check_manifest import CheckManifest
-from bench.planning.manifest import Manifest, parse_manifest, read_bounded
+from bench.planning.manifest import Manifest, parse_manifest, read_manifest
 
 AnyManifest = Manifest | CheckManifest
 
@@ -17,5 +17,5 @@ def wanted_image(manifest: AnyManifest) -> str | None:
 
 
 def load_any(path: Path) -> AnyManifest:
-    data = read_bounded(path)
+    data = read_manifest(path)
     return (node_check.parse if node_check.is_check(data) else parse_manifest)(data, str(path))

@@ -14,7 +14,7 @@ from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.node_check.checks import known_checks
 from bench.node_check.judging import LEVELS, Level
 from bench.node_check.judging.standards import Expect
-from bench.planning.manifest import read_bounded, schema_mistakes
+from bench.planning.manifest import read_manifest, schema_mistakes
 
 SCHEMA = "bench/node-check/v1"
 SHIPPED = Path(str(files("bench.data") / "node-check.json"))  # manifests/node-check.json links to it
@@ -78,7 +78,7 @@ def shipped() -> CheckManifest:
 
 
 def load(path: Path | None) -> CheckManifest:
-    return shipped() if path is None else parse(read_bounded(path), str(path))
+    return shipped() if path is None else parse(read_manifest(path), str(path))
 
 
 def parse(data: bytes, where: str) -> CheckManifest:

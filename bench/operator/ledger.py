@@ -6,16 +6,15 @@ last line is what a crash leaves, and is cut off. All else that does not fit is 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Literal, Self
+from typing import Any, Literal, Self
 
 from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.files import AppendOnlyLines
 from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads, to_json
 from bench.bundle.handshake import LedgerEntry
 
@@ -50,8 +49,7 @@ class Ledger:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._file: BinaryIO = path.open("a+b")
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._file = AppendOnlyLines(path, wait=True)
         except OSError as error:
             message = f"the ledger cannot be kept here: {error.strerror}"
             raise EnvironmentCannot(
@@ -64,14 +62,8 @@ class Ledger:
             raise
 
     def _read(self) -> Iterator[Line]:
-        self._file.seek(0)
-        data = self._file.read()
-        whole = data.rfind(b"\n") + 1
-        if whole != len(data):
-            self._file.truncate(whole)
-            os.fsync(self._file.fileno())
         previous = _START
-        for number, raw in enumerate(data[:whole].splitlines(), start=1):
+        for number, raw in enumerate(self._file.found, start=1):
             try:
                 line = from_json(Line, strict_loads(raw))
             except DecodeError as error:
@@ -88,9 +80,7 @@ class Ledger:
     def append(self, event: Event, at: int, run_id: str, nonce: str, facts: Mapping[str, Any]) -> Line:
         previous = self.lines[-1].entry.sha256 if self.lines else _START
         line = Line(len(self.lines) + 1, previous, at, event, run_id, nonce, facts)
-        self._file.write(line.to_bytes() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._file.append(line.to_bytes())
         self.lines.append(line)
         return line
 

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from bench.base.errors import BadInput, Mistake, in_json, nearest
+from bench.base.files import read_bounded
 from bench.base.form_mistakes import line_breaks
 from bench.base.gpu_catalogue import read_data
 from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.records.trial import Proving, Timing
-from bench.training.methods import Setting, conflict, known_methods, ordered
+from bench.training.methods import conflict, known_methods, ordered
 from bench.training.models import Model, known_models
 from bench.training.models.own_models import override_recipe, resolve_inline
 from bench.training.models.paper_code import SUFFIX as PAPER_CODE
 from bench.training.models.paper_code import find_model
+from bench.training.setting import Setting
 
 MAX_BYTES = 1 << 20  # a manifest is written by hand; a megabyte is a wrong file
 MAX_DEPTH = 32
@@ -53,20 +55,14 @@ class Manifest:
 
 
 def load_manifest(path: Path) -> Manifest:
-    return parse_manifest(read_bounded(path), str(path))
+    return parse_manifest(read_manifest(path), str(path))
 
 
-def read_bounded(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise BadInput("no such file", where=str(path), advice="manifests/ has some to start from") from None
-    except OSError as error:
-        raise BadInput(f"cannot be read: {error.strerror}", where=str(path)) from None
-    if len(data) > MAX_BYTES:
-        raise BadInput("larger than 1 MiB: this is no manifest", where=str(path))
-    return data
+def read_manifest(path: Path) -> bytes:
+    return read_bounded(
+        path, MAX_BYTES, what="", too_large="larger than 1 MiB: this is no manifest",
+        missing_advice="manifests/ has some to start from",
+    )  # fmt: skip
 
 
 def parse_manifest(data: bytes, where: str) -> Manifest:

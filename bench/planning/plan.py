@@ -17,13 +17,10 @@ from bench.planning.memory_prediction import host_bytes, predict_bytes, state_by
 from bench.records.text import bytes_text
 from bench.records.trial import NodeFacts, Skipped, Trial
 from bench.training.methods import (
-    NAIVE,
-    Setting,
     Target,
     arithmetic,
     conflict,
     free_lunch,
-    in_group,
     known_methods,
     label,
     memory_saving_settings,
@@ -32,6 +29,7 @@ from bench.training.methods import (
 )
 from bench.training.models import Counted, Model
 from bench.training.models.own_models import family_of
+from bench.training.setting import NAIVE, Setting, in_group
 
 # A prediction can be wrong: only what is far too large is not tried at all.
 HOPELESS = 1.5

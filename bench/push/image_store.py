@@ -21,6 +21,7 @@ from typing import Any
 
 import bench
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot
+from bench.base.files import replacing
 from bench.base.strict_json import canonical_json
 from bench.images.archive import Blob, Identity, ImageFacts, Layer, opened, pack_layer, read_facts
 from bench.images.engines import find_engine
@@ -85,13 +86,8 @@ class Depot:
             if not (kept.exists() and told.exists()):
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 self._say(f"compressing layer {number + 1} of {len(image.facts.layers)}, once")
-                part = kept.with_suffix(f".{os.getpid()}")
-                try:
-                    digest = pack_layer(image.path, layer, part)
-                    told.write_text(digest)
-                    part.replace(kept)
-                finally:
-                    part.unlink(missing_ok=True)
+                with replacing(kept) as part:
+                    told.write_text(pack_layer(image.path, layer, part))
             os.utime(kept)
             return Blob(kept, layer.diff_id, told.read_text(), compressed=True)
 
@@ -135,10 +131,9 @@ class Depot:
         path = self.place / "saved" / f"{found.identity.config.removeprefix('sha256:')}.tar"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(".part")
             self._say(f"saving {name} from {engine.name}, once")
-            engine.save(name, part)
-            part.replace(path)
+            with replacing(path) as part:
+                engine.save(name, part)
         return path
 
     def _facts(self, path: Path) -> ImageFacts:

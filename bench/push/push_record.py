@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.files import write_whole
 from bench.base.paths import state_path
 from bench.base.strict_json import DecodeError, from_json, pretty_json, strict_loads, to_json
 from bench.push.hosts import Host
@@ -79,9 +79,7 @@ class Records:
     def save(self, record: Record) -> Record:
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            part = self.folder / f".{record.run_id}.{os.getpid()}"
-            part.write_bytes(pretty_json(to_json(record)))
-            part.replace(self.folder / f"{record.run_id}.json")
+            write_whole(self.folder / f"{record.run_id}.json", pretty_json(to_json(record)))
         except OSError as error:
             raise EnvironmentCannot(
                 f"the run cannot be noted: {error.strerror}", where=str(self.folder)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base.errors import BadInput, Untrusted
+from bench.base.files import read_bounded
 from bench.signing.ssh_keys import ED25519, TOKEN, FormatError, PublicKey
 
 MAX_BYTES = 2**20
@@ -68,15 +69,12 @@ class TrustPolicy:
     @classmethod
     def from_file(cls, path: Path) -> TrustPolicy:
         """A .pub file or an allowed_signers file."""
+        too_large = f"more than {MAX_BYTES} bytes are no list of keys"
+        data = read_bounded(path, MAX_BYTES, what="the trusted keys", too_large=too_large)
         try:
-            with path.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
             text = data.decode()
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or "not a text file"
-            raise BadInput(f"the trusted keys cannot be read: {reason}", where=str(path)) from None
-        if len(data) > MAX_BYTES:
-            raise BadInput(f"more than {MAX_BYTES} bytes are no list of keys", where=str(path))
+        except UnicodeDecodeError:
+            raise BadInput("the trusted keys cannot be read: not a text file", where=str(path)) from None
         return cls.from_text(text, str(path))
 
     @classmethod

@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.files import open_regular
 from bench.base.paths import KEY, config_path
-from bench.bundle.tar_format import open_regular
 from bench.signing.ssh_keys import FormatError, PublicKey, WireReader
 
 _BEGIN = b"-----BEGIN OPENSSH PRIVATE KEY-----"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.base.errors import BadInput
+from bench.base.files import read_bounded
 from bench.signing.ssh_keys import Certificate, FormatError, PublicKey, WireReader
 
 MAX_BYTES = 16 * 2**20
@@ -54,14 +55,8 @@ class Revoked:
 
     @classmethod
     def from_file(cls, path: Path) -> Revoked:
-        try:
-            with path.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise BadInput(f"the revocation list cannot be read: {reason}", where=str(path)) from None
-        if len(data) > MAX_BYTES:
-            raise BadInput(f"more than {MAX_BYTES} bytes are no revocation list", where=str(path))
+        too_large = f"more than {MAX_BYTES} bytes are no revocation list"
+        data = read_bounded(path, MAX_BYTES, what="the revocation list", too_large=too_large)
         return cls.from_bytes(data, str(path))
 
     @classmethod

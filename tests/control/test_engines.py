@@ -232,7 +232,7 @@ def test_an_image_that_apptainer_left_half_made_is_none(tmp_path: Path) -> None:
 
 ENDS = """
 import sys
-from bench.control.engines import follow
+from bench.images.engines import follow
 sys.exit(follow(["sh", "-c", sys.argv[1]]))
 """
 

@@ -13,8 +13,8 @@ from bench.runner.trial.device import Device
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import WithLoss
-from bench.training.methods import Setting
 from bench.training.models import Precision, known_models
+from bench.training.setting import Setting
 from tests.builders import trial
 
 TINY = known_models()["tiny-gpt-neox"]

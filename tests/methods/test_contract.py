@@ -6,6 +6,7 @@ import pytest
 
 from bench.training.methods import Method, known_methods
 from bench.training.models import Model, families, known_models
+from bench.training.setting import GROUPS
 from tests.targets import CPU, H200
 
 every_method = pytest.mark.parametrize("method", known_methods().values(), ids=lambda method: method.name)
@@ -16,6 +17,10 @@ PAPER = [model for model in known_models().values() if not model.name.startswith
 def test_a_method_says_what_it_is(method: Method) -> None:
     assert method.name == method.name.lower().replace("_", "-").replace(" ", "-")
     assert method.summary
+
+
+def test_the_table_of_groups_names_known_methods_alone() -> None:
+    assert GROUPS.keys() <= known_methods().keys()
 
 
 @every_method

@@ -14,7 +14,7 @@ TRITON = "triton==3.9.0"  # the interpreter of 3.6, which is in the CUDA image, 
 
 DEPTHWISE = """
 import torch
-from bench.methods.depthwise_kernels import fits, forward_of
+from bench.training.triton.depthwise import fits, forward_of
 
 torch.manual_seed(0)
 for samples, channels, height, width in ((2, 33, 7, 7), (1, 4, 9, 18)):
@@ -44,8 +44,8 @@ ROTARY = """
 import torch
 from transformers import GPTNeoXConfig
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention, GPTNeoXRotaryEmbedding
-from bench.methods.rotary_kernels import _turned, forward_of
-from bench.models._common import attention
+from bench.training.triton.rotary import _turned, forward_of
+from bench.training.models.footprint import attention
 
 torch.manual_seed(0)
 for heads, width, share in ((3, 20, 0.3), (1, 16, 0.25), (2, 8, 1.0)):
@@ -74,7 +74,7 @@ for heads, width, share in ((3, 20, 0.3), (1, 16, 0.25), (2, 8, 1.0)):
 
 ADDING = """
 import torch
-from bench.runner.adding_kernel import add
+from bench.training.triton.add import add
 
 torch.manual_seed(0)
 for shape, dtype in (((5, 1001), torch.float16), ((3,), torch.bfloat16), ((64, 64), torch.bfloat16)):
@@ -87,8 +87,8 @@ for shape, dtype in (((5, 1001), torch.float16), ((3,), torch.bfloat16), ((64, 6
 
 GELU = """
 import torch
-from bench.methods.gelu_kernels import gelu, take_over
-from bench.runner.products import add_up_in_products
+from bench.training.triton.gelu import gelu, take_over
+from bench.runner.trial.fused_gradient_sums import add_up_in_products
 
 torch.manual_seed(0)
 for shape, dtype, off in (((2, 11, 100), torch.float32, 1e-6), ((3, 70, 520), torch.float16, 1e-3)):
@@ -129,7 +129,7 @@ for together in ("gelu alone", "products, too"):
 NORMS = """
 import torch
 from torch.nn.functional import layer_norm
-from bench.methods.norm_kernels import Norms
+from bench.training.triton.norms import Norms
 
 torch.manual_seed(0)
 for shape, dtype, off in (((2, 9, 40), torch.float32, 1e-6), ((3, 300, 80), torch.float16, 1e-3)):
@@ -153,7 +153,7 @@ TRAINING = """
 import dataclasses, tempfile
 from pathlib import Path
 import torch
-from bench.methods import ordered
+from bench.training.methods import ordered
 from tests.test_equivalence import TINY, curve, without_dropout
 
 def compared(family, precision, setting, off):
@@ -175,8 +175,8 @@ compared("roberta", "bf16", ["gelu", "half-weights", "checkpointing"], 1e-2)
 SEVERAL = """
 import tempfile
 from pathlib import Path
-from bench.methods import NAIVE
-from bench.runner.supervise import Supervisor
+from bench.training.setting import NAIVE
+from bench.runner.processes.supervisor import Supervisor
 from tests.runner.test_parallel import PRELOAD, TINY, agree, measured, small
 
 if __name__ == "__main__":

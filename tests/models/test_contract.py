@@ -83,8 +83,8 @@ def test_memory_grows_with_what_is_kept(model: Model) -> None:
 def test_planning_needs_neither_torch_nor_transformers() -> None:
     code = """
 import sys
-from bench.models import families, known_models
-from bench.models.inline import resolve_inline
+from bench.training.models import families, known_models
+from bench.training.models.own_models import resolve_inline
 for model in known_models().values():
     family = families()[model.family]
     list(family.mistakes(model, ""))

@@ -77,7 +77,7 @@ import sys
 if sys.argv[1] == "preloaded":  # as the fork server does
     import transformers.models.mamba.modeling_mamba
 import torch
-from bench.models.mamba import FAMILY, MODELS
+from bench.training.models.mamba import FAMILY, MODELS
 from tests.models.keeping import loss_of
 tiny = MODELS[-1]
 ids = torch.randint(9, (2, tiny.recipe.sequence_length))

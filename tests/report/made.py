@@ -31,8 +31,9 @@ from bench.records.trial import (
     StepSample,
     Trial,
 )
-from bench.training.methods import Setting, arithmetic
+from bench.training.methods import arithmetic
 from bench.training.models.own_models import flops_of
+from bench.training.setting import Setting
 from tests.builders import measurement
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)

@@ -164,7 +164,7 @@ def test_a_node_that_is_lost_ends_the_run_and_decides_no_trial(tmp_path: Path) -
 WAITS = """
 import sys, time
 from pathlib import Path
-from bench.runner.member import end_with_others
+from bench.runner.processes.node_member import end_with_others
 end_with_others(Path(sys.argv[1]), 3)
 print("inside", flush=True)
 time.sleep(600)

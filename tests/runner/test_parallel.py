@@ -15,8 +15,9 @@ import pytest
 from bench.planning.manifest import parse_manifest
 from bench.records.trial import Measured, Measurement, Outcome, OutOfMemory, Proving, Timing
 from bench.runner.processes.supervisor import Limits, Supervisor
-from bench.training.methods import NAIVE, Setting, memory_saving_settings
+from bench.training.methods import memory_saving_settings
 from bench.training.models import Model, families, known_models
+from bench.training.setting import NAIVE, Setting
 from tests.builders import trial
 
 pytestmark = pytest.mark.slow

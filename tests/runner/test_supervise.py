@@ -237,7 +237,7 @@ def test_a_job_that_is_killed_leaves_no_files_to_the_next(tmp_path: Path) -> Non
 SCRIPT = """
 import sys
 from pathlib import Path
-from bench.runner.supervise import Limits, Supervisor
+from bench.runner.processes.supervisor import Limits, Supervisor
 folder = Path(sys.argv[1])
 with Supervisor([], lambda event: None, folder / "server.txt", "tests.runner.fake_worker:work") as owner:
     owner.ceilings(["orphan:" + sys.argv[2]], "cpu", 1, folder / "log.txt", Limits(600))

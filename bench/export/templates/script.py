@@ -22,7 +22,7 @@ from bench.runner.trial.device import Device
 from bench.runner.trial.run_trial import TrialRun, keep_what_is_here
 from bench.runner.trial.team import Team, join
 from bench.runner.trial.training_loop import Strategy
-from bench.training.methods import in_group
+from bench.training.setting import in_group
 
 HERE = Path(__file__).parent
 SILENT = 10  # steps between two lines of the log, where the recipe names none

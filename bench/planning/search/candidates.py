@@ -25,7 +25,7 @@ from bench.planning.search.lower_bounds import (
 from bench.records.estimate import SECONDS_A_DAY, pass_and_update, step_interval
 from bench.records.fastest import NEAR
 from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Trial
-from bench.training.methods import Setting
+from bench.training.setting import Setting
 
 COMFORTABLE = 0.85  # of the memory, for a first guess that must not run out
 OUT = 2  # crashes, or one time that is up, after which other settings with the same method are left alone

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bench.base.errors import BadInput, Mistake
+from bench.base.files import read_bounded
 from bench.base.form_mistakes import faults
 from bench.base.gpu_catalogue import read_data
 from bench.base.strict_json import DecodeError, from_json, strict_loads
@@ -45,13 +46,9 @@ def load_prices(path: Path | None) -> PriceBook:
     """The user's quotes, with the shipped ones behind them; without a file the shipped ones alone."""
     if path is None:
         return shipped_prices()
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise BadInput(f"the prices cannot be read: {error.strerror}", where=str(path)) from None
-    if len(data) > MAX_BYTES:
-        raise BadInput("larger than 1 MiB: these are no prices", where=str(path))
+    data = read_bounded(
+        path, MAX_BYTES, what="the prices", too_large="larger than 1 MiB: these are no prices"
+    )
     try:
         document = strict_loads(data)
     except DecodeError as error:

@@ -26,7 +26,7 @@ from bench.runner.trial import team
 from bench.runner.trial.ceilings import measure_ceilings
 from bench.runner.trial.device import Device
 from bench.runner.trial.run_trial import TrialRun
-from bench.training.methods import in_group
+from bench.training.setting import in_group
 
 Emit = Callable[[dict[str, Any]], None]
 # Beside torch's own allocator: CUDA itself, Triton and NCCL, each after "CUDA"; cuBLAS, cuDNN and their like.

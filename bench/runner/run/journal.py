@@ -6,8 +6,6 @@ and the trial behind it runs again. Anything else that does not parse is damage,
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.files import AppendOnlyLines
 from bench.base.strict_json import DecodeError, canonical_json, strict_loads
 
 FILE_NAME = "journal.jsonl"
@@ -26,38 +25,19 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE_NAME
-        self._file = self.path.open("a+b", buffering=0)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lines = AppendOnlyLines(self.path, wait=False)
         except BlockingIOError:
-            self._file.close()
             advice = "wait until it ends, or end it; without --resume another one begins"
             raise BadInput("this run is already going on", where=str(folder), advice=advice) from None
-        self.events = list(read_journal(self.path))
-        self._cut_torn_line()
+        self.events = list(_events(self.path, self._lines.found))
 
     def append(self, event: dict[str, Any]) -> None:
-        """Whole or not at all: half a line, of a disk that is full, would damage the next one."""
-        before, rest = self._file.seek(0, os.SEEK_END), canonical_json(event) + b"\n"
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-            os.fsync(self._file.fileno())
-        except OSError:
-            with suppress(OSError):
-                self._file.truncate(before)
-            raise
+        self._lines.append(canonical_json(event))
         self.events.append(event)
 
-    def _cut_torn_line(self) -> None:
-        data = self.path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole != len(data):
-            self._file.truncate(whole)
-            os.fsync(self._file.fileno())
-
     def close(self) -> None:
-        self._file.close()
+        self._lines.close()
 
     def __enter__(self) -> Self:
         return self
@@ -83,7 +63,11 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     except OSError as error:
         message = f"cannot be read: {error.strerror}"
         raise EnvironmentCannot(message, where=str(path), advice=ELSEWHERE) from None
-    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
+    yield from _events(path, data[: data.rfind(b"\n") + 1].splitlines())
+
+
+def _events(path: Path, lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(lines, start=1):
         try:
             event = strict_loads(line)
         except DecodeError as error:

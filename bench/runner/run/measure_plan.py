@@ -32,7 +32,7 @@ from bench.runner.processes.nodes import Nodes, require_free
 from bench.runner.processes.supervisor import TICK_SECONDS, Limits, Supervisor
 from bench.runner.run.progress import Progress
 from bench.runner.run.run_state import Run
-from bench.training.methods import in_group
+from bench.training.setting import in_group
 
 LIVES = 3  # a trial that takes the run with it is not tried for ever, by who starts the run again and again
 CEILING_SECONDS = 300.0

@@ -7,7 +7,6 @@ into while it does, and is gone with it: a run that goes on after a crash makes 
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,8 +17,9 @@ from typing import Protocol
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.base.errors import BadInput, VerificationFailed
+from bench.base.files import open_regular, write_whole
 from bench.bundle.handshake import Challenge, certificate_fault, make_request, read
-from bench.bundle.tar_format import CERTIFICATE, open_regular
+from bench.bundle.tar_format import CERTIFICATE
 from bench.signing.ssh_keys import Certificate, FormatError, PublicKey, Signer
 
 REQUEST = "request.json"
@@ -89,7 +89,7 @@ class CertifiedKey:
         """At the start, so that the operator can certify while this measures."""
         with suppress(FileNotFoundError):
             (folder / CERTIFICATE).unlink()  # of a key that is gone
-        _write(folder / REQUEST, make_request(self._challenge, self._key))
+        write_whole(folder / REQUEST, make_request(self._challenge, self._key))
         say(f"request {folder / REQUEST}, key {PublicKey.of(self._key).fingerprint}")
         say(f"  bench certify answers it with {CERTIFICATE}, to be put in the same place")
 
@@ -134,13 +134,6 @@ def read_challenge(path: Path) -> Challenge:
         return read(Challenge, data)
     except VerificationFailed as error:
         raise BadInput(error.message, where=str(path), advice="bench challenge MANIFEST makes one") from None
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole at once: somebody may be waiting for it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(data)
-    temporary.replace(path)
 
 
 def _keep_to_ourselves() -> None:

@@ -28,8 +28,9 @@ from bench.runner.trial.stopping_rules import (
 from bench.runner.trial.strategies import make_strategy
 from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import Strategy, WithLoss
-from bench.training.methods import apply_all, arithmetic, in_group, prepare_all
+from bench.training.methods import apply_all, arithmetic, prepare_all
 from bench.training.models.own_models import family_of, flops_of
+from bench.training.setting import in_group
 
 Emit = Callable[[dict[str, Any]], None]
 

@@ -8,8 +8,8 @@ from torch import nn
 from bench.records.trial import Trial
 from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import Loop, Replicated, Strategy, WithLoss
-from bench.training.methods import in_group
 from bench.training.models import uses_all_weights
+from bench.training.setting import in_group
 
 
 def make_strategy(

@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from bench.training.models import Flops, Model, installed
 from bench.training.models.own_models import family_of
+from bench.training.setting import GROUPS, NAIVE, Setting, in_group, sharded_by
 
 if TYPE_CHECKING:
     from torch import nn
-
-Setting = tuple[str, ...]
-NAIVE: Setting = ()
 
 # In the order in which they act on a model; names within a file follow.
 _METHOD_FILES = (
@@ -66,7 +64,6 @@ class Method:
 
     name: str
     summary: str
-    group: ClassVar[str | None] = None  # a setting holds at most one of a group
     free_lunch: ClassVar[bool] = False  # costs nothing where it works: part of "free-lunch"
     built_there: ClassVar[bool] = False  # its kernels, by a C compiler of the machine, when they first run
 
@@ -97,30 +94,15 @@ def ordered(names: Iterable[str]) -> Setting:
     return tuple(name for name in known_methods() if name in chosen)
 
 
-def in_group(setting: Setting, group: str) -> str | None:
-    return next((name for name in setting if known_methods()[name].group == group), None)
-
-
-def sharded_by(setting: Setting) -> Literal["zero", "fsdp"] | None:
-    """Whose code divides a model among the GPUs, if any does: DeepSpeed's ZeRO, PyTorch's FSDP2."""
-    sharding = in_group(setting, "sharding")
-    return None if sharding is None else "zero" if sharding.startswith("zero-") else "fsdp"
-
-
 def older_than(target: Target, capability: float) -> bool:
     return target.compute_capability is not None and float(target.compute_capability) < capability
-
-
-def halves_weights(setting: Setting) -> bool:
-    """Weights are as precise as what is computed with them, so that none is cast in a pass."""
-    return "half-weights" in setting or in_group(setting, "sharding") is not None
 
 
 def conflict(setting: Setting) -> str | None:
     """Why these methods cannot stand together; None if they can."""
     groups: dict[str, str] = {}
     for name in setting:
-        group = known_methods()[name].group
+        group = GROUPS.get(name)
         if group is None:
             continue
         if group in groups:
@@ -160,7 +142,7 @@ def free_lunch(model: Model, target: Target, beside: Setting = NAIVE, compiled: 
     """
     given = [*(_compilation(model, target, beside) if compiled else ()), *beside]
     for name, method in known_methods().items():
-        if not method.free_lunch or method.group == "compilation" or method.refuse(model, target):
+        if not method.free_lunch or GROUPS.get(name) == "compilation" or method.refuse(model, target):
             continue
         if method.built_there and not compiled:
             continue
@@ -184,7 +166,7 @@ def _compilation(model: Model, target: Target, beside: Setting) -> list[str]:
 
 def memory_saving_settings(gpus: int) -> tuple[Setting, ...]:
     """The paper's search space, appendix F: 12 settings on one GPU, 22 on more."""
-    shardings = [name for name, method in known_methods().items() if method.group == "sharding"]
+    shardings = [name for name, method in known_methods().items() if GROUPS.get(name) == "sharding"]
     pairs: list[tuple[str, ...]] = [()]
     for sharding in shardings:
         # Sharding does nothing on one GPU, unless it offloads.

@@ -41,7 +41,6 @@ def compile_something() -> None:
 class Compile(Method):
     name: str = "compile"
     summary: str = "torch.compile of model and loss as one"
-    group: ClassVar[str | None] = "compilation"
     free_lunch: ClassVar[bool] = True
 
     def refuse(self, model: Model, target: Target) -> str | None:
@@ -56,7 +55,6 @@ class Compile(Method):
 class CompileBlocks(Method):
     name: str = "compile-blocks"
     summary: str = "torch.compile of head, loss and each repeated block: equal ones are compiled once"
-    group: ClassVar[str | None] = "compilation"
 
     def prepare(self) -> None:
         import torch

@@ -20,7 +20,6 @@ LEAST_WIDTH = 16  # of a head: what tensor cores multiply at once
 class Flex(Method):
     name: str = "flex-attention"
     summary: str = "attention by FlexAttention's Triton kernels, in TF32 where the recipe is fp32"
-    group: ClassVar[str | None] = "attention"
     free_lunch: ClassVar[bool] = True
 
     def refuse(self, model: Model, target: Target) -> str | None:

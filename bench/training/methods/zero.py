@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from bench.training.methods import Method, Target
 from bench.training.models import Model
@@ -11,8 +10,6 @@ from bench.training.models import Model
 
 @dataclass(frozen=True, slots=True)
 class Zero(Method):
-    group: ClassVar[str | None] = "sharding"
-
     def refuse(self, model: Model, target: Target) -> str | None:
         if not target.has("deepspeed"):
             return "deepspeed is not installed: pip install 'bench[zero]'"

@@ -14,11 +14,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bench.base.errors import Mistake
+from bench.training.setting import Setting
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from bench.training.methods import Setting
 
 Objective = Literal["causal-lm", "masked-lm", "image-classification"]
 Precision = Literal["fp32", "bf16", "fp16"]

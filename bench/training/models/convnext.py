@@ -21,11 +21,10 @@ from bench.training.models.footprint import (
     linear,
     lowered,
 )
+from bench.training.setting import Setting
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from bench.training.methods import Setting
 
 # transformers 5.17, ConvNextConfig; kernel sizes are constants of its code
 DEFAULTS: Mapping[str, Any] = {

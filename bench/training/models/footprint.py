@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import Mistake
 from bench.training.models import Model
+from bench.training.setting import Setting, halves_weights, in_group, sharded_by
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from bench.training.methods import Setting
 
 FP32 = 4  # bytes
 INDEX = 8  # bytes of a token's id or a label
@@ -91,8 +90,6 @@ class Bytes:
         return self.footprint(model, setting).kept("checkpointing" in setting)
 
     def activation_bytes(self, model: Model, setting: Setting) -> tuple[int, int]:
-        from bench.training.methods import in_group  # which imports this
-
         footprint = self.footprint(model, setting)
         odd = footprint.logits // model.recipe.units_per_sample % EVEN != 0
         if "masked-head" in setting:
@@ -105,16 +102,12 @@ class Bytes:
 
 def autocasts(model: Model, setting: Setting) -> bool:
     """Norms and sums in fp32. ZeRO and half-weights compute in the weights' own precision."""
-    from bench.training.methods import sharded_by  # which imports this
-
     alone = "half-weights" in setting or sharded_by(setting) == "zero"
     return lowered(model) < FP32 and not alone
 
 
 def between_blocks(model: Model, setting: Setting) -> int:
     """Bytes of an activation there, a sum of embeddings and products: as precise as weights are."""
-    from bench.training.methods import halves_weights  # which imports this
-
     return lowered(model) if halves_weights(setting) else FP32
 
 
@@ -125,8 +118,6 @@ def lowered(model: Model) -> int:
 
 def activated(model: Model, setting: Setting, activation: str) -> int:
     """Bytes kept for a number that passes an activation: both of its sides, or its output alone."""
-    from bench.training.methods import in_group  # which imports this
-
     h = lowered(model)
     if activation in ("relu", "tanh"):
         return h

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from bench.base.errors import BadInput, Mistake, in_json
 from bench.training.models import Counted, Flops, Has, Model, Objective, Parts, installed, transformers_source
 from bench.training.models.footprint import SDPA, cross_entropy, logits
+from bench.training.setting import Setting
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from bench.training.methods import Setting
 
 
 class TransformersFamily:

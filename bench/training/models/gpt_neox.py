@@ -37,11 +37,10 @@ from bench.training.models.footprint import (
     linear,
     lowered,
 )
+from bench.training.setting import Setting
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from bench.training.methods import Setting
 
 # transformers 5.17, GPTNeoXConfig
 DEFAULTS: Mapping[str, Any] = {

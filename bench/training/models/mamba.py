@@ -26,11 +26,10 @@ from bench.training.models.footprint import (
     linear,
     lowered,
 )
+from bench.training.setting import Setting, in_group
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from bench.training.methods import Setting
 
 # transformers 5.17, MambaConfig
 DEFAULTS: Mapping[str, Any] = {
@@ -103,8 +102,6 @@ class Mamba(Bytes):
         )
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
-        from bench.training.methods import in_group  # which imports this
-
         a, s, h = complete(model, DEFAULTS), model.recipe.units_per_sample, lowered(model)
         d, inner, states, rank = _sizes(a)
         # A norm keeps its input, its scaled input and a deviation; its copy feeds the projection. Compiled,

@@ -26,11 +26,10 @@ from bench.training.models.footprint import (
     linear,
     lowered,
 )
+from bench.training.setting import Setting, in_group
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from bench.training.methods import Setting
 
 # transformers 5.17, RobertaConfig
 DEFAULTS: Mapping[str, Any] = {
@@ -81,8 +80,6 @@ class Roberta(Bytes):
         return Flops(matmul=2 * s * weights, attention=layers * s * s * 2 * 2 * d)
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
-        from bench.training.methods import in_group  # which imports this
-
         a, s, h = complete(model, DEFAULTS), model.recipe.units_per_sample, lowered(model)
         d, f, heads = a["hidden_size"], a["intermediate_size"], a["num_attention_heads"]
         mixed = autocasts(model, setting)

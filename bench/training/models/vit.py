@@ -24,11 +24,10 @@ from bench.training.models.footprint import (
     linear,
     lowered,
 )
+from bench.training.setting import Setting
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from bench.training.methods import Setting
 
 # transformers 5.17, ViTConfig
 DEFAULTS: Mapping[str, Any] = {

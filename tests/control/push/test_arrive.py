@@ -11,12 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from bench.control.push import mirror, start_run, watch_and_fetch
 
 from bench.base.errors import BadInput
 from bench.cli import push
 from bench.operator import certify_and_receive
 from bench.planning.manifest import load_manifest
+from bench.push import mirror, start_run, watch_and_fetch
 from bench.push.hosts import Host
 from bench.push.image_store import Depot
 from bench.push.preflight_and_ship import Chosen

@@ -1,0 +1,106 @@
+"""Files that other processes may have made or may read: bounded reads, whole writes, append-only lines."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from bench.base.errors import BadInput
+
+
+def open_regular(path: Path, *, advice: str | None = None) -> BinaryIO:
+    """Open a regular file for reading. BadInput for anything else; never waits on a named pipe."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", error)
+        raise BadInput(f"cannot be opened: {reason}", where=str(path), advice=advice) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BadInput("is no regular file", where=str(path), advice=advice)
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bounded(
+    path: Path, most_bytes: int, *, what: str, too_large: str, missing_advice: str | None = None
+) -> bytes:
+    """Read a whole file of at most `most_bytes`; BadInput if it is missing, unreadable or larger.
+
+    `what` is the subject of the messages about reading, such as "the prices"; "" where the path says enough.
+    `too_large` is the whole message for a file that is too large.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(most_bytes + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        if isinstance(error, FileNotFoundError) and missing_advice:
+            raise BadInput("no such file", where=str(path), advice=missing_advice) from None
+        reason = getattr(error, "strerror", None) or error
+        raise BadInput(f"{what} cannot be read: {reason}".lstrip(), where=str(path)) from None
+    if len(data) > most_bytes:
+        raise BadInput(too_large, where=str(path))
+    return data
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, which becomes `path` at the end; it is removed if anything fails.
+
+    So another process sees the old file or the whole new one, and never a part of it.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a small file at once, for readers that may already be waiting for it."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+class AppendOnlyLines:
+    """A locked file of lines, each of which counts once its newline is on the disk.
+
+    A torn last line, which a crash leaves behind, is cut off when the file is opened. OSError where the file
+    cannot be opened; BlockingIOError where `wait` is false and another process holds the lock.
+    """
+
+    def __init__(self, path: Path, *, wait: bool) -> None:
+        self._file = path.open("a+b", buffering=0)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            self._file.seek(0)
+            data = self._file.read()
+            whole = data.rfind(b"\n") + 1
+            if whole != len(data):
+                self._file.truncate(whole)
+                os.fsync(self._file.fileno())
+        except BaseException:
+            self._file.close()
+            raise
+        self.found: list[bytes] = data[:whole].splitlines()  # as it was opened, without their newlines
+
+    def append(self, line: bytes) -> None:
+        """Append a line, whole or not at all: half a line on a full disk would damage the next one."""
+        before, rest = self._file.seek(0, os.SEEK_END), line + b"\n"
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            os.fsync(self._file.fileno())
+        except OSError:
+            with suppress(OSError):
+                self._file.truncate(before)
+            raise
+
+    def close(self) -> None:
+        self._file.close()

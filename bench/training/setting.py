@@ -1,0 +1,41 @@
+"""A setting as names: the methods in force together, without the code of any method.
+
+Models predict memory by a setting, and methods refuse models, so what both need of names stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+Setting = tuple[str, ...]
+NAIVE: Setting = ()
+Group = Literal["attention", "compilation", "sharding"]
+
+# A setting holds at most one method of a group. A contract test compares this table with the methods.
+GROUPS: Mapping[str, Group] = {
+    "flex-attention": "attention",
+    "compile": "compilation",
+    "compile-blocks": "compilation",
+    "zero-1": "sharding",
+    "zero-2": "sharding",
+    "zero-3": "sharding",
+    "fsdp-2": "sharding",
+    "fsdp-3": "sharding",
+}
+
+
+def in_group(setting: Setting, group: Group) -> str | None:
+    """The method of this group that a setting holds, or None."""
+    return next((name for name in setting if GROUPS.get(name) == group), None)
+
+
+def sharded_by(setting: Setting) -> Literal["zero", "fsdp"] | None:
+    """Which code divides the model among the GPUs: DeepSpeed's ZeRO, PyTorch's FSDP2, or none."""
+    sharding = in_group(setting, "sharding")
+    return None if sharding is None else "zero" if sharding.startswith("zero-") else "fsdp"
+
+
+def halves_weights(setting: Setting) -> bool:
+    """Whether weights are kept in the precision that products compute in, so that no pass casts them."""
+    return "half-weights" in setting or in_group(setting, "sharding") is not None
