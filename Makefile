@@ -51,7 +51,7 @@ lock-dry-run: $(STAMP)  ## pip's own word on every lock: downloads gigabytes, in
 bench-accuracy: $(STAMP)  ## estimate against reality, the tiny models
 	$(BIN)/python benchmarks/accuracy.py
 
-gallery: $(STAMP)  ## the pictures of the README, from the committed bundles
+gallery: $(STAMP)  ## the pictures of the documents, from the committed bundles
 	$(BIN)/bench compare results/every-setting-h200 --plots docs/pictures
 	$(BIN)/bench paper --figures docs/pictures
 	$(BIN)/python benchmarks/picture.py results/every-setting-h200 docs/pictures/report.png

@@ -1,4 +1,4 @@
-"""What the README shows is what the committed bundles give: `make gallery` draws the pictures again."""
+"""What the documents show is what the committed bundles give: `make gallery` draws the pictures again."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 BUNDLES = ROOT / "results/every-setting-h200"
 
 
-def test_the_readmes_table_is_what_bench_compare_prints() -> None:
-    assert table(collect(Request((BUNDLES,)))) in (ROOT / "README.md").read_text()
+def test_the_documented_table_is_what_bench_compare_prints() -> None:
+    assert table(collect(Request((BUNDLES,)))) in (ROOT / "docs/compare.md").read_text()
 
 
 def test_the_pictures_are_drawn_from_the_bundles() -> None:
@@ -27,8 +27,9 @@ def test_the_pictures_are_drawn_from_the_bundles() -> None:
     kept = {path.name: path.read_text() for path in (ROOT / "docs/pictures").glob("*.svg")}
     assert len(kept) >= 4
     assert [name for name, text in kept.items() if drawn.get(name) != text] == []
-    readme = (ROOT / "README.md").read_text()
-    assert all(f"docs/pictures/{name}" in readme for name in ("pythia-160m-settings-1.svg", "figure-7.svg"))
+    assert "(pictures/pythia-160m-settings-1.svg)" in (ROOT / "docs/compare.md").read_text()
+    assert "(pictures/figure-7.svg)" in (ROOT / "docs/reference.md").read_text()
+    assert "(docs/pictures/report.png)" in (ROOT / "README.md").read_text()
 
 
 def test_the_page_of_all_settings_is_what_the_bundles_give() -> None:
