@@ -24,14 +24,14 @@ from typing import NamedTuple
 from tabulate import tabulate
 
 from bench.base.strict_json import from_json, strict_loads
-from bench.bundle.recompute_run import recompute
+from bench.bundle.verdict import RunContents
 from bench.bundle.verify import Files
+from bench.node_check.recompute_any import recompute
 from bench.planning.manifest import load_manifest, parse_manifest
 from bench.planning.plan import Cell, Plan, make_plan, target_of
 from bench.planning.search.lower_bounds import arithmetic_of
 from bench.planning.search.next_trial import fastest, finalist, longer, next_trial, step_seconds
 from bench.records.estimate import BETWEEN_PROCESSES
-from bench.records.run_results import Results
 from bench.records.trial import Measured, Measurement, NodeFacts, Outcome, StepSample, Timing, Trial
 from bench.report.read_bundles import look_at_all
 from bench.runner.trial.stopping_rules import is_enough
@@ -99,15 +99,21 @@ def _saves_memory(setting: Setting) -> bool:
 
 def _read(paths: Iterable[Path]) -> Iterator[tuple[float, list[Part]]]:
     """Each bundle's, and when it began."""
-    for path, read in look_at_all(paths, None, gathered, lambda _, verdict: verdict.recomputed["read"]):
-        if isinstance(read, Exception):
-            raise SystemExit(f"{path}: {read}")
-        yield read
+    for path, run in look_at_all(paths, None, gathered, lambda _, verdict: verdict.contents):
+        if isinstance(run, Exception):
+            raise SystemExit(f"{path}: {run}")
+        yield run.results.run.started_at, run.parts
 
 
-def gathered(files: Files) -> Mapping[str, object]:
-    results = recompute(files)["results"]
-    assert isinstance(results, Results)
+@dataclass(frozen=True, slots=True)
+class ReplayedRun(RunContents):
+    parts: list[Part]
+
+
+def gathered(files: Files) -> ReplayedRun:
+    run = recompute(files)
+    assert isinstance(run, RunContents)
+    results = run.results
     lines = map(strict_loads, files.lines("samples.jsonl"))
     measured = {line["trial"]: from_json(Measurement, line["measurement"]) for line in lines}
     spans = _spans(files)
@@ -116,7 +122,7 @@ def gathered(files: Files) -> Mapping[str, object]:
         outcome = t.failure or Measured(measured[t.id])
         key = (t.setting, t.micro_batch)
         parts.append((t.model, t.gpus, results.node, key, outcome, spans.get(t.id, 0.0)))
-    return {"results": results, "read": (results.run.started_at, parts)}
+    return ReplayedRun(results, run.samples, run.measured_seconds, run.notes, run.slowed, parts)
 
 
 def _spans(files: Files) -> Mapping[str, float]:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from bench.node_check.recompute_any import results_of
 from bench.records.run_results import Results, TrialResult
 from bench.records.text import bytes_text, failure_text, interval_text
-from bench.report.read_bundles import check_all, results_of
+from bench.report.read_bundles import check_all
 
 LEFT_OUT = "·"
 HEAD = " ".join((

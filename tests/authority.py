@@ -9,6 +9,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from bench.base.stamps import sha256
 from bench.bundle.handshake import (
     BUNDLE_NAMESPACE,
     NAMESPACE_OPTION,
@@ -18,7 +19,6 @@ from bench.bundle.handshake import (
     Receipt,
     key_id,
     principal,
-    sha256,
     write,
 )
 from bench.bundle.pack import pack, write_bundle

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.bundle.pack import pack, write_bundle
 from bench.bundle.statement import Predicate
-from bench.bundle.verdict import Verdict
+from bench.bundle.verdict import Note, Verdict
 from bench.bundle.verify import Files, verify_bundle
+from bench.records.slowdown import Slowed
 
 BLOCK = 512
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -43,12 +45,25 @@ def packed(path: Path, files: Mapping[str, bytes | Path] = FILES, **changes: obj
     return path
 
 
-def nothing(files: Files) -> Mapping[str, object]:
-    """In place of the recomputation of summaries, which is not what is tested here."""
-    return {}
+@dataclass(frozen=True)
+class MadeUpContents:
+    """What a recomputation may return: nothing was measured, unless a test says so."""
+
+    samples: int = 0
+    measured_seconds: float = 0.0
+    notes: tuple[Note, ...] = ()
+    slowed: Mapping[str, Slowed] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, object]:
+        return {"samples": self.samples}
 
 
-def check(path: Path) -> Verdict:
+def nothing(files: Files) -> MadeUpContents:
+    """Stands in for the recomputation of summaries where a test is about something else."""
+    return MadeUpContents()
+
+
+def check(path: Path) -> Verdict[MadeUpContents]:
     return verify_bundle(path, nothing)
 
 

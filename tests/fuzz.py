@@ -25,10 +25,10 @@ from typing import Any
 from bench.base.errors import BadInput, BenchError
 from bench.base.strict_json import pretty_json
 from bench.bundle.pack import pack, write_bundle
-from bench.bundle.recompute_run import recompute
 from bench.bundle.statement import PREDICATE_SCHEMA, parse_statement
 from bench.bundle.tar_format import SIGNING, STATEMENT
 from bench.bundle.verify import Rules, verify_bundle
+from bench.node_check.recompute_any import recompute
 from tests.authority import OPERATOR, RUN_KEY, UNTIL, contents, received, trusting
 from tests.bundles import BLOCK, nothing, packed
 

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench.base.stamps import utc
 from bench.bundle.pack import pack
-from bench.bundle.plausibility import identity_of
-from bench.bundle.statement import utc
+from bench.bundle.statement import identity_of
 from bench.records.run_results import Results, RunFacts, samples_bytes, summarise
 from bench.records.trial import Measured, NodeFacts, Outcome, StepSample, Trial
 from tests.builders import MODEL, measurement, trial

@@ -14,7 +14,7 @@ import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from bench import __version__
 from bench.base.errors import VerificationFailed
+from bench.base.stamps import sha256
 from bench.base.strict_json import canonical_json, from_json, pretty_json, to_json
 from bench.bundle.handshake import (
     BUNDLE_NAMESPACE,
@@ -30,11 +31,8 @@ from bench.bundle.handshake import (
     RECEIPT_NAMESPACE,
     key_id,
     principal,
-    sha256,
 )
-from bench.bundle.held_to_manifest import Note
 from bench.bundle.pack import pack, signatures, write_bundle
-from bench.bundle.recompute_run import recompute
 from bench.bundle.statement import PREDICATE_SCHEMA, build_statement, parse_statement
 from bench.bundle.tar_format import (
     CERTIFICATE,
@@ -48,6 +46,7 @@ from bench.bundle.tar_format import (
 )
 from bench.bundle.verdict import Verdict
 from bench.bundle.verify import Recompute, Rules, verify_bundle
+from bench.node_check.recompute_any import recompute, results_of
 from bench.records.fastest import winner
 from bench.records.run_results import Results, samples_bytes, summarise
 from bench.records.trial import Measured, Measurement, StepSample, Trial
@@ -91,11 +90,11 @@ def path(tmp_path: Path) -> Path:
     return received(tmp_path / "b.tar")
 
 
-def verdict(path: Path, recompute: Recompute = nothing, **rules: Any) -> Verdict:
+def verdict(path: Path, recompute: Recompute[Any] = nothing, **rules: Any) -> Verdict[Any]:
     return verify_bundle(path, recompute, Rules(**({"trust": TRUST, "now": LATER} | rules)))
 
 
-def refused(path: Path, why: str, recompute: Recompute = nothing, **rules: Any) -> None:
+def refused(path: Path, why: str, recompute: Recompute[Any] = nothing, **rules: Any) -> None:
     """In one line with the file's name, and without a trace on the disk."""
     before = sorted(path.parent.rglob("*"))
     with pytest.raises(VerificationFailed, match=why) as caught:
@@ -529,7 +528,7 @@ def test_why_a_trial_failed_may_have_lines_which_are_shown_as_one(tmp_path: Path
         results["winners"] = []
 
     real(path, fail, samples=b"")
-    found = cast("Results", verdict(path, recompute).recomputed["results"])
+    found = results_of(verdict(path, recompute))
     assert "level" in results_table(found)
     assert not any(line.startswith("level") for line in results_table(found).splitlines())
 
@@ -614,7 +613,7 @@ def cheaper(measured: Measurement) -> Measurement:
 def test_a_recipe_that_the_manifest_does_not_ask_for(tmp_path: Path) -> None:
     path = tmp_path / "b.tar"
     retold(path)
-    assert verdict(path, recompute).recomputed["on_trust"] == ()
+    assert verdict(path, recompute).contents.notes == ()
     retold(path, model=shorter)
     refused(
         path, "pythia-160m: its model/recipe/steps is not what this bench makes of the manifest", recompute
@@ -679,7 +678,7 @@ def test_samples_that_the_runs_own_clock_contradicts(tmp_path: Path, lie: Same, 
     """Neither refused, since clocks are set, nor passed over."""
     path = tmp_path / "b.tar"
     retold(path, measurement=lie)
-    (note,) = cast("tuple[Note, ...]", verdict(path, recompute).recomputed["on_trust"])
+    (note,) = verdict(path, recompute).contents.notes
     assert re.search(told, str(note))
 
 
@@ -706,7 +705,7 @@ def test_a_machine_without_a_limit(tmp_path: Path) -> None:
     retold(path, measurement=faster, ceilings=())
     refused(path, "is faster than the vendor's peak of its GPUs", recompute)
     retold(path, ceilings=())
-    (note,) = cast("tuple[Note, ...]", verdict(path, recompute).recomputed["on_trust"])
+    (note,) = verdict(path, recompute).contents.notes
     assert str(note).startswith("pythia-160m: no limit of its machine was measured")
 
 
@@ -721,7 +720,7 @@ def test_what_only_another_version_knows_is_told(tmp_path: Path, lie: Any, told:
     """Or what somebody says that another version knows: neither refused nor passed over."""
     path = tmp_path / "b.tar"
     retold(path, bench_version="0.0.9", **lie)
-    (note, *_) = cast("tuple[Note, ...]", verdict(path, recompute).recomputed["on_trust"])
+    (note, *_) = verdict(path, recompute).contents.notes
     assert note.model == "pythia-160m"
     assert note.text.startswith(told)
     assert note.text.endswith("it is by bench '0.0.9': taken on trust")

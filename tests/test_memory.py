@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.bundle.verdict import RunContents
 from bench.bundle.verify import Verdict
 from bench.planning.memory_prediction import host_bytes, predict_bytes, state_bytes
-from bench.records.run_results import Results
 from bench.report.read_bundles import check_all
 from bench.training.methods import known_methods, memory_saving_settings
 from bench.training.models import Model, Parts
@@ -55,8 +55,10 @@ def bundles() -> list[Path]:
 def test_a_committed_bundle_verifies_and_its_peaks_are_predicted_within_15_percent(path: Path) -> None:
     ((_, verdict),) = check_all([path], None)
     assert isinstance(verdict, Verdict), verdict
-    results = verdict.recomputed.get("results")  # None: of a node check
-    for trial in results.trials if isinstance(results, Results) else ():
+    if not isinstance(verdict.contents, RunContents):  # a node check
+        return
+    results = verdict.contents.results
+    for trial in results.trials:
         # A method may be gone since; of what CUDA graphs keep, the peaks of that bundle do not tell.
         graphs = "TORCHINDUCTOR_CUDAGRAPHS" in (results.node.switches or {})
         if trial.estimate and not graphs and known_methods().keys() >= {*trial.setting}:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from bench.base.errors import VerificationFailed
+from bench.base.stamps import utc
 from bench.base.strict_json import canonical_json
-from bench.bundle.statement import build_statement, parse_statement, utc
+from bench.bundle.statement import build_statement, parse_statement
 from tests.bundles import predicate
 
 SUBJECTS = {"samples.jsonl": "b" * 64, "manifest.json": predicate().manifest_sha256}

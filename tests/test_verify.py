@@ -10,7 +10,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,17 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.base.errors import BadInput, BenchError, VerificationFailed
-from bench.base.strict_json import to_json
 from bench.bundle.handshake import BUNDLE_NAMESPACE
-from bench.bundle.held_to_manifest import Note
 from bench.bundle.pack import write_bundle
 from bench.bundle.tar_format import ENVELOPE, MAX_LINE_BYTES, SIGNATURE, STATEMENT
-from bench.bundle.verdict import TO_TRUST
+from bench.bundle.verdict import TO_TRUST, Note
 from bench.bundle.verify import Files, Rules, verify_bundle
 from bench.signing.ssh_keys import PublicKey
 from bench.signing.sshsig import sign
 from tests.authority import OPERATOR, UNTIL, certified, contents, received, trusting
-from tests.bundles import FILES, KEY, check, nothing, packed
+from tests.bundles import FILES, KEY, MadeUpContents, check, nothing, packed
 from tests.fuzz import Targets
 from tests.large import large_bundle, peak_bytes
 
@@ -53,7 +51,7 @@ def refused(path: Path, why: str) -> None:
 
 
 def test_a_valid_bundle_without_trust(path: Path) -> None:
-    verdict = verify_bundle(path, lambda files: {"samples": 1234})
+    verdict = verify_bundle(path, lambda files: MadeUpContents(samples=1234))
     assert verdict.to_lines() == [
         "valid      7 files, 1,234 samples; every summary recomputed and equal",
         f"signed     run 7f3a2c by {PUBLIC.fingerprint}",
@@ -61,7 +59,7 @@ def test_a_valid_bundle_without_trust(path: Path) -> None:
         f"           {TO_TRUST}",
         "level      self: integrity is proven; origin, freshness and the node's honesty are not",
     ]
-    document = to_json(verdict)
+    document = verdict.to_json()
     assert isinstance(document.pop("statement_sha256"), str)
     assert isinstance(document.pop("manifest_sha256"), str)
     assert document == {
@@ -140,14 +138,14 @@ def test_an_incomplete_run_says_so(tmp_path: Path) -> None:
 
 def test_what_is_taken_on_trust_is_told_wherever_a_verdict_is(path: Path) -> None:
     """To the operator who receives it, too: his receipt goes with it."""
-    noted = verify_bundle(path, lambda files: {"on_trust": (Note("tiny", "counted as it ran"),)})
+    noted = verify_bundle(path, lambda files: MadeUpContents(notes=(Note("tiny", "counted as it ran"),)))
     assert noted.to_lines()[-1] == "on trust   tiny: counted as it ran"
 
 
 def test_summaries_are_recomputed_from_what_was_signed(path: Path) -> None:
     seen: dict[str, bytes] = {}
 
-    def recompute(files: Files) -> Mapping[str, object]:
+    def recompute(files: Files) -> MadeUpContents:
         seen.update({name: files.read(name) for name in FILES})
         raise VerificationFailed("its median is 3, not 2", where="results.json")
 
@@ -158,7 +156,7 @@ def test_summaries_are_recomputed_from_what_was_signed(path: Path) -> None:
 
 
 def test_a_summary_is_only_asked_for_when_all_else_holds(path: Path) -> None:
-    def recompute(files: Files) -> Mapping[str, object]:
+    def recompute(files: Files) -> MadeUpContents:
         raise AssertionError("must not be reached")
 
     path.write_bytes(path.read_bytes().replace(b"0.25", b"0.24", 1))
@@ -196,7 +194,7 @@ def test_a_line_without_an_end_is_refused(path: Path) -> None:
 def test_a_file_changed_while_it_is_verified_is_noticed(path: Path, whole: bool) -> None:
     packed(path, {**FILES, "samples.jsonl": b"0.25\n" * 10_000})
 
-    def recompute(files: Files) -> Mapping[str, object]:
+    def recompute(files: Files) -> MadeUpContents:
         path.write_bytes(path.read_bytes().replace(b"0.25", b"0.24", 1))
         return {"x": files.read("samples.jsonl") if whole else list(files.lines("samples.jsonl"))}
 

@@ -5,15 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
-from typing import Any
 
-from bench.base.strict_json import from_json, strict_loads
-
-
-@cache
-def read_data(name: str) -> Any:
-    return strict_loads((files("bench.data") / name).read_bytes())
+from bench.base.shipped_data import read_data
+from bench.base.strict_json import from_json
 
 
 @dataclass(frozen=True, slots=True)

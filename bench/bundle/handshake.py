@@ -10,14 +10,12 @@ receipt.json                          the nonce is consumed; the operator counte
 
 from __future__ import annotations
 
-import hashlib
-import re
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from bench.base.errors import VerificationFailed
+from bench.base.stamps import is_nonce, is_run_id, is_sha256, sha256
 from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads, to_json
-from bench.bundle.statement import is_nonce, is_run_id
 from bench.signing.ssh_keys import Certificate, FormatError, PublicKey, Signer
 from bench.signing.sshsig import sign, verify
 
@@ -29,7 +27,6 @@ NONCE_OPTION = "bench-nonce@v1"
 # How much longer than between challenge and receipt a run may claim to have lasted: clocks drift a little.
 DRIFT_SECONDS = 60
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 T = TypeVar("T", "Challenge", "Request", "Receipt")
 
 
@@ -155,10 +152,6 @@ def certificate_fault(certificate: Certificate, run_id: str, nonce: str) -> str 
     return None
 
 
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
 # --- the receipt ----------------------------------------------------------------------------------------
 
 
@@ -173,6 +166,6 @@ def receipt_fault(
     if receipt.certificate_sha256 != sha256(cert.blob):
         return "is for another certificate"
     in_order = 0 <= receipt.challenged_at <= receipt.received_at
-    if not in_order or not _SHA256.fullmatch(receipt.ledger.sha256):
+    if not in_order or not is_sha256(receipt.ledger.sha256):
         return "contradicts itself"
     return None

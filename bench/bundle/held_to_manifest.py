@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bench import __version__
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import DecodeError, from_json, strict_loads, to_json
+from bench.bundle.verdict import Note
 from bench.planning.manifest import resolve_models
 from bench.records.trial import Image, NodeFacts, Timing, Trial
 from bench.training.methods import arithmetic
@@ -24,17 +25,6 @@ from bench.training.models.own_models import INERT, TOKENS, family_of
 
 if TYPE_CHECKING:
     from bench.records.run_results import Results
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """What a verifier has to take on trust, in words."""
-
-    model: str | None  # None: of the whole run
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.model}: {self.text}" if self.model else self.text
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ A node signs what it likes. What it says is shown as lines of reports, copied in
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import VerificationFailed
@@ -14,7 +14,8 @@ from bench.base.form_mistakes import line_breaks
 from bench.base.gpu_catalogue import gpu_named
 from bench.base.strict_json import strict_loads
 from bench.bundle.handshake import DRIFT_SECONDS
-from bench.bundle.held_to_manifest import Note
+from bench.bundle.statement import identity_of
+from bench.bundle.verdict import Note
 from bench.records.trial import Measurement, NodeFacts
 from bench.training.methods import known_methods
 
@@ -113,16 +114,6 @@ def _require_label(trial: TrialResult) -> None:
     if not fits:
         told = " + ".join(setting) or "naive"
         raise VerificationFailed(f"trial {trial.id} is labelled {trial.label!r:.60}, its setting is {told}")
-
-
-def identity_of(node: NodeFacts, gpus: Sequence[str] | None = None) -> dict[str, Any]:
-    """As a statement names a machine; `gpus` are those of all that the run was on, if there were several."""
-    return {
-        "gpus": [gpu.uuid for gpu in node.gpus] if gpus is None else list(gpus),
-        "driver": node.driver,
-        "cpu": node.cpu,
-        "image": node.image.config if node.image else None,
-    }
 
 
 def require_same_node(node: NodeFacts, signed: Mapping[str, Any]) -> None:

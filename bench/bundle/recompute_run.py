@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import VerificationFailed
+from bench.base.stamps import utc
 from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.bundle.held_to_manifest import Held, check_image
 from bench.bundle.plausibility import (
@@ -17,7 +18,8 @@ from bench.bundle.plausibility import (
     require_possible,
     require_same_node,
 )
-from bench.bundle.statement import Predicate, utc
+from bench.bundle.statement import Predicate
+from bench.bundle.verdict import RunContents
 from bench.records.fastest import winner
 from bench.records.run_results import (
     SCHEMA,
@@ -38,20 +40,15 @@ if TYPE_CHECKING:
 ROUNDING = 1e-9  # mathematics libraries differ in the last digits; nothing else may
 
 
-def recompute(files: Files) -> Mapping[str, Any]:
+def recompute_run(document: Any, files: Files) -> RunContents:
     """Every summary of results.json again, from samples.jsonl; VerificationFailed where one differs.
 
-    In memory is one line of samples at a time, so that no bundle is too large to be checked.
+    `document` is results.json as parsed. Only one line of samples is in memory at a time, so that a bundle of
+    any size can be checked.
     """
+    _check_schema(document)
+    require_plain(document, files)
     try:
-        document = strict_loads(files.read("results.json"))
-        if isinstance(document, dict) and document.get("schema") == "bench/check-results/v1":
-            from bench.node_check.check_results import recompute as judge_again  # brings every check
-
-            require_plain(document, files)
-            return judge_again(files)
-        _check_schema(document)
-        require_plain(document, files)
         results = from_json(Results, document)
     except DecodeError as error:
         raise VerificationFailed(f"does not have its form: {error}", where="results.json") from None
@@ -65,7 +62,7 @@ def recompute(files: Files) -> Mapping[str, Any]:
         raise VerificationFailed(message) from None
 
 
-def _recompute(results: Results, files: Files) -> Mapping[str, Any]:
+def _recompute(results: Results, files: Files) -> RunContents:
     require_same_run(results.run, results.node, files.run)
     require_possible(results)
     require_limits(results)
@@ -92,13 +89,13 @@ def _recompute(results: Results, files: Files) -> Mapping[str, Any]:
     spent = sum(s.seconds for s in all_of_it)
     spent += sum(t.proof.seconds for t in results.trials if t.proof)
     told = doubts(results, (s.first for s in all_of_it), spent)
-    return {
-        "results": results,
-        "samples": sum(s.samples for s in all_of_it),
-        "measured_seconds": spent,
-        "on_trust": (*held.notes, *told),
-        "slowed": _slowed(files, held.gpus, measured),
-    }
+    return RunContents(
+        results=results,
+        samples=sum(s.samples for s in all_of_it),
+        measured_seconds=spent,
+        notes=(*held.notes, *told),
+        slowed=_slowed(files, held.gpus, measured),
+    )
 
 
 def _slowed(files: Files, gpus: int, measured: Mapping[str, Summarised]) -> Mapping[str, Slowed]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from bench.base.errors import VerificationFailed
+from bench.base.stamps import is_nonce, is_run_id, is_sha256
 from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads, to_json
+from bench.records.trial import NodeFacts
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 # in-toto asks for a URI that nobody else can mean. A random UUID is one without a host to own and keep.
@@ -22,9 +23,7 @@ PREDICATE_SCHEMA: Literal["bench/run/v2"] = "bench/run/v2"
 PREDICATE_TYPE = _PREDICATE_URN + PREDICATE_SCHEMA
 Level = Literal["self", "operator"]
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _SUBJECT = re.compile(r"[a-z0-9._/-]{1,100}")
-_RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 
 
@@ -46,19 +45,6 @@ class Predicate:
 class Statement(NamedTuple):
     subjects: Mapping[str, str]  # file name -> sha256
     predicate: Predicate
-
-
-def utc(unix_seconds: float) -> str:
-    """The time as a statement writes it."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_seconds))
-
-
-def is_nonce(text: str) -> bool:
-    return _SHA256.fullmatch(text) is not None
-
-
-def is_run_id(text: str) -> bool:
-    return _RUN_ID.fullmatch(text) is not None
 
 
 def build_statement(subjects: Mapping[str, str], predicate: Predicate) -> bytes:
@@ -119,7 +105,7 @@ def _check_versions(document: Any) -> None:
 
 def _statement_fault(subjects: Mapping[str, str], predicate: Predicate) -> str | None:
     for name, sha256 in subjects.items():
-        if not _SUBJECT.fullmatch(name) or not _SHA256.fullmatch(sha256):
+        if not _SUBJECT.fullmatch(name) or not is_sha256(sha256):
             return f"the subject {name!r:.80} has a bad name or sha256"
     if subjects.get("manifest.json") != predicate.manifest_sha256:
         return "manifest_sha256 is not the digest of manifest.json"
@@ -133,3 +119,13 @@ def _statement_fault(subjects: Mapping[str, str], predicate: Predicate) -> str |
     if predicate.nonce is not None and (predicate.schema == FIRST or not is_nonce(predicate.nonce)):
         return "its nonce is none"
     return None
+
+
+def identity_of(node: NodeFacts, gpus: Sequence[str] | None = None) -> dict[str, Any]:
+    """As a statement names a machine; `gpus` are those of all that the run was on, if there were several."""
+    return {
+        "gpus": [gpu.uuid for gpu in node.gpus] if gpus is None else list(gpus),
+        "driver": node.driver,
+        "cpu": node.cpu,
+        "image": node.image.config if node.image else None,
+    }

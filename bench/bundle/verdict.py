@@ -3,16 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Generic, Protocol, TypeVar
 
+from bench.base.strict_json import to_json
 from bench.bundle.statement import Level
-from bench.records.slowdown import slowed_lines, slowed_of
+from bench.records.run_results import Results
+from bench.records.slowdown import Slowed, slowed_lines
 
 TO_TRUST = "bench keys trust FILE --as NAME keeps the public key of whoever you trust; --trust names a list"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Note:
+    """What a verifier has to take on trust, in words."""
+
+    model: str | None  # None: of the whole run
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.model}: {self.text}" if self.model else self.text
+
+
+class Contents(Protocol):
+    """What recomputing a bundle returns, whatever the bundle is of."""
+
+    @property
+    def samples(self) -> int: ...
+
+    @property
+    def measured_seconds(self) -> float:
+        """The time that all samples together took."""
+        ...
+
+    @property
+    def notes(self) -> tuple[Note, ...]: ...
+
+    @property
+    def slowed(self) -> Mapping[str, Slowed]:
+        """Trials during which a GPU was held back, by their ids."""
+        ...
+
+    def facts(self) -> dict[str, object]:
+        """What `bench verify --json` has under "recomputed"."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunContents:
+    """A run that trained models, as its samples show it."""
+
+    results: Results
+    samples: int
+    measured_seconds: float
+    notes: tuple[Note, ...]
+    slowed: Mapping[str, Slowed]
+
+    def facts(self) -> dict[str, object]:
+        return {
+            "samples": self.samples,
+            "measured_seconds": self.measured_seconds,
+            "on_trust": self.notes,
+            "slowed": self.slowed,
+        }
+
+
+C = TypeVar("C", bound=Contents)
+C_co = TypeVar("C_co", bound=Contents, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict(Generic[C_co]):
     """What was proven of a bundle. There is none of a bundle that failed: that is an error."""
 
     path: str
@@ -37,22 +98,25 @@ class Verdict:
     ended_at: str
     manifest_sha256: str
     statement_sha256: str
-    recomputed: Mapping[str, object]
+    contents: C_co
 
     def to_lines(self) -> list[str]:
-        samples = self.recomputed.get("samples")
-        counted = f", {samples:,} samples" if isinstance(samples, int) else ""
+        counted = f"{self.files:,} files, {self.contents.samples:,} samples"
         lines = [
-            f"valid      {self.files:,} files{counted}; every summary recomputed and equal",
+            f"valid      {counted}; every summary recomputed and equal",
             *self._signatures(),
             f"level      {self._level()}",
         ]
         if not self.complete:
             lines.append("incomplete the run ended before its plan did")
-        notes = self.recomputed.get("on_trust")
-        if isinstance(notes, tuple):
-            lines += [f"on trust   {note}" for note in notes]
-        return lines + [f"SLOWED     {line}" for line in slowed_lines(slowed_of(self))]
+        lines += [f"on trust   {note}" for note in self.contents.notes]
+        return lines + [f"SLOWED     {line}" for line in slowed_lines(self.contents.slowed)]
+
+    def to_json(self) -> dict[str, object]:
+        """The document of `bench verify --json`, but for the bundle's validity."""
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "contents"}
+        document: dict[str, object] = to_json(named | {"recomputed": self.contents.facts()})
+        return document
 
     def _signatures(self) -> list[str]:
         voucher = f", trusted by {self.trusted_by}" if self.trusted else ""

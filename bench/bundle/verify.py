@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.base.errors import Untrusted, VerificationFailed
+from bench.base.stamps import utc
 from bench.bundle.handshake import (
     BUNDLE_NAMESPACE,
     DRIFT_SECONDS,
@@ -22,7 +23,7 @@ from bench.bundle.handshake import (
     read,
     receipt_fault,
 )
-from bench.bundle.statement import FIRST, Predicate, Statement, parse_statement, utc
+from bench.bundle.statement import FIRST, Predicate, Statement, parse_statement
 from bench.bundle.tar_format import (
     CERTIFICATE,
     ENVELOPE,
@@ -36,7 +37,7 @@ from bench.bundle.tar_format import (
     open_bundle,
     payload_fault,
 )
-from bench.bundle.verdict import Verdict
+from bench.bundle.verdict import C, Contents, Verdict
 from bench.signing.dsse import verify_own
 from bench.signing.ssh_keys import Certificate
 from bench.signing.sshsig import Signed, verify
@@ -96,7 +97,7 @@ class Files:
             raise VerificationFailed("changed while it was verified", where=name)
 
 
-Recompute = Callable[[Files], Mapping[str, object]]
+Recompute = Callable[[Files], C]
 
 
 # --- who signed, and who says so ------------------------------------------------------------------------
@@ -197,10 +198,10 @@ def _check_run(statement: Statement, data: bytes, origin: Origin, enveloped: boo
         raise VerificationFailed(f"the receipt {fault}")
 
 
-def check_time(seen: int, recomputed: Mapping[str, object]) -> None:
-    """No more was measured than fits between challenge and receipt, by the operator's clock."""
-    measured = recomputed.get("measured_seconds")
-    if isinstance(measured, float) and measured > seen + DRIFT_SECONDS:
+def check_time(seen: int, contents: Contents) -> None:
+    """Refuse more measured time than lies between challenge and receipt, by the operator's clock."""
+    measured = contents.measured_seconds
+    if measured > seen + DRIFT_SECONDS:
         message = (
             f"its samples take {measured:.0f} s, but the operator saw {seen} s from challenge to receipt"
         )
@@ -224,11 +225,11 @@ def _check_files(bundle: Bundle, subjects: Mapping[str, str]) -> None:
 # --- the verdict ----------------------------------------------------------------------------------------
 
 
-def verify_bundle(path: Path, recompute: Recompute, rules: Rules | None = None) -> Verdict:
+def verify_bundle(path: Path, recompute: Recompute[C], rules: Rules | None = None) -> Verdict[C]:
     """The verdict, or VerificationFailed with the file and the reason.
 
     `recompute` gets the payload files, and derives every summary once more from the raw samples; it raises
-    VerificationFailed if one differs. What it returns goes into the verdict.
+    VerificationFailed if one differs. What it returns is the contents of the verdict.
     """
     with open_bundle(path) as bundle:
         data = bundle.read(STATEMENT)
@@ -236,10 +237,10 @@ def verify_bundle(path: Path, recompute: Recompute, rules: Rules | None = None) 
         statement = parse_statement(data)
         _check_run(statement, data, origin, ENVELOPE in bundle.members)
         _check_files(bundle, statement.subjects)
-        recomputed = recompute(Files(bundle, statement))
+        contents = recompute(Files(bundle, statement))
         if receipt := origin.receipt:
-            check_time(receipt.received_at - receipt.challenged_at, recomputed)
-        return _verdict(path, bundle, statement.predicate, data, origin, recomputed)
+            check_time(receipt.received_at - receipt.challenged_at, contents)
+        return _verdict(path, bundle, statement.predicate, data, origin, contents)
 
 
 def _verdict(
@@ -248,8 +249,8 @@ def _verdict(
     run: Predicate,
     statement: bytes,
     origin: Origin,
-    recomputed: Mapping[str, object],
-) -> Verdict:
+    contents: C,
+) -> Verdict[C]:
     certificate, receipt = origin.signed.certificate, origin.receipt
     trusted = origin.trusted_by is not None
     return Verdict(
@@ -275,5 +276,5 @@ def _verdict(
         ended_at=run.ended_at,
         manifest_sha256=run.manifest_sha256,
         statement_sha256=hashlib.sha256(statement).hexdigest(),
-        recomputed=recomputed,
+        contents=contents,
     )

@@ -43,8 +43,9 @@ class Request:
 def check(request: Request) -> int:
     from bench.node_check import check_manifest
     from bench.runner.check import history
-    from bench.runner.check.check_node import Asked, check_node
+    from bench.runner.check.check_node import check_node
     from bench.runner.check.check_progress import CheckProgress
+    from bench.runner.check.request import CheckRequest
 
     asked_for = check_manifest.load(request.manifest)
     _check_names(request.skip, asked_for.require)
@@ -56,7 +57,7 @@ def check(request: Request) -> int:
     for reason in refused if request.history else ():
         talk.say(f"not used as history: {reason}")
     done = check_node(
-        Asked(
+        CheckRequest(
             asked_for, request.level or asked_for.level, request.out, "cpu" if request.on_cpu else "cuda",
             request.skip, request.scratch, past,
         ),

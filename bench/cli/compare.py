@@ -11,12 +11,12 @@ from typing import Literal
 from bench.base.errors import BadInput, BenchError, printable
 from bench.base.gpu_catalogue import GpuModel, find_gpu_model, gpu_models
 from bench.base.strict_json import pretty_json, to_json
-from bench.bundle.verdict import Verdict
-from bench.node_check.check_results import judged
+from bench.bundle.verdict import RunContents, Verdict
+from bench.node_check.check_results import CheckContents
 from bench.node_check.fleet import Fleet, compare_fleet
 from bench.node_check.fleet_member import Seen, seen_of
 from bench.node_check.judging.finding import EXITS
-from bench.report.compare.compared_rows import Row, gather, rows_of
+from bench.report.compare.compared_rows import ComparedRun, Row, gather, rows_of
 from bench.report.compare.comparison import Comparison, Refused, compare_rows
 from bench.report.compare.decision import Wish
 from bench.report.compare.offers import Terms
@@ -125,9 +125,11 @@ def gather_all(request: Request) -> tuple[Comparison, Fleet | None]:
     return comparison, compare_fleet(checks) if checks else None
 
 
-def _look(path: Path, verdict: Verdict) -> tuple[Row, ...] | Seen:
-    check = judged(verdict)
-    return seen_of(path, check) if check else rows_of(path, verdict)
+def _look(path: Path, verdict: Verdict[ComparedRun | CheckContents]) -> tuple[Row, ...] | Seen:
+    contents = verdict.contents
+    if isinstance(contents, CheckContents):
+        return seen_of(path, contents)
+    return rows_of(path, verdict, contents)
 
 
 def _show_fleet(fleet: Fleet, request: Request) -> int:
@@ -185,8 +187,9 @@ def _wanted(text: str) -> tuple[GpuModel, int]:
 
 
 def _print_settings(request: Request) -> None:
-    from bench.report.read_bundles import check_all, section
+    from bench.report.read_bundles import check_all
+    from bench.report.text.run_table import section
 
     for path, verdict in check_all(request.bundles, request.lists):
-        if not isinstance(verdict, BenchError) and judged(verdict) is None:
-            print(printable(f"\n{section(path, verdict)}"))
+        if not isinstance(verdict, BenchError) and isinstance(verdict.contents, RunContents):
+            print(printable(f"\n{section(path, verdict, verdict.contents)}"))

@@ -12,12 +12,13 @@ from bench.base.errors import BadInput, BenchError, EnvironmentCannot, Verificat
 from bench.bundle.held_to_manifest import read_asked
 from bench.bundle.tar_format import open_bundle
 from bench.cli.run_and_plan import sealer, signed_text
+from bench.node_check.recompute_any import results_of
 from bench.planning.manifest import parse_manifest
 from bench.records.fastest import fastest, rival
 from bench.records.run_results import Results, TrialResult
 from bench.records.text import interval_text
 from bench.records.trial import NodeFacts, Trial
-from bench.report.read_bundles import Lists, check_all, results_of
+from bench.report.read_bundles import Lists, check_all
 
 if TYPE_CHECKING:
     from bench.report.reproduce.show import Subject

@@ -11,10 +11,11 @@ from pathlib import Path
 from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed, one_line
 from bench.base.files import open_regular, write_whole
 from bench.base.paths import ALLOWED_SIGNERS, REVOKED, config_path, ledger_path
+from bench.base.stamps import utc
 from bench.bundle.handshake import Request, read, write
-from bench.bundle.statement import utc
 from bench.node_check.any_manifest import load_any
 from bench.node_check.check_manifest import CheckManifest
+from bench.node_check.recompute_any import recompute
 from bench.operator import certify_and_receive, keyring
 from bench.operator.ledger import Ledger
 from bench.operator.ssh_keygen import OperatorKey
@@ -75,7 +76,8 @@ def receive(bundle: Path, out: Path | None, key: Path | None, ledger: Path | Non
     own = config_path(REVOKED)
     revoked = (Revoked.from_file(own),) if own and own.exists() else ()
     with _ledger(ledger) as opened:
-        verdict = certify_and_receive.receive(opened, found, bundle, out or bundle, int(time.time()), revoked)
+        now = int(time.time())
+        verdict = certify_and_receive.receive(opened, found, bundle, out or bundle, now, recompute, revoked)
     print(verdict.path, *map(one_line, verdict.to_lines()), sep="\n")
     return 0
 

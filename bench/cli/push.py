@@ -31,7 +31,7 @@ from bench.signing.key_file import default_key_path, load_or_make_key
 from bench.signing.revocation import Revoked
 
 if TYPE_CHECKING:
-    from bench.records.run_results import Results
+    pass
 
 THIS_MACHINE = Host("this machine", "localhost")
 
@@ -215,13 +215,10 @@ def _report(results: Sequence[Result], push_id: str, order: Order | None, *, as_
 
 
 def _show_one(result: Result) -> None:
-    found = results_of(result)
-    if found is not None:
-        from bench.records.slowdown import slowed_of
+    if result.trained is not None:
         from bench.report.text.run_table import results_table
 
-        assert result.verdict is not None
-        print(printable(results_table(found, slowed_of(result.verdict))))
+        print(printable(results_table(result.trained.results, result.trained.slowed)))
     if result.checked is not None:
         from bench.report.text.check_text import text
 
@@ -247,10 +244,3 @@ def _show_many(results: Sequence[Result]) -> None:
     bundles = [str(result.bundle) for result in results if result.bundle]
     if len(bundles) > 1:
         print(f"bench compare {Path(bundles[0]).parent} ranks them", file=sys.stderr)
-
-
-def results_of(result: Result) -> Results | None:
-    from bench.records.run_results import Results
-
-    found = result.verdict.recomputed.get("results") if result.verdict else None
-    return found if isinstance(found, Results) else None

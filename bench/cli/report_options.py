@@ -119,7 +119,8 @@ def _add_lists(command: argparse.ArgumentParser) -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from bench.report.read_bundles import Lists, verify
+    from bench.cli.verify import verify
+    from bench.report.read_bundles import Lists
 
     return verify(arguments.bundles, Lists(arguments.trust, arguments.revoked), arguments.json)
 

@@ -14,18 +14,18 @@ from bench.base.gpu_catalogue import find_gpu_model, gpu_models
 from bench.base.paths import making_folders
 from bench.base.strict_json import pretty_json, to_json
 from bench.cli.arguments import is_host_and_port
+from bench.node_check.recompute_any import AnyVerdict, results_of
 from bench.planning.manifest import Manifest, load_manifest
 from bench.planning.plan import Cell, Plan, make_plan, target_of
-from bench.records.slowdown import Slowed, slowed_of
+from bench.records.fastest import without_figures
+from bench.records.slowdown import Slowed
 from bench.records.text import batch_text, bytes_text, figures
-from bench.report.read_bundles import results_of
-from bench.report.text.run_table import results_table, without_figures
+from bench.report.text.run_table import results_table
 from bench.training.methods import Target
 from bench.training.models import known_models
 from bench.training.models.dry_build import rehearse
 
 if TYPE_CHECKING:
-    from bench.bundle.verdict import Verdict
     from bench.records.run_results import Results
     from bench.runner.processes.nodes import Nodes
     from bench.runner.run.execute import Finished
@@ -119,9 +119,9 @@ def _show(results: Results, bundle: Path, slowed: Mapping[str, Slowed], as_json:
         print(printable(f"no figure for {model}: {reason}"), file=sys.stderr)
 
 
-def _finished_before(bundle: Path, verdict: Verdict, as_json: bool) -> int:
+def _finished_before(bundle: Path, verdict: AnyVerdict, as_json: bool) -> int:
     """There is nothing to measure, and nothing to sign."""
-    _show(results_of(verdict), bundle, slowed_of(verdict), as_json)
+    _show(results_of(verdict), bundle, verdict.contents.slowed, as_json)
     then = "received" if verdict.received_at else "bench receive countersigns it"
     print(f"bundle {bundle}   certified by {verdict.certified_by}, {then}", file=sys.stderr)
     print("this run was finished before: nothing was measured, nothing written", file=sys.stderr)

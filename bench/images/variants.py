@@ -8,7 +8,7 @@ from functools import cache
 from typing import Literal
 
 from bench.base.errors import BadInput, nearest
-from bench.base.gpu_catalogue import read_data
+from bench.base.shipped_data import read_data
 from bench.base.strict_json import from_json
 
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
 from bench.bundle.held_to_manifest import check_image
-from bench.bundle.plausibility import require_lines
+from bench.bundle.plausibility import require_lines, require_plain
 from bench.bundle.recompute_run import require_same_run
+from bench.bundle.verdict import Note
 from bench.node_check.check_manifest import CheckManifest, read
 from bench.node_check.checks import known_checks, not_read
 from bench.node_check.judging import Level
@@ -26,10 +27,10 @@ from bench.node_check.judging.finding import Finding, Verdict, overall
 from bench.node_check.judging.standards import Expect, Past, Profile, Standards, profile_for
 from bench.node_check.rules_digest import rules_digest
 from bench.records.run_results import RunFacts
+from bench.records.slowdown import Slowed
 from bench.records.trial import NodeFacts
 
 if TYPE_CHECKING:
-    from bench.bundle.verdict import Verdict as Bundled
     from bench.bundle.verify import Files
 
 SCHEMA: Literal["bench/check-results/v1"] = "bench/check-results/v1"
@@ -112,25 +113,36 @@ def readings_bytes(readings: Mapping[str, Reading]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A verified node check: its results, and the evidence that they follow from."""
+class CheckContents:
+    """A node check, judged again from its readings."""
 
-    results: CheckResults  # by these rules
+    results: CheckResults  # by the rules of this version
     evidence: Evidence
-    claimed: Verdict  # what the bundle says; only by other rules may it be another
-    shipped_profile: bool  # it was held against what this bench would hold it against
+    claimed: Verdict  # what the bundle says; it may differ only where the bundle was judged by other rules
+    shipped_profile: bool  # the bundle was judged against the profile that this version has
+    samples: int
+    measured_seconds: float
+    notes: tuple[Note, ...] = ()
+    slowed: Mapping[str, Slowed] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, object]:
+        return {
+            "samples": self.samples,
+            "measured_seconds": self.measured_seconds,
+            "check_verdict": self.results.verdict,
+            "claimed_verdict": self.claimed,
+            "shipped_profile": self.shipped_profile,
+        }
 
 
-def judged(verdict: Bundled) -> Judged | None:
-    """What a verified bundle holds, if it is of a node check."""
-    found = verdict.recomputed.get("check")
-    return found if isinstance(found, Judged) else None
+def recompute_check(document: Any, files: Files) -> CheckContents:
+    """Every verdict again, from the readings; VerificationFailed where one differs by the same rules.
 
-
-def recompute(files: Files) -> Mapping[str, Any]:
-    """Every verdict again, from the readings; VerificationFailed where one differs by the same rules."""
+    `document` is results.json as parsed.
+    """
+    require_plain(document, files)
     try:
-        results = from_json(CheckResults, strict_loads(files.read("results.json")))
+        results = from_json(CheckResults, document)
         if results.manifest_digest != "sha256:" + files.sha256["manifest.json"]:
             raise VerificationFailed("the results are of another manifest")
         manifest = files.read("manifest.json")
@@ -157,13 +169,15 @@ def recompute(files: Files) -> Mapping[str, Any]:
     else:
         results = replace(results, findings=findings, verdict=overall(findings))
     spent = sum(r.ended_at - r.started_at for r in readings if r.reason is None and r.ended_at > r.started_at)
-    return {
-        "check": Judged(results, evidence, claimed, results.profile == profile_for(results.node.gpus)),
-        "samples": sum(
-            len(f["samples"]) for r in readings if r.reason is None for f in r.data.get("figures", ())
-        ),
-        "measured_seconds": float(spent),
-    }
+    figures = [figure for r in readings if r.reason is None for figure in r.data.get("figures", ())]
+    return CheckContents(
+        results=results,
+        evidence=evidence,
+        claimed=claimed,
+        shipped_profile=results.profile == profile_for(results.node.gpus),
+        samples=sum(len(figure["samples"]) for figure in figures),
+        measured_seconds=float(spent),
+    )
 
 
 def _require_asked(asked: CheckManifest, results: CheckResults) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.bundle.statement import utc
-from bench.node_check.check_results import Judged
+from bench.base.stamps import utc
+from bench.node_check.check_results import CheckContents
 from bench.node_check.judging.evidence import BEFORE, Evidence
 from bench.node_check.judging.finding import Finding
 
@@ -49,8 +49,8 @@ class Seen:
         return Path(self.path).stem
 
 
-def seen_of(path: Path, judged: Judged) -> Seen:
-    results, evidence = judged.results, judged.evidence
+def seen_of(path: Path, check: CheckContents) -> Seen:
+    results, evidence = check.results, check.evidence
     # One that is lost does not say who it is: what stands in its place is no name, the same on every node.
     uuids = {str(gpu.index): gpu.uuid for gpu in results.node.gpus if gpu.memory_bytes}
     identity = " ".join(sorted(uuids.values())) or f"run {results.run.id}"

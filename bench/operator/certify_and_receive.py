@@ -6,13 +6,12 @@ import secrets
 from pathlib import Path
 
 from bench.base.errors import BadInput, VerificationFailed
-from bench.bundle.handshake import RECEIPT_NAMESPACE, Challenge, Receipt, check_request, sha256, write
+from bench.base.stamps import sha256, utc
+from bench.bundle.handshake import RECEIPT_NAMESPACE, Challenge, Receipt, check_request, write
 from bench.bundle.pack import Source, Stored, write_bundle
-from bench.bundle.recompute_run import recompute
-from bench.bundle.statement import utc
 from bench.bundle.tar_format import RECEIPT, RECEIPT_SIGNATURE, open_bundle
-from bench.bundle.verdict import Verdict
-from bench.bundle.verify import Rules, check_time, verify_bundle
+from bench.bundle.verdict import C, Contents, Verdict
+from bench.bundle.verify import Recompute, Rules, check_time, verify_bundle
 from bench.operator.ledger import Ledger, Line
 from bench.operator.ssh_keygen import OperatorKey
 from bench.signing.allowed_signers import AllowedSigner, TrustPolicy
@@ -64,8 +63,9 @@ def receive(
     bundle: Path,
     out: Path,
     now: int,
+    recompute: Recompute[C],
     revoked: tuple[Revoked, ...] = (),
-) -> Verdict:
+) -> Verdict[C]:
     """Verifies, consumes the nonce, countersigns. Nothing is written before all of it holds.
 
     Again for the same bundle it gives the same receipt; for another bundle of the same challenge, none.
@@ -86,7 +86,9 @@ def receive(
     return verify_bundle(out, recompute, rules)
 
 
-def read_received(key: OperatorKey, bundle: Path, now: int, revoked: tuple[Revoked, ...] = ()) -> Verdict:
+def read_received(
+    key: OperatorKey, bundle: Path, now: int, recompute: Recompute[C], revoked: tuple[Revoked, ...] = ()
+) -> Verdict[C]:
     """One that is here already."""
     return verify_bundle(bundle, recompute, _rules(key, now, revoked))
 
@@ -96,7 +98,7 @@ def _rules(key: OperatorKey, now: int, revoked: tuple[Revoked, ...]) -> Rules:
     return Rules(trust, revoked=revoked, now=float(now))
 
 
-def _consume(ledger: Ledger, verdict: Verdict, bundle: Path, now: int) -> Receipt:
+def _consume(ledger: Ledger, verdict: Verdict[Contents], bundle: Path, now: int) -> Receipt:
     assert verdict.nonce is not None
     assert verdict.certificate_sha256 is not None
     asked = _challenge_of(ledger, verdict.run_id, verdict.nonce)
@@ -108,7 +110,7 @@ def _consume(ledger: Ledger, verdict: Verdict, bundle: Path, now: int) -> Receip
     first = ledger.find("challenged", run_id=verdict.run_id)
     assert first is not None
     line = ledger.find("received", nonce=verdict.nonce)
-    check_time((line.at if line else now) - first.at, verdict.recomputed)
+    check_time((line.at if line else now) - first.at, verdict.contents)
     if line is None:
         facts = {"statement_sha256": verdict.statement_sha256}
         line = ledger.append("received", now, verdict.run_id, verdict.nonce, facts)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.stamps import utc
 from bench.bundle.handshake import BUNDLE_NAMESPACE, NAMESPACE_OPTION, NONCE_OPTION, key_id, principal
-from bench.bundle.statement import utc
 from bench.signing.key_file import default_key_path, public_half
 from bench.signing.ssh_keys import Certificate, FormatError, PublicKey
 from bench.signing.sshsig import verify

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 from bench.base.errors import BadInput, Mistake, in_json, nearest
 from bench.base.files import read_bounded
 from bench.base.form_mistakes import line_breaks
-from bench.base.gpu_catalogue import read_data
+from bench.base.shipped_data import read_data
 from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.records.trial import Proving, Timing
 from bench.training.methods import conflict, known_methods, ordered

@@ -19,7 +19,7 @@ from bench.base.errors import EnvironmentCannot, VerificationFailed
 from bench.base.paths import ledger_path
 from bench.bundle.handshake import Request, read
 from bench.bundle.tar_format import CERTIFICATE, MAX_TOTAL_BYTES
-from bench.bundle.verdict import Verdict
+from bench.node_check.recompute_any import AnyVerdict, recompute
 from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
 from bench.operator.ssh_keygen import OperatorKey
@@ -190,7 +190,7 @@ def fetch(
     key: OperatorKey,
     revoked: tuple[Revoked, ...],
     got: Callable[[int, int], object],
-) -> Verdict:
+) -> AnyVerdict:
     """The bundle, the same bytes as there; verified, its nonce consumed, countersigned."""
     part = record.bundle.with_suffix(".part")
     with (record.mirror / ".fetching").open("wb") as turn:
@@ -198,7 +198,7 @@ def fetch(
             fcntl.flock(turn, fcntl.LOCK_EX)
         _bring(node, record, part, got)
         with _signing, Ledger(ledger_path(Path(record.ledger) if record.ledger else None)) as ledger:
-            verdict = certify_and_receive.receive(ledger, key, part, part, now(), revoked)
+            verdict = certify_and_receive.receive(ledger, key, part, part, now(), recompute, revoked)
         part.replace(record.bundle)
     return verdict
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from bench.base.errors import BenchError
-from bench.bundle.verdict import Verdict
+from bench.bundle.verdict import RunContents
 from bench.node_check.any_manifest import AnyManifest
 from bench.node_check.check_manifest import CheckManifest
-from bench.node_check.check_results import CheckResults, judged
+from bench.node_check.check_results import CheckContents, CheckResults
 from bench.node_check.judging import Level
 from bench.node_check.judging.finding import EXITS, worst
+from bench.node_check.recompute_any import AnyVerdict
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push.hosts import Host
 from bench.push.image_store import Depot
@@ -23,7 +24,7 @@ from bench.push.push_record import Record, Records
 from bench.push.remote import plain
 from bench.push.slurm import Slurm
 from bench.push.training_group import Company
-from bench.records.slowdown import slowed_of, slowed_text
+from bench.records.slowdown import slowed_text
 from bench.signing.revocation import Revoked
 
 Phase = Literal["waiting", "connect", "preflight", "ship", "start", "run", "fetch", "clean", "over"]
@@ -81,7 +82,7 @@ class Result:
     to_send_bytes: int | None = None  # a dry run's
     code: int | None = None  # with which the run ended there
     bundle: Path | None = None
-    verdict: Verdict | None = None
+    verdict: AnyVerdict | None = None
     changed: bool = False
     last: str = ""  # the run's last word
 
@@ -91,13 +92,19 @@ class Result:
     @property
     def checked(self) -> CheckResults | None:
         """What a node check came to, judged here again."""
-        found = judged(self.verdict) if self.verdict else None
-        return found.results if found else None
+        contents = self.verdict.contents if self.verdict else None
+        return contents.results if isinstance(contents, CheckContents) else None
+
+    @property
+    def trained(self) -> RunContents | None:
+        """What a run that trained came to."""
+        contents = self.verdict.contents if self.verdict else None
+        return contents if isinstance(contents, RunContents) else None
 
     @property
     def slowed(self) -> str | None:
         """Of a run that trained: the GPU that was held back most, on one line."""
-        found = slowed_of(self.verdict) if self.verdict else {}
+        found = self.verdict.contents.slowed if self.verdict else {}
         most = max(found.values(), key=lambda one: one.share, default=None)
         return slowed_text(most) if most else None
 

@@ -6,7 +6,7 @@ import shlex
 import time
 
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot, Incomplete, VerificationFailed
-from bench.bundle.verdict import Verdict
+from bench.node_check.recompute_any import AnyVerdict, recompute
 from bench.operator import certify_and_receive
 from bench.push import mirror
 from bench.push.push_record import Record, now
@@ -67,11 +67,12 @@ def was_fetched(t: Traveller, record: Record) -> None:
     """Its bundle is here already."""
     t.but(run_id=record.run_id, bundle=record.bundle, engine=record.engine, image=record.image)
     if t.order.checks:  # a node that failed its check is not well because that was before
-        t.but(verdict=certify_and_receive.read_received(t.order.key, record.bundle, now(), t.shared.revoked))
+        key, revoked = t.order.key, t.shared.revoked
+        t.but(verdict=certify_and_receive.read_received(key, record.bundle, now(), recompute, revoked))
     t.end("unchanged")
 
 
-def _fetched(t: Traveller, record: Record) -> Verdict:
+def _fetched(t: Traveller, record: Record) -> AnyVerdict:
     try:
         return mirror.fetch(t.node, record, t.order.key, t.shared.revoked, t.sent)
     except VerificationFailed as error:  # a certificate that never came, or that expired on the way

@@ -9,7 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bench.base.errors import one_line
 from bench.records.estimate import BETWEEN_PROCESSES, TO_SIGMA, Interval
+from bench.records.run_results import Results, TrialResult, Winner
+from bench.records.text import (
+    failure_text,
+)
 
 if TYPE_CHECKING:
     from bench.records.run_results import TrialResult
@@ -17,14 +22,6 @@ if TYPE_CHECKING:
 FIRM = 0.95  # a fastest that is less sure is told together with its firmest rival
 NEAR = 0.99  # of the fastest: whatever is no faster than this does not matter
 KNOWN = 3  # pairs of processes that BETWEEN_PROCESSES weighs as much as, beside those of a run
-
-
-@dataclass(frozen=True, slots=True)
-class Winner:
-    model: str
-    trial: str | None  # None: none was measured
-    undecided: int  # settings that may yet be faster, when the run ended
-    confidence: float | None  # that no other trial measured is more than a percent faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +83,25 @@ def confidence(best: Interval, others: Sequence[Interval], spread: float = BETWE
 def _below(one: Interval, other: Interval, spread: float) -> float:
     sigma = TO_SIGMA * math.hypot(one.among(spread).half_width, other.among(spread).half_width)
     return 0.5 * (1 + math.erf((other.value - one.value) / (sigma * math.sqrt(2))))
+
+
+def without_figures(results: Results) -> dict[str, str]:
+    """Each model that has no answer, and what came of its last trial, or why there was none."""
+    return {
+        model.name: _why_none(model.name, results)
+        for model in results.models
+        if fastest(trial for trial in results.trials if trial.model == model.name) is None
+    }
+
+
+def _why_none(model: str, results: Results) -> str:
+    trials = [trial for trial in results.trials if trial.model == model]
+    if not trials and any(found.model == model and found.undecided for found in results.winners):
+        return "nothing of it was measured before the run ended"
+    if not trials:
+        skipped = (skip.reason for skip in results.skipped if skip.model == model)
+        return one_line(next(skipped, "nothing was tried"))
+    last = trials[-1]
+    if last.failure is not None:
+        return failure_text(last.failure)
+    return "implausible" if last.estimate else "too few samples"

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from bench.base.strict_json import canonical_json, pretty_json, to_json
 from bench.records.estimate import Estimate, Interval, estimate, loss_difference
-from bench.records.fastest import Winner
 from bench.records.trial import (
     Ceiling,
     Failure,
@@ -24,9 +23,6 @@ from bench.records.trial import (
     Trial,
 )
 from bench.training.models import Model
-
-if TYPE_CHECKING:
-    pass
 
 SCHEMA: Literal["bench/results/v1"] = "bench/results/v1"
 
@@ -168,3 +164,11 @@ def samples_bytes(
                 lines.append({"trial": trial.id, "earlier": True, "measurement": to_json(first.measurement)})
             lines.append({"trial": trial.id, "measurement": to_json(outcome.measurement)})
     return b"".join(canonical_json(line) + b"\n" for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    model: str
+    trial: str | None  # None: none was measured
+    undecided: int  # settings that may yet be faster, when the run ended
+    confidence: float | None  # that no other trial measured is more than a percent faster

@@ -10,12 +10,9 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from bench.base.strict_json import DecodeError, strict_loads
-
-if TYPE_CHECKING:
-    from bench.bundle.verdict import Verdict
 
 # Of NVML's reasons for a clock those that are a fault; the power cap is what full load is held to.
 BAD_REASONS: Mapping[int, tuple[str, Literal["warn", "fail"]]] = {
@@ -62,12 +59,6 @@ def slowed_trials(
             if begun <= at <= ended and gpu < gpus:
                 seen[trial][gpu].add(said)
     return {trial: worst for trial, course in seen.items() if (worst := _worst(course, top)) is not None}
-
-
-def slowed_of(verdict: Verdict) -> Mapping[str, Slowed]:
-    """By trial, as its verification found."""
-    found: Any = verdict.recomputed.get("slowed", {})  # of a node check there is none
-    return dict(found)
 
 
 def _reading(line: bytes) -> tuple[float, str, list[Any]] | None:

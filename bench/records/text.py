@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import assert_never
 
 from bench.base.errors import one_line
@@ -131,19 +130,6 @@ def outcome_line(result: TrialResult, unit: str) -> str:
     rate = f"{figures(e.units_per_second)} {unit}/s"
     doubt = "" if e.plausible else "   IMPLAUSIBLE: more arithmetic than this machine reached, never ranked"
     return f"{head} {interval_text(e.step_seconds)} s/step   {rate}   {interval_text(e.days)} days{doubt}"
-
-
-def here_and_there(
-    here: Mapping[str, str],
-    there: Mapping[str, str],
-    absent: str,
-    names: tuple[str, str] = ("here", "there"),
-) -> Iterator[str]:
-    """What two machines have otherwise, or one alone."""
-    for name in sorted({*here, *there}):
-        ours, theirs = here.get(name, absent), there.get(name, absent)
-        if ours != theirs:
-            yield f"{name} {ours} {names[0]}, {theirs} {names[1]}"
 
 
 def image_text(image: Image | None) -> str:

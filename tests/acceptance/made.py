@@ -7,10 +7,10 @@ from typing import Any
 from zlib import crc32
 
 from bench import __version__
+from bench.base.stamps import utc
 from bench.base.strict_json import canonical_json, to_json
 from bench.bundle.pack import pack
-from bench.bundle.plausibility import identity_of
-from bench.bundle.statement import Predicate, utc
+from bench.bundle.statement import Predicate, identity_of
 from bench.node_check.check_manifest import shipped
 from bench.node_check.check_results import CheckResults, readings_bytes, results_of
 from bench.node_check.judging.evidence import Evidence

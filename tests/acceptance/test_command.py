@@ -15,9 +15,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench.bundle.recompute_run import recompute
 from bench.bundle.verify import verify_bundle
 from bench.cli.main import main
+from bench.node_check.check_results import CheckContents
+from bench.node_check.recompute_any import recompute
 from bench.report.text.junit import junit
 from bench.runner.check import check_node
 from bench.runner.machine import exclusive_use as others
@@ -66,8 +67,9 @@ def test_only_the_file_for_ci_names_the_host(monkeypatch: pytest.MonkeyPatch) ->
     assert ElementTree.parse("j.xml").getroot().get("hostname") == "rack7-n01"
     (bundle,) = Path("out").glob("*.tar")
     assert b"rack7-n01" not in bundle.read_bytes()
-    judged = verify_bundle(bundle, recompute).recomputed["check"]
-    assert "hostname" not in ElementTree.fromstring(junit(judged.results)).attrib  # type: ignore[attr-defined]
+    check = verify_bundle(bundle, recompute).contents
+    assert isinstance(check, CheckContents)
+    assert "hostname" not in ElementTree.fromstring(junit(check.results)).attrib
 
 
 def test_a_bad_node_fails_with_what_to_do(

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from bench.base.errors import VerificationFailed
-from bench.bundle.recompute_run import recompute
 from bench.bundle.verify import verify_bundle
-from bench.node_check.check_results import Judged
+from bench.node_check.check_results import CheckContents
+from bench.node_check.recompute_any import recompute
 from bench.runner.check import history
 from tests.acceptance.made import START, bundle, files, packed, results
 from tests.checks.node import evidence
 
 
-def judged(path: Path) -> Judged:
-    found = verify_bundle(path, recompute).recomputed["check"]
-    assert isinstance(found, Judged)
+def judged(path: Path) -> CheckContents:
+    found = verify_bundle(path, recompute).contents
+    assert isinstance(found, CheckContents)
     return found
 
 

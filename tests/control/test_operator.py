@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
 from bench.bundle.handshake import Challenge, certificate_fault, make_request
 from bench.bundle.pack import pack
-from bench.bundle.recompute_run import recompute
 from bench.bundle.statement import PREDICATE_SCHEMA, parse_statement
 from bench.bundle.verify import Rules, verify_bundle
+from bench.node_check.recompute_any import recompute
 from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
 from bench.operator.ssh_keygen import OperatorKey
@@ -95,7 +95,7 @@ def test_from_challenge_to_receipt(ledger: Ledger, key: OperatorKey, tmp_path: P
     assert (certificate.valid_after, certificate.valid_before) == (NOW, NOW + 1 + TWO_HOURS)
     assert certificate.authority == key.public
     bundle = node.bundle(tmp_path / "b.tar", certificate)
-    verdict = certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 600)
+    verdict = certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 600, recompute)
     assert (verdict.level, verdict.seen_seconds, verdict.received_at) == (
         "operator",
         600,
@@ -113,11 +113,13 @@ def test_received_again_the_same_bundle_has_the_same_receipt(
     """So that a receipt that was lost, or never written because of a crash, can be had again."""
     node = asked(ledger)
     bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
-    certify_and_receive.receive(ledger, key, bundle, tmp_path / "one.tar", NOW + 600)
-    certify_and_receive.receive(ledger, key, bundle, tmp_path / "two.tar", NOW + 900)
+    certify_and_receive.receive(ledger, key, bundle, tmp_path / "one.tar", NOW + 600, recompute)
+    certify_and_receive.receive(ledger, key, bundle, tmp_path / "two.tar", NOW + 900, recompute)
     assert (tmp_path / "one.tar").read_bytes() == (tmp_path / "two.tar").read_bytes()
     before = (tmp_path / "one.tar").read_bytes()
-    again = certify_and_receive.receive(ledger, key, tmp_path / "one.tar", tmp_path / "one.tar", NOW + 10**6)
+    again = certify_and_receive.receive(
+        ledger, key, tmp_path / "one.tar", tmp_path / "one.tar", NOW + 10**6, recompute
+    )
     assert again.level == "operator"
     assert (tmp_path / "one.tar").read_bytes() == before
     assert len(ledger.lines) == 3
@@ -128,12 +130,12 @@ def test_replayed_nonce(ledger: Ledger, key: OperatorKey, tmp_path: Path) -> Non
     node = asked(ledger)
     certificate = certified(ledger, key, node)
     first = node.bundle(tmp_path / "first.tar", certificate)
-    certify_and_receive.receive(ledger, key, first, first, NOW + 600)
+    certify_and_receive.receive(ledger, key, first, first, NOW + 600, recompute)
     more = {**RUN.node, "gpus": [*RUN.node["gpus"], "another"]}
     second = node.bundle(tmp_path / "second.tar", certificate, node=more)
     before = second.read_bytes()
     with pytest.raises(VerificationFailed, match=r"second\.tar: its challenge was answered on .*: a replay"):
-        certify_and_receive.receive(ledger, key, second, second, NOW + 601)
+        certify_and_receive.receive(ledger, key, second, second, NOW + 601, recompute)
     assert second.read_bytes() == before
     with pytest.raises(VerificationFailed, match="was received on") as caught:
         certified(ledger, key, node)
@@ -147,7 +149,7 @@ def test_a_bundle_that_measured_for_longer_than_we_waited_is_not_received(
     bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
     before, lines = bundle.read_bytes(), len(ledger.lines)
     with pytest.raises(VerificationFailed, match="but the operator saw 2 s from challenge to receipt"):
-        certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 2)
+        certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 2, recompute)
     assert (bundle.read_bytes(), len(ledger.lines)) == (before, lines)
 
 
@@ -160,7 +162,7 @@ def test_a_node_that_was_lost_gets_a_new_certificate_for_its_new_key(
     certificate = certified(ledger, key, again, NOW + 100)
     assert certificate.key != lost.key
     bundle = again.bundle(tmp_path / "b.tar", certificate)
-    assert certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 600).level == "operator"
+    assert certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 600, recompute).level == "operator"
 
 
 def test_a_run_that_was_received_in_part_goes_on_under_a_new_challenge(
@@ -168,12 +170,12 @@ def test_a_run_that_was_received_in_part_goes_on_under_a_new_challenge(
 ) -> None:
     node = asked(ledger)
     part = node.bundle(tmp_path / "part.tar", certified(ledger, key, node))
-    certify_and_receive.receive(ledger, key, part, part, NOW + 600)
+    certify_and_receive.receive(ledger, key, part, part, NOW + 600, recompute)
     later = asked(ledger, node.challenge.run_id, NOW + 10_000)
     assert later.challenge.run_id == node.challenge.run_id
     assert later.challenge.nonce != node.challenge.nonce
     whole = later.bundle(tmp_path / "whole.tar", certified(ledger, key, later, NOW + 10_001))
-    verdict = certify_and_receive.receive(ledger, key, whole, whole, NOW + 10_600)
+    verdict = certify_and_receive.receive(ledger, key, whole, whole, NOW + 10_600, recompute)
     assert verdict.seen_seconds == 10_600  # from the first challenge: what was measured then counts too
 
 
@@ -242,7 +244,7 @@ def test_what_is_no_request(ledger: Ledger, key: OperatorKey) -> None:
 def refused_bundle(ledger: Ledger, key: OperatorKey, bundle: Path, why: str, now: int = NOW + 600) -> None:
     ledger_before, before = ledger.path.read_bytes(), bundle.read_bytes()
     with pytest.raises(VerificationFailed, match=why) as caught:
-        certify_and_receive.receive(ledger, key, bundle, bundle, now)
+        certify_and_receive.receive(ledger, key, bundle, bundle, now, recompute)
     assert str(caught.value).count(str(bundle)) == 1
     assert (ledger.path.read_bytes(), bundle.read_bytes()) == (ledger_before, before)
 
@@ -299,7 +301,7 @@ def test_a_damaged_bundle_does_not_consume_the_nonce(
     bad = tmp_path / "bad.tar"
     bad.write_bytes(good.read_bytes().replace(b'"seconds":', b'"seconds" ', 1))
     refused_bundle(ledger, key, bad, "sha256")
-    assert certify_and_receive.receive(ledger, key, good, good, NOW + 600).level == "operator"
+    assert certify_and_receive.receive(ledger, key, good, good, NOW + 600, recompute).level == "operator"
 
 
 def test_a_revoked_certificate(ledger: Ledger, key: OperatorKey, tmp_path: Path) -> None:
@@ -307,7 +309,7 @@ def test_a_revoked_certificate(ledger: Ledger, key: OperatorKey, tmp_path: Path)
     bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
     revoked = Revoked.from_bytes(PublicKey.of(node.key).line().encode(), "list")
     with pytest.raises(VerificationFailed, match="is revoked"):
-        certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 600, (revoked,))
+        certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 600, recompute, (revoked,))
     assert ledger.find("received") is None
 
 
@@ -331,7 +333,9 @@ def test_a_key_in_an_agent(
         assert key.in_agent
         node = asked(ledger)
         bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
-        assert certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 600).level == "operator"
+        assert (
+            certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 600, recompute).level == "operator"
+        )
         subprocess.run(["ssh-add", "-q", "-D"], check=True)
         with pytest.raises(EnvironmentCannot, match="ssh-keygen refused") as caught:
             certified(ledger, key, asked(ledger))

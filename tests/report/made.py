@@ -11,10 +11,10 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench import __version__
+from bench.base.stamps import utc
 from bench.base.strict_json import canonical_json, from_json, to_json
 from bench.bundle.pack import pack
-from bench.bundle.plausibility import identity_of
-from bench.bundle.statement import Predicate, utc
+from bench.bundle.statement import Predicate, identity_of
 from bench.bundle.tar_format import SIGNING, open_bundle
 from bench.planning.manifest import Manifest, parse_manifest
 from bench.records.run_results import Results, RunFacts, samples_bytes, summarise

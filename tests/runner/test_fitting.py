@@ -11,15 +11,9 @@ import pytest
 from bench.base.strict_json import canonical_json, strict_loads
 from bench.bundle.tar_format import MAX_MEMBER_BYTES
 from bench.node_check.judging.evidence import Reading
+from bench.runner.processes.logs import LOG_BYTES, head_and_tail
 from bench.runner.run.execute import _finish
-from bench.runner.run.fit_into_bundle import (
-    LOG_BYTES,
-    fitting_course,
-    fitting_logs,
-    head_and_tail,
-    marks_of_checks,
-    marks_of_trials,
-)
+from bench.runner.run.fit_into_bundle import fitting_course, fitting_logs, marks_of_checks, marks_of_trials
 from bench.runner.run.seal import Seal
 from tests.authority import contents
 from tests.bundles import KEY

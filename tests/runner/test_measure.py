@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from bench.base.errors import EnvironmentCannot, VerificationFailed
-from bench.bundle.recompute_run import recompute
-from bench.bundle.statement import utc
+from bench.base.stamps import utc
 from bench.bundle.verify import verify_bundle
+from bench.node_check.recompute_any import recompute
 from bench.planning.manifest import parse_manifest
 from bench.planning.plan import make_plan, target_of
 from bench.planning.search.next_trial import unproven
@@ -147,7 +147,7 @@ def test_what_the_first_of_two_processes_said_stays_in_the_bundle(
         assert again.earlier.half_width > again.estimate.days.half_width
         assert "1 trial measured by two processes" in results_table(results)
         verdict = verify_bundle(path, recompute)
-        assert verdict.recomputed["samples"] == 12 * (len(results.trials) + 1)
+        assert verdict.contents.samples == 12 * (len(results.trials) + 1)
 
         def first_only(lines: list[bytes]) -> None:
             lines[:] = [line for line in lines if b'"earlier"' in line]

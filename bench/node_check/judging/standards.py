@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
-from bench.base.gpu_catalogue import read_data
+from bench.base.shipped_data import read_data
 from bench.base.strict_json import from_json
 from bench.records.trial import Gpu
 

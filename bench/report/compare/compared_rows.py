@@ -15,18 +15,18 @@ from typing import Any
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import canonical_json, strict_loads, to_json
 from bench.bundle.held_to_manifest import read_asked
-from bench.bundle.recompute_run import recompute
-from bench.bundle.verdict import Verdict
+from bench.bundle.verdict import Contents, RunContents, Verdict
 from bench.bundle.verify import Files
+from bench.node_check.check_results import CheckContents
+from bench.node_check.recompute_any import recompute
 from bench.records.estimate import Interval
 from bench.records.fastest import fastest, rival
 from bench.records.run_results import Results, TrialResult
-from bench.records.slowdown import Slowed, slowed_of
+from bench.records.slowdown import Slowed
 from bench.records.switches import deciding, in_words
 from bench.records.text import failure_text
 from bench.records.trial import NodeFacts
 from bench.report.compare.energy import Telemetry, course_of, telemetry_lines, watts_of
-from bench.report.read_bundles import notes_of
 from bench.training.models import Model, Recipe
 
 # What decides how fast the same code runs; the rest of the packages does not.
@@ -127,42 +127,52 @@ class Row:
         return self.watts * self.best.days.value * 24 / 1000
 
 
-def gather(with_telemetry: bool, files: Files) -> Mapping[str, Any]:
-    """What verification recomputes, and what rows need besides. No byte here can be trusted to make sense."""
-    found = recompute(files)
-    if "check" in found:
-        return found
-    results = found["results"]
+@dataclass(frozen=True, slots=True)
+class ComparedRun(RunContents):
+    """A run with what its rows need besides: read while the bundle is open, before it is left alone."""
+
+    stated: Mapping[str, tuple[tuple[str, str], ...]]  # what the manifest asks for, by model
+    gpus: int  # of each node
+    watts: Mapping[str, float | None]  # by trial
+    course: Telemetry | None
+    samples_sha256: str
+
+
+def gather(with_telemetry: bool, files: Files) -> ComparedRun | CheckContents:
+    """Recompute a bundle, and read what rows need besides. No byte of it can be trusted to make sense."""
+    run = recompute(files)
+    if not isinstance(run, RunContents):
+        return run
+    results = run.results
     bests = {t.id: t for m in results.models if (t := fastest(_of(results, m.name))) is not None}
     lines = telemetry_lines(files)
     try:
-        stated = files.read("manifest.json")
-        manifest = strict_loads(stated)
-        own = {model.name: asked_of(manifest, model.name) for model in results.models}
-        each = read_asked(stated).gpus_of(results.node)
-        watts = watts_of(files, bests, lines, each)
+        data = files.read("manifest.json")
+        manifest = strict_loads(data)
+        stated = {model.name: asked_of(manifest, model.name) for model in results.models}
+        gpus = read_asked(data).gpus_of(results.node)
+        watts = watts_of(files, bests, lines, gpus)
         course = course_of(lines) if with_telemetry else None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise VerificationFailed(f"the manifest or the telemetry does not have its form: {error}") from None
-    samples = files.sha256["samples.jsonl"]
-    own_part = {"asked": own, "gpus": each, "watts": watts, "course": course}
-    return {**found, **own_part, "samples_sha256": samples}
+    return ComparedRun(
+        results, run.samples, run.measured_seconds, run.notes, run.slowed,
+        stated=stated, gpus=gpus, watts=watts, course=course, samples_sha256=files.sha256["samples.jsonl"],
+    )  # fmt: skip
 
 
-def rows_of(path: Path, verdict: Verdict) -> tuple[Row, ...]:
-    results: Any = verdict.recomputed["results"]
-    return tuple(_row(path, verdict, results, model) for model in results.models)
+def rows_of(path: Path, verdict: Verdict[Contents], run: ComparedRun) -> tuple[Row, ...]:
+    return tuple(_row(path, verdict, run, model) for model in run.results.models)
 
 
 def _of(results: Results, model: str) -> list[TrialResult]:
     return [trial for trial in results.trials if trial.model == model]
 
 
-def _row(path: Path, verdict: Verdict, results: Results, model: Model) -> Row:
+def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model) -> Row:
+    results = run.results
     trials = _of(results, model.name)
     best = fastest(trials)
-    watts: Any = verdict.recomputed["watts"]
-    course: Any = verdict.recomputed["course"]
     devices = best.gpus if best else max((trial.gpus for trial in trials), default=1)
     flops = None
     if best is not None and best.estimate is not None:
@@ -175,21 +185,21 @@ def _row(path: Path, verdict: Verdict, results: Results, model: Model) -> Row:
         level=verdict.level,
         trusted=verdict.trusted,
         complete=verdict.complete or _is_decided(results, model.name),
-        machine=_machine(results.node, verdict.recomputed["gpus"], devices, verdict),
+        machine=_machine(results.node, run.gpus, devices, verdict.run_id),
         model=model.name,
         family=model.family,
         precision=model.recipe.precision,
         unit=model.recipe.unit,
-        conditions=tuple(_conditions(results, model, verdict)),
+        conditions=tuple(_conditions(run, model, verdict.level)),
         training_flops=flops,
         best=_attempt(best) if best else None,
         attempts=tuple(_attempt(trial) for trial in trials),
-        watts=watts.get(best.id) if best else None,
-        telemetry=course,
+        watts=run.watts.get(best.id) if best else None,
+        telemetry=run.course,
         close=Close(doubt[0], _attempt(doubt[1])) if (doubt := rival(model.name, results.trials)) else None,
         tried_zero=any("zero" in method for trial in trials for method in trial.setting),
-        samples_sha256=str(verdict.recomputed["samples_sha256"]),
-        slowed=slowed_of(verdict).get(best.id) if best else None,
+        samples_sha256=run.samples_sha256,
+        slowed=run.slowed.get(best.id) if best else None,
     )
 
 
@@ -197,9 +207,9 @@ def _is_decided(results: Results, model: str) -> bool:
     return any(winner.model == model and winner.undecided == 0 for winner in results.winners)
 
 
-def _machine(node: NodeFacts, each: Any, devices: int, verdict: Verdict) -> Machine:
+def _machine(node: NodeFacts, each: int, devices: int, run_id: str) -> Machine:
     if not node.gpus:
-        return Machine(node.cpu, "cpu", devices, node.memory_bytes, f"run {verdict.run_id}")
+        return Machine(node.cpu, "cpu", devices, node.memory_bytes, f"run {run_id}")
     used = node.gpus[: min(each, devices)]
     names = Counter(gpu.name for gpu in used)
     identity = hashlib.sha256(" ".join(sorted(gpu.uuid for gpu in used)).encode()).hexdigest()[:12]
@@ -226,12 +236,12 @@ def _attempt(trial: TrialResult) -> Attempt:
 # What must be equal
 
 
-def _conditions(results: Results, model: Model, verdict: Verdict) -> Iterator[tuple[str, str]]:
-    asked: Any = verdict.recomputed["asked"]
+def _conditions(run: ComparedRun, model: Model, level: str) -> Iterator[tuple[str, str]]:
+    results = run.results
     yield from _recipe_conditions(model)
     cap = results.memory_cap_bytes
     yield "memory cap", "none" if cap is None else f"{cap / 2**30:g} GiB"
-    yield from asked[model.name]
+    yield from run.stated[model.name]
     image = results.node.image
     yield "image", (image.config or f"{image.variant}, wheels {image.lock}") if image else "none"
     yield "device", results.node.device
@@ -240,9 +250,9 @@ def _conditions(results: Results, model: Model, verdict: Verdict) -> Iterator[tu
     for name in (*STACK, *STACK_OF_A_FAMILY.get(model.family, ()), DEEPSPEED):
         if name in results.node.packages:
             yield name, results.node.packages[name]
-    if own := [note.text for note in notes_of(verdict) if note.model in (None, model.name)]:
+    if own := [note.text for note in run.notes if note.model in (None, model.name)]:
         yield ON_TRUST, "; ".join(own)
-    yield "assurance level", verdict.level
+    yield "assurance level", level
 
 
 def _recipe_conditions(model: Model) -> Iterator[tuple[str, str]]:

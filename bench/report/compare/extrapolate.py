@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.base.gpu_catalogue import GpuModel
-from bench.records.estimate import SECONDS_A_DAY, quantile95
+from bench.records.estimate import SECONDS_A_DAY
+from bench.records.statistics import quantile95
 
 LEAST = 3  # rows held out, from which on their errors say something
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from bench.base.errors import BadInput, Mistake
 from bench.base.files import read_bounded
 from bench.base.form_mistakes import faults
-from bench.base.gpu_catalogue import read_data
+from bench.base.shipped_data import read_data
 from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.report.compare.prices import (
     Electricity,

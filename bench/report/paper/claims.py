@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from bench.base.gpu_catalogue import GpuModel, find_gpu_model, read_data
+from bench.base.gpu_catalogue import GpuModel, find_gpu_model
+from bench.base.shipped_data import read_data
 from bench.base.strict_json import from_json
 from bench.records.estimate import SECONDS_A_DAY
 from bench.training.models import known_models

@@ -10,11 +10,9 @@ from typing import Any
 
 from bench.base.errors import BadInput, BenchError, VerificationFailed, printable
 from bench.base.strict_json import pretty_json, strict_loads, to_json
-from bench.bundle.recompute_run import recompute
-from bench.bundle.verdict import Verdict
+from bench.bundle.verdict import RunContents, Verdict
 from bench.bundle.verify import Files
-from bench.records.run_results import Results
-from bench.records.slowdown import slowed_of
+from bench.node_check.recompute_any import recompute
 from bench.records.text import bytes_text, figures
 from bench.report.compare.compared_rows import asked_of
 from bench.report.compare.energy import telemetry_lines
@@ -38,10 +36,22 @@ def read_subject(path: Path, lists: Lists | None) -> Subject:
     return found
 
 
-def _gather(files: Files) -> Mapping[str, Any]:
-    found = recompute(files)
-    if "check" in found:
+@dataclass(frozen=True, slots=True)
+class ReproducibleRun(RunContents):
+    """A run with what it takes to reproduce it."""
+
+    losses: Mapping[str, FirstLosses]  # by trial
+    courses: Mapping[str, Course]
+    manifest: bytes
+    searched: frozenset[str]  # models whose settings or micro-batches a search chose
+    samples_sha256: str
+
+
+def _gather(files: Files) -> ReproducibleRun:
+    run = recompute(files)
+    if not isinstance(run, RunContents):
         raise BadInput("is a node check", advice="bench check MANIFEST does it again; bench compare compares")
+    manifest = files.read("manifest.json")
     try:
         lines = [strict_loads(line) for line in files.lines("samples.jsonl")]
         measured = {line["trial"]: line["measurement"] for line in lines}
@@ -50,16 +60,15 @@ def _gather(files: Files) -> Mapping[str, Any]:
             for name, m in measured.items()
         }
         courses = dict(_courses(files, measured))
-        manifest = strict_loads(files.read("manifest.json"))
-        asked = {model.name: dict(asked_of(manifest, model.name)) for model in found["results"].models}
+        document = strict_loads(manifest)
+        asked = {model.name: dict(asked_of(document, model.name)) for model in run.results.models}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise VerificationFailed(f"the manifest or the telemetry does not have its form: {error}") from None
     searched = {n for n, a in asked.items() if a["methods"] == "guided" or a["micro-batch"] == "auto"}
-    subject = {
-        "losses": losses, "courses": courses, "manifest": files.read("manifest.json"), "searched": searched,
-        "samples_sha256": files.sha256["samples.jsonl"],
-    }  # fmt: skip
-    return {**found, "subject": subject}
+    return ReproducibleRun(
+        run.results, run.samples, run.measured_seconds, run.notes, run.slowed,
+        losses, courses, manifest, frozenset(searched), files.sha256["samples.jsonl"],
+    )  # fmt: skip
 
 
 def _courses(files: Files, measured: Mapping[str, Any]) -> Iterator[tuple[str, Course]]:
@@ -80,13 +89,10 @@ def _mean(gpus: list[Any], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _look(_path: Path, verdict: Verdict) -> Subject:
-    results: Any = verdict.recomputed["results"]
-    assert isinstance(results, Results)
-    subject: Any = verdict.recomputed["subject"]
-    searched = frozenset(subject["searched"])
-    run = Run(results, subject["losses"], subject["courses"], searched, slowed_of(verdict))
-    return Subject(run, subject["manifest"], subject["samples_sha256"])
+def _look(_path: Path, verdict: Verdict[ReproducibleRun]) -> Subject:
+    found = verdict.contents
+    run = Run(found.results, found.losses, found.courses, found.searched, found.slowed)
+    return Subject(run, found.manifest, found.samples_sha256)
 
 
 def show(found: Reproduction, *, as_json: bool) -> int:

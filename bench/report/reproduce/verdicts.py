@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from bench.records.environment import here_and_there
 from bench.records.estimate import Interval
 from bench.records.fastest import fastest
 from bench.records.run_results import Results, TrialResult
 from bench.records.slowdown import Slowed, slowed_text
 from bench.records.switches import NOT_SET, Switches, deciding, others
-from bench.records.text import figures, here_and_there
+from bench.records.text import figures
 from bench.records.trial import Ceiling, NodeFacts
 
 Verdict = Literal["reproduced", "not reproduced", "undecided", "not measured"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from bench.base.errors import EnvironmentCannot
-from bench.bundle.statement import utc
+from bench.base.stamps import utc
 from bench.node_check.check_results import CheckResults
 from bench.node_check.judging.finding import Finding
 from bench.report.text.check_text import node_text

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from bench.base.errors import one_line
+from bench.bundle.verdict import Contents, RunContents, Verdict
 from bench.records.estimate import BETWEEN_PROCESSES
-from bench.records.fastest import FIRM, Twice, Winner, fastest, twice
-from bench.records.run_results import Results, TrialResult
+from bench.records.fastest import FIRM, Twice, fastest, twice
+from bench.records.run_results import Results, TrialResult, Winner
 from bench.records.slowdown import Slowed, slowed_lines
 from bench.records.switches import in_words
 from bench.records.text import (
@@ -37,28 +39,6 @@ def results_table(results: Results, slowed: Mapping[str, Slowed] = MappingProxyT
         if any(t.model == model.name for t in results.trials)
     ]
     return "\n\n".join([*blocks, wrapped(_notes(results, slowed), " " * 4)])
-
-
-def without_figures(results: Results) -> dict[str, str]:
-    """Each model that has no answer, and what came of its last trial, or why there was none."""
-    return {
-        model.name: _why_none(model.name, results)
-        for model in results.models
-        if fastest(trial for trial in results.trials if trial.model == model.name) is None
-    }
-
-
-def _why_none(model: str, results: Results) -> str:
-    trials = [trial for trial in results.trials if trial.model == model]
-    if not trials and any(found.model == model and found.undecided for found in results.winners):
-        return "nothing of it was measured before the run ended"
-    if not trials:
-        skipped = (skip.reason for skip in results.skipped if skip.model == model)
-        return one_line(next(skipped, "nothing was tried"))
-    last = trials[-1]
-    if last.failure is not None:
-        return failure_text(last.failure)
-    return "implausible" if last.estimate else "too few samples"
 
 
 def _model_block(name: str, unit: str, trials: list[TrialResult]) -> str:
@@ -148,3 +128,11 @@ def _how_sure(found: Winner, results: Results) -> Iterable[str]:
         label = next(t.label for t in results.trials if t.id == found.trial)
         sure = f"with {found.confidence:.0%} confidence"
         yield f"close  {found.model}: {label} is within 1% of the fastest measured {sure}"
+
+
+def section(path: Path, verdict: Verdict[Contents], run: RunContents) -> str:
+    """One bundle: its machine, who signed it, and every setting that was tried."""
+    node = run.results.node
+    device = f"{len(node.gpus)} x {node.gpus[0].name}, driver {node.driver}" if node.gpus else node.cpu
+    signed = f"run {verdict.run_id}, level {verdict.level}, signed by {verdict.fingerprint}"
+    return f"{path}   {device}\n{signed}\n\n{results_table(run.results, run.slowed)}"

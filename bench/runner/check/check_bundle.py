@@ -6,7 +6,6 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench import __version__
 from bench.base.strict_json import pretty_json, to_json
@@ -15,27 +14,25 @@ from bench.node_check.check_results import CheckResults, readings_bytes, results
 from bench.node_check.judging.evidence import Evidence, read_course
 from bench.node_check.judging.standards import Standards, profile_for
 from bench.records.run_results import RunFacts
+from bench.runner.check.request import CheckRequest, Found
 from bench.runner.machine import nvml, probe, telemetry
 from bench.runner.run.execute import predicate, surroundings
 from bench.runner.run.fit_into_bundle import fitting_course, marks_of_checks
 from bench.runner.run.seal import Seal
 
-if TYPE_CHECKING:
-    from bench.runner.check.check_node import Asked, Work
-
 
 def finish(
-    asked: Asked, folder: Path, work: Work, seal: Seal, started: float, stopped: str | None
+    asked: CheckRequest, folder: Path, found: Found, seal: Seal, started: float, stopped: str | None
 ) -> tuple[CheckResults, Evidence, Path]:
-    node = replace(probe.probe(gpus_too=False), gpus=work.gpus, driver=work.driver)
+    node = replace(probe.probe(gpus_too=False), gpus=found.gpus, driver=found.driver)
     course = (folder / telemetry.FILE_NAME).read_bytes()
     course = course[: course.rfind(b"\n") + 1]  # one that was killed leaves half a line
-    course = fitting_course(course, marks_of_checks(work.readings))
+    course = fitting_course(course, marks_of_checks(found.readings))
     lines = [json.loads(line) for line in course.splitlines()]
-    evidence = Evidence(asked.level, asked.device, work.gpus, work.readings, read_course(lines))
-    ours = {gpu.uuid for gpu in work.gpus}
-    past = {uuid: found for uuid, found in asked.history.items() if uuid in ours}
-    standards = Standards(profile_for(work.gpus), asked.manifest.expected(asked.device), past)
+    evidence = Evidence(asked.level, asked.device, found.gpus, found.readings, read_course(lines))
+    ours = {gpu.uuid for gpu in found.gpus}
+    past = {uuid: runs for uuid, runs in asked.history.items() if uuid in ours}
+    standards = Standards(profile_for(found.gpus), asked.manifest.expected(asked.device), past)
     results = results_of(
         evidence, standards, asked.manifest.require,
         bench_version=__version__, manifest_digest=asked.manifest.digest, node=node, simulated=nvml.is_fake(),
@@ -48,7 +45,7 @@ def finish(
 
 
 def _files(
-    asked: Asked, folder: Path, results: CheckResults, evidence: Evidence, course: bytes
+    asked: CheckRequest, folder: Path, results: CheckResults, evidence: Evidence, course: bytes
 ) -> dict[str, bytes | Path]:
     return {
         "manifest.json": asked.manifest.data,

@@ -14,26 +14,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from bench.base.errors import BadInput
 from bench.base.paths import making_folders
 from bench.base.strict_json import to_json
-from bench.node_check.check_manifest import CheckManifest, Pains
+from bench.node_check.check_manifest import Pains
 from bench.node_check.check_results import CheckResults
 from bench.node_check.checks import Check, Effort, known_checks
-from bench.node_check.judging import Level
 from bench.node_check.judging.evidence import AFTER, BEFORE, IDLE, Answers, Evidence, Reading
-from bench.node_check.judging.standards import Past
 from bench.records.text import failure_text
 from bench.records.trial import Gpu
 from bench.runner.check.check_bundle import finish
+from bench.runner.check.request import CheckRequest, Found
 from bench.runner.machine import nvml, probe, telemetry
 from bench.runner.machine.exclusive_use import alone
 from bench.runner.machine.gpus import in_parts, not_here, seen, visible
+from bench.runner.processes.logs import head_and_tail
 from bench.runner.processes.supervisor import Limits, Supervisor
 from bench.runner.run.execute import interruptible, uninterruptible
-from bench.runner.run.fit_into_bundle import head_and_tail
 from bench.runner.run.seal import Seal, Sealer
 
 LOOK_SECONDS = 30.0  # for NVML to answer; a healthy driver takes one
@@ -41,19 +40,6 @@ WATCH_SECONDS = 1.0
 WATCH_PATIENCE_SECONDS = 10.0
 SOAK_START_SECONDS = 20.0  # for its processes to begin and to end
 LEAST_SECONDS = 5.0  # left, or a check is not begun
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What the user wants of a check, besides the manifest."""
-
-    manifest: CheckManifest
-    level: Level
-    out: Path
-    device: Literal["cpu", "cuda"]
-    skip: tuple[str, ...]
-    scratch: Path | None
-    history: Mapping[str, Past]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +62,7 @@ class Talk(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def check_node(asked: Asked, sealer: Sealer, talk: Talk) -> Checked:
+def check_node(asked: CheckRequest, sealer: Sealer, talk: Talk) -> Checked:
     folder = asked.out / (sealer.run_id or secrets.token_hex(6))
     with making_folders(asked.out):
         if folder.exists():
@@ -92,14 +78,16 @@ def check_node(asked: Asked, sealer: Sealer, talk: Talk) -> Checked:
         stopped = work.run()
         seal = sealer.seal(folder, talk.say, patient=stopped is None)
         with uninterruptible():
-            results, evidence, bundle = finish(asked, folder, work, seal, started, stopped)
+            results, evidence, bundle = finish(
+                asked, folder, Found(work.gpus, work.driver, work.readings), seal, started, stopped
+            )
             return Checked(results, evidence, bundle, seal)
 
 
 class Work:
     """Readings, one after the other; each is kept as soon as it is there."""
 
-    def __init__(self, asked: Asked, folder: Path, talk: Talk) -> None:
+    def __init__(self, asked: CheckRequest, folder: Path, talk: Talk) -> None:
         self.asked = asked
         self.folder = folder
         self.talk = talk

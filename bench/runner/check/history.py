@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from bench.base.errors import BenchError
-from bench.bundle.recompute_run import recompute
 from bench.bundle.verify import verify_bundle
-from bench.node_check.check_results import Judged, judged
+from bench.node_check.check_results import CheckContents
 from bench.node_check.judging.evidence import AFTER, Figure
 from bench.node_check.judging.standards import Past
+from bench.node_check.recompute_any import recompute
 
 KEPT = 10  # of a GPU's checks, the newest
 READ = 32  # bundles that are looked at, the newest: of several nodes, perhaps
@@ -22,11 +22,11 @@ def read(paths: Iterable[Path]) -> tuple[Mapping[str, Past], tuple[str, ...]]:
     checks, refused = [], []
     for path in _newest(paths):
         try:
-            found = judged(verify_bundle(path, recompute))
+            found = verify_bundle(path, recompute).contents
         except BenchError as error:
             refused.append(str(error))
             continue
-        if found is not None and not found.results.simulated:
+        if isinstance(found, CheckContents) and not found.results.simulated:
             checks.append(found)
     return past_of(checks), tuple(refused)
 
@@ -37,7 +37,7 @@ def _newest(places: Iterable[Path]) -> list[Path]:
     return sorted(found, key=lambda path: path.stat().st_mtime if path.exists() else 0.0)[-READ:]
 
 
-def past_of(checks: Iterable[Judged]) -> Mapping[str, Past]:
+def past_of(checks: Iterable[CheckContents]) -> Mapping[str, Past]:
     """Figures of runs that were not failed: what was bad is no measure of what is usual."""
     runs: dict[str, list[str]] = {}
     figures: dict[str, dict[str, list[float]]] = {}
@@ -62,5 +62,5 @@ def past_of(checks: Iterable[Judged]) -> Mapping[str, Past]:
     }
 
 
-def _figures(check: Judged) -> list[Figure]:
+def _figures(check: CheckContents) -> list[Figure]:
     return [figure for name in ALSO for figure in check.evidence.figures(name) if figure.gpu is not None]

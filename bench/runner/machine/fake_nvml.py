@@ -31,7 +31,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bench.base.gpu_catalogue import read_data
+from bench.base.shipped_data import read_data
 from bench.base.strict_json import to_json
 from bench.node_check.checks import Effort
 from bench.node_check.judging.evidence import Figure

@@ -20,11 +20,11 @@ from typing import Any
 from bench.base.linux_processes import die_with_parent, ended_for_memory, ended_how, oom_kills
 from bench.base.strict_json import to_json
 from bench.runner.machine.disk_room import full_at, no_room
+from bench.runner.trial.team import LISTENER
 
 Emit = Callable[[dict[str, Any]], None]
 GRACE_SECONDS = 2.0  # for the others to write down their own reasons
 POLL_SECONDS = 0.05
-LISTENER = "BENCH_LISTENER"  # the open socket at which the members meet; under torchrun there is none
 
 
 def together(size: int, member: Callable[[Emit], int], emit: Emit, folder: Path) -> int:

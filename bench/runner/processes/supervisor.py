@@ -39,9 +39,9 @@ from bench.records.trial import (
 )
 from bench.runner.machine.disk_room import require_room
 from bench.runner.processes.awake_clock import Awake
+from bench.runner.processes.logs import keep_short
 from bench.runner.processes.nodes import LAST, Nodes
 from bench.runner.processes.start_forkserver import start_server
-from bench.runner.run.fit_into_bundle import keep_short
 
 TICK_SECONDS = 0.25
 START_SECONDS = 300.0  # a cold disk reads torch slowly

@@ -6,11 +6,10 @@ import time
 from pathlib import Path
 
 from bench.base.errors import VerificationFailed
-from bench.bundle.recompute_run import recompute
-from bench.bundle.statement import utc
+from bench.base.stamps import utc
 from bench.bundle.tar_format import CERTIFICATE, open_bundle
-from bench.bundle.verdict import Verdict
 from bench.bundle.verify import verify_bundle
+from bench.node_check.recompute_any import AnyVerdict, recompute
 
 
 def is_certified(bundle: Path) -> bool:
@@ -24,7 +23,7 @@ def is_certified(bundle: Path) -> bool:
         return False
 
 
-def answered(bundle: Path, nonce: str | None) -> Verdict | None:
+def answered(bundle: Path, nonce: str | None) -> AnyVerdict | None:
     """What it says, if it is all that this challenge asks for: complete, and received or still in time.
 
     Whose certificate expired before anybody fetched it is to be signed anew.

@@ -19,10 +19,10 @@ from bench import __version__
 from bench.base.errors import BenchError, EnvironmentCannot
 from bench.base.sbom import PLACE as SBOM
 from bench.base.signals import answered_by
+from bench.base.stamps import utc
 from bench.base.strict_json import pretty_json, to_json
 from bench.bundle.pack import pack
-from bench.bundle.plausibility import identity_of
-from bench.bundle.statement import Predicate, utc
+from bench.bundle.statement import Predicate, identity_of
 from bench.planning.manifest import Manifest
 from bench.planning.plan import Plan, make_plan, target_of
 from bench.records.run_results import Results, RunFacts, samples_bytes

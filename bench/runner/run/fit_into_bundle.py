@@ -13,10 +13,9 @@ from typing import Any
 
 from bench.bundle.tar_format import MAX_MEMBER_BYTES, MAX_TOTAL_BYTES
 from bench.node_check.judging.evidence import Reading
+from bench.runner.processes.logs import LOG_BYTES, head_and_tail
 
-LOG_BYTES = 100_000  # what is left of a log that is too long
 LOGS_BYTES = MAX_TOTAL_BYTES - 4 * MAX_MEMBER_BYTES  # together: the rest of a bundle needs room too
-CUT = b"\n[...]\n"
 # What somebody may look for in a reading of telemetry: the first and the last one with each of it stay.
 Marks = Callable[[Mapping[str, Any]], Iterable[Hashable]]
 
@@ -27,27 +26,6 @@ def fitting_logs(folder: Path, most_bytes: int = MAX_MEMBER_BYTES) -> dict[str, 
     if sum(path.stat().st_size for path in paths) > LOGS_BYTES:
         most_bytes = LOG_BYTES
     return {f"logs/{path.name}": head_and_tail(path, most_bytes) for path in paths}
-
-
-def keep_short(log: Path, most_bytes: int = 2 * MAX_MEMBER_BYTES) -> None:
-    """While it is written: of one that would fill the disk the beginning stays, and what comes from now."""
-    with suppress(OSError):
-        if log.stat().st_size > most_bytes:
-            with log.open("r+b") as file:
-                file.seek(LOG_BYTES // 2)
-                file.write(CUT)  # first, or what is written meanwhile comes before it
-                file.truncate()
-
-
-def head_and_tail(path: Path, most_bytes: int = LOG_BYTES) -> bytes:
-    """A log, or where it is longer than this, its beginning and its end."""
-    with path.open("rb") as file:
-        data = file.read(most_bytes + 1)
-        if len(data) <= most_bytes:
-            return data
-        half = min(LOG_BYTES, most_bytes) // 2
-        file.seek(-half, 2)
-        return data[:half] + CUT + file.read()
 
 
 def fitting_course(data: bytes, marks: Marks, most_bytes: int = MAX_MEMBER_BYTES) -> bytes:

@@ -13,9 +13,10 @@ from bench.base.errors import EnvironmentCannot
 from bench.base.strict_json import to_json
 from bench.planning.plan import Cell, Plan
 from bench.planning.search.next_trial import finalist, longer, next_trial, tally, unproven
+from bench.records.environment import here_and_there
 from bench.records.estimate import ceiling_precision
 from bench.records.switches import deciding
-from bench.records.text import bytes_text, here_and_there
+from bench.records.text import bytes_text
 from bench.records.trial import (
     Crashed,
     Failure,

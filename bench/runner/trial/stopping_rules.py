@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.records.estimate import mean, step_interval
+from bench.records.estimate import step_interval
+from bench.records.statistics import mean
 from bench.records.trial import StepSample, Timing
 from bench.training.models import Recipe
 

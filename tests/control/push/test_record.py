@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from bench.base.errors import BadInput, EnvironmentCannot
-from bench.bundle.recompute_run import recompute
 from bench.bundle.verify import verify_bundle
 from bench.cli.push import _show_many, _show_one
+from bench.node_check.recompute_any import recompute
 from bench.push.hosts import Host
 from bench.push.many_nodes import exit_code
 from bench.push.mirror import read_status

@@ -1,0 +1,30 @@
+"""Times, digests and identifiers as the text that files hold."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+def utc(unix_seconds: float) -> str:
+    """The time as a statement writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_seconds))
+
+
+def is_sha256(text: str) -> bool:
+    return _SHA256.fullmatch(text) is not None
+
+
+is_nonce = is_sha256  # a nonce is as many random bytes as a digest has, spelled the same
+
+
+def is_run_id(text: str) -> bool:
+    return _RUN_ID.fullmatch(text) is not None
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,39 @@
+"""Recompute a verified bundle, whether it is of a run that trained or of a node check."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Union
+
+from bench.base.errors import BadInput, VerificationFailed
+from bench.base.strict_json import DecodeError, strict_loads
+from bench.bundle.recompute_run import recompute_run
+from bench.bundle.verdict import RunContents, Verdict
+from bench.records.run_results import Results
+
+if TYPE_CHECKING:
+    from bench.bundle.verify import Files
+    from bench.node_check.check_results import CheckContents
+
+
+AnyContents = Union["RunContents", "CheckContents"]
+AnyVerdict = Verdict[AnyContents]
+
+
+def recompute(files: Files) -> AnyContents:
+    """Every summary again, from the raw samples or readings; VerificationFailed where one differs."""
+    try:
+        document = strict_loads(files.read("results.json"))
+    except DecodeError as error:
+        raise VerificationFailed(f"does not have its form: {error}", where="results.json") from None
+    if isinstance(document, dict) and document.get("schema") == "bench/check-results/v1":
+        from bench.node_check.check_results import recompute_check  # brings every check
+
+        return recompute_check(document, files)
+    return recompute_run(document, files)
+
+
+def results_of(verdict: AnyVerdict) -> Results:
+    """The results of a run that trained; BadInput for a node check."""
+    if not isinstance(verdict.contents, RunContents):
+        raise BadInput("is a node check, without models", where=verdict.path, advice="bench compare shows it")
+    return verdict.contents.results

@@ -1,0 +1,99 @@
+"""The floors of bench/, and the imports between its modules, read from the source.
+
+tests/test_layers.py holds the imports to the floors; `make graph` draws them.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import bench
+
+ROOT = Path(bench.__file__).parent
+# The folders directly below bench/, from the bottom. Folders of one floor do not know each other.
+FLOORS = (
+    ("base",),
+    ("training", "signing"),
+    ("records",),
+    ("planning",),
+    ("bundle",),
+    ("node_check", "operator", "images"),
+    ("runner", "push", "report"),
+    ("export",),
+    ("cli",),
+)
+# Floors inside a folder, for modules and folders directly below it. A module that is not named here stands on
+# the floor "*"; without "*", every one of them must be named.
+INNER_FLOORS = {
+    "training": (("setting",), ("triton", "vendor"), ("models",), ("methods",)),
+    "planning": (("*",), ("search",)),
+    "node_check": (("judging",), ("checks",), ("*",), ("any_manifest", "recompute_any")),
+    "images": (("*",), ("engines",)),
+    "runner": (("machine",), ("trial",), ("processes",), ("run",), ("check",)),
+    "report": (("read_bundles",), ("compare",), ("plots", "text"), ("pages", "paper", "reproduce")),
+}
+ANYWHERE = {"", "data"}  # bench/__init__.py and the shipped data: everything may import them
+ABOVE_ALL = {"__main__"}
+EXPORTED = "export.templates"  # scripts that are copied out; they import one door, which tests/export holds
+
+Arrow = tuple[str, str]
+
+
+def modules() -> dict[str, Path]:
+    """The modules of bench, by their dotted names below it; "" is bench itself."""
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in ROOT.rglob("*.py")}
+    clean = {f".{name}".removesuffix(".__init__").removeprefix("."): path for name, path in names.items()}
+    return {name: path for name, path in sorted(clean.items()) if not name.startswith(EXPORTED)}
+
+
+def imported(path: Path, known: dict[str, Path]) -> set[str]:
+    """Modules of ours that a file imports: at its top, inside functions, and for types alone."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "bench":
+            source = (node.module or "").removeprefix("bench").removeprefix(".")
+            names = {f"{source}.{alias.name}".lstrip(".") for alias in node.names}
+            found |= {name if name in known else source for name in names}
+    return found & known.keys()
+
+
+def arrows() -> set[Arrow]:
+    known = modules()
+    return {(name, other) for name, path in known.items() for other in imported(path, known) - {name}}
+
+
+def floor_of(module: str) -> int | None:
+    """The floor of a module's folder, from the bottom; None for a module directly below bench/."""
+    room = module.partition(".")[0]
+    return next((number for number, rooms in enumerate(FLOORS) if room in rooms), None)
+
+
+def inner_floor_of(module: str) -> tuple[int, str] | None:
+    """The floor inside a folder that has floors, and the name that stands on it."""
+    room, _, rest = module.partition(".")
+    floors, name = INNER_FLOORS.get(room), rest.partition(".")[0]
+    if floors is None or not name:
+        return None
+    for wanted in (name, "*"):
+        for number, names in enumerate(floors):
+            if wanted in names:
+                return number, name
+    return -1, name
+
+
+def goes_down(module: str, other: str) -> bool:
+    """Whether `module` may import `other`: from a lower floor, or from its own folder."""
+    room, other_room = module.partition(".")[0], other.partition(".")[0]
+    if other_room in ANYWHERE or room in ABOVE_ALL:
+        return True
+    if room != other_room:
+        here, there = floor_of(module), floor_of(other)
+        return here is not None and there is not None and here > there
+    inner, other_inner = inner_floor_of(module), inner_floor_of(other)
+    if inner is None or other_inner is None or inner[1] == other_inner[1]:
+        return True
+    (here, name), (there, other_name) = inner, other_inner
+    if here == there:  # modules of one floor may import each other, folders may not
+        return not any((ROOT / room / each).is_dir() for each in (name, other_name))
+    return here > there
