@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from bench.cli.compare import Request, collect
+from bench.cli.compare import CompareArguments, collect
 from bench.report.pages.html import write_html
 from tests.e2e.browser import chromium
 
@@ -19,7 +19,7 @@ def main() -> int:
     bundles, picture = map(Path, sys.argv[1:])
     with tempfile.TemporaryDirectory() as name, chromium() as browser:
         report = Path(name) / "report.html"
-        write_html(report, collect(Request((bundles,), html=report)))
+        write_html(report, collect(CompareArguments((bundles,), html=report)))
         page = browser.new_page(viewport={"width": 1280, "height": 1000}, color_scheme="light")
         page.goto(report.as_uri())
         page.screenshot(path=picture)

@@ -28,7 +28,7 @@ from bench.bundle.verdict import RunContents
 from bench.bundle.verify import Files
 from bench.node_check.recompute_any import recompute
 from bench.planning.manifest import load_manifest, parse_manifest
-from bench.planning.plan import Cell, Plan, make_plan, target_of
+from bench.planning.plan import Plan, SettingPlan, make_plan, target_of
 from bench.planning.search.lower_bounds import arithmetic_of
 from bench.planning.search.next_trial import fastest, finalist, longer, next_trial, step_seconds
 from bench.records.estimate import BETWEEN_PROCESSES
@@ -180,7 +180,7 @@ def plan_of(model: str, gpus: int, world: World) -> Plan:
     return replace(plan, cells=tuple(cell for cell in cells if cell.trials), guided=frozenset({model}))
 
 
-def _known(cell: Cell, world: World) -> Cell:
+def _known(cell: SettingPlan, world: World) -> SettingPlan:
     kept = [t for t in cell.trials if (t.setting, t.micro_batch) in world.outcomes]
     return replace(cell, trials=tuple(kept), ids=tuple(t.id for t in kept))
 

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from bench.cli.compare import Request, collect
+from bench.cli.compare import CompareArguments, collect
 from bench.report.pages.html import write_html
 from tests.e2e.browser import chromium
 from tests.report.made import copies
@@ -26,7 +26,7 @@ def main() -> int:
         folder = Path(name)
         copies(source, folder, count)
         report, empty = folder / "report.html", folder / "empty.html"
-        write_html(report, collect(Request((folder,), html=report)))
+        write_html(report, collect(CompareArguments((folder,), html=report)))
         empty.write_text(READY)
         times: dict[Path, list[float]] = {report: [], empty: []}
         for _ in range(RUNS):

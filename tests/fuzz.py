@@ -27,7 +27,7 @@ from bench.base.strict_json import pretty_json
 from bench.bundle.pack import pack, write_bundle
 from bench.bundle.statement import PREDICATE_SCHEMA, parse_statement
 from bench.bundle.tar_format import SIGNING, STATEMENT
-from bench.bundle.verify import Rules, verify_bundle
+from bench.bundle.verify import TrustRules, verify_bundle
 from bench.node_check.recompute_any import recompute
 from tests.authority import OPERATOR, RUN_KEY, UNTIL, contents, received, trusting
 from tests.bundles import BLOCK, nothing, packed
@@ -35,7 +35,7 @@ from tests.bundles import BLOCK, nothing, packed
 SPARE_BYTES = 256 << 20  # beyond what the process holds when it starts
 NAMES = re.compile(r"'.*'|\S+[./]\S+|[0-9a-f]{12,}|\d+")  # to count reasons, not names
 REAL = Path(__file__).parents[1] / "results" / "proof-h200" / "pythia-160m.tar"
-RECEIVED_RULES = Rules(trusting(OPERATOR), now=UNTIL + 1)
+RECEIVED_RULES = TrustRules(trusting(OPERATOR), now=UNTIL + 1)
 
 
 def _flip(data: bytearray, dice: random.Random) -> None:

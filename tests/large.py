@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.base.stamps import utc
 from bench.bundle.pack import pack
 from bench.bundle.statement import identity_of
-from bench.records.run_results import Results, RunFacts, samples_bytes, summarise
+from bench.records.run_results import Results, RunFacts, reduce_trials, samples_bytes
 from bench.records.trial import Measured, NodeFacts, Outcome, StepSample, Trial
 from tests.builders import MODEL, measurement, trial
 from tests.bundles import KEY, predicate
@@ -47,7 +47,7 @@ def large_bundle(path: Path, size_bytes: int, trials: int = 198, steps: int = 20
         timing=trial().timing,
         memory_cap_bytes=None,
         ceilings=(),
-        trials=summarise(ends, (), {}),
+        trials=reduce_trials(ends, (), {}),
         skipped=(),
     )
     files = {

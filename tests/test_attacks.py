@@ -45,10 +45,10 @@ from bench.bundle.tar_format import (
     STATEMENT,
 )
 from bench.bundle.verdict import Verdict
-from bench.bundle.verify import Recompute, Rules, verify_bundle
+from bench.bundle.verify import Recompute, TrustRules, verify_bundle
 from bench.node_check.recompute_any import recompute, results_of
-from bench.records.fastest import winner
-from bench.records.run_results import Results, samples_bytes, summarise
+from bench.records.fastest import fastest_with_confidence
+from bench.records.run_results import Results, reduce_trials, samples_bytes
 from bench.records.trial import Measured, Measurement, StepSample, Trial
 from bench.report.text.run_table import results_table
 from bench.signing.allowed_signers import TrustPolicy
@@ -91,7 +91,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def verdict(path: Path, recompute: Recompute[Any] = nothing, **rules: Any) -> Verdict[Any]:
-    return verify_bundle(path, recompute, Rules(**({"trust": TRUST, "now": LATER} | rules)))
+    return verify_bundle(path, recompute, TrustRules(**({"trust": TRUST, "now": LATER} | rules)))
 
 
 def refused(path: Path, why: str, recompute: Recompute[Any] = nothing, **rules: Any) -> None:
@@ -418,8 +418,8 @@ def test_two_winners_of_a_model(tmp_path: Path) -> None:
     """One that leaves settings undecided, for people; one that leaves none, for who compares."""
     path = tmp_path / "b.tar"
     results = from_json(Results, json.loads(contents(REAL)["results.json"]))
-    first = winner("pythia-160m", results.trials, 7)
-    for more in (replace(first, undecided=0), winner("another", results.trials, 0)):
+    first = fastest_with_confidence("pythia-160m", results.trials, 7)
+    for more in (replace(first, undecided=0), fastest_with_confidence("another", results.trials, 0)):
         winners = [to_json(first), to_json(more)]
         real(path, lambda results, winners=winners: results.update(winners=winners))
         refused(path, "a model has a fastest twice, or one that is none of theirs", recompute)
@@ -591,7 +591,7 @@ def retold(
         end = entry.failure or Measured(measurement(from_json(Measurement, samples[entry.id])))
         ends.append((trial, entry.label, end))
     proofs = {trial.id: e.proof for (trial, _, _), e in zip(ends, results.trials, strict=True) if e.proof}
-    results = replace(results, trials=summarise(ends, results.ceilings, proofs))
+    results = replace(results, trials=reduce_trials(ends, results.ceilings, proofs))
     files = {
         "manifest.json": manifest,
         "results.json": results.to_bytes(),

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.planning.plan import Cell
-from bench.planning.search.learnt_memory import Fits
+from bench.planning.plan import SettingPlan
+from bench.planning.search.learnt_memory import LearntMemory
 from bench.records.trial import Measured, OutOfMemory, Trial
 from tests.builders import measurement
 from tests.builders import trial as built
@@ -16,13 +16,13 @@ MEMORY = 100 << 30
 STATES = 20 << 30
 
 
-def cell(*setting: str, states: int | None = STATES) -> Cell:
+def cell(*setting: str, states: int | None = STATES) -> SettingPlan:
     trials = tuple(replace(built(), setting=setting, micro_batch=size) for size in (64, 32, 16, 8, 4, 2, 1))
     needs = dict.fromkeys(t.micro_batch for t in trials)
-    return Cell(" + ".join(setting), trials, tuple(t.id for t in trials), needs, states, None)
+    return SettingPlan(" + ".join(setting), trials, tuple(t.id for t in trials), needs, states, None)
 
 
-def trial(of: Cell, micro_batch: int) -> Trial:
+def trial(of: SettingPlan, micro_batch: int) -> Trial:
     return next(t for t in of.trials if t.micro_batch == micro_batch)
 
 
@@ -32,13 +32,13 @@ EVERY = (PLAIN, CHECKPOINTED, SHARDED)
 FULL = OutOfMemory("gpu", "")
 
 
-def largest(learnt: dict[str, OutOfMemory | Measured], of: Cell, *answers: str) -> int:
-    fits = Fits(EVERY, learnt, MEMORY)
+def largest(learnt: dict[str, OutOfMemory | Measured], of: SettingPlan, *answers: str) -> int:
+    fits = LearntMemory(EVERY, learnt, MEMORY)
     return max(t.micro_batch for t in of.trials if fits(of, t) in answers)
 
 
 def test_where_nothing_is_known_everything_may_fit() -> None:
-    assert {Fits(EVERY, {}, MEMORY)(of, t) for of in EVERY for t in of.trials} == {"yes"}
+    assert {LearntMemory(EVERY, {}, MEMORY)(of, t) for of in EVERY for t in of.trials} == {"yes"}
 
 
 def test_what_ran_out_where_less_lay_there_runs_out_where_more_does() -> None:
@@ -76,7 +76,7 @@ def test_where_nothing_fitted_yet_a_quarter_of_the_samples_is_next() -> None:
 
 def test_states_that_do_not_fit_are_ruled_out_alone() -> None:
     too_large = cell("kernels", states=130 << 30)
-    assert Fits([too_large], {}, MEMORY)(too_large, too_large.trials[-1]) == "no"
+    assert LearntMemory([too_large], {}, MEMORY)(too_large, too_large.trials[-1]) == "no"
 
 
 @pytest.mark.parametrize("change", [{"least_bytes": None}, {"needs": {64: 1 << 30}}])
@@ -85,4 +85,4 @@ def test_it_is_left_to_formulas_where_there_are_some_and_to_nobody_where_nothing
 ) -> None:
     other = replace(PLAIN, **change)  # type: ignore[arg-type]
     learnt = {trial(PLAIN, 1).id: FULL}
-    assert Fits([PLAIN], learnt, MEMORY)(other, other.trials[0]) == "yes"
+    assert LearntMemory([PLAIN], learnt, MEMORY)(other, other.trials[0]) == "yes"

@@ -16,12 +16,12 @@ import pytest
 
 from bench.planning.manifest import parse_manifest
 from bench.planning.memory_prediction import predict_bytes
-from bench.planning.plan import Cell, Plan, make_plan
+from bench.planning.plan import Plan, SettingPlan, make_plan
 from bench.planning.search.candidates import promising
-from bench.planning.search.lower_bounds import Curve, Timed, curve_of
+from bench.planning.search.lower_bounds import PassCost, TimedTrial, pass_cost_of
 from bench.planning.search.next_trial import fastest, next_trial, remaining, unproven
-from bench.records.fastest import winner
-from bench.records.run_results import summarise
+from bench.records.fastest import fastest_with_confidence
+from bench.records.run_results import reduce_trials
 from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory, StepSample, TimedOut, Trial
 from bench.training.methods import Target, free_lunch
 from bench.training.models import known_models
@@ -92,7 +92,7 @@ class World:
                 a_pass = max(a_pass, parameters * self.added_up)  # both at once
         return update + passes * a_pass
 
-    def outcome(self, cell: Cell, trial: Trial) -> Outcome:
+    def outcome(self, cell: SettingPlan, trial: Trial) -> Outcome:
         if self.broken in trial.setting or (self.broken == "compile" and is_compiled(trial.setting)):
             return TimedOut(300.0, "first steps") if self.hangs else Crashed("broken in this world")
         need = cell.needs[trial.micro_batch]
@@ -242,7 +242,7 @@ def unpredicted(model: str, target: Target) -> Plan:
 class Unpredicted(World):
     """What they take is as the formulas have it, all the same."""
 
-    def outcome(self, cell: Cell, trial: Trial) -> Outcome:
+    def outcome(self, cell: SettingPlan, trial: Trial) -> Outcome:
         took = self.memory * predict_bytes(trial.model, trial.setting, trial.micro_batch, trial.gpus)  # type: ignore[operator]
         if took > self.plan.memory_bytes:
             return OutOfMemory("gpu", "")
@@ -364,11 +364,11 @@ def test_settings_that_show_no_overhead_at_all_are_one_another_s_equal() -> None
     assert len(settings) > 10
     for smallest in settings:
         timed = [
-            Timed(replace(plan.cells[0].trials[0], setting=setting, micro_batch=size), 1.0, 0.0)
+            TimedTrial(replace(plan.cells[0].trials[0], setting=setting, micro_batch=size), 1.0, 0.0)
             for setting in settings
             for size in ((16, 32) if setting == smallest else (64, 128))
         ]
-        assert curve_of(timed) == Curve(0.0, 16)
+        assert pass_cost_of(timed) == PassCost(0.0, 16)
 
 
 def test_what_is_proven_is_the_answer_that_the_run_tells() -> None:
@@ -381,7 +381,7 @@ def test_what_is_proven_is_the_answer_that_the_run_tells() -> None:
         trial = cell.trials[0]
         steps = [StepSample(trial.accumulation, seconds)] * 3
         ended.append((trial, cell.label, Measured(measurement(steps, save_seconds=saving))))
-    told = winner("pythia-160m", summarise(ended, (), {}), 0).trial
+    told = fastest_with_confidence("pythia-160m", reduce_trials(ended, (), {}), 0).trial
     proven = unproven(plan, {trial.id: outcome for trial, _, outcome in ended}, ())
     assert proven is not None
     assert told == proven.id == ended[1][0].id

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.base.strict_json import canonical_json
-from bench.cli.compare import Request, collect
+from bench.cli.compare import CompareArguments, collect
 from bench.cli.main import main
 from bench.records.slowdown import slowed_text, slowed_trials
 from bench.records.trial import Trial
@@ -43,7 +43,7 @@ def slowed_by(tmp_path: Path, reading: Reading, name: str = "a", **more: Any) ->
     ]
     data = b"".join(canonical_json(line) + b"\n" for line in lines)
     path = bundle(tmp_path / f"{name}.tar", run_id=name * 4, uuid=name, telemetry=data, of=of, **more)
-    (part,) = collect(Request((path,))).parts
+    (part,) = collect(CompareArguments((path,))).parts
     return part.entries[0].row
 
 
@@ -132,12 +132,12 @@ def test_what_was_slowed_is_no_evidence_for_other_machines(tmp_path: Path) -> No
     long = manifest(models=[{"name": "tiny-gpt-neox", "recipe": {"batch_size": 4096}}])
     slowed_by(tmp_path, lambda i: [one(HEAT)], of=long, pass_seconds=2.0)
     hot = tmp_path / "a.tar"
-    (part,) = collect(Request((hot,), estimate=("h200",))).parts
+    (part,) = collect(CompareArguments((hot,), estimate=("h200",))).parts
     (guess,) = part.guesses
     assert guess.days is None
     assert guess.basis == "in every run of gpt_neox a GPU was slowed down"
     slowed_by(tmp_path, lambda i: [one(0)], "b", of=long, pass_seconds=0.5)
-    (part,) = collect(Request((hot, tmp_path / "b.tar"), estimate=("h200",))).parts
+    (part,) = collect(CompareArguments((hot, tmp_path / "b.tar"), estimate=("h200",))).parts
     (guess,) = part.guesses
     best = next(entry.row.best for entry in part.entries if not entry.row.slowed)
     assert guess.days is not None and best is not None and best.days is not None

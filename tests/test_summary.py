@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.records.run_results import summarise
+from bench.records.run_results import reduce_trials
 from bench.records.trial import Measured, Outcome, StepSample, Trial
 from tests.builders import measurement, trial
 
@@ -26,5 +26,5 @@ def test_losses_are_held_against_naive_over_as_many_samples() -> None:
         ended(2, 1.3, "tf32"),
         ended(1, 1.0, "tf32"),
     ]
-    found = [result.loss_difference for result in summarise(trials, (), {})]
+    found = [result.loss_difference for result in reduce_trials(trials, (), {})]
     assert found == [None, None, pytest.approx(0.1), pytest.approx(0.3), None]

@@ -23,7 +23,7 @@ from bench.bundle.handshake import BUNDLE_NAMESPACE
 from bench.bundle.pack import write_bundle
 from bench.bundle.tar_format import ENVELOPE, MAX_LINE_BYTES, SIGNATURE, STATEMENT
 from bench.bundle.verdict import TO_TRUST, Note
-from bench.bundle.verify import Files, Rules, verify_bundle
+from bench.bundle.verify import Files, TrustRules, verify_bundle
 from bench.signing.ssh_keys import PublicKey
 from bench.signing.sshsig import sign
 from tests.authority import OPERATOR, UNTIL, certified, contents, received, trusting
@@ -88,7 +88,7 @@ def test_a_valid_bundle_without_trust(path: Path) -> None:
 
 
 def test_a_valid_bundle_by_a_trusted_key(path: Path) -> None:
-    verdict = verify_bundle(path, nothing, Rules(trusting(KEY)))
+    verdict = verify_bundle(path, nothing, TrustRules(trusting(KEY)))
     assert verdict.trusted
     assert verdict.to_lines()[1:] == [
         f"signed     run 7f3a2c by {PUBLIC.fingerprint}, trusted by trusted",
@@ -97,7 +97,7 @@ def test_a_valid_bundle_by_a_trusted_key(path: Path) -> None:
 
 
 def test_a_received_bundle_by_a_trusted_operator(path: Path) -> None:
-    verdict = verify_bundle(received(path), nothing, Rules(trusting(OPERATOR)))
+    verdict = verify_bundle(received(path), nothing, TrustRules(trusting(OPERATOR)))
     by = PublicKey.of(OPERATOR).fingerprint
     assert verdict.to_lines()[1:] == [
         "signed     run 7f3a2c by a key made for it",
@@ -111,14 +111,14 @@ def test_the_level_is_what_is_proven_not_what_is_claimed(path: Path) -> None:
     """A receipt by somebody unknown proves nothing, and a certificate without a receipt no freshness."""
     unknown = verify_bundle(received(path), nothing)
     assert (unknown.level, unknown.level_claimed, unknown.trusted) == ("self", "operator", False)
-    unreceived = verify_bundle(certified(path), nothing, Rules(trusting(OPERATOR), now=UNTIL - 60))
+    unreceived = verify_bundle(certified(path), nothing, TrustRules(trusting(OPERATOR), now=UNTIL - 60))
     assert (unreceived.level, unreceived.level_claimed, unreceived.trusted) == ("self", "operator", True)
     assert unreceived.to_lines()[-1].startswith("level      self: integrity and origin are proven; freshness")
 
 
 def test_what_the_users_own_list_does_not_vouch_for_is_still_looked_at(path: Path) -> None:
     """--trust demands; bench's own list of keys only adds to what is known."""
-    verdict = verify_bundle(path, nothing, Rules(trusting(OPERATOR), demanded=False))
+    verdict = verify_bundle(path, nothing, TrustRules(trusting(OPERATOR), demanded=False))
     assert not verdict.trusted
     assert verdict.doubt == "not trusted by trusted: the key that signed it is not among them"
     assert verdict.to_lines()[1:3] == [

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.records.estimate import BETWEEN_PROCESSES, Interval
-from bench.records.fastest import Twice, confidence, twice, winner
-from bench.records.run_results import TrialResult, summarise
+from bench.records.fastest import ProcessSpread, confidence, fastest_with_confidence, process_spread
+from bench.records.run_results import TrialResult, reduce_trials
 from bench.records.trial import Crashed, Measured, Outcome, StepSample, Trial
 from tests.builders import measurement, trial
 
@@ -26,24 +26,24 @@ def results(*seconds: float | None) -> tuple[TrialResult, ...]:
         )
         outcome: Outcome = Measured(measurement(steps)) if steps else Crashed("no")
         ended.append((trial(seed=number), f"setting {number}", outcome))
-    return summarise(ended, (), {})
+    return reduce_trials(ended, (), {})
 
 
 def test_the_winner_is_the_fastest_that_was_measured() -> None:
-    found = winner("test-model", made := results(0.3, None, 0.2, 0.5), undecided=2)
+    found = fastest_with_confidence("test-model", made := results(0.3, None, 0.2, 0.5), undecided=2)
     assert (found.trial, found.undecided) == (made[2].id, 2)
     assert found.confidence is not None and found.confidence > 0.999
 
 
 def test_without_a_measurement_there_is_none() -> None:
-    found = winner("test-model", results(None), undecided=3)
+    found = fastest_with_confidence("test-model", results(None), undecided=3)
     assert (found.trial, found.confidence, found.undecided) == (None, None, 3)
-    assert winner("another", results(0.2), undecided=0).trial is None
+    assert fastest_with_confidence("another", results(0.2), undecided=0).trial is None
 
 
 def test_two_that_are_alike_leave_less_confidence_than_two_that_differ() -> None:
-    near = winner("test-model", results(0.2, 0.2005), 0).confidence
-    far = winner("test-model", results(0.2, 0.23), 0).confidence
+    near = fastest_with_confidence("test-model", results(0.2, 0.2005), 0).confidence
+    far = fastest_with_confidence("test-model", results(0.2, 0.23), 0).confidence
     assert near is not None and far is not None
     assert 0.5 < near < 0.97 < far
 
@@ -57,20 +57,22 @@ def measured_twice(*apart: float) -> tuple[TrialResult, ...]:
 
 
 def test_processes_that_agree_change_nothing() -> None:
-    assert twice(results(0.2, 0.3)) == Twice(0, 0.0, BETWEEN_PROCESSES)
-    assert twice(measured_twice(0.001, -0.002, 0.0)).spread == BETWEEN_PROCESSES
+    assert process_spread(results(0.2, 0.3)) == ProcessSpread(0, 0.0, BETWEEN_PROCESSES)
+    assert process_spread(measured_twice(0.001, -0.002, 0.0)).spread == BETWEEN_PROCESSES
 
 
 def test_processes_that_differ_more_than_elsewhere_leave_less_confidence() -> None:
-    told = twice(measured_twice(0.03, -0.02))
+    told = process_spread(measured_twice(0.03, -0.02))
     assert told.trials == 2
     assert told.largest == pytest.approx(0.03, rel=0.05)
     assert BETWEEN_PROCESSES < told.spread < 0.025
-    assert twice(measured_twice(*[0.03, -0.03] * 20)).spread == pytest.approx(0.03 / 2**0.5, rel=0.05)
+    assert process_spread(measured_twice(*[0.03, -0.03] * 20)).spread == pytest.approx(
+        0.03 / 2**0.5, rel=0.05
+    )
     near = results(0.2, 0.203)
-    calm = winner("test-model", near, 0).confidence
+    calm = fastest_with_confidence("test-model", near, 0).confidence
     other_model = [replace(one, model="another") for one in measured_twice(0.03, -0.02)]
-    unsteady = winner("test-model", [*near, *other_model], 0).confidence
+    unsteady = fastest_with_confidence("test-model", [*near, *other_model], 0).confidence
     assert calm is not None and unsteady is not None and unsteady < calm - 0.05
 
 
@@ -79,7 +81,7 @@ def test_what_is_not_known_well_says_little_of_processes() -> None:
     (one,) = measured_twice(0.03)
     assert one.earlier
     vague = replace(one, earlier=Interval(one.earlier.value, 0.08 * one.earlier.value))
-    assert twice([vague]).spread == BETWEEN_PROCESSES < twice([one]).spread
+    assert process_spread([vague]).spread == BETWEEN_PROCESSES < process_spread([one]).spread
 
 
 def test_one_alone_is_certain() -> None:

@@ -15,12 +15,12 @@ WORDS: Mapping[Any, str] = {
 }  # fmt: skip
 
 
-def faults(kind: Any, value: Any, path: str = "") -> Iterator[Mistake]:
+def form_mistakes(kind: Any, value: Any, path: str = "") -> Iterator[Mistake]:
     if isinstance(value, dict) and (named := next(filter(is_dataclass, (kind, *_options(kind))), None)):
         yield from _of_fields(named, value, path)
     elif get_origin(kind) is tuple and isinstance(value, list):
         for i, item in enumerate(value):
-            yield from faults(get_args(kind)[0], item, f"{path}/{i}")
+            yield from form_mistakes(get_args(kind)[0], item, f"{path}/{i}")
     else:
         try:
             from_json(kind, value)
@@ -35,7 +35,7 @@ def _of_fields(kind: Any, value: Mapping[str, Any], path: str) -> Iterator[Mista
     for field in fields(kind):
         place = f"{path}/{field.name}"
         if field.name in value:
-            yield from faults(hints[field.name], value[field.name], place)
+            yield from form_mistakes(hints[field.name], value[field.name], place)
         elif field.default is MISSING and field.default_factory is MISSING:
             yield Mistake(place, "missing", f"allowed: {_words(hints[field.name])}")
 

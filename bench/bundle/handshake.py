@@ -27,7 +27,7 @@ NONCE_OPTION = "bench-nonce@v1"
 # How much longer than between challenge and receipt a run may claim to have lasted: clocks drift a little.
 DRIFT_SECONDS = 60
 
-T = TypeVar("T", "Challenge", "Request", "Receipt")
+T = TypeVar("T", "Challenge", "CertificateRequest", "Receipt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Challenge:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CertificateRequest:
     """The node asks for its key to be certified, and shows with a signature that it has it."""
 
     run_id: str
@@ -77,7 +77,7 @@ class Receipt:
     schema: Literal["bench/receipt/v1"] = "bench/receipt/v1"
 
 
-def write(document: Challenge | Request | Receipt) -> bytes:
+def write(document: Challenge | CertificateRequest | Receipt) -> bytes:
     return canonical_json(to_json(document)) + b"\n"
 
 
@@ -107,13 +107,13 @@ def _check_schema(name: str, value: Any) -> None:
 
 
 def make_request(challenge: Challenge, key: Signer) -> bytes:
-    unsigned = Request(challenge.run_id, challenge.nonce, PublicKey.of(key).line())
+    unsigned = CertificateRequest(challenge.run_id, challenge.nonce, PublicKey.of(key).line())
     signature = sign(unsigned.signed_part(), key, REQUEST_NAMESPACE).decode()
-    return write(Request(unsigned.run_id, unsigned.nonce, unsigned.key, signature=signature))
+    return write(CertificateRequest(unsigned.run_id, unsigned.nonce, unsigned.key, signature=signature))
 
 
-def check_request(data: bytes) -> tuple[Request, PublicKey]:
-    request = read(Request, data)
+def check_request(data: bytes) -> tuple[CertificateRequest, PublicKey]:
+    request = read(CertificateRequest, data)
     try:
         key = PublicKey.from_line(request.key)
     except FormatError as error:

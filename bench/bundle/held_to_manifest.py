@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StatedManifest:
     """The part of a manifest that results can contradict."""
 
     models: tuple[Any, ...]
@@ -70,11 +70,13 @@ def _document(manifest: bytes) -> Mapping[str, Any]:
     return document
 
 
-def read_asked(manifest: bytes) -> Asked:
+def read_stated(manifest: bytes) -> StatedManifest:
     """Without the schema, which is this version's: a method of another one does not matter here."""
-    known = {field.name for field in fields(Asked)}
+    known = {field.name for field in fields(StatedManifest)}
     with _refusals():
-        return from_json(Asked, {key: value for key, value in _document(manifest).items() if key in known})
+        return from_json(
+            StatedManifest, {key: value for key, value in _document(manifest).items() if key in known}
+        )
 
 
 def check_image(manifest: bytes, image: Image | None) -> None:
@@ -86,11 +88,11 @@ def check_image(manifest: bytes, image: Image | None) -> None:
         raise VerificationFailed(f"ran in {found or 'no known image'}, the manifest asks for {wanted}")
 
 
-class Held:
+class ManifestCheck:
     """Results held against their manifest; VerificationFailed where they contradict it."""
 
     def __init__(self, manifest: bytes, results: Results) -> None:
-        self._asked = read_asked(manifest)
+        self._asked = read_stated(manifest)
         self._results = results
         self._entries = self._asked.entries
         self._notes: dict[Note, None] = {}

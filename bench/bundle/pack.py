@@ -21,7 +21,7 @@ from bench.bundle.tar_format import (
     STATEMENT,
     ZEROS,
     Bundle,
-    Rules,
+    MemberRules,
     header,
     payload_fault,
     sha256_of,
@@ -31,14 +31,14 @@ from bench.signing.ssh_keys import Certificate, Signer
 from bench.signing.sshsig import sign
 
 
-class Stored(NamedTuple):
+class StoredMember(NamedTuple):
     """A member of another bundle, copied piece by piece."""
 
     bundle: Bundle
     name: str
 
 
-Source = bytes | Path | Stored
+Source = bytes | Path | StoredMember
 
 
 def pack(
@@ -81,7 +81,7 @@ def write_bundle(path: Path, files: Mapping[str, Source]) -> None:
 
 
 def _write_members(out: BinaryIO, files: Mapping[str, Source]) -> None:
-    rules = Rules()
+    rules = MemberRules()
     for name, source in sorted(files.items()):
         size = _size(source)
         if fault := rules.fault(name, size):
@@ -94,13 +94,13 @@ def _write_members(out: BinaryIO, files: Mapping[str, Source]) -> None:
 
 
 def _size(source: Source) -> int:
-    if isinstance(source, Stored):
+    if isinstance(source, StoredMember):
         return source.bundle.members[source.name].size
     return len(source) if isinstance(source, bytes) else source.stat().st_size
 
 
 def _chunks(source: Source) -> Iterator[bytes]:
-    if isinstance(source, Stored):
+    if isinstance(source, StoredMember):
         yield from source.bundle.chunks(source.name)
         return
     if isinstance(source, bytes):

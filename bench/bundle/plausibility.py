@@ -45,7 +45,7 @@ def require_plain(results: Any, files: Files) -> None:
     require_lines(strict_loads(files.read("manifest.json")), "manifest.json")
 
 
-def require_possible(results: Results) -> None:
+def require_consistent(results: Results) -> None:
     """No contradiction within the results; ValueError where they hold what nothing can have taken or done."""
     if results.run.complete != (results.run.stopped is None):
         raise VerificationFailed("the run is said to be complete and to have been stopped, or neither")

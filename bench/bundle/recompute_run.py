@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Any
 from bench.base.errors import VerificationFailed
 from bench.base.stamps import utc
 from bench.base.strict_json import DecodeError, from_json, strict_loads
-from bench.bundle.held_to_manifest import Held, check_image
+from bench.bundle.held_to_manifest import ManifestCheck, check_image
 from bench.bundle.plausibility import (
     doubts,
+    require_consistent,
     require_limits,
     require_measured,
     require_plain,
-    require_possible,
     require_same_node,
 )
 from bench.bundle.statement import Predicate
 from bench.bundle.verdict import RunContents
-from bench.records.fastest import winner
+from bench.records.fastest import fastest_with_confidence
 from bench.records.run_results import (
     SCHEMA,
-    Found,
+    LabelledTrial,
+    ReducedTrial,
     Results,
     RunFacts,
-    Summarised,
     TrialResult,
-    digest,
+    reduce_trial,
     trial_results,
 )
 from bench.records.slowdown import Slowed, slowed_trials
@@ -64,9 +64,9 @@ def recompute_run(document: Any, files: Files) -> RunContents:
 
 def _recompute(results: Results, files: Files) -> RunContents:
     require_same_run(results.run, results.node, files.run)
-    require_possible(results)
+    require_consistent(results)
     require_limits(results)
-    held = Held(files.read("manifest.json"), results)
+    held = ManifestCheck(files.read("manifest.json"), results)
     held.require_all_tried()
     trials = {entry.id: _trial(results, entry) for entry in results.trials}
     if len(trials) != len(results.trials):
@@ -75,14 +75,14 @@ def _recompute(results: Results, files: Files) -> RunContents:
         held.require_trial(trial)
     there = {entry.id: trials[entry.id] for entry in results.trials if not entry.failure}
     measured = _read_samples(files, there, results.ceilings, held)
-    found: list[Found] = [(e.id, trials[e.id], e.label, _end(e, measured)) for e in results.trials]
+    found: list[LabelledTrial] = [(e.id, trials[e.id], e.label, _end(e, measured)) for e in results.trials]
     proofs = {t.id: proof for t in results.trials if (proof := t.proof or t.unproven)}
     for theirs, ours in zip(results.trials, trial_results(found, proofs), strict=True):
         if difference := _difference(theirs, ours):
             raise VerificationFailed(f"trial {theirs.id}: {difference} does not follow from the samples")
     for claimed in results.winners:  # how many settings are undecided is the run's own word
         if claimed.undecided < 0 or _difference(
-            claimed, winner(claimed.model, results.trials, claimed.undecided)
+            claimed, fastest_with_confidence(claimed.model, results.trials, claimed.undecided)
         ):
             raise VerificationFailed(f"the fastest of {claimed.model} is not the one that its trials show")
     all_of_it = [part for s in measured.values() for part in (s, s.earlier) if part]
@@ -98,7 +98,7 @@ def _recompute(results: Results, files: Files) -> RunContents:
     )
 
 
-def _slowed(files: Files, gpus: int, measured: Mapping[str, Summarised]) -> Mapping[str, Slowed]:
+def _slowed(files: Files, gpus: int, measured: Mapping[str, ReducedTrial]) -> Mapping[str, Slowed]:
     if "telemetry.jsonl" not in files.sha256:
         return {}
     spans = {name: (one.first.started_at, one.first.ended_at) for name, one in measured.items()}
@@ -120,10 +120,10 @@ def require_same_run(ours: RunFacts, node: NodeFacts, signed: Predicate) -> None
 
 
 def _read_samples(
-    files: Files, trials: Mapping[str, Trial], ceilings: Sequence[Ceiling], held: Held
-) -> Mapping[str, Summarised]:
-    measured: dict[str, Summarised] = {}
-    earlier: dict[str, Summarised] = {}
+    files: Files, trials: Mapping[str, Trial], ceilings: Sequence[Ceiling], held: ManifestCheck
+) -> Mapping[str, ReducedTrial]:
+    measured: dict[str, ReducedTrial] = {}
+    earlier: dict[str, ReducedTrial] = {}
     for number, line in enumerate(files.lines("samples.jsonl"), start=1):
         where = f"samples.jsonl: line {number}"
         try:
@@ -138,7 +138,7 @@ def _read_samples(
             raise VerificationFailed(f"holds the trial {name} for the second time", where=where)
         require_measured(name, measurement)
         held.require_flops(trials[name], measurement.flops)
-        of[name] = digest(trials[name], measurement, ceilings)
+        of[name] = reduce_trial(trials[name], measurement, ceilings)
     if alone := earlier.keys() - measured.keys():
         message = f"holds only the first of two measurements of the trial {min(alone)}"
         raise VerificationFailed(message, where="samples.jsonl")
@@ -159,7 +159,7 @@ def _trial(results: Results, entry: TrialResult) -> Trial:
     return trial
 
 
-def _end(entry: TrialResult, measured: Mapping[str, Summarised]) -> Summarised | Failure:
+def _end(entry: TrialResult, measured: Mapping[str, ReducedTrial]) -> ReducedTrial | Failure:
     if entry.failure is not None:
         return entry.failure
     if entry.id not in measured:

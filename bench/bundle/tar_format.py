@@ -102,7 +102,7 @@ def header(name: str, size: int) -> bytes:
     return head + b"%06o\0 " % checksum + tail
 
 
-class Rules:
+class MemberRules:
     """What the members of one bundle may be; the writer and the reader ask the same ones."""
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class Bundle:
         return data
 
     def _walk(self) -> Iterator[Member]:
-        rules = Rules()
+        rules = MemberRules()
         self._file.seek(0)
         while (block := self._exactly(BLOCK)) != ZEROS:
             name, size = _parseheader(block)

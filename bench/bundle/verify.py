@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class TrustRules:
     """By what a bundle is judged: whom the user trusts, what is revoked, and the time."""
 
     trust: TrustPolicy | None = None
@@ -113,7 +113,7 @@ class Origin:
     doubt: str | None  # why nobody vouches for it
 
 
-def _origin(bundle: Bundle, statement: bytes, rules: Rules) -> Origin:
+def _origin(bundle: Bundle, statement: bytes, rules: TrustRules) -> Origin:
     signed = verify(statement, bundle.read(SIGNATURE), BUNDLE_NAMESPACE)
     if signed.key.application is not None:
         raise VerificationFailed("the signature is by a token, which certifies runs but signs none")
@@ -225,7 +225,7 @@ def _check_files(bundle: Bundle, subjects: Mapping[str, str]) -> None:
 # --- the verdict ----------------------------------------------------------------------------------------
 
 
-def verify_bundle(path: Path, recompute: Recompute[C], rules: Rules | None = None) -> Verdict[C]:
+def verify_bundle(path: Path, recompute: Recompute[C], rules: TrustRules | None = None) -> Verdict[C]:
     """The verdict, or VerificationFailed with the file and the reason.
 
     `recompute` gets the payload files, and derives every summary once more from the raw samples; it raises
@@ -233,7 +233,7 @@ def verify_bundle(path: Path, recompute: Recompute[C], rules: Rules | None = Non
     """
     with open_bundle(path) as bundle:
         data = bundle.read(STATEMENT)
-        origin = _origin(bundle, data, rules or Rules())
+        origin = _origin(bundle, data, rules or TrustRules())
         statement = parse_statement(data)
         _check_run(statement, data, origin, ENVELOPE in bundle.members)
         _check_files(bundle, statement.subjects)

@@ -17,12 +17,12 @@ from bench.node_check.judging.finding import EXITS, NAGIOS
 
 if TYPE_CHECKING:
     from bench.node_check.check_manifest import CheckManifest
-    from bench.runner.check.check_node import Checked
+    from bench.runner.check.check_node import CheckedNode
     from bench.runner.run.seal import Sealer
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CheckArguments:
     """The command's arguments."""
 
     manifest: Path | None
@@ -40,7 +40,7 @@ class Request:
     challenge: Path | None
 
 
-def check(request: Request) -> int:
+def check(request: CheckArguments) -> int:
     from bench.node_check import check_manifest
     from bench.runner.check import history
     from bench.runner.check.check_node import check_node
@@ -68,7 +68,7 @@ def check(request: Request) -> int:
     return _show(done, request)
 
 
-def _show(done: Checked, request: Request) -> int:
+def _show(done: CheckedNode, request: CheckArguments) -> int:
     from bench.report.text.check_text import nagios_line, text
 
     results = done.results
@@ -129,7 +129,7 @@ def _check_history(places: tuple[Path, ...]) -> None:
             )
 
 
-def _sealer(asked_for: CheckManifest, request: Request) -> Sealer:
+def _sealer(asked_for: CheckManifest, request: CheckArguments) -> Sealer:
     from bench.runner.run.seal import CertifiedKey, OwnKey, read_challenge
     from bench.signing.key_file import load_or_make_key
 

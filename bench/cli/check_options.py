@@ -59,7 +59,7 @@ def unknown(error: BenchError) -> str:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from bench.cli.check import Request, check, list_checks
+    from bench.cli.check import CheckArguments, check, list_checks
 
     if arguments.list:
         return list_checks()
@@ -67,7 +67,7 @@ def _check(arguments: argparse.Namespace) -> int:
         return control.check_inside(arguments)
     a = arguments
     return check(
-        Request(
+        CheckArguments(
             a.manifest, a.level, a.out, tuple(a.skip), a.scratch, tuple(a.history or ()), a.device == "cpu",
             a.junit, a.html, a.json, a.nagios, a.key, a.challenge,
         )

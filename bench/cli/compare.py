@@ -14,7 +14,7 @@ from bench.base.strict_json import pretty_json, to_json
 from bench.bundle.verdict import RunContents, Verdict
 from bench.node_check.check_results import CheckContents
 from bench.node_check.fleet import Fleet, compare_fleet
-from bench.node_check.fleet_member import Seen, seen_of
+from bench.node_check.fleet_member import FleetMember, fleet_member
 from bench.node_check.judging.finding import EXITS
 from bench.report.compare.compared_rows import ComparedRun, Row, gather, rows_of
 from bench.report.compare.comparison import Comparison, Refused, compare_rows
@@ -26,7 +26,7 @@ from bench.report.read_bundles import Lists, look_at_all
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CompareArguments:
     """The command's arguments."""
 
     bundles: tuple[Path, ...]
@@ -45,7 +45,7 @@ class Request:
     png: bool = False
 
 
-def compare(request: Request) -> int:
+def compare(request: CompareArguments) -> int:
     comparison, fleet = gather_all(request)
     if fleet is not None and not comparison.parts:
         _refuse_of_training(request)
@@ -72,7 +72,7 @@ def compare(request: Request) -> int:
     return max((refused.exit_code for refused in comparison.refused), default=0)
 
 
-def _refuse_of_training(request: Request) -> None:
+def _refuse_of_training(request: CompareArguments) -> None:
     """Rather than ignore what a comparison of node checks has not."""
     asked = {
         "--prices": request.prices, "--budget-usd": request.budget, "--deadline": request.deadline_days,
@@ -86,7 +86,7 @@ def _refuse_of_training(request: Request) -> None:
         )
 
 
-def _write_files(comparison: Comparison, request: Request) -> None:
+def _write_files(comparison: Comparison, request: CompareArguments) -> None:
     if request.html is not None:
         from bench.report.pages.html import write_html
 
@@ -100,16 +100,16 @@ def _write_files(comparison: Comparison, request: Request) -> None:
         print(f"plots  {len(written)} files in {request.plots}", file=sys.stderr)
 
 
-def collect(request: Request) -> Comparison:
+def collect(request: CompareArguments) -> Comparison:
     return gather_all(request)[0]
 
 
-def gather_all(request: Request) -> tuple[Comparison, Fleet | None]:
+def gather_all(request: CompareArguments) -> tuple[Comparison, Fleet | None]:
     """What was measured, ranked; and what was checked, as a fleet."""
     terms = _terms(request)
     with_telemetry = request.html is not None or request.plots is not None
     rows: list[Row] = []
-    checks: list[Seen] = []
+    checks: list[FleetMember] = []
     refused: list[Refused] = []
     bundles = 0
     found = look_at_all(request.bundles, request.lists, partial(gather, with_telemetry), _look)
@@ -117,7 +117,7 @@ def gather_all(request: Request) -> tuple[Comparison, Fleet | None]:
         bundles += 1
         if isinstance(seen, BenchError):
             refused.append(Refused(str(path), str(seen), seen.exit_code))
-        elif isinstance(seen, Seen):
+        elif isinstance(seen, FleetMember):
             checks.append(seen)
         else:
             rows += seen
@@ -125,14 +125,14 @@ def gather_all(request: Request) -> tuple[Comparison, Fleet | None]:
     return comparison, compare_fleet(checks) if checks else None
 
 
-def _look(path: Path, verdict: Verdict[ComparedRun | CheckContents]) -> tuple[Row, ...] | Seen:
+def _look(path: Path, verdict: Verdict[ComparedRun | CheckContents]) -> tuple[Row, ...] | FleetMember:
     contents = verdict.contents
     if isinstance(contents, CheckContents):
-        return seen_of(path, contents)
+        return fleet_member(path, contents)
     return rows_of(path, verdict, contents)
 
 
-def _show_fleet(fleet: Fleet, request: Request) -> int:
+def _show_fleet(fleet: Fleet, request: CompareArguments) -> int:
     from bench.report.pages import fleet_page as shown
 
     match request.format:
@@ -150,7 +150,7 @@ def _show_fleet(fleet: Fleet, request: Request) -> int:
     return EXITS[fleet.verdict]
 
 
-def _terms(request: Request) -> Terms:
+def _terms(request: CompareArguments) -> Terms:
     if request.png and request.plots is None:
         raise BadInput("--png without --plots", advice="--plots DIR says where the plots go")
     if request.settings and request.format == "csv":
@@ -186,7 +186,7 @@ def _wanted(text: str) -> tuple[GpuModel, int]:
     return gpu, int(count)
 
 
-def _print_settings(request: Request) -> None:
+def _print_settings(request: CompareArguments) -> None:
     from bench.report.read_bundles import check_all
     from bench.report.text.run_table import section
 

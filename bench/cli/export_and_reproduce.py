@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot, VerificationFailed, nearest
-from bench.bundle.held_to_manifest import read_asked
+from bench.bundle.held_to_manifest import read_stated
 from bench.bundle.tar_format import open_bundle
 from bench.cli.run_and_plan import sealer, signed_text
 from bench.node_check.recompute_any import results_of
 from bench.planning.manifest import parse_manifest
-from bench.records.fastest import fastest, rival
+from bench.records.fastest import fastest, runner_up
 from bench.records.run_results import Results, TrialResult
 from bench.records.text import interval_text
 from bench.records.trial import NodeFacts, Trial
@@ -40,7 +40,7 @@ def export(bundle: Path, to: str, folder: Path, model: str | None, setting: str 
     for path in exporting.write(kind, folder, trial, found, _as_trained(bundle, results.node), source):
         print(path)
     print(f"{trial.model.name}, {found.label}: {folder / 'README.md'} says how to start it", file=sys.stderr)
-    if setting is None and (doubt := rival(found.model, results.trials)):
+    if setting is None and (doubt := runner_up(found.model, results.trials)):
         print(_doubt(found, *doubt), file=sys.stderr)
     return 0
 
@@ -48,7 +48,7 @@ def export(bundle: Path, to: str, folder: Path, model: str | None, setting: str 
 def _as_trained(bundle: Path, node: NodeFacts) -> NodeFacts:
     """With those of its GPUs that trained: how many nodes there were follows from them."""
     with open_bundle(bundle) as opened:
-        asked = read_asked(opened.read("manifest.json"))
+        asked = read_stated(opened.read("manifest.json"))
     return replace(node, gpus=node.gpus[: asked.gpus_of(node)])
 
 

@@ -28,7 +28,7 @@ from bench.images.archive import (
     read_facts,
     write_archive,
 )
-from bench.images.build_image import Recipe
+from bench.images.build_image import BuildInputs
 from bench.images.build_image import build as build_image
 from bench.images.build_kernels import build_kernels
 from bench.images.container import CHALLENGE, MANIFEST, NOBODY, OUT, RDMA, TOLD, Container, handed_on, limits
@@ -53,12 +53,14 @@ UNPACKED = 2.2  # an archive's layers on the disk of an engine, of its size: unp
 
 def recipe(
     variant: str, source: Path, cache: Path | None, mirror: Sequence[str], without: Sequence[str] = ()
-) -> Recipe:
+) -> BuildInputs:
     place = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bench/images"
-    return Recipe(source.resolve(), find_variant(variant), place.resolve(), tuple(mirror), tuple(without))
+    return BuildInputs(
+        source.resolve(), find_variant(variant), place.resolve(), tuple(mirror), tuple(without)
+    )
 
 
-def build(recipe: Recipe, out: Path | None, tag: str | None, load: str | None, as_json: bool) -> int:
+def build(recipe: BuildInputs, out: Path | None, tag: str | None, load: str | None, as_json: bool) -> int:
     tag = tag or f"bench:{recipe.variant.name}"
     path = out or Path(f"out/images/bench-{recipe.variant.name}.tar")
     facts = build_image(recipe, path, tag, _say())
@@ -69,7 +71,7 @@ def build(recipe: Recipe, out: Path | None, tag: str | None, load: str | None, a
     return 0
 
 
-def kernels(recipe: Recipe, only: Sequence[str], arch: str, jobs: int) -> int:
+def kernels(recipe: BuildInputs, only: Sequence[str], arch: str, jobs: int) -> int:
     """Compiles the wheels that no index has, and writes their lock."""
     for line in build_kernels(recipe, only, arch, jobs, _say()):
         print(line)

@@ -12,7 +12,7 @@ from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed, o
 from bench.base.files import open_regular, write_whole
 from bench.base.paths import ALLOWED_SIGNERS, REVOKED, config_path, ledger_path
 from bench.base.stamps import utc
-from bench.bundle.handshake import Request, read, write
+from bench.bundle.handshake import CertificateRequest, read, write
 from bench.node_check.any_manifest import load_any
 from bench.node_check.check_manifest import CheckManifest
 from bench.node_check.recompute_any import recompute
@@ -50,7 +50,7 @@ def certify(
     with open_regular(request) as file:
         data = file.read(MAX_REQUEST_BYTES)
     try:
-        read(Request, data)
+        read(CertificateRequest, data)
     except VerificationFailed as error:
         advice = "give the request.json of the run's folder"
         raise BadInput(error.message, where=str(request), advice=advice) from None

@@ -34,7 +34,7 @@ EXIT_CODES = """exit codes:
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        with stdio.told() as stdout:
+        with stdio.wrapped_streams() as stdout:
             return _call(words, stdout)
     except BrokenPipeError:
         # The reader of our output has seen enough: `bench compare ... | head`.

@@ -20,13 +20,13 @@ from bench.node_check.any_manifest import load_any
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push import many_nodes, mirror
 from bench.push.hosts import Host
-from bench.push.image_store import Depot
+from bench.push.image_store import ImageStore
 from bench.push.push_record import Record, Records
-from bench.push.push_to_node import Journey
+from bench.push.push_to_node import NodePush
 from bench.push.remote import Here, Node, Remote, plain, refuse_twins
-from bench.push.request import GOOD, Order, Part, Result, Shared, to_json
+from bench.push.request import GOOD, HostPart, PushRequest, Result, Shared, to_json
 from bench.push.screen import Screen, ended
-from bench.push.training_group import Company
+from bench.push.training_group import TrainingGroup
 from bench.signing.key_file import default_key_path, load_or_make_key
 from bench.signing.revocation import Revoked
 
@@ -43,21 +43,21 @@ def operator_key(path: Path | None) -> OperatorKey:
     return OperatorKey.find(path)
 
 
-def push(order: Order, hosts: Sequence[Host], at_once: int, *, as_json: bool) -> int:
+def push(order: PushRequest, hosts: Sequence[Host], at_once: int, *, as_json: bool) -> int:
     """To all hosts; without any, to this machine, which then submits to Slurm."""
     refuse_twins(hosts, order.ssh_config)
     order = dataclasses.replace(order, push=secrets.token_hex(3))
-    places = [Part(host, node=number, nodes=len(hosts)) for number, host in enumerate(hosts)]
+    places = [HostPart(host, node=number, nodes=len(hosts)) for number, host in enumerate(hosts)]
     if order.together:
         at_once = len(hosts)  # they wait for each other
-        company = Company(len(hosts)) if order.until in ("start", "fetch") else None
+        company = TrainingGroup(len(hosts)) if order.until in ("start", "fetch") else None
         places = [dataclasses.replace(part, company=company) for part in places]
     if not hosts:
-        places = [Part(THIS_MACHINE, local=True)]
+        places = [HostPart(THIS_MACHINE, local=True)]
     with Screen([part.host.name for part in places]) as screen:
         shared = _shared(screen)
         shared.depot.tidy(time.time())
-        results = many_nodes.walk([Journey(part, order, shared).go for part in places], at_once, shared.stop)
+        results = many_nodes.walk([NodePush(part, order, shared).go for part in places], at_once, shared.stop)
     return _report(results, order.push, order, as_json=as_json)
 
 
@@ -69,14 +69,16 @@ def attach(names: Sequence[str], at_once: int, *, wait: bool, as_json: bool) -> 
         raise BadInput("the newest push was cancelled", advice="say which run; bench status lists them")
     with Screen([record.host for record in chosen]) as screen:
         shared = _shared(screen, records)
-        companies = {r.push: Company(r.nodes) for r in chosen if r.nodes > 1 and r.slurm_job is None}
+        companies = {r.push: TrainingGroup(r.nodes) for r in chosen if r.nodes > 1 and r.slurm_job is None}
         walks = [_walk(record, shared, companies.get(record.push), wait=wait) for record in chosen]
         results = many_nodes.walk(walks, at_once, shared.stop)
     return _report(results, chosen[0].push, None, as_json=as_json)
 
 
-def _walk(record: Record, shared: Shared, company: Company | None, *, wait: bool) -> Callable[[], Result]:
-    order = Order(
+def _walk(
+    record: Record, shared: Shared, company: TrainingGroup | None, *, wait: bool
+) -> Callable[[], Result]:
+    order = PushRequest(
         load_any(record.mirror / "manifest.json"),
         record.engine,
         Path(record.out),
@@ -85,7 +87,7 @@ def _walk(record: Record, shared: Shared, company: Company | None, *, wait: bool
         ssh_config=Path(record.ssh_config) if record.ssh_config else None,
         push=record.push,
     )
-    journey = Journey(Part(record.to_host(), record.local, company=company), order, shared)
+    journey = NodePush(HostPart(record.to_host(), record.local, company=company), order, shared)
     if record.state == "fetched" and record.bundle.exists():
         return lambda: journey.fetched(record)
     return lambda: journey.attach(record)
@@ -195,10 +197,10 @@ def clean(names: Sequence[str]) -> int:
 def _shared(screen: Screen, records: Records | None = None) -> Shared:
     own = config_path(REVOKED)
     revoked = (Revoked.from_file(own),) if own and own.exists() else ()
-    return Shared(records or Records(), Depot(screen.say), screen, revoked)
+    return Shared(records or Records(), ImageStore(screen.say), screen, revoked)
 
 
-def _report(results: Sequence[Result], push_id: str, order: Order | None, *, as_json: bool) -> int:
+def _report(results: Sequence[Result], push_id: str, order: PushRequest | None, *, as_json: bool) -> int:
     code = many_nodes.exit_code(results)
     if as_json:
         manifest = {"manifest": order.manifest.digest} if order else {}

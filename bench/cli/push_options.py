@@ -142,7 +142,7 @@ def _push(arguments: argparse.Namespace) -> int:
     from bench.node_check.any_manifest import load_any
     from bench.node_check.check_manifest import CheckManifest
     from bench.push.hosts import find_hosts
-    from bench.push.request import Order
+    from bench.push.request import PushRequest
 
     a = arguments
     manifest = load_any(a.manifest)
@@ -151,7 +151,7 @@ def _push(arguments: argparse.Namespace) -> int:
         hosts = (_called(a, hosts),)
     _check(a, len(hosts))
     _check_kind(a, checks=isinstance(manifest, CheckManifest))
-    order = Order(
+    order = PushRequest(
         manifest, a.engine, a.out, operator_key(a.key), a.ledger, a.image, a.pull, a.python, a.place,
         on_cpu=a.device == "cpu",
         budget_seconds=a.budget,

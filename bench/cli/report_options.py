@@ -126,13 +126,13 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from bench.cli.compare import Request, compare
+    from bench.cli.compare import CompareArguments, compare
     from bench.report.read_bundles import Lists
 
     if arguments.json and arguments.format not in (None, "json"):
         raise BadInput(f"--json and --format {arguments.format}", advice="one of the two")
     return compare(
-        Request(
+        CompareArguments(
             tuple(arguments.bundles),
             lists=Lists(arguments.trust, arguments.revoked),
             prices=arguments.prices,

@@ -16,7 +16,7 @@ from bench.base.strict_json import pretty_json, to_json
 from bench.cli.arguments import is_host_and_port
 from bench.node_check.recompute_any import AnyVerdict, results_of
 from bench.planning.manifest import Manifest, load_manifest
-from bench.planning.plan import Cell, Plan, make_plan, target_of
+from bench.planning.plan import Plan, SettingPlan, make_plan, target_of
 from bench.records.fastest import without_figures
 from bench.records.slowdown import Slowed
 from bench.records.text import batch_text, bytes_text, figures
@@ -28,7 +28,7 @@ from bench.training.models.dry_build import rehearse
 if TYPE_CHECKING:
     from bench.records.run_results import Results
     from bench.runner.processes.nodes import Nodes
-    from bench.runner.run.execute import Finished
+    from bench.runner.run.execute import FinishedRun
     from bench.runner.run.seal import Seal, Sealer
 
 
@@ -84,7 +84,7 @@ def run(
     return _ending(finished, challenged=challenge is not None)
 
 
-def _ending(finished: Finished, *, challenged: bool) -> int:
+def _ending(finished: FinishedRun, *, challenged: bool) -> int:
     """What is left to do, and the exit code."""
     if finished.kept:
         print(f"bundle {finished.bundle} is a certified one, and was left as it is", file=sys.stderr)
@@ -262,7 +262,7 @@ def _plan_json(made: Plan) -> object:
     }
 
 
-def _memory_text(cell: Cell, there: int) -> str:
+def _memory_text(cell: SettingPlan, there: int) -> str:
     if cell.predicted_bytes is not None:
         # Tried all the same, with the fewest samples: a prediction may be wrong.
         hardly = "hardly fits: " if cell.predicted_bytes > there else ""

@@ -64,15 +64,15 @@ class Stderr(_Stream):
 
 
 @contextmanager
-def told() -> Iterator[Stdout]:
+def wrapped_streams() -> Iterator[Stdout]:
     """Until the command is over, and all that it wrote has gone out."""
     _open_what_is_closed()
     _spell_everything()
-    before, told, errors = (sys.stdout, sys.stderr), Stdout(sys.stdout), Stderr(sys.stderr)
-    sys.stdout, sys.stderr = cast(TextIO, told), cast(TextIO, errors)
+    before, stdout, errors = (sys.stdout, sys.stderr), Stdout(sys.stdout), Stderr(sys.stderr)
+    sys.stdout, sys.stderr = cast(TextIO, stdout), cast(TextIO, errors)
     try:
-        yield told
-        told.flush()
+        yield stdout
+        stdout.flush()
     finally:
         sys.stdout, sys.stderr = before
         if errors.refused:

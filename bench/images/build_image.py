@@ -41,7 +41,7 @@ NEEDS_BYTES = {True: 40 * 2**30, False: 6 * 2**30}
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class BuildInputs:
     """Where everything is that goes into a build."""
 
     root: Path  # of our repository
@@ -79,7 +79,7 @@ class Recipe:
         return pins
 
 
-def build(recipe: Recipe, out: Path, tag: str, say: Say) -> ImageFacts:
+def build(recipe: BuildInputs, out: Path, tag: str, say: Say) -> ImageFacts:
     """Writes the image's archive to `out`."""
     check_place(recipe)
     pins = recipe.pins()
@@ -97,7 +97,7 @@ def build(recipe: Recipe, out: Path, tag: str, say: Say) -> ImageFacts:
 
 
 @contextmanager
-def context(recipe: Recipe, pins: Sequence[Pin], say: Say) -> Iterator[Path]:
+def context(recipe: BuildInputs, pins: Sequence[Pin], say: Say) -> Iterator[Path]:
     """A folder with what every stage needs: the base, the wheels, and the scripts. Links, not copies."""
     say("fetching what the locks name")
     files = wheels(pins, recipe.cache / "wheels", images().python)
@@ -113,7 +113,7 @@ def context(recipe: Recipe, pins: Sequence[Pin], say: Say) -> Iterator[Path]:
         yield folder
 
 
-def _base(recipe: Recipe, say: Say) -> Path:
+def _base(recipe: BuildInputs, say: Say) -> Path:
     lock = recipe.root / DEBIAN
     code = Path(__file__).with_name("debian_base.py")
     key = hashlib.sha256(
@@ -127,11 +127,11 @@ def _base(recipe: Recipe, say: Say) -> Path:
     return base
 
 
-def _pip(recipe: Recipe) -> Pin:
+def _pip(recipe: BuildInputs) -> Pin:
     return read_pins(recipe.root / BUILDER)["pip"]
 
 
-def check_place(recipe: Recipe) -> None:
+def check_place(recipe: BuildInputs) -> None:
     if not (recipe.root / "Dockerfile").exists():
         raise BadInput(
             "holds no Dockerfile", where=str(recipe.root), advice="run it in bench's repository, or --source"
@@ -151,7 +151,7 @@ def check_place(recipe: Recipe) -> None:
         )
 
 
-def described(recipe: Recipe) -> bytes:
+def described(recipe: BuildInputs) -> bytes:
     """What the image says of itself, to the runner inside it."""
     return pretty_json(
         {
@@ -175,7 +175,7 @@ def _copy_ours(root: Path, folder: Path) -> None:
 
 def buildah(
     folder: Path,
-    recipe: Recipe,
+    recipe: BuildInputs,
     saved: Path | None,
     *,
     target: str = "image",
@@ -212,7 +212,7 @@ def _run(command: Sequence[str]) -> None:
         raise EnvironmentCannot(f"buildah failed:\n  {tail}")
 
 
-def _finish(recipe: Recipe, saved: Path, work: Path, out: Path, tag: str, say: Say) -> ImageFacts:
+def _finish(recipe: BuildInputs, saved: Path, work: Path, out: Path, tag: str, say: Say) -> ImageFacts:
     """The built image with everything taken out that is the builder's, as an archive."""
     epoch = images().epoch
     blobs = []
@@ -243,7 +243,7 @@ def _member(archive: tarfile.TarFile, name: str) -> Any:
     return file
 
 
-def labels(recipe: Recipe) -> Mapping[str, str]:
+def labels(recipe: BuildInputs) -> Mapping[str, str]:
     oci, variant = "org.opencontainers.image", recipe.variant
     found = {
         f"{oci}.title": "bench",
@@ -259,7 +259,7 @@ def labels(recipe: Recipe) -> Mapping[str, str]:
     return found | {f"bench.{name}": value for name, value in more.items() if value}
 
 
-def _check_installed(recipe: Recipe, pins: Mapping[str, Pin], out: Path, facts: ImageFacts) -> None:
+def _check_installed(recipe: BuildInputs, pins: Mapping[str, Pin], out: Path, facts: ImageFacts) -> None:
     """The image must hold what the lock says, no more and no less."""
     installed = python_versions(json.loads(extract(out, facts, str(PLACE).lstrip("/"))))
     ours = {"bench": __version__}

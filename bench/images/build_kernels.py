@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot, nearest
-from bench.images.build_image import Recipe, Say, buildah, check_place, context
+from bench.images.build_image import BuildInputs, Say, buildah, check_place, context
 from bench.images.fetch import digest, source
 from bench.images.locks import BUILDER, Pin, normal, read_pins
 
 NEEDS_NO_NVCC = ("deepspeed",)  # C++ alone
 
 
-def build_kernels(recipe: Recipe, only: Sequence[str], arch: str, jobs: int, say: Say) -> Iterator[str]:
+def build_kernels(recipe: BuildInputs, only: Sequence[str], arch: str, jobs: int, say: Say) -> Iterator[str]:
     """Makes the wheels and their lock, or those named alone; the new lines of the lock."""
     variant = recipe.variant
     if not variant.kernels:
@@ -60,7 +60,7 @@ def _said(wanted: Sequence[str], arch: str, nvcc: bool) -> str:
     return f"compiling {', '.join(wanted)} for {arch}: hours, unless it was done before"
 
 
-def _lock(recipe: Recipe, made: Path, wanted: Mapping[str, str]) -> Iterator[str]:
+def _lock(recipe: BuildInputs, made: Path, wanted: Mapping[str, str]) -> Iterator[str]:
     """The new wheels, into the cache and into the lock of built ones; all that were wanted, or none."""
     lines = {
         name: pin.line for name, pin in (read_pins(recipe.built) if recipe.built.exists() else {}).items()

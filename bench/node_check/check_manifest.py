@@ -21,7 +21,7 @@ SHIPPED = Path(str(files("bench.data") / "node-check.json"))  # manifests/node-c
 
 
 @dataclass(frozen=True, slots=True)
-class Pains:
+class LevelBudget:
     """What a level may take."""
 
     minutes: float  # in all; what has not begun by then is not run
@@ -30,10 +30,10 @@ class Pains:
     soak_seconds: float
 
 
-DEFAULTS: Mapping[Level, Pains] = {
-    "quick": Pains(2, 0.7, 1.0, 15),
-    "standard": Pains(10, 1.5, 3.0, 180),
-    "soak": Pains(60, 2.0, 4.0, 3000),
+DEFAULTS: Mapping[Level, LevelBudget] = {
+    "quick": LevelBudget(2, 0.7, 1.0, 15),
+    "standard": LevelBudget(10, 1.5, 3.0, 180),
+    "soak": LevelBudget(60, 2.0, 4.0, 3000),
 }
 
 
@@ -46,13 +46,13 @@ class CheckManifest:
     skip: tuple[str, ...] = ()
     require: tuple[str, ...] = ()  # checks without whose answer the node does not pass
     expect: Expect = field(default_factory=Expect)
-    levels: Mapping[str, Pains] = field(default_factory=dict)
+    levels: Mapping[str, LevelBudget] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
         return "sha256:" + hashlib.sha256(self.data).hexdigest()
 
-    def pains(self, level: Level) -> Pains:
+    def pains(self, level: Level) -> LevelBudget:
         return self.levels.get(level, DEFAULTS[level])
 
     def expected(self, device: Literal["cpu", "cuda"]) -> Expect:
@@ -70,7 +70,7 @@ class _Document:
     skip: tuple[str, ...] = ()
     require: tuple[str, ...] = ()
     expect: Expect = field(default_factory=Expect)
-    levels: Mapping[str, Pains] = field(default_factory=dict)
+    levels: Mapping[str, LevelBudget] = field(default_factory=dict)
 
 
 def shipped() -> CheckManifest:

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Literal
 
 from bench.node_check.checks import known_checks
-from bench.node_check.fleet_member import Seen, Value
+from bench.node_check.fleet_member import FleetMember, Value
 from bench.node_check.judging.finding import VERDICTS, Finding, Verdict, overall, quantity, worst
 from bench.records.text import bytes_text
 
@@ -38,7 +38,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Lemon:
+class RepeatOffender:
     """A GPU that failed by its own fault in more than one check."""
 
     uuid: str
@@ -46,8 +46,8 @@ class Lemon:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
-    seen: Seen
+class RankedNode:
+    seen: FleetMember
     verdict: Verdict  # its own, or worse by the fleet's
     findings: tuple[Finding, ...]  # its own that are not passes, and the fleet's
     worst: Finding | None
@@ -56,15 +56,15 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    nodes: tuple[Ranked, ...]  # the worst first
+    nodes: tuple[RankedNode, ...]  # the worst first
     spreads: tuple[Spread, ...]
-    lemons: tuple[Lemon, ...]
+    lemons: tuple[RepeatOffender, ...]
     older: tuple[str, ...]  # bundles of nodes of which there is a newer one
     verdict: Verdict
     schema: Literal["bench/fleet/v1"] = field(default="bench/fleet/v1", kw_only=True)
 
 
-SAME: Mapping[str, tuple[str, Callable[[Seen], str], str]] = {  # whose check it is, and what to do
+SAME: Mapping[str, tuple[str, Callable[[FleetMember], str], str]] = {  # whose check it is, and what to do
     "number of GPUs": (
         "present", lambda seen: str(seen.gpu_count or ""), 'with "gpus" in the manifest fewer fail',
     ),
@@ -73,7 +73,7 @@ SAME: Mapping[str, tuple[str, Callable[[Seen], str], str]] = {  # whose check it
 }  # fmt: skip
 
 
-def compare_fleet(every: Sequence[Seen]) -> Fleet:
+def compare_fleet(every: Sequence[FleetMember]) -> Fleet:
     newest, older = _newest(every)
     copied = _copied(every)
     pools: dict[tuple[str, str], list[Value]] = {}
@@ -81,7 +81,7 @@ def compare_fleet(every: Sequence[Seen]) -> Fleet:
         for value in () if id(seen) in copied else seen.values:
             pools.setdefault((seen.kind, value.figure), []).append(value)
     spreads = {key: _spread(*key, pool) for key, pool in pools.items() if len(pool) >= LEAST_VALUES}
-    alike: dict[str, list[Seen]] = {}
+    alike: dict[str, list[FleetMember]] = {}
     for seen in newest:
         alike.setdefault(seen.kind, []).append(seen)
     strange = {id(s): (*_strange(s, alike[s.kind]), *copied.get(id(s), ())) for s in newest}
@@ -96,8 +96,8 @@ def compare_fleet(every: Sequence[Seen]) -> Fleet:
     )
 
 
-def _newest(every: Sequence[Seen]) -> tuple[list[Seen], list[Seen]]:
-    kept: list[Seen] = []
+def _newest(every: Sequence[FleetMember]) -> tuple[list[FleetMember], list[FleetMember]]:
+    kept: list[FleetMember] = []
     for seen in sorted(every, key=lambda seen: (seen.started_at, seen.run_id), reverse=True):
         if not any(_is_one_node(seen, newer) for newer in kept):
             kept.append(seen)
@@ -105,7 +105,7 @@ def _newest(every: Sequence[Seen]) -> tuple[list[Seen], list[Seen]]:
     return [s for s in every if id(s) in chosen], [s for s in every if id(s) not in chosen]
 
 
-def _is_one_node(one: Seen, other: Seen) -> bool:
+def _is_one_node(one: FleetMember, other: FleetMember) -> bool:
     """By most of its GPUs: since the last check one may be lost, or another may stand in its place."""
     a, b = set(one.uuids.values()), set(other.uuids.values())
     return one.identity == other.identity or 2 * len(a & b) > max(len(a), len(b))
@@ -117,7 +117,7 @@ def _spread(kind: str, figure: str, pool: Sequence[Value]) -> Spread:
     return Spread(kind, figure, pool[0].unit, len(pool), middle, 100 * deviation / middle)
 
 
-def _strange(seen: Seen, fleet: Sequence[Seen]) -> Iterator[Finding]:
+def _strange(seen: FleetMember, fleet: Sequence[FleetMember]) -> Iterator[Finding]:
     """What a node has that most others do not: alone it may pass, and yet it is not what they are."""
     source = f"{len(fleet)} nodes of {seen.kind} in this comparison"
     for what, (check, of, advice) in SAME.items():
@@ -140,9 +140,9 @@ def _strange(seen: Seen, fleet: Sequence[Seen]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _copied(every: Sequence[Seen]) -> Mapping[int, tuple[Finding, ...]]:
+def _copied(every: Sequence[FleetMember]) -> Mapping[int, tuple[Finding, ...]]:
     """Whose figures another run has, to the last digit: nobody can tell here which of them measured."""
-    alike: dict[frozenset[tuple[str, float]], list[Seen]] = {}
+    alike: dict[frozenset[tuple[str, float]], list[FleetMember]] = {}
     for seen in every:
         if len(seen.values) >= LEAST_VALUES and not seen.simulated:
             alike.setdefault(frozenset((v.figure, v.rate) for v in seen.values), []).append(seen)
@@ -154,7 +154,7 @@ def _copied(every: Sequence[Seen]) -> Mapping[int, tuple[Finding, ...]]:
     }
 
 
-def _copy(seen: Seen, others: Sequence[str]) -> Finding:
+def _copy(seen: FleetMember, others: Sequence[str]) -> Finding:
     return Finding(
         "alike", "the node", "fail", f"all {len(seen.values)} figures are those of {', '.join(others)}",
         "figures of its own", "fleet", "no two runs measure the same to the last digit",
@@ -171,7 +171,9 @@ def _usual(values: Sequence[str]) -> str | None:
     return most if count > MOST * len(known) else None
 
 
-def _rank(seen: Seen, spreads: Mapping[tuple[str, str], Spread], strange: tuple[Finding, ...]) -> Ranked:
+def _rank(
+    seen: FleetMember, spreads: Mapping[tuple[str, str], Spread], strange: tuple[Finding, ...]
+) -> RankedNode:
     own = tuple(f for f in seen.findings if f.verdict != "pass" and f.counts)
     fleet = list(strange)
     lowest: float | None = None
@@ -185,7 +187,7 @@ def _rank(seen: Seen, spreads: Mapping[tuple[str, str], Spread], strange: tuple[
             fleet.append(_outlier(value, spread, under))
     findings = (*own, *fleet)
     verdict = overall([*seen.findings, *fleet])
-    return Ranked(seen, verdict, findings, worst(findings), -lowest if lowest is not None else None)
+    return RankedNode(seen, verdict, findings, worst(findings), -lowest if lowest is not None else None)
 
 
 def _outlier(value: Value, spread: Spread, under: float) -> Finding:
@@ -208,12 +210,14 @@ def _outlier(value: Value, spread: Spread, under: float) -> Finding:
     )
 
 
-def _order(node: Ranked) -> tuple[int, float, str]:
+def _order(node: RankedNode) -> tuple[int, float, str]:
     deviation = node.deviation_percent if node.deviation_percent is not None else 0.0
     return VERDICTS.index(node.verdict), deviation, node.seen.path
 
 
-def _lemons(every: Sequence[Seen], outliers: Mapping[str, tuple[Finding, ...]]) -> tuple[Lemon, ...]:
+def _lemons(
+    every: Sequence[FleetMember], outliers: Mapping[str, tuple[Finding, ...]]
+) -> tuple[RepeatOffender, ...]:
     """By UUID, over all bundles: a GPU keeps its name when it moves to another node."""
     times: dict[str, dict[str, str]] = {}
     for seen in sorted(every, key=lambda s: s.started_at):
@@ -225,7 +229,7 @@ def _lemons(every: Sequence[Seen], outliers: Mapping[str, tuple[Finding, ...]]) 
                 times.setdefault(uuid, {})[seen.run_id] = (
                     f"GPU {index} of {seen.name} on {seen.started_at[:10]}: {checks}"
                 )
-    return tuple(Lemon(uuid, tuple(runs.values())) for uuid, runs in times.items() if len(runs) > 1)
+    return tuple(RepeatOffender(uuid, tuple(runs.values())) for uuid, runs in times.items() if len(runs) > 1)
 
 
 def _against_cards(findings: Sequence[Finding]) -> list[Finding]:

@@ -26,7 +26,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class FleetMember:
     """One check of one node, as far as the fleet needs it."""
 
     path: str
@@ -49,12 +49,12 @@ class Seen:
         return Path(self.path).stem
 
 
-def seen_of(path: Path, check: CheckContents) -> Seen:
+def fleet_member(path: Path, check: CheckContents) -> FleetMember:
     results, evidence = check.results, check.evidence
     # One that is lost does not say who it is: what stands in its place is no name, the same on every node.
     uuids = {str(gpu.index): gpu.uuid for gpu in results.node.gpus if gpu.memory_bytes}
     identity = " ".join(sorted(uuids.values())) or f"run {results.run.id}"
-    return Seen(
+    return FleetMember(
         str(path),
         results.run.id,
         utc(results.run.started_at),

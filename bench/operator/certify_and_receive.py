@@ -8,10 +8,10 @@ from pathlib import Path
 from bench.base.errors import BadInput, VerificationFailed
 from bench.base.stamps import sha256, utc
 from bench.bundle.handshake import RECEIPT_NAMESPACE, Challenge, Receipt, check_request, write
-from bench.bundle.pack import Source, Stored, write_bundle
+from bench.bundle.pack import Source, StoredMember, write_bundle
 from bench.bundle.tar_format import RECEIPT, RECEIPT_SIGNATURE, open_bundle
 from bench.bundle.verdict import C, Contents, Verdict
-from bench.bundle.verify import Recompute, Rules, check_time, verify_bundle
+from bench.bundle.verify import Recompute, TrustRules, check_time, verify_bundle
 from bench.operator.ledger import Ledger, Line
 from bench.operator.ssh_keygen import OperatorKey
 from bench.signing.allowed_signers import AllowedSigner, TrustPolicy
@@ -77,7 +77,7 @@ def receive(
             message = "answers no challenge: nothing says that it is fresh"
             advice = "bench challenge, then bench run --challenge"
             raise VerificationFailed(message, where=str(bundle), advice=advice)
-        members: dict[str, Source] = {name: Stored(opened, name) for name in opened.members}
+        members: dict[str, Source] = {name: StoredMember(opened, name) for name in opened.members}
         if verdict.received_at is None:
             receipt = write(_consume(ledger, verdict, bundle, now))
             members |= {RECEIPT: receipt, RECEIPT_SIGNATURE: key.sign(receipt, RECEIPT_NAMESPACE)}
@@ -93,9 +93,9 @@ def read_received(
     return verify_bundle(bundle, recompute, _rules(key, now, revoked))
 
 
-def _rules(key: OperatorKey, now: int, revoked: tuple[Revoked, ...]) -> Rules:
+def _rules(key: OperatorKey, now: int, revoked: tuple[Revoked, ...]) -> TrustRules:
     trust = TrustPolicy(str(key.path), (AllowedSigner(key.public, ""),))
-    return Rules(trust, revoked=revoked, now=float(now))
+    return TrustRules(trust, revoked=revoked, now=float(now))
 
 
 def _consume(ledger: Ledger, verdict: Verdict[Contents], bundle: Path, now: int) -> Receipt:

@@ -39,7 +39,7 @@ USABLE = 0.92
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class SettingPlan:
     """One setting of one model: its trials from the largest micro-batch worth a try downwards."""
 
     label: str
@@ -67,7 +67,7 @@ class Cell:
 class Plan:
     manifest_digest: str
     target: Target
-    cells: tuple[Cell, ...]
+    cells: tuple[SettingPlan, ...]
     skipped: tuple[Skipped, ...]
     memory_bytes: int  # of one device, as far as trials may use it
     guided: frozenset[str] = frozenset()  # models whose fastest setting is searched, not each one measured
@@ -94,7 +94,7 @@ def target_of(node: NodeFacts, gpus: int | None, nodes: int = 1) -> Target:
 def make_plan(manifest: Manifest, target: Target, counted: Mapping[str, Counted] | None = None) -> Plan:
     """`counted`: by name, of models that have no formulas."""
     _check_batches(manifest, target)
-    cells: list[Cell] = []
+    cells: list[SettingPlan] = []
     skipped: list[Skipped] = []
     # Setting by setting, not model by model: an early end leaves an answer for each model.
     per_model = [list(_settings(manifest, model, target)) for model in manifest.models]
@@ -104,7 +104,7 @@ def make_plan(manifest: Manifest, target: Target, counted: Mapping[str, Counted]
             if row >= len(settings):
                 continue
             match _cell(manifest, model, settings[row], target, counts[model.name]):
-                case Cell() as cell:
+                case SettingPlan() as cell:
                     cells.append(cell)
                 case Skipped() as left_out:
                     skipped.append(left_out)
@@ -152,7 +152,7 @@ def _by_formula(model: Model) -> Counted | None:
 
 def _cell(
     manifest: Manifest, model: Model, setting: Setting, target: Target, counts: Counted | None
-) -> Cell | Skipped:
+) -> SettingPlan | Skipped:
     name = label(setting, model, target)
     host = host_bytes(counts.parts.total, setting, target.gpus, target.nodes) if counts else 0
     if reason := refusal(setting, model, target) or _host_is_small(host, target):
@@ -178,7 +178,9 @@ def _cell(
     )
     ids = tuple(trial.id for trial in trials)
     predicted = {size: needs[size] for size in chosen}
-    return Cell(name, trials, ids, predicted, states, _floor_days(model, setting, target, counts), host)
+    return SettingPlan(
+        name, trials, ids, predicted, states, _floor_days(model, setting, target, counts), host
+    )
 
 
 def _usable_bytes(manifest: Manifest, target: Target) -> int:

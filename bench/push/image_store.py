@@ -55,7 +55,7 @@ class Shippable:
         return sum(layer.size for layer in self.facts.layers)
 
 
-class Depot:
+class ImageStore:
     """Images are found and hashed once, layers compressed once, however many nodes there are."""
 
     def __init__(self, say: Say) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot, VerificationFailed
 from bench.base.paths import ledger_path
-from bench.bundle.handshake import Request, read
+from bench.bundle.handshake import CertificateRequest, read
 from bench.bundle.tar_format import CERTIFICATE, MAX_TOTAL_BYTES
 from bench.node_check.recompute_any import AnyVerdict, recompute
 from bench.operator import certify_and_receive
@@ -168,7 +168,7 @@ def certify(node: Node, record: Record, key: OperatorKey) -> int:
     """Answers the run's request; until when it may sign. The private key stays where it is."""
     out = f"{shlex.quote(record.folder)}/out/{record.run_id}"
     data = node.ask(f"head -c {_LARGEST_REQUEST} {out}/request.json").out
-    if read(Request, data).run_id != record.run_id:
+    if read(CertificateRequest, data).run_id != record.run_id:
         raise VerificationFailed("the node asks for a certificate of another run", where=record.host)
     with _signing, Ledger(ledger_path(Path(record.ledger) if record.ledger else None)) as ledger:
         certificate = certify_and_receive.certify(ledger, key, data, now(), record.valid_seconds)

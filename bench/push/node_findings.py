@@ -37,7 +37,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PreflightFinding:
     level: Weight
     what: str
     advice: str = ""
@@ -46,34 +46,36 @@ class Finding:
         return f"{self.what}\n  {self.advice}" if self.advice else self.what
 
 
-def judge(found: Survey, need: Need) -> list[Finding]:
+def judge(found: Survey, need: Need) -> list[PreflightFinding]:
     """What stops a run comes first."""
     every = [*_machine(found, need), *_software(found, need), *_gpus(found, need)]
     return sorted(every, key=lambda finding: finding.level != "stop")
 
 
-def _machine(found: Survey, need: Need) -> Iterator[Finding]:
+def _machine(found: Survey, need: Need) -> Iterator[PreflightFinding]:
     if not found.place_writable:
-        yield Finding(
+        yield PreflightFinding(
             "stop", f"{found.user} may not write to {found.place}", "--place is another folder there"
         )
     yield from _of(lambda: check_free(found.place_free_bytes, need.place_bytes, "a run", found.place))
     if found.available_bytes < MEMORY_BYTES:
         free = bytes_text(found.available_bytes)
-        yield Finding("stop", f"{free} of memory is free, a run takes {bytes_text(MEMORY_BYTES)} and more")
+        yield PreflightFinding(
+            "stop", f"{free} of memory is free, a run takes {bytes_text(MEMORY_BYTES)} and more"
+        )
     if abs(found.skew_seconds) > SKEW_LIMIT_SECONDS:
-        yield Finding(
+        yield PreflightFinding(
             "stop",
             f"its clock is {_skew(found)}: certificates would not be valid there",
             "set it: timedatectl set-ntp true",
         )
     elif abs(found.skew_seconds) > SKEW_SECONDS:
-        yield Finding("warn", f"its clock is {_skew(found)}", "timedatectl set-ntp true")
+        yield PreflightFinding("warn", f"its clock is {_skew(found)}", "timedatectl set-ntp true")
     if found.missing_programs:
         what = ", ".join(found.missing_programs)
-        yield Finding("stop", f"it lacks {what}", "apt-get install coreutils util-linux tar")
+        yield PreflightFinding("stop", f"it lacks {what}", "apt-get install coreutils util-linux tar")
     if not need.slurm and found.load > max(1.0, 0.5 * found.cores):
-        yield Finding(
+        yield PreflightFinding(
             "warn", f"it is busy: load {found.load:.1f} on {found.cores} cores", "figures will be worse"
         )
 
@@ -82,15 +84,15 @@ def _skew(found: Survey) -> str:
     return f"{abs(found.skew_seconds):.0f} s {'ahead' if found.skew_seconds > 0 else 'behind'}"
 
 
-def _software(found: Survey, need: Need) -> Iterator[Finding]:
+def _software(found: Survey, need: Need) -> Iterator[PreflightFinding]:
     if need.slurm and found.slurm is None:
-        yield Finding("stop", "there is no Slurm", "push to a login node, or leave --slurm out")
+        yield PreflightFinding("stop", "there is no Slurm", "push to a login node, or leave --slurm out")
     if need.engine == "none":
         yield from _environment(found)
         return
     engine = found.engines[need.engine]
     if engine.facts is None:
-        yield Finding(
+        yield PreflightFinding(
             "stop", f"{need.engine}: {engine.why}", _how_to_get(need.engine, engine.why, found.user)
         )
     elif engine.free_bytes is not None and need.engine_bytes:
@@ -98,17 +100,21 @@ def _software(found: Survey, need: Need) -> Iterator[Finding]:
         yield from _of(lambda: check_free(free, wanted, "the image", where))
 
 
-def _environment(found: Survey) -> Iterator[Finding]:
+def _environment(found: Survey) -> Iterator[PreflightFinding]:
     if found.python is None:
-        yield Finding("stop", "that Python does not run", "--python is the one of an environment there")
+        yield PreflightFinding(
+            "stop", "that Python does not run", "--python is the one of an environment there"
+        )
     elif found.lacking:
-        yield Finding(
+        yield PreflightFinding(
             "stop",
             f"its Python lacks {', '.join(found.lacking)}",
             f"--python is the one of an environment there with {', '.join(NEEDED)}",
         )
     elif tuple(map(int, found.python.split("."))) < (3, 11):
-        yield Finding("stop", f"its Python is {found.python}; 3.11 is the oldest that will do", "--python")
+        yield PreflightFinding(
+            "stop", f"its Python is {found.python}; 3.11 is the oldest that will do", "--python"
+        )
 
 
 def _how_to_get(engine: str, why: str, user: str) -> str:
@@ -122,13 +128,13 @@ def _how_to_get(engine: str, why: str, user: str) -> str:
     return f"start it there: systemctl start {engine}"
 
 
-def _gpus(found: Survey, need: Need) -> Iterator[Finding]:
+def _gpus(found: Survey, need: Need) -> Iterator[PreflightFinding]:
     count = len(found.gpus)
     grave: Weight = "warn" if need.checks else "stop"
     if need.gpus is not None and count < need.gpus and not need.slurm:
         advice = "--device cpu trains in as many processes on its CPU, to try things out"
         what = f"it has {count} GPUs, the manifest asks for {need.gpus}"
-        yield Finding(grave, what, "" if need.checks else advice)
+        yield PreflightFinding(grave, what, "" if need.checks else advice)
     if need.variant is not None and not need.slurm:
         yield from _of(lambda: check_machine(found.host))
     if need.on_cpu:
@@ -139,29 +145,29 @@ def _gpus(found: Survey, need: Need) -> Iterator[Finding]:
         if facts is not None and variant.driver is not None:
             yield from _of(lambda: check_gpus(found.host, facts))
     if found.gpu_trouble and found.host.driver and not need.slurm:
-        yield Finding(
+        yield PreflightFinding(
             "warn" if found.gpus else grave, f"nvidia-smi: {found.gpu_trouble}",
             "a node check looks closer: bench push with manifests/node-check.json",
         )  # fmt: skip
     for gpu in found.gpus:
         if gpu.uncorrected_errors:
-            yield Finding(
+            yield PreflightFinding(
                 "warn",
                 f"GPU {gpu.index} had {gpu.uncorrected_errors} uncorrected memory errors",
                 "nvidia-smi -q -d ECC",
             )
         if gpu.busy_percent > _BUSY_PERCENT or gpu.used_mib > _BUSY_MIB:
-            yield Finding(
+            yield PreflightFinding(
                 grave,
                 f"GPU {gpu.index} is in use: {gpu.busy_percent}% busy, {gpu.used_mib:,} MiB taken",
                 "; ".join(found.gpu_users)[:300] or "nvidia-smi shows by whom, where you may see it",
             )
 
 
-def _of(check: Callable[[], None]) -> Iterator[Finding]:
+def _of(check: Callable[[], None]) -> Iterator[PreflightFinding]:
     """A check of this machine's, of a node."""
     try:
         check()
     except EnvironmentCannot as error:
         what = f"{error.where}: {error.message}" if error.where else error.message
-        yield Finding("stop", what, error.advice or "")
+        yield PreflightFinding("stop", what, error.advice or "")

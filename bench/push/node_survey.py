@@ -44,7 +44,7 @@ class GpuState:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredImage:
     """An image in an engine's store."""
 
     id: str
@@ -52,11 +52,11 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class InstalledEngine:
     facts: EngineFacts | None  # None: it does not answer
     why: str = ""  # it does not
     free_bytes: int | None = None  # where its images go
-    images: tuple[Stored, ...] = ()
+    images: tuple[StoredImage, ...] = ()
     named_by_configuration: bool = True  # a containerd store names images by their manifest
 
 
@@ -80,7 +80,7 @@ class Survey:
     host: HostFacts
     gpus: tuple[GpuState, ...] = ()
     gpu_users: tuple[str, ...] = ()  # processes that hold GPU memory
-    engines: Mapping[str, Engine] = field(default_factory=dict)
+    engines: Mapping[str, InstalledEngine] = field(default_factory=dict)
     python: str | None = None
     lacking: tuple[str, ...] = ()  # modules
     missing_programs: tuple[str, ...] = ()
@@ -227,23 +227,23 @@ def _python(answers: Mapping[str, tuple[int, str]]) -> tuple[str | None, tuple[s
     return (lines[0], tuple(" ".join(lines[1:]).split())) if lines else (None, ())
 
 
-def _engine(name: str, answers: Mapping[str, tuple[int, str]]) -> Engine:
+def _engine(name: str, answers: Mapping[str, tuple[int, str]]) -> InstalledEngine:
     code, text = answers.get(name, (127, ""))
     if code == 127:
-        return Engine(None, f"there is no {name}")
+        return InstalledEngine(None, f"there is no {name}")
     if code:
-        return Engine(None, (text.strip().splitlines() or ["it does not answer"])[-1][:300])
+        return InstalledEngine(None, (text.strip().splitlines() or ["it does not answer"])[-1][:300])
     if name == "apptainer":
-        return Engine(EngineFacts("apptainer", text.split()[-1], "runtime", None))
+        return InstalledEngine(EngineFacts("apptainer", text.split()[-1], "runtime", None))
     info = json.loads(text[text.index("{") :])  # warnings may come first
     if name == "docker" and not info.get("ServerVersion"):
         errors = info.get("ServerErrors") or ["its daemon does not answer"]
-        return Engine(None, str(errors[0])[:300])
+        return InstalledEngine(None, str(errors[0])[:300])
     if name == "docker" and (why := unfit(info)):
-        return Engine(None, why)
+        return InstalledEngine(None, why)
     specified = answers.get("cdi", (1, ""))[0] == 0 or bool(answers.get("cdi", (1, ""))[1].strip())
     room = _lines(answers, f"{name} room")
-    return Engine(
+    return InstalledEngine(
         _docker(info, specified) if name == "docker" else _podman(info, specified),
         free_bytes=_free(room[-1]) if room else None,
         images=tuple(read_stored(line) for line in _lines(answers, f"{name} images") if " [" in line),
@@ -264,6 +264,6 @@ def _podman(info: Mapping[str, Any], specified: bool) -> EngineFacts:
     )
 
 
-def read_stored(line: str) -> Stored:
+def read_stored(line: str) -> StoredImage:
     image, layers = line.split(" ", 1)
-    return Stored(f"sha256:{image.removeprefix('sha256:')}", tuple(json.loads(layers) or ()))
+    return StoredImage(f"sha256:{image.removeprefix('sha256:')}", tuple(json.loads(layers) or ()))

@@ -12,15 +12,15 @@ from bench.push import ship as shipping
 from bench.push.image_store import Shippable, variant_name
 from bench.push.node_findings import Need, judge
 from bench.push.node_survey import Survey, survey
-from bench.push.ship import Landed
-from bench.push.visit import Traveller
+from bench.push.ship import Shipped
+from bench.push.visit import Visit
 from bench.records.text import size_text
 
 ENGINES = ("docker", "podman", "apptainer")
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenEngine:
     """What this node is to run, and what it says of itself."""
 
     found: Survey
@@ -28,7 +28,7 @@ class Chosen:
     image: Shippable | None
 
 
-def preflight(t: Traveller) -> Chosen:
+def preflight(t: Visit) -> ChosenEngine:
     order, host = t.order, t.part.host
     engines = ENGINES if order.engine == "auto" else (order.engine,)
     place = f'"{order.place}"' if order.place else '"$HOME/.bench"'
@@ -51,21 +51,21 @@ def preflight(t: Traveller) -> Chosen:
     return chosen
 
 
-def _wanted(t: Traveller) -> str | None:
+def _wanted(t: Visit) -> str | None:
     return None if t.order.pull else wanted_image(t.order.manifest)
 
 
-def _choose(t: Traveller, found: Survey, engines: tuple[str, ...]) -> Chosen:
+def _choose(t: Visit, found: Survey, engines: tuple[str, ...]) -> ChosenEngine:
     engine = next(
         (name for name in engines if name in found.engines and found.engines[name].facts), engines[0]
     )
     if engine == "none" or t.order.pull or found.engines[engine].facts is None:
-        return Chosen(found, engine, None)  # without an engine, there is nothing to choose an image for
+        return ChosenEngine(found, engine, None)  # without an engine, there is nothing to choose an image for
     image = t.shared.depot.image(t.order.image, None if t.order.on_cpu else found.host.driver)
-    return Chosen(found, engine, image)
+    return ChosenEngine(found, engine, image)
 
 
-def _need(t: Traveller, chosen: Chosen) -> Need:
+def _need(t: Visit, chosen: ChosenEngine) -> Need:
     image, order = chosen.image, t.order
     present = (
         image is not None
@@ -86,7 +86,7 @@ def _need(t: Traveller, chosen: Chosen) -> Need:
     )
 
 
-def would(t: Traveller, chosen: Chosen) -> None:
+def report_dry_run(t: Visit, chosen: ChosenEngine) -> None:
     image, to_send = chosen.image, 0
     if image is not None and not shipping.present(chosen.found, chosen.engine, image):
         held = shipping.layers_held(chosen.found, chosen.engine, image)
@@ -95,7 +95,7 @@ def would(t: Traveller, chosen: Chosen) -> None:
     t.end("would")
 
 
-def bring(t: Traveller, chosen: Chosen) -> Landed:
+def ship_image(t: Visit, chosen: ChosenEngine) -> Shipped:
     t.phase("ship")
     with t.shared.shipping:
         t.heed_stop()
@@ -115,7 +115,7 @@ def bring(t: Traveller, chosen: Chosen) -> Landed:
     return landed
 
 
-def _sound(chosen: Chosen) -> str:
+def _sound(chosen: ChosenEngine) -> str:
     found = chosen.found
     facts = found.engines[chosen.engine].facts if chosen.engine in found.engines else None
     engine = f"{facts.name} {facts.version}{' + CDI' if facts.gpus == 'cdi' else ''}" if facts else None

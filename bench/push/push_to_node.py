@@ -12,21 +12,21 @@ from collections.abc import Callable
 
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot, Incomplete
 from bench.push import mirror
-from bench.push.preflight_and_ship import ENGINES, bring, preflight, would
+from bench.push.preflight_and_ship import ENGINES, preflight, report_dry_run, ship_image
 from bench.push.push_record import Record
 from bench.push.remote import Unreachable
-from bench.push.request import Order, Outcome, Part, Result, Shared
+from bench.push.request import HostPart, Outcome, PushRequest, Result, Shared
 from bench.push.start_run import begin
 from bench.push.training_group import Standing, Step, agreed
-from bench.push.visit import Stopped, Traveller
+from bench.push.visit import Stopped, Visit
 from bench.push.watch_and_fetch import to_the_end, was_fetched
 
 _LOOKS = 120  # a second apart, at a run that was asked to end
 
 
-class Journey:
-    def __init__(self, part: Part, order: Order, shared: Shared) -> None:
-        self.t = Traveller(part, order, shared)
+class NodePush:
+    def __init__(self, part: HostPart, order: PushRequest, shared: Shared) -> None:
+        self.t = Visit(part, order, shared)
 
     def go(self) -> Result:
         """To its end, whatever that is."""
@@ -96,10 +96,10 @@ class Journey:
             self._end(before)
         chosen = preflight(self.t)
         if self.t.order.until == "preflight":
-            would(self.t, chosen)
+            report_dry_run(self.t, chosen)
             return
         self._wait_for_all("sound")
-        landed = bring(self.t, chosen)
+        landed = ship_image(self.t, chosen)
         if self.t.order.until == "ship":
             self.t.end("ready" if landed.changed else "unchanged")
             return

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from bench.base.errors import BadInput, EnvironmentCannot, Mistake
 from bench.push import known_hosts
 from bench.push.hosts import Host
-from bench.push.ssh_channel import Answering, send
+from bench.push.ssh_channel import AnsweringAgent, send
 
 if TYPE_CHECKING:
     from fabric import Connection
@@ -40,7 +40,7 @@ class HostKeyRefused(EnvironmentCannot):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandResult:
     code: int
     out: bytes
     err: bytes
@@ -66,9 +66,9 @@ class Node(Protocol):
 
     def ask(
         self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
-    ) -> Answer: ...
+    ) -> CommandResult: ...
 
-    def read(self, script: str, take: Callable[[bytes], object]) -> Answer:
+    def read(self, script: str, take: Callable[[bytes], object]) -> CommandResult:
         """As ask(), handing on what comes, as it comes."""
 
     def close(self) -> None: ...
@@ -85,7 +85,9 @@ def demand(node: Node, script: str, what: str, seconds: float = ANSWER_SECONDS) 
 class Here:
     """This machine, for whoever is logged in where the jobs are submitted."""
 
-    def ask(self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS) -> Answer:
+    def ask(
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+    ) -> CommandResult:
         try:
             done = subprocess.run(
                 ["sh", "-c", script], input=b"".join(pieces),
@@ -93,9 +95,9 @@ class Here:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise Unreachable(f"no answer in {seconds:.0f} s") from None
-        return Answer(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
-    def read(self, script: str, take: Callable[[bytes], object]) -> Answer:
+    def read(self, script: str, take: Callable[[bytes], object]) -> CommandResult:
         answer = self.ask(script, seconds=3600)
         take(answer.out)
         return answer
@@ -111,7 +113,9 @@ class Remote:
         self._host, self._ssh_config = host, ssh_config
         self._connection: Connection | None = None
 
-    def ask(self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS) -> Answer:
+    def ask(
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+    ) -> CommandResult:
         out = io.BytesIO()
 
         def take(data: bytes) -> None:
@@ -121,9 +125,9 @@ class Remote:
             out.write(data)
 
         answer = self._exchange(script, pieces, take, seconds)
-        return Answer(answer.code, out.getvalue(), answer.err)
+        return CommandResult(answer.code, out.getvalue(), answer.err)
 
-    def read(self, script: str, take: Callable[[bytes], object]) -> Answer:
+    def read(self, script: str, take: Callable[[bytes], object]) -> CommandResult:
         return self._exchange(script, (), take, ANSWER_SECONDS)
 
     def close(self) -> None:
@@ -134,12 +138,12 @@ class Remote:
 
     def _exchange(
         self, script: str, pieces: Iterable[bytes], take: Callable[[bytes], object], seconds: float
-    ) -> Answer:
+    ) -> CommandResult:
         from paramiko.ssh_exception import SSHException
 
         held = self._connection
         connection = held if held is not None and held.is_connected else self._open()
-        answer = Answering(take)
+        answer = AnsweringAgent(take)
         command, said = answer.ask(script)
         try:
             channel = connection.create_session()
@@ -165,13 +169,13 @@ class Remote:
             self.close()
             raise Unreachable("the connection broke", where=self._host.name)
         if not answer.begun:
-            reason = Answer(code, answer.before, err).reason
+            reason = CommandResult(code, answer.before, err).reason
             raise EnvironmentCannot(
                 f"its login shell runs no command: {reason}",
                 where=self._host.name,
                 advice=f"try by hand: ssh {self._host.name} true",
             )
-        return Answer(code, b"", err)
+        return CommandResult(code, b"", err)
 
     def _open(self) -> Connection:
         connection = _connection(self._host, self._ssh_config)

@@ -18,12 +18,12 @@ from bench.node_check.judging.finding import EXITS, worst
 from bench.node_check.recompute_any import AnyVerdict
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push.hosts import Host
-from bench.push.image_store import Depot
-from bench.push.node_findings import Finding
+from bench.push.image_store import ImageStore
+from bench.push.node_findings import PreflightFinding
 from bench.push.push_record import Record, Records
 from bench.push.remote import plain
 from bench.push.slurm import Slurm
-from bench.push.training_group import Company
+from bench.push.training_group import TrainingGroup
 from bench.records.slowdown import slowed_text
 from bench.signing.revocation import Revoked
 
@@ -34,7 +34,7 @@ GOOD: tuple[Outcome, ...] = ("done", "running", "ready", "would", "unchanged")
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PushRequest:
     manifest: AnyManifest
     engine: str
     out: Path
@@ -74,7 +74,7 @@ class Result:
     phase: Phase = "waiting"
     outcome: Outcome | None = None
     run_id: str | None = None
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[PreflightFinding, ...] = ()
     error: BenchError | None = None
     image: str | None = None
     engine: str | None = None
@@ -143,7 +143,7 @@ class Shared:
     """What all nodes of one push have in common."""
 
     records: Records
-    depot: Depot
+    depot: ImageStore
     view: View
     revoked: tuple[Revoked, ...] = ()
     stop: threading.Event = field(default_factory=threading.Event)
@@ -152,14 +152,14 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class HostPart:
     """One host's part in the push."""
 
     host: Host
     local: bool = False
     node: int = 0
     nodes: int = 1
-    company: Company | None = None  # those that it trains with
+    company: TrainingGroup | None = None  # those that it trains with
 
 
 def to_json(result: Result) -> Mapping[str, Any]:

@@ -19,9 +19,9 @@ from pathlib import Path
 from bench.base.errors import EnvironmentCannot
 from bench.base.strict_json import canonical_json
 from bench.images.archive import Blob, Identity
-from bench.push.image_store import Depot, Shippable
+from bench.push.image_store import ImageStore, Shippable
 from bench.push.node_survey import Survey, read_stored
-from bench.push.remote import ANSWER_SECONDS, Answer, Node, demand, plain
+from bench.push.remote import ANSWER_SECONDS, CommandResult, Node, demand, plain
 
 _CHUNK = 2**17
 _LOAD_SECONDS = 3600.0
@@ -30,7 +30,7 @@ Sent = Callable[[int, int], object]  # bytes so far, of how many
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
+class Shipped:
     """What is on the node now, and how to run it."""
 
     runnable: str  # the name by which exactly this image is run there
@@ -77,14 +77,14 @@ def _common(ours: tuple[str, ...], theirs: tuple[str, ...]) -> int:
 # --- sending --------------------------------------------------------------------------------------------
 
 
-def ship(node: Node, found: Survey, engine: str, image: Shippable, depot: Depot, sent: Sent) -> Landed:
+def ship(node: Node, found: Survey, engine: str, image: Shippable, depot: ImageStore, sent: Sent) -> Shipped:
     """The image is in the node's engine afterwards, found there by its digests."""
     if there := present(found, engine, image):
-        return Landed(there, 0, False, image.facts.identity)
+        return Shipped(there, 0, False, image.facts.identity)
     place = found.place
     sif = f"{place}/images/{image.config.removeprefix('sha256:')[:16]}.sif"
     if engine == "apptainer" and not node.ask(f"test -s {shlex.quote(sif)}").code:
-        return Landed(sif, 0, False, image.facts.identity)
+        return Shipped(sif, 0, False, image.facts.identity)
     demand(node, f"umask 077; mkdir -p {shlex.quote(place)}/blobs", f"making {place}")
     held = layers_held(found, engine, image)
     layers = [depot.layer(image, number) for number in range(held, len(image.facts.layers))]
@@ -97,14 +97,14 @@ def ship(node: Node, found: Survey, engine: str, image: Shippable, depot: Depot,
         load += f"mv {part} {shlex.quote(sif)} && echo Loaded image"
     _load(node, place, image, held, layers, load)
     if engine == "apptainer":
-        return Landed(sif, total, True, image.facts.identity)
+        return Shipped(sif, total, True, image.facts.identity)
     runnable = _inspected(
         node, engine, image, named_by_configuration=found.engines[engine].named_by_configuration
     )
     if engine == "docker" and found.engines[engine].named_by_configuration:
         names = " ".join(blob.digest.removeprefix("sha256:") for blob in layers)
         node.ask(f"cd {shlex.quote(place)}/blobs && rm -f {names}; rmdir ../blobs")  # the engine has them now
-    return Landed(runnable, total, True, image.facts.identity)
+    return Shipped(runnable, total, True, image.facts.identity)
 
 
 def _send_all(node: Node, place: str, layers: list[Blob], sent: Sent) -> int:
@@ -184,7 +184,7 @@ class _Pieces:
                 self._sent(self._start + self.count)
 
 
-def _check_room(answer: Answer, place: str) -> None:
+def _check_room(answer: CommandResult, place: str) -> None:
     if not answer.code:
         return
     if "no space" in answer.reason.lower() or "quota" in answer.reason.lower():
@@ -244,7 +244,7 @@ def _inspected(node: Node, engine: str, image: Shippable, *, named_by_configurat
     return name
 
 
-def pull(node: Node, found: Survey, engine: str, reference: str, wanted: str | None) -> Landed:
+def pull(node: Node, found: Survey, engine: str, reference: str, wanted: str | None) -> Shipped:
     """From a registry, by the node itself; the manifest's identity is demanded of it all the same."""
     name = shlex.quote(reference)
     before = node.ask(f"{engine} image inspect --format '{{{{.Id}}}}' {name} 2>/dev/null").text.strip()
@@ -269,16 +269,16 @@ def pull(node: Node, found: Survey, engine: str, reference: str, wanted: str | N
             f"{reference} is {stored.id}, the manifest asks for {wanted}",
             advice="name it by its digest there, or take the manifest of this image",
         )
-    return Landed(stored.id, 0, changed, identity)
+    return Shipped(stored.id, 0, changed, identity)
 
 
-def ship_code(node: Node, place: str, depot: Depot, sent: Sent) -> Landed:
+def ship_code(node: Node, place: str, depot: ImageStore, sent: Sent) -> Shipped:
     """Our own code, a few hundred kilobytes; the node's Python brings the rest."""
     digest, data = depot.code()
     folder = f"{place}/code/{digest[:16]}"
     quoted = shlex.quote(folder)
     if not node.ask(f"test -d {quoted}").code:
-        return Landed(folder, 0, changed=False)
+        return Shipped(folder, 0, changed=False)
     sent(0, len(data))
     script = (
         f"umask 077; mkdir -p {shlex.quote(place)}/code && cd {shlex.quote(place)}/code && "
@@ -288,4 +288,4 @@ def ship_code(node: Node, place: str, depot: Depot, sent: Sent) -> Landed:
     )
     _check_room(node.ask(script, [data]), place)
     sent(len(data), len(data))
-    return Landed(folder, len(data), changed=True)
+    return Shipped(folder, len(data), changed=True)

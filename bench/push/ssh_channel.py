@@ -12,7 +12,7 @@ from bench.base.errors import EnvironmentCannot
 _LARGEST_BYTES = 2**20  # of a greeting
 
 
-class Answering:
+class AnsweringAgent:
     """What a script says, without what login shells say before it: greetings, quotas.
 
     The script itself comes on its standard input: of what stands on a command line no two shells think the

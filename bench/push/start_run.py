@@ -13,13 +13,13 @@ from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
 from bench.push import mirror, run_script
 from bench.push.image_store import variant_name
-from bench.push.preflight_and_ship import Chosen
+from bench.push.preflight_and_ship import ChosenEngine
 from bench.push.push_record import Record, now
-from bench.push.ship import Landed
-from bench.push.visit import Traveller
+from bench.push.ship import Shipped
+from bench.push.visit import Visit
 
 
-def begin(t: Traveller, chosen: Chosen, landed: Landed, before: Record | None) -> Record:
+def begin(t: Visit, chosen: ChosenEngine, landed: Shipped, before: Record | None) -> Record:
     t.phase("start")
     record = _note(t, chosen, landed, before)
     t.but(run_id=record.run_id, changed=True)
@@ -34,7 +34,7 @@ def begin(t: Traveller, chosen: Chosen, landed: Landed, before: Record | None) -
     return t.shared.records.move(record, "running", slurm_job=slurm_job)
 
 
-def _note(t: Traveller, chosen: Chosen, landed: Landed, before: Record | None) -> Record:
+def _note(t: Visit, chosen: ChosenEngine, landed: Shipped, before: Record | None) -> Record:
     """Noted before anything starts: a run that nobody knows of could not be fetched."""
     order, host = t.order, t.part.host
     if before is not None:
@@ -71,13 +71,13 @@ def _note(t: Traveller, chosen: Chosen, landed: Landed, before: Record | None) -
     return t.shared.records.save(record)
 
 
-def _challenge(t: Traveller, record: Record) -> bytes:
+def _challenge(t: Visit, record: Record) -> bytes:
     """Each start answers a nonce of its own: the last one may have been consumed."""
     with Ledger(ledger_path(t.order.ledger)) as ledger:
         return write(certify_and_receive.challenge(ledger, record.manifest_sha256, now(), record.run_id))
 
 
-def _job(t: Traveller, chosen: Chosen, landed: Landed, record: Record) -> run_script.Job:
+def _job(t: Visit, chosen: ChosenEngine, landed: Shipped, record: Record) -> run_script.Job:
     order, found, part = t.order, chosen.found, t.part
     facts = found.engines[chosen.engine].facts if chosen.engine != "none" else None
     driver = chosen.image is None or find_variant(variant_name(chosen.image.facts, "")).driver is not None

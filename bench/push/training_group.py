@@ -17,7 +17,7 @@ class LeftAlone(Incomplete):
     """One of the others came to grief."""
 
 
-class Company:
+class TrainingGroup:
     def __init__(self, count: int) -> None:
         self._count = count
         self._changed = threading.Condition()

@@ -6,15 +6,15 @@ from typing import Any
 
 from bench.base.errors import BenchError, Incomplete
 from bench.push.remote import Here, Node, Remote
-from bench.push.request import Order, Outcome, Part, Phase, Result, Shared
+from bench.push.request import HostPart, Outcome, Phase, PushRequest, Result, Shared
 
 
 class Stopped(Incomplete):
     """The user has seen enough; what runs, runs on."""
 
 
-class Traveller:
-    def __init__(self, part: Part, order: Order, shared: Shared) -> None:
+class Visit:
+    def __init__(self, part: HostPart, order: PushRequest, shared: Shared) -> None:
         self.part, self.order, self.shared = part, order, shared
         self.result = Result(part.host.name)
         self.node: Node = Here() if part.local else Remote(part.host, order.ssh_config)

@@ -12,7 +12,7 @@ from bench.push import mirror
 from bench.push.push_record import Record, now
 from bench.push.remote import Unreachable, plain
 from bench.push.training_group import LeftAlone
-from bench.push.visit import Stopped, Traveller
+from bench.push.visit import Stopped, Visit
 from bench.records.text import seconds_text
 
 _LOOK_SECONDS = 1.0
@@ -20,7 +20,7 @@ _LONGEST_LOOK_SECONDS = 5.0  # between two looks at a run that has been going on
 _DEAD_LOOKS = 4  # in a row; one may come before the run has noted its process
 
 
-def to_the_end(t: Traveller, record: Record) -> None:
+def to_the_end(t: Visit, record: Record) -> None:
     record.mirror.mkdir(parents=True, exist_ok=True)
     t.but(run_id=record.run_id, engine=record.engine, image=record.image)
     t.phase("run", record.run_id)
@@ -54,7 +54,7 @@ def to_the_end(t: Traveller, record: Record) -> None:
     _finish(t, record, ended)
 
 
-def _fetched_meanwhile(t: Traveller, record: Record) -> bool:
+def _fetched_meanwhile(t: Visit, record: Record) -> bool:
     """Somebody else watches, too, and was faster: the node has been left clean."""
     there = any(r.run_id == record.run_id and r.state == "fetched" for r in t.shared.records.all())
     if not (there and record.bundle.exists()):
@@ -63,7 +63,7 @@ def _fetched_meanwhile(t: Traveller, record: Record) -> bool:
     return True
 
 
-def was_fetched(t: Traveller, record: Record) -> None:
+def was_fetched(t: Visit, record: Record) -> None:
     """Its bundle is here already."""
     t.but(run_id=record.run_id, bundle=record.bundle, engine=record.engine, image=record.image)
     if t.order.checks:  # a node that failed its check is not well because that was before
@@ -72,7 +72,7 @@ def was_fetched(t: Traveller, record: Record) -> None:
     t.end("unchanged")
 
 
-def _fetched(t: Traveller, record: Record) -> AnyVerdict:
+def _fetched(t: Visit, record: Record) -> AnyVerdict:
     try:
         return mirror.fetch(t.node, record, t.order.key, t.shared.revoked, t.sent)
     except VerificationFailed as error:  # a certificate that never came, or that expired on the way
@@ -81,7 +81,7 @@ def _fetched(t: Traveller, record: Record) -> AnyVerdict:
         raise VerificationFailed(error.message, where=error.where, advice=again) from None
 
 
-def _finish(t: Traveller, record: Record, ended: mirror.Status) -> None:
+def _finish(t: Visit, record: Record, ended: mirror.Status) -> None:
     company = t.part.company
     if record.follows and (ended.code or ended.state != "exit") and not (company and company.over):
         if company and company.lost and ended.state == "exit":
@@ -100,7 +100,7 @@ def _finish(t: Traveller, record: Record, ended: mirror.Status) -> None:
     t.end("incomplete" if record.state == "incomplete" else "done")
 
 
-def _watch(t: Traveller, record: Record) -> mirror.Status | None:
+def _watch(t: Visit, record: Record) -> mirror.Status | None:
     """Until it ends; None where nobody waits for that. A node out of reach is asked again for a while."""
     certified: str | None = None
     heard, dead, pause = time.monotonic(), 0, _LOOK_SECONDS
@@ -135,7 +135,7 @@ def _watch(t: Traveller, record: Record) -> mirror.Status | None:
         pause = min(_LONGEST_LOOK_SECONDS, pause * 1.1)
 
 
-def _needless(t: Traveller) -> str | None:
+def _needless(t: Visit) -> str | None:
     """Of those that it trains with, the one that came to grief, or that has all that was asked for."""
     company = t.part.company
     if company is None:
@@ -143,13 +143,13 @@ def _needless(t: Traveller) -> str | None:
     return company.lost or ("the leader: it is done" if company.over else None)
 
 
-def _mirror(t: Traveller, record: Record, status: mirror.Status) -> None:
+def _mirror(t: Visit, record: Record, status: mirror.Status) -> None:
     if lines := mirror.mirror(t.node, record, status.files):
         t.but(last=lines[-1])
         t.shared.view.log(t.result, lines)
 
 
-def _wait_for(t: Traveller, record: Record, error: Unreachable, heard: float) -> None:
+def _wait_for(t: Visit, record: Record, error: Unreachable, heard: float) -> None:
     silent = time.monotonic() - heard
     if silent > t.order.patience_seconds:
         raise Unreachable(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 
-def here_and_there(
+def differences(
     here: Mapping[str, str],
     there: Mapping[str, str],
     absent: str,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from bench.base.errors import one_line
 from bench.records.estimate import BETWEEN_PROCESSES, TO_SIGMA, Interval
-from bench.records.run_results import Results, TrialResult, Winner
+from bench.records.run_results import Fastest, Results, TrialResult
 from bench.records.text import (
     failure_text,
 )
@@ -25,7 +25,7 @@ KNOWN = 3  # pairs of processes that BETWEEN_PROCESSES weighs as much as, beside
 
 
 @dataclass(frozen=True, slots=True)
-class Twice:
+class ProcessSpread:
     """What trials that two processes measured tell of the machine."""
 
     trials: int
@@ -39,16 +39,18 @@ def fastest(trials: Iterable[TrialResult]) -> TrialResult | None:
     return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
 
-def winner(model: str, trials: Sequence[TrialResult], undecided: int) -> Winner:
+def fastest_with_confidence(model: str, trials: Sequence[TrialResult], undecided: int) -> Fastest:
     own = [trial for trial in trials if trial.model == model]
     best = fastest(own)
     if best is None or best.estimate is None:
-        return Winner(model, None, undecided, None)
+        return Fastest(model, None, undecided, None)
     others = [t.estimate.days for t in own if t is not best and t.estimate and t.estimate.plausible]
-    return Winner(model, best.id, undecided, confidence(best.estimate.days, others, twice(trials).spread))
+    return Fastest(
+        model, best.id, undecided, confidence(best.estimate.days, others, process_spread(trials).spread)
+    )
 
 
-def twice(trials: Iterable[TrialResult]) -> Twice:
+def process_spread(trials: Iterable[TrialResult]) -> ProcessSpread:
     """Of all models of a run: they were measured on the same machine."""
     pairs = [
         (t.earlier, t.estimate.days) for t in trials if t.earlier and t.estimate and t.estimate.plausible
@@ -59,17 +61,17 @@ def twice(trials: Iterable[TrialResult]) -> Twice:
     excess = math.fsum((d**2 - o**2) / 2 for d, o in zip(apart, own, strict=True))
     variance = (KNOWN * BETWEEN_PROCESSES**2 + excess) / (KNOWN + len(pairs))
     spread = math.sqrt(max(variance, BETWEEN_PROCESSES**2))
-    return Twice(len(pairs), max(map(abs, apart), default=0.0), spread)
+    return ProcessSpread(len(pairs), max(map(abs, apart), default=0.0), spread)
 
 
-def rival(model: str, trials: Sequence[TrialResult]) -> tuple[float, TrialResult] | None:
+def runner_up(model: str, trials: Sequence[TrialResult]) -> tuple[float, TrialResult] | None:
     """Where the fastest of a model is not sure: how sure, and which of the rest surely is the fastest."""
     own = [trial for trial in trials if trial.model == model]
     best = fastest(own)
     others = [(t.estimate.days, t) for t in own if t is not best and t.estimate and t.estimate.plausible]
     if best is None or best.estimate is None or not others:
         return None
-    sure = confidence(best.estimate.days, [days for days, _ in others], twice(trials).spread)
+    sure = confidence(best.estimate.days, [days for days, _ in others], process_spread(trials).spread)
     return (
         (sure, min(others, key=lambda pair: pair[0].value + pair[0].half_width)[1]) if sure < FIRM else None
     )

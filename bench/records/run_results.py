@@ -67,7 +67,7 @@ class Results:
     ceilings: tuple[Ceiling, ...]
     trials: tuple[TrialResult, ...]
     skipped: tuple[Skipped, ...]
-    winners: tuple[Winner, ...] = ()  # one a model; none in bundles from before there were any
+    winners: tuple[Fastest, ...] = ()  # one a model; none in bundles from before there were any
     schema: Literal["bench/results/v1"] = SCHEMA
 
     def to_bytes(self) -> bytes:
@@ -75,18 +75,18 @@ class Results:
 
 
 @dataclass(frozen=True, slots=True)
-class Summarised:
+class ReducedTrial:
     """What is kept of a measurement once its samples have been read: a file may hold many of them."""
 
     estimate: Estimate | None
     first: Measurement  # without its steps
     samples: int
     seconds: float  # that they took, one after the other
-    earlier: Summarised | None = None  # by the process that measured it first
+    earlier: ReducedTrial | None = None  # by the process that measured it first
 
 
-def digest(trial: Trial, measurement: Measurement, ceilings: Sequence[Ceiling]) -> Summarised:
-    return Summarised(
+def reduce_trial(trial: Trial, measurement: Measurement, ceilings: Sequence[Ceiling]) -> ReducedTrial:
+    return ReducedTrial(
         estimate(trial, measurement, measurement.flops, ceilings),
         replace(measurement, steps=(), warmup=()),
         len(measurement.steps) + len(measurement.warmup),
@@ -94,19 +94,19 @@ def digest(trial: Trial, measurement: Measurement, ceilings: Sequence[Ceiling]) 
     )
 
 
-def summarise(
+def reduce_trials(
     trials: Sequence[tuple[Trial, str, Outcome]],
     ceilings: Sequence[Ceiling],
     proofs: Mapping[str, ProofOrFailure],
     earlier: Mapping[str, Measured] = MappingProxyType({}),
 ) -> tuple[TrialResult, ...]:
     """Trials with label and outcome, to what the tables show; `earlier` by the trials' ids."""
-    found: list[Found] = []
+    found: list[LabelledTrial] = []
     for trial, label, end in trials:
         if isinstance(end, Measured):
             first = earlier.get(trial.id)
-            before = digest(trial, first.measurement, ceilings) if first else None
-            ended = replace(digest(trial, end.measurement, ceilings), earlier=before)
+            before = reduce_trial(trial, first.measurement, ceilings) if first else None
+            ended = replace(reduce_trial(trial, end.measurement, ceilings), earlier=before)
             found.append((trial.id, trial, label, ended))
         else:
             found.append((trial.id, trial, label, end))
@@ -114,24 +114,28 @@ def summarise(
 
 
 # A trial's id, which takes a while to compute, the trial, its label, and how it ended.
-Found = tuple[str, Trial, str, Summarised | Failure]
+LabelledTrial = tuple[str, Trial, str, ReducedTrial | Failure]
 
 
-def trial_results(found: Sequence[Found], proofs: Mapping[str, ProofOrFailure]) -> tuple[TrialResult, ...]:
+def trial_results(
+    found: Sequence[LabelledTrial], proofs: Mapping[str, ProofOrFailure]
+) -> tuple[TrialResult, ...]:
     # Naive may have been measured at several micro-batches, whose losses are over other samples.
-    naive = {_losses_of(t, s): s.first for _, t, _, s in found if not t.setting and isinstance(s, Summarised)}
+    naive = {
+        _losses_of(t, s): s.first for _, t, _, s in found if not t.setting and isinstance(s, ReducedTrial)
+    }
     return tuple(_result(each, naive, proofs.get(each[0])) for each in found)
 
 
-def _losses_of(trial: Trial, measured: Summarised) -> tuple[str, int]:
+def _losses_of(trial: Trial, measured: ReducedTrial) -> tuple[str, int]:
     return trial.model.name, measured.first.samples_per_loss
 
 
 def _result(
-    found: Found, naive: Mapping[tuple[str, int], Measurement], proof: ProofOrFailure | None
+    found: LabelledTrial, naive: Mapping[tuple[str, int], Measurement], proof: ProofOrFailure | None
 ) -> TrialResult:
     name, trial, label, end = found
-    measured = end if isinstance(end, Summarised) else None
+    measured = end if isinstance(end, ReducedTrial) else None
     compared = naive.get(_losses_of(trial, measured)) if measured and trial.setting else None
     return TrialResult(
         id=name,
@@ -141,8 +145,8 @@ def _result(
         micro_batch=trial.micro_batch,
         accumulation=trial.accumulation,
         gpus=trial.gpus,
-        outcome="measured" if isinstance(end, Summarised) else end.kind,
-        failure=None if isinstance(end, Summarised) else end,
+        outcome="measured" if isinstance(end, ReducedTrial) else end.kind,
+        failure=None if isinstance(end, ReducedTrial) else end,
         estimate=measured.estimate if measured else None,
         loss_difference=loss_difference(measured.first, compared) if measured and compared else None,
         proof=proof if isinstance(proof, Proof) else None,
@@ -167,7 +171,7 @@ def samples_bytes(
 
 
 @dataclass(frozen=True, slots=True)
-class Winner:
+class Fastest:
     model: str
     trial: str | None  # None: none was measured
     undecided: int  # settings that may yet be faster, when the run ended

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from bench.base.errors import BadInput, BenchError
 from bench.base.paths import ALLOWED_SIGNERS, REVOKED, config_path
 from bench.bundle.verdict import C, Verdict
-from bench.bundle.verify import Recompute, Rules, verify_bundle
+from bench.bundle.verify import Recompute, TrustRules, verify_bundle
 from bench.node_check.recompute_any import AnyVerdict, recompute
 
 MANY = 64  # bundles, from which on several processes are worth their start
@@ -54,7 +54,7 @@ def _whole(_path: Path, verdict: AnyVerdict) -> AnyVerdict:
 
 
 def _checked(
-    rules: Rules, gather: Recompute[C], look: Callable[[Path, Verdict[C]], T], path: Path
+    rules: TrustRules, gather: Recompute[C], look: Callable[[Path, Verdict[C]], T], path: Path
 ) -> tuple[Path, T | BenchError]:
     try:
         return path, look(path, verify_bundle(path, gather, rules))
@@ -63,18 +63,18 @@ def _checked(
         return path, error
 
 
-def _rules(lists: Lists) -> Rules:
+def _rules(lists: Lists) -> TrustRules:
     """A list that was named must vouch for every bundle. The user's own only adds to what is known of it."""
     own = config_path(ALLOWED_SIGNERS)
     known = lists.trust or (own if own and own.exists() else None)
     listed = (path for path in (lists.revoked, config_path(REVOKED)) if path)
     revoked = [path for path in listed if path == lists.revoked or path.exists()]
     if not known and not revoked:
-        return Rules()
+        return TrustRules()
     from bench.signing.allowed_signers import TrustPolicy
     from bench.signing.revocation import Revoked  # who has no lists need not wait for what reads them
 
-    return Rules(
+    return TrustRules(
         trust=TrustPolicy.from_file(known) if known else None,
         demanded=lists.trust is not None,
         revoked=tuple(map(Revoked.from_file, revoked)),

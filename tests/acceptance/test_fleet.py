@@ -14,7 +14,7 @@ import pytest
 from bench.bundle.verify import verify_bundle
 from bench.cli.main import main
 from bench.node_check.fleet import Fleet, compare_fleet
-from bench.node_check.fleet_member import seen_of
+from bench.node_check.fleet_member import fleet_member
 from bench.node_check.judging.finding import Finding
 from bench.node_check.recompute_any import recompute
 from tests.acceptance.made import START, bundle
@@ -42,7 +42,7 @@ def compared(folder: Path) -> Fleet:
     seen = []
     for path in sorted(folder.glob("*.tar")):
         check = verify_bundle(path, recompute).contents
-        seen.append(seen_of(path, check))  # type: ignore[arg-type]
+        seen.append(fleet_member(path, check))  # type: ignore[arg-type]
     return compare_fleet(seen)
 
 
@@ -159,7 +159,7 @@ def test_a_node_that_was_checked_again_stands_there_once(tmp_path: Path) -> None
     bundle(rack / "n1.tar", tmp_path, START, rates={"matmul": {"1": 0.7}})
     bundle(rack / "later" / "n1.tar", tmp_path, START + DAY)
     seen = [
-        seen_of(path, verify_bundle(path, recompute).contents)  # type: ignore[arg-type]
+        fleet_member(path, verify_bundle(path, recompute).contents)  # type: ignore[arg-type]
         for path in sorted(rack.rglob("*.tar"))
     ]
     fleet = compare_fleet(seen)

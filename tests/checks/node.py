@@ -13,7 +13,7 @@ from unittest import mock
 
 from bench.base.strict_json import canonical_json, strict_loads
 from bench.node_check.check_results import judge
-from bench.node_check.checks import Effort, known_checks
+from bench.node_check.checks import CheckBudget, known_checks
 from bench.node_check.judging.evidence import AFTER, BEFORE, IDLE, Answers, Evidence, Reading, read_course
 from bench.node_check.judging.finding import Finding
 from bench.node_check.judging.standards import Standards, profile_of
@@ -21,7 +21,7 @@ from bench.runner.machine import fake_nvml, nvml
 from bench.runner.machine.gpus import seen
 from bench.runner.machine.watch import Watch
 
-EFFORT = Effort("quick", 0.0, 0.0, 0.0, "/nowhere", True)
+EFFORT = CheckBudget("quick", 0.0, 0.0, 0.0, "/nowhere", True)
 HOST: Mapping[str, Any] = {
     "clock": {
         "state": 0,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from bench.node_check.checks import Effort, Timed, known_checks
+from bench.node_check.checks import CheckBudget, TimedWork, known_checks
 
-EFFORT = Effort("quick", 0.0, 0.0, 0.001, "/nowhere", True)
+EFFORT = CheckBudget("quick", 0.0, 0.0, 0.001, "/nowhere", True)
 
 
 class OnTheHost:
@@ -23,9 +23,9 @@ class OnTheHost:
     def __init__(self) -> None:
         self.dtypes: list[torch.dtype] = []
 
-    def timed(self, call: Callable[[], Any], work: float, **_: Any) -> Timed:
+    def timed(self, call: Callable[[], Any], work: float, **_: Any) -> TimedWork:
         self.dtypes.append(call().dtype)
-        return Timed(work, (0.01,))
+        return TimedWork(work, (0.01,))
 
     def say(self, _: str) -> None: ...
 

@@ -11,7 +11,7 @@ import pytest
 
 import bench
 from bench.base.errors import BadInput, EnvironmentCannot
-from bench.images.build_image import Recipe, described, labels
+from bench.images.build_image import BuildInputs, described, labels
 from bench.images.variants import find_variant
 
 ROOT = Path(bench.__file__).parent.parent
@@ -19,15 +19,15 @@ HASH = "0" * 64
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Recipe:
+def recipe(tmp_path: Path) -> BuildInputs:
     """The CUDA image, none of whose kernels are compiled yet."""
     (tmp_path / "docker").mkdir()
     shutil.copy(ROOT / "requirements.lock", tmp_path)
     shutil.copy(ROOT / "docker/debian.lock", tmp_path / "docker")
-    return Recipe(tmp_path, find_variant("cuda13"), tmp_path / "cache")
+    return BuildInputs(tmp_path, find_variant("cuda13"), tmp_path / "cache")
 
 
-def built(recipe: Recipe, *names: str) -> None:
+def built(recipe: BuildInputs, *names: str) -> None:
     versions = {
         "flash-attn": "2.8.3.post2",
         "mamba-ssm": "2.3.2.post1",
@@ -37,7 +37,7 @@ def built(recipe: Recipe, *names: str) -> None:
     recipe.built.write_text("".join(f"{n}=={versions[n]} --hash=sha256:{HASH}\n" for n in names))
 
 
-def test_an_image_is_made_of_the_wheels_that_were_compiled(recipe: Recipe) -> None:
+def test_an_image_is_made_of_the_wheels_that_were_compiled(recipe: BuildInputs) -> None:
     built(recipe, "flash-attn", "mamba-ssm", "causal-conv1d", "deepspeed")
     pins = recipe.pins()
     assert {pins[name].sha256 for name in recipe.variant.kernels} == {frozenset({HASH})}
@@ -45,14 +45,14 @@ def test_an_image_is_made_of_the_wheels_that_were_compiled(recipe: Recipe) -> No
     assert HASH not in pins["torch"].sha256
 
 
-def test_a_kernel_that_is_not_compiled_is_named_with_what_to_do(recipe: Recipe) -> None:
+def test_a_kernel_that_is_not_compiled_is_named_with_what_to_do(recipe: BuildInputs) -> None:
     built(recipe, "mamba-ssm")
     with pytest.raises(EnvironmentCannot, match="no wheel of flash-attn") as caught:
         recipe.pins()
     assert caught.value.advice == "bench image kernels cuda13, or --without flash-attn"
 
 
-def test_what_is_left_out_is_left_out_and_said(recipe: Recipe) -> None:
+def test_what_is_left_out_is_left_out_and_said(recipe: BuildInputs) -> None:
     built(recipe, "mamba-ssm", "causal-conv1d", "deepspeed")
     less = dataclasses.replace(recipe, without=("flash-attn",))
     assert "flash-attn" not in less.pins()
@@ -61,7 +61,7 @@ def test_what_is_left_out_is_left_out_and_said(recipe: Recipe) -> None:
         dataclasses.replace(recipe, without=("torch",)).pins()
 
 
-def test_the_image_says_what_it_was_made_of(recipe: Recipe) -> None:
+def test_the_image_says_what_it_was_made_of(recipe: BuildInputs) -> None:
     said = labels(recipe)
     assert (said["bench.variant"], said["bench.cuda"], said["bench.driver"]) == (
         "cuda13",
@@ -78,7 +78,7 @@ def test_the_image_says_what_it_was_made_of(recipe: Recipe) -> None:
     assert not any(str(recipe.root) in value for value in said.values())
 
 
-def test_another_lock_is_another_image(recipe: Recipe) -> None:
+def test_another_lock_is_another_image(recipe: BuildInputs) -> None:
     before = labels(recipe)
     with recipe.lock.open("a") as lock:
         lock.write("# a comment\n")

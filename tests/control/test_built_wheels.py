@@ -10,7 +10,7 @@ import pytest
 
 import bench
 from bench.images import build_image, build_kernels
-from bench.images.build_image import Recipe
+from bench.images.build_image import BuildInputs
 from bench.images.fetch import wheels
 from bench.images.locks import normal
 from bench.images.variants import find_variant
@@ -26,7 +26,7 @@ class Builder:
         self.said: list[str] = []
 
     def __call__(
-        self, folder: Path, recipe: Recipe, saved: Path | None, *, volumes: Sequence[str], **_: object
+        self, folder: Path, recipe: BuildInputs, saved: Path | None, *, volumes: Sequence[str], **_: object
     ) -> None:
         self.beside = {line.partition("==")[0] for line in (folder / "builder.txt").read_text().splitlines()}
         made = Path(next(v for v in volumes if ":/made:" in v).partition(":")[0])
@@ -63,8 +63,8 @@ def repository(tmp_path: Path) -> Path:
     return root
 
 
-def compiled(builder: Builder, repository: Path, variant: str, *only: str) -> Recipe:
-    recipe = Recipe(repository, find_variant(variant), repository.parent / "cache")
+def compiled(builder: Builder, repository: Path, variant: str, *only: str) -> BuildInputs:
+    recipe = BuildInputs(repository, find_variant(variant), repository.parent / "cache")
     list(build_kernels.build_kernels(recipe, only, "9.0", 1, builder.said.append))
     return recipe
 

@@ -17,7 +17,7 @@ from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
 from bench.bundle.handshake import Challenge, certificate_fault, make_request
 from bench.bundle.pack import pack
 from bench.bundle.statement import PREDICATE_SCHEMA, parse_statement
-from bench.bundle.verify import Rules, verify_bundle
+from bench.bundle.verify import TrustRules, verify_bundle
 from bench.node_check.recompute_any import recompute
 from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
@@ -104,7 +104,7 @@ def test_from_challenge_to_receipt(ledger: Ledger, key: OperatorKey, tmp_path: P
     assert [line.event for line in ledger.lines] == ["challenged", "certified", "received"]
     # A stranger, a year later, with the public key alone.
     trust = TrustPolicy.from_text(key.public.line(), "operator.pub")
-    assert verify_bundle(bundle, recompute, Rules(trust, now=NOW + 3e7)).level == "operator"
+    assert verify_bundle(bundle, recompute, TrustRules(trust, now=NOW + 3e7)).level == "operator"
 
 
 def test_received_again_the_same_bundle_has_the_same_receipt(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.base.errors import EnvironmentCannot
-from bench.cli.compare import Request, collect
+from bench.cli.compare import CompareArguments, collect
 from bench.report.paper.figures import figures_of_the_paper
 from bench.report.plots import all_plots, plot_files
 from bench.report.plots.plot_files import as_png, write_plots
@@ -26,7 +26,7 @@ def fonts() -> None:
 
 
 def test_every_plot_is_written_as_svg_and_png(tmp_path: Path) -> None:
-    comparison = collect(Request((ROOT / "results",), rank_all=True, plots=tmp_path))
+    comparison = collect(CompareArguments((ROOT / "results",), rank_all=True, plots=tmp_path))
     plots = [*all_plots(comparison), *figures_of_the_paper()]
     written = write_plots(tmp_path, plots, png=True)
     assert len(written) == 2 * len(plots) > 20

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from bench.cli.compare import Request, collect
+from bench.cli.compare import CompareArguments, collect
 from bench.report.compare.comparison import Comparison
 from bench.report.pages.check_html import write_check_html
 from bench.report.pages.html import write_html
@@ -48,7 +48,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, Path]:
     folder = tmp_path_factory.mktemp("report")
     prices = folder / "prices.json"
     prices.write_text(json.dumps(PRICES))
-    request = Request(
+    request = CompareArguments(
         (ROOT / "results",), prices=prices, budget=50_000.0, deadline_days=20.0, rank_all=True,
         html=folder / "report.html",
     )  # fmt: skip
@@ -257,7 +257,7 @@ def test_a_hundred_bundles_make_less_than_two_megabytes_and_still_work(
     browser: Browser, tmp_path: Path
 ) -> None:
     copies(ROOT / "results/every-setting-h200/pythia-160m-2gpus.tar", tmp_path, 100)
-    request = Request((tmp_path,), html=tmp_path / "report.html")
+    request = CompareArguments((tmp_path,), html=tmp_path / "report.html")
     assert request.html is not None
     write_html(request.html, collect(request))
     assert request.html.stat().st_size < 2_000_000

@@ -17,7 +17,7 @@ from bench.bundle.pack import pack
 from bench.bundle.statement import Predicate, identity_of
 from bench.bundle.tar_format import SIGNING, open_bundle
 from bench.planning.manifest import Manifest, parse_manifest
-from bench.records.run_results import Results, RunFacts, samples_bytes, summarise
+from bench.records.run_results import Results, RunFacts, reduce_trials, samples_bytes
 from bench.records.trial import (
     Ceiling,
     Crashed,
@@ -107,7 +107,7 @@ def bundle(
     run = RunFacts(run_id, started, started + 60, complete, None if complete else "the budget was spent")
     results = Results(
         version, asked.digest, run, node, asked.models, asked.seed, asked.timing, asked.memory_cap_bytes,
-        ceilings, summarise(trials, ceilings, {}), tuple(_left_out(asked, trials)),
+        ceilings, reduce_trials(trials, ceilings, {}), tuple(_left_out(asked, trials)),
     )  # fmt: skip
     files: dict[str, bytes | Path] = {
         "manifest.json": asked.data,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.base.errors import BadInput
-from bench.cli.compare import Request, collect
+from bench.cli.compare import CompareArguments, collect
 from bench.cli.main import main
 from bench.records.trial import Measured, StepSample
 from bench.report.compare.comparison import Comparison, ModelPart
@@ -23,7 +23,7 @@ LONG = {"name": "tiny-gpt-neox", "recipe": {"batch_size": 4096}}  # 256 passes a
 
 
 def compared(*paths: Path, **request: Any) -> Comparison:
-    return collect(Request(tuple(paths), **request))
+    return collect(CompareArguments(tuple(paths), **request))
 
 
 def only(comparison: Comparison) -> ModelPart:
@@ -161,7 +161,7 @@ def test_an_interrupted_run_does_not_hide_the_complete_one_before_it(tmp_path: P
 
 def test_a_run_that_ended_early_is_incomplete_for_the_models_that_it_left_open() -> None:
     """Nine models in 24 minutes: eight were decided by then."""
-    found = collect(Request((ROOT / "results/hour-h200/24-minutes.tar",)))
+    found = collect(CompareArguments((ROOT / "results/hour-h200/24-minutes.tar",)))
     rows = [entry.row for part in found.parts for entry in part.entries]
     assert {row.model for row in rows if not row.complete} == {"pythia-6.9b"}
     assert len(rows) == 9

@@ -15,7 +15,7 @@ import pytest
 
 from bench.bundle.pack import pack
 from bench.bundle.statement import Predicate
-from bench.cli.compare import Request, collect
+from bench.cli.compare import CompareArguments, collect
 from bench.cli.main import main
 from bench.records.estimate import Interval
 from bench.records.text import figures, interval_text, money_text
@@ -51,7 +51,7 @@ def comparison(tmp_path: Path) -> Comparison:
         bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", pass_seconds=400.0, gpus=2),
         bundle(tmp_path / "c.tar", run_id="cccc", uuid="C", of=manifest(methods="exhaustive")),
     ]
-    return collect(Request(tuple(paths), prices=prices, budget=50_000.0, deadline_days=20.0, runs=3))
+    return collect(CompareArguments(tuple(paths), prices=prices, budget=50_000.0, deadline_days=20.0, runs=3))
 
 
 def test_every_text_of_the_table_is_in_the_markdown_too(comparison: Comparison) -> None:
@@ -91,7 +91,7 @@ def test_csv_and_json_hold_the_very_same_numbers(comparison: Comparison) -> None
 def test_a_sheet_tells_what_should_not_be_ranked_and_the_document_names_its_columns(tmp_path: Path) -> None:
     bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A")
     bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", of=manifest(methods="exhaustive"))
-    text = csv_text(collect(Request((tmp_path,), rank_all=True)))
+    text = csv_text(collect(CompareArguments((tmp_path,), rank_all=True)))
     assert {row["run"]: row["not_alike"] for row in csv.DictReader(io.StringIO(text))} == {
         "aaaa": "", "bbbb": "methods exhaustive, not naive",
     }  # fmt: skip
@@ -112,7 +112,7 @@ def test_of_several_machines_of_one_kind_each_is_named_by_its_bundle(form: Any, 
     for node in ("n01", "n02"):
         bundle(tmp_path / f"{node}.tar", run_id=f"run-{node}", uuid=node, settings=unsure)
     bundle(tmp_path / "n03.tar", run_id="run-n03", uuid="n03", gpus=2)
-    text = form(collect(Request((tmp_path,))))
+    text = form(collect(CompareArguments((tmp_path,))))
     for node in ("n01", "n02"):
         assert f"1x H100 80GB HBM3 ({node})" in text
         assert f"close: 1x H100 80GB HBM3 ({node}), compile is within 1%" in text
@@ -152,7 +152,9 @@ def test_money(amount: float, currency: str, text: str) -> None:
 
 def test_a_text_of_a_bundle_makes_no_column_of_its_own(tmp_path: Path) -> None:
     path = bundle(tmp_path / "a|b.tar", gpu="H|100", complete=False)
-    rows = [line for line in markdown(collect(Request((path,)))).splitlines() if line.startswith("|")]
+    rows = [
+        line for line in markdown(collect(CompareArguments((path,)))).splitlines() if line.startswith("|")
+    ]
     assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
     assert any("H\\|100" in row for row in rows)
 
@@ -196,11 +198,11 @@ def test_a_fastest_that_is_not_sure_stands_with_what_surely_is_fast(form: Any, t
     settings = [((), 0.9), (("kernels",), 0.5), (("compile",), measured(0.49, WIDE))]
     bundle(tmp_path / "a.tar", settings=settings)
     sure = bundle(tmp_path / "b.tar", settings=settings[:2], run_id="bbbb", uuid="other")
-    comparison = collect(Request((tmp_path,)))
+    comparison = collect(CompareArguments((tmp_path,)))
     (line,) = (line for line in form(comparison).splitlines() if "close: " in line)
     assert "compile is within 1% of the fastest measured with " in line
     assert "surer: kernels at micro-batch 16, " in line
-    assert "close: " not in form(collect(Request((sure,))))
+    assert "close: " not in form(collect(CompareArguments((sure,))))
 
 
 def test_a_bundle_that_does_not_verify_gives_exit_4(tmp_path: Path, capsys: Any) -> None:

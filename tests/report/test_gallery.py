@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.cli.compare import Request, collect
+from bench.cli.compare import CompareArguments, collect
 from bench.report.paper.figures import figures_of_the_paper
 from bench.report.plots import all_plots
 from bench.report.plots.svg import standalone
@@ -18,11 +18,11 @@ BUNDLES = ROOT / "results/every-setting-h200"
 
 
 def test_the_documented_table_is_what_bench_compare_prints() -> None:
-    assert table(collect(Request((BUNDLES,)))) in (ROOT / "docs/compare.md").read_text()
+    assert table(collect(CompareArguments((BUNDLES,)))) in (ROOT / "docs/compare.md").read_text()
 
 
 def test_the_pictures_are_drawn_from_the_bundles() -> None:
-    plots = [*all_plots(collect(Request((BUNDLES,)))), *figures_of_the_paper()]
+    plots = [*all_plots(collect(CompareArguments((BUNDLES,)))), *figures_of_the_paper()]
     drawn = {f"{plot.name}.svg": standalone(plot) for plot in plots}
     kept = {path.name: path.read_text() for path in (ROOT / "docs/pictures").glob("*.svg")}
     assert len(kept) >= 4

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.base.errors import BadInput, EnvironmentCannot
-from bench.cli.compare import Request, collect, compare
+from bench.cli.compare import CompareArguments, collect, compare
 from bench.report.pages.html import page, write_html
 from bench.report.paper.claims import claims, paper
 from bench.report.paper.figures import figures_of_the_paper, option_of
@@ -29,7 +29,7 @@ def test_no_text_of_a_bundle_becomes_markup(tmp_path: Path) -> None:
         folder / "a.tar", gpu=EVIL, settings=[((), 0.5), (("kernels",), CRASH), (("tf32",), NO_MEMORY)]
     )
     missing = folder / "<b>gone.tar"
-    text = page(collect(Request((path, missing), html=tmp_path / "x")))
+    text = page(collect(CompareArguments((path, missing), html=tmp_path / "x")))
     assert "alert(1)" in text  # it is shown
     assert "<script>alert" not in text
     assert "<img" not in text
@@ -38,14 +38,14 @@ def test_no_text_of_a_bundle_becomes_markup(tmp_path: Path) -> None:
 
 
 def test_nothing_in_it_points_elsewhere(tmp_path: Path) -> None:
-    text = page(collect(Request((bundle(tmp_path / "a.tar"),), html=tmp_path / "x")))
+    text = page(collect(CompareArguments((bundle(tmp_path / "a.tar"),), html=tmp_path / "x")))
     assert "default-src 'none'" in text
     assert not re.search(r"(src|href)=[\"'](?!#)", text)
     assert not re.search(r"url\(|@import|https?://", text.partition('id="comparison"')[0])
 
 
 def test_on_a_phone_each_figure_says_what_it_is(tmp_path: Path) -> None:
-    text = page(collect(Request((bundle(tmp_path / "a.tar"),), html=tmp_path / "x", budget=1e6)))
+    text = page(collect(CompareArguments((bundle(tmp_path / "a.tar"),), html=tmp_path / "x", budget=1e6)))
     for table, unnamed in (("ranked", 0), ("offers", 2)):  # to buy or to rent, and what is said of it
         (body,) = re.findall(rf'<table class="{table} stacked">.*?<tbody>(.*?)</tbody>', text)
         for row in body.split("</tr>")[:-1]:
@@ -56,18 +56,18 @@ def test_on_a_phone_each_figure_says_what_it_is(tmp_path: Path) -> None:
 def test_what_was_left_out_stands_at_the_top(tmp_path: Path) -> None:
     bad = tmp_path / "bad.tar"
     bad.write_bytes(b"x")
-    text = page(collect(Request((bundle(tmp_path / "a.tar"), bad), html=tmp_path / "x")))
+    text = page(collect(CompareArguments((bundle(tmp_path / "a.tar"), bad), html=tmp_path / "x")))
     assert 'role="alert"' in text
     assert text.index("bad.tar") < text.index("<section")
 
 
 def test_the_same_bundles_make_the_same_bytes(tmp_path: Path) -> None:
-    request = Request((bundle(tmp_path / "a.tar"),), html=tmp_path / "x")
+    request = CompareArguments((bundle(tmp_path / "a.tar"),), html=tmp_path / "x")
     assert page(collect(request)) == page(collect(request))
 
 
 def test_a_report_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    comparison = collect(Request((bundle(tmp_path / "a.tar"),), html=tmp_path / "x"))
+    comparison = collect(CompareArguments((bundle(tmp_path / "a.tar"),), html=tmp_path / "x"))
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentCannot, match="cannot be written"):
         write_html(tmp_path / "file" / "x.html", comparison)
@@ -75,7 +75,7 @@ def test_a_report_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 
 def test_every_plot_is_well_formed_and_tells_what_it_shows(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
-    plots = list(all_plots(collect(Request((root / "results",), rank_all=True, plots=tmp_path))))
+    plots = list(all_plots(collect(CompareArguments((root / "results",), rank_all=True, plots=tmp_path))))
     names = [plot.name for plot in plots]
     assert len(set(names)) == len(names)
     kinds = {name.rpartition("-")[2] for name in names}
@@ -94,7 +94,7 @@ def test_a_smaller_cards_memory_has_a_column_of_its_own(tmp_path: Path) -> None:
         bundle(tmp_path / "a.tar", settings=settings),
         bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", settings=settings, of=of),
     )
-    plots = {plot.name: plot for plot in all_plots(collect(Request(paths, plots=tmp_path)))}
+    plots = {plot.name: plot for plot in all_plots(collect(CompareArguments(paths, plots=tmp_path)))}
     grid = plots["tiny-gpt-neox-feasibility"]
     assert "on 2 kinds of machine" in grid.description
     assert "80.0 GiB each" in grid.body
@@ -104,7 +104,7 @@ def test_a_smaller_cards_memory_has_a_column_of_its_own(tmp_path: Path) -> None:
 def test_a_name_that_xml_forbids_makes_no_broken_picture(tmp_path: Path) -> None:
     settings: list[Any] = [((), 0.5), (("kernels",), NO_MEMORY), (("tf32",), 0.4)]
     path = bundle(tmp_path / "a.tar", gpu="H100\x1b\x00\ud800", settings=settings)
-    plots = list(all_plots(collect(Request((path,), plots=tmp_path))))
+    plots = list(all_plots(collect(CompareArguments((path,), plots=tmp_path))))
     assert len(plots) > 1
     for plot in plots:
         ET.fromstring(standalone(plot))
@@ -112,7 +112,7 @@ def test_a_name_that_xml_forbids_makes_no_broken_picture(tmp_path: Path) -> None
 
 def test_files_of_plots_stay_in_their_folder(tmp_path: Path) -> None:
     path = bundle(tmp_path / "a.tar", run_id="aaaa")
-    plots = list(all_plots(collect(Request((path,), plots=tmp_path))))
+    plots = list(all_plots(collect(CompareArguments((path,), plots=tmp_path))))
     written = write_plots(tmp_path / "plots", plots, png=False)
     assert {p.parent for p in written} == {tmp_path / "plots"}
     assert {p.suffix for p in written} == {".svg"}
@@ -120,7 +120,7 @@ def test_files_of_plots_stay_in_their_folder(tmp_path: Path) -> None:
 
 def test_png_needs_a_place(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--png without --plots"):
-        compare(Request((bundle(tmp_path / "a.tar"),), png=True))
+        compare(CompareArguments((bundle(tmp_path / "a.tar"),), png=True))
 
 
 # The paper's figures

@@ -13,7 +13,7 @@ from bench.runner.processes.worker import classify
 from bench.runner.trial.device import Device
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
-from bench.runner.trial.training_loop import Loop
+from bench.runner.trial.training_loop import SingleDevice
 from bench.training.models import known_models
 
 
@@ -28,13 +28,13 @@ def test_a_timed_pass_computes_with_the_numbers_of_the_recipe_s_own_step(
     trial = Trial(model, (), 1, 1, 0, timing)
     phase = [""]
     divisors: dict[str, set[int]] = {}
-    plain = Loop.forward_backward
+    plain = SingleDevice.forward_backward
 
-    def spy(loop: Loop, batch: dict[str, torch.Tensor], passes: int, sync: bool) -> torch.Tensor:
+    def spy(loop: SingleDevice, batch: dict[str, torch.Tensor], passes: int, sync: bool) -> torch.Tensor:
         divisors.setdefault(phase[-1], set()).add(passes)
         return plain(loop, batch, passes, sync)
 
-    monkeypatch.setattr(Loop, "forward_backward", spy)
+    monkeypatch.setattr(SingleDevice, "forward_backward", spy)
     run = TrialRun(
         trial, Device("cpu"), Team(), tmp_path, lambda event: phase.append(event.get("phase", phase[-1]))
     )
@@ -54,13 +54,13 @@ def test_saving_logging_and_evaluating_are_timed_once_as_often_as_the_recipe_ask
     timing = Timing(target_percent=50, measure_seconds=0.1, warmup_seconds=0.1, loss_steps=1)
     trial = Trial(replace(model, recipe=recipe), (), 16, 1, 0, timing)
     modes: list[bool] = []
-    evaluate = Loop.evaluate
+    evaluate = SingleDevice.evaluate
 
-    def spy(loop: Loop, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def spy(loop: SingleDevice, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         modes.append(loop.whole.training)
         return evaluate(loop, batch)
 
-    monkeypatch.setattr(Loop, "evaluate", spy)
+    monkeypatch.setattr(SingleDevice, "evaluate", spy)
     run = TrialRun(trial, Device("cpu"), Team(), tmp_path, lambda event: None)
     measured = run.run()
     assert measured.log_seconds

@@ -108,7 +108,7 @@ class Docker:
             if _ids_are_of_configurations(client.info()):
                 identity = Identity(str(found.id), tuple(found.attrs["RootFS"]["Layers"]))
             else:  # a store that names images by their manifest: the configuration is in the image alone
-                identity = read_facts(cast(Any, _Stream(found.save(named=False))), image).identity
+                identity = read_facts(cast(Any, _ArchiveStream(found.save(named=False))), image).identity
             return Inspected(identity, labels, str(found.id))
 
     def run(self, container: Container) -> int:
@@ -208,7 +208,7 @@ def _short(error: Exception) -> str:
     return (str(getattr(error, "explanation", None) or error).splitlines() or ["no reason given"])[0][:300]
 
 
-class _Stream:
+class _ArchiveStream:
     """Pieces of bytes as a file that can only be read on."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:

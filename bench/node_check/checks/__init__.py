@@ -66,7 +66,7 @@ class Rig(Protocol):
         group: Any = None,  # of processes that call together, and so must call equally often
         seconds: float | None = None,  # instead of the level's
         warm_seconds: float | None = None,
-    ) -> Timed: ...
+    ) -> TimedWork: ...
 
     def synchronise(self) -> None: ...
 
@@ -78,7 +78,7 @@ class Rig(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedWork:
     """Equal pieces of work by the clock, between synchronisations."""
 
     work: float
@@ -86,7 +86,7 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class CheckBudget:
     """How long a check may take pains, by level."""
 
     level: Level
@@ -104,7 +104,7 @@ class Check:
     name: str
     question: str
     judge: Callable[[Evidence, Standards], Iterator[Finding]]
-    measure: Callable[[Rig, Effort], Mapping[str, Any]] | None = None
+    measure: Callable[[Rig, CheckBudget], Mapping[str, Any]] | None = None
     # team: a process a GPU; one: a process that sees them all; host: it needs no GPU.
     workers: Literal["team", "one", "host"] = "host"
     least_gpus: int = 0

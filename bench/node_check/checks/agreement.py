@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from bench.node_check.checks import Check, Effort, Rig
+from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.checks.matmul import precisions
 from bench.node_check.judging.evidence import Evidence
 from bench.node_check.judging.finding import Finding
@@ -29,7 +29,7 @@ SEED = 20261121
 RETURN = "take it out of service and run it again alone: a GPU that computes wrongly is to be returned"
 
 
-def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
+def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
     import torch
 
     mine: dict[str, Any] = {"gpu": rig.gpu, "digests": {}, "passes": 0, "wrong_passes": 0}
@@ -50,7 +50,7 @@ def _numbers(rig: Rig, size: int, dtype: torch.dtype) -> list[torch.Tensor]:
     return [torch.randn(size, size, generator=generator).to(rig.device, dtype) for _ in range(2)]
 
 
-def _repeat(rig: Rig, effort: Effort, name: str, mine: dict[str, Any]) -> None:
+def _repeat(rig: Rig, effort: CheckBudget, name: str, mine: dict[str, Any]) -> None:
     import torch
 
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name, torch.float32)
@@ -66,7 +66,7 @@ def _repeat(rig: Rig, effort: Effort, name: str, mine: dict[str, Any]) -> None:
         mine["wrong_passes"] += wrong
 
 
-def _functions(rig: Rig, effort: Effort) -> str:
+def _functions(rig: Rig, effort: CheckBudget) -> str:
     """Of the units that matrix products leave alone."""
     import torch
 
@@ -80,7 +80,7 @@ def _digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:32]
 
 
-def _pattern(rig: Rig, effort: Effort, torch: Any) -> dict[str, int]:
+def _pattern(rig: Rig, effort: CheckBudget, torch: Any) -> dict[str, int]:
     """Fills most of the free memory with numbers that can be made again, and looks whether they are there."""
     size = TINY_BYTES if effort.tiny else CHUNK_BYTES
     free = 4 * size if rig.kind == "cpu" else torch.cuda.mem_get_info(rig.device)[0]

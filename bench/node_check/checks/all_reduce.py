@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.strict_json import to_json
-from bench.node_check.checks import Check, Effort, Rig
+from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.judging.evidence import Evidence, Figure
 from bench.node_check.judging.finding import Finding
-from bench.node_check.judging.judge_figures import Rules, judge_figures
+from bench.node_check.judging.judge_figures import Tolerances, judge_figures
 from bench.node_check.judging.standards import Standards
 
 SIZES = {"quick": (1 << 20, 1 << 30), "standard": (1 << 10, 1 << 20, 1 << 25, 1 << 28, 1 << 30, 1 << 32)}
 TINY_SIZES = (1 << 10, 1 << 20)
 JUDGED = 1 << 30  # below it latency counts; one size for all levels
-RULES = Rules(
+RULES = Tolerances(
     peers_warn=5, peers_fail=10, history_warn=5,
     advice="look at the NVLink states (check nvlink), the fabric (check fabric) and NCCL's log in the bundle",
 )  # fmt: skip
@@ -38,7 +38,7 @@ _ALGORITHMS = (
 _CHOSEN = re.compile(r"(?:AllReduce: )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
 
 
-def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
+def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
     import torch
     import torch.distributed as dist
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.node_check.checks import Check, Effort, Rig
+from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.judging.evidence import Evidence
 from bench.node_check.judging.finding import Finding
 from bench.node_check.judging.standards import Standards
@@ -27,7 +27,7 @@ class _Timex(ctypes.Structure):
     )  # fmt: skip
 
 
-def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
+def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
     """The kernel's own word, which needs no program and no root: adjtimex with nothing to set."""
     libc = ctypes.CDLL(None, use_errno=True)
     found = _Timex()

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bench.base.strict_json import to_json
-from bench.node_check.checks import Check, Effort, Rig
+from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.judging.evidence import Evidence, Figure
 from bench.node_check.judging.finding import Finding
-from bench.node_check.judging.judge_figures import Rules, judge_figures
+from bench.node_check.judging.judge_figures import Tolerances, judge_figures
 from bench.node_check.judging.standards import Standards
 
 COPIED_BYTES, TINY_BYTES = 512 << 20, 1 << 20
 LEAST_SECONDS = 0.4
-RULES = Rules(
+RULES = Tolerances(
     # A GPU behind the other socket has a longer way.
     peers_warn=10, peers_fail=25, history_warn=8,
     advice="look at the link's generation and width under load (check pcie), at NUMA placement, and at "
@@ -22,7 +22,7 @@ RULES = Rules(
 )  # fmt: skip
 
 
-def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
+def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
     import torch
 
     size = TINY_BYTES if effort.tiny else COPIED_BYTES

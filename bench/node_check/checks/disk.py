@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from bench.node_check.checks import Check, Effort, Rig
+from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.judging.evidence import Evidence
 from bench.node_check.judging.finding import Finding, quantity
 from bench.node_check.judging.standards import Standards
@@ -23,7 +23,7 @@ FREE_FAIL, FREE_WARN = 5 * 2**30, 50 * 2**30
 SLOW = 100e6  # B/s: a checkpoint of a small model would take a minute
 
 
-def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
+def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
     free = shutil.disk_usage(effort.scratch).free
     size = TINY_BYTES if effort.tiny else BYTES[effort.level]
     size = min(size, free // 4 // BLOCK_BYTES * BLOCK_BYTES)
@@ -40,7 +40,9 @@ def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _through(path: str, size: int, block: mmap.mmap, effort: Effort, *, writing: bool) -> tuple[int, float]:
+def _through(
+    path: str, size: int, block: mmap.mmap, effort: CheckBudget, *, writing: bool
+) -> tuple[int, float]:
     """Past the page cache where the file system can, for at most four times a figure's time."""
     flags = os.O_WRONLY if writing else os.O_RDONLY
     try:

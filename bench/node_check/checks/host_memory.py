@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bench.base.strict_json import to_json
-from bench.node_check.checks import Check, Effort, Rig
+from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.judging.evidence import Evidence, Figure
 from bench.node_check.judging.finding import Finding, quantity
 from bench.node_check.judging.standards import Standards
@@ -15,7 +15,7 @@ COPIED_BYTES, TINY_BYTES = 1 << 30, 16 << 20
 SLOW = 8e9  # B/s, read and written by all cores: half of what one channel of DDR4 gives
 
 
-def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
+def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
     import torch
 
     size = TINY_BYTES if effort.tiny else COPIED_BYTES

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bench.base.strict_json import to_json
-from bench.node_check.checks import Check, Effort, Rig
+from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.judging.evidence import Evidence, Figure
 from bench.node_check.judging.finding import Finding
-from bench.node_check.judging.judge_figures import Rules, judge_figures
+from bench.node_check.judging.judge_figures import Tolerances, judge_figures
 from bench.node_check.judging.standards import Standards
 
 SIZE, TINY_SIZE = 8192, 256
-RULES = Rules(
+RULES = Tolerances(
     # Power and leakage differ from chip to chip: two healthy H200 of one node were 3% apart.
     peers_warn=6, peers_fail=10, history_warn=5,
     advice="look at its clocks, power and temperature in the soak, and at who else computes there; were "
@@ -31,7 +31,7 @@ def precisions(rig: Rig) -> tuple[str, ...]:
     return ("fp16", "fp32") if older else ("bf16", "fp16", "tf32", "fp32")
 
 
-def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
+def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
     import torch
 
     size = TINY_SIZE if effort.tiny else SIZE

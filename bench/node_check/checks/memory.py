@@ -6,20 +6,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bench.base.strict_json import to_json
-from bench.node_check.checks import Check, Effort, Rig
+from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.judging.evidence import Evidence, Figure
 from bench.node_check.judging.finding import Finding
-from bench.node_check.judging.judge_figures import Rules, judge_figures
+from bench.node_check.judging.judge_figures import Tolerances, judge_figures
 from bench.node_check.judging.standards import Standards
 
 COPIED_BYTES, TINY_BYTES = 2 << 30, 4 << 20
-RULES = Rules(
+RULES = Tolerances(
     peers_warn=3, peers_fail=6, history_warn=4,
     advice="look at remapped rows, ECC errors and who else uses that memory; if it stays, return it",
 )  # fmt: skip
 
 
-def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
+def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
     import torch
 
     size = TINY_BYTES if effort.tiny else COPIED_BYTES

@@ -7,22 +7,22 @@ from statistics import median
 from typing import Any
 
 from bench.base.strict_json import to_json
-from bench.node_check.checks import Check, Effort, Rig
+from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.checks.nvlink import linked_to_all
 from bench.node_check.judging.evidence import BEFORE, Evidence, Figure
 from bench.node_check.judging.finding import Finding, quantity
-from bench.node_check.judging.judge_figures import Rules, judge_figures, shortfall
+from bench.node_check.judging.judge_figures import Tolerances, judge_figures, shortfall
 from bench.node_check.judging.standards import Standards
 
 COPIED_BYTES, TINY_BYTES = 256 << 20, 1 << 20
-RULES = Rules(
+RULES = Tolerances(
     peers_warn=8, peers_fail=20, history_warn=8,
     advice="look at the NVLink states and error counters of both GPUs (check nvlink), and at the topology",
 )  # fmt: skip
 FIGURES_TIME, LEAST_SECONDS = 8, 0.1
 
 
-def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
+def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
     import torch
 
     size = TINY_BYTES if effort.tiny else COPIED_BYTES

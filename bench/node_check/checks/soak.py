@@ -9,11 +9,11 @@ from statistics import mean, median
 from typing import Any
 
 from bench.base.strict_json import to_json
-from bench.node_check.checks import Check, Effort, Rig, not_read
+from bench.node_check.checks import Check, CheckBudget, Rig, not_read
 from bench.node_check.checks.matmul import precisions
 from bench.node_check.judging.evidence import BEFORE, Evidence, Figure, GpuSample, Sample
 from bench.node_check.judging.finding import Finding, Verdict, quantity
-from bench.node_check.judging.judge_figures import Rules, judge_figures
+from bench.node_check.judging.judge_figures import Tolerances, judge_figures
 from bench.node_check.judging.standards import Standards
 from bench.records.slowdown import BAD_REASONS
 
@@ -21,7 +21,7 @@ SIZE, TINY_SIZE = 8192, 256
 WINDOW_SECONDS = 5.0
 SAGS_WARN, SAGS_FAIL = 4.0, 10.0  # percent, from its first steady third to its last
 MARGIN_CELSIUS = 5  # below the temperature at which the card slows itself down
-RULES = Rules(
+RULES = Tolerances(
     peers_warn=6, peers_fail=10, history_warn=5,
     advice="look at power and temperature under load: airflow, power supply, a neighbour that heats",
 )  # fmt: skip
@@ -34,7 +34,7 @@ SETTLING = 0.2  # of the samples: clocks rise at the beginning
 LASTING = 0.5
 
 
-def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
+def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
     import torch
 
     size = TINY_SIZE if effort.tiny else SIZE

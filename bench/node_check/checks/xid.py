@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from bench.node_check.checks import Check, Effort, Rig, not_read
+from bench.node_check.checks import Check, CheckBudget, Rig, not_read
 from bench.node_check.judging.evidence import BEFORE, Answers, Evidence
 from bench.node_check.judging.finding import Finding, Verdict
 from bench.node_check.judging.standards import Standards
@@ -32,7 +32,7 @@ _OF_A_SWITCH = re.compile(r"SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fat
 _MOST_LINES = 20  # of one number of one GPU: a program that crashes again and again hides nothing else
 
 
-def measure(rig: Rig, effort: Effort) -> Mapping[str, Any]:
+def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
     try:
         fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:

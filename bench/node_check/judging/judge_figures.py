@@ -12,7 +12,7 @@ from bench.node_check.judging.standards import Standards
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class Tolerances:
     """How far below its peers or its own past a figure may lie, in percent, and what to do about it."""
 
     peers_warn: float
@@ -22,7 +22,7 @@ class Rules:
 
 
 def judge_figures(
-    check: str, figures: Sequence[Figure], evidence: Evidence, standards: Standards, rules: Rules
+    check: str, figures: Sequence[Figure], evidence: Evidence, standards: Standards, rules: Tolerances
 ) -> Iterator[Finding]:
     for figure in figures:
         yield _by_reference(check, figure, standards, rules)
@@ -37,7 +37,7 @@ def judge_figures(
         yield from _by_peers(check, peers, rules)
 
 
-def _by_reference(check: str, figure: Figure, standards: Standards, rules: Rules) -> Finding:
+def _by_reference(check: str, figure: Figure, standards: Standards, rules: Tolerances) -> Finding:
     profile = standards.profile
     wanted = profile.figures.get(figure.kind or figure.name) if profile else None
     found, subject = quantity(figure.rate, figure.unit), _subject(figure)
@@ -59,7 +59,7 @@ def _by_reference(check: str, figure: Figure, standards: Standards, rules: Rules
     )  # fmt: skip
 
 
-def _by_peers(check: str, figures: Sequence[Figure], rules: Rules) -> Iterator[Finding]:
+def _by_peers(check: str, figures: Sequence[Figure], rules: Tolerances) -> Iterator[Finding]:
     """Each against the median of the others: one that is bad does not move what it is held against."""
     if len(figures) < 2:
         return
@@ -76,7 +76,7 @@ def _by_peers(check: str, figures: Sequence[Figure], rules: Rules) -> Iterator[F
 
 
 def _by_history(
-    check: str, figure: Figure, evidence: Evidence, standards: Standards, rules: Rules
+    check: str, figure: Figure, evidence: Evidence, standards: Standards, rules: Tolerances
 ) -> Finding | None:
     gpu = evidence.gpu(figure.gpu) if figure.gpu is not None else None
     past = standards.history.get(gpu.uuid) if gpu else None

@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from bench.planning.plan import Cell
-from bench.planning.search.learnt_memory import LEAP, Fits
+from bench.planning.plan import SettingPlan
+from bench.planning.search.learnt_memory import LEAP, LearntMemory
 from bench.planning.search.lower_bounds import (
-    Curve,
-    Timed,
+    PassCost,
+    TimedTrial,
     added_up,
     arithmetic_of,
     bound,
-    curve_of,
     on_host,
+    pass_cost_of,
     with_updates,
 )
 from bench.records.estimate import SECONDS_A_DAY, pass_and_update, step_interval
@@ -46,17 +46,23 @@ BELIEVED: Mapping[str, float] = {
 
 
 def choose(
-    cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes: int, trial_seconds: float = math.inf
+    cells: Sequence[SettingPlan],
+    known: Mapping[str, Outcome],
+    memory_bytes: int,
+    trial_seconds: float = math.inf,
 ) -> Trial | None:
     """The next trial of one model; None once the fastest is known."""
     return next(iter(promising(cells, known, memory_bytes, trial_seconds)), None)
 
 
 def promising(
-    cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes: int, trial_seconds: float = math.inf
+    cells: Sequence[SettingPlan],
+    known: Mapping[str, Outcome],
+    memory_bytes: int,
+    trial_seconds: float = math.inf,
 ) -> list[Trial]:
     """Every trial that may yet be the fastest, the most promising first."""
-    fits = Fits(cells, known, memory_bytes)
+    fits = LearntMemory(cells, known, memory_bytes)
     open_ = [(cell, trial, fits(cell, trial)) for cell in cells for trial in _untried(cell, known)]
     left = [(cell, trial) for cell, trial, fit in open_ if fit != "no"]
     tight = {id(trial) for _, trial, fit in open_ if fit == "hardly"}
@@ -74,7 +80,7 @@ def promising(
         )
         return [trial for _, trial in left]
     best = min(timed, key=lambda one: one.step_seconds)
-    curve = curve_of(timed)
+    curve = pass_cost_of(timed)
     works = [trial for _, trial in left if _strikes(trial.setting, blamed) < OUT]
     bounds = [(bound(trial, timed, curve), trial) for trial in works]
     hopeful = [trial for least, trial in bounds if least < NEAR * best.step_seconds]
@@ -93,7 +99,7 @@ def promising(
     return sorted(hopeful, key=turn)
 
 
-def _expected(trial: Trial, best: Timed, curve: Curve | None) -> float:
+def _expected(trial: Trial, best: TimedTrial, curve: PassCost | None) -> float:
     """What its step may really take; nothing is left out for it. Only an order."""
     overhead = max(curve.overhead if curve else 0.0, BELIEVED_OVERHEAD)
     wanted, size = trial.micro_batch, best.trial.micro_batch
@@ -108,7 +114,7 @@ def _next_to(trial: Trial, measured: Trial) -> bool:
     return trial.setting == measured.setting and 0.4 <= trial.micro_batch / measured.micro_batch < 1
 
 
-def _timed(cells: Sequence[Cell], known: Mapping[str, Outcome]) -> list[Timed]:
+def _timed(cells: Sequence[SettingPlan], known: Mapping[str, Outcome]) -> list[TimedTrial]:
     found = []
     for trial, outcome in _outcomes(cells, known):
         if not isinstance(outcome, Measured):
@@ -117,11 +123,11 @@ def _timed(cells: Sequence[Cell], known: Mapping[str, Outcome]) -> list[Timed]:
         _, update = pass_and_update(outcome.measurement.steps)
         if step is not None:
             kept = None if update is None else max(0.0, update)
-            found.append(Timed(trial, step.value, kept))
+            found.append(TimedTrial(trial, step.value, kept))
     return with_updates(found)
 
 
-def _untried(cell: Cell, known: Mapping[str, Outcome]) -> list[Trial]:
+def _untried(cell: SettingPlan, known: Mapping[str, Outcome]) -> list[Trial]:
     """Trials without an outcome that could still have one: memory that ran out, runs out above too."""
     too_large = math.inf
     for identity, trial in zip(cell.ids, cell.trials, strict=True):
@@ -142,14 +148,14 @@ def _was_slow(outcome: Outcome) -> bool:
     return isinstance(outcome, TimedOut) and outcome.trained
 
 
-def _outcomes(cells: Sequence[Cell], known: Mapping[str, Outcome]) -> Iterator[tuple[Trial, Outcome]]:
+def _outcomes(cells: Sequence[SettingPlan], known: Mapping[str, Outcome]) -> Iterator[tuple[Trial, Outcome]]:
     for cell in cells:
         for identity, trial in zip(cell.ids, cell.trials, strict=True):
             if identity in known:
                 yield trial, known[identity]
 
 
-def _doubts(cell: Cell, trial: Trial, full: Sequence[Trial], slow: Sequence[Trial]) -> int:
+def _doubts(cell: SettingPlan, trial: Trial, full: Sequence[Trial], slow: Sequence[Trial]) -> int:
     """How often the time was up in any setting with less than LEAP times the samples.
 
     Or memory ran out, where nothing predicts it.
@@ -159,7 +165,7 @@ def _doubts(cell: Cell, trial: Trial, full: Sequence[Trial], slow: Sequence[Tria
 
 
 def _blamed(
-    cells: Sequence[Cell], known: Mapping[str, Outcome], timed: Sequence[Timed]
+    cells: Sequence[SettingPlan], known: Mapping[str, Outcome], timed: Sequence[TimedTrial]
 ) -> list[tuple[frozenset[str], int]]:
     """The fewest methods that explain each failure, which have worked nowhere yet, and how much it counts."""
     worked = {name for one in timed for name in one.trial.setting}
@@ -183,7 +189,7 @@ def _suspicion(setting: Setting, blamed: Sequence[tuple[frozenset[str], int]]) -
     return sum(count * len(suspects & {*setting}) / max(1, len(suspects)) for suspects, count in blamed)
 
 
-def _guess(cell: Cell, trial: Trial, memory_bytes: int) -> tuple[bool, float, float, int]:
+def _guess(cell: SettingPlan, trial: Trial, memory_bytes: int) -> tuple[bool, float, float, int]:
     """Comfortable before tight, short passes before long ones, cheap before dear, large before small."""
     need = cell.needs[trial.micro_batch]
     tight = (need or cell.least_bytes or 0) > COMFORTABLE * memory_bytes

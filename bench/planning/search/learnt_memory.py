@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from bench.planning.plan import DOUBT, USABLE, Cell
+from bench.planning.plan import DOUBT, USABLE, SettingPlan
 from bench.records.trial import Measured, Outcome, OutOfMemory, Trial
 from bench.training.setting import GROUPS, Setting, halves_weights
 
@@ -25,15 +25,15 @@ class _Learnt(NamedTuple):
     micro_batch: int
 
 
-class Fits:
+class LearntMemory:
     """Of one model."""
 
-    def __init__(self, cells: Sequence[Cell], known: Mapping[str, Outcome], memory_bytes: int) -> None:
+    def __init__(self, cells: Sequence[SettingPlan], known: Mapping[str, Outcome], memory_bytes: int) -> None:
         self._memory = memory_bytes
         self._least = list(self._of_those_that_ran_out(cells, known))
         self._taken = list(_of_those_that_fitted(cells, known))
 
-    def __call__(self, cell: Cell, trial: Trial) -> Literal["yes", "hardly", "no"]:
+    def __call__(self, cell: SettingPlan, trial: Trial) -> Literal["yes", "hardly", "no"]:
         """Yes as well where nothing speaks against it."""
         if cell.least_bytes is None or cell.needs[trial.micro_batch] is not None:
             return "yes"
@@ -50,7 +50,7 @@ class Fits:
         return "hardly" if room < trial.micro_batch * max(taken) else "yes"
 
     def _of_those_that_ran_out(
-        self, cells: Sequence[Cell], known: Mapping[str, Outcome]
+        self, cells: Sequence[SettingPlan], known: Mapping[str, Outcome]
     ) -> Iterator[_Learnt]:
         for cell, trial, outcome in _outcomes(cells, known):
             if isinstance(outcome, OutOfMemory) and outcome.where == "gpu":
@@ -58,7 +58,7 @@ class Fits:
                 yield _Learnt(_saving(trial.setting), left / trial.micro_batch, trial.micro_batch)
 
 
-def _of_those_that_fitted(cells: Sequence[Cell], known: Mapping[str, Outcome]) -> Iterator[_Learnt]:
+def _of_those_that_fitted(cells: Sequence[SettingPlan], known: Mapping[str, Outcome]) -> Iterator[_Learnt]:
     """Of a setting with its most samples: with few, what lies there anyway would count for theirs."""
     for cell in cells:
         most = max(
@@ -73,7 +73,9 @@ def _alike(saving: frozenset[str], other: _Learnt) -> bool:
     return ("checkpointing" in saving) == ("checkpointing" in other.saving)
 
 
-def _outcomes(cells: Sequence[Cell], known: Mapping[str, Outcome]) -> Iterator[tuple[Cell, Trial, Outcome]]:
+def _outcomes(
+    cells: Sequence[SettingPlan], known: Mapping[str, Outcome]
+) -> Iterator[tuple[SettingPlan, Trial, Outcome]]:
     for cell in cells:
         for identity, trial in zip(cell.ids, cell.trials, strict=True):
             if identity in known and cell.least_bytes is not None:

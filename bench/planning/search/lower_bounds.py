@@ -40,7 +40,7 @@ MOST_UPDATE = 0.7
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedTrial:
     trial: Trial
     step_seconds: float
     update_seconds: float | None  # None: nothing told it from the pass
@@ -56,26 +56,26 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class PassCost:
     """What a pass costs beside its samples, from two micro-batches of one setting."""
 
     overhead: float  # in samples
     smallest: int  # micro-batch that it was seen at: below it a pass may be all launches
 
 
-def with_updates(found: Sequence[Timed]) -> list[Timed]:
+def with_updates(found: Sequence[TimedTrial]) -> list[TimedTrial]:
     """Where an update could not be told, that of the same setting with more passes a step."""
     return [_with_update(one, _of(one.trial.setting, found)) for one in found]
 
 
-def _with_update(one: Timed, same: Sequence[Timed]) -> Timed:
+def _with_update(one: TimedTrial, same: Sequence[TimedTrial]) -> TimedTrial:
     told = [other.update_seconds for other in same if other.update_seconds is not None]
     if one.update_seconds is not None or not told:
         return one
     return replace(one, update_seconds=min(*told, MOST_UPDATE * one.step_seconds))
 
 
-def curve_of(timed: Sequence[Timed]) -> Curve | None:
+def pass_cost_of(timed: Sequence[TimedTrial]) -> PassCost | None:
     """From the setting with two micro-batches, of several the one that overhead is most of.
 
     Of those that showed as much, or none at all, the one that was seen at the fewest samples.
@@ -90,16 +90,16 @@ def curve_of(timed: Sequence[Timed]) -> Curve | None:
             )
             rate = min(max(rate, 0.2 * large.sample_seconds), large.sample_seconds)
             overhead = (large.pass_seconds - rate * large.trial.micro_batch) / rate
-            found.append(Curve(overhead, small.trial.micro_batch))
+            found.append(PassCost(overhead, small.trial.micro_batch))
     return max(found, key=lambda one: (one.overhead, -one.smallest), default=None)
 
 
-def bound(trial: Trial, timed: Sequence[Timed], curve: Curve | None) -> float:
+def bound(trial: Trial, timed: Sequence[TimedTrial], curve: PassCost | None) -> float:
     """No step of this trial takes less, as far as what was measured tells."""
     return max(_bound_by(trial, setting, timed, curve) for setting in {one.trial.setting for one in timed})
 
 
-def _bound_by(trial: Trial, setting: Setting, timed: Sequence[Timed], curve: Curve | None) -> float:
+def _bound_by(trial: Trial, setting: Setting, timed: Sequence[TimedTrial], curve: PassCost | None) -> float:
     """What the trials of one measured setting say: the less of two extremes where no update is known."""
     same = _of(setting, timed)
     if all(one.update_seconds is not None for one in same):
@@ -110,7 +110,7 @@ def _bound_by(trial: Trial, setting: Setting, timed: Sequence[Timed], curve: Cur
     return min(_bound_if(extreme, trial, setting, curve) for extreme in extremes)
 
 
-def _bound_if(same: Sequence[Timed], trial: Trial, setting: Setting, curve: Curve | None) -> float:
+def _bound_if(same: Sequence[TimedTrial], trial: Trial, setting: Setting, curve: PassCost | None) -> float:
     update = min(one.update_seconds or 0.0 for one in same)
     half = trial.model.recipe.precision != "fp32"
     saves = half and halves_weights(trial.setting) and not halves_weights(setting)
@@ -143,13 +143,13 @@ def _adds_up_on_host(setting: Setting) -> bool:
     return "offload" in setting and sharded_by(setting) == "fsdp"
 
 
-def _of(setting: Setting, timed: Sequence[Timed]) -> list[Timed]:
+def _of(setting: Setting, timed: Sequence[TimedTrial]) -> list[TimedTrial]:
     """One setting's, the smallest micro-batch first."""
     return sorted((o for o in timed if o.trial.setting == setting), key=lambda o: o.trial.micro_batch)
 
 
 def _pass_bound(
-    micro_batch: int, same: Sequence[Timed], curve: Curve | None, gain: float, casts: float
+    micro_batch: int, same: Sequence[TimedTrial], curve: PassCost | None, gain: float, casts: float
 ) -> float:
     """Of a pass of that many samples in a setting that gains so much on the measured one, and casts less."""
     nearest = min(same, key=lambda one: abs(one.trial.micro_batch - micro_batch))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from bench.planning.plan import Cell, Plan
+from bench.planning.plan import Plan, SettingPlan
 from bench.planning.search import candidates
 from bench.records.estimate import Interval, overhead_seconds, step_interval
 from bench.records.fastest import confidence
@@ -60,7 +60,7 @@ def longer(timing: Timing) -> Timing:
     )
 
 
-def _timed(cells: list[Cell], known: Mapping[str, Outcome]) -> list[tuple[str, Interval, Trial]]:
+def _timed(cells: list[SettingPlan], known: Mapping[str, Outcome]) -> list[tuple[str, Interval, Trial]]:
     return [
         (identity, interval, trial)
         for cell in cells
@@ -69,22 +69,22 @@ def _timed(cells: list[Cell], known: Mapping[str, Outcome]) -> list[tuple[str, I
     ]
 
 
-def _guided(plan: Plan) -> list[list[Cell]]:
+def _guided(plan: Plan) -> list[list[SettingPlan]]:
     """The cells of each guided model."""
     return [_cells(plan, model) for model in _models(plan) if model in plan.guided]
 
 
-def _cells(plan: Plan, model: str) -> list[Cell]:
+def _cells(plan: Plan, model: str) -> list[SettingPlan]:
     return [cell for cell in plan.cells if cell.model.name == model]
 
 
-def _turn(cells: list[Cell], known: Mapping[str, Outcome]) -> tuple[int, int]:
+def _turn(cells: list[SettingPlan], known: Mapping[str, Outcome]) -> tuple[int, int]:
     """The fewest measured first, of those the fewest tried: one that only fails keeps no other waiting."""
     ended = [known[identity] for cell in cells for identity in cell.ids if identity in known]
     return sum(isinstance(outcome, Measured) for outcome in ended), len(ended)
 
 
-def open_trial(cell: Cell, known: Mapping[str, Outcome]) -> Trial | None:
+def open_trial(cell: SettingPlan, known: Mapping[str, Outcome]) -> Trial | None:
     """The next micro-batch of this cell: smaller as long as memory ran out, or as that is faster."""
     best = None
     for identity, trial in zip(cell.ids, cell.trials, strict=True):

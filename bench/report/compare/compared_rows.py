@@ -14,19 +14,19 @@ from typing import Any
 
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import canonical_json, strict_loads, to_json
-from bench.bundle.held_to_manifest import read_asked
+from bench.bundle.held_to_manifest import read_stated
 from bench.bundle.verdict import Contents, RunContents, Verdict
 from bench.bundle.verify import Files
 from bench.node_check.check_results import CheckContents
 from bench.node_check.recompute_any import recompute
 from bench.records.estimate import Interval
-from bench.records.fastest import fastest, rival
+from bench.records.fastest import fastest, runner_up
 from bench.records.run_results import Results, TrialResult
 from bench.records.slowdown import Slowed
 from bench.records.switches import deciding, in_words
 from bench.records.text import failure_text
 from bench.records.trial import NodeFacts
-from bench.report.compare.energy import Telemetry, course_of, telemetry_lines, watts_of
+from bench.report.compare.energy import TelemetryCourse, course_of, telemetry_lines, watts_of
 from bench.training.models import Model, Recipe
 
 # What decides how fast the same code runs; the rest of the packages does not.
@@ -78,7 +78,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class UncertainFastest:
     """What goes with a fastest that is not sure to be it."""
 
     confidence: float  # that nothing measured is more than a percent faster
@@ -103,8 +103,8 @@ class Row:
     best: Attempt | None
     attempts: tuple[Attempt, ...]
     watts: float | None = None  # of the GPUs that trained, by their own energy counters, at `best`
-    telemetry: Telemetry | None = None
-    close: Close | None = None
+    telemetry: TelemetryCourse | None = None
+    close: UncertainFastest | None = None
     tried_zero: bool = False  # a setting of DeepSpeed's, whatever came of it
     samples_sha256: str | None = None  # of all that its figures follow from
     slowed: Slowed | None = None  # while `best` was timed
@@ -134,7 +134,7 @@ class ComparedRun(RunContents):
     stated: Mapping[str, tuple[tuple[str, str], ...]]  # what the manifest asks for, by model
     gpus: int  # of each node
     watts: Mapping[str, float | None]  # by trial
-    course: Telemetry | None
+    course: TelemetryCourse | None
     samples_sha256: str
 
 
@@ -150,7 +150,7 @@ def gather(with_telemetry: bool, files: Files) -> ComparedRun | CheckContents:
         data = files.read("manifest.json")
         manifest = strict_loads(data)
         stated = {model.name: asked_of(manifest, model.name) for model in results.models}
-        gpus = read_asked(data).gpus_of(results.node)
+        gpus = read_stated(data).gpus_of(results.node)
         watts = watts_of(files, bests, lines, gpus)
         course = course_of(lines) if with_telemetry else None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -196,7 +196,9 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
         attempts=tuple(_attempt(trial) for trial in trials),
         watts=run.watts.get(best.id) if best else None,
         telemetry=run.course,
-        close=Close(doubt[0], _attempt(doubt[1])) if (doubt := rival(model.name, results.trials)) else None,
+        close=UncertainFastest(doubt[0], _attempt(doubt[1]))
+        if (doubt := runner_up(model.name, results.trials))
+        else None,
         tried_zero=any("zero" in method for trial in trials for method in trial.setting),
         samples_sha256=run.samples_sha256,
         slowed=run.slowed.get(best.id) if best else None,

@@ -12,8 +12,8 @@ from typing import Literal
 
 from bench.base.gpu_catalogue import GpuModel, gpu_named
 from bench.report.compare.compared_rows import DEEPSPEED, Row
-from bench.report.compare.decision import Answer, Place, Wish, meets, places
-from bench.report.compare.extrapolate import Evidence, Guess, guess
+from bench.report.compare.decision import Rank, Recommendation, Wish, meets, places
+from bench.report.compare.extrapolate import Extrapolation, MeasuredRow, extrapolate
 from bench.report.compare.offers import Offer, Terms, days_of, offers_of
 
 Conditions = tuple[tuple[str, str], ...]
@@ -22,7 +22,7 @@ Conditions = tuple[tuple[str, str], ...]
 @dataclass(frozen=True, slots=True)
 class Entry:
     row: Row
-    place: Place
+    place: Rank
     kwh: float | None
     offers: tuple[Offer, ...]
     gaps: tuple[str, ...]  # prices that are not there
@@ -31,7 +31,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class SetApart:
     """A row that is not ranked, and why."""
 
     row: Row
@@ -44,10 +44,10 @@ class ModelPart:
     unit: str
     conditions: Conditions
     entries: tuple[Entry, ...]  # the fastest first
-    apart: tuple[Apart, ...]
+    apart: tuple[SetApart, ...]
     nothing_in_budget: bool = False
     nothing_in_time: bool = False
-    guesses: tuple[Guess, ...] = ()  # of machines that were not measured: never ranked
+    guesses: tuple[Extrapolation, ...] = ()  # of machines that were not measured: never ranked
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +86,12 @@ def compare_rows(rows: Iterable[Row], refused: Sequence[Refused], terms: Terms, 
     )  # fmt: skip
 
 
-def _evidence(models: Iterable[list[Row]]) -> list[Evidence]:
+def _evidence(models: Iterable[list[Row]]) -> list[MeasuredRow]:
     """One row a model and kind of machine: its fastest, from runs that came to their end in good health.
 
     What the ranked rows train goes first: days of something else by that name do not tell which is faster.
     """
-    best: dict[tuple[str, str], Evidence] = {}
+    best: dict[tuple[str, str], MeasuredRow] = {}
     for rows in models:
         recipe = _ranked_recipe(rows)
         measured = [row for row in rows if row.best is not None and row.complete and not row.slowed]
@@ -99,7 +99,7 @@ def _evidence(models: Iterable[list[Row]]) -> list[Evidence]:
             gpu = _gpu_of(row)
             if gpu is None or row.best is None or row.training_flops is None:
                 continue
-            found = Evidence(
+            found = MeasuredRow(
                 row.model, row.family, gpu, row.machine.devices, row.precision, "tf32" in row.best.setting,
                 row.training_flops, days_of(row).value, row.best.peak_bytes,
             )  # fmt: skip
@@ -137,26 +137,26 @@ def _unusable(rows: Iterable[Row]) -> Mapping[str, str]:
 
 
 def _guesses(
-    rows: list[Row], terms: Terms, evidence: list[Evidence], unusable: Mapping[str, str]
-) -> tuple[Guess, ...]:
+    rows: list[Row], terms: Terms, evidence: list[MeasuredRow], unusable: Mapping[str, str]
+) -> tuple[Extrapolation, ...]:
     """Of what is ranked, whatever stands beside it, and of the least arithmetic that a setting of it does."""
     recipe = _ranked_recipe(rows)
     counted = [(row.training_flops, row) for row in rows if row.training_flops and row.recipe == recipe]
     if not counted:
         return ()
     flops, row = min(counted, key=lambda pair: pair[0])
-    made = (guess(gpu, gpus, row.family, row.precision, flops, evidence) for gpu, gpus in terms.wanted)
+    made = (extrapolate(gpu, gpus, row.family, row.precision, flops, evidence) for gpu, gpus in terms.wanted)
     return tuple(one if one.days else replace(one, basis=unusable[row.family]) for one in made)
 
 
 def _part(
-    model: str, rows: list[Row], terms: Terms, evidence: list[Evidence], unusable: Mapping[str, str]
+    model: str, rows: list[Row], terms: Terms, evidence: list[MeasuredRow], unusable: Mapping[str, str]
 ) -> ModelPart:
-    apart: list[Apart] = []
+    apart: list[SetApart] = []
     measured = []
     for row in _without_idle(rows):
         if row.best is None:
-            apart.append(Apart(row, (_nothing(row),)))
+            apart.append(SetApart(row, (_nothing(row),)))
         else:
             measured.append(row)
     base = _base([row.conditions for row in measured])
@@ -164,7 +164,7 @@ def _part(
     for row in measured:
         differences = differing(row.conditions, base)
         if differences and not terms.rank_all:
-            apart.append(Apart(row, differences))
+            apart.append(SetApart(row, differences))
         else:
             alike.append(row)
     newest, repeated = _newest(alike)
@@ -230,7 +230,7 @@ def _difference(name: str, ours: str, theirs: str) -> str:
 COPIED = "another run with the same samples, so that one of the two measured nothing:"
 
 
-def _newest(rows: list[Row]) -> tuple[list[Row], list[Apart]]:
+def _newest(rows: list[Row]) -> tuple[list[Row], list[SetApart]]:
     """One row a machine: its newest run, of those that came to their end where one did.
 
     The others are named, and so are a bundle that is there twice and samples that are.
@@ -245,11 +245,11 @@ def _newest(rows: list[Row]) -> tuple[list[Row], list[Apart]]:
         if before is None or _age(row) > _age(before):
             latest[row.machine.identity] = row
     kept = {id(row) for row in latest.values()}
-    repeated = [Apart(row, (f"{COPIED} {first[row.samples_sha256].path}",)) for row in copied]
+    repeated = [SetApart(row, (f"{COPIED} {first[row.samples_sha256].path}",)) for row in copied]
     for row in rows:
         if id(row) not in kept:
             newer = latest[row.machine.identity]
-            repeated.append(Apart(row, (_why_another(row, newer),)))
+            repeated.append(SetApart(row, (_why_another(row, newer),)))
     return list(latest.values()), repeated
 
 
@@ -265,7 +265,7 @@ def _why_another(row: Row, kept: Row) -> str:
     return f"the same machine ran again: {kept.path}"
 
 
-def _entries(rows: list[Row], base: Conditions, terms: Terms) -> tuple[tuple[Entry, ...], Answer]:
+def _entries(rows: list[Row], base: Conditions, terms: Terms) -> tuple[tuple[Entry, ...], Recommendation]:
     ordered = sorted(rows, key=lambda row: (days_of(row).value, row.machine.label, row.path))
     offered, answer = offers_of(ordered, terms)
     deadline = terms.wish.deadline_days

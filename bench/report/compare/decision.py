@@ -49,7 +49,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Recommendation:
     """Two questions, one answer each; None where nothing fits, or nothing was asked."""
 
     fastest_in_budget: Option | None
@@ -66,7 +66,7 @@ def meets(days: Interval, deadline_days: float) -> Literal["yes", "perhaps", "no
     return "perhaps" if days.value - half_width <= deadline_days else "no"
 
 
-def decide(options: Iterable[Option], wish: Wish, used_days: float = math.inf) -> Answer:
+def decide(options: Iterable[Option], wish: Wish, used_days: float = math.inf) -> Recommendation:
     """`used_days`: what a machine of one's own trains in its life."""
     every = [o for o in options if o.lives_for(wish.runs, used_days)]
     affordable = [o for o in every if wish.budget is None or o.spend(wish.runs) <= wish.budget]
@@ -75,7 +75,7 @@ def decide(options: Iterable[Option], wish: Wish, used_days: float = math.inf) -
         o for o in affordable if wish.deadline_days is not None and meets(o.days, wish.deadline_days) == "yes"
     ]
     cheapest = min(in_time, key=_by_spend(wish), default=None)
-    return Answer(
+    return Recommendation(
         fastest,
         cheapest,
         _as_fast_for_less(affordable, fastest, wish),
@@ -160,19 +160,19 @@ def break_even(own: Option, rent: Option, life_days: float) -> BreakEven | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Rank:
     """A rank that is earned: equal ranks are not provably different from the best of their rank."""
 
     rank: int
     slower: Interval | None  # times the fastest; None for the fastest
 
 
-def places(days: Sequence[Interval]) -> list[Place]:
+def places(days: Sequence[Interval]) -> list[Rank]:
     """For days in ascending order. A new rank begins where the difference to its leader is significant."""
-    found: list[Place] = []
+    found: list[Rank] = []
     leader, rank = 0, 1
     for i, one in enumerate(days):
         if i and differs(one, days[leader]):
             leader, rank = i, i + 1
-        found.append(Place(rank, ratio(one, days[0]) if i else None))
+        found.append(Rank(rank, ratio(one, days[0]) if i else None))
     return found

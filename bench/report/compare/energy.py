@@ -18,7 +18,7 @@ UPDATE_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Telemetry:
+class TelemetryCourse:
     """A run's own course, thinned for a plot: the mean over the machine's GPUs."""
 
     seconds: tuple[float, ...]
@@ -83,7 +83,7 @@ def _at(line: bytes) -> float:
     return float(rest.partition(b",")[0])
 
 
-def course_of(lines: list[bytes]) -> Telemetry | None:
+def course_of(lines: list[bytes]) -> TelemetryCourse | None:
     step = max(1, -(-len(lines) // TELEMETRY_POINTS))
     readings = [strict_loads(line) for line in lines[::step]]
     readings = [r for r in readings if r["gpus"]]
@@ -97,4 +97,4 @@ def course_of(lines: list[bytes]) -> Telemetry | None:
 
     start = readings[0]["at"]
     seconds = tuple(r["at"] - start for r in readings)
-    return Telemetry(seconds, mean("power_watts"), mean("sm_mhz"), mean("celsius"))
+    return TelemetryCourse(seconds, mean("power_watts"), mean("sm_mhz"), mean("celsius"))

@@ -20,7 +20,7 @@ LEAST = 3  # rows held out, from which on their errors say something
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class MeasuredRow:
     """One measured row."""
 
     model: str
@@ -40,7 +40,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class Extrapolation:
     gpu: str
     gpus: int
     at_peak_days: float  # no machine of this kind is faster
@@ -55,15 +55,15 @@ def peak_days(flops: float, gpu: GpuModel, gpus: int, precision: str, tf32: bool
     return flops / (gpu.peak_flops(precision, tf32) * gpus * SECONDS_A_DAY)
 
 
-def guess(
+def extrapolate(
     target: GpuModel, gpus: int, family: str, precision: str, flops: float,
-    evidence: Sequence[Evidence],
-) -> Guess:  # fmt: skip
+    evidence: Sequence[MeasuredRow],
+) -> Extrapolation:  # fmt: skip
     """For one model on so many of a kind of GPU."""
     at_peak = peak_days(flops, target, gpus, precision, tf32=True)
     nearest = _nearest(target, family, precision, gpus, flops, evidence)
     if nearest is None:
-        return Guess(target.name, gpus, at_peak, None, None, None, 0, f"no {family} was measured")
+        return Extrapolation(target.name, gpus, at_peak, None, None, None, 0, f"no {family} was measured")
     days = _as_efficient(flops, target, gpus, precision, nearest)
     known = nearest.gpu.name == target.name
     errors = held_out_errors(evidence, family, known_kind=known, apart=_times(gpus, nearest.gpus))
@@ -74,10 +74,10 @@ def guess(
         factor = math.exp(_half_width(errors, len(errors) if known else kinds))
         low, high = max(days / factor, at_peak), days * factor
     basis = ", ".join(_basis(target, gpus, precision, nearest))
-    return Guess(target.name, gpus, at_peak, days, low, high, len(errors), basis)
+    return Extrapolation(target.name, gpus, at_peak, days, low, high, len(errors), basis)
 
 
-def _basis(target: GpuModel, gpus: int, precision: str, nearest: Evidence) -> Iterator[str]:
+def _basis(target: GpuModel, gpus: int, precision: str, nearest: MeasuredRow) -> Iterator[str]:
     """The row, and what is taken for granted beyond it."""
     yield f"{nearest.model} on {nearest.gpus}x {nearest.gpu.name}"
     yield f"{100 * nearest.efficiency:.0f}% of the vendor's peak"
@@ -90,18 +90,18 @@ def _basis(target: GpuModel, gpus: int, precision: str, nearest: Evidence) -> It
         yield f"with {needed}: this one has {target.memory_gib:g}, and what fits may be slower"
 
 
-def _as_efficient(flops: float, gpu: GpuModel, gpus: int, precision: str, nearest: Evidence) -> float:
+def _as_efficient(flops: float, gpu: GpuModel, gpus: int, precision: str, nearest: MeasuredRow) -> float:
     """Days at the share of its peak that the row reached, on the units that the row used: TF32 or not."""
     return peak_days(flops, gpu, gpus, precision, nearest.tf32) / nearest.efficiency
 
 
 def _nearest(
-    target: GpuModel, family: str, precision: str, gpus: int, flops: float, evidence: Iterable[Evidence]
-) -> Evidence | None:
+    target: GpuModel, family: str, precision: str, gpus: int, flops: float, evidence: Iterable[MeasuredRow]
+) -> MeasuredRow | None:
     """Of the same family: the same kind of GPU, then a like one, then as precise, then the nearest size."""
     alike = [e for e in evidence if e.family == family]
 
-    def distance(e: Evidence) -> tuple[bool, bool, bool, float, str]:
+    def distance(e: MeasuredRow) -> tuple[bool, bool, bool, float, str]:
         size = abs(math.log(e.flops / flops)) + abs(math.log(e.gpus / gpus))
         generation = e.gpu.compute_capability != target.compute_capability
         units = _in_half(e.precision) != _in_half(precision)  # their peaks are reached to different shares
@@ -119,7 +119,7 @@ def _times(one: int, other: int) -> float:
 
 
 def held_out_errors(
-    evidence: Sequence[Evidence], family: str, *, known_kind: bool, apart: float = 1.0
+    evidence: Sequence[MeasuredRow], family: str, *, known_kind: bool, apart: float = 1.0
 ) -> list[float]:
     """ln(estimated / measured) of each row of this family that the others can estimate.
 

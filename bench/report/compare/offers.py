@@ -9,7 +9,15 @@ from typing import Literal
 from bench.base.gpu_catalogue import GpuModel
 from bench.records.estimate import Interval
 from bench.report.compare.compared_rows import Row
-from bench.report.compare.decision import Answer, BreakEven, Option, Wish, break_even, decide, frontier
+from bench.report.compare.decision import (
+    BreakEven,
+    Option,
+    Recommendation,
+    Wish,
+    break_even,
+    decide,
+    frontier,
+)
 from bench.report.compare.prices import Gap, PriceBook, Priced
 
 
@@ -51,7 +59,7 @@ class Offer:
 
 def offers_of(
     rows: Sequence[Row], terms: Terms
-) -> tuple[list[tuple[tuple[Offer, ...], tuple[str, ...]]], Answer]:
+) -> tuple[list[tuple[tuple[Offer, ...], tuple[str, ...]]], Recommendation]:
     """For each row its offers and the prices that are not there; and, over all, what to buy or rent."""
     made = [_options(row, terms.prices) for row in rows]
     options = [option for pairs, _ in made for option, _ in pairs]
@@ -110,7 +118,7 @@ def _frontiers(options: list[Option], terms: Terms) -> set[int]:
 
 
 def _offer(
-    row: Row, option: Option, priced: Priced, terms: Terms, answer: Answer, fronts: set[int],
+    row: Row, option: Option, priced: Priced, terms: Terms, answer: Recommendation, fronts: set[int],
     rent: Option | None,
 ) -> Offer:  # fmt: skip
     wish, book = terms.wish, terms.prices

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from bench.base.errors import BadInput, Mistake
 from bench.base.files import read_bounded
-from bench.base.form_mistakes import faults
+from bench.base.form_mistakes import form_mistakes
 from bench.base.shipped_data import read_data
 from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.report.compare.prices import (
@@ -59,7 +59,7 @@ def load_prices(path: Path | None) -> PriceBook:
 
 def parse_prices(document: Any, where: str) -> PriceBook:
     """Every quote in the file's currency; BadInput with every mistake at once."""
-    formless = tuple(faults(PriceBook, document))
+    formless = tuple(form_mistakes(PriceBook, document))
     mistakes = (*formless, *_senseless(document, {mistake.path for mistake in formless}))
     if mistakes:
         advice = "docs/prices.md has the form, with an example" if formless else None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from bench.node_check.fleet import Fleet, Ranked
+from bench.node_check.fleet import Fleet, RankedNode
 from bench.node_check.judging.finding import quantity
 from bench.report.pages.check_html import STYLE
 from bench.report.pages.page_frame import page, put
@@ -46,7 +46,7 @@ def _rows(fleet: Fleet) -> Iterator[tuple[str, str, str]]:
         yield f"and {len(good) - 8} more", WORDS["pass"], ""
 
 
-def _worst(node: Ranked, lemons: set[str]) -> str:
+def _worst(node: RankedNode, lemons: set[str]) -> str:
     if node.worst is None:
         off = node.deviation_percent
         if off is None:
@@ -185,5 +185,5 @@ def _older_html(fleet: Fleet) -> str:
     return f'<details><summary>{words}</summary><ul class="said">{items}</ul></details>' if items else ""
 
 
-def _tone(node: Ranked) -> str:
+def _tone(node: RankedNode) -> str:
     return {"pass": "good", "fail": "bad"}.get(node.verdict, "warned")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from bench.records.text import figures
 from bench.report.compare.compared_rows import Row
 from bench.report.compare.comparison import Comparison
-from bench.report.compare.energy import Telemetry
+from bench.report.compare.energy import TelemetryCourse
 from bench.report.plots.svg import Box, Linear, Plot, Ticked, axes, polyline, text
 
 WIDTH, HEIGHT = 640, 300
@@ -26,7 +26,7 @@ def plots(comparison: Comparison) -> Iterator[Plot]:
         yield plot(row, row.telemetry)
 
 
-def plot(row: Row, course: Telemetry) -> Plot:
+def plot(row: Row, course: TelemetryCourse) -> Plot:
     minutes = [seconds / 60 for seconds in course.seconds]
     parts, told = [], []
     panes = [(name, words) for name, words in PANES if getattr(course, name)]

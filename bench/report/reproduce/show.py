@@ -17,14 +17,21 @@ from bench.records.text import bytes_text, figures
 from bench.report.compare.compared_rows import asked_of
 from bench.report.compare.energy import telemetry_lines
 from bench.report.read_bundles import Lists, look_at_all
-from bench.report.reproduce.verdicts import Compared, Course, Figure, FirstLosses, Reproduction, Run
+from bench.report.reproduce.verdicts import (
+    FigureMatch,
+    FirstLosses,
+    MeanCourse,
+    Reproduction,
+    RunFigures,
+    SettingMatch,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
     """A verified bundle and the manifest that it ran."""
 
-    run: Run
+    run: RunFigures
     manifest: bytes
     samples_sha256: str
 
@@ -41,7 +48,7 @@ class ReproducibleRun(RunContents):
     """A run with what it takes to reproduce it."""
 
     losses: Mapping[str, FirstLosses]  # by trial
-    courses: Mapping[str, Course]
+    courses: Mapping[str, MeanCourse]
     manifest: bytes
     searched: frozenset[str]  # models whose settings or micro-batches a search chose
     samples_sha256: str
@@ -71,7 +78,7 @@ def _gather(files: Files) -> ReproducibleRun:
     )  # fmt: skip
 
 
-def _courses(files: Files, measured: Mapping[str, Any]) -> Iterator[tuple[str, Course]]:
+def _courses(files: Files, measured: Mapping[str, Any]) -> Iterator[tuple[str, MeanCourse]]:
     lines = telemetry_lines(files)
     for name, measurement in measured.items():
         readings = [strict_loads(line) for line in lines if name.encode() in line]
@@ -81,7 +88,7 @@ def _courses(files: Files, measured: Mapping[str, Any]) -> Iterator[tuple[str, C
             if measurement["started_at"] <= reading["at"] <= measurement["ended_at"]
             for gpu in reading["gpus"]
         ]
-        yield name, Course(_mean(gpus, "sm_mhz"), _mean(gpus, "power_watts"))
+        yield name, MeanCourse(_mean(gpus, "sm_mhz"), _mean(gpus, "power_watts"))
 
 
 def _mean(gpus: list[Any], name: str) -> float | None:
@@ -91,7 +98,7 @@ def _mean(gpus: list[Any], name: str) -> float | None:
 
 def _look(_path: Path, verdict: Verdict[ReproducibleRun]) -> Subject:
     found = verdict.contents
-    run = Run(found.results, found.losses, found.courses, found.searched, found.slowed)
+    run = RunFigures(found.results, found.losses, found.courses, found.searched, found.slowed)
     return Subject(run, found.manifest, found.samples_sha256)
 
 
@@ -120,13 +127,13 @@ def _lines(found: Reproduction) -> Iterator[str]:
     yield f"a step counts as reproduced within both 95% intervals, or {100 * found.tolerance:g}%"
 
 
-def _name(one: Compared) -> str:
+def _name(one: SettingMatch) -> str:
     """A setting may have been measured at several micro-batches."""
     at = "" if one.micro_batch is None else f", micro-batch {one.micro_batch}"
     return f"{one.model}, {one.label}{at}"
 
 
-def _figure(figure: Figure) -> str:
+def _figure(figure: FigureMatch) -> str:
     verdict = figure.verdict if figure.verdict == "reproduced" else figure.verdict.upper()
     if isinstance(figure.here, str) or isinstance(figure.there, str):
         return f"{figure.there} there, {figure.here} here: {verdict}"
@@ -151,7 +158,7 @@ def _own(half_width: float | None) -> str:
     return f" ±{figures(half_width, 2)}" if half_width else ""
 
 
-def _why(one: Compared) -> str:
+def _why(one: SettingMatch) -> str:
     if one.reproduced:
         return ""
     return (

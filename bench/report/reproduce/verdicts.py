@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from bench.records.environment import here_and_there
+from bench.records.environment import differences
 from bench.records.estimate import Interval
 from bench.records.fastest import fastest
 from bench.records.run_results import Results, TrialResult
@@ -27,7 +27,7 @@ CEILING_MATTERS = 0.1  # one machine's own scatter from hour to hour
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class MeanCourse:
     """What the GPUs did while a trial's steps were timed: means."""
 
     sm_mhz: float | None = None
@@ -41,18 +41,18 @@ class FirstLosses:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunFigures:
     """A verified bundle, as far as it can be reproduced."""
 
     results: Results
     losses: Mapping[str, FirstLosses]  # by trial
-    courses: Mapping[str, Course]
+    courses: Mapping[str, MeanCourse]
     searched: frozenset[str] = frozenset()  # models whose settings or micro-batches a search chose
     slowed: Mapping[str, Slowed] = field(default_factory=dict)  # by trial
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class FigureMatch:
     name: str  # step seconds, peak bytes, first losses, outcome, days
     verdict: Verdict
     here: float | str
@@ -64,10 +64,10 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class SettingMatch:
     model: str
     label: str
-    figures: tuple[Figure, ...]
+    figures: tuple[FigureMatch, ...]
     reasons: tuple[str, ...]  # what differs, where something was not reproduced
     micro_batch: int | None = None  # None: of a search's answer, whichever it has
 
@@ -81,7 +81,7 @@ class Reproduction:
     here: str  # run ids
     there: str
     tolerance: float
-    compared: tuple[Compared, ...]
+    compared: tuple[SettingMatch, ...]
     missing: tuple[str, ...]  # trials of theirs that were not run here
     not_needed: tuple[str, ...] = ()  # of a search, which ends where it knows its answer: that is compared
     schema: Literal["bench/reproduction/v1"] = "bench/reproduction/v1"
@@ -92,10 +92,10 @@ class Reproduction:
         return bool(self.compared) and not self.missing and all(one.reproduced for one in self.compared)
 
 
-def reproduce(here: Run, there: Run, tolerance: float) -> Reproduction:
+def reproduce(here: RunFigures, there: RunFigures, tolerance: float) -> Reproduction:
     """`tolerance`: a share of a step by which two runs of one machine differ anyway."""
     found = {_key(trial): trial for trial in here.results.trials}
-    compared: list[Compared] = []
+    compared: list[SettingMatch] = []
     missing: list[str] = []
     not_needed: list[str] = []
     for model in there.results.models:
@@ -115,40 +115,42 @@ def reproduce(here: Run, there: Run, tolerance: float) -> Reproduction:
     return Reproduction(*run_ids, tolerance, tuple(compared), tuple(missing), tuple(not_needed))
 
 
-def _answers(here: Run, there: Run, model: str, tolerance: float) -> Iterator[Compared]:
+def _answers(here: RunFigures, there: RunFigures, model: str, tolerance: float) -> Iterator[SettingMatch]:
     """What a search found, whichever way it took there."""
     ours, theirs = (fastest(t for t in run.results.trials if t.model == model) for run in (here, there))
     if theirs is None or theirs.estimate is None:
         return
     if ours is None or ours.estimate is None:
-        figure = Figure("outcome", "not measured", "nothing", "measured", None, None)
-        yield Compared(model, "fastest", (figure,), tuple(_of_machines(here, there)))
+        figure = FigureMatch("outcome", "not measured", "nothing", "measured", None, None)
+        yield SettingMatch(model, "fastest", (figure,), tuple(_of_machines(here, there)))
         return
     figure = replace(_step(ours.estimate.days, theirs.estimate.days, tolerance), name="days")
     reasons: tuple[str, ...] = ()
     if figure.verdict != "reproduced":
         settings = (f"{t.label} at micro-batch {t.micro_batch}" for t in (ours, theirs))
         reasons = ("{} here, {} there".format(*settings), *_reasons(here, there, ours, theirs))
-    yield Compared(model, "fastest", (figure,), reasons)
+    yield SettingMatch(model, "fastest", (figure,), reasons)
 
 
 def _key(trial: TrialResult) -> tuple[object, ...]:
     return trial.model, trial.setting, trial.micro_batch, trial.gpus
 
 
-def _compare(here: Run, there: Run, ours: TrialResult, theirs: TrialResult, tolerance: float) -> Compared:
+def _compare(
+    here: RunFigures, there: RunFigures, ours: TrialResult, theirs: TrialResult, tolerance: float
+) -> SettingMatch:
     figures = tuple(_figures(here, there, ours, theirs, tolerance))
     reasons: tuple[str, ...] = ()
     if any(figure.verdict != "reproduced" for figure in figures):
         reasons = tuple(_reasons(here, there, ours, theirs))
-    return Compared(theirs.model, theirs.label, figures, reasons, theirs.micro_batch)
+    return SettingMatch(theirs.model, theirs.label, figures, reasons, theirs.micro_batch)
 
 
 def _figures(
-    here: Run, there: Run, ours: TrialResult, theirs: TrialResult, tolerance: float
-) -> Iterator[Figure]:
+    here: RunFigures, there: RunFigures, ours: TrialResult, theirs: TrialResult, tolerance: float
+) -> Iterator[FigureMatch]:
     if ours.outcome != theirs.outcome or ours.estimate is None or theirs.estimate is None:
-        yield Figure("outcome", _outcome(ours, theirs), _ended(ours), _ended(theirs), None, None)
+        yield FigureMatch("outcome", _outcome(ours, theirs), _ended(ours), _ended(theirs), None, None)
         return
     yield _step(ours.estimate.step_seconds, theirs.estimate.step_seconds, tolerance)
     yield _within("peak bytes", ours.estimate.peak_bytes, theirs.estimate.peak_bytes, MEMORY_TOLERANCE)
@@ -156,10 +158,10 @@ def _figures(
     yield from _losses(here.losses[ours.id], there.losses[theirs.id], LOSS_TOLERANCE[precision])
 
 
-def _losses(ours: FirstLosses, theirs: FirstLosses, tolerance: float) -> Iterator[Figure]:
+def _losses(ours: FirstLosses, theirs: FirstLosses, tolerance: float) -> Iterator[FigureMatch]:
     if ours.samples != theirs.samples:  # by another version of bench
         here, there = (f"first losses of {one.samples} samples" for one in (ours, theirs))
-        yield Figure("first losses", "undecided", here, there, None, None)
+        yield FigureMatch("first losses", "undecided", here, there, None, None)
     elif pairs := list(zip(ours.values, theirs.values, strict=False)):
         worst = max(pairs, key=lambda pair: abs(pair[0] - pair[1]) / max(abs(pair[1]), 1e-12))
         yield _within("first losses", *worst, tolerance)
@@ -179,7 +181,7 @@ def _ended(trial: TrialResult) -> str:
     return "too few samples" if few else trial.outcome
 
 
-def _step(ours: Interval, theirs: Interval, tolerance: float) -> Figure:
+def _step(ours: Interval, theirs: Interval, tolerance: float) -> FigureMatch:
     """Both intervals, or what two runs differ by anyway: whichever is wider."""
     allowed = max(math.hypot(ours.half_width, theirs.half_width), tolerance * theirs.value)
     close = abs(ours.value - theirs.value) <= allowed
@@ -187,36 +189,36 @@ def _step(ours: Interval, theirs: Interval, tolerance: float) -> Figure:
     verdict: Verdict = "reproduced" if close else "not reproduced"
     if close and allowed > max(UNDECIDED, tolerance) * theirs.value:
         verdict = "undecided"
-    return Figure(
+    return FigureMatch(
         "step seconds", verdict, ours.value, theirs.value, allowed, percent,
         ours.half_width, theirs.half_width,
     )  # fmt: skip
 
 
-def _within(name: str, ours: float, theirs: float, tolerance: float) -> Figure:
+def _within(name: str, ours: float, theirs: float, tolerance: float) -> FigureMatch:
     close = abs(ours - theirs) <= tolerance * abs(theirs)
     percent = 100 * (ours / theirs - 1) if theirs else None
     verdict: Verdict = "reproduced" if close else "not reproduced"
-    return Figure(name, verdict, float(ours), float(theirs), tolerance * abs(theirs), percent)
+    return FigureMatch(name, verdict, float(ours), float(theirs), tolerance * abs(theirs), percent)
 
 
-def _reasons(here: Run, there: Run, ours: TrialResult, theirs: TrialResult) -> Iterator[str]:
+def _reasons(here: RunFigures, there: RunFigures, ours: TrialResult, theirs: TrialResult) -> Iterator[str]:
     if ours.failure is not None and ours.outcome != theirs.outcome:
         yield f"{ours.outcome} here, {theirs.outcome} there"
     yield from _of_machines(here, there)
     for slowed, where in ((here.slowed.get(ours.id), "here"), (there.slowed.get(theirs.id), "there")):
         if slowed:
             yield f"slowed {where}: {slowed_text(slowed)}"
-    a, b = here.courses.get(ours.id, Course()), there.courses.get(theirs.id, Course())
+    a, b = here.courses.get(ours.id, MeanCourse()), there.courses.get(theirs.id, MeanCourse())
     for words, x, y in (("MHz", a.sm_mhz, b.sm_mhz), ("W a GPU", a.watts, b.watts)):
         if x is not None and y is not None and abs(x - y) > CLOCK_MATTERS * y:
             yield f"{x:,.0f} {words} here, {y:,.0f} there"
 
 
-def _of_machines(here: Run, there: Run) -> Iterator[str]:
+def _of_machines(here: RunFigures, there: RunFigures) -> Iterator[str]:
     if here.results.bench_version != there.results.bench_version:  # other kernels, another clockwork
         yield f"bench {here.results.bench_version} here, {there.results.bench_version} there"
-    yield from differences(here.results.node, there.results.node)
+    yield from node_differences(here.results.node, there.results.node)
     yield from _ceilings(here.results, there.results)
 
 
@@ -239,7 +241,7 @@ def _slowest(ceilings: Iterable[Ceiling]) -> Mapping[tuple[str, str], float]:
     return rates
 
 
-def differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
+def node_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
     """Between two machines and their software, in words."""
     for words, ours, theirs in (
         ("", _devices(here), _devices(there)),
@@ -257,7 +259,7 @@ def stack_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
     """Those without which it is another measurement."""
     if here.image != there.image:
         yield f"image {_image(here)} here, {_image(there)} there"
-    yield from here_and_there(here.packages, there.packages, "none")
+    yield from differences(here.packages, there.packages, "none")
     yield from _switches(here, there, deciding)
 
 
@@ -272,7 +274,7 @@ def pip_lines(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
 
 def _switches(here: NodeFacts, there: NodeFacts, of_them: Callable[[Switches], Switches]) -> Iterator[str]:
     if here.switches is not None and there.switches is not None:  # else nobody knows
-        yield from here_and_there(of_them(here.switches), of_them(there.switches), NOT_SET)
+        yield from differences(of_them(here.switches), of_them(there.switches), NOT_SET)
 
 
 def _image(node: NodeFacts) -> str:

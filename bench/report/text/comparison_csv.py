@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.records.estimate import Interval
 from bench.records.slowdown import slowed_text
-from bench.report.compare.comparison import Apart, Comparison, Entry, ModelPart
+from bench.report.compare.comparison import Comparison, Entry, ModelPart, SetApart
 from bench.report.compare.offers import Offer
 
 CSV_COLUMNS = (
@@ -35,7 +35,7 @@ def csv_text(comparison: Comparison) -> str:
     return out.getvalue()
 
 
-def _csv_apart(part: ModelPart, one: Apart) -> dict[str, Any]:
+def _csv_apart(part: ModelPart, one: SetApart) -> dict[str, Any]:
     row = one.row
     return {
         "model": part.model, "machine": row.machine.name, "devices": row.machine.devices, "level": row.level,

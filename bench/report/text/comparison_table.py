@@ -13,7 +13,7 @@ from bench.records.slowdown import HEALTHY, slowed_text
 from bench.records.text import batch_text, bytes_text, count_text, figures, interval_text, money_text
 from bench.report.compare.compared_rows import Row
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
-from bench.report.compare.extrapolate import Guess
+from bench.report.compare.extrapolate import Extrapolation
 from bench.report.compare.offers import Offer
 from bench.report.text import terminal
 from bench.report.text.comparison_csv import csv_text
@@ -169,7 +169,7 @@ def _close_line(row: Row, machine: str) -> str:
     )
 
 
-def _guess_line(one: Guess) -> str:
+def _guess_line(one: Extrapolation) -> str:
     """Never mistaken for a measurement."""
     machine = f"{one.gpus}x {one.gpu.removeprefix('NVIDIA ')}"
     floor = f"not under {figures(one.at_peak_days)} at the vendor's peak"

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from bench.base.errors import one_line
 from bench.bundle.verdict import Contents, RunContents, Verdict
 from bench.records.estimate import BETWEEN_PROCESSES
-from bench.records.fastest import FIRM, Twice, fastest, twice
-from bench.records.run_results import Results, TrialResult, Winner
+from bench.records.fastest import FIRM, ProcessSpread, fastest, process_spread
+from bench.records.run_results import Fastest, Results, TrialResult
 from bench.records.slowdown import Slowed, slowed_lines
 from bench.records.switches import in_words
 from bench.records.text import (
@@ -101,7 +101,7 @@ def _notes(results: Results, slowed: Mapping[str, Slowed]) -> Iterable[str]:
     yield from (f"SLOWED  {line}" for line in slowed_lines(slowed))
     if results.memory_cap_bytes is not None:
         yield f"memory capped at {bytes_text(results.memory_cap_bytes)}"
-    if (again := twice(results.trials)).trials:
+    if (again := process_spread(results.trials)).trials:
         yield f"twice  {_twice(again)}"
     for found in results.winners:
         yield from _how_sure(found, results)
@@ -111,7 +111,7 @@ def _notes(results: Results, slowed: Mapping[str, Slowed]) -> Iterable[str]:
         yield f"INCOMPLETE  {one_line(results.run.stopped)}"
 
 
-def _twice(again: Twice) -> str:
+def _twice(again: ProcessSpread) -> str:
     largest = f"up to {100 * again.largest:.2g}%"
     told = f"{count_text(again.trials, 'trial')} measured by two processes, which differ by {largest}"
     if again.spread <= BETWEEN_PROCESSES:
@@ -119,7 +119,7 @@ def _twice(again: Twice) -> str:
     return f"{told}: more than elsewhere, so {100 * again.spread:.2g}% is what confidence goes by here"
 
 
-def _how_sure(found: Winner, results: Results) -> Iterable[str]:
+def _how_sure(found: Fastest, results: Results) -> Iterable[str]:
     """Nothing where the fastest is decided and stands apart."""
     if found.undecided:
         settings = "1 setting" if found.undecided == 1 else f"{found.undecided} settings"

@@ -14,7 +14,7 @@ from bench.node_check.check_results import CheckResults, readings_bytes, results
 from bench.node_check.judging.evidence import Evidence, read_course
 from bench.node_check.judging.standards import Standards, profile_for
 from bench.records.run_results import RunFacts
-from bench.runner.check.request import CheckRequest, Found
+from bench.runner.check.request import CheckRequest, NodeReadings
 from bench.runner.machine import nvml, probe, telemetry
 from bench.runner.run.execute import predicate, surroundings
 from bench.runner.run.fit_into_bundle import fitting_course, marks_of_checks
@@ -22,7 +22,7 @@ from bench.runner.run.seal import Seal
 
 
 def finish(
-    asked: CheckRequest, folder: Path, found: Found, seal: Seal, started: float, stopped: str | None
+    asked: CheckRequest, folder: Path, found: NodeReadings, seal: Seal, started: float, stopped: str | None
 ) -> tuple[CheckResults, Evidence, Path]:
     node = replace(probe.probe(gpus_too=False), gpus=found.gpus, driver=found.driver)
     course = (folder / telemetry.FILE_NAME).read_bytes()

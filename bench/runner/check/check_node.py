@@ -19,14 +19,14 @@ from typing import Any, Protocol
 from bench.base.errors import BadInput
 from bench.base.paths import making_folders
 from bench.base.strict_json import to_json
-from bench.node_check.check_manifest import Pains
+from bench.node_check.check_manifest import LevelBudget
 from bench.node_check.check_results import CheckResults
-from bench.node_check.checks import Check, Effort, known_checks
+from bench.node_check.checks import Check, CheckBudget, known_checks
 from bench.node_check.judging.evidence import AFTER, BEFORE, IDLE, Answers, Evidence, Reading
 from bench.records.text import failure_text
 from bench.records.trial import Gpu
 from bench.runner.check.check_bundle import finish
-from bench.runner.check.request import CheckRequest, Found
+from bench.runner.check.request import CheckRequest, NodeReadings
 from bench.runner.machine import nvml, probe, telemetry
 from bench.runner.machine.exclusive_use import alone
 from bench.runner.machine.gpus import in_parts, not_here, seen, visible
@@ -43,14 +43,14 @@ LEAST_SECONDS = 5.0  # left, or a check is not begun
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedNode:
     results: CheckResults
     evidence: Evidence
     bundle: Path
     seal: Seal
 
 
-class Talk(Protocol):
+class CheckView(Protocol):
     """What a person sees meanwhile."""
 
     def begin(self, name: str) -> None: ...
@@ -62,7 +62,7 @@ class Talk(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def check_node(asked: CheckRequest, sealer: Sealer, talk: Talk) -> Checked:
+def check_node(asked: CheckRequest, sealer: Sealer, talk: CheckView) -> CheckedNode:
     folder = asked.out / (sealer.run_id or secrets.token_hex(6))
     with making_folders(asked.out):
         if folder.exists():
@@ -74,24 +74,24 @@ def check_node(asked: CheckRequest, sealer: Sealer, talk: Talk) -> Checked:
     started = time.time()
     with interruptible():
         sealer.begin(folder, talk.say)
-        work = Work(asked, folder, talk)
+        work = CheckRun(asked, folder, talk)
         stopped = work.run()
         seal = sealer.seal(folder, talk.say, patient=stopped is None)
         with uninterruptible():
             results, evidence, bundle = finish(
-                asked, folder, Found(work.gpus, work.driver, work.readings), seal, started, stopped
+                asked, folder, NodeReadings(work.gpus, work.driver, work.readings), seal, started, stopped
             )
-            return Checked(results, evidence, bundle, seal)
+            return CheckedNode(results, evidence, bundle, seal)
 
 
-class Work:
+class CheckRun:
     """Readings, one after the other; each is kept as soon as it is there."""
 
-    def __init__(self, asked: CheckRequest, folder: Path, talk: Talk) -> None:
+    def __init__(self, asked: CheckRequest, folder: Path, talk: CheckView) -> None:
         self.asked = asked
         self.folder = folder
         self.talk = talk
-        self.pains: Pains = asked.manifest.pains(asked.level)
+        self.pains: LevelBudget = asked.manifest.pains(asked.level)
         self.readings: dict[str, Reading] = {}
         self.gpus: tuple[Gpu, ...] = ()
         self.driver: str | None = None
@@ -240,7 +240,7 @@ class Work:
         soak = max(
             LEAST_SECONDS, min(pains.soak_seconds, self._deadline - time.monotonic() - SOAK_START_SECONDS)
         )
-        effort = Effort(
+        effort = CheckBudget(
             self.asked.level, 0.05 if tiny else pains.warm_seconds, 0.2 if tiny else pains.seconds,
             min(soak, 2.0) if tiny else soak,
             str(self.asked.scratch or self.folder), tiny,

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.base.strict_json import from_json
-from bench.node_check.checks import Effort, known_checks
+from bench.node_check.checks import CheckBudget, known_checks
 from bench.runner.machine import nvml
 from bench.runner.processes.ranks import together
 
@@ -53,7 +53,7 @@ def _read(job: dict[str, Any], say: Callable[[str], None]) -> Any:
             return nvml.watch_idle(say)
     check = known_checks()[job["check"]]
     assert check.measure is not None
-    effort = from_json(Effort, job["effort"])
+    effort = from_json(CheckBudget, job["effort"])
     if nvml.is_fake() and check.workers != "host":
         from bench.runner.machine.fake_nvml import FakeNvml
 
@@ -61,7 +61,7 @@ def _read(job: dict[str, Any], say: Callable[[str], None]) -> Any:
     return check.measure(_rig(job, effort, say), effort)
 
 
-def _rig(job: dict[str, Any], effort: Effort, say: Callable[[str], None]) -> Any:
+def _rig(job: dict[str, Any], effort: CheckBudget, say: Callable[[str], None]) -> Any:
     if not job["torch"]:
         return None  # a check that needs none of it
     os.environ.update(job["environment"])

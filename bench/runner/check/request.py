@@ -28,7 +28,7 @@ class CheckRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class NodeReadings:
     """The node as a check found it, and what its checks read."""
 
     gpus: tuple[Gpu, ...]

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 
-from bench.node_check.checks import Effort, Timed
+from bench.node_check.checks import CheckBudget, TimedWork
 from bench.runner.trial.device import Device
 from bench.runner.trial.team import Team
 
@@ -22,7 +22,7 @@ class TorchRig:
     """The contract is bench.node_check.checks.Rig."""
 
     def __init__(
-        self, device: Device, team: Team, gpus: list[int], effort: Effort, say: Callable[[str], None]
+        self, device: Device, team: Team, gpus: list[int], effort: CheckBudget, say: Callable[[str], None]
     ) -> None:
         self.kind: Literal["cpu", "cuda"] = device.kind
         self.rank = team.rank
@@ -47,7 +47,7 @@ class TorchRig:
         group: Any = None,
         seconds: float | None = None,
         warm_seconds: float | None = None,
-    ) -> Timed:
+    ) -> TimedWork:
         """Calls in samples of one length, after a warm-up; `work` is that of one call."""
         seconds = self._effort.seconds if seconds is None else seconds
         warm_seconds = self._effort.warm_seconds if warm_seconds is None else warm_seconds
@@ -62,7 +62,7 @@ class TorchRig:
         count = min(MOST_SAMPLES, max(2, round(seconds / (calls * each))))
         if wait:
             self.wait()
-        return Timed(work * calls, tuple(self._once(call, calls) for _ in range(count)))
+        return TimedWork(work * calls, tuple(self._once(call, calls) for _ in range(count)))
 
     def _once(self, call: Callable[[], object], calls: int) -> float:
         self.synchronise()

@@ -33,7 +33,7 @@ from typing import Any
 
 from bench.base.shipped_data import read_data
 from bench.base.strict_json import to_json
-from bench.node_check.checks import Effort
+from bench.node_check.checks import CheckBudget
 from bench.node_check.judging.evidence import Figure
 from bench.node_check.judging.standards import profile_of
 
@@ -190,7 +190,7 @@ class FakeNvml:
 
     # What its GPUs do
 
-    def measure(self, check: str, gpus: list[int], effort: Effort) -> dict[str, Any]:
+    def measure(self, check: str, gpus: list[int], effort: CheckBudget) -> dict[str, Any]:
         """As the check's own measure gives it, of GPUs as their profile has them, but for the faults."""
         time.sleep(LOAD_SECONDS)
         if check in self._scenario.get("crash", ()):

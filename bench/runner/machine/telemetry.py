@@ -19,7 +19,7 @@ FILE_NAME = "telemetry.jsonl"
 EVERY_SECONDS = 1.0
 
 
-class Telemetry:
+class TelemetrySampler:
     def __init__(self, path: Path, node: NodeFacts) -> None:
         self._file = path.open("ab")
         self._next = 0.0

@@ -7,7 +7,7 @@ import time
 ASLEEP_SECONDS = 10.0  # between two looks at the clock, which are a quarter of a second apart
 
 
-class Awake:
+class AwakeClock:
     """Seconds without those between two looks that lie so far apart that nobody can have looked."""
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ from bench.records.trial import (
     Trial,
 )
 from bench.runner.machine.disk_room import require_room
-from bench.runner.processes.awake_clock import Awake
+from bench.runner.processes.awake_clock import AwakeClock
 from bench.runner.processes.logs import keep_short
 from bench.runner.processes.nodes import LAST, Nodes
 from bench.runner.processes.start_forkserver import start_server
@@ -168,7 +168,7 @@ class Supervisor:
             self._group = None
 
     def _watch(self, limits: Limits, kills_before: int, log: Path) -> Event | Outcome:
-        clock = Awake()
+        clock = AwakeClock()
         started = heard = clock.now()
         phase, final, verdict, killed = "start", None, None, 0.0
         for event in self._events():

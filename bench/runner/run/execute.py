@@ -49,7 +49,7 @@ NUMBERS = 3  # how many jobs ahead it looks, for those that failed before it cam
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedRun:
     results: Results
     bundle: Path
     seal: Seal
@@ -78,7 +78,7 @@ def execute(
     nodes: Nodes | None = None,
     moved: bool = False,
     counted: Mapping[str, Counted] | None = None,
-) -> Finished:
+) -> FinishedRun:
     """Measures here. An interrupt or a spent budget leaves an incomplete but valid bundle."""
     node, plan = _plan(manifest, on_cpu, nodes, counted)
     if not plan.cells:
@@ -206,11 +206,11 @@ def _header(run: Run) -> dict[str, Any]:
     }
 
 
-def _finish(run: Run, seal: Seal, stopped: str | None) -> Finished:
+def _finish(run: Run, seal: Seal, stopped: str | None) -> FinishedRun:
     results = run.results(stopped)
     bundle = run.folder.with_suffix(".tar")
     if seal.certificate is None and is_certified(bundle):
-        return Finished(results, bundle, seal, kept=True, slowed=run.slowed())
+        return FinishedRun(results, bundle, seal, kept=True, slowed=run.slowed())
     trials = run.trials()
     course = run.folder / telemetry.FILE_NAME
     course.touch()  # an interrupt may come before its first reading
@@ -236,7 +236,7 @@ def _finish(run: Run, seal: Seal, stopped: str | None) -> Finished:
         raise Unpacked(error, run.folder, results) from None
     if stopped is None:
         run.record({"event": "end", "bundle": bundle.name})
-    return Finished(results, bundle, seal, slowed=run.slowed())
+    return FinishedRun(results, bundle, seal, slowed=run.slowed())
 
 
 def surroundings(folder: Path) -> dict[str, bytes | Path]:

@@ -11,9 +11,9 @@ from typing import Any
 
 from bench.base.errors import EnvironmentCannot
 from bench.base.strict_json import to_json
-from bench.planning.plan import Cell, Plan
+from bench.planning.plan import Plan, SettingPlan
 from bench.planning.search.next_trial import finalist, longer, next_trial, tally, unproven
-from bench.records.environment import here_and_there
+from bench.records.environment import differences
 from bench.records.estimate import ceiling_precision
 from bench.records.switches import deciding
 from bench.records.text import bytes_text
@@ -57,7 +57,7 @@ class NodeGone(Exception):
 def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: Nodes | None) -> str | None:
     """Until nothing is open. Returns why it stopped early, or None."""
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
-    meter = telemetry.Telemetry(run.folder / telemetry.FILE_NAME, run.node)
+    meter = telemetry.TelemetrySampler(run.folder / telemetry.FILE_NAME, run.node)
     target = run.plan.target
     ours = run.node.gpus[: target.gpus // target.nodes]
 
@@ -164,7 +164,7 @@ def _meet(run: Run, supervisor: Supervisor, progress: Progress, nodes: Nodes) ->
     ours, *others = map(_must_be_alike, facts)
     for number, theirs in enumerate(others, 1):
         names = ("on node 0", f"on node {number}")
-        if different := "; ".join(here_and_there(ours, theirs, "missing", names)):
+        if different := "; ".join(differences(ours, theirs, "missing", names)):
             why = f"the nodes differ: {different}"
             _dismiss(run, supervisor, progress, why)
             raise EnvironmentCannot(why)
@@ -282,7 +282,7 @@ def _host_limit(run: Run, trial: Trial) -> int | None:
     return trial.memory_cap_bytes if run.plan.target.device == "cpu" else None
 
 
-def _cell_of(plan: Plan, trial: Trial) -> Cell:
+def _cell_of(plan: Plan, trial: Trial) -> SettingPlan:
     return next(cell for cell in plan.cells if trial in cell.trials)
 
 

@@ -15,7 +15,7 @@ from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.paths import making_folders
 from bench.base.strict_json import canonical_json, to_json
 from bench.planning.manifest import Manifest
-from bench.records.environment import here_and_there
+from bench.records.environment import differences
 from bench.records.switches import NOT_SET
 from bench.records.trial import NodeFacts
 from bench.runner.run import journal as journals
@@ -123,9 +123,9 @@ def _differences(begun: Any, here: Mapping[str, Any]) -> str:
     if not isinstance(begun, dict):
         return ""
     different = [
-        *here_and_there(_texts(here), _texts(begun), "none"),
-        *here_and_there(_texts(here["packages"]), _texts(begun.get("packages")), "none"),
-        *here_and_there(_texts(here["switches"]), _texts(begun.get("switches")), NOT_SET),
+        *differences(_texts(here), _texts(begun), "none"),
+        *differences(_texts(here["packages"]), _texts(begun.get("packages")), "none"),
+        *differences(_texts(here["switches"]), _texts(begun.get("switches")), NOT_SET),
     ]
     return f" ({'; '.join(different)})" if different else ""
 

@@ -16,8 +16,8 @@ from bench.planning.manifest import Manifest
 from bench.planning.plan import Plan
 from bench.planning.search.next_trial import undecided
 from bench.records.estimate import estimate
-from bench.records.fastest import winner
-from bench.records.run_results import Results, RunFacts, TrialResult, summarise
+from bench.records.fastest import fastest_with_confidence
+from bench.records.run_results import Results, RunFacts, TrialResult, reduce_trials
 from bench.records.slowdown import Slowed, slowed_trials
 from bench.records.trial import (
     Ceiling,
@@ -126,7 +126,7 @@ class Run:
             self._replay(event)
 
     def summaries(self) -> tuple[TrialResult, ...]:
-        return summarise(self.trials(), self.ceilings, self.proofs, self.earlier)
+        return reduce_trials(self.trials(), self.ceilings, self.proofs, self.earlier)
 
     def results(self, stopped: str | None) -> Results:
         trials = self.summaries()
@@ -143,7 +143,7 @@ class Run:
             trials=trials,
             skipped=self.plan.skipped,
             winners=tuple(
-                winner(model.name, trials, undecided(self.plan, self.believed, model.name))
+                fastest_with_confidence(model.name, trials, undecided(self.plan, self.believed, model.name))
                 for model in self.manifest.models
             ),
         )

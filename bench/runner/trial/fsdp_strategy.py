@@ -15,11 +15,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor
 
 from bench.runner.trial.team import Team
-from bench.runner.trial.training_loop import HALF, Batch, Loop
+from bench.runner.trial.training_loop import HALF, Batch, SingleDevice
 from bench.training.models import Recipe
 
 
-class Sharded(Loop):
+class ShardedFsdp(SingleDevice):
     """fp32 shards; what a block computes with is gathered in the recipe's precision."""
 
     on_host: ClassVar[bool] = False
@@ -46,7 +46,7 @@ class Sharded(Loop):
         return super().forward_backward(batch, passes, sync)
 
 
-class Offloaded(Sharded):
+class OffloadedFsdp(ShardedFsdp):
     """Shards live in the host's memory, and gradients are added up there, while the device computes.
 
     FSDP2 would add them up itself, inside of the backward pass: where a gradient lies already, it waits for

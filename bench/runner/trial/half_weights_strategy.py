@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from bench.runner.trial.fused_gradient_sums import add_up_in_products, adds_up
 from bench.runner.trial.team import Team
-from bench.runner.trial.training_loop import HALF, Batch, Loop, lowered, make_moments
+from bench.runner.trial.training_loop import HALF, Batch, SingleDevice, lowered, make_moments
 from bench.training.models import Recipe
 
 ALIGNED = 128  # elements: what vectorised kernels want to start at
 
 
-class Halved(Loop):
+class HalfWeightsStrategy(SingleDevice):
     def __init__(
         self, whole: nn.Module, recipe: Recipe, device: torch.device, team: Team, fused: bool
     ) -> None:

@@ -7,7 +7,7 @@ from torch import nn
 
 from bench.records.trial import Trial
 from bench.runner.trial.team import Team
-from bench.runner.trial.training_loop import Loop, Replicated, Strategy, WithLoss
+from bench.runner.trial.training_loop import DataParallel, SingleDevice, Strategy, WithLoss
 from bench.training.models import uses_all_weights
 from bench.training.setting import in_group
 
@@ -19,21 +19,23 @@ def make_strategy(
     fused, offload = "fused-optimizer" in setting, "offload" in setting
     match in_group(setting, "sharding"):
         case None if "half-weights" in setting:
-            from bench.runner.trial.half_weights_strategy import Halved
+            from bench.runner.trial.half_weights_strategy import HalfWeightsStrategy
 
-            return Halved(whole, recipe, device, team, fused)
+            return HalfWeightsStrategy(whole, recipe, device, team, fused)
         case None:
             if team.size == 1:
-                return Loop(whole, recipe, device, fused)
-            return Replicated(whole, recipe, device, fused, all_used=uses_all_weights(trial.model))
+                return SingleDevice(whole, recipe, device, fused)
+            return DataParallel(whole, recipe, device, fused, all_used=uses_all_weights(trial.model))
         case "fsdp-2" | "fsdp-3" as name:
-            from bench.runner.trial.fsdp_strategy import Offloaded, Sharded
+            from bench.runner.trial.fsdp_strategy import OffloadedFsdp, ShardedFsdp
 
-            sharded = Offloaded if offload else Sharded
+            sharded = OffloadedFsdp if offload else ShardedFsdp
             divided = name == "fsdp-3"
             return sharded(whole, blocks, recipe, device, team, parameters_too=divided, fused=fused)
         case name:
-            from bench.runner.trial.zero_strategy import Zero
+            from bench.runner.trial.zero_strategy import ZeroStrategy
 
             stage = int(str(name).removeprefix("zero-"))
-            return Zero(whole, recipe, device, trial.micro_batch, stage=stage, offload=offload, fused=fused)
+            return ZeroStrategy(
+                whole, recipe, device, trial.micro_batch, stage=stage, offload=offload, fused=fused
+            )

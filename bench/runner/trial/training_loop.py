@@ -86,7 +86,7 @@ class Strategy(Protocol):
         ...
 
 
-class Loop:
+class SingleDevice:
     """One device: fp32 weights, autocast where the recipe trains in half precision."""
 
     even_from: int = 1
@@ -153,7 +153,7 @@ class Loop:
         )  # fmt: skip
 
 
-class Replicated(Loop):
+class DataParallel(SingleDevice):
     """Every device holds the whole model, and gradients are exchanged once a step (DDP)."""
 
     def __init__(

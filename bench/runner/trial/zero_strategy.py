@@ -22,7 +22,7 @@ ALIGNED = 8  # weights in half precision, 16 bytes: as much as a GPU loads at on
 STALE_SECONDS = 240.0  # the slowest operator compiles in half of that; a trial's silence ends it after 300
 
 
-class Zero:
+class ZeroStrategy:
     def __init__(
         self, whole: nn.Module, recipe: Recipe, device: torch.device, micro_batch: int, *,
         stage: int, offload: bool, fused: bool,

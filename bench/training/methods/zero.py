@@ -9,7 +9,7 @@ from bench.training.models import Model
 
 
 @dataclass(frozen=True, slots=True)
-class Zero(Method):
+class ZeroMethod(Method):
     def refuse(self, model: Model, target: Target) -> str | None:
         if not target.has("deepspeed"):
             return "deepspeed is not installed: pip install 'bench[zero]'"
@@ -17,7 +17,7 @@ class Zero(Method):
 
 
 METHODS = (
-    Zero("zero-1", "optimizer states divided among the GPUs"),
-    Zero("zero-2", "optimizer states and gradients divided among the GPUs"),
-    Zero("zero-3", "optimizer states, gradients and parameters divided among the GPUs"),
+    ZeroMethod("zero-1", "optimizer states divided among the GPUs"),
+    ZeroMethod("zero-2", "optimizer states and gradients divided among the GPUs"),
+    ZeroMethod("zero-3", "optimizer states, gradients and parameters divided among the GPUs"),
 )

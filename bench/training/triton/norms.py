@@ -25,7 +25,7 @@ def forward_of(block: nn.Module) -> Callable[..., Tensor]:
     assert block.use_parallel_residual and first.eps == second.eps
 
     def forward(hidden: Tensor, **rest: Any) -> Tensor:
-        one, other, beside = Norms.apply(
+        one, other, beside = NormsFunction.apply(
             hidden, first.weight, first.bias, second.weight, second.bias, first.eps
         )
         attended, _ = block.attention(one, **rest)
@@ -34,7 +34,7 @@ def forward_of(block: nn.Module) -> Callable[..., Tensor]:
     return forward
 
 
-class Norms(torch.autograd.Function):
+class NormsFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, weight2: Tensor, bias2: Tensor, eps: float

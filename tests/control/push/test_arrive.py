@@ -18,14 +18,14 @@ from bench.operator import certify_and_receive
 from bench.planning.manifest import load_manifest
 from bench.push import mirror, start_run, watch_and_fetch
 from bench.push.hosts import Host
-from bench.push.image_store import Depot
-from bench.push.preflight_and_ship import Chosen
+from bench.push.image_store import ImageStore
+from bench.push.preflight_and_ship import ChosenEngine
 from bench.push.push_record import Record, Records
-from bench.push.push_to_node import Journey
-from bench.push.remote import ANSWER_SECONDS, Answer, Here
-from bench.push.request import Order, Part, Result, Shared
-from bench.push.ship import Landed
-from bench.push.visit import Traveller
+from bench.push.push_to_node import NodePush
+from bench.push.remote import ANSWER_SECONDS, CommandResult, Here
+from bench.push.request import HostPart, PushRequest, Result, Shared
+from bench.push.ship import Shipped
+from bench.push.visit import Visit
 from tests.control.push.test_follow import KEY
 from tests.control.push.test_record import R
 
@@ -50,13 +50,13 @@ def record(tmp_path: Path) -> Record:
     return made
 
 
-def order_of(record: Record) -> Order:
-    return Order(load_manifest(QUICKSTART), "none", Path(record.out), KEY)
+def order_of(record: Record) -> PushRequest:
+    return PushRequest(load_manifest(QUICKSTART), "none", Path(record.out), KEY)
 
 
 def attach(record: Record, records: Records) -> Result:
-    shared = Shared(records, Depot(print), Silent())
-    return Journey(Part(record.to_host(), local=True), order_of(record), shared).attach(record)
+    shared = Shared(records, ImageStore(print), Silent())
+    return NodePush(HostPart(record.to_host(), local=True), order_of(record), shared).attach(record)
 
 
 def test_a_run_that_somebody_else_fetched_meanwhile_is_done_not_failed(
@@ -104,10 +104,10 @@ def test_a_run_that_goes_on_is_noted_with_the_way_that_led_there(record: Record,
     records = Records(tmp_path / "runs")
     order = dataclasses.replace(order_of(record), ssh_config=Path("/here/config"))
     host = Host("gpu1", "10.0.0.1", "bob", None, Path("/here/bob"), "/there/python")
-    traveller = Traveller(Part(host), order, Shared(records, Depot(print), Silent()))
+    traveller = Visit(HostPart(host), order, Shared(records, ImageStore(print), Silent()))
     found = SimpleNamespace(place="/home/bob/.bench")
-    chosen = Chosen(found, "none", None)  # type: ignore[arg-type]
-    noted = start_run._note(traveller, chosen, Landed("code", 0, changed=False), record)
+    chosen = ChosenEngine(found, "none", None)  # type: ignore[arg-type]
+    noted = start_run._note(traveller, chosen, Shipped("code", 0, changed=False), record)
     assert (noted.run_id, noted.place) == (record.run_id, "/home/bob/.bench")
     assert noted.to_host() == dataclasses.replace(host, name=record.host)
     assert noted.ssh_config == "/here/config"
@@ -120,17 +120,19 @@ class Halves(Here):
     def __init__(self, between: Callable[[], object]) -> None:
         self._between = between
 
-    def ask(self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS) -> Answer:
+    def ask(
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+    ) -> CommandResult:
         digest = hashlib.sha256(BUNDLE).hexdigest()
-        return Answer(0, f"{digest}  -\n{len(BUNDLE)}\n".encode(), b"")
+        return CommandResult(0, f"{digest}  -\n{len(BUNDLE)}\n".encode(), b"")
 
-    def read(self, script: str, take: Callable[[bytes], object]) -> Answer:
+    def read(self, script: str, take: Callable[[bytes], object]) -> CommandResult:
         start = int(script.split("+")[1].split()[0]) - 1
         half = (start + len(BUNDLE)) // 2
         take(BUNDLE[start:half])
         self._between()
         take(BUNDLE[half:])
-        return Answer(0, b"", b"")
+        return CommandResult(0, b"", b"")
 
 
 def test_two_who_fetch_the_same_bundle_at_once_both_have_it(

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bench.push.training_group import Company, LeftAlone, Standing, agreed
+from bench.push.training_group import LeftAlone, Standing, TrainingGroup, agreed
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def nothing() -> None:
 
 
 def test_all_hear_of_all_the_leader_first() -> None:
-    company = Company(3)
+    company = TrainingGroup(3)
     told: list[Standing] = ["going", "new", "over"]
     with ThreadPoolExecutor(3) as pool:
         heard = list(pool.map(lambda n: company.gather("begun", n, told[n], nothing), (2, 0, 1)))
@@ -38,7 +38,7 @@ def test_all_hear_of_all_the_leader_first() -> None:
 
 
 def test_who_waits_hears_of_the_first_that_was_lost() -> None:
-    company = Company(2)
+    company = TrainingGroup(2)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(company.gather, "brought", 0, "new", nothing)
         company.lose("gpu2", "its disk is full")
@@ -52,4 +52,4 @@ def test_who_waits_may_be_called_off() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Company(2).gather("begun", 0, "new", stop)
+        TrainingGroup(2).gather("begun", 0, "new", stop)

@@ -11,9 +11,9 @@ import pytest
 from bench.base.errors import VerificationFailed
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push import mirror, ship
-from bench.push.image_store import Depot
+from bench.push.image_store import ImageStore
 from bench.push.push_record import Record
-from bench.push.remote import ANSWER_SECONDS, Answer, Here, Unreachable
+from bench.push.remote import ANSWER_SECONDS, CommandResult, Here, Unreachable
 from bench.signing.ssh_keys import PublicKey
 from tests.control.push.test_record import R
 
@@ -41,7 +41,9 @@ class Breaks(Here):
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def ask(self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS) -> Answer:
+    def ask(
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+    ) -> CommandResult:
         sent = b"".join(pieces)
         if sent and self._name in script:
             super().ask(script, [sent[: len(sent) // 2]])
@@ -78,13 +80,15 @@ KEY = OperatorKey(Path("key"), PublicKey(b"7" * 32), in_agent=False)
 class Endless(Here):
     """A node that says how long the bundle is, and goes on after it."""
 
-    def ask(self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS) -> Answer:
-        return Answer(0, f"{'0' * 64}  -\n1000\n".encode(), b"")
+    def ask(
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+    ) -> CommandResult:
+        return CommandResult(0, f"{'0' * 64}  -\n1000\n".encode(), b"")
 
-    def read(self, script: str, take: Callable[[bytes], object]) -> Answer:
+    def read(self, script: str, take: Callable[[bytes], object]) -> CommandResult:
         for _ in range(1000):
             take(bytes(600))
-        return Answer(0, b"", b"")
+        return CommandResult(0, b"", b"")
 
 
 def test_no_more_is_fetched_than_the_bundle_has(record: Record) -> None:
@@ -107,7 +111,7 @@ def test_what_is_not_ours_stays_where_we_worked(record: Record) -> None:
 
 
 def test_nothing_is_left_where_nobody_else_works(record: Record) -> None:
-    landed = ship.ship_code(Here(), record.place, Depot(print), lambda done, total: None)
+    landed = ship.ship_code(Here(), record.place, ImageStore(print), lambda done, total: None)
     assert Path(landed.runnable).is_dir()
     mirror.clean(Here(), dataclasses.replace(record, engine="none"))
     assert not Path(record.place).exists()

@@ -14,7 +14,7 @@ from bench.base.errors import EnvironmentCannot
 from bench.push import remote
 from bench.push.hosts import Host
 from bench.push.remote import HostKeyRefused, Remote, Unreachable
-from bench.push.ssh_channel import Answering
+from bench.push.ssh_channel import AnsweringAgent
 
 
 class Channel:
@@ -61,10 +61,10 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Connect:
 
 def by_sh(
     script: str, greeting: bytes = b"", of_the_script: int | None = None
-) -> tuple[int, bytes, Answering]:
+) -> tuple[int, bytes, AnsweringAgent]:
     """What comes of a script where the login shell says something first, or the line breaks."""
     out: list[bytes] = []
-    answer = Answering(out.append)
+    answer = AnsweringAgent(out.append)
     command, said = answer.ask(script)
     given = said[:of_the_script] + b"stdin"
     done = subprocess.run(["sh", "-c", command], input=given, capture_output=True, check=False)
@@ -82,7 +82,7 @@ def test_what_a_login_shell_says_is_no_part_of_the_answer() -> None:
 
 def test_no_login_shell_has_to_understand_the_script() -> None:
     """csh takes neither a new line nor an exclamation mark between quotes."""
-    command, _ = Answering(print).ask("a\nb ! c '")
+    command, _ = AnsweringAgent(print).ask("a\nb ! c '")
     assert "\n" not in command and "!" not in command and command.count("'") == 2
 
 

@@ -15,10 +15,10 @@ from bench.base.errors import EnvironmentCannot
 from bench.images.archive import Blob, Identity, ImageFacts, Layer, read_facts
 from bench.images.engines import EngineFacts
 from bench.push import ship
-from bench.push.image_store import Depot, Shippable
-from bench.push.node_survey import Engine, Stored
-from bench.push.remote import ANSWER_SECONDS, Answer, Here, Unreachable
-from bench.push.ship import Landed
+from bench.push.image_store import ImageStore, Shippable
+from bench.push.node_survey import InstalledEngine, StoredImage
+from bench.push.remote import ANSWER_SECONDS, CommandResult, Here, Unreachable
+from bench.push.ship import Shipped
 from tests.control.images import make_image
 from tests.control.push.test_survey import found
 
@@ -68,7 +68,9 @@ def test_a_part_that_is_damaged_is_sent_anew(place: Path, blob: Blob, wrong: byt
 class Breaks(Here):
     """A line that breaks in the middle of what is sent."""
 
-    def ask(self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS) -> Answer:
+    def ask(
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+    ) -> CommandResult:
         sent = list(pieces)
         if len(sent) > 1:
             super().ask(script, sent[: len(sent) // 2])
@@ -86,9 +88,11 @@ def test_a_broken_line_leaves_what_the_next_push_goes_on_from(place: Path, blob:
 class Full(Here):
     """A disk that takes nothing more."""
 
-    def ask(self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS) -> Answer:
+    def ask(
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+    ) -> CommandResult:
         if "cat " in script:
-            return Answer(1, b"", b"cat: write error: No space left on device")
+            return CommandResult(1, b"", b"cat: write error: No space left on device")
         return super().ask(script, pieces, seconds=seconds)
 
 
@@ -101,7 +105,9 @@ def test_a_full_disk_says_so(place: Path, blob: Blob) -> None:
 class Damages(Here):
     """A disk that keeps other bytes than it was given."""
 
-    def ask(self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS) -> Answer:
+    def ask(
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+    ) -> CommandResult:
         return super().ask(script, [piece[::-1] for piece in pieces], seconds=seconds)
 
 
@@ -114,7 +120,7 @@ def test_what_arrives_damaged_every_time_is_not_taken(place: Path, blob: Blob) -
 
 
 def test_a_layer_that_was_damaged_here_is_compressed_again(place: Path, tmp_path: Path) -> None:
-    archive, depot = make_image(tmp_path, [{"usr/a": DATA}]), Depot(print)
+    archive, depot = make_image(tmp_path, [{"usr/a": DATA}]), ImageStore(print)
     depot.place = tmp_path / "kept"
     with archive.open("rb") as file:
         ours = Shippable(archive, read_facts(file, "image"))
@@ -126,7 +132,7 @@ def test_a_layer_that_was_damaged_here_is_compressed_again(place: Path, tmp_path
 
 
 def test_our_code_arrives_as_it_is_here(tmp_path: Path) -> None:
-    depot = Depot(lambda text: None)
+    depot = ImageStore(lambda text: None)
     landed = ship.ship_code(Here(), str(tmp_path / "p"), depot, lambda done, total: None)
     assert landed.changed and 0 < landed.sent_bytes < 2_000_000
     assert (Path(landed.runnable) / "bench/__init__.py").read_bytes() == (Path(bench.__file__).read_bytes())
@@ -154,11 +160,11 @@ def test_an_image_that_apptainer_left_half_made_is_made_anew(
     archive = make_image(tmp_path, [{"usr/a": b"one"}])
     with archive.open("rb") as file:
         ours = Shippable(archive, read_facts(file, "image"))
-    engines = {"apptainer": Engine(EngineFacts("apptainer", "1.3", "runtime", None))}
+    engines = {"apptainer": InstalledEngine(EngineFacts("apptainer", "1.3", "runtime", None))}
     node = dataclasses.replace(found(), place=str(tmp_path / "a place"), engines=engines)
 
-    def bring() -> Landed:
-        return ship.ship(Here(), node, "apptainer", ours, Depot(print), lambda done, total: None)
+    def bring() -> Shipped:
+        return ship.ship(Here(), node, "apptainer", ours, ImageStore(print), lambda done, total: None)
 
     with pytest.raises(EnvironmentCannot, match="does not take the image: FATAL: mksquashfs: write failed"):
         bring()
@@ -176,8 +182,10 @@ def image(*diff_ids: str) -> Shippable:
     return Shippable(Path("image.tar"), ImageFacts(Identity("sha256:ours", diff_ids), {}, b"{}", layers, ()))
 
 
-def with_images(*stored: Stored, named_by_configuration: bool = True):  # type: ignore[no-untyped-def]
-    engine = Engine(EngineFacts("docker", "27", None, None), "", None, stored, named_by_configuration)
+def with_images(*stored: StoredImage, named_by_configuration: bool = True):  # type: ignore[no-untyped-def]
+    engine = InstalledEngine(
+        EngineFacts("docker", "27", None, None), "", None, stored, named_by_configuration
+    )
     return dataclasses.replace(found(), engines={"docker": engine, "podman": engine})
 
 
@@ -185,23 +193,25 @@ def test_layers_below_the_first_difference_stay_where_they_are() -> None:
     ours = image("a", "b", "c")
     assert ship.layers_held(with_images(), "docker", ours) == 0
     assert (
-        ship.layers_held(with_images(Stored("x", ("a", "b", "old")), Stored("y", ("b", "c"))), "docker", ours)
+        ship.layers_held(
+            with_images(StoredImage("x", ("a", "b", "old")), StoredImage("y", ("b", "c"))), "docker", ours
+        )
         == 2
     )
-    assert ship.layers_held(with_images(Stored("x", ("z", "b", "c"))), "docker", ours) == 0
+    assert ship.layers_held(with_images(StoredImage("x", ("z", "b", "c"))), "docker", ours) == 0
 
 
 def test_engines_that_take_whole_archives_only_get_them() -> None:
-    ours, theirs = image("a", "b"), Stored("x", ("a", "old"))
+    ours, theirs = image("a", "b"), StoredImage("x", ("a", "old"))
     assert ship.layers_held(with_images(theirs), "podman", ours) == 0
     assert ship.layers_held(with_images(theirs, named_by_configuration=False), "docker", ours) == 0
 
 
 def test_an_image_is_known_by_its_identity_never_by_a_name() -> None:
     ours = image("a", "b")
-    assert ship.present(with_images(Stored("sha256:ours", ("a", "b"))), "docker", ours) == "sha256:ours"
-    assert ship.present(with_images(Stored("sha256:other", ("a", "b"))), "docker", ours) is None
-    by_manifest = with_images(Stored("sha256:manifest", ("a", "b")), named_by_configuration=False)
+    assert ship.present(with_images(StoredImage("sha256:ours", ("a", "b"))), "docker", ours) == "sha256:ours"
+    assert ship.present(with_images(StoredImage("sha256:other", ("a", "b"))), "docker", ours) is None
+    by_manifest = with_images(StoredImage("sha256:manifest", ("a", "b")), named_by_configuration=False)
     assert ship.present(by_manifest, "docker", ours) == "sha256:manifest"
 
 
@@ -212,11 +222,13 @@ class Pulls(Here):
         self.asked: list[str] = []
         self.named = before
 
-    def ask(self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS) -> Answer:
+    def ask(
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+    ) -> CommandResult:
         self.asked.append(script)
         if " pull " in script:
             self.named = 'sha256:ours ["a", "b"]'
-        return Answer(0, self.named.encode() if "inspect" in script else b"", b"")
+        return CommandResult(0, self.named.encode() if "inspect" in script else b"", b"")
 
 
 REFERENCE = "example.org/bench"
@@ -232,7 +244,7 @@ def test_what_a_registry_has_is_kept_under_our_name_alone() -> None:
 
 
 def test_what_the_node_had_keeps_its_names() -> None:
-    there = with_images(Stored("sha256:ours", ("a", "b")))
+    there = with_images(StoredImage("sha256:ours", ("a", "b")))
     node = Pulls("sha256:ours")
     assert not ship.pull(node, there, "docker", REFERENCE, None).changed
     assert not any("image rm" in script or " tag " in script for script in node.asked)
