@@ -6,7 +6,7 @@ MUTATIONS ?= 100000
 SEED ?= 0
 STAMP := $(VENV)/.installed
 # Where every setting was measured.
-MEASURED := results/settings-h200 results/every-setting-h200/pythia-160m-2gpus.tar
+MEASURED := results/settings-h200 results/every-setting-h200/pythia-160m-2gpus.tar results/every-setting-2xh100
 # Where Python is told to keep no bytecode, every process that a test starts compiles our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 

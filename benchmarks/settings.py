@@ -28,7 +28,7 @@ HEAD = " ".join((
     "What is in several of the bundles named is shown as the latest of them has it; what a run that was",
     "interrupted did not come to has no row.",
     "FSDP2 with offloading adds gradients up otherwise than it did (docs/adr/0006-several-devices.md): of",
-    "now are the bundles with fsdp in their name; the other figures of it are of before.",
+    "now are the bundles with fsdp in their name and those of H100; the other figures of it are of before.",
     "Short timings: `benchmarks/gpu/every_setting.sh`. This file is what `make settings` prints.\n",
 ))  # fmt: skip
 Key = tuple[str, int]  # model, GPUs

@@ -10,6 +10,7 @@ receipt.json                          the nonce is consumed; the operator counte
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -77,13 +78,16 @@ class Receipt:
     schema: Literal["bench/receipt/v1"] = "bench/receipt/v1"
 
 
+_NAMES: Mapping[type, str] = {Challenge: "challenge", CertificateRequest: "request", Receipt: "receipt"}
+
+
 def write(document: Challenge | CertificateRequest | Receipt) -> bytes:
     return canonical_json(to_json(document)) + b"\n"
 
 
 def read(kind: type[T], data: bytes) -> T:
     """The document in these bytes, if they are what write() makes of it."""
-    name = kind.__name__.lower()
+    name = _NAMES[kind]
     try:
         value = strict_loads(data)
         _check_schema(name, value)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The open questions in the order of what hangs on them: what README.md says of each, as commands.
-#   benchmarks/gpu/queue.sh OUT GPUS|h100       h100: one of 80 GB, of which nothing is measured yet
+#   benchmarks/gpu/queue.sh OUT GPUS|h100       h100: one of 80 GB, of which no hour is measured yet
 # Started again with the same OUT it goes on where it stopped. A question that fails leaves the others alone; what
 # failed is said last.
 set -uo pipefail
@@ -50,8 +50,12 @@ case $gpus in
   ask pythia-160m "$here/every_setting.sh" "$out/pythia-160m" 1 pythia-160m 64 32 16
   ;;
 2)
-  ask pythia-1b "$here/every_setting.sh" "$out/pythia-1b" 2 pythia-1b 16
-  ask mamba "$here/every_setting.sh" "$out/mamba-2.8b" 2 mamba-2.8b 2
+  ask mamba settings mamba-2.8b-offload-rest-2 mamba-2.8b 2 \
+    '[["tf32", "kernels", "zero-3", "offload"], ["tf32", "kernels", "checkpointing", "zero-3", "offload"],
+      ["tf32", "kernels", "compile-blocks", "fsdp-2", "offload"],
+      ["tf32", "kernels", "compile-blocks", "checkpointing", "fsdp-2", "offload"],
+      ["tf32", "kernels", "compile-blocks", "fsdp-3", "offload"],
+      ["tf32", "kernels", "compile-blocks", "checkpointing", "fsdp-3", "offload"]]'
   ask pythia-160m "$here/every_setting.sh" "$out/pythia-160m" 2 pythia-160m 64 32
   ask convnext "$here/every_setting.sh" "$out/convnext-xl" 2 convnext-xl 32
   ;;

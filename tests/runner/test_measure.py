@@ -373,7 +373,7 @@ def test_what_others_do_on_gpus_that_do_not_train_is_not_waited_for(
     node = replace(NODE, gpus=gpus)
     meter = SimpleNamespace(used_bytes=lambda: [GIB, 90 * GIB], sample=lambda _: None, close=lambda: None)
     looked: list[Mapping[int, int]] = []
-    monkeypatch.setattr(loop.telemetry, "Telemetry", lambda path, node: meter)
+    monkeypatch.setattr(loop.telemetry, "TelemetrySampler", lambda path, node: meter)
     monkeypatch.setattr(loop, "settle", lambda used, before, say: looked.extend((used(), before)))
     with begun(tmp_path / "1", node) as run:
         searched(run, Guessing(), monkeypatch)
