@@ -10,7 +10,7 @@ MEASURED := results/settings-h200 results/every-setting-h200/pythia-160m-2gpus.t
 # Where Python is told to keep no bytecode, every process that a test starts compiles our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery bench-accuracy bench-compare bench-cost bench-export bench-verify replay settings fuzz clean
+.PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery graph bench-accuracy bench-compare bench-cost bench-export bench-push bench-verify replay settings fuzz clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -56,6 +56,9 @@ gallery: $(STAMP)  ## the pictures of the documents, from the committed bundles
 	$(BIN)/bench paper --figures docs/pictures
 	$(BIN)/python benchmarks/picture.py results/every-setting-h200 docs/pictures/report.png
 	cd docs/pictures && rm -f run-* figure-12* figure-13* pythia-160m-feasibility.svg
+
+graph: $(STAMP)  ## the picture of docs/architecture.md: folders on their floors, and the imports between them
+	$(BIN)/python benchmarks/graph.py docs/architecture.svg
 
 bench-compare: $(STAMP)  ## time and memory of comparing many bundles; how soon the report is interactive
 	$(BIN)/python benchmarks/compare.py results/proof-h200/pythia-1b.tar

@@ -40,9 +40,9 @@ EXPORTED = "export.templates"  # scripts that are copied out; they import one do
 Arrow = tuple[str, str]
 
 
-def modules() -> dict[str, Path]:
+def modules(root: Path = ROOT) -> dict[str, Path]:
     """The modules of bench, by their dotted names below it; "" is bench itself."""
-    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in ROOT.rglob("*.py")}
+    names = {".".join(path.relative_to(root).with_suffix("").parts): path for path in root.rglob("*.py")}
     clean = {f".{name}".removesuffix(".__init__").removeprefix("."): path for name, path in names.items()}
     return {name: path for name, path in sorted(clean.items()) if not name.startswith(EXPORTED)}
 
@@ -58,8 +58,9 @@ def imported(path: Path, known: dict[str, Path]) -> set[str]:
     return found & known.keys()
 
 
-def arrows() -> set[Arrow]:
-    known = modules()
+def arrows(root: Path = ROOT) -> set[Arrow]:
+    """Each pair of modules of which the first imports the second."""
+    known = modules(root)
     return {(name, other) for name, path in known.items() for other in imported(path, known) - {name}}
 
 
