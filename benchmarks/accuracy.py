@@ -1,4 +1,4 @@
-"""Estimate against reality on this machine: the tiny models, 30 real steps of 8 passes or more, by rounds.
+"""Compare estimates with real training on this machine: the tiny models, 30 steps of 8 passes or more.
 
     python benchmarks/accuracy.py [ROUNDS]
 
@@ -71,7 +71,7 @@ class Turns:
 
 
 def estimate(trial: Trial, other: Connection, answer: Connection) -> None:
-    """The seconds of a step, from a measurement as every trial's."""
+    """Estimated seconds of a step, measured in the same way as every trial."""
     with tempfile.TemporaryDirectory() as folder:
         measured = trial_run(trial, folder, Turns("measure", other, first=False)).run()
     interval = step_interval(measured.steps, trial.accumulation)
@@ -80,7 +80,7 @@ def estimate(trial: Trial, other: Connection, answer: Connection) -> None:
 
 
 def train(proving: Proving, trial: Trial, other: Connection, answer: Connection) -> None:
-    """The seconds of each step that was really done while the other one measured."""
+    """Seconds of each step of real training, done while the other process measured its estimate."""
     turns = Turns("train", other, first=True)
     with tempfile.TemporaryDirectory() as folder:
         trial_run(trial, folder, turns).prove(proving.steps, 60 * proving.minutes)
@@ -92,7 +92,7 @@ def trial_run(trial: Trial, folder: str, turns: Turns) -> TrialRun:
 
 
 def one_round(trial: Trial, proving: Proving) -> tuple[float, list[float]]:
-    """The estimate, and the steps that were really done meanwhile."""
+    """Measure one estimate while a real run trains; returns the estimate and the real steps."""
     ends = CONTEXT.Pipe()
     answers = []
     for work, end in zip((estimate, partial(train, proving)), ends, strict=True):

@@ -1,4 +1,4 @@
-"""What comparing costs: time and memory of many bundles, each another machine's, made from a real one.
+"""Measure the time and memory of comparing many bundles, which are made from a real one under other names.
 
 python benchmarks/compare.py BUNDLE [COUNT...]     default: 100, 1,000 and 10,000
 """
@@ -17,7 +17,7 @@ from tests.report.made import copies
 
 
 def measured(command: list[str], out: Path) -> tuple[float, float, float]:
-    """Seconds, seconds of all its processors, and the largest resident set of its processes in MiB."""
+    """Run a command; returns wall seconds, processor seconds, and the largest resident set in MiB."""
     started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     with out.open("w") as file:
         subprocess.run(command, check=True, stdout=file)

@@ -1,4 +1,4 @@
-"""What the command itself costs, as ratios to an empty Python measured in the same run.
+"""Measure what the command itself costs, as ratios to an empty Python measured in the same run.
 
 python benchmarks/cost.py BUNDLE     ratios for --help and verify, the time of 1,000 bundles, and how long
                                      a run takes to end, with its bundle, after Ctrl-C
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def interrupted(bench: str, delay: float) -> float:
-    """Seconds from the signal to the end, in the middle of whatever a quickstart does after `delay`."""
+    """Interrupt a quickstart after `delay` seconds; returns the seconds until it has ended."""
     manifest = Path(__file__).parents[1] / "manifests" / "quickstart.json"
     with tempfile.TemporaryDirectory() as folder:
         command = [bench, "run", str(manifest), "--out", folder]

@@ -1,4 +1,4 @@
-"""What bench export writes, against what it was made from: a step's time by the script over the bundle's.
+"""Compare the step time of exported scripts with that of the bundle they were exported from.
 
 python benchmarks/export.py [ROUNDS]     the smallest model on the CPU; 3 rounds of bundle and scripts in turn
 """
@@ -40,7 +40,7 @@ def do(*command: str | Path, folder: Path) -> str:
 
 
 def measured(folder: Path) -> tuple[Path, float]:
-    """A bundle of this machine, and its seconds a step."""
+    """Measure a bundle on this machine; returns its path and its seconds per step."""
     (folder / "manifest.json").write_text(json.dumps(MANIFEST))
     do("bench", "run", "manifest.json", "--device", "cpu", "--out", "out", folder=folder)
     (bundle,) = (folder / "out").glob("*.tar")
@@ -50,7 +50,7 @@ def measured(folder: Path) -> tuple[Path, float]:
 
 
 def trained(folder: Path, step: float) -> float:
-    """Seconds a step by the script's own log: the median of its lines once it is warm."""
+    """Seconds per step of an exported script: the median over its log lines after warm-up."""
     steps = EVERY * max(4, round(SECONDS / step / EVERY))
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "1")
     log = do(*launcher, "train.py", "--steps", str(steps), "--log-every", str(EVERY), folder=folder)

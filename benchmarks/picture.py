@@ -1,4 +1,4 @@
-"""A picture of the report of these bundles, as somebody sees its top on a desk.
+"""Take a picture of the top of the HTML report of these bundles, at the width of a desktop screen.
 
 python benchmarks/picture.py BUNDLES OUT.png
 """

@@ -1,4 +1,4 @@
-"""What pushing costs over running by hand, on this machine, over its own sshd. As root.
+"""Compare pushing a run over this machine's own sshd with running it by hand. Needs root.
 
 python benchmarks/push.py            the same manifest by hand and pushed, without an engine
 python benchmarks/push.py --image    the CPU image to an engine: at first, and when it is there already

@@ -1,4 +1,4 @@
-"""The guided search, replayed against every setting measured: how far from the fastest, and at what cost?
+"""Replay the guided search against every measured setting: how far from the fastest it ends, at what cost.
 
     python benchmarks/replay.py BUNDLE_OR_FOLDER... [--replays 1000]
 
@@ -78,7 +78,7 @@ def main() -> int:
 
 
 def worlds(paths: Iterable[Path]) -> Mapping[tuple[str, int], World]:
-    """Several bundles may hold parts of one world; what several hold is the latest's."""
+    """Merge bundles into worlds, by model and number of GPUs; the latest bundle wins where they overlap."""
     found: dict[tuple[str, int], World] = {}
     for _, parts in sorted(_read(paths), key=lambda read: read[0]):
         for model, gpus, node, key, outcome, seconds in parts:
@@ -98,7 +98,7 @@ def _saves_memory(setting: Setting) -> bool:
 
 
 def _read(paths: Iterable[Path]) -> Iterator[tuple[float, list[Part]]]:
-    """Each bundle's, and when it began."""
+    """The trials of each bundle, with the time at which its run began."""
     for path, run in look_at_all(paths, None, gathered, lambda _, verdict: verdict.contents):
         if isinstance(run, Exception):
             raise SystemExit(f"{path}: {run}")
@@ -126,7 +126,7 @@ def gathered(files: Files) -> ReplayedRun:
 
 
 def _spans(files: Files) -> Mapping[str, float]:
-    """Seconds from a trial's first line of telemetry to the next trial's."""
+    """Seconds of each trial, from its first line of telemetry to that of the next trial."""
     starts: dict[str, float] = {}
     ended = 0.0
     for line in files.lines("telemetry.jsonl"):
@@ -170,7 +170,7 @@ def replays(model: str, gpus: int, world: World, count: int) -> Iterator[Replay]
 
 
 def plan_of(model: str, gpus: int, world: World) -> Plan:
-    """A guided run that chooses from all that was measured there, whatever the candidates are by now."""
+    """The plan of a guided run that chooses among all trials measured in a world."""
     settings = dict.fromkeys(setting for setting, _ in world.outcomes)
     methods = [list(setting) or "naive" for setting in settings]
     document = {"schema": "bench/manifest/v1", "models": [model], "methods": methods, "gpus": gpus}
@@ -190,9 +190,9 @@ def _trials(plan: Plan) -> Mapping[Key, Trial]:
 
 
 def drawn(outcome: Outcome, accumulation: int, timing: Timing, draw: random.Random) -> tuple[Outcome, float]:
-    """The same trial in another process: its samples with replacement, all a little faster or slower.
+    """A trial as another process might have measured it, and the additional seconds that its samples take.
 
-    And the seconds that they take beyond what the trial's own took.
+    Samples are drawn with replacement, and all are slower or faster by one factor.
     """
     if not isinstance(outcome, Measured):
         return outcome, 0.0

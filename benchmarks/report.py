@@ -1,4 +1,4 @@
-"""How large the report of many bundles is, and how soon a headless Chromium can be used with it.
+"""Measure the size of the HTML report of many bundles, and when headless Chromium has it interactive.
 
 python benchmarks/report.py BUNDLE [COUNT]     default: 100; beside it, the same for an empty page
 """

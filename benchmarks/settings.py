@@ -1,4 +1,4 @@
-"""Every setting that bundles tried: a table a model and number of GPUs, a column a micro-batch, in Markdown.
+"""Print every setting that bundles tried, in Markdown: a table for each model and number of GPUs.
 
 python benchmarks/settings.py BUNDLE_OR_FOLDER...
 """
@@ -90,7 +90,7 @@ def section(key: Key, table: Table) -> Iterator[str]:
 
 
 def _reasons(table: Table) -> Iterator[str]:
-    """Why some have no figure: what the plan left out, and what failed."""
+    """Lines that say why settings have no figure: the plan left them out, or they failed."""
     tried = {label for label, _ in table.trials}
     for label, why in table.skipped.items():
         if label not in tried:
@@ -104,7 +104,7 @@ def _reasons(table: Table) -> Iterator[str]:
 
 
 def _shortest(entry: tuple[str, int]) -> tuple[int, str]:
-    """Naive first, then the free lunch, then what is added to it."""
+    """Sort key: naive first, then the free lunch, then settings that add methods to it."""
     return len(entry[0].split(" + ")) + (entry[0] != "naive"), entry[0]
 
 
@@ -122,7 +122,7 @@ def _cells(table: Table, label: str, sizes: Sequence[int]) -> Iterator[str]:
 
 
 def _drift(table: Table, label: str) -> str:
-    """The largest at any micro-batch."""
+    """The largest loss difference from naive over all micro-batches."""
     found = [t.loss_difference for (name, _), t in table.trials.items() if name == label]
     known = [abs(value) for value in found if value is not None]
     return f"{100 * max(known):.2g}%" if known else ""

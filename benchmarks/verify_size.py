@@ -1,4 +1,4 @@
-"""What `bench verify` costs as bundles grow: time beyond an empty Python, and peak memory. No bundle needed.
+"""Measure `bench verify` as bundles grow: time beyond an empty Python, and peak memory. Makes bundles.
 
 python benchmarks/verify_size.py [MEGABYTES ...]     default: 1 10 60
 """

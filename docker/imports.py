@@ -23,7 +23,7 @@ KERNELS = ("flash_attn", "mamba_ssm", "causal_conv1d")
 
 
 def call(kernel: str, device: str):
-    """One small call of a compiled kernel."""
+    """Call a compiled kernel once, on a small input."""
     import torch
 
     def half(*shape: int):

@@ -40,7 +40,7 @@ def main(group: str) -> int:
 
 
 def install_ours() -> int:
-    """By way of a wheel: installed from a folder, it would record that folder's name."""
+    """Install bench through a wheel; pip would record the folder's name if it installed from the folder."""
     with tempfile.TemporaryDirectory() as work:
         source, wheels = Path(work) / "source", Path(work) / "wheels"
         shutil.copytree(BUILD / "source", source)  # setuptools writes beside what it builds

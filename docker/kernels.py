@@ -121,7 +121,7 @@ def main() -> int:
 
 
 def _version(name: str, sources: Path) -> str | None:
-    """Of the one archive that is there; None if there is none."""
+    """The version in the name of the only source archive, or None without one."""
     found = sorted(sources.glob(f"{name}-[0-9]*{ARCHIVE}"))
     if len(found) > 1:
         raise SystemExit(f"{sources} holds {' and '.join(path.name for path in found)}: which one?")
@@ -148,7 +148,7 @@ def compile_objects(arguments: argparse.Namespace, packages: list[Package]) -> i
 
 
 def make_wheels(arguments: argparse.Namespace, packages: list[Package]) -> int:
-    """Compiles what is not compiled yet; then a wheel a package, the same bytes from the same objects."""
+    """Compile what is missing, then write one wheel per package: the same objects give the same bytes."""
     if compile_objects(arguments, packages):
         return 1
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -200,7 +200,7 @@ def _jobs(package: Package, arguments: argparse.Namespace) -> Iterator[Job]:
 
 
 def _objects(package: Package, arguments: argparse.Namespace) -> Path:
-    """A folder named by all that the objects depend on, so that none is ever taken for another."""
+    """The folder of compiled objects, named by a digest of everything that they depend on."""
     archive = (arguments.sources / package.archive).read_bytes()
     depends = [
         hashlib.sha256(archive).hexdigest(),
@@ -254,7 +254,7 @@ def _torch() -> Path:
 
 
 def _link(package: Package, arguments: argparse.Namespace) -> Path:
-    """The extension module, for the Python that runs this."""
+    """Link the extension module for the running Python."""
     folder, objects = _unpacked(package, arguments), _objects(package, arguments)
     library = objects / f"{package.extension}{sysconfig.get_config_var('EXT_SUFFIX')}"
     cuda = Path(shutil.which("nvcc") or "").resolve().parent.parent
@@ -332,7 +332,7 @@ def _wheel(package: Package, folder: Path, library: Path, out: Path) -> Path:
 
 
 def _pack(stem: str, files: dict[str, bytes], out: Path) -> Path:
-    """A wheel of these files: sorted, undated, and so the same bytes each time."""
+    """Write a wheel with sorted names and no dates, so that the same files give the same bytes."""
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     info = f"{stem}.dist-info"
     head = "Wheel-Version: 1.0\nGenerator: bench\nRoot-Is-Purelib: false\n"

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
 
 
 def refresh_debian() -> None:
-    """The newest packages of the suite; and the images' time, which is the time of their packages."""
+    """Lock the newest packages of the suite, and set the time that images carry to that of the packages."""
     known = json.loads(DATA.read_text())
     known["epoch"] = int(time.time()) // 86_400 * 86_400
     wanted = [line for line in (DOCKER / "debian.in").read_text().splitlines() if not line.startswith("#")]

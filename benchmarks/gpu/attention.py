@@ -1,4 +1,4 @@
-"""Causal attention of the Pythias, forward and backward, by each kernel that is here: what would one gain?
+"""Time the causal attention of the Pythias, forward and backward, with each installed kernel.
 
     python benchmarks/gpu/attention.py [--rounds 30] > attention.json
 

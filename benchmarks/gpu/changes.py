@@ -1,6 +1,6 @@
-"""Changes of would_it_pay.py: what the product does not have, and may be worth having.
+"""Changes for would_it_pay.py: optimisations that bench does not have and that may be worth adding.
 
-Each holds while a model is built and trains.
+Each is a context manager that is active while a model is built and trains.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.runner.trial import training_loop
 
 @contextmanager
 def flash_attention_4() -> Iterator[None]:
-    """Behind PyTorch's own attention, in place of every other kernel."""
+    """Use FlashAttention-4 for scaled_dot_product_attention, in place of every other kernel."""
     import flash_attn.cute.interface as newest
     from torch.nn.attention import _fa4
 
@@ -36,7 +36,7 @@ def flash_attention_4() -> Iterator[None]:
 
 @contextmanager
 def loss_in_triton() -> Iterator[None]:
-    """Cross entropy by kernels of its own, which hold the logits' gradient beside the logits."""
+    """Use Triton kernels for cross entropy; they keep the gradient of the logits beside the logits."""
     from loss_kernels import cross_entropy  # brings Triton
 
     plain = training_loop.cross_entropy

@@ -1,4 +1,4 @@
-"""Cross entropy in Triton: logits are read once on the way there, and once on the way back.
+"""Cross entropy in Triton: the forward and the backward pass read the logits once each.
 
 Compiled from PyTorch, the way there runs at a quarter of the memory's rate and the way back at 60%
 (docs/evidence/where-time-goes-h200/pythia-1b-half-weights-32.txt): in a small model a large part of a pass.
@@ -18,7 +18,7 @@ IGNORED = -100
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the labels that are asked."""
+    """Mean loss over the labels that count."""
     labels = labels.flatten()
     losses, _ = rows_of(logits.flatten(0, -2), labels)
     return losses.sum() / (labels != IGNORED).sum()
@@ -26,7 +26,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 @torch.library.custom_op("bench_would::cross_entropy", mutates_args=())
 def rows_of(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss of each row, 0 where none is asked, and the logarithm of its sum of exponentials."""
+    """Loss of each row (0 where no label counts), and the logarithm of its sum of exponentials."""
     logits = logits.contiguous()
     count, width = logits.shape
     losses, sums = (logits.new_empty(count, dtype=torch.float32) for _ in range(2))

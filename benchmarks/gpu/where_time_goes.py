@@ -1,4 +1,4 @@
-"""Where a pass and an update spend the GPU's time, kernel by kernel.
+"""Profile a pass and an update, kernel by kernel.
 
     python benchmarks/gpu/where_time_goes.py MODEL MICRO_BATCH [METHOD...]
 

@@ -1,4 +1,4 @@
-"""What would it gain in whole passes? Changes that are not in the product, tried in it and without, in turn.
+"""Measure what a change that bench does not have would gain in whole passes, with and without it in turn.
 
     python benchmarks/gpu/would_it_pay.py CHANGES MODEL MICRO_BATCH [METHOD...] > changes.json
 

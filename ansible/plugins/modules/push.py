@@ -179,7 +179,7 @@ OPTIONS = (
 
 
 def address(values):
-    """As `bench push` takes a host."""
+    """The host in the form that `bench push` takes."""
     host = values["host"]
     host = f"[{host}]" if ":" in host else host
     user = f"{values['user']}@" if values["user"] else ""
@@ -188,7 +188,7 @@ def address(values):
 
 
 def command(values, check_mode):
-    """The words of the command."""
+    """The command line of `bench push`."""
     words = [values["command"], "push", values["manifest"], address(values), "--json"]
     for name in OPTIONS:
         if values[name] is not None:
@@ -228,7 +228,7 @@ def main():
 
 
 def difference(values, node, changed):
-    """In the form that --diff shows."""
+    """The change in the form that Ansible's --diff shows."""
     wanted = {"measured": f"a bundle of {values['manifest']}", "shipped": f"the image {node['image']}"}
     what = wanted.get(values["state"], "")
     return {
