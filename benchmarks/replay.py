@@ -122,7 +122,15 @@ def gathered(files: Files) -> ReplayedRun:
         outcome = t.failure or Measured(measured[t.id])
         key = (t.setting, t.micro_batch)
         parts.append((t.model, t.gpus, results.node, key, outcome, spans.get(t.id, 0.0)))
-    return ReplayedRun(results, run.samples, run.measured_seconds, run.notes, run.slowed, parts)
+    return ReplayedRun(
+        results=results,
+        stated=run.stated,
+        samples=run.samples,
+        measured_seconds=run.measured_seconds,
+        notes=run.notes,
+        slowed=run.slowed,
+        parts=parts,
+    )
 
 
 def _spans(files: Files) -> Mapping[str, float]:
@@ -182,7 +190,7 @@ def plan_of(model: str, gpus: int, world: World) -> Plan:
 
 def _known(cell: SettingPlan, world: World) -> SettingPlan:
     kept = [t for t in cell.trials if (t.setting, t.micro_batch) in world.outcomes]
-    return replace(cell, trials=tuple(kept), ids=tuple(t.id for t in kept))
+    return replace(cell, trials=tuple(kept))
 
 
 def _trials(plan: Plan) -> Mapping[Key, Trial]:

@@ -131,7 +131,7 @@ def test_whatever_ends_a_run_what_it_measured_has_its_bundle(
     wrong: BaseException, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def measure(run: Run, *_: object) -> str:
-        run.record({"event": "trial", "id": run.plan.cells[0].ids[0], "outcome": to_json(Crashed("x"))})
+        run.record({"event": "trial", "id": run.plan.cells[0].trials[0].id, "outcome": to_json(Crashed("x"))})
         raise wrong
 
     monkeypatch.setattr(running, "measure", measure)

@@ -8,6 +8,7 @@ import pytest
 
 from bench.planning.plan import SettingPlan
 from bench.planning.search.learnt_memory import LearntMemory
+from bench.planning.search.tried_trials import TriedTrials
 from bench.records.trial import Measured, OutOfMemory, Trial
 from tests.builders import measurement
 from tests.builders import trial as built
@@ -19,7 +20,7 @@ STATES = 20 << 30
 def cell(*setting: str, states: int | None = STATES) -> SettingPlan:
     trials = tuple(replace(built(), setting=setting, micro_batch=size) for size in (64, 32, 16, 8, 4, 2, 1))
     needs = dict.fromkeys(t.micro_batch for t in trials)
-    return SettingPlan(" + ".join(setting), trials, tuple(t.id for t in trials), needs, states, None)
+    return SettingPlan(" + ".join(setting), trials, needs, states, None)
 
 
 def trial(of: SettingPlan, micro_batch: int) -> Trial:
@@ -33,12 +34,12 @@ FULL = OutOfMemory("gpu", "")
 
 
 def largest(learnt: dict[str, OutOfMemory | Measured], of: SettingPlan, *answers: str) -> int:
-    fits = LearntMemory(EVERY, learnt, MEMORY)
+    fits = LearntMemory(TriedTrials(EVERY, learnt), MEMORY)
     return max(t.micro_batch for t in of.trials if fits(of, t) in answers)
 
 
 def test_where_nothing_is_known_everything_may_fit() -> None:
-    assert {LearntMemory(EVERY, {}, MEMORY)(of, t) for of in EVERY for t in of.trials} == {"yes"}
+    assert {LearntMemory(TriedTrials(EVERY, {}), MEMORY)(of, t) for of in EVERY for t in of.trials} == {"yes"}
 
 
 def test_what_ran_out_where_less_lay_there_runs_out_where_more_does() -> None:
@@ -76,7 +77,7 @@ def test_where_nothing_fitted_yet_a_quarter_of_the_samples_is_next() -> None:
 
 def test_states_that_do_not_fit_are_ruled_out_alone() -> None:
     too_large = cell("kernels", states=130 << 30)
-    assert LearntMemory([too_large], {}, MEMORY)(too_large, too_large.trials[-1]) == "no"
+    assert LearntMemory(TriedTrials([too_large], {}), MEMORY)(too_large, too_large.trials[-1]) == "no"
 
 
 @pytest.mark.parametrize("change", [{"least_bytes": None}, {"needs": {64: 1 << 30}}])

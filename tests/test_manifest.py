@@ -147,7 +147,7 @@ def test_a_known_model_takes_another_recipe() -> None:
 
 def test_settings_have_one_spelling() -> None:
     manifest = parse_manifest(json.dumps(BASE | {"methods": [["checkpointing", "compile"]]}).encode(), "")
-    assert manifest.methods == (("compile", "checkpointing"),)
+    assert manifest.requests[0].methods == (("compile", "checkpointing"),)
 
 
 def test_a_hundred_megabytes_are_refused_without_being_read(tmp_path: Path) -> None:

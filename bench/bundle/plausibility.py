@@ -1,6 +1,8 @@
-"""What no run can say, whatever it was asked: refused, or told where an honest one may say it too.
+"""Refuse results that no run can have, whatever its manifest asked for. Pure.
 
-A node signs what it likes. What it says is shown as lines of reports, copied into files and divided by.
+In: results.json and samples.jsonl as decoded. Out: notes on what an honest run may say too, or
+VerificationFailed; ValueError for numbers that no run can give. A node signs what it likes, and its texts and
+numbers end up in reports, in files and under a fraction bar.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from bench.base.errors import VerificationFailed
 from bench.base.form_mistakes import line_breaks
 from bench.base.gpu_catalogue import gpu_named
-from bench.base.strict_json import strict_loads
 from bench.bundle.handshake import DRIFT_SECONDS
 from bench.bundle.statement import identity_of
 from bench.bundle.verdict import Note
@@ -20,104 +21,118 @@ from bench.records.trial import Measurement, NodeFacts
 from bench.training.methods import known_methods
 
 if TYPE_CHECKING:
-    from bench.bundle.verify import Files
     from bench.records.run_results import Results, TrialResult
 
-# What went wrong, in the words of whatever did. Where that is shown, it is shown in one line.
-_TOLD_BY_OTHERS = re.compile(
+# Messages of torch and of drivers, which may have several lines. Reports show them in one.
+_MULTI_LINE_ALLOWED = re.compile(
     r"/trials/\d+/(failure|unproven)/(reason|detail|phase)|/skipped/\d+/reason|/run/stopped"
 )
 
-# The vendor's peak is of one clock, and some cards are sold to run at more; none at half as much again.
-MOST_OF_PEAK = 1.5
+# Largest measured rate, as a multiple of the vendor's peak: that peak is for one clock, and some cards are
+# sold to run above it, none at half as much again.
+MAX_SHARE_OF_PEAK = 1.5
 
 
-def require_lines(document: Any, where: str) -> None:
-    """No text of several lines: the second one would pass for a line of ours."""
+def require_one_line_texts(document: Any, where: str) -> None:
+    """Refuse a text of several lines: in a report, the second would look like a line that bench wrote."""
     for place in line_breaks(document):
-        if not _TOLD_BY_OTHERS.fullmatch(place):
+        if not _MULTI_LINE_ALLOWED.fullmatch(place):
             raise VerificationFailed(f"{place or '/'} is a text of several lines", where=where)
 
 
-def require_plain(results: Any, files: Files) -> None:
-    """The same of all that reports are made of."""
-    require_lines(results, "results.json")
-    require_lines(strict_loads(files.read("manifest.json")), "manifest.json")
+def require_plain(results: Any, manifest: Any) -> None:
+    """Refuse multi-line texts in results.json and manifest.json."""
+    require_one_line_texts(results, "results.json")
+    require_one_line_texts(manifest, "manifest.json")
 
 
 def require_consistent(results: Results) -> None:
-    """No contradiction within the results; ValueError where they hold what nothing can have taken or done."""
+    """Refuse results that contradict themselves; ValueError for a time or work that is not positive."""
     if results.run.complete != (results.run.stopped is None):
-        raise VerificationFailed("the run is said to be complete and to have been stopped, or neither")
-    names, won = [model.name for model in results.models], [winner.model for winner in results.winners]
-    if len(set(won)) != len(won) or not set(won) <= set(names):
-        raise VerificationFailed("a model has a fastest twice, or one that is none of theirs has it")
+        raise VerificationFailed("the run is marked complete and stopped, or neither")
+    models, fastest_of = [m.name for m in results.models], [winner.model for winner in results.winners]
+    if len(set(fastest_of)) != len(fastest_of) or not set(fastest_of) <= set(models):
+        raise VerificationFailed("a model has a fastest trial twice, or a model without results has one")
     for ceiling in results.ceilings:
         if min(ceiling.samples, default=0.0) <= 0 or ceiling.work < 1:
-            raise ValueError(f"a ceiling of no time or no work: {ceiling.name}")
+            raise ValueError(f"the ceiling {ceiling.name} has no time or no work")
     for trial in results.trials:
         _require_label(trial)
         if trial.proof and (trial.proof.steps < 1 or trial.proof.seconds <= 0 or trial.proof.peak_bytes < 0):
-            raise ValueError(f"a proof without a step, or of no time, in the trial {trial.id}")
+            raise ValueError(f"the proof of trial {trial.id} has no steps, no time or negative memory")
 
 
-def require_measured(name: str, measured: Measurement) -> None:
-    """The same for a line of the samples."""
-    for step in (*measured.warmup, *measured.steps):
+def require_measured(trial: str, measurement: Measurement) -> None:
+    """Refuse a measurement with non-positive step times or negative values, by ValueError."""
+    for step in (*measurement.warmup, *measurement.steps):
         if step.seconds <= 0 or step.accumulation < 1:
-            raise ValueError(f"a step of no time in the trial {name}")
-    others = {
-        "log_seconds": measured.log_seconds,
-        "save_seconds": measured.save_seconds,
-        "eval_seconds_per_sample": measured.eval_seconds_per_sample,
-        "peak_bytes": measured.peak_bytes,
-        "parameters": measured.parameters,
-        "samples_per_loss": measured.samples_per_loss,
-        **measured.phase_seconds,
+            raise ValueError(f"a step of trial {trial} takes no time")
+    values = {
+        "log_seconds": measurement.log_seconds,
+        "save_seconds": measurement.save_seconds,
+        "eval_seconds_per_sample": measurement.eval_seconds_per_sample,
+        "peak_bytes": measurement.peak_bytes,
+        "parameters": measurement.parameters,
+        "samples_per_loss": measurement.samples_per_loss,
+        **measurement.phase_seconds,
     }
-    for what, value in others.items():
+    for name, value in values.items():
         if value is not None and value < 0:
-            raise ValueError(f"less than nothing as {what} in the trial {name}")
+            raise ValueError(f"{name} of trial {trial} is negative")
 
 
 def require_limits(results: Results) -> None:
-    """No matrix product beyond the chip: whatever an estimate says is below that limit, or never ranked."""
+    """Refuse matrix products and estimates that are faster than the node's GPUs can compute.
+
+    An estimate is ranked only below the measured ceiling, so a bounded ceiling bounds it too; an estimate
+    without a ceiling is bounded here. GPUs that the catalogue lacks are not judged.
+    """
     gpus = [gpu_named(gpu.name) for gpu in results.node.gpus]
-    known = [gpu for gpu in gpus if gpu is not None]
-    if not known or len(known) < len(gpus):
+    known_gpus = [gpu for gpu in gpus if gpu is not None]
+    if not known_gpus or len(known_gpus) < len(gpus):
         return
     for ceiling in results.ceilings:
         kind, _, precision = ceiling.name.partition("-")
-        peak, name = max((gpu.peak_flops(precision, tf32=precision == "tf32"), gpu.name) for gpu in known)
-        if kind == "matmul" and ceiling.rate > MOST_OF_PEAK * peak:
-            told = f"its limit {ceiling.name} is {ceiling.rate / 1e12:,.0f} TFLOP/s"
-            raise VerificationFailed(f"{told}; the vendor's peak of an {name} is {peak / 1e12:,.0f}")
+        peak, gpu_name = max(
+            (gpu.peak_flops(precision, tf32=precision == "tf32"), gpu.name) for gpu in known_gpus
+        )
+        if kind == "matmul" and ceiling.rate > MAX_SHARE_OF_PEAK * peak:
+            raise VerificationFailed(
+                f"its limit {ceiling.name} is {ceiling.rate / 1e12:,.0f} TFLOP/s; the vendor's peak of an "
+                f"{gpu_name} is {peak / 1e12:,.0f}"
+            )
+    fastest_gpu = max(max(gpu.bf16_tflops, gpu.tf32_tflops, gpu.fp32_tflops) for gpu in known_gpus) * 1e12
     for trial in results.trials:
-        if trial.estimate is not None and trial.estimate.ceiling_flops_per_second is None:
-            most = max(max(gpu.bf16_tflops, gpu.tf32_tflops, gpu.fp32_tflops) for gpu in known) * 1e12
-            if trial.estimate.flops_per_second > MOST_OF_PEAK * most * trial.gpus:
-                raise VerificationFailed(f"trial {trial.id} is faster than the vendor's peak of its GPUs")
+        estimate = trial.estimate
+        if estimate is None or estimate.ceiling_flops_per_second is not None:
+            continue
+        if estimate.flops_per_second > MAX_SHARE_OF_PEAK * fastest_gpu * trial.gpus:
+            raise VerificationFailed(f"trial {trial.id} is faster than the vendor's peak of its GPUs")
 
 
 def _require_label(trial: TrialResult) -> None:
-    """What people read is the setting. Which methods cost nothing, and so go unnamed, versions differ in."""
+    """Refuse a label that does not name the trial's setting: reports show the label.
+
+    "free-lunch" in a label stands for methods that cost nothing. Versions of bench differ in which these are,
+    so any method that this version knows to be free, or does not know, may be one of them.
+    """
     known, setting = known_methods(), trial.setting
     if not setting:
         fits = trial.label == "naive"
     else:
-        named = [part for part in trial.label.split(" + ") if part != "free-lunch"]
-        free = trial.label.split(" + ")[0] == "free-lunch"
+        parts = trial.label.split(" + ")
+        named = [part for part in parts if part != "free-lunch"]
         unnamed = [name for name in setting if name not in named]
         costly = [n for n in unnamed if n in known and not known[n].free_lunch and n != "compile-blocks"]
         in_order = named == [name for name in setting if name in named]
-        fits = in_order and not costly and (free or not unnamed)
+        fits = in_order and not costly and (parts[0] == "free-lunch" or not unnamed)
     if not fits:
-        told = " + ".join(setting) or "naive"
-        raise VerificationFailed(f"trial {trial.id} is labelled {trial.label!r:.60}, its setting is {told}")
+        actual = " + ".join(setting) or "naive"
+        raise VerificationFailed(f"trial {trial.id} is labelled {trial.label!r:.60}, its setting is {actual}")
 
 
 def require_same_node(node: NodeFacts, signed: Mapping[str, Any]) -> None:
-    """The machine of the results is one of the statement's."""
+    """Refuse results from a machine that the statement does not name."""
     ours = identity_of(node)
     gpus = signed.get("gpus")
     same = all(signed.get(part) == ours[part] for part in ("driver", "cpu", "image"))
@@ -125,15 +140,15 @@ def require_same_node(node: NodeFacts, signed: Mapping[str, Any]) -> None:
         raise VerificationFailed("the results are of another machine than the statement")
 
 
-def doubts(results: Results, measured: Iterable[Measurement], spent_seconds: float) -> Iterator[Note]:
-    """What is told, since an honest run may say it too: whose clock was set, whose limits failed."""
+def doubts(results: Results, measurements: Iterable[Measurement], spent_seconds: float) -> Iterator[Note]:
+    """Notes on what an honest run may say too, when its clock was set or its limits could not be measured."""
     run = results.run
     lasted = run.ended_at - run.started_at
     if spent_seconds > lasted + DRIFT_SECONDS:
-        told = f"its samples take {spent_seconds:,.0f} s, and by its own clock it took {lasted:,.0f} s"
-        yield Note(None, f"{told}: taken on trust")
+        samples = f"its samples take {spent_seconds:,.0f} s, and by its own clock it took {lasted:,.0f} s"
+        yield Note(None, f"{samples}: taken on trust")
     first, last = run.started_at - DRIFT_SECONDS, run.ended_at + DRIFT_SECONDS
-    if not all(first <= one.started_at <= one.ended_at <= last for one in measured):
+    if not all(first <= m.started_at <= m.ended_at <= last for m in measurements):
         yield Note(None, "by its own clock it measured at other times than it ran: taken on trust")
     estimates = ((t.model, t.estimate) for t in results.trials if t.estimate is not None)
     for model in dict.fromkeys(m for m, e in estimates if e.ceiling_flops_per_second is None):

@@ -1,4 +1,8 @@
-"""Every summary of a bundle again, from its raw samples: what does not follow from them is refused."""
+"""Recompute every summary of a run's bundle from its raw samples, and refuse what does not follow from them.
+
+In: results.json as parsed, and the other payload files. Out: `RunContents`, or VerificationFailed.
+One line of samples.jsonl is in memory at a time, so that a bundle of any size can be checked.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ from bench.bundle.plausibility import (
     require_plain,
     require_same_node,
 )
+from bench.bundle.stated_manifest import StatedManifest, read_stated
 from bench.bundle.statement import Predicate
 from bench.bundle.verdict import RunContents
 from bench.records.fastest import fastest_with_confidence
@@ -37,72 +42,79 @@ from bench.records.trial import Ceiling, Failure, Measurement, NodeFacts, Trial
 if TYPE_CHECKING:
     from bench.bundle.verify import Files
 
-ROUNDING = 1e-9  # mathematics libraries differ in the last digits; nothing else may
+ROUNDING = 1e-9  # relative: mathematics libraries differ in the last digits, and in nothing else
 
 
 def recompute_run(document: Any, files: Files) -> RunContents:
-    """Every summary of results.json again, from samples.jsonl; VerificationFailed where one differs.
-
-    `document` is results.json as parsed. Only one line of samples is in memory at a time, so that a bundle of
-    any size can be checked.
-    """
+    """Recompute every summary in `document` from samples.jsonl; VerificationFailed where one differs."""
     _check_schema(document)
-    require_plain(document, files)
+    manifest = read_stated(files.read("manifest.json"))
+    require_plain(document, manifest.document)
     try:
         results = from_json(Results, document)
     except DecodeError as error:
         raise VerificationFailed(f"does not have its form: {error}", where="results.json") from None
     if results.manifest_digest != "sha256:" + files.sha256["manifest.json"]:
         raise VerificationFailed("the results are of another manifest")
-    check_image(files.read("manifest.json"), results.node.image)
+    check_image(manifest.document, results.node.image)
     try:
-        return _recompute(results, files)
-    except (ArithmeticError, ValueError) as error:  # a step of no time at all, a clock in the year 10^300
+        return _recompute(results, manifest, files)
+    except (ArithmeticError, ValueError) as error:  # a step that takes no time, a clock in the year 10^300
         message = f"the results and samples hold numbers that no run can give: {error}"
         raise VerificationFailed(message) from None
 
 
-def _recompute(results: Results, files: Files) -> RunContents:
+def _recompute(results: Results, manifest: StatedManifest, files: Files) -> RunContents:
     require_same_run(results.run, results.node, files.run)
     require_consistent(results)
     require_limits(results)
-    held = ManifestCheck(files.read("manifest.json"), results)
-    held.require_all_tried()
+    manifest_check = ManifestCheck(manifest, results)
+    manifest_check.require_all_tried()
     trials = {entry.id: _trial(results, entry) for entry in results.trials}
     if len(trials) != len(results.trials):
         raise VerificationFailed("holds a trial twice", where="results.json")
     for trial in trials.values():
-        held.require_trial(trial)
-    there = {entry.id: trials[entry.id] for entry in results.trials if not entry.failure}
-    measured = _read_samples(files, there, results.ceilings, held)
-    found: list[LabelledTrial] = [(e.id, trials[e.id], e.label, _end(e, measured)) for e in results.trials]
-    proofs = {t.id: proof for t in results.trials if (proof := t.proof or t.unproven)}
-    for theirs, ours in zip(results.trials, trial_results(found, proofs), strict=True):
-        if difference := _difference(theirs, ours):
-            raise VerificationFailed(f"trial {theirs.id}: {difference} does not follow from the samples")
-    for claimed in results.winners:  # how many settings are undecided is the run's own word
-        if claimed.undecided < 0 or _difference(
-            claimed, fastest_with_confidence(claimed.model, results.trials, claimed.undecided)
-        ):
-            raise VerificationFailed(f"the fastest of {claimed.model} is not the one that its trials show")
-    all_of_it = [part for s in measured.values() for part in (s, s.earlier) if part]
-    spent = sum(s.seconds for s in all_of_it)
-    spent += sum(t.proof.seconds for t in results.trials if t.proof)
-    told = doubts(results, (s.first for s in all_of_it), spent)
+        manifest_check.require_trial(trial)
+    not_failed = {entry.id: trials[entry.id] for entry in results.trials if not entry.failure}
+    measured = _read_samples(files, not_failed, results.ceilings, manifest_check)
+    _require_summaries(results, trials, measured)
+    reduced = [part for trial in measured.values() for part in (trial, trial.earlier) if part]
+    spent_seconds = sum(part.seconds for part in reduced)
+    spent_seconds += sum(entry.proof.seconds for entry in results.trials if entry.proof)
+    notes = doubts(results, (part.first for part in reduced), spent_seconds)
     return RunContents(
         results=results,
-        samples=sum(s.samples for s in all_of_it),
-        measured_seconds=spent,
-        notes=(*held.notes, *told),
-        slowed=_slowed(files, held.gpus, measured),
+        stated=manifest,
+        samples=sum(part.samples for part in reduced),
+        measured_seconds=spent_seconds,
+        notes=(*manifest_check.notes, *notes),
+        slowed=_slowed(files, manifest.gpus_of(results.node), measured),
     )
+
+
+def _require_summaries(
+    results: Results, trials: Mapping[str, Trial], measured: Mapping[str, ReducedTrial]
+) -> None:
+    """Refuse summaries of trials, and fastest trials, that differ from the recomputed ones."""
+    labelled: list[LabelledTrial] = [
+        (entry.id, trials[entry.id], entry.label, _end(entry, measured)) for entry in results.trials
+    ]
+    proofs = {entry.id: proof for entry in results.trials if (proof := entry.proof or entry.unproven)}
+    for theirs, ours in zip(results.trials, trial_results(labelled, proofs), strict=True):
+        if difference := _difference(theirs, ours):
+            raise VerificationFailed(f"trial {theirs.id}: {difference} does not follow from the samples")
+    for claimed in results.winners:
+        # How many settings were undecided depends on that version's search: the number is not recomputed.
+        recomputed = fastest_with_confidence(claimed.model, results.trials, claimed.undecided)
+        if claimed.undecided < 0 or _difference(claimed, recomputed):
+            raise VerificationFailed(f"the fastest of {claimed.model} is not the one that its trials show")
 
 
 def _slowed(files: Files, gpus: int, measured: Mapping[str, ReducedTrial]) -> Mapping[str, Slowed]:
     if "telemetry.jsonl" not in files.sha256:
         return {}
-    spans = {name: (one.first.started_at, one.first.ended_at) for name, one in measured.items()}
-    return slowed_trials(lambda: files.lines("telemetry.jsonl"), spans, gpus)
+    spans = {name: (trial.first.started_at, trial.first.ended_at) for name, trial in measured.items()}
+    return slowed_trials(lambda: files.blocks("telemetry.jsonl"), spans, gpus)
 
 
 def _check_schema(document: Any) -> None:
@@ -112,16 +124,19 @@ def _check_schema(document: Any) -> None:
         raise VerificationFailed(f"its results are {schema:.40}, this bench knows {SCHEMA}", advice=advice)
 
 
-def require_same_run(ours: RunFacts, node: NodeFacts, signed: Predicate) -> None:
-    found = (ours.id, ours.complete, utc(ours.started_at), utc(ours.ended_at))
-    if found != (signed.run_id, signed.complete, signed.started_at, signed.ended_at):
+def require_same_run(results_run: RunFacts, node: NodeFacts, signed: Predicate) -> None:
+    """Refuse results of another run or another machine than the statement is about."""
+    started_at, ended_at = utc(results_run.started_at), utc(results_run.ended_at)
+    of_results = (results_run.id, results_run.complete, started_at, ended_at)
+    if of_results != (signed.run_id, signed.complete, signed.started_at, signed.ended_at):
         raise VerificationFailed("the results are of another run than the statement")
     require_same_node(node, signed.node)
 
 
 def _read_samples(
-    files: Files, trials: Mapping[str, Trial], ceilings: Sequence[Ceiling], held: ManifestCheck
+    files: Files, trials: Mapping[str, Trial], ceilings: Sequence[Ceiling], manifest_check: ManifestCheck
 ) -> Mapping[str, ReducedTrial]:
+    """The trials that samples.jsonl measures, reduced; each may have one earlier measurement."""
     measured: dict[str, ReducedTrial] = {}
     earlier: dict[str, ReducedTrial] = {}
     for number, line in enumerate(files.lines("samples.jsonl"), start=1):
@@ -129,31 +144,36 @@ def _read_samples(
         try:
             document = strict_loads(line)
             name, measurement = document["trial"], from_json(Measurement, document["measurement"])
-            of = earlier if document.get("earlier") is True else measured
+            reduced = earlier if document.get("earlier") is True else measured
         except (DecodeError, KeyError, TypeError) as error:
             raise VerificationFailed(f"does not have its form: {error}", where=where) from None
         if not isinstance(name, str) or name not in trials:
             raise VerificationFailed("is of a trial that is not in the results", where=where)
-        if name in of:
+        if name in reduced:
             raise VerificationFailed(f"holds the trial {name} for the second time", where=where)
         require_measured(name, measurement)
-        held.require_flops(trials[name], measurement.flops)
-        of[name] = reduce_trial(trials[name], measurement, ceilings)
-    if alone := earlier.keys() - measured.keys():
-        message = f"holds only the first of two measurements of the trial {min(alone)}"
+        manifest_check.require_flops(trials[name], measurement.flops)
+        reduced[name] = reduce_trial(trials[name], measurement, ceilings)
+    if only_earlier := earlier.keys() - measured.keys():
+        message = f"holds only the first of two measurements of the trial {min(only_earlier)}"
         raise VerificationFailed(message, where="samples.jsonl")
-    return {name: replace(one, earlier=earlier.get(name)) for name, one in measured.items()}
+    return {name: replace(trial, earlier=earlier.get(name)) for name, trial in measured.items()}
 
 
 def _trial(results: Results, entry: TrialResult) -> Trial:
-    """The trial that an entry claims to be; its id must follow from its parts."""
+    """The trial that an entry of the results describes; its id must follow from its parts."""
     model = next((m for m in results.models if m.name == entry.model), None)
     if model is None or entry.gpus < 1 or entry.micro_batch < 1:
         raise VerificationFailed(f"trial {entry.id} is of no model in the results")
     trial = Trial(
-        model, entry.setting, entry.micro_batch, entry.gpus,
-        results.seed, results.timing, results.memory_cap_bytes,
-    )  # fmt: skip
+        model=model,
+        setting=entry.setting,
+        micro_batch=entry.micro_batch,
+        gpus=entry.gpus,
+        seed=results.seed,
+        timing=results.timing,
+        memory_cap_bytes=results.memory_cap_bytes,
+    )
     if trial.id != entry.id:
         raise VerificationFailed(f"trial {entry.id} is not what its parts say: {trial.id}")
     return trial
@@ -168,7 +188,7 @@ def _end(entry: TrialResult, measured: Mapping[str, ReducedTrial]) -> ReducedTri
 
 
 def _difference(theirs: Any, ours: Any, name: str = "it") -> str | None:
-    """The first field that differs by more than rounding; None if all agree."""
+    """The name of the first field that differs by more than rounding; None if all agree."""
     if theirs == ours:
         return None
     if is_dataclass(theirs) and type(theirs) is type(ours):
@@ -177,4 +197,4 @@ def _difference(theirs: Any, ours: Any, name: str = "it") -> str | None:
     if isinstance(theirs, float) and isinstance(ours, float):
         close = abs(theirs - ours) <= ROUNDING * max(abs(theirs), abs(ours))
         return None if close else name
-    return None if theirs == ours else name
+    return name

@@ -1,4 +1,4 @@
-"""What a verification found, for people and for programs."""
+"""The result of a successful verification, as lines for people and as a document for programs. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Generic, Protocol, TypeVar
 
 from bench.base.strict_json import to_json
+from bench.bundle.stated_manifest import StatedManifest
 from bench.bundle.statement import Level
 from bench.records.run_results import Results
 from bench.records.slowdown import Slowed, slowed_lines
@@ -54,6 +55,7 @@ class RunContents:
     """A run that trained models, as its samples show it."""
 
     results: Results
+    stated: StatedManifest
     samples: int
     measured_seconds: float
     notes: tuple[Note, ...]

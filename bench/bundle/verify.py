@@ -58,7 +58,7 @@ class TrustRules:
 
 
 class Files:
-    """The payload of a bundle, as it was signed, for whoever recomputes what follows from it."""
+    """The signed payload files of a bundle, for a recomputation of its summaries."""
 
     def __init__(self, bundle: Bundle, statement: Statement) -> None:
         self._bundle = bundle
@@ -66,34 +66,43 @@ class Files:
         self.sha256 = statement.subjects  # of each file, as signed
 
     def read(self, name: str) -> bytes:
-        """A file at once: for what is small."""
+        """A file in one piece; only small ones can be read so."""
         self._require_signed(name)
         data = self._bundle.read(name)
         self._require_unchanged(name, hashlib.sha256(data).hexdigest())
         return data
 
     def lines(self, name: str) -> Iterator[bytes]:
-        """A file line by line. What is made of the lines may only be used once the last one has come."""
+        """A file line by line. Results from the lines may be used only once the iterator has ended."""
+        for block in self.blocks(name):
+            yield from block.removesuffix(b"\n").split(b"\n")
+
+    def blocks(self, name: str) -> Iterator[bytes]:
+        """A file in blocks of whole lines. Results from them may be used only once the iterator has ended."""
         self._require_signed(name)
-        total = hashlib.sha256()
-        rest = b""
+        digest = hashlib.sha256()
+        rest = b""  # of the last block, after its last line end
         for chunk in self._bundle.chunks(name):
-            total.update(chunk)
-            *whole, rest = (rest + chunk).split(b"\n")
-            yield from whole
+            digest.update(chunk)
+            end = chunk.rfind(b"\n") + 1
+            if end:
+                yield rest + chunk[:end]
+                rest = chunk[end:]
+            else:
+                rest += chunk
             if len(rest) > MAX_LINE_BYTES:
                 raise VerificationFailed(f"has a line of more than {MAX_LINE_BYTES} bytes", where=name)
         if rest:
             yield rest
-        self._require_unchanged(name, total.hexdigest())
+        self._require_unchanged(name, digest.hexdigest())
 
     def _require_signed(self, name: str) -> None:
         if name not in self.sha256:
             raise VerificationFailed("is missing in the bundle", where=name)
 
-    def _require_unchanged(self, name: str, found: str) -> None:
-        # Again, on the very bytes that are used: the file on the disk may have changed since the first check.
-        if found != self.sha256[name]:
+    def _require_unchanged(self, name: str, sha256: str) -> None:
+        # The bytes that are used are hashed a second time: the file may have changed since _check_files.
+        if sha256 != self.sha256[name]:
             raise VerificationFailed("changed while it was verified", where=name)
 
 

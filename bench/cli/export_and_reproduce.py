@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot, VerificationFailed, nearest
-from bench.bundle.held_to_manifest import read_stated
+from bench.bundle.stated_manifest import read_stated
 from bench.bundle.tar_format import open_bundle
 from bench.cli.run_and_plan import sealer, signed_text
 from bench.node_check.recompute_any import results_of

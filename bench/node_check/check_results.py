@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from bench.base.errors import VerificationFailed
 from bench.base.strict_json import DecodeError, canonical_json, from_json, pretty_json, strict_loads, to_json
 from bench.bundle.held_to_manifest import check_image
-from bench.bundle.plausibility import require_lines, require_plain
+from bench.bundle.plausibility import require_one_line_texts, require_plain
 from bench.bundle.recompute_run import require_same_run
+from bench.bundle.stated_manifest import read_document
 from bench.bundle.verdict import Note
 from bench.node_check.check_manifest import CheckManifest, read
 from bench.node_check.checks import known_checks, not_read
@@ -140,14 +141,15 @@ def recompute_check(document: Any, files: Files) -> CheckContents:
 
     `document` is results.json as parsed.
     """
-    require_plain(document, files)
+    data = files.read("manifest.json")
+    manifest = read_document(data)
+    require_plain(document, manifest)
     try:
         results = from_json(CheckResults, document)
         if results.manifest_digest != "sha256:" + files.sha256["manifest.json"]:
             raise VerificationFailed("the results are of another manifest")
-        manifest = files.read("manifest.json")
         check_image(manifest, results.node.image)
-        _require_asked(read(manifest), results)
+        _require_asked(read(data), results)
         require_same_run(results.run, results.node, files.run)
         readings = [from_json(Reading, strict_loads(line)) for line in files.lines("samples.jsonl")]
         named = {reading.name: reading for reading in readings}
@@ -160,7 +162,7 @@ def recompute_check(document: Any, files: Files) -> CheckContents:
     evidence = Evidence(results.level, results.device, results.node.gpus, named, course)
     try:
         findings = judge(evidence, results.standards, results.require)
-        require_lines(to_json(findings), "samples.jsonl")
+        require_one_line_texts(to_json(findings), "samples.jsonl")
     except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise VerificationFailed(f"the readings make no sense: {error}", where="samples.jsonl") from None
     claimed = results.verdict

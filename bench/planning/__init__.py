@@ -1,4 +1,4 @@
-"""From a manifest to the trials of a run: reading it, planning settings, predicting memory, searching.
+"""From a manifest to the trials of a run: read it, plan settings, predict memory, search the fastest.
 
 Imports base, training and records. Pure but for reading the manifest file; no torch.
 """

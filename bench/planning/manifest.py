@@ -1,4 +1,8 @@
-"""A manifest says what to measure, never where. Its exact bytes are kept and hashed."""
+"""Read a manifest: what a run measures, never where it is measured.
+
+In: a JSON file or its bytes. Out: a `Manifest`, or BadInput with every mistake at once. Its exact bytes are
+kept and hashed. No torch; reads the manifest and the schemas shipped with bench.
+"""
 
 from __future__ import annotations
 
@@ -21,33 +25,42 @@ from bench.training.models.paper_code import SUFFIX as PAPER_CODE
 from bench.training.models.paper_code import find_model
 from bench.training.setting import Setting
 
-MAX_BYTES = 1 << 20  # a manifest is written by hand; a megabyte is a wrong file
-MAX_DEPTH = 32
+MAX_BYTES = 1 << 20  # manifests are written by hand: a larger file is not one
+MAX_DEPTH = 32  # levels of nesting
 
 SettingName = Literal["naive", "free-lunch"]
 Methods = Literal["exhaustive", "guided"] | tuple[SettingName | Setting, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """One model to measure, with its own methods and micro-batch where it has them, else the manifest's."""
+
+    model: Model
+    methods: Methods
+    micro_batch: int | None  # None: searched, from the largest that fits
+    micro_batch_path: str  # its place in the manifest, for messages
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
+    """What to measure, and for how long."""
+
     data: bytes
     name: str
-    models: tuple[Model, ...]
-    methods: Methods
-    model_methods: Mapping[str, Methods]  # by model name, where it has its own
-    gpus: int | None
-    micro_batch: int | None  # None: searched, from the largest that fits
-    model_micro_batch: Mapping[str, int | None]  # by model name, where it has its own
+    requests: tuple[ModelRequest, ...]
+    gpus: int | None  # None: all of the node
     memory_cap_bytes: int | None
     budget_seconds: float | None
     trial_seconds: float
     seed: int
     timing: Timing
-    prove: Proving | None  # None: estimates are not held against real training
+    prove: Proving | None  # None: estimates are not compared with real training
     image: str | None
 
-    def methods_of(self, model: Model) -> Methods:
-        return self.model_methods.get(model.name, self.methods)
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return tuple(request.model for request in self.requests)
 
     @property
     def digest(self) -> str:
@@ -60,13 +73,16 @@ def load_manifest(path: Path) -> Manifest:
 
 def read_manifest(path: Path) -> bytes:
     return read_bounded(
-        path, MAX_BYTES, what="", too_large="larger than 1 MiB: this is no manifest",
+        path,
+        MAX_BYTES,
+        what="",
+        too_large="larger than 1 MiB: this is no manifest",
         missing_advice="manifests/ has some to start from",
-    )  # fmt: skip
+    )
 
 
 def parse_manifest(data: bytes, where: str) -> Manifest:
-    """Bytes to Manifest, or BadInput with every mistake at once."""
+    """The manifest in these bytes, or BadInput with every mistake at once and `where` in front."""
     try:
         document = strict_loads(data)
     except DecodeError as error:
@@ -78,12 +94,14 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
     mistakes = list(schema_mistakes(document, "manifest-v1"))
     models: list[Model] = []
     if isinstance(document, dict):
-        models, more = resolve_models(document.get("models"))
-        mistakes += more
+        entries = document.get("models")
+        models, model_mistakes = resolve_models(entries)
+        mistakes += model_mistakes
         mistakes += _method_mistakes(document.get("methods"), "/methods")
-        for path, _, methods in _own(document.get("models"), "methods"):
-            mistakes += _method_mistakes(methods, path)
-    if not mistakes:  # of what is wrong already it would be told twice
+        for i, entry in enumerate(entries if isinstance(entries, list) else []):
+            if isinstance(entry, dict):
+                mistakes += _method_mistakes(entry.get("methods"), f"/models/{i}/methods")
+    if not mistakes:  # a value that is wrong already would be reported twice
         mistakes = [Mistake(place, "a text of several lines", "one line") for place in line_breaks(document)]
     if mistakes:
         mistakes.sort(key=lambda mistake: mistake.path)
@@ -97,14 +115,11 @@ def _build(data: bytes, document: Mapping[str, Any], models: tuple[Model, ...]) 
     return Manifest(
         data=data,
         name=document.get("name", "unnamed"),
-        models=models,
-        methods=_methods(document.get("methods", "guided")),
-        model_methods={name: _methods(methods) for _, name, methods in _own(document["models"], "methods")},
+        requests=tuple(
+            _request(model, document, i, entry if isinstance(entry, dict) else {})
+            for i, (model, entry) in enumerate(zip(models, document["models"], strict=True))
+        ),
         gpus=document.get("gpus"),
-        micro_batch=_micro_batch(document.get("micro_batch", "auto")),
-        model_micro_batch={
-            name: _micro_batch(size) for _, name, size in _own(document["models"], "micro_batch")
-        },
         memory_cap_bytes=None if cap is None else max(1, int(cap * 2**30)),
         budget_seconds=None if budget is None else budget * 60.0,
         trial_seconds=document.get("trial_minutes", 15) * 60.0,
@@ -115,8 +130,15 @@ def _build(data: bytes, document: Mapping[str, Any], models: tuple[Model, ...]) 
     )
 
 
-def _micro_batch(value: Any) -> int | None:
-    return None if value == "auto" else int(value)
+def _request(model: Model, document: Mapping[str, Any], i: int, entry: Mapping[str, Any]) -> ModelRequest:
+    """A model's own fields come before those of the whole manifest."""
+    micro_batch = entry.get("micro_batch", document.get("micro_batch", "auto"))
+    return ModelRequest(
+        model=model,
+        methods=_methods(entry.get("methods", document.get("methods", "guided"))),
+        micro_batch=None if micro_batch == "auto" else int(micro_batch),
+        micro_batch_path=f"/models/{i}/micro_batch" if "micro_batch" in entry else "/micro_batch",
+    )
 
 
 def _methods(value: Any) -> Methods:
@@ -126,29 +148,29 @@ def _methods(value: Any) -> Methods:
     return tuple(ordered(entry) if isinstance(entry, list) else entry for entry in entries)
 
 
-# Mistakes, in words
+# --- mistakes, in words ---------------------------------------------------------------------------------
 
 
 def schema_mistakes(document: Any, name: str) -> Iterator[Mistake]:
-    """Against one of bench/data/schema, in words."""
-    from jsonschema import Draft202012Validator  # slow to import, and only needed here
+    """The mistakes that a schema of bench/data/schema finds in a document."""
+    from jsonschema import Draft202012Validator  # slow to import
 
     schema = read_data(f"schema/{name}.json")
     for error in sorted(
         Draft202012Validator(schema).iter_errors(document), key=lambda e: list(map(str, e.path))
     ):
-        yield from _in_words(error, schema)
+        yield from _mistakes_of(error, schema)
 
 
-def _in_words(error: Any, schema: Mapping[str, Any]) -> Iterator[Mistake]:
+def _mistakes_of(error: Any, schema: Mapping[str, Any]) -> Iterator[Mistake]:
     path = "/" + "/".join(map(str, error.absolute_path))
     if error.validator == "oneOf" and error.context:
         deeper = [e for e in error.context if len(e.absolute_path) > len(error.absolute_path)]
         objects = [e for e in error.context if e.validator in ("required", "additionalProperties")]
-        if chosen := deeper or objects:  # whichever of the forms it comes nearest to: all that is wrong there
-            form = chosen[0].schema_path[0]
+        if nearest_form := deeper or objects:  # report every mistake of the form that the value is nearest to
+            form = nearest_form[0].schema_path[0]
             for inner in (e for e in error.context if e.schema_path[0] == form):
-                yield from _in_words(inner, schema)
+                yield from _mistakes_of(inner, schema)
             return
         yield Mistake(path, f"{in_json(error.instance)} does not fit", _allowed(error.schema))
     elif error.validator == "additionalProperties":
@@ -157,17 +179,17 @@ def _in_words(error: Any, schema: Mapping[str, Any]) -> Iterator[Mistake]:
             yield Mistake(f"{path.rstrip('/')}/{name}", "no such field", nearest(name, known))
     elif error.validator == "required":
         missing = sorted(set(error.validator_value) - error.instance.keys())
-        # jsonschema reports each missing field on its own: say it once, at its own place.
+        # jsonschema reports each missing field at the object: report it once, at its own place.
         name = next(m for m in missing if repr(m) in error.message)
-        wanted = error.schema["properties"][name]
-        wanted = schema["$defs"]["methods"] if "$ref" in wanted else wanted
-        yield Mistake(f"{path.rstrip('/')}/{name}", "missing", _allowed(wanted))
+        field = error.schema["properties"][name]
+        field = schema["$defs"]["methods"] if "$ref" in field else field
+        yield Mistake(f"{path.rstrip('/')}/{name}", "missing", _allowed(field))
     else:
         yield Mistake(path, f"{in_json(error.instance)} does not fit", _allowed(error.schema))
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
-    """What a schema admits, in a few words."""
+    """The values that a schema allows, in a few words."""
     if "description" in schema and "oneOf" in schema:
         return f"allowed: {schema['description']}"
     if "oneOf" in schema:
@@ -187,17 +209,21 @@ def _allowed(schema: Mapping[str, Any]) -> str:
     }
     text = words.get(str(schema.get("type")), "another value")
     bounds = {
-        "minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most",
-        "minItems": "with at least", "maxItems": "with at most", "pattern": "matching",
-    }  # fmt: skip
+        "minimum": "at least",
+        "exclusiveMinimum": "more than",
+        "maximum": "at most",
+        "minItems": "with at least",
+        "maxItems": "with at most",
+        "pattern": "matching",
+    }
     limits = [f"{word} {schema[key]}" for key, word in bounds.items() if key in schema]
-    of_what = schema.get("type") in ("array", "object") and "description" in schema
-    said = f": {schema['description']}" if of_what else ""
-    return f"allowed: {text} {' and '.join(limits)}".rstrip() + said
+    has_items = schema.get("type") in ("array", "object") and "description" in schema
+    description = f": {schema['description']}" if has_items else ""
+    return f"allowed: {text} {' and '.join(limits)}".rstrip() + description
 
 
 def resolve_models(entries: Any) -> tuple[list[Model], list[Mistake]]:
-    """The models of a manifest that can be made, and what is wrong with the others."""
+    """The models of a manifest's "models", in its order, and the mistakes of those that cannot be made."""
     models: dict[str, Model] = {}
     mistakes: list[Mistake] = []
     for i, entry in enumerate(entries if isinstance(entries, list) else []):
@@ -207,13 +233,13 @@ def resolve_models(entries: Any) -> tuple[list[Model], list[Mistake]]:
                 mistakes.append(Mistake(path, f'"{model.name}" stands twice', "allowed: each name once"))
             case Model() as model:
                 models[model.name] = model
-            case list() as found:
-                mistakes += found
+            case list() as of_entry:
+                mistakes += of_entry
     return list(models.values()), mistakes
 
 
 def _resolve_model(entry: Any, path: str) -> Model | list[Mistake]:
-    """A wrongly typed entry is the schema's to report: no second mistake for it here."""
+    """A model, or the mistakes of its entry. The schema reports wrong types: for these, no mistake here."""
     if isinstance(entry, str):
         model = find_model(entry)
         return model if model else [_unknown_model(entry, path)]
@@ -236,14 +262,8 @@ def _unknown_model(name: str, path: str) -> Mistake:
     return Mistake(path, f"{in_json(name)} is not a model here", f"{hint}   (bench plan --list-models)")
 
 
-def _own(entries: Any, field: str) -> Iterator[tuple[str, str, Any]]:
-    """Path, model name and value, where a model has a field of its own that the manifest has for all."""
-    for i, entry in enumerate(entries if isinstance(entries, list) else []):
-        if isinstance(entry, dict) and field in entry and isinstance(entry.get("name"), str):
-            yield f"/models/{i}/{field}", entry["name"], entry[field]
-
-
 def _method_mistakes(entries: Any, where: str) -> Iterator[Mistake]:
+    """Unknown methods, and methods that exclude each other, in the listed settings of a "methods" field."""
     for i, entry in enumerate(entries if isinstance(entries, list) else []):
         if not isinstance(entry, list) or not all(isinstance(name, str) for name in entry):
             continue
@@ -258,7 +278,7 @@ def _method_mistakes(entries: Any, where: str) -> Iterator[Mistake]:
 
 
 def _depth(value: Any) -> int:
-    """Levels of nesting, without recursion: the input decides how deep it is."""
+    """Levels of nesting, counted without recursion: a document may be nested too deeply for that."""
     deepest, stack = 0, [(value, 1)]
     while stack:
         item, level = stack.pop()

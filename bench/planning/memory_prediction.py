@@ -1,6 +1,6 @@
-"""Memory at the height of a step, predicted: weights, gradients, moments, and what a pass keeps.
+"""Predict the peak memory of a step: weights, gradients, optimizer moments, and activations.
 
-Pure arithmetic on shapes. docs/accuracy.md holds it against what was measured.
+Pure arithmetic on shapes. docs/accuracy.md compares predictions with measurements.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from bench.training.models.own_models import family_of
 from bench.training.setting import Setting, in_group
 
 FP32, HALF, MOMENTS = 4, 2, 8  # bytes a parameter
-# Parameters, whatever a model has, by DeepSpeed's defaults: what a bucket of gradients has room for, and how
-# many weights that were gathered are kept.
+# DeepSpeed's defaults, in parameters of any model: the room of a gradient bucket, and the most gathered
+# weights that are kept.
 BUCKET = 500_000_000
 GATHERED = 1_000_000_000
-PROCESS = 3_000_000_000  # of the host's memory: what Python, torch and CUDA take
-# And what offloading takes there, for each parameter. Weights, gradients and two moments are 16; the rest
-# is what DeepSpeed makes while it sets up, a pass's gradients beside their sums under FSDP2, and pinned
-# memory, which comes in powers of two. Measured: 21 to 24, 33, and 22 to 24 (tests/test_memory.py holds them
-# against the bundles).
+PROCESS = 3_000_000_000  # bytes of the host's memory that Python, torch and CUDA take in each process
+# Bytes of the host's memory that offloading takes for each parameter. Weights, gradients and two moments are
+# 16; the rest is what DeepSpeed allocates while it sets up, a pass's gradients beside their sums under FSDP2,
+# and pinned memory, which is allocated in powers of two. Measured: 21 to 24, 33, and 22 to 24
+# (tests/test_memory.py compares them with the bundles).
 OFFLOADED = {"zero-1": 22, "zero-2": 22, "zero-3": 34, "fsdp-2": 24, "fsdp-3": 24}
 
 
 def predict_bytes(model: Model, setting: Setting, micro_batch: int, gpus: int) -> int | None:
-    """None where only the built module can tell."""
+    """Predicted peak bytes of one device; None for a model whose family has no formula for them."""
     family = family_of(model)
     try:
         parts = family.parameters(model)
@@ -31,16 +31,13 @@ def predict_bytes(model: Model, setting: Setting, micro_batch: int, gpus: int) -
     except LookupError:
         return None
     half = model.recipe.precision != "fp32"
-    late = _late(setting, half, parts.total)
-    activations = max(at_loss * micro_batch, in_blocks * micro_batch + late)
+    in_backward = _backward_bytes(setting, half, parts.total)
+    activations = max(at_loss * micro_batch, in_blocks * micro_batch + in_backward)
     return state_bytes(parts, setting, gpus, half) + activations
 
 
 def host_bytes(parameters: int, setting: Setting, gpus: int, nodes: int = 1) -> int:
-    """What offloading takes of a node's memory.
-
-    What is offloaded is divided among all devices, so a node has its own devices' share of it.
-    """
+    """Bytes of a node's own memory that offloading takes: its devices' share of all that is offloaded."""
     sharding = in_group(setting, "sharding")
     if sharding is None or "offload" not in setting:
         return 0
@@ -48,12 +45,12 @@ def host_bytes(parameters: int, setting: Setting, gpus: int, nodes: int = 1) -> 
 
 
 def state_bytes(parts: Parts, setting: Setting, gpus: int, half: bool) -> int:
-    """What is there whatever the micro-batch, at its most."""
+    """Peak bytes of a device that do not depend on the micro-batch."""
     sharding, offload = in_group(setting, "sharding"), "offload" in setting
     match sharding:
         case None:
             # fp32 weights, gradients and two moments; autocast keeps a half copy of the weights in a pass.
-            # DDP has its own copy of gradients that several passes add up; half-weights averages them itself.
+            # DDP keeps a second copy of the gradients, which several passes add up; half-weights needs none.
             sent = FP32 * (gpus > 1 and "half-weights" not in setting)
             return parts.total * (FP32 + FP32 + MOMENTS + HALF * half + sent)
         case "fsdp-2" | "fsdp-3":
@@ -62,12 +59,12 @@ def state_bytes(parts: Parts, setting: Setting, gpus: int, half: bool) -> int:
             return _zero(parts, gpus, half, stage=int(sharding.removeprefix("zero-")), offload=offload)
 
 
-def _late(setting: Setting, half: bool, parameters: int) -> int:
-    """What comes once the loss is gone.
+def _backward_bytes(setting: Setting, half: bool, parameters: int) -> int:
+    """Bytes allocated during the backward pass, after the tensors of the loss were freed (ZeRO-1 and -2).
 
-    Stage 2 of ZeRO makes room for gradients with the first of them. Stage 1 adds them up in fp32 once a pass
-    is over, so that all of them come together in half precision; without checkpointing more than they take,
-    of what the pass kept, is gone by then.
+    ZeRO-2 allocates its gradient bucket with the first gradient. ZeRO-1 adds gradients up in fp32 when a pass
+    is over, so all of them exist at once in half precision; without checkpointing, the pass has by then freed
+    more activations than they take.
     """
     if "zero-2" in setting:
         return BUCKET * (HALF if half else FP32)
@@ -75,31 +72,32 @@ def _late(setting: Setting, half: bool, parameters: int) -> int:
 
 
 def _fsdp(parts: Parts, gpus: int, half: bool, *, parameters_too: bool, offload: bool) -> int:
-    """Shards; what is gathered; the largest part's gradients on their way."""
-    gathered = HALF if half else FP32
+    """Bytes under FSDP2: shards, gathered weights, and the largest part's gradients during reduction."""
+    bytes_gathered = HALF if half else FP32
     largest = max(parts.blocks, default=0)
-    # The block at work and the one fetched ahead; what lies outside of the blocks stays for the whole pass.
-    together = parts.outside + 2 * largest if parameters_too else parts.total
-    on_their_way = max(largest, parts.outside) * gathered
+    # The current block and the prefetched one; parameters outside of blocks stay gathered for the whole pass.
+    gathered = parts.outside + 2 * largest if parameters_too else parts.total
+    in_reduction = max(largest, parts.outside) * bytes_gathered
     shards = 0 if offload else parts.total * (FP32 + FP32 + MOMENTS) // gpus
-    return shards + together * gathered + on_their_way
+    return shards + gathered * bytes_gathered + in_reduction
 
 
 def _zero(parts: Parts, gpus: int, half: bool, *, stage: int, offload: bool) -> int:
-    """Weights as computed with, sums of gradients, an fp32 copy and moments divided, a bucket.
+    """Bytes under DeepSpeed: weights in the computing precision, sums of gradients, and a bucket.
 
-    Gradients as computed leave as soon as they are there.
+    The fp32 copy of the weights and the moments are divided among devices. Each gradient in the computing
+    precision is freed as soon as it is reduced.
     """
     computed = HALF if half else FP32
     total = parts.total
     weights = total * computed
     if stage == 3:
-        at_work = parts.outside + 2 * max(parts.blocks, default=0)
-        weights = max(at_work, min(GATHERED, total)) * computed
+        in_use = parts.outside + 2 * max(parts.blocks, default=0)
+        weights = max(in_use, min(GATHERED, total)) * computed
         weights += 0 if offload else total * computed // gpus
     gradients = total * FP32 // (1 if stage == 1 else gpus)
     if offload and (stage == 3 or (stage == 2 and not half)):
         gradients = 0  # added up on the host
     optimizer = 0 if offload else total * (FP32 + MOMENTS) // gpus
-    bucket = {1: FP32, 2: 0, 3: computed}[stage] * BUCKET  # stage 2 makes its own `_late`
+    bucket = {1: FP32, 2: 0, 3: computed}[stage] * BUCKET  # stage 2: see _backward_bytes
     return weights + gradients + optimizer + bucket

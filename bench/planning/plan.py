@@ -1,7 +1,6 @@
-"""Manifest x target -> plan: every trial that would run, what it should need, what is skipped.
+"""Plan a run: a manifest and target devices in; every trial, its predicted memory and what is skipped out.
 
-Pure: no GPU is touched, no torch imported. A plan made for a machine that is not here is the same
-plan as one made there.
+Pure: no I/O, no torch. A plan for another machine is the plan that this machine itself would make.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 
 from bench.base.errors import BadInput, Mistake
 from bench.base.gpu_catalogue import gpu_named
-from bench.planning.manifest import Manifest
+from bench.planning.manifest import Manifest, ModelRequest
 from bench.planning.memory_prediction import host_bytes, predict_bytes, state_bytes
 from bench.records.text import bytes_text
 from bench.records.trial import NodeFacts, Skipped, Trial
@@ -31,24 +30,22 @@ from bench.training.models import Counted, Model
 from bench.training.models.own_models import family_of
 from bench.training.setting import NAIVE, Setting, in_group
 
-# A prediction can be wrong: only what is far too large is not tried at all.
+# Multiple of the memory above which a predicted setting is not tried at all: predictions can be wrong.
 HOPELESS = 1.5
-DOUBT = 0.15  # of what lies there before any sample, either way: docs/accuracy.md
-# What the allocator's fragments and the CUDA context take beside the tensors.
-USABLE = 0.92
+DOUBT = 0.15  # relative error, either way, of the memory that is taken before any sample: docs/accuracy.md
+USABLE = 0.92  # share of the memory for tensors: the CUDA context and fragmentation take the rest
 
 
 @dataclass(frozen=True, slots=True)
 class SettingPlan:
-    """One setting of one model: its trials from the largest micro-batch worth a try downwards."""
+    """One setting of one model: its trials, from the largest micro-batch worth a try downwards."""
 
     label: str
     trials: tuple[Trial, ...]
-    ids: tuple[str, ...]  # of the trials: a hash each, not to be taken again at every decision
-    needs: Mapping[int, int | None]  # predicted bytes by micro-batch; None: nothing predicts them
-    least_bytes: int | None  # without any sample; None: counted when it runs
+    needs: Mapping[int, int | None]  # predicted bytes by micro-batch; None: no formula predicts them
+    least_bytes: int | None  # taken before any sample; None: counted only when it runs
     floor_days: float | None  # at the vendor's peak rate: no machine of this kind is faster
-    host_bytes: int = 0  # of each node's own memory, for what is offloaded
+    host_bytes: int = 0  # each node's own memory that offloading takes
 
     @property
     def model(self) -> Model:
@@ -65,17 +62,19 @@ class SettingPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """All that a run would measure on the target, and what it would not."""
+
     manifest_digest: str
     target: Target
     cells: tuple[SettingPlan, ...]
     skipped: tuple[Skipped, ...]
-    memory_bytes: int  # of one device, as far as trials may use it
-    guided: frozenset[str] = frozenset()  # models whose fastest setting is searched, not each one measured
-    trial_seconds: float = math.inf  # after which a trial is ended
+    memory_bytes: int  # that trials may use of one device
+    guided: frozenset[str] = frozenset()  # models whose fastest setting is searched, not every one measured
+    trial_seconds: float = math.inf  # a longer trial is ended
 
 
 def target_of(node: NodeFacts, gpus: int | None, nodes: int = 1) -> Target:
-    """The devices that a manifest asks for, of this node and of others like it."""
+    """The devices that a manifest asks for, on this node and on others like it; None asks for all GPUs."""
     if not node.gpus:
         return Target("cpu", nodes * (gpus or 1), node.memory_bytes, node.cpu, None, node.memory_bytes, nodes)
     count = gpus or len(node.gpus)
@@ -92,30 +91,39 @@ def target_of(node: NodeFacts, gpus: int | None, nodes: int = 1) -> Target:
 
 
 def make_plan(manifest: Manifest, target: Target, counted: Mapping[str, Counted] | None = None) -> Plan:
-    """`counted`: by name, of models that have no formulas."""
+    """Plan every trial of a manifest on the target devices; BadInput where a batch cannot be kept exact.
+
+    `counted` has, by model name, the parameters and operations of models without formulas.
+    """
     _check_batches(manifest, target)
     cells: list[SettingPlan] = []
     skipped: list[Skipped] = []
     # Setting by setting, not model by model: an early end leaves an answer for each model.
-    per_model = [list(_settings(manifest, model, target)) for model in manifest.models]
+    per_model = [list(_settings(request, target)) for request in manifest.requests]
     counts = {model.name: (counted or {}).get(model.name) or _by_formula(model) for model in manifest.models}
     for row in range(max(map(len, per_model))):
-        for model, settings in zip(manifest.models, per_model, strict=True):
+        for request, settings in zip(manifest.requests, per_model, strict=True):
             if row >= len(settings):
                 continue
-            match _cell(manifest, model, settings[row], target, counts[model.name]):
+            match _plan_setting(manifest, request, settings[row], target, counts[request.model.name]):
                 case SettingPlan() as cell:
                     cells.append(cell)
                 case Skipped() as left_out:
                     skipped.append(left_out)
-    guided = frozenset(m.name for m in manifest.models if manifest.methods_of(m) == "guided")
-    memory = _usable_bytes(manifest, target)
-    return Plan(manifest.digest, target, tuple(cells), tuple(skipped), memory, guided, manifest.trial_seconds)
+    return Plan(
+        manifest_digest=manifest.digest,
+        target=target,
+        cells=tuple(cells),
+        skipped=tuple(skipped),
+        memory_bytes=_usable_bytes(manifest, target),
+        guided=frozenset(request.model.name for request in manifest.requests if request.methods == "guided"),
+        trial_seconds=manifest.trial_seconds,
+    )
 
 
-def _settings(manifest: Manifest, model: Model, target: Target) -> Iterator[Setting]:
-    """This model's settings, each once, in the manifest's order."""
-    methods = manifest.methods_of(model)
+def _settings(request: ModelRequest, target: Target) -> Iterator[Setting]:
+    """A model's settings, each once, in the manifest's order."""
+    model, methods = request.model, request.methods
     if methods == "exhaustive":
         yield NAIVE
         for setting in memory_saving_settings(target.gpus):
@@ -124,14 +132,14 @@ def _settings(manifest: Manifest, model: Model, target: Target) -> Iterator[Sett
     if methods == "guided":
         yield from dict.fromkeys(_candidates(model, target))
         return
-    named = {"naive": NAIVE, "free-lunch": free_lunch(model, target)}
-    yield from dict.fromkeys(named[entry] if isinstance(entry, str) else entry for entry in methods)
+    by_name = {"naive": NAIVE, "free-lunch": free_lunch(model, target)}
+    yield from dict.fromkeys(by_name[entry] if isinstance(entry, str) else entry for entry in methods)
 
 
 def _candidates(model: Model, target: Target) -> Iterator[Setting]:
-    """All that may be the fastest: every memory-saving setting, with every method that pays for some.
+    """Every setting that may be a model's fastest: each way to save memory, with the methods that may pay.
 
-    What is not sharded, uncompiled too: where a compiler fails or never ends, something else must answer.
+    Settings without sharding come uncompiled too: one must answer where a compiler fails or never ends.
     """
     halves = known_methods()["half-weights"].refuse(model, target) is None
     for setting in memory_saving_settings(target.gpus):
@@ -143,6 +151,7 @@ def _candidates(model: Model, target: Target) -> Iterator[Setting]:
 
 
 def _by_formula(model: Model) -> Counted | None:
+    """Parameters and operations by the family's formulas; None if it has none."""
     family = family_of(model)
     try:
         return Counted(family.parameters(model), family.forward_flops(model))
@@ -150,17 +159,18 @@ def _by_formula(model: Model) -> Counted | None:
         return None
 
 
-def _cell(
-    manifest: Manifest, model: Model, setting: Setting, target: Target, counts: Counted | None
+def _plan_setting(
+    manifest: Manifest, request: ModelRequest, setting: Setting, target: Target, counts: Counted | None
 ) -> SettingPlan | Skipped:
+    """The trials of one setting, or why it is skipped: refused by a method, or too large for the memory."""
+    model = request.model
     name = label(setting, model, target)
     host = host_bytes(counts.parts.total, setting, target.gpus, target.nodes) if counts else 0
     if reason := refusal(setting, model, target) or _host_is_small(host, target):
         return Skipped(model.name, setting, name, reason)
     memory = _usable_bytes(manifest, target)
     share = model.recipe.batch_size // target.gpus
-    wanted = manifest.model_micro_batch.get(model.name, manifest.micro_batch)
-    sizes = [wanted] if wanted else _divisors(share)
+    sizes = [request.micro_batch] if request.micro_batch else _divisors(share)
     needs = {size: predict_bytes(model, setting, size, target.gpus) for size in sizes}
     half = model.recipe.precision != "fp32"
     states = state_bytes(counts.parts, setting, target.gpus, half) if counts else None
@@ -172,29 +182,39 @@ def _cell(
         return Skipped(model.name, setting, name, reason)
     fitting = [size for size in sizes if (need := needs[size]) is None or need <= USABLE * memory]
     chosen = _thinned(fitting or sizes[-1:])
-    trials = tuple(
-        Trial(model, setting, size, target.gpus, manifest.seed, manifest.timing, manifest.memory_cap_bytes)
-        for size in chosen
-    )
-    ids = tuple(trial.id for trial in trials)
-    predicted = {size: needs[size] for size in chosen}
     return SettingPlan(
-        name, trials, ids, predicted, states, _floor_days(model, setting, target, counts), host
+        label=name,
+        trials=tuple(_trial(manifest, model, setting, size, target.gpus) for size in chosen),
+        needs={size: needs[size] for size in chosen},
+        least_bytes=states,
+        floor_days=_floor_days(model, setting, target, counts),
+        host_bytes=host,
+    )
+
+
+def _trial(manifest: Manifest, model: Model, setting: Setting, micro_batch: int, gpus: int) -> Trial:
+    return Trial(
+        model=model,
+        setting=setting,
+        micro_batch=micro_batch,
+        gpus=gpus,
+        seed=manifest.seed,
+        timing=manifest.timing,
+        memory_cap_bytes=manifest.memory_cap_bytes,
     )
 
 
 def _usable_bytes(manifest: Manifest, target: Target) -> int:
-    """Of one device: a cap takes away, and adds nothing to a card that has less."""
+    """Memory of one device that trials may use: the manifest's cap, if the device has more."""
     return min(manifest.memory_cap_bytes or target.memory_bytes, target.memory_bytes)
 
 
 def _host_is_small(needed: int, target: Target) -> str | None:
-    there = target.host_bytes
-    if there is None or needed <= there:
+    available = target.host_bytes
+    if available is None or needed <= available:
         return None
-    return (
-        f"offloading needs about {needed / 2**30:.0f} GiB of the host's memory; there are {there / 2**30:.0f}"
-    )
+    needs = f"offloading needs about {needed / 2**30:.0f} GiB of the host's memory"
+    return f"{needs}; there are {available / 2**30:.0f}"
 
 
 def _divisors(number: int) -> list[int]:
@@ -203,7 +223,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _thinned(sizes: list[int]) -> list[int]:
-    """After memory ran out, a step down of less than a quarter is not worth a trial."""
+    """Drop micro-batches less than a quarter below the next larger: after memory ran out, they seldom fit."""
     chosen = sizes[:1]
     for size in sizes[1:]:
         if size <= 0.75 * chosen[-1] or size == 1:
@@ -212,6 +232,7 @@ def _thinned(sizes: list[int]) -> list[int]:
 
 
 def _floor_days(model: Model, setting: Setting, target: Target, counts: Counted | None) -> float | None:
+    """Days at the vendor's peak rate; None for a CPU or a GPU that the catalogue lacks."""
     gpu = gpu_named(target.name) if target.device == "cuda" else None
     if gpu is None or counts is None:
         return None
@@ -222,25 +243,17 @@ def _floor_days(model: Model, setting: Setting, target: Target, counts: Counted 
 
 
 def _check_batches(manifest: Manifest, target: Target) -> None:
+    """Refuse a manifest in which GPUs or a micro-batch do not divide a recipe's batch."""
     mistakes = []
-    for i, model in enumerate(manifest.models):
-        batch = model.recipe.batch_size
+    for i, request in enumerate(manifest.requests):
+        batch = request.model.recipe.batch_size
         share, rest = divmod(batch, target.gpus)
-        micro_batch = manifest.model_micro_batch.get(model.name, manifest.micro_batch)
         if rest:
-            mistakes.append(
-                Mistake(
-                    f"/models/{i}", f"batch {batch} does not divide among {target.gpus} GPUs", "change gpus"
-                )
-            )
-        elif micro_batch and share % micro_batch:
-            own = model.name in manifest.model_micro_batch
-            mistakes.append(
-                Mistake(
-                    f"/models/{i}/micro_batch" if own else "/micro_batch",
-                    f"{micro_batch} does not divide {model.name}'s {share} samples a GPU",
-                    f"allowed: {', '.join(map(str, reversed(_divisors(share))))}",
-                )
-            )
+            text = f"batch {batch} does not divide among {target.gpus} GPUs"
+            mistakes.append(Mistake(f"/models/{i}", text, "change gpus"))
+        elif request.micro_batch and share % request.micro_batch:
+            text = f"{request.micro_batch} does not divide {request.model.name}'s {share} samples a GPU"
+            allowed = f"allowed: {', '.join(map(str, reversed(_divisors(share))))}"
+            mistakes.append(Mistake(request.micro_batch_path, text, allowed))
     if mistakes:
         raise BadInput("the batch cannot be kept exact", where=manifest.name, mistakes=tuple(mistakes))

@@ -1,6 +1,7 @@
-"""Held back while its steps were timed: a GPU says itself that heat, or its supply, slows it down. Pure.
+"""Find the trials during which heat or the power supply held a GPU back, by NVML's clock reasons.
 
-Its days are true, of this machine as it is: the same GPU in good health is faster.
+In: telemetry.jsonl and the time span of each trial's steps. Out: a `Slowed` for each such trial, and its
+text. Pure. The days of such a trial are right for this machine as it is; a GPU in good health is faster.
 """
 
 from __future__ import annotations
@@ -8,24 +9,26 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bench.base.strict_json import DecodeError, strict_loads
 
-# Of NVML's reasons for a clock those that are a fault; the power cap is what full load is held to.
+# NVML's clock reasons that mean a fault. The power cap is none: full load is meant to run at it.
 BAD_REASONS: Mapping[int, tuple[str, Literal["warn", "fail"]]] = {
     0x08: ("hardware slowdown", "fail"),
     0x40: ("hardware thermal slowdown", "fail"),
     0x80: ("power brake", "fail"),
     0x20: ("software thermal slowdown", "warn"),
 }
-_BAD = sum(BAD_REASONS)
+_BAD_BITS = sum(BAD_REASONS)
 HEALTHY = "the same GPU in good health is faster, and bench check examines this one"
-LEAST_SHARE = 0.01  # of the readings: fewer cost no more than two processes differ by
+# Smallest share of readings that counts: fewer cost less than two processes differ by.
+LEAST_SHARE = 0.01
 Span = tuple[float, float]  # unix time
-_REASONS = re.compile(rb'"throttle_reasons":\s*(\d{1,19})')
+_REASONS_KEY = b'throttle_reasons":'
+_REASONS = re.compile(_REASONS_KEY + rb"\s*(\d{1,19})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,38 +38,54 @@ class Slowed:
     gpu: int
     why: tuple[str, ...]
     share: float  # of the readings
-    sm_mhz: int | None  # while it was; None: it does not say
-    top_mhz: int | None  # that it showed in this run
-    celsius: int | None  # at the most
+    sm_mhz: int | None  # median while held back; None: the GPU does not report it
+    top_mhz: int | None  # the highest clock in this run
+    celsius: int | None  # the highest while held back
 
 
 def slowed_trials(
     read: Callable[[], Iterable[bytes]], spans: Mapping[str, Span], gpus: int
 ) -> Mapping[str, Slowed]:
-    """By trial; `read` gives the lines of telemetry.jsonl, whose first `gpus` are those that trained.
+    """The trials in which a GPU was held back while their steps were timed, by trial id.
 
-    A line that is no reading says nothing: a run that was killed left half of one.
+    `read` returns telemetry.jsonl in pieces of whole lines; the first `gpus` GPUs of a reading are those that
+    trained. Lines that are no reading are left out: a run that was killed ends in half a line.
     """
-    if not any(int(bits) & _BAD for line in read() for bits in _REASONS.findall(line)):
-        return {}  # as of nearly every bundle, and they may have many lines
-    seen: dict[str, dict[int, _Course]] = defaultdict(lambda: defaultdict(_Course))
-    top: dict[int, int] = {}
-    for at, trial, said_by in filter(None, map(_reading, read())):
+    if not any(map(_has_bad_reason, read())):
+        return {}  # so with nearly every bundle, and telemetry is most of one: parsing it all takes seconds
+    courses: dict[str, dict[int, _Course]] = defaultdict(lambda: defaultdict(_Course))
+    top_mhz: dict[int, int] = {}
+    for at, trial, readings in filter(None, map(_reading, _lines(read()))):
         begun, ended = spans.get(trial, (math.inf, -math.inf))
-        for gpu, said in enumerate(said_by):
-            if (mhz := _number(said, "sm_mhz")) is not None:
-                top[gpu] = max(mhz, top.get(gpu, 0))
+        for gpu, reading in enumerate(readings):
+            if (mhz := _number(reading, "sm_mhz")) is not None:
+                top_mhz[gpu] = max(mhz, top_mhz.get(gpu, 0))
             if begun <= at <= ended and gpu < gpus:
-                seen[trial][gpu].add(said)
-    return {trial: worst for trial, course in seen.items() if (worst := _worst(course, top)) is not None}
+                courses[trial][gpu].add(reading)
+    worst = {trial: _worst(course, top_mhz) for trial, course in courses.items()}
+    return {trial: slowed for trial, slowed in worst.items() if slowed is not None}
+
+
+def _has_bad_reason(block: bytes) -> bool:
+    """Whether any reading in a block of lines has a reason that means a fault.
+
+    Searches the text of the whole block at once: ten times faster than decoding its lines.
+    """
+    return _REASONS_KEY in block and any(int(bits) & _BAD_BITS for bits in set(_REASONS.findall(block)))
+
+
+def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    for block in blocks:
+        yield from block.split(b"\n")
 
 
 def _reading(line: bytes) -> tuple[float, str, list[Any]] | None:
+    """(time, trial, a reading for each GPU) of a line of telemetry; None if it is no such line."""
     try:
-        found = strict_loads(line)
+        document = strict_loads(line)
     except DecodeError:
         return None
-    match found:
+    match document:
         case {"at": int() | float() as at, "trial": str() as trial, "gpus": list() as gpus}:
             return at, trial, gpus
         case _:
@@ -75,7 +94,7 @@ def _reading(line: bytes) -> tuple[float, str, list[Any]] | None:
 
 @dataclass(slots=True)
 class _Course:
-    """Of one GPU, while one trial's steps were timed."""
+    """The readings of one GPU while one trial's steps were timed."""
 
     readings: int = 0
     held_back: int = 0
@@ -83,68 +102,75 @@ class _Course:
     mhz: list[int] = field(default_factory=list)
     celsius: list[int] = field(default_factory=list)
 
-    def add(self, said: Mapping[str, Any]) -> None:
-        reasons = _number(said, "throttle_reasons")
+    def add(self, reading: Mapping[str, Any]) -> None:
+        reasons = _number(reading, "throttle_reasons")
         if reasons is None:
             return
         self.readings += 1
-        if not reasons & _BAD:
+        if not reasons & _BAD_BITS:
             return
         self.held_back += 1
         self.bits |= reasons
-        self.mhz += [mhz for mhz in [_number(said, "sm_mhz")] if mhz is not None]
-        self.celsius += [heat for heat in [_number(said, "celsius")] if heat is not None]
+        if (mhz := _number(reading, "sm_mhz")) is not None:
+            self.mhz.append(mhz)
+        if (celsius := _number(reading, "celsius")) is not None:
+            self.celsius.append(celsius)
 
     @property
     def share(self) -> float:
         return self.held_back / self.readings if self.readings else 0.0
 
 
-def _worst(courses: Mapping[int, _Course], top: Mapping[int, int]) -> Slowed | None:
-    from statistics import median  # slow to import, and hardly a bundle needs it
+def _worst(courses: Mapping[int, _Course], top_mhz: Mapping[int, int]) -> Slowed | None:
+    """The GPU of a trial that was held back most; None if none was for LEAST_SHARE of its readings."""
+    from statistics import median  # slow to import, and few bundles need it
 
     gpu, course = max(courses.items(), key=lambda pair: pair[1].share)
     if course.share < LEAST_SHARE:
         return None
     return Slowed(
-        gpu,
-        tuple(words for bit, (words, _) in BAD_REASONS.items() if course.bits & bit),
-        course.share,
-        round(median(course.mhz)) if course.mhz else None,
-        top.get(gpu),
-        max(course.celsius, default=None),
+        gpu=gpu,
+        why=tuple(words for bit, (words, _) in BAD_REASONS.items() if course.bits & bit),
+        share=course.share,
+        sm_mhz=round(median(course.mhz)) if course.mhz else None,
+        top_mhz=top_mhz.get(gpu),
+        celsius=max(course.celsius, default=None),
     )
 
 
-def _number(said: Any, name: str) -> int | None:
-    """What a card does not say is missing."""
-    value = said.get(name) if isinstance(said, dict) else None
+def _number(reading: Any, name: str) -> int | None:
+    """A value of a reading; None if the GPU does not report it, or reports no natural number."""
+    value = reading.get(name) if isinstance(reading, dict) else None
     return value if type(value) is int and value >= 0 else None
 
 
 def slowed_text(slowed: Slowed) -> str:
     """GPU 0 by software thermal slowdown, 49% of the time, at 405 of its 1,980 MHz and 87 °C."""
-    told = f"GPU {slowed.gpu} by {' and '.join(slowed.why)}"
-    return told + "".join(_course_text([slowed]))
+    return f"GPU {slowed.gpu} by {' and '.join(slowed.why)}{_course_text([slowed])}"
 
 
-def slowed_lines(found: Mapping[str, Slowed]) -> Iterator[str]:
-    """A line a GPU, of a whole run."""
-    for gpu in sorted({one.gpu for one in found.values()}):
-        own = [one for one in found.values() if one.gpu == gpu]
-        why = " and ".join(dict.fromkeys(word for one in own for word in one.why))
-        course = "".join(_course_text(own))
-        yield f"GPU {gpu} by {why} in {len(own)} trial{'s' * (len(own) > 1)}{course}: {HEALTHY}"
+def slowed_lines(slowed: Mapping[str, Slowed]) -> Iterator[str]:
+    """One line for each GPU that was held back, over all trials of a run."""
+    for gpu in sorted({trial.gpu for trial in slowed.values()}):
+        trials = [trial for trial in slowed.values() if trial.gpu == gpu]
+        why = " and ".join(dict.fromkeys(reason for trial in trials for reason in trial.why))
+        count = f"{len(trials)} trial{'s' * (len(trials) > 1)}"
+        yield f"GPU {gpu} by {why} in {count}{_course_text(trials)}: {HEALTHY}"
 
 
-def _course_text(of: list[Slowed]) -> Iterator[str]:
-    if (share := max(one.share for one in of)) < 1:
-        yield f", {'up to ' * (len(of) > 1)}{100 * share:.2g}% of the time"
-    clocks = [one.sm_mhz for one in of if one.sm_mhz is not None]
-    tops = [one.top_mhz for one in of if one.top_mhz is not None]
-    heat = [one.celsius for one in of if one.celsius is not None]
-    if clocks and tops:
-        span = f"{min(clocks):,}" if min(clocks) == max(clocks) else f"{min(clocks):,} to {max(clocks):,}"
-        yield f", at {span} of its {max(tops):,} MHz"
+def _course_text(trials: Sequence[Slowed]) -> str:
+    """Share of the time, clocks and temperature of one GPU over several trials."""
+    up_to = "up to " if len(trials) > 1 else ""
+    text = ""
+    if (share := max(trial.share for trial in trials)) < 1:
+        text += f", {up_to}{100 * share:.2g}% of the time"
+    clocks = [trial.sm_mhz for trial in trials if trial.sm_mhz is not None]
+    top_clocks = [trial.top_mhz for trial in trials if trial.top_mhz is not None]
+    heat = [trial.celsius for trial in trials if trial.celsius is not None]
+    if clocks and top_clocks:
+        low, high = min(clocks), max(clocks)
+        text += f", at {low:,}" if low == high else f", at {low:,} to {high:,}"
+        text += f" of its {max(top_clocks):,} MHz"
     if heat:
-        yield f"{' and' if clocks and tops else ', at'} {'up to ' * (len(of) > 1)}{max(heat)} °C"
+        text += f"{' and' if clocks and top_clocks else ', at'} {up_to}{max(heat)} °C"
+    return text

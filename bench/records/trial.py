@@ -1,10 +1,11 @@
-"""What a run finds, as plain values: node, trial, outcome, measurement, ceiling."""
+"""The plain values that a run records: node, trial, outcome, measurement, ceiling. Pure, no torch."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from bench.base.strict_json import canonical_json, to_json
@@ -13,6 +14,8 @@ from bench.training.models import Flops, Model
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
+    """One GPU of a node, as NVML reports it."""
+
     index: int
     name: str
     uuid: str
@@ -22,18 +25,18 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """The image that a run is in: its locks, and its identity where whoever started it told that."""
+    """The image that a run is in: its locks, and its identity if the starter of the container gave it."""
 
     variant: str
     lock: str  # sha256 of the lock of its wheels
     debian: str  # and of its Debian packages
-    config: str | None = None  # sha256 of its configuration: what a manifest's "image" names
+    config: str | None = None  # sha256 of its configuration, which a manifest's "image" names
     diff_ids: tuple[str, ...] = ()  # sha256 of each layer
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What the trials can see of the machine; no address, no user name."""
+    """The machine as trials see it, without address or user name."""
 
     cpu: str
     cpu_cores: int
@@ -44,8 +47,8 @@ class NodeFacts:
     gpus: tuple[Gpu, ...] = ()
     driver: str | None = None
     packages: Mapping[str, str] = field(default_factory=dict)
-    image: Image | None = None  # None: no image of ours
-    switches: Mapping[str, str] | None = None  # None: of a bundle from before they were kept
+    image: Image | None = None  # None: not in an image built by bench
+    switches: Mapping[str, str] | None = None  # None: in bundles from before they were recorded
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
@@ -54,7 +57,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long to measure: until the interval is tight, or the time is up."""
+    """How long to measure: until the interval is tight, or the time is over."""
 
     target_percent: float = 1.0  # half-width of the step's 95% interval, of the step
     measure_seconds: float = 30.0
@@ -62,9 +65,9 @@ class Timing:
     loss_steps: int = 3  # first steps, whose losses are kept and compared with naive
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Trial:
-    """One setting of one model at one micro-batch: all that can change its result."""
+    """One setting of one model at one micro-batch: everything that can change its result."""
 
     model: Model
     setting: tuple[str, ...]
@@ -78,7 +81,7 @@ class Trial:
     def accumulation(self) -> int:
         return self.model.recipe.batch_size // (self.gpus * self.micro_batch)
 
-    @property
+    @cached_property
     def id(self) -> str:
         return hashlib.sha256(canonical_json(to_json(self))).hexdigest()[:16]
 
@@ -93,29 +96,32 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Every raw sample of a trial. Summaries are recomputed from it, never stored alone."""
+    """Every raw sample of a trial. Summaries are recomputed from it, and never stored without it."""
 
     steps: tuple[StepSample, ...]
     warmup: tuple[StepSample, ...]
-    steady: bool  # two adjacent windows of the warm-up agreed
+    steady: bool  # whether two adjacent windows of the warm-up agreed
     losses: tuple[float, ...]
-    gradient_norms: tuple[float | None, ...]  # None: an overflow, and so no update
+    gradient_norms: tuple[float | None, ...]  # None: an overflow, so the update was left out
     samples_per_loss: int
-    peak_bytes: int  # on the device, during the steps alone
+    peak_bytes: int  # on the device, during the timed steps
     parameters: int
-    flops: Flops  # forward, a sample: by the family's formula, or counted for a model without one
+    flops: Flops  # of a sample's forward pass: by the family's formula, or counted for a model without one
     master_dtype: str  # of the weights that the optimizer updates
     log_seconds: float | None
     save_seconds: float | None
     eval_seconds_per_sample: float | None
     phase_seconds: Mapping[str, float]
-    started_at: float  # unix time, to find the telemetry of these steps
+    started_at: float  # unix time: telemetry from then to ended_at belongs to the timed steps
     ended_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Real training, synchronised at both ends only, in a process of its own, after the estimate was kept."""
+    """Real training that an estimate is compared with, by another process, after the estimate was recorded.
+
+    The devices are synchronised only at its beginning and end.
+    """
 
     steps: int
     seconds: float
@@ -128,7 +134,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Proving:
-    """How much real training proves an estimate: at least so many steps and so long."""
+    """How much real training proves an estimate: at least that many steps and minutes."""
 
     steps: int = 3
     minutes: float = 3.0
@@ -161,7 +167,7 @@ class TimedOut:
 
     @property
     def trained(self) -> bool:
-        """It came past its first steps: it is slow, not stuck."""
+        """Whether it came past its first steps: then it is slow, not stuck."""
         return self.phase in ("warm-up", "measure", "overheads")
 
 
@@ -173,7 +179,7 @@ class Crashed:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A setting that is not tried, and why."""
+    """A setting that is not tried, with the reason."""
 
     model: str
     setting: tuple[str, ...]
@@ -188,13 +194,13 @@ ProofOrFailure = Proof | Failure
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """The best this device did on the bare operation; `samples` are single timed calls."""
+    """The measured limit of a device for one bare operation, such as a matrix product."""
 
     name: str  # matmul-PRECISION, memory-bandwidth, host-to-device, device-to-host, all-reduce
     device: int
     unit: Literal["FLOP/s", "B/s"]
     work: int  # FLOP or bytes of one call
-    samples: tuple[float, ...]  # seconds
+    samples: tuple[float, ...]  # seconds of single calls
 
     @property
     def rate(self) -> float:

@@ -128,9 +128,10 @@ def bundle(
 
 def _left_out(asked: Manifest, trials: Sequence[tuple[Trial, str, Outcome]]) -> Iterator[Skipped]:
     """What a test asks for and does not try."""
-    for model in asked.models:
+    for request in asked.requests:
+        model = request.model
         tried = {trial.setting for trial, _, _ in trials if trial.model == model}
-        for entry in asked.methods_of(model):
+        for entry in request.methods:
             setting = () if entry == "naive" else entry
             if isinstance(setting, tuple) and setting not in tried:
                 yield Skipped(model.name, setting, " + ".join(setting) or "naive", "the test's own")

@@ -1,17 +1,17 @@
-"""Guided search: which trial of a model can still beat its fastest one? Pure, so it is replayed offline.
+"""The guided search's candidates: trials of one model that can still be faster than its fastest one. Pure.
 
-Every setting is bounded from below (lower_bounds.py beside this). The search measures what may be the
-fastest, and ends when no bound lies more than a percent below the fastest: no setting that was left out
-could have been faster.
+In: the model's planned settings and the outcomes so far. Out: the trials worth measuring, the next one first.
+Every open trial has a lower bound (lower_bounds.py). A trial stays a candidate while its bound lies more than
+a percent below the fastest measured step, so no trial that was left out could have been faster.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from bench.planning.plan import SettingPlan
-from bench.planning.search.learnt_memory import LEAP, LearntMemory
+from bench.planning.search.learnt_memory import LearntMemory
 from bench.planning.search.lower_bounds import (
     PassCost,
     TimedTrial,
@@ -22,23 +22,23 @@ from bench.planning.search.lower_bounds import (
     pass_cost_of,
     with_updates,
 )
+from bench.planning.search.tried_trials import BACKOFF, OpenTrial, TriedTrials
 from bench.records.estimate import SECONDS_A_DAY, pass_and_update, step_interval
-from bench.records.fastest import NEAR
-from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Trial
+from bench.records.fastest import EQUAL_WITHIN
+from bench.records.trial import Crashed, Outcome, OutOfMemory, TimedOut, Trial
 from bench.training.setting import Setting
 
-COMFORTABLE = 0.85  # of the memory, for a first guess that must not run out
-OUT = 2  # crashes, or one time that is up, after which other settings with the same method are left alone
-# What a guess believes: only an order, and wrong guesses are measured away. What a pass costs beside its
-# samples, in samples; that of two larger micro-batches the nearer is better; what a method costs.
-BELIEVED_OVERHEAD = 0.25
-FARTHER = 0.001
-BELIEVED_RATE = 0.4  # of the vendor's peak
-# Seconds that a parameter's gradient takes in every pass under FSDP2 with offloading, beside what the device
-# does: 0.4 to 0.6 ns where that was less (docs/settings.md: mamba-2.8b, pythia-1b).
-BELIEVED_ADDED_UP = 0.45e-9
-STEPS = 12  # of one pass or two, that a trial takes at the least
-LONG = 5.0  # seconds of a pass: a trial has a dozen and more, and its time may be up before
+COMFORTABLE = 0.85  # share of the memory below which a trial's predicted need is taken as safe
+STRIKES_OUT = 2  # a timeout counts two, a crash one; then settings with that method are skipped
+# Priors, used only to order trials: a wrong one costs a measurement and changes no answer.
+PRIOR_OVERHEAD = 0.25  # fixed cost of a pass, in samples
+FARTHER = 0.001  # exponent that prefers the nearer of two larger micro-batches
+PRIOR_RATE = 0.4  # of the vendor's peak
+# Seconds for one parameter's gradient in every pass under FSDP2 with offloading, if the host is slower than
+# the device: 0.4 to 0.6 ns were measured (docs/settings.md: mamba-2.8b, pythia-1b).
+PRIOR_ADDED_UP = 0.45e-9
+STEPS = 12  # a trial runs at least so many steps of one or two passes
+LONG_PASS_SECONDS = 5.0  # a trial of longer passes may not end within its time
 BELIEVED: Mapping[str, float] = {
     "checkpointing": 1.25, "offload": 1.6, "zero-1": 1.1, "zero-2": 1.12, "zero-3": 1.6, "fsdp-2": 1.05,
     "fsdp-3": 1.15,
@@ -46,164 +46,149 @@ BELIEVED: Mapping[str, float] = {
 
 
 def choose(
-    cells: Sequence[SettingPlan],
-    known: Mapping[str, Outcome],
+    plans: Sequence[SettingPlan],
+    outcomes: Mapping[str, Outcome],
     memory_bytes: int,
     trial_seconds: float = math.inf,
 ) -> Trial | None:
-    """The next trial of one model; None once the fastest is known."""
-    return next(iter(promising(cells, known, memory_bytes, trial_seconds)), None)
+    """The next trial of one model; None once its fastest is found."""
+    return next(iter(promising(plans, outcomes, memory_bytes, trial_seconds)), None)
 
 
 def promising(
-    cells: Sequence[SettingPlan],
-    known: Mapping[str, Outcome],
+    plans: Sequence[SettingPlan],
+    outcomes: Mapping[str, Outcome],
     memory_bytes: int,
     trial_seconds: float = math.inf,
 ) -> list[Trial]:
-    """Every trial that may yet be the fastest, the most promising first."""
-    fits = LearntMemory(cells, known, memory_bytes)
-    open_ = [(cell, trial, fits(cell, trial)) for cell in cells for trial in _untried(cell, known)]
-    left = [(cell, trial) for cell, trial, fit in open_ if fit != "no"]
-    tight = {id(trial) for _, trial, fit in open_ if fit == "hardly"}
-    timed = _timed(cells, known)
-    blamed = _blamed(cells, known, timed)
+    """Every trial of one model that may yet be its fastest, the most promising first."""
+    tried = TriedTrials(plans, outcomes)
+    fits = LearntMemory(tried, memory_bytes)
+    fit_of = {each.trial.id: fits(each.plan, each.trial) for each in tried.open}
+    open_ = [each for each in tried.open if fit_of[each.trial.id] != "no"]
+    timed = _timed(tried)
+    blamed = _blamed(tried, timed)
     if not timed:
-        full = [trial for trial, outcome in _outcomes(cells, known) if isinstance(outcome, OutOfMemory)]
-        slow = [trial for trial, outcome in _outcomes(cells, known) if _was_slow(outcome)]
-        left.sort(
-            key=lambda pair: (
-                _suspicion(pair[1].setting, blamed),
-                _doubts(pair[0], pair[1], full, slow),
-                _guess(pair[0], pair[1], memory_bytes),
-            )
-        )
-        return [trial for _, trial in left]
+        return _before_any_time(open_, tried, blamed, memory_bytes)
     best = min(timed, key=lambda one: one.step_seconds)
-    curve = pass_cost_of(timed)
-    works = [trial for _, trial in left if _strikes(trial.setting, blamed) < OUT]
-    bounds = [(bound(trial, timed, curve), trial) for trial in works]
-    hopeful = [trial for least, trial in bounds if least < NEAR * best.step_seconds]
-    # A second micro-batch of the fastest setting tells its overhead, and so bounds all the others. Then by
-    # what is expected, not by what is hoped: most bounds are far too low, and a good one rules out many. Last
-    # what will hardly end within a trial's time.
-    first = curve is None
+    pass_cost = pass_cost_of(timed)
+    left = [trial for _, trial in open_ if _strikes(trial.setting, blamed) < STRIKES_OUT]
+    limit = EQUAL_WITHIN * best.step_seconds
+    candidates = [trial for trial in left if bound(trial, timed, pass_cost) < limit]
 
     def turn(trial: Trial) -> tuple[bool, int, bool, float]:
-        expected = _expected(trial, best, curve)
+        """First what ends within a trial's time and fits.
+
+        Then a second micro-batch of the fastest setting, which shows its overhead and so bounds all others.
+        Then by expected time, not by bound: most bounds are far too low, and a good trial rules out many.
+        """
+        expected = _expected(trial, best, pass_cost)
         step = expected / trial.accumulation + (best.update_seconds or 0.0)
-        # Of what hardly fits the smallest: it rules out those above.
-        beyond = trial.micro_batch if id(trial) in tight else 0
-        return STEPS * step > trial_seconds, beyond, not (first and _next_to(trial, best.trial)), expected
+        # Of trials that hardly fit the smallest: if it does not, the larger ones do not either.
+        hardly = trial.micro_batch if fit_of[trial.id] == "hardly" else 0
+        shows_overhead = pass_cost is None and _next_to(trial, best.trial)
+        return STEPS * step > trial_seconds, hardly, not shows_overhead, expected
 
-    return sorted(hopeful, key=turn)
+    return sorted(candidates, key=turn)
 
 
-def _expected(trial: Trial, best: TimedTrial, curve: PassCost | None) -> float:
-    """What its step may really take; nothing is left out for it. Only an order."""
-    overhead = max(curve.overhead if curve else 0.0, BELIEVED_OVERHEAD)
-    wanted, size = trial.micro_batch, best.trial.micro_batch
-    # A larger one may gain, and may lose where memory is short: near to the known is sooner of use.
-    smaller, larger = (wanted + overhead) / (size + overhead), (wanted / size) ** (1 + FARTHER)
-    ratio = smaller if wanted < size else larger
+def _before_any_time(
+    open_: Sequence[OpenTrial],
+    tried: TriedTrials,
+    blamed: Sequence[tuple[frozenset[str], int]],
+    memory_bytes: int,
+) -> list[Trial]:
+    """The order of trials while none has been timed: unsuspected settings first, then by prior time."""
+    ran_out = [each.trial for each in tried.failed if isinstance(each.failure, OutOfMemory)]
+    slow = [each.trial for each in tried.failed if each.was_slow]
+
+    def turn(open_trial: OpenTrial) -> tuple[float, int, tuple[bool, float, float, int]]:
+        plan, trial = open_trial
+        suspicion = _suspicion(trial.setting, blamed)
+        return suspicion, _doubts(plan, trial, ran_out, slow), _guess(plan, trial, memory_bytes)
+
+    return [trial for _, trial in sorted(open_, key=turn)]
+
+
+def _expected(trial: Trial, best: TimedTrial, pass_cost: PassCost | None) -> float:
+    """Expected seconds of a trial's step. Only orders trials: none is left out for it."""
+    overhead = max(pass_cost.overhead if pass_cost else 0.0, PRIOR_OVERHEAD)
+    size, measured_size = trial.micro_batch, best.trial.micro_batch
+    # A larger micro-batch may gain, and may lose where memory is short: one near to the measured is safer.
+    if size < measured_size:
+        ratio = (size + overhead) / (measured_size + overhead)
+    else:
+        ratio = (size / measured_size) ** (1 + FARTHER)
     times = _believed(trial.setting) / _believed(best.trial.setting)
     return trial.accumulation * _with_host(times * ratio * best.pass_seconds, trial) + on_host(trial)
 
 
 def _next_to(trial: Trial, measured: Trial) -> bool:
+    """Whether a trial has the setting of a measured one, at about half of its micro-batch or more."""
     return trial.setting == measured.setting and 0.4 <= trial.micro_batch / measured.micro_batch < 1
 
 
-def _timed(cells: Sequence[SettingPlan], known: Mapping[str, Outcome]) -> list[TimedTrial]:
-    found = []
-    for trial, outcome in _outcomes(cells, known):
-        if not isinstance(outcome, Measured):
-            continue
-        step = step_interval(outcome.measurement.steps, trial.accumulation)
-        _, update = pass_and_update(outcome.measurement.steps)
+def _timed(tried: TriedTrials) -> list[TimedTrial]:
+    timed = []
+    for _, trial, measurement in tried.measured:
+        step = step_interval(measurement.steps, trial.accumulation)
+        _, update = pass_and_update(measurement.steps)
         if step is not None:
-            kept = None if update is None else max(0.0, update)
-            found.append(TimedTrial(trial, step.value, kept))
-    return with_updates(found)
+            timed.append(TimedTrial(trial, step.value, None if update is None else max(0.0, update)))
+    return with_updates(timed)
 
 
-def _untried(cell: SettingPlan, known: Mapping[str, Outcome]) -> list[Trial]:
-    """Trials without an outcome that could still have one: memory that ran out, runs out above too."""
-    too_large = math.inf
-    for identity, trial in zip(cell.ids, cell.trials, strict=True):
-        match known.get(identity):
-            case None | Measured():
-                pass
-            case OutOfMemory():
-                too_large = min(too_large, trial.micro_batch)
-            case TimedOut(trained=True):  # with fewer samples a pass it may be measured
-                too_large = min(too_large, max(2, trial.micro_batch // LEAP + 1))
-            case _:
-                return []  # it does not work, whatever the micro-batch
-    pairs = zip(cell.ids, cell.trials, strict=True)
-    return [trial for identity, trial in pairs if identity not in known and trial.micro_batch < too_large]
+def _doubts(plan: SettingPlan, trial: Trial, ran_out: Sequence[Trial], slow: Sequence[Trial]) -> int:
+    """How many trials failed, in any setting, with less than BACKOFF times this trial's samples.
 
-
-def _was_slow(outcome: Outcome) -> bool:
-    return isinstance(outcome, TimedOut) and outcome.trained
-
-
-def _outcomes(cells: Sequence[SettingPlan], known: Mapping[str, Outcome]) -> Iterator[tuple[Trial, Outcome]]:
-    for cell in cells:
-        for identity, trial in zip(cell.ids, cell.trials, strict=True):
-            if identity in known:
-                yield trial, known[identity]
-
-
-def _doubts(cell: SettingPlan, trial: Trial, full: Sequence[Trial], slow: Sequence[Trial]) -> int:
-    """How often the time was up in any setting with less than LEAP times the samples.
-
-    Or memory ran out, where nothing predicts it.
+    Those whose time was over, and those whose memory ran out if no formula predicts this trial's memory.
     """
-    predicted = cell.needs[trial.micro_batch] is not None
-    return sum(end.micro_batch < LEAP * trial.micro_batch for end in (*slow, *(() if predicted else full)))
+    predicted = plan.needs[trial.micro_batch] is not None
+    failed = [*slow, *(() if predicted else ran_out)]
+    return sum(other.micro_batch < BACKOFF * trial.micro_batch for other in failed)
 
 
-def _blamed(
-    cells: Sequence[SettingPlan], known: Mapping[str, Outcome], timed: Sequence[TimedTrial]
-) -> list[tuple[frozenset[str], int]]:
-    """The fewest methods that explain each failure, which have worked nowhere yet, and how much it counts."""
+def _blamed(tried: TriedTrials, timed: Sequence[TimedTrial]) -> list[tuple[frozenset[str], int]]:
+    """(methods, strikes) for each failure: the fewest methods that explain it and have worked nowhere yet."""
     worked = {name for one in timed for name in one.trial.setting}
     failed = [
-        (suspects, OUT if isinstance(outcome, TimedOut) else 1)
-        for trial, outcome in _outcomes(cells, known)
-        if isinstance(outcome, (Crashed, TimedOut))
-        and not _was_slow(outcome)
-        and (suspects := frozenset(trial.setting) - worked)
+        (suspects, STRIKES_OUT if isinstance(each.failure, TimedOut) else 1)
+        for each in tried.failed
+        if isinstance(each.failure, (Crashed, TimedOut)) and not each.was_slow
+        if (suspects := frozenset(each.trial.setting) - worked)
     ]
-    return [(min((s for s, _ in failed if s <= suspects), key=len), n) for suspects, n in failed]
+    return [
+        (min((other for other, _ in failed if other <= suspects), key=len), strikes)
+        for suspects, strikes in failed
+    ]
 
 
 def _strikes(setting: Setting, blamed: Sequence[tuple[frozenset[str], int]]) -> int:
-    """What speaks against a setting: it has all methods that a failure is blamed on."""
-    return sum(count for suspects, count in blamed if suspects <= {*setting})
+    """The strikes against a setting: of failures that are blamed on methods which it has all of."""
+    return sum(strikes for suspects, strikes in blamed if suspects <= {*setting})
 
 
 def _suspicion(setting: Setting, blamed: Sequence[tuple[frozenset[str], int]]) -> float:
-    """While nothing has worked yet, any of them may be to blame: the fewer of them, the sooner."""
-    return sum(count * len(suspects & {*setting}) / max(1, len(suspects)) for suspects, count in blamed)
+    """How suspect a setting is while nothing has worked yet, so that any suspect method may be to blame."""
+    return sum(strikes * len(suspects & {*setting}) / max(1, len(suspects)) for suspects, strikes in blamed)
 
 
-def _guess(cell: SettingPlan, trial: Trial, memory_bytes: int) -> tuple[bool, float, float, int]:
-    """Comfortable before tight, short passes before long ones, cheap before dear, large before small."""
-    need = cell.needs[trial.micro_batch]
-    tight = (need or cell.least_bytes or 0) > COMFORTABLE * memory_bytes
+def _guess(plan: SettingPlan, trial: Trial, memory_bytes: int) -> tuple[bool, float, float, int]:
+    """A sort key by priors: safe before tight, short passes before long, then short steps, then large."""
+    need = plan.needs[trial.micro_batch]
+    tight = (need or plan.least_bytes or 0) > COMFORTABLE * memory_bytes
     cost = _believed(trial.setting) * (1 + 1 / trial.micro_batch)
-    if cell.floor_days is None:
+    if plan.floor_days is None:
         return tight, 0.0, cost, -trial.micro_batch
-    step = cost * cell.floor_days * SECONDS_A_DAY / trial.model.recipe.steps / BELIEVED_RATE
+    step = cost * plan.floor_days * SECONDS_A_DAY / trial.model.recipe.steps / PRIOR_RATE
     a_pass = _with_host(step / trial.accumulation, trial) + on_host(trial) / trial.accumulation
-    return tight, a_pass if a_pass > LONG else 0.0, a_pass * trial.accumulation, -trial.micro_batch
+    long_pass = a_pass if a_pass > LONG_PASS_SECONDS else 0.0
+    return tight, long_pass, a_pass * trial.accumulation, -trial.micro_batch
 
 
 def _with_host(device_seconds: float, trial: Trial) -> float:
-    """Of a pass, where the host may have more to do in it than the device."""
-    return max(device_seconds, added_up(trial, BELIEVED_ADDED_UP))
+    """Seconds of a pass: the device's, or those of adding up gradients on the host if they are more."""
+    return max(device_seconds, added_up(trial, PRIOR_ADDED_UP))
 
 
 def _believed(setting: Setting) -> float:

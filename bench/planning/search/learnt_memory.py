@@ -1,24 +1,26 @@
-"""Which trials may fit, by what others took: of models whose activations no formula predicts. Pure.
+"""Learn from tried trials which micro-batches fit into memory, for models without a formula of activations.
 
-What lies there before any sample is known of every setting; what a sample takes is learnt. What a trial that
-ran out of memory had left is the least of it, and holds for every setting that saves no more.
+In: the trials tried so far. Out: for an open trial, "yes", "hardly" or "no". Pure.
+
+The memory before any sample is known for every setting; the memory of a sample is learnt. The room that a
+trial had when memory ran out is a lower bound for its samples, and for those of every setting that saves no
+more.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from bench.planning.plan import DOUBT, USABLE, SettingPlan
-from bench.records.trial import Measured, Outcome, OutOfMemory, Trial
+from bench.planning.search.tried_trials import BACKOFF, MeasuredTrial, TriedTrials
+from bench.records.trial import OutOfMemory, Trial
 from bench.training.setting import GROUPS, Setting, halves_weights
 
-LEAP = 4  # times fewer samples are next where memory ran out that nothing predicts, or the time was up
 
-
-class _Learnt(NamedTuple):
-    """Bytes of a sample, where these methods made it smaller."""
+class _SampleMemory(NamedTuple):
+    """Bytes of a sample in a setting, and the methods of that setting that make samples smaller."""
 
     saving: frozenset[str]
     bytes_: float
@@ -26,60 +28,55 @@ class _Learnt(NamedTuple):
 
 
 class LearntMemory:
-    """Of one model."""
+    """The memory of one model's samples, as far as its tried trials show it."""
 
-    def __init__(self, cells: Sequence[SettingPlan], known: Mapping[str, Outcome], memory_bytes: int) -> None:
+    def __init__(self, tried: TriedTrials, memory_bytes: int) -> None:
         self._memory = memory_bytes
-        self._least = list(self._of_those_that_ran_out(cells, known))
-        self._taken = list(_of_those_that_fitted(cells, known))
+        self._ran_out = list(_lower_bounds(tried, memory_bytes))
+        self._fitted = list(_of_largest_fitting(tried))
 
-    def __call__(self, cell: SettingPlan, trial: Trial) -> Literal["yes", "hardly", "no"]:
-        """Yes as well where nothing speaks against it."""
-        if cell.least_bytes is None or cell.needs[trial.micro_batch] is not None:
+    def __call__(self, plan: SettingPlan, trial: Trial) -> Literal["yes", "hardly", "no"]:
+        """Whether a trial fits. "yes" also where nothing speaks against it; "hardly" is an estimate."""
+        if plan.least_bytes is None or plan.needs[trial.micro_batch] is not None:
             return "yes"
-        ours, room = _saving(trial.setting), self._memory - (1 - DOUBT) * cell.least_bytes
-        least = max((one.bytes_ for one in self._least if ours <= one.saving), default=0.0)
-        if room < trial.micro_batch * max(least, 0.0):
+        saving = _saving(trial.setting)
+        room = self._memory - (1 - DOUBT) * plan.least_bytes
+        at_least = max((sample.bytes_ for sample in self._ran_out if saving <= sample.saving), default=0.0)
+        if room < trial.micro_batch * max(at_least, 0.0):
             return "no"
-        room = USABLE * self._memory - cell.least_bytes
-        # Only an order, so what saves most of all decides which are alike.
-        taken = [one.bytes_ for one in self._taken if _alike(ours, one)]
-        if not taken:
-            ran_out = (one.micro_batch for one in self._least if _alike(ours, one))
-            return "hardly" if min(ran_out, default=math.inf) < LEAP * trial.micro_batch else "yes"
-        return "hardly" if room < trial.micro_batch * max(taken) else "yes"
-
-    def _of_those_that_ran_out(
-        self, cells: Sequence[SettingPlan], known: Mapping[str, Outcome]
-    ) -> Iterator[_Learnt]:
-        for cell, trial, outcome in _outcomes(cells, known):
-            if isinstance(outcome, OutOfMemory) and outcome.where == "gpu":
-                left = USABLE * self._memory - (1 + DOUBT) * (cell.least_bytes or 0)
-                yield _Learnt(_saving(trial.setting), left / trial.micro_batch, trial.micro_batch)
+        room = USABLE * self._memory - plan.least_bytes
+        # "hardly" only orders trials, so settings count as alike by the method that saves most.
+        fitted = [sample.bytes_ for sample in self._fitted if _alike(saving, sample)]
+        if not fitted:
+            ran_out = (sample.micro_batch for sample in self._ran_out if _alike(saving, sample))
+            return "hardly" if min(ran_out, default=math.inf) < BACKOFF * trial.micro_batch else "yes"
+        return "hardly" if room < trial.micro_batch * max(fitted) else "yes"
 
 
-def _of_those_that_fitted(cells: Sequence[SettingPlan], known: Mapping[str, Outcome]) -> Iterator[_Learnt]:
-    """Of a setting with its most samples: with few, what lies there anyway would count for theirs."""
-    for cell in cells:
-        most = max(
-            ((t.micro_batch, o.measurement.peak_bytes) for _, t, o in _outcomes([cell], known)
-             if isinstance(o, Measured)), default=None,
-        )  # fmt: skip
-        if most is not None:
-            yield _Learnt(_saving(cell.setting), (most[1] - (cell.least_bytes or 0)) / most[0], most[0])
+def _lower_bounds(tried: TriedTrials, memory_bytes: int) -> Iterator[_SampleMemory]:
+    """What a sample takes at least, by each trial that ran out of the GPU's memory."""
+    for plan, trial, failure in tried.failed:
+        if isinstance(failure, OutOfMemory) and failure.where == "gpu" and plan.least_bytes is not None:
+            room = USABLE * memory_bytes - (1 + DOUBT) * plan.least_bytes
+            yield _SampleMemory(_saving(trial.setting), room / trial.micro_batch, trial.micro_batch)
 
 
-def _alike(saving: frozenset[str], other: _Learnt) -> bool:
-    return ("checkpointing" in saving) == ("checkpointing" in other.saving)
+def _of_largest_fitting(tried: TriedTrials) -> Iterator[_SampleMemory]:
+    """What a sample took in each setting at its largest measured micro-batch.
+
+    At small micro-batches, an error in the memory before any sample would count as the samples' memory.
+    """
+    largest: dict[Setting, MeasuredTrial] = {}
+    for measured in sorted(tried.measured, key=lambda measured: measured.trial.micro_batch):
+        largest[measured.plan.setting] = measured
+    for plan, trial, measurement in largest.values():
+        if plan.least_bytes is not None:
+            taken = measurement.peak_bytes - plan.least_bytes
+            yield _SampleMemory(_saving(trial.setting), taken / trial.micro_batch, trial.micro_batch)
 
 
-def _outcomes(
-    cells: Sequence[SettingPlan], known: Mapping[str, Outcome]
-) -> Iterator[tuple[SettingPlan, Trial, Outcome]]:
-    for cell in cells:
-        for identity, trial in zip(cell.ids, cell.trials, strict=True):
-            if identity in known and cell.least_bytes is not None:
-                yield cell, trial, known[identity]
+def _alike(saving: frozenset[str], sample: _SampleMemory) -> bool:
+    return ("checkpointing" in saving) == ("checkpointing" in sample.saving)
 
 
 def _saving(setting: Setting) -> frozenset[str]:

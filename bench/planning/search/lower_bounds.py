@@ -1,8 +1,10 @@
-"""What a step takes at the least, as far as measured steps tell. Pure.
+"""Bound a trial's step from below, by the steps measured in other trials. Pure.
 
-A pass takes  overhead + samples * rate,  a step  accumulation * pass + update.  Two micro-batches of
-one setting show both terms; every other setting is bounded from below through what its methods can
-gain or must cost at least.
+In: an untried trial, the measured ones of its model. Out: seconds that no step of the trial takes less than.
+
+A pass takes  overhead + samples * rate,  a step  accumulation * pass + update.  Two micro-batches of one
+setting show both terms of a pass; every other setting is bounded through what its methods can gain at most,
+or must cost at least.
 """
 
 from __future__ import annotations
@@ -26,28 +28,31 @@ SHARDED = 0.97
 RAISED = 0.96  # and the other way round, where casting costs less than it saves
 WITHOUT_OFFLOADING = 0.1  # what is measured with it says next to nothing of what is without
 WITHOUT_ADDING_UP = 0.02  # and least of all where the host has work in every pass
-# Seconds of a parameter. An update on the host, with what goes down and up for it, took 0.6 to 0.7 ns. The
-# gradients that FSDP2 sends there in every pass are added up beside the device's work (16 cores added a
-# parameter's in 0.4 ns), but no pass ends before they are there: in fp32, over a bus of 64 GB/s (PCIe 5).
+# Seconds for each parameter. An update on the host, with its transfers, took 0.6 to 0.7 ns. Under FSDP2 the
+# host adds up gradients beside the device's work (16 cores took 0.4 ns), but no pass ends before they have
+# arrived: 4 bytes over a bus of 64 GB/s (PCIe 5).
 UPDATED_ON_HOST, SENT_TO_HOST = 0.4e-9, 4 / 64e9
-SMALLER = 0.98  # a smaller micro-batch, of the time a sample took at the one measured
-# What a pass costs beside its samples, in samples, while only one micro-batch is known: no more than
-# so many, or that share of it.
-MOST_OVERHEAD, OVERHEAD_SHARE = 2.5, 0.18
-OTHERWISE = 0.9  # an update in another setting
-# Where a step is one pass, nothing tells its update from it: no more than so much of the step.
-MOST_UPDATE = 0.7
+# Least time of a sample at a smaller micro-batch, as a share of its time at the measured one.
+SMALLER_MICRO_BATCH = 0.98
+# Largest overhead of a pass while one micro-batch is known: so many samples, or that share of the
+# micro-batch.
+MAX_OVERHEAD, MAX_OVERHEAD_SHARE = 2.5, 0.18
+UPDATE_ELSEWHERE = 0.9  # least time of an update in another setting, as a share
+# Largest share of a step that is its update, where a step is one pass and nothing tells them apart.
+MAX_UPDATE_SHARE = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class TimedTrial:
+    """A measured trial, as times."""
+
     trial: Trial
     step_seconds: float
-    update_seconds: float | None  # None: nothing told it from the pass
+    update_seconds: float | None  # None: a step is one pass, and nothing tells them apart
 
     @property
     def pass_seconds(self) -> float:
-        """At the most, where the update is not known: then all of a step."""
+        """Seconds of a pass; of a whole step, so at most, where the update is unknown."""
         return (self.step_seconds - (self.update_seconds or 0.0)) / self.trial.accumulation
 
     @property
@@ -57,32 +62,32 @@ class TimedTrial:
 
 @dataclass(frozen=True, slots=True)
 class PassCost:
-    """What a pass costs beside its samples, from two micro-batches of one setting."""
+    """The fixed cost of a pass, from two micro-batches of one setting."""
 
     overhead: float  # in samples
-    smallest: int  # micro-batch that it was seen at: below it a pass may be all launches
+    smallest: int  # the smaller of the two micro-batches: below it a pass may be kernel launches alone
 
 
-def with_updates(found: Sequence[TimedTrial]) -> list[TimedTrial]:
-    """Where an update could not be told, that of the same setting with more passes a step."""
-    return [_with_update(one, _of(one.trial.setting, found)) for one in found]
+def with_updates(timed: Sequence[TimedTrial]) -> list[TimedTrial]:
+    """Fill in unknown updates from trials of the same setting with several passes a step."""
+    return [_with_update(one, _of_setting(one.trial.setting, timed)) for one in timed]
 
 
 def _with_update(one: TimedTrial, same: Sequence[TimedTrial]) -> TimedTrial:
-    told = [other.update_seconds for other in same if other.update_seconds is not None]
-    if one.update_seconds is not None or not told:
+    updates = [other.update_seconds for other in same if other.update_seconds is not None]
+    if one.update_seconds is not None or not updates:
         return one
-    return replace(one, update_seconds=min(*told, MOST_UPDATE * one.step_seconds))
+    return replace(one, update_seconds=min(*updates, MAX_UPDATE_SHARE * one.step_seconds))
 
 
 def pass_cost_of(timed: Sequence[TimedTrial]) -> PassCost | None:
-    """From the setting with two micro-batches, of several the one that overhead is most of.
+    """The largest overhead that any setting with two micro-batches shows; None without such a setting.
 
-    Of those that showed as much, or none at all, the one that was seen at the fewest samples.
+    Of equal overheads the one from the smaller micro-batch. Settings that add up on the host show none.
     """
-    found = []
+    costs = []
     for setting in {one.trial.setting for one in timed}:
-        same = _of(setting, timed)
+        same = _of_setting(setting, timed)
         if len(same) > 1 and not _adds_up_on_host(setting):
             small, large = same[-2], same[-1]
             rate = (large.pass_seconds - small.pass_seconds) / (
@@ -90,52 +95,57 @@ def pass_cost_of(timed: Sequence[TimedTrial]) -> PassCost | None:
             )
             rate = min(max(rate, 0.2 * large.sample_seconds), large.sample_seconds)
             overhead = (large.pass_seconds - rate * large.trial.micro_batch) / rate
-            found.append(PassCost(overhead, small.trial.micro_batch))
-    return max(found, key=lambda one: (one.overhead, -one.smallest), default=None)
+            costs.append(PassCost(overhead, small.trial.micro_batch))
+    return max(costs, key=lambda cost: (cost.overhead, -cost.smallest), default=None)
 
 
-def bound(trial: Trial, timed: Sequence[TimedTrial], curve: PassCost | None) -> float:
-    """No step of this trial takes less, as far as what was measured tells."""
-    return max(_bound_by(trial, setting, timed, curve) for setting in {one.trial.setting for one in timed})
+def bound(trial: Trial, timed: Sequence[TimedTrial], pass_cost: PassCost | None) -> float:
+    """Seconds that no step of this trial takes less than: the largest bound by any measured setting."""
+    settings = {one.trial.setting for one in timed}
+    return max(_bound_by_setting(trial, setting, timed, pass_cost) for setting in settings)
 
 
-def _bound_by(trial: Trial, setting: Setting, timed: Sequence[TimedTrial], curve: PassCost | None) -> float:
-    """What the trials of one measured setting say: the less of two extremes where no update is known."""
-    same = _of(setting, timed)
+def _bound_by_setting(
+    trial: Trial, setting: Setting, timed: Sequence[TimedTrial], pass_cost: PassCost | None
+) -> float:
+    """The bound by the trials of one measured setting: the lower of two extremes where no update is known."""
+    same = _of_setting(setting, timed)
     if all(one.update_seconds is not None for one in same):
-        return _bound_if(same, trial, setting, curve)
+        return _bound_with_updates(same, trial, setting, pass_cost)
     extremes = (
-        [replace(o, update_seconds=share * o.step_seconds) for o in same] for share in (0, MOST_UPDATE)
+        [replace(one, update_seconds=share * one.step_seconds) for one in same]
+        for share in (0, MAX_UPDATE_SHARE)
     )
-    return min(_bound_if(extreme, trial, setting, curve) for extreme in extremes)
+    return min(_bound_with_updates(extreme, trial, setting, pass_cost) for extreme in extremes)
 
 
-def _bound_if(same: Sequence[TimedTrial], trial: Trial, setting: Setting, curve: PassCost | None) -> float:
+def _bound_with_updates(
+    same: Sequence[TimedTrial], trial: Trial, setting: Setting, pass_cost: PassCost | None
+) -> float:
     update = min(one.update_seconds or 0.0 for one in same)
     half = trial.model.recipe.precision != "fp32"
     saves = half and halves_weights(trial.setting) and not halves_weights(setting)
     casts = CASTS * update if saves and sharded_by(trial.setting) != "fsdp" else 0.0
-    a_pass = _pass_bound(trial.micro_batch, same, curve, _gain(setting, trial.setting, half), casts)
+    a_pass = _pass_bound(trial.micro_batch, same, pass_cost, _gain(setting, trial.setting, half), casts)
     if setting != trial.setting:
-        update *= OTHERWISE / (trial.gpus if in_group(trial.setting, "sharding") else 1)
+        update *= UPDATE_ELSEWHERE / (trial.gpus if in_group(trial.setting, "sharding") else 1)
     if "offload" in setting and "offload" not in trial.setting:
-        update = 0.0  # the host's says nothing of the device's
+        update = 0.0  # an update on the host shows nothing about one on the device
     host = 0.0 if "offload" in setting else on_host(trial)
     return trial.accumulation * max(a_pass, added_up(trial, SENT_TO_HOST)) + update + host
 
 
 def on_host(trial: Trial) -> float:
-    """Seconds of a step that an update on the host takes at the least."""
-    return _a_device(trial) * UPDATED_ON_HOST if "offload" in trial.setting else 0.0
+    """Least seconds of a step that an update on the host takes; 0 without offloading."""
+    return _parameters_per_device(trial) * UPDATED_ON_HOST if "offload" in trial.setting else 0.0
 
 
 def added_up(trial: Trial, seconds: float) -> float:
-    """Of a pass, where gradients are added up on the host, and a parameter's takes so many."""
-    return _a_device(trial) * seconds if _adds_up_on_host(trial.setting) else 0.0
+    """Seconds of a pass in which gradients are added up on the host, at `seconds` a parameter; else 0."""
+    return _parameters_per_device(trial) * seconds if _adds_up_on_host(trial.setting) else 0.0
 
 
-def _a_device(trial: Trial) -> float:
-    """Parameters, of which each device has its part."""
+def _parameters_per_device(trial: Trial) -> float:
     return (parameters_of(trial.model) or 0) / trial.gpus
 
 
@@ -143,32 +153,36 @@ def _adds_up_on_host(setting: Setting) -> bool:
     return "offload" in setting and sharded_by(setting) == "fsdp"
 
 
-def _of(setting: Setting, timed: Sequence[TimedTrial]) -> list[TimedTrial]:
-    """One setting's, the smallest micro-batch first."""
-    return sorted((o for o in timed if o.trial.setting == setting), key=lambda o: o.trial.micro_batch)
+def _of_setting(setting: Setting, timed: Sequence[TimedTrial]) -> list[TimedTrial]:
+    """The trials of one setting, the smallest micro-batch first."""
+    same = (one for one in timed if one.trial.setting == setting)
+    return sorted(same, key=lambda one: one.trial.micro_batch)
 
 
 def _pass_bound(
-    micro_batch: int, same: Sequence[TimedTrial], curve: PassCost | None, gain: float, casts: float
+    micro_batch: int, same: Sequence[TimedTrial], pass_cost: PassCost | None, gain: float, casts: float
 ) -> float:
-    """Of a pass of that many samples in a setting that gains so much on the measured one, and casts less."""
+    """Least seconds of a pass of `micro_batch` samples, by the nearest micro-batch of a measured setting.
+
+    `gain` is the share of that setting's pass that remains, `casts` the seconds of casting that are saved.
+    """
     nearest = min(same, key=lambda one: abs(one.trial.micro_batch - micro_batch))
     size = nearest.trial.micro_batch
-    there = max(0.0, gain * nearest.pass_seconds - casts)  # casts cost the same whatever the size
+    at_size = max(0.0, gain * nearest.pass_seconds - casts)  # casts take the same time at every micro-batch
     if micro_batch == size:
-        return there
-    if _adds_up_on_host(nearest.trial.setting):  # it may be all the host's, whatever the samples
-        return there * min(1.0, micro_batch / size)
-    if curve is None and micro_batch < size:
-        return SMALLER * there * micro_batch / size
-    if curve and size < min(micro_batch, curve.smallest):
+        return at_size
+    if _adds_up_on_host(nearest.trial.setting):  # all of it may be the host's work, whatever the samples
+        return at_size * min(1.0, micro_batch / size)
+    if pass_cost is None and micro_batch < size:
+        return SMALLER_MICRO_BATCH * at_size * micro_batch / size
+    if pass_cost and size < min(micro_batch, pass_cost.smallest):
         return 0.0
-    overhead = curve.overhead if curve else max(MOST_OVERHEAD, OVERHEAD_SHARE * size)
-    return there * (micro_batch + overhead) / (size + overhead)
+    overhead = pass_cost.overhead if pass_cost else max(MAX_OVERHEAD, MAX_OVERHEAD_SHARE * size)
+    return at_size * (micro_batch + overhead) / (size + overhead)
 
 
 def _gain(measured: Setting, wanted: Setting, half: bool) -> float:
-    """The least share of a pass's time that the change from one setting to the other leaves."""
+    """The least share of a pass's time that remains after a change from one setting to another."""
     share = 1.0
     if "checkpointing" in wanted and "checkpointing" not in measured:
         share *= RECOMPUTED
@@ -187,11 +201,11 @@ def _gain(measured: Setting, wanted: Setting, half: bool) -> float:
 
 
 def _costs_as_much(measured: Setting, wanted: Setting) -> bool:
-    """All that the measured setting sent about, the wanted one sends too: sharding adds."""
+    """True if `wanted` communicates at least as much as `measured`."""
     before, after = in_group(measured, "sharding"), in_group(wanted, "sharding")
     if before is None:
         return True
-    # A later stage of the same.
+    # The same stage of the same engine, or a later one.
     return after is not None and sharded_by(measured) == sharded_by(wanted) and before <= after
 
 

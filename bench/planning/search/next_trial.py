@@ -1,58 +1,70 @@
-"""Which trial next, given the plan and what is known so far. Pure: replayable offline."""
+"""Choose the next trial of a run, given its plan and the outcomes so far.
+
+In: a `Plan` and the outcomes by trial id. Out: the next `Trial`, or None once all is decided; the settings
+that are still undecided. Pure, so benchmarks/replay.py replays the search on recorded runs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from bench.planning.plan import Plan, SettingPlan
 from bench.planning.search import candidates
+from bench.planning.search.tried_trials import TriedTrials
 from bench.records.estimate import Interval, overhead_seconds, step_interval
 from bench.records.fastest import confidence
-from bench.records.trial import Measured, Outcome, OutOfMemory, Timing, Trial
+from bench.records.trial import Measured, Measurement, Outcome, OutOfMemory, Timing, Trial
 
-WORTHWHILE = 0.99  # of the time with the larger micro-batch: else the search goes no further down
-SURE = 0.9  # that a rival is not more than a percent faster: else both are measured again
-LONGER = 3  # times the measuring time, for the second time
+WORTHWHILE = 0.99  # a smaller micro-batch must take less than this share of the larger one's time to go on
+REMEASURE_BELOW = 0.9  # confidence in the fastest below which it and its rival are measured again
+LONGER = 3  # times the measuring time, for the second measurement
 
 
-def next_trial(plan: Plan, known: Mapping[str, Outcome]) -> Trial | None:
+class _TimedStep(NamedTuple):
+    trial: Trial
+    step: Interval  # with its share of saving, evaluating and logging
+
+
+def next_trial(plan: Plan, outcomes: Mapping[str, Outcome]) -> Trial | None:
     """The first trial of the plan that is still open; None when all are decided.
 
-    The plan's order puts every model's first setting before any model's second, so that an
-    early end leaves an answer for each model. Guided models come after those that are not, each with
-    its first answer before any with its second.
+    The plan's order puts every model's first setting before any model's second, so that an early end leaves
+    an answer for each model. Guided models come after the others, each with its first answer before any with
+    its second.
     """
-    for cell in plan.cells:
-        if cell.model.name not in plan.guided and (trial := open_trial(cell, known)) is not None:
+    for setting_plan in plan.cells:
+        if setting_plan.model.name not in plan.guided and (trial := open_trial(setting_plan, outcomes)):
             return trial
-    for cells in sorted(_guided(plan), key=lambda cells: _turn(cells, known)):
-        if trial := candidates.choose(cells, known, plan.memory_bytes, plan.trial_seconds):
+    for setting_plans in sorted(_guided(plan), key=lambda plans: _turn(plans, outcomes)):
+        if trial := candidates.choose(setting_plans, outcomes, plan.memory_bytes, plan.trial_seconds):
             return trial
     return None
 
 
-def finalist(plan: Plan, known: Mapping[str, Outcome], again: Collection[str]) -> Trial | None:
-    """What to measure once more where a guided model's fastest is not sure: the least known in question.
+def finalist(plan: Plan, outcomes: Mapping[str, Outcome], again: Collection[str]) -> Trial | None:
+    """The trial to measure a second time, once none is open: of those that may be a guided model's fastest.
 
-    For when no trial is open. `again` are those that were measured twice by now: none is a third time.
+    It is the one with the widest interval. `again` has the ids of trials that were measured twice: none is
+    measured a third time.
     """
-    for cells in _guided(plan):
-        timed = sorted(_timed(cells, known), key=lambda one: one[1].value)
+    for setting_plans in _guided(plan):
+        timed = sorted(_timed(setting_plans, outcomes), key=lambda each: each.step.value)
         if not timed:
             continue
         best, *others = timed
-        rivals = [other for other in others if confidence(best[1], [other[1]]) < SURE]
+        rivals = [other for other in others if confidence(best.step, [other.step]) < REMEASURE_BELOW]
         if not rivals:
             continue
-        for identity, _, trial in sorted([best, *rivals], key=lambda one: -one[1].percent):
-            if identity not in again:
+        for trial, _ in sorted([best, *rivals], key=lambda each: -each.step.percent):
+            if trial.id not in again:
                 return trial
     return None
 
 
 def longer(timing: Timing) -> Timing:
-    """How a finalist is measured again."""
+    """The timing of a second measurement: longer, and to a tighter interval."""
     return replace(
         timing,
         measure_seconds=LONGER * timing.measure_seconds,
@@ -60,35 +72,37 @@ def longer(timing: Timing) -> Timing:
     )
 
 
-def _timed(cells: list[SettingPlan], known: Mapping[str, Outcome]) -> list[tuple[str, Interval, Trial]]:
+def _timed(plans: list[SettingPlan], outcomes: Mapping[str, Outcome]) -> list[_TimedStep]:
     return [
-        (identity, interval, trial)
-        for cell in cells
-        for identity, trial in zip(cell.ids, cell.trials, strict=True)
-        if (interval := _step(trial, known.get(identity))) is not None
+        _TimedStep(trial, step)
+        for _, trial, measurement in TriedTrials(plans, outcomes).measured
+        if (step := _step(trial, measurement)) is not None
     ]
 
 
 def _guided(plan: Plan) -> list[list[SettingPlan]]:
-    """The cells of each guided model."""
-    return [_cells(plan, model) for model in _models(plan) if model in plan.guided]
+    """The planned settings of each guided model."""
+    return [_setting_plans(plan, model) for model in _models(plan) if model in plan.guided]
 
 
-def _cells(plan: Plan, model: str) -> list[SettingPlan]:
-    return [cell for cell in plan.cells if cell.model.name == model]
+def _setting_plans(plan: Plan, model: str) -> list[SettingPlan]:
+    return [setting_plan for setting_plan in plan.cells if setting_plan.model.name == model]
 
 
-def _turn(cells: list[SettingPlan], known: Mapping[str, Outcome]) -> tuple[int, int]:
-    """The fewest measured first, of those the fewest tried: one that only fails keeps no other waiting."""
-    ended = [known[identity] for cell in cells for identity in cell.ids if identity in known]
-    return sum(isinstance(outcome, Measured) for outcome in ended), len(ended)
+def _turn(plans: list[SettingPlan], outcomes: Mapping[str, Outcome]) -> tuple[int, int]:
+    """A sort key of models: the fewest measured first, then the fewest tried.
+
+    So a model whose trials only fail keeps no other waiting.
+    """
+    tried = TriedTrials(plans, outcomes)
+    return len(tried.measured), len(tried.measured) + len(tried.failed)
 
 
-def open_trial(cell: SettingPlan, known: Mapping[str, Outcome]) -> Trial | None:
-    """The next micro-batch of this cell: smaller as long as memory ran out, or as that is faster."""
+def open_trial(plan: SettingPlan, outcomes: Mapping[str, Outcome]) -> Trial | None:
+    """The next micro-batch of a setting: a smaller one while memory runs out, or while that is faster."""
     best = None
-    for identity, trial in zip(cell.ids, cell.trials, strict=True):
-        outcome = known.get(identity)
+    for trial in plan.trials:
+        outcome = outcomes.get(trial.id)
         if outcome is None:
             return trial
         if isinstance(outcome, OutOfMemory):
@@ -100,53 +114,53 @@ def open_trial(cell: SettingPlan, known: Mapping[str, Outcome]) -> Trial | None:
     return None
 
 
-def unproven(plan: Plan, known: Mapping[str, Outcome], proven: Collection[str]) -> Trial | None:
-    """The next model's fastest trial that was not yet held against real training."""
+def unproven(plan: Plan, outcomes: Mapping[str, Outcome], proven: Collection[str]) -> Trial | None:
+    """The next model's fastest trial that was not yet compared with real training."""
     for model in _models(plan):
-        best = fastest(plan, known, model)
+        best = fastest(plan, outcomes, model)
         if best is not None and best.id not in proven:
             return best
     return None
 
 
-def fastest(plan: Plan, known: Mapping[str, Outcome], model: str) -> Trial | None:
-    timed = _timed(_cells(plan, model), known)
-    return min(timed, key=lambda one: one[1].value)[2] if timed else None
+def fastest(plan: Plan, outcomes: Mapping[str, Outcome], model: str) -> Trial | None:
+    timed = _timed(_setting_plans(plan, model), outcomes)
+    return min(timed, key=lambda each: each.step.value).trial if timed else None
 
 
 def step_seconds(trial: Trial, outcome: Outcome | None) -> float | None:
-    interval = _step(trial, outcome)
-    return None if interval is None else interval.value
-
-
-def _step(trial: Trial, outcome: Outcome | None) -> Interval | None:
-    """With its share of saving, evaluating and logging: what the answer of a run goes by."""
+    """Seconds of a step with its share of saving, evaluating and logging; None if it was not measured."""
     if not isinstance(outcome, Measured):
         return None
-    step = step_interval(outcome.measurement.steps, trial.accumulation)
-    return step and step.shifted(overhead_seconds(outcome.measurement, trial.model))
+    step = _step(trial, outcome.measurement)
+    return None if step is None else step.value
 
 
-def remaining(plan: Plan, known: Mapping[str, Outcome]) -> int:
-    """Settings that are not decided, of all models."""
-    return sum(undecided(plan, known, model) for model in _models(plan))
+def _step(trial: Trial, measurement: Measurement) -> Interval | None:
+    step = step_interval(measurement.steps, trial.accumulation)
+    return step and step.shifted(overhead_seconds(measurement, trial.model))
 
 
-def tally(plan: Plan, known: Mapping[str, Outcome]) -> tuple[int, int, str]:
-    """How many are decided, of how many: of models where a search decides, else of settings."""
+def remaining(plan: Plan, outcomes: Mapping[str, Outcome]) -> int:
+    """The number of undecided settings, of all models."""
+    return sum(undecided(plan, outcomes, model) for model in _models(plan))
+
+
+def tally(plan: Plan, outcomes: Mapping[str, Outcome]) -> tuple[int, int, str]:
+    """(decided, total, noun): of models if any is searched, else of settings."""
     if plan.guided:
         models = _models(plan)
-        return sum(not undecided(plan, known, model) for model in models), len(models), "models"
-    return len(plan.cells) - remaining(plan, known), len(plan.cells), "settings"
+        return sum(not undecided(plan, outcomes, model) for model in models), len(models), "models"
+    return len(plan.cells) - remaining(plan, outcomes), len(plan.cells), "settings"
 
 
 def _models(plan: Plan) -> list[str]:
-    return list(dict.fromkeys(cell.model.name for cell in plan.cells))
+    return list(dict.fromkeys(setting_plan.model.name for setting_plan in plan.cells))
 
 
-def undecided(plan: Plan, known: Mapping[str, Outcome], model: str) -> int:
-    """One model's: of a guided one, the settings that may yet be its fastest."""
-    cells = _cells(plan, model)
+def undecided(plan: Plan, outcomes: Mapping[str, Outcome], model: str) -> int:
+    """The number of a model's settings that may yet be its fastest, or that are not measured out."""
+    plans = _setting_plans(plan, model)
     if model in plan.guided:
-        return len({trial.setting for trial in candidates.promising(cells, known, plan.memory_bytes)})
-    return sum(open_trial(cell, known) is not None for cell in cells)
+        return len({trial.setting for trial in candidates.promising(plans, outcomes, plan.memory_bytes)})
+    return sum(open_trial(setting_plan, outcomes) is not None for setting_plan in plans)

@@ -10,11 +10,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bench.base.errors import VerificationFailed
-from bench.base.strict_json import canonical_json, strict_loads, to_json
-from bench.bundle.held_to_manifest import read_stated
+from bench.base.strict_json import canonical_json, to_json
 from bench.bundle.verdict import Contents, RunContents, Verdict
 from bench.bundle.verify import Files
 from bench.node_check.check_results import CheckContents
@@ -131,7 +129,7 @@ class Row:
 class ComparedRun(RunContents):
     """A run with what its rows need besides: read while the bundle is open, before it is left alone."""
 
-    stated: Mapping[str, tuple[tuple[str, str], ...]]  # what the manifest asks for, by model
+    manifest_conditions: Mapping[str, tuple[tuple[str, str], ...]]  # by model
     gpus: int  # of each node
     watts: Mapping[str, float | None]  # by trial
     course: TelemetryCourse | None
@@ -147,18 +145,25 @@ def gather(with_telemetry: bool, files: Files) -> ComparedRun | CheckContents:
     bests = {t.id: t for m in results.models if (t := fastest(_of(results, m.name))) is not None}
     lines = telemetry_lines(files)
     try:
-        data = files.read("manifest.json")
-        manifest = strict_loads(data)
-        stated = {model.name: asked_of(manifest, model.name) for model in results.models}
-        gpus = read_stated(data).gpus_of(results.node)
+        manifest_conditions = {m.name: run.stated.conditions_of(m.name) for m in results.models}
+        gpus = run.stated.gpus_of(results.node)
         watts = watts_of(files, bests, lines, gpus)
         course = course_of(lines) if with_telemetry else None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise VerificationFailed(f"the manifest or the telemetry does not have its form: {error}") from None
     return ComparedRun(
-        results, run.samples, run.measured_seconds, run.notes, run.slowed,
-        stated=stated, gpus=gpus, watts=watts, course=course, samples_sha256=files.sha256["samples.jsonl"],
-    )  # fmt: skip
+        results=run.results,
+        stated=run.stated,
+        samples=run.samples,
+        measured_seconds=run.measured_seconds,
+        notes=run.notes,
+        slowed=run.slowed,
+        manifest_conditions=manifest_conditions,
+        gpus=gpus,
+        watts=watts,
+        course=course,
+        samples_sha256=files.sha256["samples.jsonl"],
+    )
 
 
 def rows_of(path: Path, verdict: Verdict[Contents], run: ComparedRun) -> tuple[Row, ...]:
@@ -243,7 +248,7 @@ def _conditions(run: ComparedRun, model: Model, level: str) -> Iterator[tuple[st
     yield from _recipe_conditions(model)
     cap = results.memory_cap_bytes
     yield "memory cap", "none" if cap is None else f"{cap / 2**30:g} GiB"
-    yield from run.stated[model.name]
+    yield from run.manifest_conditions[model.name]
     image = results.node.image
     yield "image", (image.config or f"{image.variant}, wheels {image.lock}") if image else "none"
     yield "device", results.node.device
@@ -274,24 +279,6 @@ def _recipe_conditions(model: Model) -> Iterator[tuple[str, str]]:
 def _rest(recipe: Recipe) -> object:
     named = {"batch_size", "steps", "precision", "sequence_length", "image_size", "source"}
     return {key: value for key, value in to_json(recipe).items() if key not in named}
-
-
-def asked_of(manifest: Any, name: str) -> tuple[tuple[str, str], ...]:
-    """What the manifest asks for this model that no result tells: which settings were in the race."""
-    entries = (entry for entry in manifest["models"] if isinstance(entry, dict))
-    own = next((entry for entry in entries if entry.get("name") == name), {})
-    return (
-        ("methods", _methods_text(own.get("methods", manifest.get("methods", "guided")))),
-        ("micro-batch", str(own.get("micro_batch", manifest.get("micro_batch", "auto")))),
-    )
-
-
-def _methods_text(value: Any) -> str:
-    """Short enough to be told, and different for whatever is different."""
-    entries = [value] if isinstance(value, str) else list(value)
-    if all(isinstance(entry, str) for entry in entries):
-        return ", ".join(entries)
-    return f"{len(entries)} listed settings ({_short_digest(entries)})"
 
 
 def _short_digest(value: object) -> str:

@@ -14,7 +14,6 @@ from bench.bundle.verdict import RunContents, Verdict
 from bench.bundle.verify import Files
 from bench.node_check.recompute_any import recompute
 from bench.records.text import bytes_text, figures
-from bench.report.compare.compared_rows import asked_of
 from bench.report.compare.energy import telemetry_lines
 from bench.report.read_bundles import Lists, look_at_all
 from bench.report.reproduce.verdicts import (
@@ -49,7 +48,6 @@ class ReproducibleRun(RunContents):
 
     losses: Mapping[str, FirstLosses]  # by trial
     courses: Mapping[str, MeanCourse]
-    manifest: bytes
     searched: frozenset[str]  # models whose settings or micro-batches a search chose
     samples_sha256: str
 
@@ -58,7 +56,6 @@ def _gather(files: Files) -> ReproducibleRun:
     run = recompute(files)
     if not isinstance(run, RunContents):
         raise BadInput("is a node check", advice="bench check MANIFEST does it again; bench compare compares")
-    manifest = files.read("manifest.json")
     try:
         lines = [strict_loads(line) for line in files.lines("samples.jsonl")]
         measured = {line["trial"]: line["measurement"] for line in lines}
@@ -67,15 +64,23 @@ def _gather(files: Files) -> ReproducibleRun:
             for name, m in measured.items()
         }
         courses = dict(_courses(files, measured))
-        document = strict_loads(manifest)
-        asked = {model.name: dict(asked_of(document, model.name)) for model in run.results.models}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise VerificationFailed(f"the manifest or the telemetry does not have its form: {error}") from None
-    searched = {n for n, a in asked.items() if a["methods"] == "guided" or a["micro-batch"] == "auto"}
+    models = [model.name for model in run.results.models]
+    guided = {name for name in models if run.stated.methods_of(name) == "guided"}
+    searched = guided | {name for name in models if run.stated.micro_batch_of(name) == "auto"}
     return ReproducibleRun(
-        run.results, run.samples, run.measured_seconds, run.notes, run.slowed,
-        losses, courses, manifest, frozenset(searched), files.sha256["samples.jsonl"],
-    )  # fmt: skip
+        results=run.results,
+        stated=run.stated,
+        samples=run.samples,
+        measured_seconds=run.measured_seconds,
+        notes=run.notes,
+        slowed=run.slowed,
+        losses=losses,
+        courses=courses,
+        searched=frozenset(searched),
+        samples_sha256=files.sha256["samples.jsonl"],
+    )
 
 
 def _courses(files: Files, measured: Mapping[str, Any]) -> Iterator[tuple[str, MeanCourse]]:
@@ -99,7 +104,7 @@ def _mean(gpus: list[Any], name: str) -> float | None:
 def _look(_path: Path, verdict: Verdict[ReproducibleRun]) -> Subject:
     found = verdict.contents
     run = RunFigures(found.results, found.losses, found.courses, found.searched, found.slowed)
-    return Subject(run, found.manifest, found.samples_sha256)
+    return Subject(run, found.stated.data, found.samples_sha256)
 
 
 def show(found: Reproduction, *, as_json: bool) -> int:

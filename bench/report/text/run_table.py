@@ -9,7 +9,7 @@ from types import MappingProxyType
 from bench.base.errors import one_line
 from bench.bundle.verdict import Contents, RunContents, Verdict
 from bench.records.estimate import BETWEEN_PROCESSES
-from bench.records.fastest import FIRM, ProcessSpread, fastest, process_spread
+from bench.records.fastest import CERTAIN, ProcessSpread, fastest, process_spread
 from bench.records.run_results import Fastest, Results, TrialResult
 from bench.records.slowdown import Slowed, slowed_lines
 from bench.records.switches import in_words
@@ -124,7 +124,7 @@ def _how_sure(found: Fastest, results: Results) -> Iterable[str]:
     if found.undecided:
         settings = "1 setting" if found.undecided == 1 else f"{found.undecided} settings"
         yield f"NOT DECIDED  {found.model}: {settings} not measured may yet be faster"
-    if found.confidence is not None and found.confidence < FIRM:
+    if found.confidence is not None and found.confidence < CERTAIN:
         label = next(t.label for t in results.trials if t.id == found.trial)
         sure = f"with {found.confidence:.0%} confidence"
         yield f"close  {found.model}: {label} is within 1% of the fastest measured {sure}"

@@ -107,8 +107,8 @@ class Run:
             self.believed[trial] = outcome if self._is_plausible(trial, outcome) else IMPLAUSIBLE
 
     def _is_plausible(self, identity: str, outcome: Outcome) -> bool:
-        pairs = (pair for cell in self.plan.cells for pair in zip(cell.ids, cell.trials, strict=True))
-        trial = next((trial for known, trial in pairs if known == identity), None)
+        trials = (trial for cell in self.plan.cells for trial in cell.trials)
+        trial = next((trial for trial in trials if trial.id == identity), None)
         if trial is None or not isinstance(outcome, Measured):
             return True
         found = estimate(trial, outcome.measurement, outcome.measurement.flops, self.ceilings)

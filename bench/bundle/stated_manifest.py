@@ -1,0 +1,102 @@
+"""The manifest of a bundle as its author stated it: parsed once a verification, then handed on.
+
+In: the bytes of manifest.json. Out: a `StatedManifest`, or VerificationFailed for what is no manifest. Pure.
+It is neither checked against a schema nor completed from known models: a bundle by another version of bench
+may name methods that this version lacks. `bench.planning.manifest` reads manifests that are to be run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from bench.base.errors import VerificationFailed
+from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads
+from bench.records.trial import NodeFacts
+
+
+@dataclass(frozen=True, slots=True)
+class StatedManifest:
+    """The part of a manifest that results can contradict, beside the document that it is part of."""
+
+    data: bytes
+    document: Mapping[str, Any]
+    models: tuple[Any, ...]
+    entries: Mapping[str, Mapping[str, Any]]  # of the models, by name
+    gpus: int | None = None
+    micro_batch: int | str = "auto"
+    memory_cap_gib: float | None = None
+    seed: int = 0
+    timing: Mapping[str, Any] = field(default_factory=dict)  # as stated: without defaults
+    methods: Any = "guided"
+
+    @property
+    def memory_cap_bytes(self) -> int | None:
+        return None if self.memory_cap_gib is None else int(self.memory_cap_gib * 2**30)
+
+    def methods_of(self, model: str) -> Any:
+        """A model's own "methods", else the manifest's."""
+        return self.entries.get(model, {}).get("methods", self.methods)
+
+    def micro_batch_of(self, model: str) -> Any:
+        """A model's own "micro_batch", else the manifest's: a number, or "auto" to have it searched."""
+        return self.entries.get(model, {}).get("micro_batch", self.micro_batch)
+
+    def conditions_of(self, model: str) -> tuple[tuple[str, str], ...]:
+        """(name, text) of what decides a model's fastest setting and stands in the manifest alone.
+
+        TypeError where "methods" is neither a text nor a list.
+        """
+        return (
+            ("methods", _methods_text(self.methods_of(model))),
+            ("micro-batch", str(self.micro_batch_of(model))),
+        )
+
+    def gpus_of(self, node: NodeFacts) -> int:
+        """The number of a node's GPUs that train: all of them, unless the manifest asks for fewer."""
+        installed = len(node.gpus)
+        return self.gpus if self.gpus and 0 < self.gpus < installed else installed
+
+
+def read_document(data: bytes) -> Mapping[str, Any]:
+    """The JSON object in these bytes, whichever kind of manifest it is."""
+    try:
+        document = strict_loads(data)
+    except DecodeError as error:
+        raise _no_manifest(error) from None
+    if not isinstance(document, dict):
+        raise _no_manifest("expected an object")
+    return document
+
+
+def read_stated(data: bytes) -> StatedManifest:
+    """The manifest of a run that trained models."""
+    document = read_document(data)
+    derived = {"data": data, "document": document, "entries": _entries(document.get("models"))}
+    names = {field.name for field in fields(StatedManifest)} - derived.keys()
+    stated = {name: value for name, value in document.items() if name in names}
+    try:
+        return from_json(StatedManifest, stated | derived)
+    except DecodeError as error:
+        raise _no_manifest(error) from None
+
+
+def _entries(models: Any) -> dict[str, dict[str, Any]]:
+    listed = models if isinstance(models, list) else []
+    entries = [entry if isinstance(entry, dict) else {"name": entry} for entry in listed]
+    return {str(entry.get("name")): entry for entry in entries}
+
+
+def _no_manifest(reason: object) -> VerificationFailed:
+    return VerificationFailed(f"is no manifest: {reason}", where="manifest.json")
+
+
+def _methods_text(methods: Any) -> str:
+    """A short text, which differs wherever the methods differ."""
+    entries = [methods] if isinstance(methods, str) else list(methods)
+    if all(isinstance(entry, str) for entry in entries):
+        return ", ".join(entries)
+    digest = hashlib.sha256(canonical_json(entries)).hexdigest()
+    return f"{len(entries)} listed settings ({digest[:8]})"
