@@ -24,7 +24,7 @@ from bench.training.methods import (
     refusal,
 )
 from bench.training.models import Counted, Flops, Model, Parts, known_models
-from bench.training.setting import Setting, in_group
+from bench.training.setting import GROUPS, Setting, in_group
 from tests.targets import CPU, FOUR_H200, H200, RTX_3090, V100
 
 
@@ -49,7 +49,7 @@ def test_exhaustive_is_naive_and_the_papers_space(target: Target, count: int) ->
 @pytest.mark.parametrize("model", ["mamba-2.8b", "pythia-1b"])
 def test_a_machine_elsewhere_has_what_the_image_has(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     """Whatever is installed where the plan is made: a laptop has neither DeepSpeed nor kernels."""
-    monkeypatch.setattr("bench.training.models.find_spec", lambda package: None)
+    monkeypatch.setattr("bench.training.models.model.find_spec", lambda package: None)
     searched = manifest(models=[model], methods="exhaustive")
     there = make_plan(searched, replace(FOUR_H200, elsewhere=True))
     assert not [s for s in there.skipped if "installed" in s.reason]
@@ -357,7 +357,7 @@ def test_a_free_lunch_has_every_method_that_costs_nothing_there(beside: Setting)
             continue
         lunch = free_lunch(model, H200, beside)
         for name, method in known_methods().items():
-            if method.free_lunch and method.group is None and not method.refuse(model, H200):
+            if method.free_lunch and GROUPS.get(name) is None and not method.refuse(model, H200):
                 assert name in lunch or conflict(ordered([name, *lunch])), model.name
     assert "rotary" not in free_lunch(known_models()["roberta-large"], H200)
 

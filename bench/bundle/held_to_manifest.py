@@ -20,8 +20,8 @@ from bench.bundle.verdict import Note
 from bench.planning.manifest import resolve_models
 from bench.records.trial import Image, NodeFacts, Timing, Trial
 from bench.training.methods import arithmetic
-from bench.training.models import Flops, Model, families
-from bench.training.models.own_models import INERT, TOKENS, family_of
+from bench.training.models import Flops, Model, families, family_of
+from bench.training.models.own_models import INERT, TOKENS
 
 if TYPE_CHECKING:
     from bench.records.run_results import Results

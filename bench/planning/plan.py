@@ -27,8 +27,7 @@ from bench.training.methods import (
     ordered,
     refusal,
 )
-from bench.training.models import Counted, Model
-from bench.training.models.own_models import family_of
+from bench.training.models import Counted, Model, family_of
 from bench.training.setting import NAIVE, Setting, in_group
 
 # A prediction can be wrong: only what is far too large is not tried at all.

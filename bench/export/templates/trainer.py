@@ -25,7 +25,7 @@ from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import WithLoss, make_optimizer, make_scheduler
 from bench.runner.trial.zero_strategy import drop_stale_locks, even_first
 from bench.training.methods import known_methods
-from bench.training.models.own_models import family_of
+from bench.training.models import family_of
 
 HERE = Path(__file__).parent
 # What the Trainer's arguments, or DeepSpeed's file, say; the other methods are applied here.

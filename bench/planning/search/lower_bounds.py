@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bench.records.trial import Trial
-from bench.training.models.own_models import parameters_of
+from bench.training.models import parameters_of
 from bench.training.setting import Setting, halves_weights, in_group, sharded_by
 
 # Of the time, at the very least and at most; measured in docs/accuracy.md and docs/methods.md.
