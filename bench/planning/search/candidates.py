@@ -25,12 +25,13 @@ from bench.planning.search.lower_bounds import (
 from bench.records.estimate import SECONDS_A_DAY, pass_and_update, step_interval
 from bench.records.fastest import NEAR
 from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Trial
+from bench.training.methods import known_methods
 from bench.training.setting import Setting
 
 COMFORTABLE = 0.85  # of the memory, for a first guess that must not run out
 OUT = 2  # crashes, or one time that is up, after which other settings with the same method are left alone
 # What a guess believes: only an order, and wrong guesses are measured away. What a pass costs beside its
-# samples, in samples; that of two larger micro-batches the nearer is better; what a method costs.
+# samples, in samples; that of two larger micro-batches the nearer is better.
 BELIEVED_OVERHEAD = 0.25
 FARTHER = 0.001
 BELIEVED_RATE = 0.4  # of the vendor's peak
@@ -39,10 +40,6 @@ BELIEVED_RATE = 0.4  # of the vendor's peak
 BELIEVED_ADDED_UP = 0.45e-9
 STEPS = 12  # of one pass or two, that a trial takes at the least
 LONG = 5.0  # seconds of a pass: a trial has a dozen and more, and its time may be up before
-BELIEVED: Mapping[str, float] = {
-    "checkpointing": 1.25, "offload": 1.6, "zero-1": 1.1, "zero-2": 1.12, "zero-3": 1.6, "fsdp-2": 1.05,
-    "fsdp-3": 1.15,
-}  # fmt: skip
 
 
 def choose(
@@ -207,7 +204,7 @@ def _with_host(device_seconds: float, trial: Trial) -> float:
 
 
 def _believed(setting: Setting) -> float:
-    cost = math.prod(BELIEVED.get(name, 1.0) for name in setting)
+    cost = math.prod(known_methods()[name].prior_time for name in setting)
     # Without what costs nothing, a setting is slower than with it.
     free = len(arithmetic_of(setting))
     return cost * 1.2**-free
