@@ -24,8 +24,7 @@ from bench.records.fastest import fastest_with_confidence
 from bench.records.run_results import reduce_trials
 from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory, StepSample, TimedOut, Trial
 from bench.training.methods import Target, free_lunch
-from bench.training.models import known_models
-from bench.training.models.own_models import family_of
+from bench.training.models import family_of, known_models
 from bench.training.setting import Setting, in_group
 from tests.builders import measurement
 from tests.targets import FOUR_H200, H200, RTX_3090

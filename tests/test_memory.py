@@ -13,8 +13,7 @@ from bench.bundle.verify import Verdict
 from bench.planning.memory_prediction import host_bytes, predict_bytes, state_bytes
 from bench.report.read_bundles import check_all
 from bench.training.methods import known_methods, memory_saving_settings
-from bench.training.models import Model, Parts
-from bench.training.models.own_models import parameters_of
+from bench.training.models import Model, Parts, parameters_of
 from bench.training.models.paper_code import find_model
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -49,7 +49,7 @@ def test_exhaustive_is_naive_and_the_papers_space(target: Target, count: int) ->
 @pytest.mark.parametrize("model", ["mamba-2.8b", "pythia-1b"])
 def test_a_machine_elsewhere_has_what_the_image_has(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     """Whatever is installed where the plan is made: a laptop has neither DeepSpeed nor kernels."""
-    monkeypatch.setattr("bench.training.models.find_spec", lambda package: None)
+    monkeypatch.setattr("bench.training.models.model.find_spec", lambda package: None)
     searched = manifest(models=[model], methods="exhaustive")
     there = make_plan(searched, replace(FOUR_H200, elsewhere=True))
     assert not [s for s in there.skipped if "installed" in s.reason]

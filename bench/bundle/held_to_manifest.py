@@ -22,8 +22,8 @@ from bench.bundle.verdict import Note
 from bench.planning.manifest import resolve_models
 from bench.records.trial import Image, Timing, Trial
 from bench.training.methods import arithmetic
-from bench.training.models import Flops, Model, families
-from bench.training.models.own_models import INERT, TOKENS, family_of
+from bench.training.models import Flops, Model, families, family_of
+from bench.training.models.own_models import INERT, TOKENS
 
 if TYPE_CHECKING:
     from bench.records.run_results import Results

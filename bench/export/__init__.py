@@ -22,7 +22,7 @@ from bench.records.run_results import TrialResult
 from bench.records.switches import deciding
 from bench.records.text import bytes_text, count_text, interval_text
 from bench.records.trial import NodeFacts, Trial
-from bench.training.models.own_models import parameters_of
+from bench.training.models import parameters_of
 from bench.training.setting import sharded_by
 
 Kind = Literal["script", "trainer", "accelerate", "deepspeed"]

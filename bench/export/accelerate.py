@@ -8,6 +8,7 @@ from bench.base.strict_json import pretty_json
 from bench.export import saving, template
 from bench.export.deepspeed import configuration
 from bench.records.trial import Trial
+from bench.training.methods import not_exported
 from bench.training.setting import sharded_by
 
 COMMAND = "accelerate launch --config_file accelerate.json train.py --out checkpoints"
@@ -20,8 +21,8 @@ SEVERAL = (
 
 
 def refuse(trial: Trial) -> str | None:
-    if "half-weights" in trial.setting:
-        return "it keeps weights in fp32: half-precision ones with an fp32 copy are our own loop's"
+    if reason := not_exported("accelerate", trial.setting):
+        return reason
     if fsdp(trial) and "offload" in trial.setting:
         return "offloaded FSDP2 was never run under it"
     return None

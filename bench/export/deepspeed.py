@@ -7,6 +7,7 @@ from typing import Any
 from bench.base.strict_json import pretty_json
 from bench.export import saving, template
 from bench.records.trial import Trial
+from bench.training.methods import not_exported
 from bench.training.setting import in_group, sharded_by
 
 COMMAND = "deepspeed --num_gpus {gpus} train.py --out checkpoints"
@@ -18,8 +19,8 @@ NEEDS = ("deepspeed",)
 
 
 def refuse(trial: Trial) -> str | None:
-    if "half-weights" in trial.setting:
-        return "without sharding it adds the gradients of half-precision weights up in half precision"
+    if reason := not_exported("deepspeed", trial.setting):
+        return reason
     return "FSDP2 is PyTorch's own" if sharded_by(trial.setting) == "fsdp" else None
 
 

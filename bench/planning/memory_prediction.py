@@ -5,8 +5,7 @@ Pure arithmetic on shapes. docs/accuracy.md compares predictions with measuremen
 
 from __future__ import annotations
 
-from bench.training.models import Model, Parts
-from bench.training.models.own_models import family_of
+from bench.training.models import Model, Parts, family_of
 from bench.training.setting import Setting, in_group
 
 FP32, HALF, MOMENTS = 4, 2, 8  # bytes a parameter

@@ -26,8 +26,7 @@ from bench.training.methods import (
     ordered,
     refusal,
 )
-from bench.training.models import Counted, Model
-from bench.training.models.own_models import family_of
+from bench.training.models import Counted, Model, family_of
 from bench.training.setting import NAIVE, Setting, in_group
 
 # Multiple of the memory above which a predicted setting is not tried at all: predictions can be wrong.

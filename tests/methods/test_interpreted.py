@@ -45,13 +45,13 @@ import torch
 from transformers import GPTNeoXConfig
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention, GPTNeoXRotaryEmbedding
 from bench.training.triton.rotary import _turned, forward_of
-from bench.training.models.footprint import attention
+from bench.training.models.attention import attention_implementation
 
 torch.manual_seed(0)
 for heads, width, share in ((3, 20, 0.3), (1, 16, 0.25), (2, 8, 1.0)):
     config = GPTNeoXConfig(
         hidden_size=heads * width, num_attention_heads=heads, rotary_pct=share,
-        attn_implementation=attention(True),
+        attn_implementation=attention_implementation(True),
     )
     module = GPTNeoXAttention(config, 0)
     ours = torch.randn(2, 11, heads * width, requires_grad=True)
@@ -129,7 +129,7 @@ for together in ("gelu alone", "products, too"):
 NORMS = """
 import torch
 from torch.nn.functional import layer_norm
-from bench.training.triton.norms import Norms
+from bench.training.triton.norms import NormsFunction
 
 torch.manual_seed(0)
 for shape, dtype, off in (((2, 9, 40), torch.float32, 1e-6), ((3, 300, 80), torch.float16, 1e-3)):
@@ -138,7 +138,7 @@ for shape, dtype, off in (((2, 9, 40), torch.float32, 1e-6), ((3, 300, 80), torc
     ours = [one.to(dtype).requires_grad_() for one in given]
     theirs = [one.detach().double().requires_grad_() for one in ours]
     changes = [torch.randn(shape).to(dtype) for _ in range(3)]
-    found = Norms.apply(*ours, 1e-5)
+    found = NormsFunction.apply(*ours, 1e-5)
     x, w, b, w2, b2 = theirs
     expected = [layer_norm(x, (width,), w, b, 1e-5), layer_norm(x, (width,), w2, b2, 1e-5), x * 1]
     torch.autograd.backward(found, changes)

@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.runner.trial.training_loop import WithLoss
-from bench.training.methods import arithmetic
-from bench.training.methods.masked_head import MaskedHead
+from bench.training.methods import arithmetic, known_methods
 from bench.training.models import Model, families, known_models
 from bench.training.models.paper_code import find_model
 from tests.models.test_contract import built
 from tests.targets import H200
 
 TINY = known_models()["tiny-roberta"]
+MASKED_HEAD = known_methods()["masked-head"]
 
 
 def batch(model: Model, samples: int) -> dict[str, Tensor]:
@@ -32,7 +32,7 @@ def batch(model: Model, samples: int) -> dict[str, Tensor]:
 
 def forward_flops(model: Model, samples: int) -> int:
     whole = WithLoss(built(model))
-    MaskedHead().apply(model, whole, [])
+    MASKED_HEAD.apply(model, whole, [])
     made = batch(model, samples)
     with FlopCounterMode(display=False) as counter:
         whole(made)
@@ -60,8 +60,8 @@ def test_memory_falls_by_the_logits_that_nobody_asks_for() -> None:
 
 
 def test_it_is_refused_where_every_position_is_asked() -> None:
-    assert MaskedHead().refuse(known_models()["pythia-1b"], H200)
-    assert MaskedHead().refuse(known_models()["vit-l"], H200)
+    assert MASKED_HEAD.refuse(known_models()["pythia-1b"], H200)
+    assert MASKED_HEAD.refuse(known_models()["vit-l"], H200)
     everywhere = find_model("roberta-large@paper-code")
     assert everywhere is not None
-    assert MaskedHead().left_out(everywhere).total == 0
+    assert MASKED_HEAD.left_out(everywhere).total == 0

@@ -15,8 +15,7 @@ from torch import nn
 
 from bench.base.strict_json import from_json, to_json
 from bench.runner.trial.training_loop import WithLoss
-from bench.training.models import Family, Model, families, known_models
-from bench.training.models.own_models import family_of, flops_of
+from bench.training.models import Family, Model, families, family_of, flops_of, known_models
 from tests.models.keeping import loss_of, made_up_batch
 
 MODELS = list(known_models().values())

@@ -12,10 +12,9 @@ from transformers import ConvNextConfig, ConvNextForImageClassification
 
 from bench.runner.trial.training_loop import WithLoss
 from bench.training.methods import apply_all
-from bench.training.models import Model, known_models
+from bench.training.models import Model, family_of, known_models
 from bench.training.models.convnext import DEFAULTS
 from bench.training.models.footprint import complete
-from bench.training.models.own_models import family_of
 from tests.models.keeping import made_up_batch
 from tests.models.test_contract import built
 

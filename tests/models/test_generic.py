@@ -10,8 +10,9 @@ import torch
 
 from bench.base.errors import BadInput
 from bench.training.methods import Target, free_lunch
-from bench.training.models import Flops, Model, known_models
-from bench.training.models.own_models import counted, family_of, flops_of, resolve_inline
+from bench.training.models import Flops, Model, family_of, flops_of, known_models
+from bench.training.models.generic import counted
+from bench.training.models.own_models import resolve_inline
 from tests.models.keeping import loss_of, made_up_batch
 
 CAUSAL = {"objective": "causal-lm"}

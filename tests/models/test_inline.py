@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from bench.base.errors import Mistake
 from bench.base.strict_json import canonical_json, from_json, to_json
-from bench.training.models import Model, Optimizer, Schedule, known_models
-from bench.training.models.own_models import TransformersFamily, family_of, override_recipe, resolve_inline
+from bench.training.models import Model, Optimizer, Schedule, family_of, known_models
+from bench.training.models.generic import TransformersFamily
+from bench.training.models.own_models import override_recipe, resolve_inline
 
 NEOX = {"model_type": "gpt_neox", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
 RECIPE = {"batch_size": 512, "steps": 1000, "precision": "bf16", "sequence_length": 128}

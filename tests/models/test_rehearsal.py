@@ -13,7 +13,7 @@ from bench.base.errors import BadInput
 from bench.cli.main import main
 from bench.planning.memory_prediction import state_bytes
 from bench.training.models import known_models
-from bench.training.models.dry_build import rehearse, tried
+from bench.training.models.dry_build import dry_build, rehearse
 from bench.training.models.generic import counted
 from tests.models.test_generic import CASES, CAUSAL, GROUPED, PICTURES, SMALL, TEXT, model_of, resolved
 
@@ -34,11 +34,11 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_is_wrong_with_what_runs(name: str) -> None:
-    assert tried(model_of(name), "/models/0").mistakes == ()
+    assert dry_build(model_of(name), "/models/0").mistakes == ()
 
 
 def test_a_published_configuration_goes_in_as_it_is() -> None:
-    assert tried(resolved("llama", PUBLISHED, TEXT | CAUSAL), "/models/0").mistakes == ()
+    assert dry_build(resolved("llama", PUBLISHED, TEXT | CAUSAL), "/models/0").mistakes == ()
 
 
 BAD: list[tuple[str, dict[str, Any], dict[str, Any], str, str, str]] = [
@@ -67,7 +67,7 @@ def test_what_cannot_be_is_named_with_its_place(
     name: str, given: dict[str, Any], recipe: dict[str, Any], path: str, found: str, allowed: str
 ) -> None:
     text = {} if "image_size" in recipe else TEXT
-    outcome = tried(resolved(name, given, text | recipe), "/models/0")
+    outcome = dry_build(resolved(name, given, text | recipe), "/models/0")
     assert outcome.counted is None
     (mistake,) = outcome.mistakes
     assert mistake.path == f"/models/0/{path}"
@@ -77,7 +77,7 @@ def test_what_cannot_be_is_named_with_its_place(
 
 def test_a_decoder_of_an_encoders_type_is_one_once_it_is_said() -> None:
     model = resolved("bert", SMALL | {"is_decoder": True}, TEXT | CAUSAL)
-    assert tried(model, "/models/0").mistakes == ()
+    assert dry_build(model, "/models/0").mistakes == ()
 
 
 def test_models_with_a_file_here_need_no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:

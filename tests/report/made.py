@@ -32,7 +32,7 @@ from bench.records.trial import (
     Trial,
 )
 from bench.training.methods import arithmetic
-from bench.training.models.own_models import flops_of
+from bench.training.models import flops_of
 from bench.training.setting import Setting
 from tests.builders import measurement
 

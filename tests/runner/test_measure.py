@@ -32,7 +32,7 @@ from bench.runner.run.measure_plan import settle, tell_of_others
 from bench.runner.run.progress import Progress
 from bench.runner.run.run_state import Run
 from bench.training.methods import arithmetic
-from bench.training.models.own_models import flops_of
+from bench.training.models import flops_of
 from tests.builders import measurement
 from tests.bundles import packed
 

@@ -26,8 +26,7 @@ from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import WithLoss, make_optimizer, make_scheduler
 from bench.runner.trial.zero_strategy import drop_stale_locks, even_first
 from bench.training.methods import apply_all, prepare_all
-from bench.training.models import uses_all_weights
-from bench.training.models.own_models import family_of
+from bench.training.models import family_of, uses_all_weights
 from bench.training.setting import sharded_by
 
 HERE = Path(__file__).parent

@@ -26,7 +26,7 @@ from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import WithLoss, make_scheduler
 from bench.runner.trial.zero_strategy import drop_stale_locks, optimizer_of
 from bench.training.methods import apply_all, prepare_all
-from bench.training.models.own_models import family_of
+from bench.training.models import family_of
 from bench.training.setting import in_group
 
 HERE = Path(__file__).parent

@@ -25,14 +25,9 @@ from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import WithLoss, make_optimizer, make_scheduler
 from bench.runner.trial.zero_strategy import drop_stale_locks, even_first
 from bench.training.methods import known_methods
-from bench.training.models.own_models import family_of
+from bench.training.models import family_of
 
 HERE = Path(__file__).parent
-# What the Trainer's arguments, or DeepSpeed's file, say; the other methods are applied here.
-SAID = (
-    "compile", "checkpointing", "fused-optimizer", "offload",
-    "zero-1", "zero-2", "zero-3", "fsdp-2", "fsdp-3",
-)  # fmt: skip
 
 
 class Model(nn.Module):
@@ -149,7 +144,9 @@ def main() -> None:
     right_devices(trial, settings.world_size)
     nothing_lost(Path(given["output_dir"]), arguments.resume)
     torch.manual_seed(trial.seed)
-    applied = [known_methods()[name] for name in trial.setting if name not in SAID]
+    # The Trainer's arguments, or DeepSpeed's file, turn the other methods on.
+    methods = [known_methods()[name] for name in trial.setting]
+    applied = [method for method in methods if "trainer" not in method.configured_by]
     for method in applied:
         method.prepare()
     family = family_of(trial.model)

@@ -26,6 +26,7 @@ from bench.planning.search.tried_trials import BACKOFF, OpenTrial, TriedTrials
 from bench.records.estimate import SECONDS_A_DAY, pass_and_update, step_interval
 from bench.records.fastest import EQUAL_WITHIN
 from bench.records.trial import Crashed, Outcome, OutOfMemory, TimedOut, Trial
+from bench.training.methods import known_methods
 from bench.training.setting import Setting
 
 COMFORTABLE = 0.85  # share of the memory below which a trial's predicted need is taken as safe
@@ -39,10 +40,6 @@ PRIOR_RATE = 0.4  # of the vendor's peak
 PRIOR_ADDED_UP = 0.45e-9
 STEPS = 12  # a trial runs at least so many steps of one or two passes
 LONG_PASS_SECONDS = 5.0  # a trial of longer passes may not end within its time
-BELIEVED: Mapping[str, float] = {
-    "checkpointing": 1.25, "offload": 1.6, "zero-1": 1.1, "zero-2": 1.12, "zero-3": 1.6, "fsdp-2": 1.05,
-    "fsdp-3": 1.15,
-}  # fmt: skip
 
 
 def choose(
@@ -192,7 +189,7 @@ def _with_host(device_seconds: float, trial: Trial) -> float:
 
 
 def _believed(setting: Setting) -> float:
-    cost = math.prod(BELIEVED.get(name, 1.0) for name in setting)
+    cost = math.prod(known_methods()[name].prior_time for name in setting)
     # Without what costs nothing, a setting is slower than with it.
     free = len(arithmetic_of(setting))
     return cost * 1.2**-free

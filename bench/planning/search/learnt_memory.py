@@ -16,7 +16,8 @@ from typing import Literal, NamedTuple
 from bench.planning.plan import DOUBT, USABLE, SettingPlan
 from bench.planning.search.tried_trials import BACKOFF, MeasuredTrial, TriedTrials
 from bench.records.trial import OutOfMemory, Trial
-from bench.training.setting import GROUPS, Setting, halves_weights
+from bench.training.methods import known_methods
+from bench.training.setting import Setting, halves_weights
 
 
 class _SampleMemory(NamedTuple):
@@ -81,6 +82,5 @@ def _alike(saving: frozenset[str], sample: _SampleMemory) -> bool:
 
 def _saving(setting: Setting) -> frozenset[str]:
     """What may make activations smaller. What is sharded computes in half precision, as half-weights does."""
-    weights = {name for name in setting if GROUPS.get(name) == "sharding"} | {"offload"}
-    halved = {"half-weights"} if halves_weights(setting) else set()
-    return frozenset({*setting} - weights | halved)
+    saving = {name for name in setting if known_methods()[name].changes_activations}
+    return frozenset(saving | {"half-weights"} if halves_weights(setting) else saving)

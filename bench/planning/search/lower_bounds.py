@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bench.records.trial import Trial
-from bench.training.models.own_models import parameters_of
-from bench.training.setting import Setting, halves_weights, in_group, sharded_by
+from bench.training.methods import known_methods
+from bench.training.models import parameters_of
+from bench.training.setting import GROUPS, Setting, halves_weights, in_group, sharded_by
 
 # Of the time, at the very least and at most; measured in docs/accuracy.md and docs/methods.md.
-RECOMPUTED = 1.10  # checkpointing does a third of the arithmetic again
-NOT_RECOMPUTED = 0.68  # and the other way round
 # Weights in half precision save what autocast does to them in every pass: some launches, and half the bytes
 # that an update moves; norms and sums of gradients come cheaper with them. 0.04 of a pass was measured, 0.15
 # where it has one sample.
@@ -184,10 +183,10 @@ def _pass_bound(
 def _gain(measured: Setting, wanted: Setting, half: bool) -> float:
     """The least share of a pass's time that remains after a change from one setting to another."""
     share = 1.0
-    if "checkpointing" in wanted and "checkpointing" not in measured:
-        share *= RECOMPUTED
-    elif "checkpointing" in measured and "checkpointing" not in wanted:
-        share *= NOT_RECOMPUTED
+    for name in wanted:
+        share *= 1.0 if name in measured else known_methods()[name].least_time_with
+    for name in measured:
+        share *= 1.0 if name in wanted else known_methods()[name].least_time_without
     if half and halves_weights(wanted) != halves_weights(measured):
         lowered = SHARDED if sharded_by(wanted) == "fsdp" else LOWERED
         share *= lowered if halves_weights(wanted) else RAISED
@@ -211,7 +210,4 @@ def _costs_as_much(measured: Setting, wanted: Setting) -> bool:
 
 def arithmetic_of(setting: Setting) -> frozenset[str]:
     """The methods that decide which kernels run; block by block or whole, they are compiled."""
-    # `norms` comes and goes with half-weights, whose gain it is a part of.
-    memory = {"checkpointing", "offload", "half-weights", "norms", in_group(setting, "sharding")}
-    alike = {"compile-blocks": "compile", "fused-optimizer": ""}
-    return frozenset(alike.get(name, name) for name in setting if name not in memory) - {""}
+    return frozenset(GROUPS.get(name, name) for name in setting if known_methods()[name].chooses_kernels)

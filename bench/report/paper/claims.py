@@ -14,8 +14,7 @@ from bench.base.gpu_catalogue import GpuModel, find_gpu_model
 from bench.base.shipped_data import read_data
 from bench.base.strict_json import from_json
 from bench.records.estimate import SECONDS_A_DAY
-from bench.training.models import known_models
-from bench.training.models.own_models import family_of
+from bench.training.models import family_of, known_models
 
 Days = int | Literal["infeasible", "unreadable"]
 Sharding = Literal["none", "zero-1", "zero-2", "zero-3", "fsdp-2", "fsdp-3"]

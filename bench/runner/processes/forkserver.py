@@ -37,6 +37,7 @@ from bench.base.linux_processes import (
     kill_group,
     preferred_victim,
 )
+from bench.training.vendor import torch_inside
 
 Event = dict[str, Any]
 Work = Callable[[Callable[[Event], None]], int]
@@ -44,8 +45,7 @@ Work = Callable[[Callable[[Event], None]], int]
 
 def main() -> int:
     connection = socket.socket(fileno=int(sys.argv[1]))
-    # CUDA must not wake up in this process: count devices through NVML instead.
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    torch_inside.keep_cuda_asleep()
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the supervisor's to handle
     started = time.perf_counter()

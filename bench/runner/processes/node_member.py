@@ -49,6 +49,7 @@ from bench.runner.processes.ranks import write_reason
 from bench.runner.processes.worker import Emit, classify, dispatch
 from bench.runner.trial import team
 from bench.runner.trial.device import Device
+from bench.training.vendor import torch_inside
 
 NODE_OF = "bench/node"  # keys of the meeting's store
 LONG = timedelta(days=7)  # than any job
@@ -62,7 +63,7 @@ def main() -> int:
     device = Device.own("cuda" if kind == "cuda" else "cpu")
     device.choose()
     (folder / BEGUN).touch()
-    store = meeting(os.environ[MEET], os.environ["TORCHELASTIC_RUN_ID"])
+    store = meeting(os.environ[MEET], torch_inside.rendezvous_id())
     try:
         os.environ.update(place(store, os.environ))
     except EnvironmentCannot as error:  # every member finds that
@@ -99,7 +100,7 @@ def end_with_others(folder: Path, rank: int) -> threading.Lock:
     """
     ending = threading.Lock()
     # A connection of its own, since it is in use all the time.
-    store = meeting(os.environ[MEET], os.environ["TORCHELASTIC_RUN_ID"])
+    store = meeting(os.environ[MEET], torch_inside.rendezvous_id())
 
     def watch() -> None:
         try:

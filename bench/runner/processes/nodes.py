@@ -28,6 +28,7 @@ from bench.base.errors import EnvironmentCannot
 from bench.base.linux_processes import oom_kills
 from bench.base.machine_share import cores
 from bench.runner.processes.ranks import written_reasons
+from bench.training.vendor import torch_inside
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -61,13 +62,14 @@ class Nodes:
 def torchrun(nodes: Nodes, number: int, per_node: int, address: str | None = None) -> list[str]:
     """The command of one node for job `number`; `address` is where the others reach this one."""
     leads = nodes.node == 0
+    rendezvous = torch_inside.rendezvous_options(
+        is_host=leads, join_seconds=LEADER_WAITS if leads else OTHER_WAITS, missed_signs=SIGNS_MISSED
+    )
     return [
         sys.executable, "-m", "torch.distributed.run",
         f"--nnodes={nodes.count}", f"--nproc-per-node={per_node}", "--max-restarts=0",
         "--rdzv-backend=c10d", f"--rdzv-endpoint={nodes.meet}", f"--rdzv-id={nodes.identity}-{number}",
-        # Two nodes of one machine, as in the tests, would both take the place for theirs.
-        f"--rdzv-conf=is_host={leads},join_timeout={LEADER_WAITS if leads else OTHER_WAITS},"
-        f"keep_alive_max_attempt={SIGNS_MISSED}",
+        f"--rdzv-conf={rendezvous}",
         *([f"--local-addr={address}"] if address else []),
         "-m", "bench.runner.processes.node_member",
     ]  # fmt: skip
@@ -162,8 +164,7 @@ def across_nodes(job: dict[str, Any], emit: Emit, folder: Path) -> int:
     leads = nodes.node == 0
     events, address = folder / "events", own_address(nodes.meet)
     environment = os.environ | {DEVICE: job["device"], FOLDER: str(folder), EVENTS: str(events)}
-    # The process group's store is then torchrun's, on whatever node torch has rank 0.
-    environment |= {NODE: str(nodes.node), MEET: nodes.meet, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
+    environment |= {NODE: str(nodes.node), MEET: nodes.meet} | torch_inside.SHARED_STORE
     per_node = job["gpus"] // nodes.count
     environment |= threads(os.environ, per_node)
     kills_before = oom_kills()

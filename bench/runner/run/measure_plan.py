@@ -34,6 +34,7 @@ from bench.runner.processes.supervisor import TICK_SECONDS, Limits, Supervisor
 from bench.runner.run.progress import Progress
 from bench.runner.run.run_state import Run
 from bench.training.setting import in_group
+from bench.training.vendor import torch_inside, transformers_inside
 
 LIVES = 3  # a trial that takes the run with it is not tried for ever, by who starts the run again and again
 CEILING_SECONDS = 300.0
@@ -288,9 +289,9 @@ def _cell_of(plan: Plan, trial: Trial) -> SettingPlan:
 
 def preload(plan: Plan) -> list[str]:
     families = sorted({cell.model.family for cell in plan.cells})
-    modeling = [f"transformers.models.{name}.modeling_{name}" for name in families]
+    modeling = [transformers_inside.modeling_module(name) for name in families]
     compiles = any(in_group(cell.setting, "compilation") for cell in plan.cells)
-    compiler = ["torch._dynamo", "torch._inductor.compile_fx"] if compiles else []
+    compiler = [*torch_inside.COMPILER_MODULES] if compiles else []
     if compiles and plan.target.device == "cpu":  # a GPU must not wake up in the process that forks
         compiler.append("bench.training.methods.compile:compile_something")
     return ["numpy", "torch", "torch.utils.data", "transformers", *modeling, *compiler]

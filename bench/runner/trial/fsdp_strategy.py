@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import HALF, Batch, SingleDevice
 from bench.training.models import Recipe
+from bench.training.vendor import torch_inside
 
 
 class ShardedFsdp(SingleDevice):
@@ -62,9 +63,7 @@ class OffloadedFsdp(ShardedFsdp):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.sums: dict[nn.Parameter, Tensor] = {}
-        # So that the loss scale is the host's, too: on the device, whether an update is left out would be
-        # copied from there without a wait, while the update on the host reads it.
-        self.scaler.scale(torch.zeros((), device="cpu"))
+        torch_inside.keep_loss_scale_on_host(self.scaler)
 
     def forward(self, batch: Batch) -> Tensor:
         loss = super().forward(batch)

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench.training.vendor import torch_inside
+
 EVEN = 64  # elements: what lengths of rows divide by in all that was measured
 
 
@@ -62,7 +64,7 @@ def _product_gradient(change: Tensor, entry: Tensor, weight: Tensor, sums: Tenso
     changes, entries = change.flatten(0, -2), entry.flatten(0, -2)
     total = sums.data  # unseen by autograd, which keeps them for a layer's other uses, too
     if total.is_cuda:
-        torch.addmm(total, changes.T, entries, out_dtype=torch.float32, out=total)
+        torch_inside.add_half_product(total, changes.T, entries)
     else:  # PyTorch has a product of halves in fp32 for GPUs alone
         total += changes.T @ entries
     return change @ weight

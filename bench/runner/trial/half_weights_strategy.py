@@ -16,6 +16,7 @@ from bench.runner.trial.fused_gradient_sums import add_up_in_products, adds_up
 from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import HALF, Batch, SingleDevice, lowered, make_moments
 from bench.training.models import Recipe
+from bench.training.vendor import torch_inside
 
 ALIGNED = 128  # elements: what vectorised kernels want to start at
 
@@ -51,7 +52,7 @@ class HalfWeightsStrategy(SingleDevice):
     def update(self, norm_wanted: bool = False) -> float | None:
         norm = super().update(norm_wanted)
         with torch.no_grad():
-            torch._foreach_copy_(self.computed, self.weights)
+            torch_inside.copy_each(self.computed, self.weights)
         return norm
 
     def clear(self) -> None:

@@ -29,8 +29,9 @@ from bench.runner.trial.strategies import make_strategy
 from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import Strategy, WithLoss
 from bench.training.methods import apply_all, arithmetic, prepare_all
-from bench.training.models.own_models import family_of, flops_of
+from bench.training.models import family_of, flops_of
 from bench.training.setting import in_group
+from bench.training.vendor import torch_inside
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -121,11 +122,7 @@ class TrialRun:
         trial = self.trial
         family = family_of(trial.model)
         torch.manual_seed(trial.seed)
-        # A graph that fails to compile, or is compiled again without end, must fail the trial, not fall
-        # back to eager in silence.
-        torch._dynamo.config.suppress_errors = False
-        torch._dynamo.config.fail_on_recompile_limit_hit = True
-        torch._dynamo.config.recompile_limit = 64  # blocks may all be different
+        torch_inside.fail_instead_of_eager()
         prepare_all(trial.setting)
         with self.device.torch:
             model = family.build(trial.model, kernels="kernels" in trial.setting)

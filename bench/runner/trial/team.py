@@ -14,6 +14,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from bench.training.vendor import torch_inside
+
 # Only a member that died, or hangs, makes the others wait this long; the supervisor ends them earlier.
 PATIENCE = timedelta(minutes=30)
 
@@ -74,13 +76,12 @@ def _store(rank: int, size: int) -> dist.Store | None:
     """Where the members meet; None under torchrun, whose own place the environment names."""
     if LISTENER not in os.environ:
         return None
-    return dist.TCPStore(
+    return torch_inside.store_on_socket(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         size,
-        is_master=rank == 0,
+        listen_fd=int(os.environ[LISTENER]) if rank == 0 else None,
         timeout=PATIENCE,
-        master_listen_fd=int(os.environ[LISTENER]) if rank == 0 else None,
     )
 
 

@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.training.models import Recipe, Schedule
-from bench.training.models.footprint import cross_entropy, logits
+from bench.training.models.loss import cross_entropy, logits
+from bench.training.vendor import torch_inside
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Batch = Mapping[str, Tensor]
@@ -227,7 +228,7 @@ def make_moments(optimizer: torch.optim.Optimizer) -> None:
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient
     for weight in bare:
-        optimizer.state[weight]["step"].zero_()
+        torch_inside.forget_updates(optimizer, weight)
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, recipe: Recipe) -> torch.optim.lr_scheduler.LambdaLR:

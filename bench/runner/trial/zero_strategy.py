@@ -5,11 +5,9 @@ Stage 1 exchanges gradients once a step. From stage 2 on they are divided, so ea
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from torch import Tensor, nn
 
 from bench.runner.trial.training_loop import Batch, lowered, make_optimizer, make_scheduler
 from bench.training.models import Recipe
+from bench.training.vendor import deepspeed_inside, torch_inside
 
 ALIGNED = 8  # weights in half precision, 16 bytes: as much as a GPU loads at once
 STALE_SECONDS = 240.0  # the slowest operator compiles in half of that; a trial's silence ends it after 300
@@ -27,7 +26,7 @@ class ZeroStrategy:
         self, whole: nn.Module, recipe: Recipe, device: torch.device, micro_batch: int, *,
         stage: int, offload: bool, fused: bool,
     ) -> None:  # fmt: skip
-        os.environ["DS_ACCELERATOR"] = device.type
+        deepspeed_inside.choose_accelerator(device.type)
         drop_stale_locks()
         import deepspeed
 
@@ -44,15 +43,15 @@ class ZeroStrategy:
         self.scheduler = make_scheduler(optimizer, recipe)
 
     def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
-        self.engine.set_gradient_accumulation_boundary(sync)
+        deepspeed_inside.begin_pass(self.engine, last=sync)
         loss: Tensor = self.engine(lowered(batch, self.recipe)) / passes
-        self.engine.backward(loss, scale_wrt_gas=False)
+        deepspeed_inside.backward(self.engine, loss)
         return loss.detach()
 
     def update(self, norm_wanted: bool = False) -> float | None:
         self.engine.step()
         self.scheduler.step()
-        return float(self.engine.get_global_grad_norm()) if norm_wanted else None
+        return deepspeed_inside.gradient_norm(self.engine) if norm_wanted else None
 
     def evaluate(self, batch: Batch) -> Tensor:
         with torch.no_grad():
@@ -70,14 +69,11 @@ def even_first(weights: Iterable[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def drop_stale_locks() -> None:
-    """A process that was killed while it compiled an operator leaves its lock behind.
+    """Delete locks of processes that were killed while compiling a DeepSpeed operator.
 
-    Whoever needs that operator next waits for the lock without end (torch/utils/file_baton.py).
+    A process that needs the operator would wait for such a lock forever.
     """
-    from torch.utils.cpp_extension import get_default_build_root
-
-    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
-    for lock in root.glob("**/lock"):
+    for lock in torch_inside.extension_locks():
         with suppress(FileNotFoundError):
             if time.time() - lock.stat().st_mtime > STALE_SECONDS:
                 lock.unlink()

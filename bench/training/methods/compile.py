@@ -1,18 +1,17 @@
 """torch.compile: model and loss at once, or each repeated block and the loss on their own.
 
-A failure to compile ends the trial with its reason. It is never timed as if compiled:
-dynamo's `suppress_errors` stays off, which the worker asserts.
+A failure to compile ends the trial with its reason, and is never timed as if compiled: the worker switches
+dynamo's fallback to eager off (`fail_instead_of_eager` in bench/training/vendor/torch_inside.py).
 """
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from bench.training.methods import Method, Target
-from bench.training.models import Model
-from bench.training.models.own_models import family_of
+from bench.training.methods.method import Method, Target
+from bench.training.models import Model, family_of
+from bench.training.vendor import torch_inside
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,10 +24,9 @@ def _missing_compiler(target: Target) -> str | None:
 
 
 def compile_something() -> None:
-    """What a process does once, at its first compilation: a second or two that processes forked from it save.
+    """Compile a tiny function, so that processes forked afterwards save a second or two of torch's start.
 
-    In this one thread, without a pool and without the monitor of a progress bar that nobody sees: threads
-    would be missing in what is forked.
+    Starts no threads, which a fork would lose: one compile thread, and no monitor thread of tqdm.
     """
     import torch
     from tqdm import tqdm
@@ -37,48 +35,48 @@ def compile_something() -> None:
     torch.compile(torch.sin, options={"compile_threads": 1})(torch.ones(64))
 
 
-@dataclass(frozen=True, slots=True)
-class Compile(Method):
-    name: str = "compile"
-    summary: str = "torch.compile of model and loss as one"
-    free_lunch: ClassVar[bool] = True
-
-    def refuse(self, model: Model, target: Target) -> str | None:
-        why = family_of(model).breaks_graph if target.device == "cuda" else None
-        return f"{why}: use compile-blocks" if why else _missing_compiler(target)
-
-    def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
-        whole.compile()
+def _refuse_whole(model: Model, target: Target) -> str | None:
+    reason = family_of(model).breaks_graph if target.device == "cuda" else None
+    return f"{reason}: use compile-blocks" if reason else _missing_compiler(target)
 
 
-@dataclass(frozen=True, slots=True)
-class CompileBlocks(Method):
-    name: str = "compile-blocks"
-    summary: str = "torch.compile of head, loss and each repeated block: equal ones are compiled once"
-
-    def prepare(self) -> None:
-        import torch
-
-        # Under DDP dynamo would cut every graph where a bucket of gradients ends, for them to be sent early.
-        # A block is small enough, and recomputed it is not cut: other tensors were kept than are asked for.
-        torch._dynamo.config.optimize_ddp = False
-
-    def refuse(self, model: Model, target: Target) -> str | None:
-        return _missing_compiler(target)
-
-    def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
-        import torch
-
-        # `forward`, not the module: what wraps a block later (recomputation, the hooks that shard) stays
-        # outside, and every block finds the first one's graph.
-        for block in blocks:
-            block.forward = torch.compile(block.forward, dynamic=False)
-        whole.parts = family_of(model).body_and_head
-        if whole.parts is None:
-            whole.criterion.forward = torch.compile(whole.criterion.forward, dynamic=False)
-        else:
-            # As one: logits are written once, and their gradient over them.
-            whole.tail = torch.compile(whole.tail, dynamic=False)
+def _compile_whole(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
+    whole.compile()
 
 
-METHODS = (Compile(), CompileBlocks())
+def _refuse_blocks(_model: Model, target: Target) -> str | None:
+    return _missing_compiler(target)
+
+
+def _compile_blocks(model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
+    import torch
+
+    # Compile `forward`, not the module: wrappers added later (recomputation, sharding hooks) stay outside
+    # of the graph, and every block reuses the first one's graph.
+    for block in blocks:
+        block.forward = torch.compile(block.forward, dynamic=False)
+    whole.parts = family_of(model).body_and_head
+    if whole.parts is None:
+        whole.criterion.forward = torch.compile(whole.criterion.forward, dynamic=False)
+    else:
+        # Head and loss as one graph: logits are written once, and their gradient over them.
+        whole.tail = torch.compile(whole.tail, dynamic=False)
+
+
+METHODS = (
+    Method(
+        name="compile",
+        summary="torch.compile of model and loss as one",
+        free_lunch=True,
+        configured_by=("trainer",),
+        refuse=_refuse_whole,
+        apply=_compile_whole,
+    ),
+    Method(
+        name="compile-blocks",
+        summary="torch.compile of head, loss and each repeated block: equal ones are compiled once",
+        refuse=_refuse_blocks,
+        prepare=torch_inside.keep_graphs_whole_under_ddp,
+        apply=_compile_blocks,
+    ),
+)

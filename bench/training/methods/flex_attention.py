@@ -1,48 +1,52 @@
-"""Attention in fp32 on tensor cores: PyTorch's other kernels leave them idle where nothing is halved."""
+"""FlexAttention: attention in fp32 on tensor cores, which PyTorch's other fp32 kernels leave idle."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from bench.training.methods import Method, Target, older_than
-from bench.training.models import Model
+from bench.training.methods.method import Method, Target, older_than
+from bench.training.models import Model, family_of
 from bench.training.models.footprint import complete
-from bench.training.models.own_models import family_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-LEAST_WIDTH = 16  # of a head: what tensor cores multiply at once
+MIN_HEAD_WIDTH = 16  # elements: what tensor cores multiply at once
 
 
-@dataclass(frozen=True, slots=True)
-class Flex(Method):
-    name: str = "flex-attention"
-    summary: str = "attention by FlexAttention's Triton kernels, in TF32 where the recipe is fp32"
-    free_lunch: ClassVar[bool] = True
-
-    def refuse(self, model: Model, target: Target) -> str | None:
-        if model.family != "vit":
-            return "known to pay for ViT alone: attention without a mask, in fp32"
-        if model.recipe.precision != "fp32":
-            return "in half precision the usual kernels use tensor cores"
-        if model.architecture.get("attention_probs_dropout_prob"):
-            return "FlexAttention has no dropout"
-        a = complete(model, family_of(model).defaults())
-        width = a["hidden_size"] // a["num_attention_heads"]
-        if width < LEAST_WIDTH:
-            return f"FlexAttention takes heads of {LEAST_WIDTH} and more, these have {width}"
-        if target.device == "cpu":
-            return "FlexAttention trains on GPUs alone"
-        if older_than(target, 8.0):
-            return f"it pays by TF32, which needs compute capability 8.0, not {target.compute_capability}"
-        return None
-
-    def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
-        from bench.training.models.footprint import flex_attention
-
-        whole.model.set_attn_implementation(flex_attention())
+def _refuse(model: Model, target: Target) -> str | None:
+    if model.family != "vit":
+        return "known to pay for ViT alone: attention without a mask, in fp32"
+    if model.recipe.precision != "fp32":
+        return "in half precision the usual kernels use tensor cores"
+    if model.architecture.get("attention_probs_dropout_prob"):
+        return "FlexAttention has no dropout"
+    a = complete(model, family_of(model).defaults())
+    width = a["hidden_size"] // a["num_attention_heads"]
+    if width < MIN_HEAD_WIDTH:
+        return f"FlexAttention takes heads of {MIN_HEAD_WIDTH} and more, these have {width}"
+    if target.device == "cpu":
+        return "FlexAttention trains on GPUs alone"
+    if older_than(target, 8.0):
+        return f"it pays by TF32, which needs compute capability 8.0, not {target.compute_capability}"
+    return None
 
 
-METHODS = (Flex(),)
+def _apply(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
+    from bench.training.models.attention import flex_attention
+
+    whole.model.set_attn_implementation(flex_attention())
+
+
+METHODS = (
+    Method(
+        name="flex-attention",
+        summary="attention by FlexAttention's Triton kernels, in TF32 where the recipe is fp32",
+        free_lunch=True,
+        requires={
+            "compilation": "flex-attention is slow unless it is compiled: add compile or compile-blocks"
+        },
+        refuse=_refuse,
+        apply=_apply,
+    ),
+)

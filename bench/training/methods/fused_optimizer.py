@@ -1,20 +1,18 @@
-"""A fused optimizer: one kernel updates weights and both moments, where the default makes many passes."""
+"""A fused optimizer: one kernel updates weights and both moments, where the default makes many passes.
+
+The strategy that creates the optimizer reads the name (bench/runner/trial/strategies.py).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from bench.training.methods.method import Method
 
-from bench.training.methods import Method
-
-
-@dataclass(frozen=True, slots=True)
-class FusedOptimizer(Method):
-    """The strategy, which makes the optimizer, looks for this name (bench.runner.trial.training_loop)."""
-
-    name: str = "fused-optimizer"
-    summary: str = "Adam's update in one kernel"
-    free_lunch: ClassVar[bool] = True
-
-
-METHODS = (FusedOptimizer(),)
+METHODS = (
+    Method(
+        name="fused-optimizer",
+        summary="Adam's update in one kernel",
+        free_lunch=True,
+        chooses_kernels=False,
+        configured_by=("trainer",),
+    ),
+)

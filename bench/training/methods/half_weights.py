@@ -1,34 +1,39 @@
-"""Half-precision weights with an fp32 copy, where the recipe was trained so."""
+"""Half-precision weights with an fp32 copy, for models that were trained in this way.
+
+The name selects bench/runner/trial/half_weights_strategy.py, which holds the weights.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-from bench.training.methods import Method, Target
+from bench.training.methods.method import Method, Target
 from bench.training.models import Model, families
 
-# Others, Mamba among them, kept fp32 weights and computed under autocast.
-TRAINED_SO = {
+# Families whose authors kept half-precision weights. Others, Mamba among them, kept fp32 weights and computed
+# under autocast.
+SOURCES = {
     "gpt_neox": "Pythia: fp16 under DeepSpeed's optimizer (github.com/EleutherAI/pythia, models/*/*.yml)",
     "roberta": "fairseq's --fp16: half weights, an fp32 copy in its FP16Optimizer",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class HalfWeights(Method):
-    """Marks a setting; bench.runner.trial.half_weights_strategy holds the weights accordingly."""
-
-    name: str = "half-weights"
-    summary: str = "weights in half precision, updated through an fp32 copy; gradients added up in fp32"
-    free_lunch: ClassVar[bool] = False
-
-    def refuse(self, model: Model, target: Target) -> str | None:
-        if model.recipe.precision == "fp32":
-            return f"{model.name} trains in fp32"
-        if model.family in families() and model.family not in TRAINED_SO:
-            return f"{model.name} was trained with fp32 weights under autocast"
-        return None
+def _refuse(model: Model, _target: Target) -> str | None:
+    if model.recipe.precision == "fp32":
+        return f"{model.name} trains in fp32"
+    if model.family in families() and model.family not in SOURCES:
+        return f"{model.name} was trained with fp32 weights under autocast"
+    return None
 
 
-METHODS = (HalfWeights(),)
+METHODS = (
+    Method(
+        name="half-weights",
+        summary="weights in half precision, updated through an fp32 copy; gradients added up in fp32",
+        excludes={"sharding": "half-weights and {other} both say how weights are held: choose one"},
+        chooses_kernels=False,
+        not_exported_to={
+            "accelerate": "it keeps weights in fp32; half-precision weights beside them need bench's loop",
+            "deepspeed": "without sharding it sums gradients of half-precision weights in half precision",
+        },
+        refuse=_refuse,
+    ),
+)

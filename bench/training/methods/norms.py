@@ -1,50 +1,53 @@
-"""The two norms of a GPT-NeoX block by kernels of our own: both are of the same numbers."""
+"""The two norms of a GPT-NeoX block in one Triton kernel: both normalise the same numbers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from bench.training.methods import Method, Target
-from bench.training.models import Model
+from bench.training.methods.method import Method, Target
+from bench.training.models import Model, family_of
 from bench.training.models.footprint import complete
-from bench.training.models.own_models import family_of
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-WIDEST = 4096  # numbers of a row, which one program holds in its registers: as wide as it was measured
+MAX_WIDTH = 4096  # elements of a row, which one program holds in registers; wider rows were not measured
 
 
-@dataclass(frozen=True, slots=True)
-class Norms(Method):
-    """Beside half-weights alone: under autocast norms are in fp32, and what follows reads them halved."""
-
-    name: str = "norms"
-    summary: str = "both norms of a block in Triton, which reads what they are of once each way"
-    free_lunch: ClassVar[bool] = True
-    built_there: ClassVar[bool] = True
-
-    def refuse(self, model: Model, target: Target) -> str | None:
-        if model.family != "gpt_neox":
-            return f"{model.name} has no two norms side by side"
-        if target.device == "cpu":
-            return "its kernels are for NVIDIA GPUs"
-        a = complete(model, family_of(model).defaults())
-        if not a["use_parallel_residual"]:
-            return f"the second norm of {model.name} waits for its attention (use_parallel_residual)"
-        if a["hidden_dropout"]:
-            return f"{model.name} drops units behind its norms (hidden_dropout)"
-        if a["hidden_size"] > WIDEST:
-            return f"its kernels take {WIDEST:,} numbers a row at most; {model.name} has {a['hidden_size']:,}"
-        return None
-
-    def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
-        from bench.training.triton.norms import forward_of  # brings Triton, which needs a GPU
-
-        for block in blocks:
-            block.forward = forward_of(block)
+def _refuse(model: Model, target: Target) -> str | None:
+    family = family_of(model)
+    if not {"attention_norm", "mlp_norm"} <= family.seams.keys():
+        return f"{model.name} has no two norms side by side"
+    if target.device == "cpu":
+        return "its kernels are for NVIDIA GPUs"
+    a = complete(model, family.defaults())
+    if not a["use_parallel_residual"]:
+        return f"the second norm of {model.name} waits for its attention (use_parallel_residual)"
+    if a["hidden_dropout"]:
+        return f"{model.name} drops units behind its norms (hidden_dropout)"
+    if a["hidden_size"] > MAX_WIDTH:
+        return f"its kernels take {MAX_WIDTH:,} numbers a row at most; {model.name} has {a['hidden_size']:,}"
+    return None
 
 
-METHODS = (Norms(),)
+def _apply(model: Model, _whole: nn.Module, blocks: list[nn.Module]) -> None:
+    from bench.training.triton.norms import forward_of  # imports Triton, which needs a GPU
+
+    for block in blocks:
+        block.forward = forward_of(block, family_of(model).seams)
+
+
+METHODS = (
+    Method(
+        name="norms",
+        summary="both norms of a block in Triton, which reads what they are of once each way",
+        free_lunch=True,
+        compiled_on_first_use=True,
+        # Under autocast norms compute in fp32, and the layers after them read a half-precision copy.
+        requires={"half-weights": "norms is for blocks in half precision throughout: add half-weights"},
+        chooses_kernels=False,  # comes and goes with half-weights, whose gain includes it
+        refuse=_refuse,
+        apply=_apply,
+    ),
+)

@@ -1,36 +1,41 @@
-"""Rotary positions by a kernel of our own: queries, keys and values taken apart and turned in one go."""
+"""Rotary positions in one Triton kernel: splits the projection into query, key, value and rotates them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from bench.training.methods import Method, Target
-from bench.training.models import Model
+from bench.training.methods.method import Method, Target
+from bench.training.models import Model, family_of
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-@dataclass(frozen=True, slots=True)
-class Rotary(Method):
-    name: str = "rotary"
-    summary: str = "queries and keys turned to their positions in Triton, where attention reads them"
-    free_lunch: ClassVar[bool] = True
-    built_there: ClassVar[bool] = True
-
-    def refuse(self, model: Model, target: Target) -> str | None:
-        if model.family != "gpt_neox":
-            return f"{model.name} has no rotary positions of GPT-NeoX's form"
-        if target.device == "cpu":
-            return "its kernels are for NVIDIA GPUs"
-        return None
-
-    def apply(self, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
-        from bench.training.triton.rotary import forward_of  # brings Triton, which needs a GPU
-
-        for block in blocks:
-            block.attention.forward = forward_of(block.attention)
+def _refuse(model: Model, target: Target) -> str | None:
+    if "rotary_attention" not in family_of(model).seams:
+        return f"{model.name} has no rotary positions of GPT-NeoX's form"
+    if target.device == "cpu":
+        return "its kernels are for NVIDIA GPUs"
+    return None
 
 
-METHODS = (Rotary(),)
+def _apply(model: Model, _whole: nn.Module, blocks: list[nn.Module]) -> None:
+    from bench.training.triton.rotary import forward_of  # imports Triton, which needs a GPU
+
+    name = family_of(model).seams["rotary_attention"]
+    for block in blocks:
+        attention = getattr(block, name)
+        attention.forward = forward_of(attention)
+
+
+METHODS = (
+    Method(
+        name="rotary",
+        summary="queries and keys turned to their positions in Triton, where attention reads them",
+        free_lunch=True,
+        compiled_on_first_use=True,
+        requires={"kernels": "rotary hands over to the attention of kernels: add kernels"},
+        refuse=_refuse,
+        apply=_apply,
+    ),
+)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import Mistake
-from bench.training.models import Flops, Has, Model, Objective, Optimizer, Parts, Recipe, Schedule, installed
 from bench.training.models.footprint import (
     ACTIVATIONS,
     FP32,
@@ -20,6 +19,17 @@ from bench.training.models.footprint import (
     complete,
     linear,
     lowered,
+)
+from bench.training.models.model import (
+    Flops,
+    Has,
+    Model,
+    Objective,
+    Optimizer,
+    Parts,
+    Recipe,
+    Schedule,
+    installed,
 )
 from bench.training.setting import Setting
 
@@ -49,6 +59,7 @@ class ConvNext(Bytes):
     name = "convnext"
     objectives: tuple[Objective, ...] = ("image-classification",)
     kernels: str | None = None
+    seams: Mapping[str, str] = {"gelu": "act", "before_gelu": "pwconv1"}
 
     def defaults(self) -> Mapping[str, Any]:
         return DEFAULTS

@@ -1,8 +1,8 @@
-"""Models without a file here, tried before anything is measured: built without contents, and counted.
+"""Build models that have no file here before anything is measured, without contents, and count them.
 
-transformers takes a field that it does not know in silence, and what would be measured is then another
-model than was meant. It is asked in a process of its own: planning imports neither it nor torch. What was
-counted there is all that a plan knows of such a model.
+In: the models of a manifest. Out: their counts, or BadInput with all mistakes in them.
+transformers accepts unknown fields silently, and would then build another model than the manifest means.
+It runs in a process of its own, since planning imports neither transformers nor torch.
 """
 
 from __future__ import annotations
@@ -18,67 +18,74 @@ from typing import Any
 
 from bench.base.errors import BadInput, EnvironmentCannot, Mistake, in_json, nearest
 from bench.base.strict_json import from_json, to_json
-from bench.training.models import Counted, Model, families, transformers_source
+from bench.training.models import Counted, Model, families
 from bench.training.models.generic import configured, counted, kinds
+from bench.training.vendor import transformers_inside, transformers_source
 
-# By their configurations alone, on no device: the GPUs are a trial's.
-ALONE = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+# Environment of the process: no downloads, and no GPU, which a trial may be using.
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def rehearse(models: Sequence[Model], where: str) -> Mapping[str, Counted]:
-    """BadInput with all that is wrong with them, else the counts by name of those that have no formulas.
+    """Counts by model name, of the models whose family has no formulas; {} if transformers is not installed.
 
-    Nothing where transformers is not installed.
+    Raises BadInput with all mistakes in these models.
     """
     new = {f"/models/{i}": model for i, model in enumerate(models) if model.family not in families()}
     if not new or not all(map(find_spec, ("torch", "transformers"))):
         return {}
     process = [sys.executable, "-m", "bench.training.models.dry_build"]
-    asked = json.dumps({path: to_json(model) for path, model in new.items()})
+    request = json.dumps({path: to_json(model) for path, model in new.items()})
     done = subprocess.run(
-        process, input=asked, env=os.environ | ALONE, capture_output=True, text=True, check=False
+        process, input=request, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise EnvironmentCannot(f"transformers cannot be asked of these models: {said}", where=where)
-    tried = from_json(dict[str, Tried], json.loads(done.stdout.splitlines()[-1]))
-    if mistakes := [mistake for one in tried.values() for mistake in one.mistakes]:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise EnvironmentCannot(f"transformers cannot try these models: {reason}", where=where)
+    builds = from_json(dict[str, DryBuild], json.loads(done.stdout.splitlines()[-1]))
+    if mistakes := [mistake for build in builds.values() for mistake in build.mistakes]:
         raise BadInput.of(mistakes, where)
-    return {new[path].name: one.counted for path, one in tried.items() if one.counted}
+    return {new[path].name: build.counted for path, build in builds.items() if build.counted}
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    print(json.dumps({path: to_json(tried(from_json(Model, model), path)) for path, model in asked.items()}))
+    """The process: models as JSON on stdin, by their places in the manifest; a DryBuild of each on stdout."""
+    request = json.load(sys.stdin)
+    builds = {path: dry_build(from_json(Model, model), path) for path, model in request.items()}
+    print(json.dumps({path: to_json(build) for path, build in builds.items()}))
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    counted: Counted | None  # None: there are mistakes
+class DryBuild:
+    """The counts of a model, or the mistakes in it."""
+
+    counted: Counted | None  # None if there are mistakes
     mistakes: tuple[Mistake, ...] = ()
 
 
-def tried(model: Model, path: str) -> Tried:
-    """What is wrong with its fields, else what speaks against it as it is built and run, else its counts."""
+def dry_build(model: Model, path: str) -> DryBuild:
+    """Check a model's fields, then build and run it without contents to count it."""
     try:
         configuration = configured(model)
-        found = [
-            *_of_objective(model, configuration, path),
-            *_of_fields(model, configuration, path),
-            *_of_sizes(model, configuration, path),
+        mistakes = [
+            *_objective_mistakes(model, configuration, path),
+            *_unknown_fields(model, configuration, path),
+            *_size_mistakes(model, configuration, path),
         ]
-        return Tried(None, tuple(found)) if found else Tried(counted(model))
+        return DryBuild(None, tuple(mistakes)) if mistakes else DryBuild(counted(model))
     except BadInput as error:
-        found = [Mistake(f"{path}/architecture", error.message, "allowed: what transformers can build")]
-    except Exception as error:  # whatever an architecture's code makes of its fields
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        found = [Mistake(f"{path}/architecture", f"cannot run: {said}", "allowed: what transformers can run")]
-    return Tried(None, tuple(found))
+        mistake = Mistake(f"{path}/architecture", error.message, "allowed: what transformers can build")
+    except Exception as error:  # an architecture's code may raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        mistake = Mistake(
+            f"{path}/architecture", f"cannot run: {reason}", "allowed: what transformers can run"
+        )
+    return DryBuild(None, (mistake,))
 
 
-def _of_objective(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:
+def _objective_mistakes(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:
     objective = model.recipe.objective
-    able = [name for name, kind in kinds().items() if type(configuration) in kind._model_mapping]
+    able = [name for name, kind in kinds().items() if transformers_inside.can_build(kind, configuration)]
     if objective not in able:
         allowed = ", ".join(able) or "none: transformers has no class of it that bench trains"
         yield Mistake(f"{path}/recipe/objective", f'"{objective}" does not fit', f"allowed: {allowed}")
@@ -88,20 +95,19 @@ def _of_objective(model: Model, configuration: Any, path: str) -> Iterator[Mista
         yield Mistake(f"{path}/architecture/is_decoder", found, "allowed for causal-lm: true")
 
 
-def _of_fields(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:
-    """What is neither a field, nor another name of one, nor read by the configuration itself."""
-    usual = type(configuration)()
-    known = [*vars(usual), *usual.attribute_map]
+def _unknown_fields(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:
+    """Fields that are neither a field of the configuration's class, nor an alias, nor read by it."""
+    default = type(configuration)()
     for key in model.architecture:
-        if key in vars(configuration) and not hasattr(usual, key):
-            found = f"{type(usual).__name__} has no such field"
-            hint = nearest(key, [name for name in known if not name.startswith("_")])
+        if key in vars(configuration) and not hasattr(default, key):
+            found = f"{type(default).__name__} has no such field"
+            hint = nearest(key, transformers_inside.field_names(default))
             yield Mistake(f"{path}/architecture/{key}", found, f"{hint}; or leave it out: nothing reads it")
 
 
-def _of_sizes(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:
+def _size_mistakes(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:
     def size(name: str) -> tuple[str, Any]:
-        field = configuration.attribute_map.get(name, name)
+        field = transformers_inside.field_named(configuration, name)
         return f"{path}/architecture/{field}", getattr(configuration, field, None)
 
     place, layers = size("num_hidden_layers")

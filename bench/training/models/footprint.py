@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import Mistake
-from bench.training.models import Model
+from bench.training.models.model import Model
 from bench.training.setting import Setting, halves_weights, in_group, sharded_by
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    pass
 
 FP32 = 4  # bytes
 INDEX = 8  # bytes of a token's id or a label
@@ -20,14 +19,6 @@ EVEN = 8  # what the length of a row divides by where matrix kernels are fast
 NORM_STATISTICS = 2 * FP32  # a layer norm keeps mean and deviation of every row
 ACTIVATIONS = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "tanh")
 WRITTEN_OUT = {"gelu_fast": 8, "gelu_new": 5, "quick_gelu": 3}  # in transformers, and the numbers they keep
-# FlexAttention's way back in fp32, where torch takes blocks of 16 tokens: of 13 choices that were tried these
-# are the fastest (docs/methods.md). On an H200, for heads of 64; what has less room keeps torch's.
-WAY_BACK = {
-    "bwd_BLOCK_M1": 32, "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 32,
-    "bwd_num_stages": 3, "bwd_num_warps": 4,
-}  # fmt: skip
-WAY_BACK_WIDTH = 64  # of a head, at the most
-WAY_BACK_SHARED_BYTES = 227 * 1024  # of a block, at the least
 SDPA = "scaled_dot_product_attention: scores and probabilities are never written to memory"
 
 
@@ -80,6 +71,7 @@ class Bytes:
     """The part of the family contract that follows from a footprint."""
 
     body_and_head: tuple[str, str] | None = None
+    seams: Mapping[str, str] = {}
     breaks_graph: str | None = None
     by_blocks: bool = True  # measured: docs/measurements.md
 
@@ -157,78 +149,3 @@ def activation_mistakes(a: Mapping[str, Any], allowed: tuple[str, ...], path: st
     if a["hidden_act"] not in allowed:
         words = "allowed: " + ", ".join(allowed)
         yield Mistake(f"{path}/architecture/hidden_act", f'"{a["hidden_act"]}" is not one of these', words)
-
-
-# What imports torch or transformers, in the worker alone
-
-
-def logits(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """What the model answers to a batch's one input: `input_ids` or `pixel_values`."""
-    out: Tensor = module(**{name: value for name, value in batch.items() if name != "labels"}).logits
-    return out
-
-
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the labels that are asked; ours, because transformers shifts causal labels again."""
-    from torch.nn.functional import cross_entropy
-
-    loss: Tensor = cross_entropy(logits.float().flatten(0, -2), labels.flatten(), ignore_index=-100)
-    return loss
-
-
-def attention(kernels: bool) -> Literal["eager", "bench_unmasked"]:
-    return unmasked_attention() if kernels else "eager"
-
-
-@cache
-def unmasked_attention() -> Literal["bench_unmasked"]:
-    """Attention without a mask, under a name of our own.
-
-    While tracing for torch.compile, transformers 5.17 hands SDPA a mask of every pair of positions,
-    causal or not, which shuts out the flash kernels; outside of it, it waits for the device to learn
-    whether sequences are packed (`find_packed_sequence_indices`, `is_tracing` in masking_utils.py).
-    Under a name for which it knows no mask it does neither: docs, "Attention Interface".
-    """
-    import torch.nn.functional as F
-    from transformers import AttentionInterface
-
-    def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None,
-        scaling: float | None = None, dropout: float = 0.0, **_: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
-        assert attention_mask is None, "nothing is padded here"
-        # Rotary embeddings come back in fp32; autocast would lower them here too.
-        query, key = query.to(value.dtype), key.to(value.dtype)
-        out = F.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, is_causal=module.is_causal, scale=scaling,
-            enable_gqa=query.size(1) != key.size(1),
-        )  # fmt: skip
-        return out.transpose(1, 2).contiguous(), None
-
-    AttentionInterface.register("bench_unmasked", attend)
-    return "bench_unmasked"
-
-
-@cache
-def flex_attention() -> Literal["bench_flex"]:
-    """Attention by PyTorch's FlexAttention, without a mask; worth its name once it is compiled."""
-    import torch
-    from torch.nn.attention.flex_attention import flex_attention
-    from transformers import AttentionInterface
-
-    roomy = (
-        torch.cuda.is_available()
-        and torch.cuda.get_device_properties().shared_memory_per_block_optin >= WAY_BACK_SHARED_BYTES
-    )
-
-    def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None,
-        scaling: float | None = None, dropout: float = 0.0, **_: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
-        assert attention_mask is None and not dropout and not module.is_causal
-        blocks = WAY_BACK if roomy and query.size(-1) <= WAY_BACK_WIDTH else None
-        out = flex_attention(query, key, value, scale=scaling, kernel_options=blocks)
-        return out.transpose(1, 2).contiguous(), None
-
-    AttentionInterface.register("bench_flex", attend)
-    return "bench_flex"

@@ -6,18 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import Mistake
-from bench.training.models import (
-    Flops,
-    Has,
-    Model,
-    Objective,
-    Optimizer,
-    Parts,
-    Precision,
-    Recipe,
-    Schedule,
-    installed,
-)
+from bench.training.models.attention import attention_implementation
 from bench.training.models.footprint import (
     ACTIVATIONS,
     FP32,
@@ -29,13 +18,24 @@ from bench.training.models.footprint import (
     Footprint,
     activated,
     activation_mistakes,
-    attention,
     between_blocks,
     complete,
     head_mistakes,
     length_mistakes,
     linear,
     lowered,
+)
+from bench.training.models.model import (
+    Flops,
+    Has,
+    Model,
+    Objective,
+    Optimizer,
+    Parts,
+    Precision,
+    Recipe,
+    Schedule,
+    installed,
 )
 from bench.training.setting import Setting
 
@@ -68,6 +68,14 @@ class GptNeoX(Bytes):
     objectives: tuple[Objective, ...] = ("causal-lm",)
     kernels: str | None = SDPA
     body_and_head: tuple[str, str] | None = ("gpt_neox", "lm_head")
+    seams: Mapping[str, str] = {
+        "gelu": "act",
+        "before_gelu": "dense_h_to_4h",
+        "attention_norm": "input_layernorm",
+        "mlp_norm": "post_attention_layernorm",
+        "mlp": "mlp",
+        "rotary_attention": "attention",
+    }
 
     def defaults(self) -> Mapping[str, Any]:
         return DEFAULTS
@@ -130,7 +138,9 @@ class GptNeoX(Bytes):
         from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
         config = GPTNeoXConfig(
-            **complete(model, DEFAULTS), use_cache=False, attn_implementation=attention(kernels)
+            **complete(model, DEFAULTS),
+            use_cache=False,
+            attn_implementation=attention_implementation(kernels),
         )
         module: nn.Module = GPTNeoXForCausalLM(config).train()
         return module

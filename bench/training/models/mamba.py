@@ -1,20 +1,15 @@
 """Mamba: a selective state-space model, one mixer a block.
 
-The mathematics of the scan are those of arXiv:2312.00752, section 3; shapes follow transformers'
-MambaMixer.
+The scan's mathematics follow arXiv:2312.00752, section 3; shapes follow transformers' MambaMixer.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from importlib import import_module, reload
 from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import EnvironmentCannot, Mistake
-from bench.training.models import Flops, Has, Model, Objective, Optimizer, Parts, Recipe, Schedule, installed
 from bench.training.models.footprint import (
     FP32,
     INDEX,
@@ -26,7 +21,19 @@ from bench.training.models.footprint import (
     linear,
     lowered,
 )
+from bench.training.models.model import (
+    Flops,
+    Has,
+    Model,
+    Objective,
+    Optimizer,
+    Parts,
+    Recipe,
+    Schedule,
+    installed,
+)
 from bench.training.setting import Setting, in_group
+from bench.training.vendor import transformers_inside
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,9 +62,7 @@ DEFAULTS: Mapping[str, Any] = {
     "use_associative_scan": True,
     "tie_word_embeddings": True,
 }
-# Both, and mamba-ssm's own extension: newer ones can be installed without what Mamba 1 needs.
-PACKAGES = ("mamba_ssm", "causal_conv1d", "selective_scan_cuda")
-SCAN_CHUNK = 2048  # mamba-ssm keeps the state once a chunk: csrc/selective_scan/selective_scan.cpp
+SCAN_CHUNK = 2048  # tokens; mamba-ssm keeps one state a chunk: csrc/selective_scan/selective_scan.cpp
 
 
 class Mamba(Bytes):
@@ -71,7 +76,7 @@ class Mamba(Bytes):
         return DEFAULTS
 
     def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
-        # The fused kernel knows no other.
+        # The fused kernel supports no other activation.
         yield from activation_mistakes(complete(model, DEFAULTS), ("silu",), path)
 
     def parameters(self, model: Model) -> Parts:
@@ -85,11 +90,11 @@ class Mamba(Bytes):
         return Parts(tables + d, (block,) * a["num_hidden_layers"])
 
     def forward_flops(self, model: Model) -> Flops:
-        """The scan: for each token, channel and state six operations.
+        """Counts six operations of the scan for each token, channel and state.
 
-        Two products make the step from time and input, a multiply-add moves the state on, a
-        multiply-add reads it out. Exponentials, gates and the skip D are elementwise and counted
-        no more than norms and activations are elsewhere.
+        Two products compute the step from time and input, one multiply-add advances the state, another reads
+        it out. Exponentials, gates and the skip D are elementwise, and not counted, as norms and activations
+        are not elsewhere.
         """
         a, s = complete(model, DEFAULTS), model.recipe.units_per_sample
         d, inner, states, rank = _sizes(a)
@@ -104,18 +109,18 @@ class Mamba(Bytes):
     def footprint(self, model: Model, setting: Setting) -> Footprint:
         a, s, h = complete(model, DEFAULTS), model.recipe.units_per_sample, lowered(model)
         d, inner, states, rank = _sizes(a)
-        # A norm keeps its input, its scaled input and a deviation; its copy feeds the projection. Compiled,
-        # the scaled input is made again.
+        # A norm keeps its input, its scaled input and a deviation; a lowered copy feeds the projection.
+        # When compiled, the scaled input is recomputed.
         norm = FP32 * d + FP32 + h * d + (0 if in_group(setting, "compilation") else FP32 * d)
         projections = h * 2 * inner + h * (rank + 2 * states)  # input and gate; time, B and C
         if "kernels" in setting:
-            # mamba-ssm, MambaInnerFn: convolution and time steps are computed again.
+            # mamba-ssm, MambaInnerFn: convolution and time steps are recomputed.
             token = norm + projections + h * 2 * states + h * inner
             block = s * token + ceil(s / SCAN_CHUNK) * inner * 2 * states * FP32
             backward = s * inner * 6 * h
         else:
             block = s * (norm + projections + self._eager_token(a, h))
-            # Every state's gradient, twice: each step adds one over the whole sequence.
+            # The gradient of every state, twice: each step adds one over the whole sequence.
             backward = 4 * s * inner * states * FP32
         ends = s * (2 * INDEX + norm)
         blocks = Block(a["num_hidden_layers"], s * FP32 * d, block, backward)
@@ -123,7 +128,7 @@ class Mamba(Bytes):
 
     @staticmethod
     def _eager_token(a: Mapping[str, Any], h: int) -> int:
-        """Bytes that the plain mixer keeps for a token, beside norm and projections."""
+        """Bytes a token that the plain mixer keeps, in addition to norm and projections."""
         _, inner, states, _ = _sizes(a)
         mixed = h < FP32
         kept = 2 * h * inner  # convolution's output, its activation
@@ -138,14 +143,22 @@ class Mamba(Bytes):
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
         if device == "cpu":
             return "mamba-ssm's kernels run on NVIDIA GPUs alone"
-        missing = [package for package in PACKAGES if not has(package)]
+        missing = [package for package in transformers_inside.MAMBA_PACKAGES if not has(package)]
         return f"not installed: {', '.join(missing)} (mamba-ssm and causal-conv1d)" if missing else None
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
         from transformers import MambaConfig
 
+        try:
+            modeling = transformers_inside.load_mamba(fused=kernels)
+        except ImportError as error:
+            if not kernels:
+                raise
+            raise EnvironmentCannot(
+                f"mamba-ssm cannot be imported: {error}", advice="install mamba-ssm and causal-conv1d"
+            ) from None
         config = MambaConfig(**complete(model, DEFAULTS), use_cache=False)
-        module: nn.Module = _bind(kernels).MambaForCausalLM(config).train()
+        module: nn.Module = modeling.MambaForCausalLM(config).train()
         return module
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
@@ -153,64 +166,10 @@ class Mamba(Bytes):
 
 
 def _sizes(a: Mapping[str, Any]) -> tuple[int, int, int, int]:
-    """Hidden size, inner size, states, rank of the time step."""
+    """The sizes of a mixer: hidden size, inner size, states, rank of the time step."""
     d = a["hidden_size"]
     rank = ceil(d / 16) if a["time_step_rank"] == "auto" else a["time_step_rank"]
     return d, int(a["expand"] * d), a["state_size"], rank
-
-
-_MIXER = "transformers.models.mamba.modeling_mamba"
-_fused: dict[str, bool] = {}  # what transformers last chose in this process
-
-
-def _bind(kernels: bool) -> Any:
-    """transformers' mixer, with mamba-ssm or with transformers' own plain code.
-
-    transformers 5.17 has no switch for it: the module takes mamba-ssm whenever that can be imported,
-    once, when it is loaded itself (use_kernel_func_from_hub_with_fallback). So it is loaded, again
-    if need be, with the packages hidden from it or not.
-    """
-    loaded: Any = sys.modules.get(_MIXER)
-    fused = _fused.get(_MIXER, sys.modules.get("mamba_ssm") is not None)
-    with nullcontext() if kernels else _hidden(PACKAGES):
-        if loaded is None:
-            loaded = import_module(_MIXER)
-        elif fused != kernels:
-            loaded = reload(loaded)
-    if kernels:
-        loaded.mamba_inner_fn = _untraced()
-    _fused[_MIXER] = kernels
-    return loaded
-
-
-def _untraced() -> Any:
-    """mamba-ssm's own function, which the compiler calls and does not look into.
-
-    transformers' wrapper asks whether the model is being exported, and until torch 2.14 that is so
-    whenever it is compiled (pytorch issue 176347): compiled, the plain scan would run in silence.
-    """
-    import torch
-
-    try:
-        from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn
-    except ImportError as error:
-        raise EnvironmentCannot(
-            f"mamba-ssm cannot be imported: {error}", advice="install mamba-ssm and causal-conv1d"
-        ) from None
-    return torch.compiler.disable(mamba_inner_fn)
-
-
-@contextmanager
-def _hidden(packages: tuple[str, ...]) -> Iterator[None]:
-    """None in sys.modules makes an import fail as if nothing were installed: Python reference, 5.3.1."""
-    before = {package: sys.modules[package] for package in packages if package in sys.modules}
-    sys.modules.update(dict.fromkeys(packages))  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        for package in packages:
-            del sys.modules[package]
-        sys.modules.update(before)
 
 
 FAMILY = Mamba()

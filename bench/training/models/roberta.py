@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import Mistake
-from bench.training.models import Flops, Has, Model, Objective, Optimizer, Parts, Recipe, Schedule, installed
+from bench.training.models.attention import attention_implementation
 from bench.training.models.footprint import (
     ACTIVATIONS,
     FP32,
@@ -18,13 +18,23 @@ from bench.training.models.footprint import (
     Footprint,
     activated,
     activation_mistakes,
-    attention,
     autocasts,
     complete,
     head_mistakes,
     length_mistakes,
     linear,
     lowered,
+)
+from bench.training.models.model import (
+    Flops,
+    Has,
+    Model,
+    Objective,
+    Optimizer,
+    Parts,
+    Recipe,
+    Schedule,
+    installed,
 )
 from bench.training.setting import Setting, in_group
 
@@ -54,6 +64,7 @@ class Roberta(Bytes):
     objectives: tuple[Objective, ...] = ("masked-lm",)
     kernels: str | None = SDPA
     body_and_head: tuple[str, str] | None = ("roberta", "lm_head")
+    seams: Mapping[str, str] = {"gelu": "intermediate_act_fn", "before_gelu": "dense"}
 
     def defaults(self) -> Mapping[str, Any]:
         return DEFAULTS
@@ -112,7 +123,9 @@ class Roberta(Bytes):
         from transformers import RobertaConfig, RobertaForMaskedLM
 
         config = RobertaConfig(
-            **complete(model, DEFAULTS), use_cache=False, attn_implementation=attention(kernels)
+            **complete(model, DEFAULTS),
+            use_cache=False,
+            attn_implementation=attention_implementation(kernels),
         )
         module: nn.Module = RobertaForMaskedLM(config).train()
         return module

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import Mistake
-from bench.training.models import Flops, Has, Model, Objective, Optimizer, Parts, Recipe, Schedule, installed
+from bench.training.models.attention import attention_implementation
 from bench.training.models.footprint import (
     ACTIVATIONS,
     FP32,
@@ -18,11 +18,21 @@ from bench.training.models.footprint import (
     Footprint,
     activated,
     activation_mistakes,
-    attention,
     complete,
     head_mistakes,
     linear,
     lowered,
+)
+from bench.training.models.model import (
+    Flops,
+    Has,
+    Model,
+    Objective,
+    Optimizer,
+    Parts,
+    Recipe,
+    Schedule,
+    installed,
 )
 from bench.training.setting import Setting
 
@@ -52,6 +62,7 @@ class Vit(Bytes):
     name = "vit"
     objectives: tuple[Objective, ...] = ("image-classification",)
     kernels: str | None = SDPA
+    seams: Mapping[str, str] = {"gelu": "activation_fn", "before_gelu": "fc1"}
 
     def defaults(self) -> Mapping[str, Any]:
         return DEFAULTS
@@ -117,7 +128,7 @@ class Vit(Bytes):
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
         from transformers import ViTConfig, ViTForImageClassification
 
-        config = ViTConfig(**complete(model, DEFAULTS), attn_implementation=attention(kernels))
+        config = ViTConfig(**complete(model, DEFAULTS), attn_implementation=attention_implementation(kernels))
         module: nn.Module = ViTForImageClassification(config).train()
         return module
 

@@ -7,7 +7,7 @@ goes through here, too, so that its gradient is added where the others are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,17 +19,21 @@ PROGRAMS = 264  # two a multiprocessor of an H200: each keeps sums of its own
 STAGES = tl.constexpr(3)  # rows on their way from memory at once
 
 
-def forward_of(block: nn.Module) -> Callable[..., Tensor]:
-    """A GPT-NeoX block with parallel residuals and without dropout."""
-    first, second = block.input_layernorm, block.post_attention_layernorm
+def forward_of(block: nn.Module, seams: Mapping[str, str]) -> Callable[..., Tensor]:
+    """The forward function of a GPT-NeoX block with parallel residuals and without dropout.
+
+    `seams` names the block's parts (`Family.seams`).
+    """
+    first, second = getattr(block, seams["attention_norm"]), getattr(block, seams["mlp_norm"])
+    attention, mlp = getattr(block, seams["rotary_attention"]), getattr(block, seams["mlp"])
     assert block.use_parallel_residual and first.eps == second.eps
 
     def forward(hidden: Tensor, **rest: Any) -> Tensor:
-        one, other, beside = NormsFunction.apply(
+        for_attention, for_mlp, skip = NormsFunction.apply(
             hidden, first.weight, first.bias, second.weight, second.bias, first.eps
         )
-        attended, _ = block.attention(one, **rest)
-        return block.mlp(other) + attended + beside
+        attended, _ = attention(for_attention, **rest)
+        return mlp(for_mlp) + attended + skip
 
     return forward
 

@@ -1,0 +1,119 @@
+"""The contract of a method, and the machine that a setting is meant for.
+
+Pure: torch is imported only by the functions of a method that a worker calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from bench.training.models import Flops, Model, installed
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The devices that a setting is meant for, as far as planning needs to know them."""
+
+    device: Literal["cpu", "cuda"]
+    gpus: int  # devices that train together; a machine without a GPU counts as one
+    memory_bytes: int  # of one device
+    name: str = ""  # of the device, for people
+    compute_capability: str | None = None  # "9.0"; None without a GPU, or if it is unknown
+    host_bytes: int | None = None  # a node's own memory; None if it is unknown
+    nodes: int = 1  # nodes that share these devices equally
+    elsewhere: bool = False  # another machine: the packages installed here say nothing about it
+
+    def has(self, package: str) -> bool:
+        """Whether the package can be imported on the target. Elsewhere: yes, as in the CUDA 13 image."""
+        return self.elsewhere or installed(package)
+
+
+def never_refused(_model: Model, _target: Target) -> str | None:
+    return None
+
+
+def _prepare_nothing() -> None:
+    pass
+
+
+def _apply_nothing(_model: Model, _whole: nn.Module, _blocks: list[nn.Module]) -> None:
+    pass
+
+
+def _leave_nothing_out(_model: Model) -> Flops:
+    return Flops(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A change of how a model trains that affects speed or memory, but not the mathematics.
+
+    A method states its own effects: planning, search and export read these fields and know no method by
+    name. So a method that costs no memory is one file in bench/training/methods:
+
+        def _refuse(model: Model, target: Target) -> str | None:
+            # Planning calls this on machines without torch: import neither torch nor transformers.
+            if target.device == "cpu":
+                return "its kernels are for NVIDIA GPUs"
+            return None
+
+        def _apply(model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
+            from bench.training.triton.example import forward_of  # torch and Triton: import them here
+
+            for block in blocks:
+                block.forward = forward_of(block)
+
+        METHODS = (
+            Method(
+                name="example",  # appears in manifests and bundles: it never changes
+                summary="what it does, in one line",
+                free_lunch=True,  # saves time and costs nothing wherever it is not refused
+                compiled_on_first_use=True,  # Triton kernels need a C compiler on the machine
+                requires={"kernels": "example replaces what kernels builds: add kernels"},
+                refuse=_refuse,
+                apply=_apply,
+            ),
+        )
+
+    Then add its METHODS to `_METHODS` in bench/training/methods/__init__.py, at the place where it acts
+    on a model. tests/methods runs over all methods; tests/test_equivalence.py trains with each and
+    compares the losses. A method that saves memory also needs a formula in
+    bench/planning/memory_prediction.py, and one that excludes others needs a group in
+    bench/training/setting.py.
+    """
+
+    name: str
+    summary: str
+    free_lunch: bool = False  # costs nothing where it is not refused: part of "free-lunch"
+    compiled_on_first_use: bool = False  # a C compiler of the machine builds its kernels in the first step
+    # Methods or groups that a setting must hold as well, or must not, each with the reason that people read.
+    requires: Mapping[str, str] = field(default_factory=dict)
+    excludes: Mapping[str, str] = field(default_factory=dict)  # "{other}" is replaced by the excluded method
+    # What the guided search assumes.
+    prior_time: float = 1.0  # believed factor on the time of a step; only orders trials
+    least_time_with: float = 1.0  # a pass takes at least this share of the time without the method ...
+    least_time_without: float = 1.0  # ... and without it at least this share of the time with it
+    chooses_kernels: bool = True  # decides which kernels run, so timings with and without say little
+    changes_activations: bool = True  # may change the bytes kept for the backward pass
+    # Frameworks of `bench export`: those whose configuration turns the method on, so that an exported script
+    # must not apply it, and those that cannot train with it, each with the reason.
+    configured_by: tuple[str, ...] = ()
+    not_exported_to: Mapping[str, str] = field(default_factory=dict)
+    # Why the method cannot work for a model on a target; None if it can. Must not import torch.
+    refuse: Callable[[Model, Target], str | None] = never_refused
+    # The following are called by a worker, and may import torch.
+    prepare: Callable[[], None] = _prepare_nothing  # sets global switches, before the model is built
+    # Changes the model with its loss (`WithLoss` of the training loop) and its blocks, in place.
+    apply: Callable[[Model, nn.Module, list[nn.Module]], None] = _apply_nothing
+    # Arithmetic of one forward pass over a sample that the method saves.
+    left_out: Callable[[Model], Flops] = _leave_nothing_out
+
+
+def older_than(target: Target, capability: float) -> bool:
+    """Whether the target's GPU is known to have a lower compute capability."""
+    return target.compute_capability is not None and float(target.compute_capability) < capability

@@ -1,0 +1,204 @@
+"""What a model is: an architecture as data, the recipe that trains it, and the contract of its family.
+
+Pure: plain values and arithmetic. torch is imported only by the methods of a family that a worker calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from bench.base.errors import Mistake
+from bench.training.setting import Setting
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Objective = Literal["causal-lm", "masked-lm", "image-classification"]
+Precision = Literal["fp32", "bf16", "fp16"]
+Has = Callable[[str], bool]  # whether a package can be imported, by its import name
+
+
+def installed(package: str) -> bool:
+    return find_spec(package) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    name: Literal["adam", "adamw"]  # as the source calls it; weights decay beside the gradient in both
+    learning_rate: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Linear warm-up, then the named decay down to `final_ratio` of the peak."""
+
+    name: Literal["cosine", "linear", "constant"]
+    warmup_steps: int
+    final_ratio: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a model is trained: everything that must be the same on every machine."""
+
+    objective: Objective
+    batch_size: int
+    steps: int
+    precision: Precision
+    optimizer: Optimizer
+    schedule: Schedule
+    sequence_length: int | None = None  # predictions a sample, for language models
+    image_size: int | None = None  # pixels a side
+    masked_fraction: float | None = None  # of the tokens, for masked-lm
+    clip_norm: float | None = None
+    log_every_steps: int | None = None
+    save_every_steps: int | None = None
+    eval_every_steps: int | None = None
+    eval_samples: int | None = None
+    source: str = ""
+
+    @property
+    def unit(self) -> Literal["tokens", "images"]:
+        return "images" if self.objective == "image-classification" else "tokens"
+
+    @property
+    def units_per_sample(self) -> int:
+        return self.sequence_length or 1
+
+    @property
+    def asked_per_sample(self) -> int:
+        """Positions of a sample that enter the loss: equally many in every sample, and at least one."""
+        if self.objective == "masked-lm":
+            return max(1, round(self.units_per_sample * (self.masked_fraction or 0.15)))
+        return self.units_per_sample
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """An architecture with the recipe that trains it."""
+
+    name: str
+    family: str
+    architecture: Mapping[str, Any]  # a Hugging Face configuration, without its defaults
+    recipe: Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Flops:
+    """Floating-point operations of one forward pass over one sample; a multiply-add counts as two.
+
+    `attention` counts necessary operations only: under a causal mask, those of the lower triangle.
+    """
+
+    matmul: int
+    attention: int = 0
+    convolution: int = 0
+    scan: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.matmul + self.attention + self.convolution + self.scan
+
+    def less(self, other: Flops) -> Flops:
+        return Flops(
+            self.matmul - other.matmul,
+            self.attention - other.attention,
+            self.convolution - other.convolution,
+            self.scan - other.scan,
+        )
+
+    @property
+    def training(self) -> int:
+        """Operations of a forward and a backward pass; the backward pass takes twice as many."""
+        return 3 * self.total
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Trainable parameters, exactly as the built module has them."""
+
+    outside: int  # outside of the repeated blocks: embedding tables, stem, head
+    blocks: tuple[int, ...]  # in each block
+
+    @property
+    def total(self) -> int:
+        return self.outside + sum(self.blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Counts from a built module, of a model whose family has no formulas. It is built without contents."""
+
+    parts: Parts
+    flops: Flops
+
+
+class Family(Protocol):
+    """The contract of one family; tests/models runs over all of them.
+
+    The functions down to `missing_kernels` are arithmetic on the configuration and import neither torch nor
+    transformers; if only a built module can tell (generic.py), they raise LookupError. The functions after it
+    are called by a worker and import both.
+
+    The built module is called with one keyword, and returns an object with `.logits`, in fp32 or lower:
+    causal-lm             input_ids [b, s]; labels [b, s] are already shifted
+    masked-lm             input_ids [b, s]; labels [b, s], -100 at positions that are not masked
+    image-classification  pixel_values [b, 3, h, w]; labels [b]
+    """
+
+    name: str  # the `model_type` of Hugging Face
+    objectives: tuple[Objective, ...]
+    kernels: str | None  # what the method "kernels" replaces in this family, in words
+    # Attribute names of transformers' modules, which it renames at will: tests/training/test_vendor.py looks
+    # each of them up in a built model. The parts that give features of positions, and their logits:
+    body_and_head: tuple[str, str] | None
+    # The parts that methods replace: "gelu" (an activation) and "before_gelu" (the linear layer before it, in
+    # the same module); of a block "attention_norm", "mlp_norm", "mlp" and "rotary_attention".
+    seams: Mapping[str, str]
+    breaks_graph: str | None  # why the kernels cannot be compiled as one graph with all blocks
+    by_blocks: bool  # compiled block by block it trains as fast as compiled at once, and compiles sooner
+
+    def defaults(self) -> Mapping[str, Any]:
+        """Every architecture field that a manifest may set, with its default."""
+        ...
+
+    def mistakes(self, model: Model, path: str) -> Iterable[Mistake]:
+        """Values of the right type that cannot work; `path` is the model's place in the manifest."""
+        ...
+
+    def parameters(self, model: Model) -> Parts: ...
+
+    def forward_flops(self, model: Model) -> Flops: ...
+
+    def kept_bytes(self, model: Model, setting: Setting) -> int:
+        """Predicted bytes a sample that autograd keeps for the backward pass, including the loss.
+
+        Excludes half-precision copies of weights, which do not depend on the number of samples.
+        """
+        ...
+
+    def activation_bytes(self, model: Model, setting: Setting) -> tuple[int, int]:
+        """Predicted peak bytes a sample, of kept activations and their gradients.
+
+        First while the loss runs its backward pass, then, with the loss freed, while a block does.
+        """
+        ...
+
+    def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
+        """Why the method "kernels" cannot work on a device; None if it can. `has` finds packages there."""
+        ...
+
+    def build(self, model: Model, *, kernels: bool) -> nn.Module:
+        """Build the module: in training mode, with fp32 weights, on the current default device."""
+        ...
+
+    def blocks(self, module: nn.Module) -> list[nn.Module]:
+        """The repeated units, in order: each is checkpointed, compiled or sharded as a unit."""
+        ...

@@ -1,0 +1,151 @@
+"""Read a recipe from a manifest: fill in what it leaves out, and name every mistake with its place.
+
+In: JSON objects. Out: a Recipe, or None, and the mistakes. Pure.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from bench.base.errors import Mistake, in_json, nearest
+from bench.training.models.model import Family, Objective, Optimizer, Recipe, Schedule
+
+# The least and the most of a field, both allowed. A field that must be positive starts below any recipe's.
+LIMITS: Mapping[str, tuple[float, float]] = {
+    "batch_size": (1, 2**20),
+    "steps": (1, 2**40),
+    "sequence_length": (1, 2**24),
+    "image_size": (1, 2**14),
+    "masked_fraction": (1e-6, 1),
+    "clip_norm": (1e-12, 10**12),
+    "log_every_steps": (1, 2**40),
+    "save_every_steps": (1, 2**40),
+    "eval_every_steps": (1, 2**40),
+    "eval_samples": (1, 2**40),
+    "learning_rate": (1e-12, 1000),
+    "beta1": (0, 0.999999),
+    "beta2": (0, 0.999999999),
+    "epsilon": (1e-30, 1),
+    "weight_decay": (0, 1000),
+    "warmup_steps": (0, 2**40),
+    "final_ratio": (0, 1),
+}
+# Defaults of a recipe. Of these only the kind of optimizer affects speed.
+DEFAULTS = {
+    "optimizer": asdict(Optimizer("adamw", 3e-4, 0.9, 0.95, 1e-8, 0.1)),
+    "schedule": asdict(Schedule("cosine", 0, 0.1)),
+    "clip_norm": 1.0,
+    "source": "the manifest",
+}
+REQUIRED = ("batch_size", "steps", "precision")
+
+
+def new_recipe(
+    family: Family, architecture: Mapping[str, Any], obj: Any, path: str
+) -> tuple[Recipe, list[Mistake]]:
+    """The recipe of a manifest's own model, with defaults; the recipe is None if there are mistakes in it."""
+    if not isinstance(obj, Mapping):
+        return read_onto(Recipe, obj, path, DEFAULTS)
+    base: dict[str, Any] = {key: dict(v) if isinstance(v, dict) else v for key, v in DEFAULTS.items()}
+    if len(family.objectives) == 1:
+        base["objective"] = family.objectives[0]
+    if isinstance(architecture.get("image_size"), int):
+        base["image_size"] = architecture["image_size"]
+    objective = obj.get("objective", base.get("objective"))
+    if objective == "masked-lm":
+        base["masked_fraction"] = 0.15
+    if type(steps := obj.get("steps")) is int:
+        base["schedule"]["warmup_steps"] = max(0, steps) // 100
+    missing = [key for key in (*REQUIRED, *_size_field(objective)) if key not in {**base, **obj}]
+    if "objective" not in {**base, **obj}:
+        missing.append("objective")
+    recipe, mistakes = read_onto(Recipe, obj, path, {**dict.fromkeys(missing), **base})
+    return recipe, [Mistake(f"{path}/{key}", "missing", _allowed(key)) for key in missing] + mistakes
+
+
+def _size_field(objective: Any) -> tuple[str, ...]:
+    """The field that says how large a sample is; () if the objective is unknown."""
+    if objective not in get_args(Objective):
+        return ()
+    return ("image_size",) if objective == "image-classification" else ("sequence_length",)
+
+
+def recipe_mistakes(family: Family, recipe: Recipe, path: str) -> Iterator[Mistake]:
+    """Values of the right type that contradict the family or each other."""
+    if recipe.objective not in family.objectives:
+        allowed = f"allowed for {family.name}: {', '.join(family.objectives)}"
+        yield Mistake(f"{path}/objective", f'"{recipe.objective}" does not fit', allowed)
+        return
+    needed = _size_field(recipe.objective)[0]
+    other = "sequence_length" if needed == "image_size" else "image_size"
+    if getattr(recipe, needed) is None:
+        yield Mistake(f"{path}/{needed}", "missing", _allowed(needed))
+    if getattr(recipe, other) is not None:
+        yield Mistake(f"{path}/{other}", f"means nothing for {recipe.objective}", f"allowed: {needed}")
+    if recipe.objective == "masked-lm" and recipe.masked_fraction is None:
+        yield Mistake(f"{path}/masked_fraction", "missing", _allowed("masked_fraction"))
+    if recipe.schedule.warmup_steps > recipe.steps:
+        found = f"{recipe.schedule.warmup_steps} is more than the {recipe.steps} steps"
+        yield Mistake(f"{path}/schedule/warmup_steps", found, f"allowed: at most {recipe.steps}")
+
+
+def _allowed(field: str) -> str:
+    """The values that a field of Recipe takes, for people."""
+    if field in LIMITS:
+        return "allowed: a number from {} to {}".format(*LIMITS[field])
+    return "allowed: " + ", ".join(get_args(get_type_hints(Recipe)[field]))
+
+
+def read_onto(cls: Any, obj: Any, path: str, base: Mapping[str, Any]) -> tuple[Any, list[Mistake]]:
+    """A dataclass from `base`, with the fields that the JSON value `obj` sets; None if there are mistakes."""
+    if cls is Optimizer and isinstance(obj, str):
+        obj = {"name": obj}
+    if not isinstance(obj, Mapping):
+        return None, [Mistake(path, f"{in_json(obj)} is not an object", f"allowed: {', '.join(base)}")]
+    kinds = get_type_hints(cls)
+    names = [field.name for field in fields(cls)]
+    mistakes = [
+        Mistake(f"{path}/{key}", "no such field", nearest(key, names)) for key in obj if key not in names
+    ]
+    values: dict[str, Any] = {}
+    for name in names:
+        if name in obj or is_dataclass(kinds[name]):
+            inner = base.get(name) or {}
+            values[name], more = _value(name, kinds[name], obj.get(name, {}), f"{path}/{name}", inner)
+            mistakes += more
+        elif name in base:
+            values[name] = base[name]
+    return (None if mistakes else cls(**values)), mistakes
+
+
+def _value(name: str, kind: Any, value: Any, path: str, base: Any) -> tuple[Any, list[Mistake]]:
+    """A JSON value as the type of the field `name`, and the mistakes in it."""
+    if is_dataclass(kind):
+        return read_onto(kind, value, path, base)
+    options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    if value is None and type(None) in options:
+        return None, []
+    kind = options[0]
+    if get_origin(kind) is Literal:
+        if value in get_args(kind):
+            return value, []
+        return None, [Mistake(path, f"{in_json(value)} does not fit", nearest(str(value), get_args(kind)))]
+    if kind is str:
+        if isinstance(value, str):
+            return value, []
+        return None, [Mistake(path, f"{in_json(value)} is not a text", "allowed: a text")]
+    mistakes = list(number_mistakes(kind, value, *LIMITS[name], path))
+    return value if mistakes else kind(value), mistakes  # "clip_norm": 1 becomes 1.0, as bundles have it
+
+
+def number_mistakes(kind: type, value: Any, low: float, high: float, path: str) -> Iterator[Mistake]:
+    """A value that is not an int or float (`kind`) between two limits, both allowed."""
+    words = "a whole number" if kind is int else "a number"
+    allowed = f"allowed: {words} from {low} to {high}"
+    if type(value) is not int and (kind is int or type(value) is not float):
+        yield Mistake(path, f"{in_json(value)} is not {words}", allowed)
+    elif not low <= value <= high:
+        yield Mistake(path, f"{value} is {'less than ' if value < low else 'more than '}allowed", allowed)

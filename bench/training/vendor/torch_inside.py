@@ -1,0 +1,200 @@
+"""Reliance on internals of torch (see the package's docstring). Imports torch only inside of functions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from torch import Tensor, nn
+
+# Modules that the first compilation imports. Relies on: their private names, for `import_module`; the process
+# that imports them ahead ignores a failure, so a renamed one costs a second per trial and nothing else.
+# No issue known. Remove when `import torch` loads the compiler itself.
+COMPILER_MODULES = ("torch._dynamo", "torch._inductor.compile_fx")
+
+# Environment of torchrun. Relies on: an undocumented variable; "0" makes the members use torchrun's store
+# for their process group, on whichever node torch places rank 0. It is torch's default, and set here in case
+# a user's environment disables it. https://github.com/pytorch/pytorch/issues/135712
+# Remove when torchrun documents which store `init_process_group` uses.
+SHARED_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
+
+# Options of FlexAttention's backward kernel in fp32: the fastest of 13 choices (docs/methods.md), measured on
+# an H200 with heads of 64, where torch takes blocks of 16 tokens. Relies on: option names that torch passes
+# on to its Triton template. https://github.com/pytorch/pytorch/pull/158383
+# Remove when torch's own choice for fp32 is as fast.
+FLEX_BACKWARD_OPTIONS = {
+    "bwd_BLOCK_M1": 32,
+    "bwd_BLOCK_N1": 64,
+    "bwd_BLOCK_M2": 64,
+    "bwd_BLOCK_N2": 32,
+    "bwd_num_stages": 3,
+    "bwd_num_warps": 4,
+}
+FLEX_MAX_HEAD_WIDTH = 64  # elements; wider heads keep torch's options
+FLEX_MIN_SHARED_BYTES = 227 * 1024  # of shared memory a block; GPUs with less keep torch's options
+
+
+def fail_instead_of_eager() -> None:
+    """Make a graph that cannot be compiled, or is recompiled without end, raise instead of running eagerly.
+
+    Relies on: three private settings of dynamo; `recompile_limit` was once `cache_size_limit`.
+    Why: a trial must never be timed as compiled when it is not.
+    https://github.com/pytorch/pytorch/pull/87440 (suppress_errors)
+    Remove when torch.compile takes these as arguments without requiring one graph (`fullgraph`).
+    """
+    import torch
+
+    torch._dynamo.config.suppress_errors = False
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    torch._dynamo.config.recompile_limit = 64  # all blocks of a model may differ
+
+
+def keep_graphs_whole_under_ddp() -> None:
+    """Stop dynamo from splitting graphs at the ends of DDP's gradient buckets.
+
+    Relies on: the private setting `optimize_ddp` of dynamo. Why: splitting gains nothing for a single block,
+    and breaks checkpointing, because the recomputed graph is not split and saves other tensors.
+    https://github.com/pytorch/pytorch/issues/144035 and https://github.com/pytorch/pytorch/issues/104674
+    Remove when both issues' case works with `optimize_ddp` on.
+    """
+    import torch
+
+    torch._dynamo.config.optimize_ddp = False
+
+
+def fake_tensors() -> Any:
+    """A context in which tensors have shapes but no contents.
+
+    Relies on: the private module `torch._subclasses.fake_tensor`. Why: transformers detects it as tracing and
+    then reads no mask's contents, which tensors on the "meta" device do not have. No issue known.
+    Remove when torch exports FakeTensorMode publicly.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def flop_counter(*, grouped_matmul: Callable[..., int], batched_matmul: Callable[..., int]) -> Any:
+    """torch's FLOP counter, with these formulas for grouped and batched matrix products.
+
+    Relies on: the private operator `aten._grouped_mm`, which torch 2.13's counter ignores; mixtures of
+    experts are made of it. No issue known.
+    Remove when `torch.utils.flop_counter.flop_registry` holds `aten._grouped_mm`.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    aten: Any = torch.ops.aten
+    formulas = {aten._grouped_mm: grouped_matmul, aten.bmm: batched_matmul}
+    return FlopCounterMode(display=False, custom_mapping=formulas)
+
+
+def copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy each source into its target, also across precisions, in few kernels.
+
+    Relies on: the private operator `torch._foreach_copy_`, unchanged for years. Why: one kernel a tensor
+    costs a launch each. No issue known. Remove when torch has a public equivalent.
+    """
+    import torch
+
+    torch._foreach_copy_(targets, sources)
+
+
+def extension_locks() -> list[Path]:
+    """Lock files of C++ extensions that are being compiled, or whose compilation was killed.
+
+    Relies on: `get_default_build_root`, and on the file name "lock" of torch/utils/file_baton.py.
+    Why: a lock that a killed process left blocks every later process forever.
+    https://github.com/pytorch/pytorch/issues/189245, fixed by https://github.com/pytorch/pytorch/pull/190543
+    Remove when the oldest supported torch locks with FileLock.
+    """
+    from torch.utils.cpp_extension import get_default_build_root
+
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    return list(root.glob("**/lock"))
+
+
+def store_on_socket(
+    host: str, port: int, size: int, *, listen_fd: int | None, timeout: timedelta
+) -> dist.Store:
+    """The process group's store; the member with `listen_fd`, an open socket, serves it.
+
+    Relies on: the undocumented argument `master_listen_fd` of TCPStore. Why: a port that was merely free when
+    it was looked for may be taken by another process before torch listens on it.
+    https://github.com/pytorch/pytorch/pull/150215
+    Remove when `init_process_group` accepts an open socket.
+    """
+    import torch.distributed as dist
+
+    return dist.TCPStore(
+        host, port, size, is_master=listen_fd is not None, timeout=timeout, master_listen_fd=listen_fd
+    )
+
+
+def rendezvous_options(*, is_host: bool, join_seconds: int, missed_signs: int) -> str:
+    """The value of torchrun's --rdzv-conf: who hosts the meeting, and how long it waits.
+
+    Relies on: keys of the c10d backend that its documentation does not list. Why: two nodes on one machine
+    would both take the meeting's address for their own, and torchrun compares one node's signs of life with
+    another's clock. No issue known. Remove when torchrun documents these keys.
+    """
+    return f"is_host={is_host},join_timeout={join_seconds},keep_alive_max_attempt={missed_signs}"
+
+
+def rendezvous_id() -> str:
+    """The --rdzv-id of the torchrun that started this process.
+
+    Relies on: the variable TORCHELASTIC_RUN_ID that torchrun sets for its members.
+    https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+    Remove when torch has a function for it.
+    """
+    return os.environ["TORCHELASTIC_RUN_ID"]
+
+
+def keep_cuda_asleep() -> None:
+    """Make `torch.cuda.is_available` ask NVML, so that this process can fork after calling it.
+
+    Relies on: PYTORCH_NVML_BASED_CUDA_CHECK, documented in one note only.
+    https://docs.pytorch.org/docs/stable/generated/torch.cuda.is_available.html
+    Remove when that is the default.
+    """
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+
+
+def keep_loss_scale_on_host(scaler: torch.amp.GradScaler) -> None:
+    """Create the scaler's loss scale in the host's memory. Call this before the first loss is scaled.
+
+    Relies on: GradScaler creates its scale lazily, on the device of the first tensor it scales. Why: from a
+    GPU, the flag that an update must be skipped is copied to the host without waiting, while the update on
+    the host already reads it. https://github.com/pytorch/pytorch/pull/176429 (the same race in FSDP1)
+    Remove when GradScaler waits for that copy.
+    """
+    import torch
+
+    scaler.scale(torch.zeros((), device="cpu"))
+
+
+def add_half_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """`total += left @ right` on a GPU: half-precision factors, a sum in fp32, one kernel.
+
+    Relies on: `torch.addmm` with `out_dtype` and `out` together, which exists for CUDA only and is
+    recent. No issue known. Remove when the documentation of torch.addmm lists `out_dtype`.
+    """
+    import torch
+
+    torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+
+
+def forget_updates(optimizer: torch.optim.Optimizer, weight: nn.Parameter) -> None:
+    """Set the number of updates that AdamW has made to a weight back to zero.
+
+    Relies on: the layout of AdamW's state, where "step" is a tensor. No issue known.
+    Remove when an optimizer can create its moments without an update.
+    """
+    optimizer.state[weight]["step"].zero_()

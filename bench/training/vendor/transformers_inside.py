@@ -1,0 +1,144 @@
+"""Reliance on internals of transformers (see the package's docstring).
+
+What is read from its source files is in transformers_source.py. Attribute names of its modules are in
+`seams`, `body_and_head` and `blocks` of each family in bench/training/models.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from importlib import import_module, reload
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MAMBA = "transformers.models.mamba.modeling_mamba"
+# What modeling_mamba imports for its fused kernels. The third is mamba-ssm's own extension: newer versions
+# can be installed without what Mamba 1 needs.
+MAMBA_PACKAGES = ("mamba_ssm", "causal_conv1d", "selective_scan_cuda")
+_mamba_is_fused: dict[str, bool] = {}  # which code modeling_mamba chose when this process last loaded it
+
+
+def modeling_module(family: str) -> str:
+    """The module that defines a family's layers, to be imported ahead of a trial.
+
+    Relies on: the naming of files in transformers. The process that imports it ahead ignores a failure, so a
+    moved one costs start-up time and nothing else. No issue known. Remove when nothing is imported ahead.
+    """
+    return f"transformers.models.{family}.modeling_{family}"
+
+
+def can_build(auto_class: Any, configuration: Any) -> bool:
+    """Whether an Auto class, say AutoModelForCausalLM, has a model for this configuration.
+
+    Relies on: the private `_model_mapping` of Auto classes. Why: building to find out takes seconds and
+    memory. No issue known. Remove when Auto classes have a public query.
+    """
+    return type(configuration) in auto_class._model_mapping
+
+
+def field_names(configuration: Any) -> list[str]:
+    """Names that a configuration of this class accepts: its attributes, and aliases of them.
+
+    Relies on: `vars()` of a configuration, and `attribute_map`, which is public only by its name.
+    Why: transformers accepts unknown fields silently. No issue known.
+    Remove when configurations refuse unknown fields.
+    """
+    names = [*vars(configuration), *configuration.attribute_map]
+    return [name for name in names if not name.startswith("_")]
+
+
+def field_named(configuration: Any, name: str) -> str:
+    """The field that a configuration of this class has for a common name, "num_hidden_layers" for instance.
+
+    Relies on: `attribute_map`. No issue known. Remove together with `field_names`.
+    """
+    return str(configuration.attribute_map.get(name, name))
+
+
+def build_first_class(configuration: Any) -> None:
+    """Let `from_config` take the first of several model classes of one configuration (DeiT has two).
+
+    Relies on: `architectures = []`; its default, None, makes transformers iterate over None. No issue known.
+    Remove when AutoModelForImageClassification.from_config(DeiTConfig()) works.
+    """
+    configuration.architectures = []
+
+
+def refusals() -> tuple[type[Exception], ...]:
+    """The exceptions with which transformers refuses an architecture.
+
+    Relies on: StrictDataclassError of huggingface_hub, which validates transformers' configurations.
+    No issue known. Remove when transformers has an exception class of its own for it.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+
+    return StrictDataclassError, ValueError, TypeError
+
+
+def drop_mask_tokens(module: nn.Module) -> None:
+    """Remove the parameters that stand for hidden image patches, in place.
+
+    Relies on: the attribute name `mask_token` of vision models. Why: no class prediction depends on them, and
+    DDP refuses the second step of a model with a parameter that gets no gradient. No issue known.
+    Remove when classification models are built without them.
+    """
+    for part in module.modules():
+        if "mask_token" in dict(part.named_parameters(recurse=False)):
+            part.mask_token = None
+
+
+def load_mamba(*, fused: bool) -> Any:
+    """transformers' modeling_mamba, with mamba-ssm's fused kernels or with its own plain code.
+
+    Raises ImportError if `fused` and mamba-ssm cannot be imported.
+
+    Relies on: transformers 5.17 has no switch. The module takes mamba-ssm whenever it can be imported, once,
+    when it is loaded itself (use_kernel_func_from_hub_with_fallback). So it is loaded, again if necessary,
+    with the packages hidden or not. No issue known.
+    Remove when MambaConfig or an argument of `from_config` selects the code.
+    """
+    module: Any = sys.modules.get(MAMBA)
+    loaded_fused = _mamba_is_fused.get(MAMBA, sys.modules.get("mamba_ssm") is not None)
+    with nullcontext() if fused else _hidden(MAMBA_PACKAGES):
+        if module is None:
+            module = import_module(MAMBA)
+        elif loaded_fused != fused:
+            module = reload(module)
+    if fused:
+        module.mamba_inner_fn = _untraced_mamba_inner()
+    _mamba_is_fused[MAMBA] = fused
+    return module
+
+
+def _untraced_mamba_inner() -> Any:
+    """mamba-ssm's own function, which torch.compile calls without looking into it.
+
+    Why: transformers' wrapper asks `torch.compiler.is_exporting()`, and until torch 2.14 that is true under
+    torch.compile as well: compiled, the plain scan would silently run.
+    https://github.com/pytorch/pytorch/issues/176347
+    Remove when the oldest supported torch is 2.14.
+    """
+    import torch
+    from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn
+
+    return torch.compiler.disable(mamba_inner_fn)
+
+
+@contextmanager
+def _hidden(packages: Sequence[str]) -> Iterator[None]:
+    """Make imports of these packages fail as if they were not installed.
+
+    None in sys.modules has that effect: Python reference, 5.3.1.
+    """
+    before = {package: sys.modules[package] for package in packages if package in sys.modules}
+    sys.modules.update(dict.fromkeys(packages))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for package in packages:
+            del sys.modules[package]
+        sys.modules.update(before)

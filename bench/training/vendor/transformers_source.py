@@ -1,0 +1,62 @@
+"""Facts about transformers' architectures, read from its source files with regular expressions.
+
+Relies on: the text of auto_mappings.py, configuration_auto.py and modeling_*.py. Why: importing transformers
+takes seconds and imports torch, and planning must work without both. Pure but for reading these files.
+If a file is missing or looks different, the functions return nothing known, and the worker finds out later.
+No issue known. Remove when transformers ships its list of architectures as data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def _models_folder() -> Path | None:
+    package = find_spec("transformers")
+    return Path(package.origin).parent / "models" if package and package.origin else None
+
+
+@cache
+def _mappings() -> str:
+    """The source that maps model types to class names; empty if it cannot be read."""
+    folder = _models_folder()
+    if folder is None:
+        return ""
+    files = [folder / "auto" / name for name in ("auto_mappings.py", "configuration_auto.py")]
+    return "".join(file.read_text() for file in files if file.is_file())
+
+
+@cache
+def types() -> frozenset[str]:
+    """All model types; empty if they cannot be read."""
+    return frozenset(re.findall(r'"([\w.-]+)"[,:] "\w+Config"', _mappings()))
+
+
+@cache
+def _folders() -> Mapping[str, str]:
+    """The folders of model types that are not in a folder of their own name."""
+    _, _, special = _mappings().partition("SPECIAL_MODEL_TYPE_TO_MODULE_NAME")
+    return dict(re.findall(r'\("([\w.-]+)", "([a-z][\w.]*)"\)', special))
+
+
+@cache
+def _modeling_code(model_type: str) -> str:
+    """The source of a type's modules; empty if it cannot be read."""
+    models, name = _models_folder(), _folders().get(model_type, model_type.replace("-", "_"))
+    files = (models / name).glob("modeling_*.py") if models else ()
+    return "".join(file.read_text() for file in files)
+
+
+def has_fused_attention(model_type: str) -> bool | None:
+    """Whether the type can use PyTorch's fused attention; None if its source cannot be read."""
+    code = _modeling_code(model_type)
+    return "_supports_sdpa = True" in code if code else None
+
+
+def counts_positions_after_padding(model_type: str) -> bool:
+    """Whether positions start after the padding token's id, as RoBERTa's do."""
+    return "padding_idx=self.padding_idx" in _modeling_code(model_type)
