@@ -14,6 +14,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from bench.runner import LISTENER
+
 # Only a member that died, or hangs, makes the others wait this long; the supervisor ends them earlier.
 PATIENCE = timedelta(minutes=30)
 
@@ -82,6 +84,3 @@ def _store(rank: int, size: int) -> dist.Store | None:
         timeout=PATIENCE,
         master_listen_fd=int(os.environ[LISTENER]) if rank == 0 else None,
     )
-
-
-LISTENER = "BENCH_LISTENER"  # the open socket at which the members meet; under torchrun there is none
