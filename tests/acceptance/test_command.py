@@ -144,7 +144,7 @@ def test_without_monitoring_wrong_arguments_end_as_everywhere(capsys: pytest.Cap
 def test_a_driver_that_hangs_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(check_node, "LOOK_SECONDS", 1.0)
+    monkeypatch.setattr(check_node, "NVML_SECONDS", 1.0)
     for turn in (1, 4):
         machine(monkeypatch, hang={"gpu": 1, "query": "NvLinkState.3", "from": turn})
         assert main(["check", *FAST, "--json"]) == 3

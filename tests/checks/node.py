@@ -67,9 +67,8 @@ def evidence(folder: Path, host: Mapping[str, Any] | None = None, **scenario: An
             BEFORE: _reading(BEFORE, nvml.read_inventory(print)),
             IDLE: _reading(IDLE, nvml.watch_idle(print)),
         }
-        everyone = tuple(
-            gpu_from_answers(Answers(i, raw)) for i, raw in enumerate(readings[BEFORE].data["gpus"])
-        )
+        inventory = readings[BEFORE].data["gpus"]
+        everyone = tuple(gpu_from_answers(Answers(i, raw)) for i, raw in enumerate(inventory))
         places = [gpu.index for gpu in everyone if gpu.memory_bytes]
         course = io.BytesIO()
         watch = Watch(fake, course)

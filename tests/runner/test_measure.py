@@ -308,7 +308,7 @@ class Unmet(Guessing):
 @pytest.mark.parametrize(
     ("why", "advice"),
     [
-        ("timed-out: 600.0, start", "all ports are open"),
+        ("timed-out: 600.0, start", "open all ports"),
         ("crashed: two are node 1\n  each needs its own", None),
     ],
 )

@@ -28,7 +28,7 @@ class Nodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class RunJob:
     """What every job of a run says."""
 
     device: DeviceKind
@@ -39,7 +39,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialJob(Job):
+class TrialJob(RunJob):
     """Measure a trial. Final event: outcome."""
 
     trial: Trial
@@ -47,7 +47,7 @@ class TrialJob(Job):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProofJob(Job):
+class ProofJob(RunJob):
     """Train for real, at least so many steps and so long. Final event: proof, or outcome if it failed."""
 
     trial: Trial
@@ -57,7 +57,7 @@ class ProofJob(Job):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CeilingsJob(Job):
+class CeilingsJob(RunJob):
     """Measure the best that the devices do at these precisions. Final event: ceilings."""
 
     precisions: tuple[str, ...]
@@ -65,21 +65,21 @@ class CeilingsJob(Job):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FactsJob(Job):
+class FactsJob(RunJob):
     """Describe each node. Final event: facts."""
 
     kind: Literal["facts"] = "facts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FollowJob(Job):
+class FollowJob(RunJob):
     """Do this node's part of the leader's job of the same number. Final event: followed."""
 
     kind: Literal["follow"] = "follow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastJob(Job):
+class LastJob(RunJob):
     """Tell the nodes that follow that the run is over, and what went wrong if something did."""
 
     why: str | None = None
@@ -87,9 +87,9 @@ class LastJob(Job):
 
 
 LAST = "last"  # the kind of LastJob
-RunJob = TrialJob | ProofJob | CeilingsJob | FactsJob | FollowJob | LastJob
+AnyRunJob = TrialJob | ProofJob | CeilingsJob | FactsJob | FollowJob | LastJob
 
 
-def job_from_json(message: Any) -> RunJob:
-    job: RunJob = union_from_json(RunJob, message)
+def job_from_json(message: Any) -> AnyRunJob:
+    job: AnyRunJob = union_from_json(AnyRunJob, message)
     return job

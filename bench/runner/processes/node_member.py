@@ -27,7 +27,7 @@ from bench.base.errors import EnvironmentCannot
 from bench.base.strict_json import to_json
 from bench.records.trial import Crashed
 from bench.runner.machine.disk_room import no_room
-from bench.runner.processes.jobs import LAST, Emit, LastJob, RunJob, WorkerEvent, job_from_json
+from bench.runner.processes.jobs import LAST, AnyRunJob, Emit, LastJob, WorkerEvent, job_from_json
 from bench.runner.processes.nodes import (
     ADDRESS,
     BEGUN,
@@ -169,7 +169,7 @@ def _devices(member: Mapping[str, Any]) -> str:
     return f"{count} {'GPUs' if kind == 'cuda' else 'processes of its CPU'}"
 
 
-def broadcast(message: dict[str, Any] | None) -> RunJob:
+def broadcast(message: dict[str, Any] | None) -> AnyRunJob:
     """The leader's job, for every member. `message` is None on members of other nodes."""
     messages: list[dict[str, Any] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(messages, message)

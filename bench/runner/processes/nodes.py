@@ -28,7 +28,7 @@ from bench.base.linux_processes import oom_kills
 from bench.base.machine_share import cores
 from bench.base.strict_json import to_json
 from bench.records.trial import Crashed, OutOfMemory
-from bench.runner.processes.jobs import Emit, Nodes, RunJob
+from bench.runner.processes.jobs import AnyRunJob, Emit, Nodes
 from bench.runner.processes.ranks import written_reasons
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def short_path(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def across_nodes(job: RunJob, emit: Emit, folder: Path) -> int:
+def across_nodes(job: AnyRunJob, emit: Emit, folder: Path) -> int:
     """Run this node's part of a job on several. Returns an exit code.
 
     The leader emits the job's own final event; another node emits the kind of job that it followed.

@@ -44,10 +44,10 @@ from bench.runner.processes.jobs import (
     DeviceKind,
     FactsJob,
     FollowJob,
-    Job,
     LastJob,
     Nodes,
     ProofJob,
+    RunJob,
     TrialJob,
     WorkerEvent,
 )
@@ -174,7 +174,7 @@ class Supervisor:
     def _run(self, job: object, log: Path, limits: Limits) -> WorkerEvent | Outcome:
         """The job's final event, or the outcome that the supervisor gives it."""
         log.parent.mkdir(parents=True, exist_ok=True)
-        if self.nodes is not None and isinstance(job, Job):
+        if self.nodes is not None and isinstance(job, RunJob):
             number = job.number if isinstance(job, FollowJob) else self._next_number
             job = replace(job, nodes=self.nodes, number=number)
             self._next_number += 1

@@ -21,11 +21,11 @@ from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory
 from bench.runner.machine.disk_room import no_room, with_causes
 from bench.runner.machine.probe import probe
 from bench.runner.processes.jobs import (
+    AnyRunJob,
     CeilingsJob,
     Emit,
     FactsJob,
     ProofJob,
-    RunJob,
     TrialJob,
     WorkerEvent,
     job_from_json,
@@ -62,13 +62,13 @@ def work(message: dict[str, Any], emit: Emit) -> int:
         return 1
 
 
-def _is_alone(job: RunJob) -> bool:
+def _is_alone(job: AnyRunJob) -> bool:
     """True if the job needs no process group: one device, unless the method shards (to the host, say)."""
     setting = job.trial.setting if isinstance(job, TrialJob | ProofJob) else ()
     return job.gpus == 1 and in_group(setting, "sharding") is None
 
 
-def _member(job: RunJob, scratch: Path, emit: Emit) -> int:
+def _member(job: AnyRunJob, scratch: Path, emit: Emit) -> int:
     """Run one rank's part of the job. Any exception becomes an event; its traceback goes to the log."""
     try:
         device = Device.own(job.device)
@@ -81,7 +81,7 @@ def _member(job: RunJob, scratch: Path, emit: Emit) -> int:
     return 0
 
 
-def dispatch(job: RunJob, device: Device, members: team.Team, scratch: Path, emit: Emit) -> WorkerEvent:
+def dispatch(job: AnyRunJob, device: Device, members: team.Team, scratch: Path, emit: Emit) -> WorkerEvent:
     """Do the job. Returns its final event."""
     match job:
         case FactsJob():

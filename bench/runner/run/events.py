@@ -6,8 +6,8 @@ In:  a line of journal.jsonl as plain JSON. Out: an `Event`; `to_json` gives bac
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
 from bench.base.strict_json import DecodeError, from_json
 from bench.records.trial import Ceiling, Failure, NodeFacts, Outcome, Proof
@@ -104,25 +104,14 @@ Event = (
     | RunStopped
     | RunEnded
 )
-_KINDS: Mapping[str, type[Event]] = {
-    "run": RunBegun,
-    "moved": Moved,
-    "nodes": NodesMet,
-    "ceilings": CeilingsMeasured,
-    "begun": TrialBegun,
-    "trial": TrialEnded,
-    "proof": Proved,
-    "unproven": ProofFailed,
-    "stopped": RunStopped,
-    "end": RunEnded,
+_KINDS: Mapping[object, type[Event]] = {
+    field.default: kind for kind in get_args(Event) for field in fields(kind) if field.name == "event"
 }
 
 
 def event_from_json(line: Mapping[str, Any]) -> Event:
     """Decode a line of the journal. DecodeError if it is no event of this version."""
     name = line.get("event")
-    kind = _KINDS.get(name) if isinstance(name, str) else None
-    if kind is None:
+    if not isinstance(name, str) or name not in _KINDS:
         raise DecodeError(f"unknown event {name!r:.60}")
-    event: Event = from_json(kind, line)
-    return event
+    return from_json(_KINDS[name], line)

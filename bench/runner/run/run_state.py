@@ -40,19 +40,8 @@ from bench.records.trial import (
     Unsupported,
 )
 from bench.runner.machine.telemetry import FILE_NAME, TelemetryReader
-from bench.runner.run.events import (
-    CeilingsMeasured,
-    Event,
-    Moved,
-    NodesMet,
-    ProofFailed,
-    Proved,
-    RunBegun,
-    RunStopped,
-    TrialBegun,
-    TrialEnded,
-    event_from_json,
-)
+from bench.runner.run import events
+from bench.runner.run.events import Event, event_from_json
 from bench.runner.run.journal import ELSEWHERE, Journal
 
 IMPLAUSIBLE = Unsupported("implies more arithmetic than this machine reached")
@@ -116,26 +105,26 @@ class Run:
 
     def _apply(self, event: Event) -> None:
         match event:
-            case RunBegun():
+            case events.RunBegun():
                 self.started_at = event.started_at
                 self.machines = [RunMachine(event.machine, tuple(gpu.uuid for gpu in event.node.gpus))]
-            case Moved():
+            case events.Moved():
                 self.machines.append(RunMachine(event.machine, event.gpus))
-            case NodesMet():
+            case events.NodesMet():
                 self.nodes = event.nodes
-            case CeilingsMeasured():
+            case events.CeilingsMeasured():
                 self.ceilings = event.ceilings
                 self._reduced.clear()  # estimates follow from the ceilings
-            case TrialBegun():
+            case events.TrialBegun():
                 self._count_death()
                 self._in_flight = event.id
-            case TrialEnded():
+            case events.TrialEnded():
                 self._end_trial(event.id, event.outcome)
-            case Proved():
+            case events.Proved():
                 self.proofs[event.id] = event.proof
-            case ProofFailed():
+            case events.ProofFailed():
                 self.proofs[event.id] = event.outcome
-            case RunStopped():
+            case events.RunStopped():
                 self._in_flight = None
 
     def _count_death(self) -> None:
