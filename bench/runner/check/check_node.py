@@ -157,7 +157,7 @@ class CheckRun:
         self.driver = data.get("driver") if isinstance(data.get("driver"), str) else None
 
     def _devices(self) -> list[str]:
-        """What is measured, for the lock that warns other measurements; nothing for simulated GPUs."""
+        """Names of the measured devices, for the lock that warns other measurements; none if simulated."""
         if self.request.device == "cpu":
             return ["cpu"]
         return [] if nvml.is_fake() else [gpu.uuid for gpu in self.gpus]

@@ -1,4 +1,4 @@
-"""One job of a node check inside its own process group. Imports torch only for a check that needs it."""
+"""Run one job of a node check inside its own process group. Imports torch only for a check that needs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user wants of a node check, and the jobs that the check sends to its workers. Pure."""
+"""The request for a node check, and the jobs that the check sends to its workers. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.node_check.judging.standards import Past
 
 @dataclass(frozen=True, slots=True)
 class CheckRequest:
-    """What the user wants of a check, besides the manifest."""
+    """A manifest with the options of `bench check`."""
 
     manifest: CheckManifest
     level: Level

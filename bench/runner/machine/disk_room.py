@@ -55,7 +55,7 @@ def with_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def full_at(path: Path, why: str) -> NoRoom:
-    """Names the nearest folder above `path` that outlives the job."""
+    """The full disk of `path`, named by the nearest folder above it that outlives the job."""
     lasting = (p for p in path.absolute().parents if p.is_dir() and not p.name.startswith("bench-"))
     folder = next(lasting, Path("/"))
     free = bytes_text(shutil.disk_usage(folder).free)

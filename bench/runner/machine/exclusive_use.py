@@ -32,7 +32,7 @@ def alone(devices: Sequence[str], say: Callable[[str], None]) -> Iterator[None]:
             say(f"another bench measures on this machine since {_clock(min(since))}: {WRONG}")
         begun = [_touch(file) for file in files]
         yield
-        later = [last for last, ours in zip(map(_begun_at, files), begun, strict=True) if last != ours]
+        later = [now for now, before in zip(map(_begun_at, files), begun, strict=True) if now != before]
         if later:
             say(f"another bench began on this machine at {_clock(max(later))}: {WRONG}")
 

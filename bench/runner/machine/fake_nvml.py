@@ -68,7 +68,7 @@ class _SramStatus(ctypes.Structure):
 
 
 class FakeNvml:
-    """One process's view of the fake machine. The number of NVML sessions so far times its faults."""
+    """The fake machine as this process sees it. Faults begin at a number of NVML sessions."""
 
     NVMLError = NVMLError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = "SM", "MEM", "GPU"
@@ -196,7 +196,7 @@ class FakeNvml:
     # Measurements of the checks
 
     def measure(self, check: str, gpus: list[int], budget: CheckBudget) -> dict[str, Any]:
-        """What the check's `measure` would return for GPUs of their profile's rates, plus the faults."""
+        """The reading that the check's `measure` would return for healthy GPUs, changed by the faults."""
         time.sleep(LOAD_SECONDS)
         if check in self._scenario.get("crash", ()):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -219,12 +219,12 @@ class FakeNvml:
 
     def _figure(self, check: str, name: str, gpu: int | None, kind: str = "", place: str = "") -> Figure:
         profile = profile_of(str(self._answers(0)["Name"]))
-        wanted = profile.figures.get(kind or name) if profile else None
+        expected = profile.figures.get(kind or name) if profile else None
         factors = self._scenario.get("rates", {}).get(check, {})
         factor = factors.get(place or str(gpu), factors.get("*", 1.0))
         spread = 1 + 0.002 * ((7 * (gpu or 0)) % 5 - 2)  # between cards
-        rate = (wanted.value if wanted else 1e11) * factor * spread
-        unit = wanted.unit if wanted else "B/s"
+        rate = (expected.value if expected else 1e11) * factor * spread
+        unit = expected.unit if expected else "B/s"
         return Figure(name, gpu, unit, rate * 0.05, (0.05,) * 4, kind)
 
     def _peers(self, gpus: list[int]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunJob:
-    """What every job of a run says."""
+    """A job of a run, without what is particular to its kind."""
 
     device: DeviceKind
     gpus: int  # processes, one a device, on all nodes together

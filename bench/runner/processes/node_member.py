@@ -1,4 +1,4 @@
-"""One member of a job on several nodes: the process that torchrun starts for a device. Imports torch.
+"""A member of a job on several nodes: the process that torchrun starts for a device. Imports torch.
 
 The members of the leading node bring the job. The first member of each node reports to its supervisor: on
 the leader all events of the job, on another node the kind of the job. A member that fails writes its reason

@@ -43,9 +43,8 @@ BEGUN = "begun"  # a file in the members' folder: one of them has started
 FAILED = "bench/failed"  # key of the meeting's store: why the first member failed
 LEADER_WAITS, OTHER_WAITS = 600, 20  # seconds, for the others to come to a meeting
 # torchrun compares a node's heartbeats with another node's clock: a clock 15 seconds behind looked dead.
-SIGNS_MISSED = (
-    720  # heartbeats, one in five seconds: an hour; a node that is really gone is noticed otherwise
-)
+# A node that is really gone is noticed otherwise.
+SIGNS_MISSED = 720  # heartbeats, one in five seconds: an hour
 STORE_PATIENCE = timedelta(minutes=5)
 _SIOCGIFADDR = 0x8915  # Linux ioctl: an interface's address
 # Gloo's interface; by default gloo resolves the host's own name, which is often 127.0.1.1.

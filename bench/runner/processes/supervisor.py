@@ -146,7 +146,7 @@ class Supervisor:
         return failure
 
     def reading(self, job: object, log: Path, limits: Limits) -> Any:
-        """What a job of a node check read, or the failure that says why there is no reading."""
+        """The reading of a node check's job, or the failure that says why there is none."""
         final = self._run(job, log, limits)
         if isinstance(final, dict) and "reading" in final:
             return final["reading"]

@@ -1,4 +1,4 @@
-"""One job of a run inside its own process group: a trial, a proof, the ceilings, the facts of a node.
+"""Run one job inside its own process group: a trial, a proof, the ceilings, the facts of a node.
 
 In:  a job as JSON. Out: events, of which the last one is the job's result or its failure. Imports torch at
 module level; of all processes only workers may import this module.

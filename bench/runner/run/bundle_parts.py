@@ -23,7 +23,7 @@ def surroundings(folder: Path) -> dict[str, bytes | Path]:
 def predicate(
     run: RunFacts, node: NodeFacts, manifest_digest: str, seal: Seal, gpus: Sequence[str] | None = None
 ) -> Predicate:
-    """What the signed statement says about the run. `gpus`: UUIDs, if not only those of `node`."""
+    """The predicate of the bundle's signed statement. `gpus`: UUIDs, if not only those of `node`."""
     return Predicate(
         run_id=run.id,
         manifest_sha256=manifest_digest.removeprefix("sha256:"),

@@ -45,7 +45,7 @@ def fit_telemetry(data: bytes, marks: Marks, most_bytes: int = MAX_MEMBER_BYTES)
 
 
 def _readings(data: bytes) -> Iterator[tuple[bytes, Mapping[str, Any]]]:
-    """Each line with its parsed reading. A torn line, which a run that died leaves behind, is left out."""
+    """Parse telemetry into pairs of line and reading; drop a torn line, which a run that died leaves."""
     for line in data.splitlines(keepends=True):
         with suppress(ValueError):
             if isinstance(reading := json.loads(line), dict):

@@ -54,7 +54,7 @@ INTERRUPTED = "interrupted"  # by the user, who wants the bundle without further
 
 
 class NodeGone(Exception):
-    """One of several nodes no longer comes to the meeting."""
+    """A node that trains with this one no longer comes to the meeting."""
 
 
 def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: Nodes | None) -> str | None:
@@ -62,11 +62,11 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
     meter = telemetry.TelemetrySampler(run.folder / telemetry.FILE_NAME, run.node)
     target = run.plan.target
-    ours = run.node.gpus[: target.gpus // target.nodes]
+    gpus = run.node.gpus[: target.gpus // target.nodes]
 
     def used() -> dict[int, int]:
         """Bytes in use on each GPU that trains, by index; the node's other GPUs do not matter."""
-        return {gpu.index: used for gpu, used in zip(ours, meter.used_bytes(), strict=False)}
+        return {gpu.index: used for gpu, used in zip(gpus, meter.used_bytes(), strict=False)}
 
     before = used()
     progress.start(run.id, run.plan, run.believed, deadline)
@@ -170,10 +170,10 @@ def _meet(run: Run, supervisor: Supervisor, progress: Progress, nodes: Nodes) ->
             where=error.where,
             advice=None if "\n" in error.message else NOBODY_CAME,
         ) from None
-    ours, *others = map(_must_be_alike, facts)
-    for number, theirs in enumerate(others, 1):
+    leader, *others = map(_must_be_alike, facts)
+    for number, other in enumerate(others, 1):
         names = ("on node 0", f"on node {number}")
-        if different := "; ".join(differences(ours, theirs, "missing", names)):
+        if different := "; ".join(differences(leader, other, "missing", names)):
             why = f"the nodes differ: {different}"
             _dismiss(run, supervisor, progress, why)
             raise EnvironmentCannot(why)

@@ -126,7 +126,7 @@ class Progress:
         return f"{self._title}   {self._phase}{steps}, {seconds:.0f} s   {self._left()}"
 
     def _left(self) -> str:
-        """What is decided, and the time left: extrapolated, and at most until the budget is spent."""
+        """The number decided, and the time left: extrapolated, at most until the budget is spent."""
         decided, total = self._decided, self._total
         decided_now = decided - self._decided_before
         text = f"{decided} of {total} {self._what} decided"

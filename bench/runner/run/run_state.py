@@ -56,7 +56,7 @@ class RunMachine:
 
 
 class Run:
-    """One run in progress. `record` is the only way to change it."""
+    """A run in progress. `record` is the only way to change it."""
 
     def __init__(
         self, manifest: Manifest, node: NodeFacts, plan: Plan, journal: Journal, folder: Path
@@ -183,7 +183,7 @@ class Run:
         return trial_results(labelled, self.proofs)
 
     def results(self, stopped: str | None) -> Results:
-        """What results.json holds; `stopped` says why the run is incomplete."""
+        """The content of results.json; `stopped` says why the run is incomplete."""
         trials = self.summaries()
         return Results(
             bench_version=__version__,
@@ -212,7 +212,7 @@ class Run:
         }
 
     def slowed(self) -> Mapping[str, Slowed]:
-        """By trial: the GPU that was held back most while its steps were timed. Reads all telemetry."""
+        """The GPU held back most while a trial's steps were timed, by trial. Reads all telemetry."""
         path = self.folder / FILE_NAME
         lines = path.read_bytes().splitlines() if path.exists() else []
         return slowed_trials(lambda: lines, self.spans(), self._gpus_of_a_node)

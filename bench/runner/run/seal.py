@@ -32,7 +32,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What signs a bundle, and what the statement says of it."""
+    """The key that signs a bundle, with its certificate and the nonce of the challenge, if it has one."""
 
     key: Signer
     certificate: Certificate | None = None
