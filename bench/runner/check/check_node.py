@@ -33,7 +33,7 @@ from bench.records.text import failure_text
 from bench.records.trial import Failure, Gpu
 from bench.runner.check.request import AnyCheckJob, CheckJob, CheckRequest, IdleJob, InventoryJob
 from bench.runner.machine import nvml, probe, telemetry
-from bench.runner.machine.exclusive_use import alone
+from bench.runner.machine.exclusive_use import warn_of_others
 from bench.runner.machine.gpus import gpu_from_answers, unmatched_names, visible, why_divided
 from bench.runner.processes.jobs import WorkerEvent
 from bench.runner.processes.logs import head_and_tail
@@ -119,7 +119,7 @@ class CheckRun:
                     self._ask_nvml(BEFORE, InventoryJob())
                     self._find_gpus()
                     self._ask_nvml(IDLE, IdleJob())
-                with alone(self._devices(), self.view.say), self._watched():
+                with warn_of_others(self._devices(), self.view.say), self._watched():
                     for check in known_checks().values():
                         self._check(check)
                 if self.request.device == "cuda":

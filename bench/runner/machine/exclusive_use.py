@@ -19,7 +19,7 @@ WRONG = "figures of both will be wrong"
 
 
 @contextmanager
-def alone(devices: Sequence[str], say: Callable[[str], None]) -> Iterator[None]:
+def warn_of_others(devices: Sequence[str], say: Callable[[str], None]) -> Iterator[None]:
     """Warn by `say` if another bench measures on these devices when this one begins, or begins meanwhile.
 
     `devices` are UUIDs of GPUs, or "cpu".

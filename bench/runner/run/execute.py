@@ -25,7 +25,7 @@ from bench.records.slowdown import Slowed
 from bench.records.switches import deciding, in_words
 from bench.records.trial import NodeFacts
 from bench.runner.machine import probe, telemetry
-from bench.runner.machine.exclusive_use import alone
+from bench.runner.machine.exclusive_use import warn_of_others
 from bench.runner.machine.own_image import require_image
 from bench.runner.processes.jobs import LAST, Nodes
 from bench.runner.processes.supervisor import Supervisor
@@ -112,7 +112,7 @@ def _measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: 
     write, and the error is the reason why it is incomplete.
     """
     try:
-        with alone(_devices(run.node, run.plan), progress.say):
+        with warn_of_others(_devices(run.node, run.plan), progress.say):
             return measure(run, progress, budget_seconds, nodes)
     except KeyboardInterrupt:  # a second one, while `measure` handled the first
         with uninterruptible():
