@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from bench.base.errors import EnvironmentCannot
-from bench.base.strict_json import to_json
 from bench.bundle.handshake import Challenge, write
 from bench.cli.main import main
 from bench.planning.manifest import load_manifest
 from bench.records.trial import Crashed
 from bench.runner.run import execute as running
+from bench.runner.run.events import TrialEnded
 from bench.runner.run.run_state import Run
 from tests.report.made import bundle
 
@@ -131,7 +131,7 @@ def test_whatever_ends_a_run_what_it_measured_has_its_bundle(
     wrong: BaseException, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def measure(run: Run, *_: object) -> str:
-        run.record({"event": "trial", "id": run.plan.cells[0].trials[0].id, "outcome": to_json(Crashed("x"))})
+        run.record(TrialEnded(run.plan.cells[0].trials[0].id, Crashed("x")))
         raise wrong
 
     monkeypatch.setattr(running, "measure", measure)

@@ -87,3 +87,8 @@ def test_verify_and_plan_start_without_the_heavy_libraries() -> None:
     assert not loaded & HEAVY
     verify = loaded_by("import bench.cli.main, bench.report.read_bundles")
     assert not verify & {*HEAVY, "jsonschema", "rich", "tabulate", "numpy"}
+
+
+def test_the_supervising_side_of_a_run_starts_without_torch() -> None:
+    loaded = loaded_by("import bench.runner.run.execute, bench.runner.check.check_node")
+    assert not loaded & HEAVY

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -159,7 +160,8 @@ def test_a_run_says_so_as_soon_as_it_is_measured(
 
     class Hot(Guessing):
         def trial(self, trial: Trial, *rest: Any) -> Any:
-            reading = {"at": 0.5, "trial": trial.id, "gpus": [one(HEAT, 435, 87)], "load": 1.0}
+            planned = replace(trial, timing=run.manifest.timing)  # also where it is measured again, longer
+            reading = {"at": 0.5, "trial": planned.id, "gpus": [one(HEAT, 435, 87)], "load": 1.0}
             with course.open("ab") as file:
                 file.write(b'{"at":1,"gp\n' + canonical_json(reading) + b"\n")
             return super().trial(trial, *rest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 # Ctrl-C, a polite kill, a lost terminal.
@@ -37,3 +37,17 @@ def held() -> Iterator[None]:
     finally:
         for number in waiting:
             signal.raise_signal(number)
+
+
+def interruptible() -> AbstractContextManager[None]:
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    return answered_by(interrupt, (signal.SIGTERM, signal.SIGHUP))
+
+
+def uninterruptible() -> AbstractContextManager[None]:
+    """Ignore SIGINT, SIGTERM and SIGHUP while something short must be finished."""
+    return answered_by(signal.SIG_IGN)

@@ -27,7 +27,7 @@ from bench.training.models.dry_build import rehearse
 
 if TYPE_CHECKING:
     from bench.records.run_results import Results
-    from bench.runner.processes.nodes import Nodes
+    from bench.runner.processes.jobs import Nodes
     from bench.runner.run.execute import FinishedRun
     from bench.runner.run.seal import Seal, Sealer
 
@@ -162,7 +162,7 @@ def follow(path: Path, on_cpu: bool, place: Place) -> int:
 
 
 def _nodes(manifest: Manifest, place: Place) -> Nodes | None:
-    from bench.runner.processes.nodes import Nodes
+    from bench.runner.processes.jobs import Nodes
 
     count, node, meet = place
     if count == 1 and node == 0:

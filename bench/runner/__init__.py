@@ -1,7 +1,12 @@
-"""What runs on the machine that is measured: probe, supervise, fork, train, time, journal.
+"""Measures on this machine: probes it, forks a process group for each trial, keeps a journal, packs a bundle.
 
-run         one run from manifest to signed bundle
-supervise   starts trials, watches them, ends them; imports no torch
-forkserver  imports torch once and forks a process group for each trial
-worker      one trial, inside its process group
+machine    the GPUs, telemetry, disk and image of this machine
+trial      one trial: model, training loop, timing; imports torch
+processes  worker processes: started, supervised, ended, on one node or several
+run        one run from manifest to signed bundle
+check      one node check from manifest to signed bundle
 """
+
+# Environment variable: the open socket at which the members of a team meet; torchrun does not set it.
+# It is named here because `processes.ranks` sets it, which imports no torch, and `trial.team` reads it.
+LISTENER = "BENCH_LISTENER"

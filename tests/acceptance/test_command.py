@@ -22,7 +22,7 @@ from bench.node_check.recompute_any import recompute
 from bench.report.text.junit import junit
 from bench.runner.check import check_node
 from bench.runner.machine import exclusive_use as others
-from bench.runner.machine.exclusive_use import alone
+from bench.runner.machine.exclusive_use import warn_of_others
 
 FAST = ("--level", "quick", "--skip", "disk", "--skip", "host-memory")
 
@@ -144,7 +144,7 @@ def test_without_monitoring_wrong_arguments_end_as_everywhere(capsys: pytest.Cap
 def test_a_driver_that_hangs_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(check_node, "LOOK_SECONDS", 1.0)
+    monkeypatch.setattr(check_node, "NVML_SECONDS", 1.0)
     for turn in (1, 4):
         machine(monkeypatch, hang={"gpu": 1, "query": "NvLinkState.3", "from": turn})
         assert main(["check", *FAST, "--json"]) == 3
@@ -341,7 +341,7 @@ def test_a_check_and_whoever_measures_meanwhile_are_told_of_each_other(
     monkeypatch.setattr(others, "PLACE", tmp_path)
     skips = [word for name in check_node.known_checks() if name != "host-memory" for word in ("--skip", name)]
     said: list[str] = []
-    with alone(["cpu"], said.append):
+    with warn_of_others(["cpu"], said.append):
         main(["check", "--device", "cpu", "--level", "quick", *skips])
     assert "another bench measures on this machine since " in capsys.readouterr().err
     assert [text.partition(" at ")[0] for text in said] == ["another bench began on this machine"]

@@ -18,7 +18,7 @@ from bench.node_check.judging.evidence import AFTER, BEFORE, IDLE, Answers, Evid
 from bench.node_check.judging.finding import Finding
 from bench.node_check.judging.standards import Standards, profile_of
 from bench.runner.machine import fake_nvml, nvml
-from bench.runner.machine.gpus import seen
+from bench.runner.machine.gpus import gpu_from_answers
 from bench.runner.machine.watch import Watch
 
 EFFORT = CheckBudget("quick", 0.0, 0.0, 0.0, "/nowhere", True)
@@ -67,7 +67,8 @@ def evidence(folder: Path, host: Mapping[str, Any] | None = None, **scenario: An
             BEFORE: _reading(BEFORE, nvml.read_inventory(print)),
             IDLE: _reading(IDLE, nvml.watch_idle(print)),
         }
-        everyone = tuple(seen(Answers(i, raw)) for i, raw in enumerate(readings[BEFORE].data["gpus"]))
+        inventory = readings[BEFORE].data["gpus"]
+        everyone = tuple(gpu_from_answers(Answers(i, raw)) for i, raw in enumerate(inventory))
         places = [gpu.index for gpu in everyone if gpu.memory_bytes]
         course = io.BytesIO()
         watch = Watch(fake, course)

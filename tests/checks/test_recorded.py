@@ -13,7 +13,7 @@ from bench.node_check.checks.all_reduce import chosen
 from bench.node_check.checks.xid import parse
 from bench.node_check.judging.evidence import AFTER, BEFORE, Answers, Evidence, Reading
 from bench.node_check.judging.standards import Expect, Standards, profile_of
-from bench.runner.machine.gpus import seen
+from bench.runner.machine.gpus import gpu_from_answers
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -25,7 +25,7 @@ def recorded(kind: str) -> dict[str, Any]:
 
 def healthy() -> Evidence:
     before = recorded("idle")
-    gpus = tuple(seen(Answers(i, raw)) for i, raw in enumerate(before["gpus"]))
+    gpus = tuple(gpu_from_answers(Answers(i, raw)) for i, raw in enumerate(before["gpus"]))
     readings = {BEFORE: Reading(BEFORE, before), AFTER: Reading(AFTER, recorded("busy"))}
     return Evidence("quick", "cuda", gpus, readings)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.runner.machine import exclusive_use as module
-from bench.runner.machine.exclusive_use import alone
+from bench.runner.machine.exclusive_use import warn_of_others
 
 
 @pytest.fixture(autouse=True)
@@ -19,9 +19,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_whoever_comes_and_whoever_was_there_are_told_of_each_other() -> None:
     first: list[str] = []
     second: list[str] = []
-    with alone(["GPU-a", "GPU-b"], first.append):
+    with warn_of_others(["GPU-a", "GPU-b"], first.append):
         assert first == []
-        with alone(["GPU-b"], second.append):
+        with warn_of_others(["GPU-b"], second.append):
             assert len(second) == 1
             assert "another bench measures on this machine since " in second[0]
     assert len(first) == 1
@@ -31,22 +31,22 @@ def test_whoever_comes_and_whoever_was_there_are_told_of_each_other() -> None:
 
 def test_a_third_is_told_of_the_second_when_the_first_is_gone() -> None:
     third: list[str] = []
-    first = alone(["cpu"], lambda _: None)
+    first = warn_of_others(["cpu"], lambda _: None)
     first.__enter__()
-    with alone(["cpu"], lambda _: None):
+    with warn_of_others(["cpu"], lambda _: None):
         first.__exit__(None, None, None)
-        with alone(["cpu"], third.append):
+        with warn_of_others(["cpu"], third.append):
             assert len(third) == 1
 
 
 def test_other_gpus_one_after_the_other_and_nowhere_to_write_are_no_matter(place: Path) -> None:
     said: list[str] = []
-    with alone(["GPU-a"], said.append), alone(["GPU-b"], said.append):
+    with warn_of_others(["GPU-a"], said.append), warn_of_others(["GPU-b"], said.append):
         pass
-    with alone(["GPU-a"], said.append):
+    with warn_of_others(["GPU-a"], said.append):
         pass
     (place / "bench-measures-GPU-c").symlink_to("/etc/passwd")
     (place / "bench-measures-GPU-d").mkdir()
-    with alone(["GPU-c", "GPU-d"], said.append), alone(["GPU-c", "GPU-d"], said.append):
+    with warn_of_others(["GPU-c", "GPU-d"], said.append), warn_of_others(["GPU-c", "GPU-d"], said.append):
         pass
     assert said == []

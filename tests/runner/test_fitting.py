@@ -13,7 +13,7 @@ from bench.bundle.tar_format import MAX_MEMBER_BYTES
 from bench.node_check.judging.evidence import Reading
 from bench.runner.processes.logs import LOG_BYTES, head_and_tail
 from bench.runner.run.execute import _finish
-from bench.runner.run.fit_into_bundle import fitting_course, fitting_logs, marks_of_checks, marks_of_trials
+from bench.runner.run.fit_into_bundle import fit_telemetry, fitting_logs, marks_of_checks, marks_of_trials
 from bench.runner.run.seal import Seal
 from tests.authority import contents
 from tests.bundles import KEY
@@ -38,16 +38,16 @@ def kept(data: bytes) -> list[Any]:
 
 def test_what_fits_goes_in_as_it_is() -> None:
     data = course(600)
-    assert fitting_course(data, marks_of_trials({}), len(data)) == data
+    assert fit_telemetry(data, marks_of_trials({}), len(data)) == data
     torn = (
         data + b'{"at": half a li' + data[: data.index(b"\n") + 1] + data
     )  # whoever compares would refuse it
-    assert fitting_course(torn, marks_of_trials({}), len(torn)) == data + data
+    assert fit_telemetry(torn, marks_of_trials({}), len(torn)) == data + data
 
 
 def test_telemetry_of_many_hours_is_thinned_evenly() -> None:
     data = course(2 * HOUR) + b'{"at": half a li'
-    short = fitting_course(data, marks_of_trials({}), MOST)
+    short = fit_telemetry(data, marks_of_trials({}), MOST)
     assert MOST / 2 < len(short) <= MOST
     times = [reading["at"] for reading in kept(short)]
     gaps = {after - before for before, after in pairwise(times)}
@@ -57,7 +57,7 @@ def test_telemetry_of_many_hours_is_thinned_evenly() -> None:
 
 def test_half_a_line_of_a_process_that_was_killed_is_left_out() -> None:
     data = course(HOUR) + b'{"at": half a li' + course(HOUR)
-    assert len(kept(fitting_course(data, marks_of_trials({}), MOST))) > 100
+    assert len(kept(fit_telemetry(data, marks_of_trials({}), MOST))) > 100
 
 
 @pytest.mark.slow
@@ -80,9 +80,7 @@ def test_a_bundle_holds_a_run_whatever_its_telemetry_and_logs_weigh(
 def test_every_trial_keeps_its_ends_and_those_of_its_timed_steps() -> None:
     """Power is energy over time between the two readings that are nearest to the ends."""
     timed = {f"trial-{i}": (600.0 * i + 101, 600.0 * i + 137) for i in range(12)}
-    times = {
-        reading["at"] for reading in kept(fitting_course(course(2 * HOUR), marks_of_trials(timed), MOST))
-    }
+    times = {reading["at"] for reading in kept(fit_telemetry(course(2 * HOUR), marks_of_trials(timed), MOST))}
     for i in range(12):
         assert {600.0 * i + second for second in (0, 101, 137, 599)} <= times
 
@@ -96,12 +94,12 @@ def test_what_a_verdict_of_a_node_check_follows_from_stays() -> None:
         "at_5001": {"pcie_generation": 3, "pcie_width": 8},
     }
     readings = {"soak": Reading("soak", started_at=301.0, ended_at=6001.0)}
-    short = kept(fitting_course(course(2 * HOUR, **odd), marks_of_checks(readings), MOST))
+    short = kept(fit_telemetry(course(2 * HOUR, **odd), marks_of_checks(readings), MOST))
     assert {301.0, 1001.0, 2001.0, 3001.0, 4001.0, 5001.0, 6001.0} <= {reading["at"] for reading in short}
 
 
 def test_however_much_is_marked_it_fits() -> None:
-    always = fitting_course(course(2 * HOUR), lambda reading: [reading["at"]], MOST)
+    always = fit_telemetry(course(2 * HOUR), lambda reading: [reading["at"]], MOST)
     assert MOST / 2 < len(always) <= MOST
 
 

@@ -66,10 +66,10 @@ def test_those_that_are_shown_in_that_order(
 @pytest.mark.parametrize(
     ("shown", "said"),
     [
-        ("4", "4 is none of the GPUs here"),
-        ("0,9,1", "9 is none of the GPUs here"),
-        ("GPU-c", "GPU-c is none of the GPUs here, or of several"),
-        ("NoDevFiles", "NoDevFiles is none of the GPUs here"),
+        ("4", "4 matches no GPU of this machine"),
+        ("0,9,1", "9 matches no GPU of this machine"),
+        ("GPU-c", "GPU-c matches no GPU of this machine, or several"),
+        ("NoDevFiles", "NoDevFiles matches no GPU of this machine"),
         ("1,1", "names a GPU twice"),
         ("MIG-5c8a", "a part of a GPU"),
     ],

@@ -23,9 +23,10 @@ from bench.planning.search.next_trial import unproven
 from bench.records.run_results import samples_bytes
 from bench.records.trial import Ceiling, Crashed, Gpu, Image, Measured, NodeFacts, Outcome, StepSample, Trial
 from bench.report.text.run_table import results_table
-from bench.runner.processes.nodes import Nodes
+from bench.runner.processes.jobs import Nodes
 from bench.runner.processes.supervisor import Limits
 from bench.runner.run import measure_plan as loop
+from bench.runner.run.events import RunStopped, event_from_json
 from bench.runner.run.execute import _measure, _open_run
 from bench.runner.run.journal import Journal
 from bench.runner.run.measure_plan import settle, tell_of_others
@@ -185,7 +186,7 @@ def test_a_budget_that_is_spent_before_a_second_time_leaves_nothing_undecided(
                 first.setdefault(event["id"], event)
     with begun(tmp_path / "b") as run:
         for event in first.values():
-            run.record(event)
+            run.record(event_from_json(event))
         assert searched(run, late := Guessing(), monkeypatch, budget=0) is None
     assert late.asked == []
 
@@ -209,7 +210,7 @@ def test_a_trial_that_kills_the_run_each_time_is_not_tried_for_ever(
             searched(run, Deadly(), monkeypatch)
         if politely:  # an interrupt or a budget says nothing about the trial
             with begun(tmp_path) as run:
-                run.record({"event": "stopped", "why": "interrupted"})
+                run.record(RunStopped("interrupted"))
     with begun(tmp_path) as run, pytest.raises(SystemExit):  # another setting's turn
         searched(run, Deadly(), monkeypatch)
     failures = [trial.failure for trial in run.results(None).trials if trial.failure]
@@ -307,7 +308,7 @@ class Unmet(Guessing):
 @pytest.mark.parametrize(
     ("why", "advice"),
     [
-        ("timed-out: 600.0, start", "all ports are open"),
+        ("timed-out: 600.0, start", "open all ports"),
         ("crashed: two are node 1\n  each needs its own", None),
     ],
 )
@@ -386,7 +387,8 @@ def test_memory_that_others_hold_from_the_start_is_told() -> None:
     said: list[str] = []
     tell_of_others({2: 600 << 20, 5: 30 << 30, 7: 0}, said.append)
     assert said == [
-        "memory is in use by others: 30.0 GiB on GPU 5; what fits, and how fast it is, depends on them"
+        "other processes use GPU memory: 30.0 GiB on GPU 5; "
+        "which micro-batches fit, and how fast they are, depends on them"
     ]
     tell_of_others({0: 600 << 20}, said.append)
     tell_of_others({}, said.append)

@@ -9,10 +9,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.base.errors import BadInput
+from bench.base.strict_json import to_json
 from bench.planning.manifest import load_manifest
 from bench.planning.plan import make_plan, target_of
 from bench.records.trial import Gpu, NodeFacts
-from bench.runner.run.execute import _header, _open_run, predicate
+from bench.runner.run.bundle_parts import predicate
+from bench.runner.run.execute import _header, _open_run
 from bench.runner.run.journal import Journal
 from bench.runner.run.run_folder import require_same
 from bench.runner.run.run_state import Run
@@ -35,14 +37,14 @@ def test_both_nodes_gpus_are_in_the_statement(tmp_path: Path) -> None:
     for node in (FIRST, FIRST, SECOND, SECOND):
         run = begin(tmp_path, node)
     assert [event["event"] for event in run.journal.events] == ["run", "moved"]
-    assert [one["gpus"] for one in run.machines] == [["GPU-a"], ["GPU-b"]]
+    assert [machine.gpus for machine in run.machines] == [("GPU-a",), ("GPU-b",)]
     seal = Seal(Ed25519PrivateKey.generate())
     found = predicate(run.results(None).run, run.node, MANIFEST.digest, seal, run.gpus)
     assert found.node["gpus"] == ["GPU-a", "GPU-b"]
 
 
 def test_nobody_s_figures_are_mixed_unless_somebody_decides_to(tmp_path: Path) -> None:
-    header = _header(begin(tmp_path, FIRST))
+    header = to_json(_header(begin(tmp_path, FIRST)))
     for changed in (header, header | {"machine": "another"}):
         with pytest.raises(BadInput, match="another machine"):
             require_same(tmp_path, changed, MANIFEST, SECOND)
@@ -50,7 +52,7 @@ def test_nobody_s_figures_are_mixed_unless_somebody_decides_to(tmp_path: Path) -
 
 
 def test_only_a_machine_of_the_same_kind_goes_on(tmp_path: Path) -> None:
-    header = _header(begin(tmp_path, FIRST))
+    header = to_json(_header(begin(tmp_path, FIRST)))
     another = dataclasses.replace(FIRST, gpus=(dataclasses.replace(GPU, name="NVIDIA A100"),))
     for other in (another, dataclasses.replace(FIRST, driver="570.26"), dataclasses.replace(FIRST, gpus=())):
         with pytest.raises(BadInput, match="another machine"):

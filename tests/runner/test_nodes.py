@@ -22,10 +22,10 @@ import torch.distributed as dist
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.records.trial import Outcome
 from bench.runner.processes import nodes as several
+from bench.runner.processes.jobs import FactsJob, FollowJob, Nodes, WorkerEvent
 from bench.runner.processes.node_member import place
 from bench.runner.processes.nodes import (
     FAILED,
-    Nodes,
     across_nodes,
     interface_of,
     own_address,
@@ -34,7 +34,7 @@ from bench.runner.processes.nodes import (
     torchrun,
 )
 from bench.runner.processes.ranks import written_reasons
-from bench.runner.processes.supervisor import Event, Limits, Supervisor
+from bench.runner.processes.supervisor import Limits, Supervisor
 
 MANIFEST = {
     "schema": "bench/manifest/v1",
@@ -208,8 +208,8 @@ def test_of_members_that_were_killed_their_node_says_so(
 ) -> None:
     monkeypatch.setattr(several, "torchrun", lambda *_: ["sh", "-c", "touch $BENCH_FOLDER/begun; kill -9 $$"])
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    place = {"count": 2, "node": 1, "meet": f"127.0.0.1:{store.port}", "identity": "abc"}
-    job = {"kind": "follow", "nodes": place, "number": 7, "gpus": 2, "device": "cpu"}
+    nodes = Nodes(2, 1, f"127.0.0.1:{store.port}", "abc")
+    job = FollowJob(nodes=nodes, number=7, gpus=2, device="cpu")
     assert across_nodes(job, print, tmp_path) == 1
     assert "on node 1" in json.loads(dist.PrefixStore("abc-7", store).get(FAILED))["reason"]
 
@@ -226,8 +226,8 @@ def test_members_have_the_threads_that_they_have_on_one_node(
     monkeypatch.delenv("OMP_NUM_THREADS")
     if user:
         monkeypatch.setenv("OMP_NUM_THREADS", user)
-    place = {"count": 2, "node": 1, "meet": "127.0.0.1:9", "identity": "abc"}
-    job = {"kind": "follow", "nodes": place, "number": 7, "gpus": 2 * per_node, "device": "cuda"}
+    nodes = Nodes(2, 1, "127.0.0.1:9", "abc")
+    job = FollowJob(nodes=nodes, number=7, gpus=2 * per_node, device="cuda")
     assert across_nodes(job, print, tmp_path) == 0
     assert (tmp_path / "told").read_text() == f"{given}\n"
 
@@ -239,8 +239,8 @@ def test_threads_that_the_user_did_not_set_are_no_switch_of_the_users(
     monkeypatch.delenv("OMP_NUM_THREADS")
     if user:
         monkeypatch.setenv("OMP_NUM_THREADS", user)
-    place = {"count": 1, "node": 0, "meet": f"127.0.0.1:{free_port()}", "identity": "abc"}
-    job = {"kind": "facts", "nodes": place, "number": 7, "gpus": 2, "device": "cpu"}
+    nodes = Nodes(1, 0, f"127.0.0.1:{free_port()}", "abc")
+    job = FactsJob(nodes=nodes, number=7, gpus=2, device="cpu")
     told: list[dict[str, Any]] = []
     assert across_nodes(job, told.append, tmp_path) == 0
     (node,) = told[0]["facts"]
@@ -337,7 +337,7 @@ def test_the_leader_waits_as_long_as_it_says_for_the_others_to_come(tmp_path: Pa
     limits: list[Limits] = []
 
     class Watched(Supervisor):
-        def _run(self, job: Event, log: Path, limit: Limits) -> Event | Outcome:
+        def _run(self, job: object, log: Path, limit: Limits) -> WorkerEvent | Outcome:
             limits.append(limit)
             return {"facts": []}
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bench.runner.machine.exclusive_use import alone
+from bench.runner.machine.exclusive_use import warn_of_others
 from tests.authority import contents
 
 # Each run imports torch and transformers anew, many seconds of CPU time: what a run does on the main road
@@ -134,10 +134,10 @@ def test_a_run_measures_decides_signs_and_verifies(tmp_path: Path) -> None:
 
 def test_json_is_one_document_on_stdout_with_the_numbers_of_the_bundle(tmp_path: Path) -> None:
     path = manifest(tmp_path, models=["tiny-vit"], methods="naive")
-    with alone(["cpu"], lambda _: None):
+    with warn_of_others(["cpu"], lambda _: None):
         done = bench("run", path, "--json", "--resume", folder=tmp_path)
     assert "another bench measures on this machine since " in done.stderr
-    assert "nothing unfinished of this manifest in out: begun anew\n" in done.stderr
+    assert "no unfinished run of this manifest in out: a new run begins\n" in done.stderr
     document = json.loads(done.stdout)
     (trial,) = document["results"]["trials"]
     assert trial["outcome"] == "measured"
@@ -221,7 +221,7 @@ def test_a_spent_budget_is_incomplete_and_resumable(tmp_path: Path) -> None:
 def test_a_run_goes_on_under_the_switches_that_it_began_with(tmp_path: Path) -> None:
     begun = bench("run", manifest(tmp_path), "--budget", "0.01s", folder=tmp_path, NVIDIA_TF32_OVERRIDE="0")
     assert begun.returncode == 5
-    assert "set here: NVIDIA_TF32_OVERRIDE=0; " in begun.stderr
+    assert "set in this environment: NVIDIA_TF32_OVERRIDE=0; " in begun.stderr
     (path,) = (tmp_path / "out").glob("*.tar")
     kept = json.loads(contents(path)["results.json"])["node"]["switches"]
     assert kept["NVIDIA_TF32_OVERRIDE"] == "0"

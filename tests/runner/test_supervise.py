@@ -18,7 +18,7 @@ import pytest
 from bench.base.errors import EnvironmentCannot
 from bench.bundle.tar_format import MAX_MEMBER_BYTES
 from bench.records.trial import Crashed
-from bench.runner.processes import awake_clock
+from bench.runner.processes import supervisor as supervising
 from bench.runner.processes.supervisor import Limits, Supervisor
 
 WORK = "tests.runner.fake_worker:work"
@@ -64,7 +64,7 @@ def test_a_supervisor_that_was_held_up_ends_no_job_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by Ctrl-Z: what it did not see going on was going on all the same."""
-    monkeypatch.setattr(awake_clock, "ASLEEP_SECONDS", 1.0)
+    monkeypatch.setattr(supervising, "ASLEEP_SECONDS", 1.0)
     held_up: list[bool] = []
 
     def tick(event: dict[str, Any] | None) -> None:

@@ -1,45 +1,52 @@
-"""A node check from manifest to signed bundle: looks, measures, judges.
+"""Check a node, from manifest to signed bundle: read its state, measure, judge, pack.
 
-This process touches no driver and imports no torch: whatever may hang does so in a process group of its own,
-with a limit, and what it was asked is then not-run.
+This process touches no driver and imports no torch. Whatever may hang runs in a process group of its own
+with a time limit; a check that hangs is then reported as not run.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from bench import __version__
 from bench.base.errors import BadInput
 from bench.base.paths import making_folders
-from bench.base.strict_json import to_json
+from bench.base.signals import interruptible, uninterruptible
+from bench.base.strict_json import pretty_json, to_json
+from bench.bundle.pack import pack
 from bench.node_check.check_manifest import LevelBudget
-from bench.node_check.check_results import CheckResults
+from bench.node_check.check_results import CheckResults, readings_bytes, results_of
 from bench.node_check.checks import Check, CheckBudget, known_checks
-from bench.node_check.judging.evidence import AFTER, BEFORE, IDLE, Answers, Evidence, Reading
+from bench.node_check.judging.evidence import AFTER, BEFORE, IDLE, Answers, Evidence, Reading, read_course
+from bench.node_check.judging.standards import Standards, profile_for
+from bench.records.run_results import RunFacts
 from bench.records.text import failure_text
-from bench.records.trial import Gpu
-from bench.runner.check.check_bundle import finish
-from bench.runner.check.request import CheckRequest, NodeReadings
+from bench.records.trial import Failure, Gpu
+from bench.runner.check.request import AnyCheckJob, CheckJob, CheckRequest, IdleJob, InventoryJob
 from bench.runner.machine import nvml, probe, telemetry
-from bench.runner.machine.exclusive_use import alone
-from bench.runner.machine.gpus import in_parts, not_here, seen, visible
+from bench.runner.machine.exclusive_use import warn_of_others
+from bench.runner.machine.gpus import gpu_from_answers, unmatched_names, visible, why_divided
+from bench.runner.processes.jobs import WorkerEvent
 from bench.runner.processes.logs import head_and_tail
 from bench.runner.processes.supervisor import Limits, Supervisor
-from bench.runner.run.execute import interruptible, uninterruptible
+from bench.runner.run.bundle_parts import predicate, surroundings
+from bench.runner.run.fit_into_bundle import fit_telemetry, marks_of_checks
 from bench.runner.run.seal import Seal, Sealer
 
-LOOK_SECONDS = 30.0  # for NVML to answer; a healthy driver takes one
-WATCH_SECONDS = 1.0
-WATCH_PATIENCE_SECONDS = 10.0
-SOAK_START_SECONDS = 20.0  # for its processes to begin and to end
-LEAST_SECONDS = 5.0  # left, or a check is not begun
+NVML_SECONDS = 30.0  # for NVML to answer; a healthy driver takes one
+WATCH_SECONDS = 1.0  # between two readings of the telemetry
+FIRST_READING_SECONDS = 10.0  # to wait for the first reading before the first check
+SOAK_START_SECONDS = 20.0  # for the soak's processes to start and to end
+LEAST_SECONDS = 5.0  # a check is not started with less time left
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class CheckedNode:
 
 
 class CheckView(Protocol):
-    """What a person sees meanwhile."""
+    """Shows the progress of a check."""
 
     def begin(self, name: str) -> None: ...
 
@@ -62,9 +69,10 @@ class CheckView(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def check_node(asked: CheckRequest, sealer: Sealer, talk: CheckView) -> CheckedNode:
-    folder = asked.out / (sealer.run_id or secrets.token_hex(6))
-    with making_folders(asked.out):
+def check_node(request: CheckRequest, sealer: Sealer, view: CheckView) -> CheckedNode:
+    """Check this node and write its bundle. An interrupt leaves an incomplete but valid bundle."""
+    folder = request.out / (sealer.run_id or secrets.token_hex(6))
+    with making_folders(request.out):
         if folder.exists():
             raise BadInput("this run was begun before", where=str(folder))
         folder.mkdir(parents=True)
@@ -73,34 +81,31 @@ def check_node(asked: CheckRequest, sealer: Sealer, talk: CheckView) -> CheckedN
     nvml.begin()
     started = time.time()
     with interruptible():
-        sealer.begin(folder, talk.say)
-        work = CheckRun(asked, folder, talk)
-        stopped = work.run()
-        seal = sealer.seal(folder, talk.say, patient=stopped is None)
+        sealer.begin(folder, view.say)
+        check = CheckRun(request, folder, view)
+        stopped = check.run()
+        seal = sealer.seal(folder, view.say, patient=stopped is None)
         with uninterruptible():
-            results, evidence, bundle = finish(
-                asked, folder, NodeReadings(work.gpus, work.driver, work.readings), seal, started, stopped
-            )
-            return CheckedNode(results, evidence, bundle, seal)
+            return _finish(check, seal, started, stopped)
 
 
 class CheckRun:
-    """Readings, one after the other; each is kept as soon as it is there."""
+    """Takes the readings of one check in turn; `readings` has each as soon as it is taken."""
 
-    def __init__(self, asked: CheckRequest, folder: Path, talk: CheckView) -> None:
-        self.asked = asked
+    def __init__(self, request: CheckRequest, folder: Path, view: CheckView) -> None:
+        self.request = request
         self.folder = folder
-        self.talk = talk
-        self.pains: LevelBudget = asked.manifest.pains(asked.level)
+        self.view = view
+        self.budget: LevelBudget = request.manifest.pains(request.level)
         self.readings: dict[str, Reading] = {}
         self.gpus: tuple[Gpu, ...] = ()
         self.driver: str | None = None
-        self._divided: str | None = None  # why nothing can be measured on a GPU that is there
-        self._deadline = time.monotonic() + 60 * self.pains.minutes
+        self._divided: str | None = None  # why nothing can be measured on a GPU that is present
+        self._deadline = time.monotonic() + 60 * self.budget.minutes
         self._torch = bool(probe.packages(("torch",)))
 
     def run(self) -> str | None:
-        """Until all was asked. Returns why it stopped early, or None."""
+        """Take every reading. Returns why it stopped early, or None."""
         preload = ["torch", "torch.distributed"] if self._torch and not nvml.is_fake() else []
         try:
             with Supervisor(
@@ -110,15 +115,15 @@ class CheckRun:
                 "bench.runner.check.check_worker:work",
             ) as supervisor:
                 self._supervisor = supervisor
-                if self.asked.device == "cuda":
-                    self._look(BEFORE, {"kind": "inventory"})
+                if self.request.device == "cuda":
+                    self._ask_nvml(BEFORE, InventoryJob())
                     self._find_gpus()
-                    self._look(IDLE, {"kind": "idle"})
-                with alone(self._devices(), self.talk.say), self._watched():
+                    self._ask_nvml(IDLE, IdleJob())
+                with warn_of_others(self._devices(), self.view.say), self._watched():
                     for check in known_checks().values():
                         self._check(check)
-                if self.asked.device == "cuda":
-                    self._look(AFTER, {"kind": "inventory"})
+                if self.request.device == "cuda":
+                    self._ask_nvml(AFTER, InventoryJob())
         except KeyboardInterrupt:
             for check in known_checks().values():
                 if check.measure is not None and check.name not in self.readings:
@@ -126,40 +131,40 @@ class CheckRun:
             return "interrupted"
         return None
 
-    def _tick(self, event: dict[str, Any] | None) -> None:
+    def _tick(self, event: WorkerEvent | None) -> None:
         if event is not None and "phase" in event:
-            self.talk.phase(str(event["phase"]))
+            self.view.phase(str(event["phase"]))
 
-    def _look(self, name: str, job: dict[str, Any]) -> None:
-        """At the GPUs, through NVML. One driver that does not answer is not asked a second time."""
+    def _ask_nvml(self, name: str, job: InventoryJob | IdleJob) -> None:
+        """Read the GPUs' state. A driver that did not answer once is not asked again."""
         hung = next((r.reason for r in self.readings.values() if r.name in (BEFORE, IDLE) and r.reason), None)
         if hung is not None:
             self.readings[name] = Reading(name, reason=hung)
             return
-        self._read(name, job, LOOK_SECONDS)
+        self._read(name, job, NVML_SECONDS)
 
     def _find_gpus(self) -> None:
         data = self.readings[BEFORE].data
         answers = [Answers(index, raw) for index, raw in enumerate(data.get("gpus", ()))]
-        ours = [seen(gpu) for gpu in answers if not gpu.forbidden]
-        shown = visible(ours)
-        if ours and (missing := not_here(ours)):
+        permitted = [gpu_from_answers(gpu) for gpu in answers if not gpu.forbidden]
+        shown = visible(permitted)
+        if permitted and (missing := unmatched_names(permitted)):
             before = self.readings[BEFORE]
             self.readings[BEFORE] = replace(before, data={**before.data, "not_here": missing})
-        count = self.asked.manifest.gpus
+        count = self.request.manifest.gpus
         self.gpus = shown[:count] if count else shown
-        self._divided = in_parts([answers[gpu.index] for gpu in self.gpus])
+        self._divided = why_divided([answers[gpu.index] for gpu in self.gpus])
         self.driver = data.get("driver") if isinstance(data.get("driver"), str) else None
 
     def _devices(self) -> list[str]:
-        """What is measured; others who measure on made-up GPUs disturb nobody."""
-        if self.asked.device == "cpu":
+        """Names of the measured devices, for the lock that warns other measurements; none if simulated."""
+        if self.request.device == "cpu":
             return ["cpu"]
         return [] if nvml.is_fake() else [gpu.uuid for gpu in self.gpus]
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """NVML once a second meanwhile, in a process that is not waited for."""
+        """Sample NVML meanwhile, in a process of its own, which may hang."""
         if not self.gpus:
             yield
             return
@@ -173,7 +178,7 @@ class CheckRun:
                 stderr=log,
                 start_new_session=True,
             )
-        self._await_first_look(watch)
+        self._await_first_reading(watch)
         try:
             yield
         finally:
@@ -186,9 +191,9 @@ class CheckRun:
                 with suppress(subprocess.TimeoutExpired):
                     watch.wait(1.0)
 
-    def _await_first_look(self, watch: subprocess.Popen[bytes]) -> None:
-        """So that not even the first check goes on unseen; but not for ever."""
-        deadline = time.monotonic() + WATCH_PATIENCE_SECONDS
+    def _await_first_reading(self, watch: subprocess.Popen[bytes]) -> None:
+        """Wait for the first reading, for a while, so that the first check is covered by telemetry too."""
+        deadline = time.monotonic() + FIRST_READING_SECONDS
         path = self.folder / telemetry.FILE_NAME
         while not path.stat().st_size and watch.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -196,25 +201,25 @@ class CheckRun:
     def _check(self, check: Check) -> None:
         if (left_out := self._left_out(check)) is not None:
             self.readings[check.name] = left_out
-            self.talk.end(left_out)
+            self.view.end(left_out)
             return
         if check.measure is None:
-            return  # it judges what the looks brought
-        limit = check.limit_seconds + (2 * self.pains.soak_seconds if check.soaks else 0)
+            return  # it judges the readings of NVML
+        limit = check.limit_seconds + (2 * self.budget.soak_seconds if check.soaks else 0)
         left = self._deadline - time.monotonic()
         if left < LEAST_SECONDS:
-            late = Reading(check.name, reason=f"the {self.pains.minutes:g} minutes of this level were over")
+            late = Reading(check.name, reason=f"the {self.budget.minutes:g} minutes of this level were over")
             self.readings[check.name] = late
-            self.talk.end(late)
+            self.view.end(late)
             return
         count = len(self._places()) if check.workers == "team" else 1
         self._read(check.name, self._job(check, count), min(limit, left))
 
     def _left_out(self, check: Check) -> Reading | None:
         name = check.name
-        if name in self.asked.skip or name in self.asked.manifest.skip:
+        if name in self.request.skip or name in self.request.manifest.skip:
             return Reading(name, reason="left out on purpose", counts=False)
-        if (why := check.refuse(self.asked.device, self.gpus, len(self._places()) or 1)) is not None:
+        if (why := check.refuse(self.request.device, self.gpus, len(self._places()) or 1)) is not None:
             return Reading(name, reason=why, counts=False)
         if check.measure is None:
             return None
@@ -229,60 +234,96 @@ class CheckRun:
         return None
 
     def _places(self) -> list[int]:
-        """The GPUs that work, by their index; on a CPU as many processes as were asked for."""
-        if self.asked.device == "cpu":
-            return list(range(self.asked.manifest.gpus or 1))
+        """Indices of the GPUs that work; on a CPU as many numbers as the manifest wants processes."""
+        if self.request.device == "cpu":
+            return list(range(self.request.manifest.gpus or 1))
         return [gpu.index for gpu in self.gpus if gpu.memory_bytes]
 
-    def _job(self, check: Check, count: int) -> dict[str, Any]:
-        pains, tiny = self.pains, self.asked.device == "cpu"
-        # Many GPUs take longer over the other checks: the soak has what is left of the level's time.
-        soak = max(
-            LEAST_SECONDS, min(pains.soak_seconds, self._deadline - time.monotonic() - SOAK_START_SECONDS)
+    def _job(self, check: Check, count: int) -> CheckJob:
+        tiny = self.request.device == "cpu"
+        # With many GPUs the other checks take longer: the soak gets what is left of the level's time.
+        left = self._deadline - time.monotonic() - SOAK_START_SECONDS
+        soak_seconds = max(LEAST_SECONDS, min(self.budget.soak_seconds, left))
+        budget = CheckBudget(
+            self.request.level,
+            warm_seconds=0.05 if tiny else self.budget.warm_seconds,
+            seconds=0.2 if tiny else self.budget.seconds,
+            soak_seconds=min(soak_seconds, 2.0) if tiny else soak_seconds,
+            scratch=str(self.request.scratch or self.folder),
+            tiny=tiny,
         )
-        effort = CheckBudget(
-            self.asked.level, 0.05 if tiny else pains.warm_seconds, 0.2 if tiny else pains.seconds,
-            min(soak, 2.0) if tiny else soak,
-            str(self.asked.scratch or self.folder), tiny,
-        )  # fmt: skip
-        environment = {k: v.format(logs=self.folder / "logs") for k, v in check.environment.items()}
-        return {
-            "kind": "check",
-            "check": check.name,
-            "team": count,
-            "gpus": self._places(),
-            "effort": to_json(effort),
-            "torch": "torch" in check.needs,
-            "collective": check.collective,
-            "environment": environment,
-            "device": self.asked.device if check.workers != "host" else "cpu",
-        }
+        logs = self.folder / "logs"
+        return CheckJob(
+            check=check.name,
+            team=count,
+            gpus=tuple(self._places()),
+            budget=budget,
+            torch="torch" in check.needs,
+            collective=check.collective,
+            environment={name: value.format(logs=logs) for name, value in check.environment.items()},
+            device=self.request.device if check.workers != "host" else "cpu",
+        )
 
-    def _read(self, name: str, job: dict[str, Any], limit_seconds: float) -> None:
-        self.talk.begin(name)
+    def _read(self, name: str, job: AnyCheckJob, limit_seconds: float) -> None:
+        """Run the job in a worker and keep its reading, or the reason why there is none."""
+        self.view.begin(name)
         started = time.time()
         log = self.folder / "logs" / f"{name}.txt"
-        found = self._supervisor.reading(job, log, Limits(limit_seconds, limit_seconds))
-        if isinstance(found, dict):
-            reading = Reading(name, found, None, True, started, time.time())
-        else:
-            why = failure_text(found).removeprefix("crashed: ")
-            reading = Reading(name, {}, _reason(job, why), True, started, time.time())
+        answer = self._supervisor.reading(job, log, Limits(limit_seconds, limit_seconds))
+        data, reason = (answer, None) if isinstance(answer, dict) else ({}, _reason(job, answer))
+        reading = Reading(name, data, reason, True, started, time.time())
         self.readings[name] = reading
         _shorten_logs(self.folder / "logs")
-        self.talk.end(reading)
+        self.view.end(reading)
 
 
 def _shorten_logs(folder: Path) -> None:
-    """NCCL writes a line a call: of each such log the beginning and the end go into the bundle."""
+    """Cut NCCL's logs, which have a line for each call, to beginning and end, under a name with .txt."""
     for raw in folder.glob("*.raw"):
         raw.with_suffix(".txt").write_bytes(head_and_tail(raw))
         raw.unlink()
 
 
-def _reason(job: Mapping[str, Any], text: str) -> str:
-    if job["kind"] == "check":
+def _reason(job: AnyCheckJob, failure: Failure) -> str:
+    """Why there is no reading."""
+    text = failure_text(failure).removeprefix("crashed: ")
+    if isinstance(job, CheckJob):
         return text
     if "DriverNotLoaded" in text or "LibraryNotFound" in text or "ModuleNotFound" in text:
         return f"no NVIDIA driver answers: {text}"
     return f"NVML gave no answer: {text}"
+
+
+def _finish(check: CheckRun, seal: Seal, started: float, stopped: str | None) -> CheckedNode:
+    """Judge the readings, then pack and sign the bundle."""
+    request, folder = check.request, check.folder
+    telemetry_bytes = (folder / telemetry.FILE_NAME).read_bytes()
+    telemetry_bytes = telemetry_bytes[: telemetry_bytes.rfind(b"\n") + 1]  # without a torn last line
+    telemetry_bytes = fit_telemetry(telemetry_bytes, marks_of_checks(check.readings))
+    course = read_course([json.loads(line) for line in telemetry_bytes.splitlines()])
+    evidence = Evidence(request.level, request.device, check.gpus, check.readings, course)
+    uuids = {gpu.uuid for gpu in check.gpus}
+    history = {uuid: past for uuid, past in request.history.items() if uuid in uuids}
+    node = replace(probe.probe(gpus_too=False), gpus=check.gpus, driver=check.driver)
+    results = results_of(
+        evidence,
+        Standards(profile_for(check.gpus), request.manifest.expected(request.device), history),
+        request.manifest.require,
+        bench_version=__version__,
+        manifest_digest=request.manifest.digest,
+        node=node,
+        simulated=nvml.is_fake(),
+        run=RunFacts(folder.name, started, time.time(), stopped is None, stopped),
+    )
+    files: dict[str, bytes | Path] = {
+        "manifest.json": request.manifest.data,
+        "results.json": results.to_bytes(),
+        "samples.jsonl": readings_bytes(evidence.readings),
+        "telemetry.jsonl": telemetry_bytes,
+        "env.json": pretty_json({"node": to_json(node), "packages": probe.all_packages()}),
+        **surroundings(folder),
+    }
+    bundle = folder.with_suffix(".tar")
+    statement = predicate(results.run, node, request.manifest.digest, seal)
+    pack(bundle, files, statement, seal.key, seal.certificate)
+    return CheckedNode(results, evidence, bundle, seal)

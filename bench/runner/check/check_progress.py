@@ -1,4 +1,4 @@
-"""A node check as people watch it: a line a reading, and on a terminal what goes on now."""
+"""Progress of a node check on stderr: a line for each reading, and on a terminal the current phase."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from bench.records.text import seconds_text
 
 
 class CheckProgress:
+    """Shows one node check; implements check_node.CheckView."""
+
     def __init__(self, *, quiet: bool = False) -> None:
         self.console = Console(stderr=True, highlight=False, quiet=quiet)
         self._status: Status | None = None

@@ -1,4 +1,7 @@
-"""What earlier checks showed of the same GPUs, from the bundles that are at hand."""
+"""The history of GPUs in earlier node checks, read from their bundles.
+
+In:  paths of bundles, each of which is verified. Out: for each GPU its earlier figures and counters.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +15,33 @@ from bench.node_check.judging.evidence import AFTER, Figure
 from bench.node_check.judging.standards import Past
 from bench.node_check.recompute_any import recompute
 
-KEPT = 10  # of a GPU's checks, the newest
-READ = 32  # bundles that are looked at, the newest: of several nodes, perhaps
-ALSO = ("matmul", "memory", "copies")
+CHECKS_KEPT = 10  # the newest of each GPU
+BUNDLES_READ = 32  # the newest; they may be of several nodes
+CHECKS_WITH_FIGURES = ("matmul", "memory", "copies")
 
 
 def read(paths: Iterable[Path]) -> tuple[Mapping[str, Past], tuple[str, ...]]:
-    """By GPU UUID; and the bundles that were left out, with the reason."""
+    """The history by GPU UUID, and why bundles were left out. `paths` are bundles or folders of bundles."""
     checks, refused = [], []
     for path in _newest(paths):
         try:
-            found = verify_bundle(path, recompute).contents
+            contents = verify_bundle(path, recompute).contents
         except BenchError as error:
             refused.append(str(error))
             continue
-        if isinstance(found, CheckContents) and not found.results.simulated:
-            checks.append(found)
+        if isinstance(contents, CheckContents) and not contents.results.simulated:
+            checks.append(contents)
     return past_of(checks), tuple(refused)
 
 
-def _newest(places: Iterable[Path]) -> list[Path]:
-    """Who checks every half hour has thousands: the last ones are enough."""
-    found = [path for place in places for path in (place.glob("*.tar") if place.is_dir() else [place])]
-    return sorted(found, key=lambda path: path.stat().st_mtime if path.exists() else 0.0)[-READ:]
+def _newest(paths: Iterable[Path]) -> list[Path]:
+    """The newest bundles: a node that is checked every half hour has thousands."""
+    bundles = [bundle for path in paths for bundle in (path.glob("*.tar") if path.is_dir() else [path])]
+    return sorted(bundles, key=lambda path: path.stat().st_mtime if path.exists() else 0.0)[-BUNDLES_READ:]
 
 
 def past_of(checks: Iterable[CheckContents]) -> Mapping[str, Past]:
-    """Figures of runs that were not failed: what was bad is no measure of what is usual."""
+    """The history by GPU UUID. Figures that failed are left out: they do not tell what is usual."""
     runs: dict[str, list[str]] = {}
     figures: dict[str, dict[str, list[float]]] = {}
     counters: dict[str, dict[str, int]] = {}
@@ -54,13 +57,18 @@ def past_of(checks: Iterable[CheckContents]) -> Mapping[str, Past]:
                 counters.setdefault(gpu.uuid, {})["remapped rows"] = int(rows[0] + rows[1])
     return {
         uuid: Past(
-            tuple(seen[-KEPT:]),
-            {name: tuple(rates[-KEPT:]) for name, rates in figures.get(uuid, {}).items()},
+            tuple(ids[-CHECKS_KEPT:]),
+            {name: tuple(rates[-CHECKS_KEPT:]) for name, rates in figures.get(uuid, {}).items()},
             counters.get(uuid, {}),
         )
-        for uuid, seen in runs.items()
+        for uuid, ids in runs.items()
     }
 
 
 def _figures(check: CheckContents) -> list[Figure]:
-    return [figure for name in ALSO for figure in check.evidence.figures(name) if figure.gpu is not None]
+    return [
+        figure
+        for name in CHECKS_WITH_FIGURES
+        for figure in check.evidence.figures(name)
+        if figure.gpu is not None
+    ]

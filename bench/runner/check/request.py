@@ -1,22 +1,22 @@
-"""What is asked of a node check, and what measuring found: shared by measuring and by packing the bundle."""
+"""The request for a node check, and the jobs that the check sends to its workers. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from bench.base.strict_json import union_from_json
 from bench.node_check.check_manifest import CheckManifest
+from bench.node_check.checks import CheckBudget
 from bench.node_check.judging import Level
-from bench.node_check.judging.evidence import Reading
 from bench.node_check.judging.standards import Past
-from bench.records.trial import Gpu
 
 
 @dataclass(frozen=True, slots=True)
 class CheckRequest:
-    """What the user wants of a check, besides the manifest."""
+    """A manifest with the options of `bench check`."""
 
     manifest: CheckManifest
     level: Level
@@ -24,13 +24,41 @@ class CheckRequest:
     device: Literal["cpu", "cuda"]
     skip: tuple[str, ...]
     scratch: Path | None
-    history: Mapping[str, Past]
+    history: Mapping[str, Past]  # by GPU UUID
 
 
 @dataclass(frozen=True, slots=True)
-class NodeReadings:
-    """The node as a check found it, and what its checks read."""
+class InventoryJob:
+    """Read every GPU's state through NVML."""
 
-    gpus: tuple[Gpu, ...]
-    driver: str | None
-    readings: Mapping[str, Reading]
+    kind: Literal["inventory"] = "inventory"
+
+
+@dataclass(frozen=True, slots=True)
+class IdleJob:
+    """Sample the GPUs for a few seconds while bench does not use them."""
+
+    kind: Literal["idle"] = "idle"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckJob:
+    """Take the reading of one check."""
+
+    check: str  # its name
+    team: int  # processes
+    gpus: tuple[int, ...]  # indices
+    budget: CheckBudget
+    torch: bool  # whether the check needs a rig
+    collective: bool
+    environment: Mapping[str, str]
+    device: Literal["cpu", "cuda"]
+    kind: Literal["check"] = "check"
+
+
+AnyCheckJob = InventoryJob | IdleJob | CheckJob
+
+
+def check_job_from_json(message: Any) -> AnyCheckJob:
+    job: AnyCheckJob = union_from_json(AnyCheckJob, message)
+    return job

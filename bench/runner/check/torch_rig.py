@@ -1,4 +1,4 @@
-"""What a check measures with, over torch: one device of a team, or every device in one process."""
+"""The rig of a node check in torch: one device of a team, or all devices in one process. Imports torch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from bench.runner.trial.device import Device
 from bench.runner.trial.team import Team
 
 T = TypeVar("T")
-SAMPLE_SECONDS = 0.05  # of calls between two synchronisations: long against the clock and the wait
-MOST_SAMPLES = 2000
+SAMPLE_SECONDS = 0.05  # between two synchronisations: long compared with clock resolution and waiting
+MAX_SAMPLES = 2000
 
 
 class TorchRig:
-    """The contract is bench.node_check.checks.Rig."""
+    """Implements bench.node_check.checks.Rig for this process of a team."""
 
     def __init__(
-        self, device: Device, team: Team, gpus: list[int], effort: CheckBudget, say: Callable[[str], None]
+        self, device: Device, team: Team, gpus: list[int], budget: CheckBudget, say: Callable[[str], None]
     ) -> None:
         self.kind: Literal["cpu", "cuda"] = device.kind
         self.rank = team.rank
@@ -32,7 +32,7 @@ class TorchRig:
         self.device = device.torch
         self._device = device
         self._team = team
-        self._effort = effort
+        self._budget = budget
         self._say = say
 
     def at(self, place: int) -> torch.device:
@@ -48,18 +48,18 @@ class TorchRig:
         seconds: float | None = None,
         warm_seconds: float | None = None,
     ) -> TimedWork:
-        """Calls in samples of one length, after a warm-up; `work` is that of one call."""
-        seconds = self._effort.seconds if seconds is None else seconds
-        warm_seconds = self._effort.warm_seconds if warm_seconds is None else warm_seconds
+        """Time `call` in samples of equal length, after a warm-up. `work`: FLOP or bytes of one call."""
+        seconds = self._budget.seconds if seconds is None else seconds
+        warm_seconds = self._budget.warm_seconds if warm_seconds is None else warm_seconds
         call()
         self.synchronise()
         each = self._agreed(max(self._once(call, 1), 1e-7), group)
         calls = max(1, round(SAMPLE_SECONDS / each))
         for _ in range(round(warm_seconds / (calls * each))):
             self._once(call, calls)
-        # Warm it may be faster, or slower: what it takes now decides how often.
+        # A warm device may be faster or slower: the number of samples follows from its time now.
         each = self._agreed(self._once(call, calls) / calls, group)
-        count = min(MOST_SAMPLES, max(2, round(seconds / (calls * each))))
+        count = min(MAX_SAMPLES, max(2, round(seconds / (calls * each))))
         if wait:
             self.wait()
         return TimedWork(work * calls, tuple(self._once(call, calls) for _ in range(count)))
@@ -73,16 +73,16 @@ class TorchRig:
         return time.perf_counter() - started
 
     def _agreed(self, value: float, group: Any) -> float:
-        """The slowest member's, where members call together: one that stopped earlier leaves the rest."""
+        """The largest value among members that call together; they must all call equally often."""
         if group is None:
             return value
-        found = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
-        return float(found)
+        largest = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        return float(largest)
 
     def synchronise(self) -> None:
         if self.kind == "cuda":
-            # Where one process has them all, every device: a copy between two of them ends on either.
+            # All devices if one process has them all: a copy between two of them ends on either.
             for index in range(self.size) if self._team.size == 1 else (self._device.index,):
                 torch.cuda.synchronize(index)
 
@@ -92,9 +92,9 @@ class TorchRig:
     def gather(self, value: T) -> list[T]:
         if self._team.size == 1:
             return [value]
-        everyone: list[T | None] = [None] * self._team.size
-        dist.all_gather_object(everyone, value)
-        return [found for found in everyone if found is not None]
+        values: list[T | None] = [None] * self._team.size
+        dist.all_gather_object(values, value)
+        return [value for value in values if value is not None]
 
     def say(self, phase: str) -> None:
         self._say(phase)

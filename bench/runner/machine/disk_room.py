@@ -1,4 +1,7 @@
-"""A disk without room for temporary files: no word about the trial, which stays open until there is some."""
+"""Recognise that a disk has no room for temporary files.
+
+That says nothing about a trial: it stays open, and the run ends with an error that names the folder.
+"""
 
 from __future__ import annotations
 
@@ -13,46 +16,46 @@ from typing import Literal, TypeVar
 from bench.base.errors import EnvironmentCannot
 from bench.records.text import bytes_text
 
-# As the kernel says it, whoever repeats it; numpy asks for the room first, in words of its own.
+# The kernel's texts, which many libraries repeat; numpy checks beforehand and has a text of its own.
 FULL = re.compile(r"No space left on device|Disk quota exceeded|Not enough free space to write")
-OF_MEMORY = re.compile(r"shared memory|/dev/shm|</torch_")  # the same words of what is no disk
+SHARED_MEMORY = re.compile(r"shared memory|/dev/shm|</torch_")  # the same texts about no disk
 T = TypeVar("T")
-ADVICE = "make room there, or let TMPDIR name another disk; --resume then goes on with what was measured"
+ADVICE = "make room there, or set TMPDIR to another disk; --resume then continues with what was measured"
 
 
 class TooFull(EnvironmentCannot):
-    """There is some room, and too little."""
+    """Some room is left, but too little."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """Stands where a job's outcome would, and is none."""
+    """The end of a job whose disk was full. Takes the place of an outcome in its final event."""
 
-    where: str
+    where: str  # folder
     reason: str
     kind: Literal["no-room"] = "no-room"
 
 
 def no_room(error: BaseException, scratch: Path) -> NoRoom | None:
-    """What is full, if that is why it failed."""
-    for one in with_causes(error):
-        number = one.errno if isinstance(one, OSError) else None
-        full = number in (errno.ENOSPC, errno.EDQUOT) or FULL.search(str(one))
-        if isinstance(one, TooFull) or (full and not OF_MEMORY.search(str(one))):
-            named = getattr(one, "filename", None)
-            return full_at(Path(named) if isinstance(named, str) else scratch, _telling(one))
+    """The full disk that caused `error`; None if it has another cause."""
+    for cause in with_causes(error):
+        number = cause.errno if isinstance(cause, OSError) else None
+        full = number in (errno.ENOSPC, errno.EDQUOT) or FULL.search(str(cause))
+        if isinstance(cause, TooFull) or (full and not SHARED_MEMORY.search(str(cause))):
+            name = getattr(cause, "filename", None)
+            return full_at(Path(name) if isinstance(name, str) else scratch, _line_about_disk(cause))
     return None
 
 
 def with_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """As a traceback shows them: what a compiler or a hook raises may only stand for what happened to it."""
+    """The error and its causes, as a traceback shows them: compilers and hooks wrap the original error."""
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def full_at(path: Path, why: str) -> NoRoom:
-    """Names the folder that is still there when the job's own are gone."""
+    """The full disk of `path`, named by the nearest folder above it that outlives the job."""
     lasting = (p for p in path.absolute().parents if p.is_dir() and not p.name.startswith("bench-"))
     folder = next(lasting, Path("/"))
     free = bytes_text(shutil.disk_usage(folder).free)
@@ -60,14 +63,13 @@ def full_at(path: Path, why: str) -> NoRoom:
 
 
 def require_room(final: T) -> T:
-    """A job's end, unless it is none of its own."""
+    """Return a job's end unchanged; EnvironmentCannot if it says that the disk was full."""
     outcome = final.get("outcome") if isinstance(final, Mapping) else None
     if isinstance(outcome, Mapping) and outcome.get("kind") == "no-room":
         raise EnvironmentCannot(outcome["reason"], where=outcome["where"], advice=ADVICE)
     return final
 
 
-def _telling(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    told = next((line for line in lines if FULL.search(line)), lines[0] if lines else type(error).__name__)
-    return told.strip()[:300]
+def _line_about_disk(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return next((line for line in lines if FULL.search(line)), lines[0]).strip()[:300]

@@ -1,7 +1,7 @@
-"""Two runs or node checks at once on one GPU, or the CPU, disturb each other: both are told, none is stopped.
+"""Warn when two runs or node checks measure on the same GPU, or CPU, at once. Neither is stopped.
 
-A lock that the kernel lets go of with its process, in a file for each GPU. Whoever measures shares it, and
-whoever comes touches the file. A container with a /tmp of its own sees only itself.
+Each device has a lock file in /tmp. A measuring process holds a shared lock, which the kernel releases when
+the process ends, and touches the file when it begins. A container with a /tmp of its own sees only itself.
 """
 
 from __future__ import annotations
@@ -14,33 +14,37 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-PLACE = Path("/tmp")  # whatever TMPDIR says: it is not the same for all who measure here
+PLACE = Path("/tmp")  # not TMPDIR, which may differ between users
 WRONG = "figures of both will be wrong"
 
 
 @contextmanager
-def alone(devices: Sequence[str], say: Callable[[str], None]) -> Iterator[None]:
-    """While it measures on these: UUIDs of GPUs, or "cpu"."""
+def warn_of_others(devices: Sequence[str], say: Callable[[str], None]) -> Iterator[None]:
+    """Warn by `say` if another bench measures on these devices when this one begins, or begins meanwhile.
+
+    `devices` are UUIDs of GPUs, or "cpu".
+    """
     with ExitStack() as stack:
-        files = [file for name in devices if (file := _opened(PLACE / f"bench-measures-{name}")) is not None]
+        files = [file for name in devices if (file := _open(PLACE / f"bench-measures-{name}")) is not None]
         for file in files:
             stack.callback(os.close, file)
-        if since := [_came(file) for file in files if not _first(file)]:
+        if since := [_begun_at(file) for file in files if not _is_first(file)]:
             say(f"another bench measures on this machine since {_clock(min(since))}: {WRONG}")
-        came = [_touch(file) for file in files]
+        begun = [_touch(file) for file in files]
         yield
-        if later := [_came(file) for file, ours in zip(files, came, strict=True) if _came(file) != ours]:
+        later = [now for now, before in zip(map(_begun_at, files), begun, strict=True) if now != before]
+        if later:
             say(f"another bench began on this machine at {_clock(max(later))}: {WRONG}")
 
 
-def _opened(path: Path) -> int | None:
-    """Anybody's, for anybody. None where there can be no such file: then nobody is warned."""
+def _open(path: Path) -> int | None:
+    """Open the shared, world-writable lock file. None if that fails: no warning is possible then."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         with suppress(FileExistsError):
-            made = os.open(path, flags | os.O_CREAT | os.O_EXCL)
-            os.fchmod(made, 0o666)
-            return made
+            new_file = os.open(path, flags | os.O_CREAT | os.O_EXCL)
+            os.fchmod(new_file, 0o666)
+            return new_file
         file = os.open(path, flags)
     except OSError:
         return None
@@ -50,8 +54,8 @@ def _opened(path: Path) -> int | None:
     return None
 
 
-def _first(file: int) -> bool:
-    """Alone with it for a moment, shared from then on."""
+def _is_first(file: int) -> bool:
+    """Take the lock, shared. True if no other process held it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -63,13 +67,14 @@ def _first(file: int) -> bool:
     return first
 
 
-def _came(file: int) -> float:
+def _begun_at(file: int) -> float:
+    """When the last process began to measure, in unix time."""
     return os.fstat(file).st_mtime
 
 
 def _touch(file: int) -> float:
     os.utime(file)
-    return _came(file)
+    return _begun_at(file)
 
 
 def _clock(unix_seconds: float) -> str:

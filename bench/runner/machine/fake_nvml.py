@@ -1,9 +1,9 @@
-"""A machine that is not there: NVML's functions, answered from a file, with every fault one can think of.
+"""A fake of pynvml that answers from a file, for rehearsing faults without a GPU.
 
-It stands where pynvml stands, so that what asks, judges and shows is the real thing; the answers it begins
-with were recorded on real cards (bench/data/fake). A bundle of such a machine says that it is simulated.
+It takes the place of pynvml alone: all other code of a node check is the real one. Its default answers were
+recorded on real cards (bench/data/fake). A bundle of such a machine says that it is simulated.
 
-A scenario, all of it optional:
+A scenario file; every key is optional:
 
     {"machine": "h200", "count": 8,
      "all":   {"PersistenceMode": 0},            answers of every GPU, by query
@@ -11,12 +11,12 @@ A scenario, all of it optional:
      "later": {"3": {"NvLinkErrorCounter.7.0": 5}},   from when the load begins
      "load":  {"3": {"CurrPcieLinkGeneration": 4}},   while there is load
      "xids":  {"3": [79]},
-     "handles": {"3": {"error": "NVMLError_NoPermission", "value": 4}},   said in place of its handle
-     "lost":  {"3": 3},      lost from this nvmlInit on: 1 first, 2 idle, 3 load, 4 last
+     "handles": {"3": {"error": "NVMLError_NoPermission", "value": 4}},   the error in place of its handle
+     "lost":  {"3": 3},      lost from this nvmlInit on: 1 before, 2 idle, 3 load, 4 after
      "hang":  {"gpu": 3, "query": "NvLinkState.0", "from": 1},
-     "rates": {"matmul": {"5": 0.8}, "all-reduce": {"*": 0.7}},   of what a good one does
+     "rates": {"matmul": {"5": 0.8}, "all-reduce": {"*": 0.7}},   as a share of a healthy GPU's rate
      "wrong": {"2": {"wrong_passes": 1}},        in the check agreement
-     "cut":   ["0-2", "2-0"],                    without a direct way from one to the other
+     "cut":   ["0-2", "2-0"],                    pairs without a direct link
      "sag":   {"4": 0.8}, "algorithm": "RING"}
 """
 
@@ -37,12 +37,15 @@ from bench.node_check.checks import CheckBudget
 from bench.node_check.judging.evidence import Figure
 from bench.node_check.judging.standards import profile_of
 
-FIRST, IDLE, LOAD, LAST = 1, 2, 3, 4
+LOAD = 3  # the number of the nvmlInit by which the watch begins: the checks run now
 UNDER_LOAD = {
-    "ClockInfo.SM": 1800, "PowerUsage": 698_000, "Temperature.GPU": 62, "CurrentClocksEventReasons": 4,
+    "ClockInfo.SM": 1800,
+    "PowerUsage": 698_000,
+    "Temperature.GPU": 62,
+    "CurrentClocksEventReasons": 4,
     "UtilizationRates": {"gpu": 100, "memory": 60},
-}  # fmt: skip
-LOAD_SECONDS = 0.12  # long enough to be watched
+}
+LOAD_SECONDS = 0.12  # of each check: long enough for the watch to take a reading
 
 
 class NVMLError(Exception):
@@ -65,6 +68,8 @@ class _SramStatus(ctypes.Structure):
 
 
 class FakeNvml:
+    """The fake machine as this process sees it. Faults begin at a number of NVML sessions."""
+
     NVMLError = NVMLError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = "SM", "MEM", "GPU"
     nvmlEventTypeXidCriticalError = 8  # noqa: N815
@@ -73,7 +78,7 @@ class FakeNvml:
 
     def __init__(self, scenario: Mapping[str, Any], marks: Path | None = None) -> None:
         self._scenario = scenario
-        self._marks = marks  # a byte for each nvmlInit, since every look is a process of its own
+        self._marks = marks  # a file with a byte for each nvmlInit, since each session is its own process
         self._turn = 0
         self._machine = read_data(f"fake/{scenario.get('machine', 'h200')}.json")
         self._count = int(scenario.get("count", 1))
@@ -87,7 +92,7 @@ class FakeNvml:
     def from_environment(cls) -> FakeNvml:
         return cls.from_file(Path(os.environ["BENCH_FAKE_NVML"]))
 
-    # What NVML does
+    # NVML's functions
 
     def nvmlInit(self) -> None:  # noqa: N802
         if self._marks is not None:
@@ -98,7 +103,7 @@ class FakeNvml:
             raise _error("NVMLError_DriverNotLoaded", 9)
 
     def nvmlShutdown(self) -> None:  # noqa: N802
-        """Nothing was opened."""
+        """Do nothing: nvmlInit opened nothing."""
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         return self._count
@@ -123,8 +128,8 @@ class FakeNvml:
     def nvmlDeviceGetSramEccErrorStatus(self, handle: int, reference: Any) -> None:  # noqa: N802
         self._fill(reference, self._ask(handle, "SramEccErrorStatus"))
 
-    def _fill(self, reference: Any, found: Mapping[str, int]) -> None:
-        for name, value in found.items():
+    def _fill(self, reference: Any, values: Mapping[str, int]) -> None:
+        for name, value in values.items():
             setattr(reference._obj, name, value)
 
     def nvmlEventSetCreate(self) -> object:  # noqa: N802
@@ -140,7 +145,7 @@ class FakeNvml:
         raise _error("NVMLError_Timeout", 10)
 
     def __getattr__(self, name: str) -> Any:
-        """nvmlDeviceGetX(handle, a, b) is the answer "X.a.b"; constants of fields are their own names."""
+        """nvmlDeviceGetX(handle, a, b) gives the answer "X.a.b"; a field's constant is its own name."""
         if name.startswith("NVML_FI_DEV_"):
             return name
         if not name.startswith("nvmlDeviceGet"):
@@ -151,7 +156,7 @@ class FakeNvml:
         )
 
     def _object(self, value: Any) -> Any:
-        """NVML gives structures, whose fields are attributes."""
+        """A dict as an object with attributes, as NVML's structures have them."""
         return SimpleNamespace(**value) if isinstance(value, dict) else value
 
     def _ask(self, gpu: int, query: str) -> Any:
@@ -170,28 +175,28 @@ class FakeNvml:
             raise _error("NVMLError_GpuIsLost", 15)
 
     def _answers(self, gpu: int) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        answers: dict[str, Any] = {
             **self._machine["gpu"],
             "UUID": f"GPU-0000000{gpu}-0000-0000-0000-000000000000",
             "FabricInfo": {"state": 3, "status": 0, "healthMask": 0},
             "SramEccErrorStatus": {"bThresholdExceeded": 0},
             "RegisterEvents": 0,
         }
-        found["PciInfo"] = {"busId": f"00000000:{0x10 + gpu:02X}:00.0"}
-        found |= {f"P2PStatus.{other}.{what}": 0 for other in range(self._count) for what in (0, 4)}
+        answers["PciInfo"] = {"busId": f"00000000:{0x10 + gpu:02X}:00.0"}
+        answers |= {f"P2PStatus.{other}.{what}": 0 for other in range(self._count) for what in (0, 4)}
         parts = [self._scenario.get("all", {}), self._scenario.get("gpus", {}).get(str(gpu), {})]
         if self._turn == LOAD:
             parts += [UNDER_LOAD, self._scenario.get("load", {}).get(str(gpu), {})]
         if self._turn >= LOAD:
             parts.append(self._scenario.get("later", {}).get(str(gpu), {}))
         for part in parts:
-            found |= part
-        return found
+            answers |= part
+        return answers
 
-    # What its GPUs do
+    # Measurements of the checks
 
-    def measure(self, check: str, gpus: list[int], effort: CheckBudget) -> dict[str, Any]:
-        """As the check's own measure gives it, of GPUs as their profile has them, but for the faults."""
+    def measure(self, check: str, gpus: list[int], budget: CheckBudget) -> dict[str, Any]:
+        """The reading that the check's `measure` would return for healthy GPUs, changed by the faults."""
         time.sleep(LOAD_SECONDS)
         if check in self._scenario.get("crash", ()):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -214,12 +219,12 @@ class FakeNvml:
 
     def _figure(self, check: str, name: str, gpu: int | None, kind: str = "", place: str = "") -> Figure:
         profile = profile_of(str(self._answers(0)["Name"]))
-        wanted = profile.figures.get(kind or name) if profile else None
+        expected = profile.figures.get(kind or name) if profile else None
         factors = self._scenario.get("rates", {}).get(check, {})
         factor = factors.get(place or str(gpu), factors.get("*", 1.0))
-        spread = 1 + 0.002 * ((7 * (gpu or 0)) % 5 - 2)  # cards differ
-        rate = (wanted.value if wanted else 1e11) * factor * spread
-        unit = wanted.unit if wanted else "B/s"
+        spread = 1 + 0.002 * ((7 * (gpu or 0)) % 5 - 2)  # between cards
+        rate = (expected.value if expected else 1e11) * factor * spread
+        unit = expected.unit if expected else "B/s"
         return Figure(name, gpu, unit, rate * 0.05, (0.05,) * 4, kind)
 
     def _peers(self, gpus: list[int]) -> dict[str, Any]:

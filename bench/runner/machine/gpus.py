@@ -1,7 +1,7 @@
-"""Which GPUs a run has, by NVML and CUDA_VISIBLE_DEVICES: those that CUDA shows it, in CUDA's order.
+"""The GPUs of a run, from NVML and CUDA_VISIBLE_DEVICES: those that CUDA shows it, in CUDA's order.
 
-CUDA is made to count as NVML does (start_forkserver.py sets CUDA_DEVICE_ORDER). By default CUDA puts the
-fastest GPU first, and where cards differ an index would be of another card here and there.
+The supervisor makes CUDA count as NVML does (CUDA_DEVICE_ORDER). By default CUDA puts the fastest GPU
+first, and on a machine with different cards the two would number them differently.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ _ON_CPU = "--device cpu measures the CPU"
 
 
 def gpus_here(host_bytes: int) -> tuple[tuple[Gpu, ...], str | None]:
-    """With the driver's version. No NVML means no NVIDIA driver: a CPU machine."""
+    """The visible GPUs and the driver's version; ((), None) on a machine without an NVIDIA driver.
+
+    EnvironmentCannot if a visible GPU does not answer or is divided (MIG), or if CUDA_VISIBLE_DEVICES names
+    a GPU that CUDA would silently drop. `host_bytes`: memory of a GPU that shares the host's.
+    """
     try:
         import pynvml
     except ImportError:
@@ -29,14 +33,14 @@ def gpus_here(host_bytes: int) -> tuple[tuple[Gpu, ...], str | None]:
     except pynvml.NVMLError:
         return (), None
     try:
-        everything, silent = _everything(pynvml, host_bytes)
+        everything, silent = _list_gpus(pynvml, host_bytes)
         chosen = visible(everything)
         _require_named(everything, chosen)
         for gpu in chosen:
             if gpu.index in silent:
                 raise EnvironmentCannot(
                     f"GPU {gpu.index} does not answer: {silent[gpu.index]}",
-                    advice=f"bench check looks closer; {VISIBLE} leaves it out",
+                    advice=f"bench check examines it; {VISIBLE} can leave it out",
                 )
             _require_whole(pynvml, gpu)
         return chosen, pynvml.nvmlSystemGetDriverVersion()
@@ -45,7 +49,7 @@ def gpus_here(host_bytes: int) -> tuple[tuple[Gpu, ...], str | None]:
 
 
 def visible(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """CUDA_VISIBLE_DEVICES as CUDA reads it: indices or UUID prefixes, up to the first bad one."""
+    """The GPUs that CUDA shows. CUDA_VISIBLE_DEVICES: indices or UUID prefixes, up to the first bad one."""
     names = _names()
     if names is None:
         return tuple(gpus)
@@ -54,53 +58,53 @@ def visible(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
         if (gpu := _named(name, gpus)) is None:
             break
         chosen.append(gpu)
-    # Of a list that names one twice CUDA shows nothing.
+    # CUDA shows no GPU at all if the list names one twice.
     return tuple(chosen) if len(set(chosen)) == len(chosen) else ()
 
 
-def not_here(gpus: Sequence[Gpu]) -> list[str]:
-    """Names in CUDA_VISIBLE_DEVICES that are none of these, or of several: CUDA drops them in silence."""
+def unmatched_names(gpus: Sequence[Gpu]) -> list[str]:
+    """Names in CUDA_VISIBLE_DEVICES that match no GPU, or several: CUDA silently drops them."""
     names = _names() or []
     shown = names[: names.index("-1")] if "-1" in names else names
     return [name for name in shown if _named(name, gpus) is None]
 
 
 def _names() -> list[str] | None:
-    wanted = os.environ.get(VISIBLE)
-    return None if wanted is None else [name for part in wanted.split(",") if (name := part.strip())]
+    value = os.environ.get(VISIBLE)
+    return None if value is None else [name for part in value.split(",") if (name := part.strip())]
 
 
 def _named(name: str, gpus: Sequence[Gpu]) -> Gpu | None:
-    match = [gpu for gpu in gpus if str(gpu.index) == name or gpu.uuid.startswith(name)]
-    return match[0] if len(match) == 1 else None
+    matches = [gpu for gpu in gpus if str(gpu.index) == name or gpu.uuid.startswith(name)]
+    return matches[0] if len(matches) == 1 else None
 
 
 def _require_named(gpus: Sequence[Gpu], chosen: Sequence[Gpu]) -> None:
-    """CUDA drops in silence what it does not find: the rest, or the CPU, would be measured in its place."""
+    """Refuse a name that CUDA would silently drop: the other GPUs, or the CPU, would be measured instead."""
     names = _names() or []
-    if "-1" in names:  # what comes after it is hidden on purpose
+    if "-1" in names:  # GPUs named after it are hidden on purpose
         names = names[: names.index("-1")]
     if not gpus or len(names) == len(chosen) or not names:
         return
     wrong = next((name for name in names if _named(name, gpus) is None), None)
     if wrong is None:
         raise EnvironmentCannot(
-            f"{VISIBLE}={os.environ[VISIBLE]} names a GPU twice: CUDA shows none then",
-            advice="name each once",
+            f"{VISIBLE}={os.environ[VISIBLE]} names a GPU twice: CUDA then shows none",
+            advice="name each GPU once",
         )
     if wrong.startswith("MIG"):
         raise EnvironmentCannot(
-            f"{VISIBLE} names {wrong}, a part of a GPU: whole GPUs are measured", advice=_ON_CPU
+            f"{VISIBLE} names {wrong}, a part of a GPU: bench measures whole GPUs", advice=_ON_CPU
         )
-    known = ", ".join(f"{gpu.index} ({gpu.name or 'no answer'})" for gpu in gpus)
+    present = ", ".join(f"{gpu.index} ({gpu.name or 'no answer'})" for gpu in gpus)
     raise EnvironmentCannot(
-        f"{VISIBLE}={os.environ[VISIBLE]}: {wrong} is none of the GPUs here, or of several",
-        advice=f"here are {known}; {_ON_CPU}",
+        f"{VISIBLE}={os.environ[VISIBLE]}: {wrong} matches no GPU of this machine, or several",
+        advice=f"this machine has {present}; {_ON_CPU}",
     )
 
 
-def seen(answers: Answers) -> Gpu:
-    """By what NVML said of it. One that is lost stays in the list, without memory: nothing is run on it."""
+def gpu_from_answers(answers: Answers) -> Gpu:
+    """The GPU that gave these answers. A lost one has no memory, so that nothing is run on it."""
     memory, capability = answers.get("MemoryInfo") or {}, answers.get("CudaComputeCapability") or (0, 0)
     return Gpu(
         answers.index,
@@ -111,14 +115,14 @@ def seen(answers: Answers) -> Gpu:
     )
 
 
-def in_parts(gpus: Sequence[Answers]) -> str | None:
-    """What CUDA would show of one that is divided has neither its memory nor its arithmetic."""
+def why_divided(gpus: Sequence[Answers]) -> str | None:
+    """Why nothing can be measured if a GPU is divided (MIG), of which CUDA shows a part; else None."""
     divided = next((gpu for gpu in gpus if (gpu.get("MigMode") or (0,))[0]), None)
     return f"{divided.where} is divided into parts (MIG): {_undivided(divided.index)}" if divided else None
 
 
 def _undivided(index: int) -> str:
-    return f"nvidia-smi -i {index} -mig 0 (root), or leave it out by {VISIBLE}"
+    return f"nvidia-smi -i {index} -mig 0 (root), or leave it out with {VISIBLE}"
 
 
 def _require_whole(nvml: Any, gpu: Gpu) -> None:
@@ -129,19 +133,19 @@ def _require_whole(nvml: Any, gpu: Gpu) -> None:
         return
     if divided:
         raise EnvironmentCannot(
-            f"GPU {gpu.index}, {gpu.name}, is divided into parts (MIG): whole GPUs are measured",
+            f"GPU {gpu.index}, {gpu.name}, is divided into parts (MIG): bench measures whole GPUs",
             advice=_undivided(gpu.index),
         )
 
 
-def _everything(nvml: Any, host_bytes: int) -> tuple[list[Gpu], dict[int, str]]:
-    """All that this process may use, and why one of them does not answer."""
+def _list_gpus(nvml: Any, host_bytes: int) -> tuple[list[Gpu], dict[int, str]]:
+    """All GPUs that this process may use, and by index why some of them do not answer."""
     gpus, silent = [], {}
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             gpus.append(_gpu(nvml, index, host_bytes))
         except nvml.NVMLError as error:
-            if error.value == nvml.NVML_ERROR_NO_PERMISSION:  # a scheduler gave it to somebody else
+            if error.value == nvml.NVML_ERROR_NO_PERMISSION:  # a scheduler gave it to another job
                 continue
             gpus.append(Gpu(index, "", "", 0, ""))
             silent[index] = str(error)
@@ -164,6 +168,6 @@ def _memory(nvml: Any, handle: Any, host_bytes: int) -> int:
     try:
         return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     except nvml.NVMLError as error:
-        if error.value == nvml.NVML_ERROR_NOT_SUPPORTED:  # it has none of its own, and uses the host's
+        if error.value == nvml.NVML_ERROR_NOT_SUPPORTED:  # it shares the host's memory
             return host_bytes
         raise

@@ -1,7 +1,8 @@
-"""What NVML says, asked in a process that may hang: a driver that does not answer must not stop us.
+"""Read the state of the GPUs through NVML. Called in worker processes, since a driver may hang.
 
-An answer or an error is kept for every query, under the query's own name. BENCH_FAKE_NVML names a file
-that describes a machine for fake_nvml.py, in place of a driver; every result of that is marked as simulated.
+Out: for every query, under its NVML name, the answer or the error. BENCH_FAKE_NVML names a file that
+describes a machine for fake_nvml.py, which then answers in place of a driver; its results are marked as
+simulated.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 FAKE = "BENCH_FAKE_NVML"
-IDLE_LOOKS, IDLE_EVERY_SECONDS = 20, 0.15
+IDLE_SAMPLES, IDLE_EVERY_SECONDS = 20, 0.15
 
 _PLAIN = (
     "Name", "UUID", "MemoryInfo", "BoardPartNumber", "VbiosVersion", "InforomImageVersion", "PciInfo",
@@ -35,7 +36,7 @@ Query = tuple[str, Callable[[Any], Any]]
 
 
 def load() -> Any:
-    """pynvml, or what stands in for it."""
+    """pynvml, or the fake that BENCH_FAKE_NVML describes."""
     if path := os.environ.get(FAKE):
         from bench.runner.machine.fake_nvml import FakeNvml
 
@@ -50,12 +51,13 @@ def is_fake() -> bool:
 
 
 def begin() -> None:
-    """A machine that is not there begins anew with every check: what goes wrong with it goes by its turns."""
+    """Restart the fake machine: its faults are timed by the number of NVML sessions since."""
     if path := os.environ.get(FAKE):
         Path(path).with_suffix(".inits").unlink(missing_ok=True)
 
 
 def read_inventory(say: Callable[[str], None]) -> dict[str, Any]:
+    """Driver, kernel module, and the answers of every GPU."""
     nvml = load()
     say("starting NVML")
     nvml.nvmlInit()
@@ -77,12 +79,12 @@ def _gpu(nvml: Any, index: int, count: int, say: Callable[[str], None]) -> dict[
     handle = _answer(lambda: nvml.nvmlDeviceGetHandleByIndex(index), raw=True)
     if isinstance(handle, dict):
         return {"Name": handle, "UUID": handle}
-    found = {}
-    for name, ask in _queries(nvml, index, count):
-        found[name] = _answer(partial(ask, handle))
-        if isinstance(found[name], dict) and found[name].get("error") == "NVMLError_GpuIsLost":
-            break  # every further query would wait for it, and say the same
-    return found
+    answers = {}
+    for name, query in _queries(nvml, index, count):
+        answers[name] = answer = _answer(partial(query, handle))
+        if isinstance(answer, dict) and answer.get("error") == "NVMLError_GpuIsLost":
+            break  # every further query would wait, and fail the same way
+    return answers
 
 
 def _queries(nvml: Any, index: int, count: int) -> Iterator[Query]:
@@ -127,14 +129,14 @@ def _sram(nvml: Any, handle: Any) -> Any:
 def _fabric(nvml: Any, handle: Any) -> Any:
     info = nvml.c_nvmlGpuFabricInfo_v2_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
-    # Which cluster it is in identifies nothing that anyone needs.
+    # Without the cluster's UUID, which is not needed and would identify the machine.
     return {"state": info.state, "status": info.status, "healthMask": info.healthMask}
 
 
 def _answer(ask: Callable[[], Any], *, raw: bool = False) -> Any:
-    """The answer as plain values, or the error; only NVML's own errors, and functions that are not there."""
+    """The answer as plain values (`raw`: as it is), or the error if it is one that NVML may cause."""
     try:
-        found = ask()
+        answer = ask()
     except AttributeError as error:  # an older pynvml
         return {"raised": str(error)}
     except Exception as error:
@@ -143,17 +145,17 @@ def _answer(ask: Callable[[], Any], *, raw: bool = False) -> Any:
         if isinstance(error, (TypeError, ValueError, OSError, UnicodeError)):
             return {"raised": f"{type(error).__name__}: {error}"[:200]}
         raise
-    return found if raw else plain(found)
+    return answer if raw else plain(answer)
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """C structures, unions and arrays to what JSON can hold."""
+    """C structures, unions and arrays as values that JSON can hold."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**53:
         return None  # "not available" is all ones
     if isinstance(value, float) and value - value != 0:
-        return None  # a union's other reading
+        return None  # NaN or infinite: the other member of a union
     if isinstance(value, (int, float, str, bool, type(None))):
         return value
     if depth > 4:
@@ -170,7 +172,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def _kernel_module() -> str | None:
-    """The version of the module that is loaded, which NVML's libraries must fit."""
+    """The version of the loaded kernel module, which NVML's library must match."""
     with suppress(OSError):
         words = Path("/proc/driver/nvidia/version").read_text().splitlines()[0].split()
         return next((w for w in words if w[:1].isdigit() and w.count(".") >= 1), None)
@@ -178,28 +180,29 @@ def _kernel_module() -> str | None:
 
 
 def watch_idle(say: Callable[[str], None]) -> dict[str, Any]:
-    """A few seconds in which nothing of ours is on the GPUs."""
+    """Memory, load and bus traffic of every GPU for a few seconds in which bench does not use them."""
     nvml = load()
-    say("looking who else is there")
+    say("looking for other processes")
     nvml.nvmlInit()
     handles = [
         _answer(partial(nvml.nvmlDeviceGetHandleByIndex, i), raw=True)
         for i in range(nvml.nvmlDeviceGetCount())
     ]
-    seen: list[dict[str, Any]] = [
+    samples: list[dict[str, Any]] = [
         {"gpu": i, "used_bytes": [], "busy_percent": [], "bus_bytes_per_second": []}
         for i in range(len(handles))
     ]
-    for _ in range(IDLE_LOOKS):
-        for entry, handle in zip(seen, handles, strict=True):
+    for _ in range(IDLE_SAMPLES):
+        for entry, handle in zip(samples, handles, strict=True):
             if not isinstance(handle, dict):
-                _look(nvml, handle, entry)
+                _sample(nvml, handle, entry)
         time.sleep(0.0 if is_fake() else IDLE_EVERY_SECONDS)
-    return {"gpus": seen}
+    return {"gpus": samples}
 
 
-def _look(nvml: Any, handle: Any, entry: dict[str, Any]) -> None:
-    questions: dict[str, Callable[[], float]] = {
+def _sample(nvml: Any, handle: Any, entry: dict[str, Any]) -> None:
+    """Append one sample to each series of `entry` that this card has."""
+    queries: dict[str, Callable[[], float]] = {
         "used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
         "busy_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
         # kB/s over the last 20 ms, to and from the GPU
@@ -207,6 +210,6 @@ def _look(nvml: Any, handle: Any, entry: dict[str, Any]) -> None:
             1000.0 * sum(nvml.nvmlDeviceGetPcieThroughput(handle, way) for way in (0, 1))
         ),
     }
-    for name, ask in questions.items():
+    for name, query in queries.items():
         with suppress(nvml.NVMLError):
-            entry[name].append(ask())
+            entry[name].append(query())

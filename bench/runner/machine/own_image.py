@@ -1,7 +1,7 @@
-"""Which image this is: what it says of itself, and the identity that the engine outside found and told.
+"""The bench image that this process runs in: its description, and its identity from the engine outside.
 
-An image cannot hold its own digest. Whoever starts it computes the digest and passes it in; a run that was
-told none, or that is in no image of ours, has no identity and is no reproduction of anything.
+An image cannot hold its own digest. The engine that starts it computes the digest and passes it in by an
+environment variable. Without that, the image has no identity and its results reproduce nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ TOLD = "BENCH_IMAGE"  # {"config": ..., "diff_ids": [...]}; bench.images.engines
 
 
 def running_in(described: Path = DESCRIBED) -> Image | None:
+    """The image, or None outside of one. BadInput if its description cannot be read."""
     if not described.exists():
         return None
     try:
@@ -31,23 +32,23 @@ def running_in(described: Path = DESCRIBED) -> Image | None:
 
 
 def _object(data: bytes) -> dict[str, Any]:
-    found = strict_loads(data)
-    if not isinstance(found, dict):
+    value = strict_loads(data)
+    if not isinstance(value, dict):
         raise DecodeError("expected an object")
-    return found
+    return value
 
 
 def require_image(manifest: Manifest, image: Image | None) -> None:
-    """A manifest that names its image runs in that image, or not at all."""
+    """EnvironmentCannot if the manifest names an image and this is not that one."""
     if manifest.image is None or (image is not None and image.config == manifest.image):
         return
     here = (
-        "this is no image of bench"
+        "this is not an image of bench"
         if image is None
         else f"this is {image.config or 'an image of unknown identity'}"
     )
     raise EnvironmentCannot(
         f"the manifest asks for the image {manifest.image}; {here}",
-        advice="bench run --engine docker --image REF tells the image its identity; "
-        "or take `image` out of the manifest, and call no result reproducible",
+        advice="bench run --engine docker --image REF passes the image its identity; "
+        "or remove `image` from the manifest: results are then not reproducible",
     )

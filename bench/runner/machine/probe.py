@@ -1,9 +1,13 @@
-"""What this machine is, without touching a GPU: /proc, NVML, the installed packages, the environment."""
+"""Describe this machine from /proc, NVML, the installed packages and the environment.
+
+Uses no GPU and imports no torch.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from email.parser import HeaderParser
 from importlib import metadata
 from pathlib import Path
@@ -15,11 +19,12 @@ from bench.records.trial import NodeFacts
 from bench.runner.machine.gpus import gpus_here
 from bench.runner.machine.own_image import running_in
 
-# What can change a result; everything else installed is in env.json too, but not in the identity.
+# Packages that can change a result. Others are listed in env.json, but do not distinguish machines.
 STACK = (
-    "torch", "transformers", "triton", "numpy", "accelerate", "deepspeed", "timm",
-    "flash-attn", "mamba-ssm", "causal-conv1d", "nvidia-cudnn-cu13", "nvidia-nccl-cu13", "nvidia-cublas",
-)  # fmt: skip
+    *("torch", "transformers", "triton", "numpy", "accelerate", "deepspeed", "timm"),
+    *("flash-attn", "mamba-ssm", "causal-conv1d"),
+    *("nvidia-cudnn-cu13", "nvidia-nccl-cu13", "nvidia-cublas"),
+)
 
 
 def probe(*, gpus_too: bool = True) -> NodeFacts:
@@ -41,13 +46,12 @@ def probe(*, gpus_too: bool = True) -> NodeFacts:
 
 
 def packages(names: tuple[str, ...]) -> dict[str, str]:
-    found = {}
+    """Versions of those of the packages that are installed."""
+    versions = {}
     for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def all_packages() -> dict[str, str]:
@@ -55,14 +59,14 @@ def all_packages() -> dict[str, str]:
 
 
 def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
-    """From the head of its metadata: what follows is as long as the README, and slow to parse."""
+    """Parse only the head of the metadata: the rest holds the README and is slow to parse."""
     text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
     head = HeaderParser().parsestr(text.partition("\n\n")[0], headersonly=True)
     return head["Name"], head["Version"]
 
 
 def require_stack() -> None:
-    """The measuring side needs torch and transformers; say so before anything starts."""
+    """EnvironmentCannot unless torch, transformers and numpy are installed."""
     missing = sorted({"torch", "transformers", "numpy"} - packages(STACK).keys())
     if missing:
         raise EnvironmentCannot(

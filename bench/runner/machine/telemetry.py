@@ -1,10 +1,12 @@
-"""What the machine did meanwhile: clocks, power, temperature, throttling, memory, load.
+"""Telemetry of a run: clocks, power, temperature, throttling, memory and load, once a second.
 
-One line a second in telemetry.jsonl, from NVML where there is one, from /proc everywhere.
+Out: a line for each reading in telemetry.jsonl, from NVML where there is an NVIDIA driver, from /proc
+everywhere. No torch.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -20,6 +22,8 @@ EVERY_SECONDS = 1.0
 
 
 class TelemetrySampler:
+    """Appends readings of this machine to a file."""
+
     def __init__(self, path: Path, node: NodeFacts) -> None:
         self._file = path.open("ab")
         self._next = 0.0
@@ -31,7 +35,7 @@ class TelemetrySampler:
             self._handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in node.gpus]
 
     def sample(self, trial: str | None) -> None:
-        """Takes a sample if one is due; cheap to call often."""
+        """Write a reading if one is due; cheap to call often."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + EVERY_SECONDS
@@ -46,11 +50,43 @@ class TelemetrySampler:
         self._file.flush()
 
     def used_bytes(self) -> list[int]:
-        """Of each GPU's memory, whoever uses it; 0 where it does not say."""
+        """Memory in use on each GPU, by any process; 0 where the driver does not say."""
         return [_gpu(handle).get("used_bytes", 0) for handle in self._handles]
 
     def close(self) -> None:
         self._file.close()
+
+
+class TelemetryReader:
+    """Reads telemetry.jsonl piece by piece while it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read_bytes = 0
+        self._peaks: dict[int, tuple[int, bytes]] = {}  # by GPU: its highest clock, and the line that has it
+
+    def new_lines(self) -> list[bytes]:
+        """Lines written since the last call, after the earlier lines that hold each GPU's highest clock."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._read_bytes)
+            data = file.read()
+        whole = data.rfind(b"\n") + 1
+        self._read_bytes += whole
+        lines = data[:whole].splitlines()
+        peaks = list(dict.fromkeys(line for _, line in self._peaks.values()))
+        for line in lines:
+            self._keep_peaks(line)
+        return [*peaks, *lines]
+
+    def _keep_peaks(self, line: bytes) -> None:
+        with suppress(ValueError, TypeError, KeyError, AttributeError):  # a torn line is no reading
+            reading = json.loads(line)
+            for index, gpu in enumerate(reading["gpus"] if reading["trial"] else ()):
+                mhz = gpu.get("sm_mhz")
+                if type(mhz) is int and mhz > self._peaks.get(index, (0, b""))[0]:
+                    self._peaks[index] = mhz, line
 
 
 def _available_bytes() -> int:
@@ -61,17 +97,18 @@ def _available_bytes() -> int:
 
 
 def _gpu(handle: Any) -> dict[str, Any]:
-    """Each reading alone may be missing on a card; the others still count."""
+    """A reading of one GPU, without the figures that this card does not give."""
     import pynvml
 
-    found = {}
-    for name, read in questions(pynvml, handle).items():
+    reading = {}
+    for name, read in gpu_queries(pynvml, handle).items():
         with suppress(pynvml.NVMLError):
-            found[name] = read()
-    return found
+            reading[name] = read()
+    return reading
 
 
-def questions(nvml: Any, handle: Any) -> dict[str, Callable[[], Any]]:
+def gpu_queries(nvml: Any, handle: Any) -> dict[str, Callable[[], Any]]:
+    """The NVML calls behind each figure of a GPU's reading, by the figure's name."""
     return {
         "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
         "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),

@@ -1,9 +1,9 @@
-"""Watches the GPUs while they are checked, in a process of its own: it may hang, the run may not.
+"""Sample the GPUs during a node check, in a process of its own, since a driver may hang.
 
 python -m bench.runner.machine.watch FILE EVERY_SECONDS
 
-A line a look in FILE, as telemetry.jsonl has them, with PCIe links and Xid events besides. Ends when its
-standard input does.
+Appends a line to FILE for each reading: the form of telemetry.jsonl, plus PCIe links and Xid events. Ends
+when its standard input does.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from bench.runner.machine.nvml import load
 
 
 class Watch:
+    """The open NVML session and the file that its readings go to."""
+
     def __init__(self, nvml: Any, file: BinaryIO) -> None:
         self._nvml = nvml
         self._file = file
@@ -37,7 +39,7 @@ class Watch:
             return None
 
     def _register(self) -> set[int]:
-        """For Xid events, which need no root. The GPUs that have them: not all do."""
+        """Subscribe to Xid events, which needs no root. Returns the GPUs that support them."""
         nvml = self._nvml
         reporting = set()
         with suppress(nvml.NVMLError):
@@ -52,6 +54,7 @@ class Watch:
         return reporting
 
     def look(self) -> None:
+        """Write one reading."""
         xids = self._xids()
         line = {
             "at": round(time.time(), 3),
@@ -67,33 +70,34 @@ class Watch:
         self._file.flush()
 
     def _xids(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
+        """Xid events since the last reading, by GPU."""
+        xids: dict[int, list[int]] = {}
         nvml = self._nvml
         while self._reporting:
             try:
                 event = nvml.nvmlEventSetWait(self._events, 0)
                 index = int(nvml.nvmlDeviceGetIndex(event.device))
-            except nvml.NVMLError:  # none waits
+            except nvml.NVMLError:  # no event is pending
                 break
-            found.setdefault(index, []).append(int(event.eventData))
-        return found
+            xids.setdefault(index, []).append(int(event.eventData))
+        return xids
 
     def _gpu(self, index: int, handle: Any) -> dict[str, Any]:
         nvml = self._nvml
         if handle is None:
             return {"lost": "it has no handle"}
-        asked = telemetry.questions(nvml, handle) | {
+        queries = telemetry.gpu_queries(nvml, handle) | {
             "pcie_generation": lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle),
             "pcie_width": lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
         }
-        found: dict[str, Any] = {}
-        for name, ask in asked.items():
+        reading: dict[str, Any] = {}
+        for name, query in queries.items():
             try:
-                found[name] = ask()
+                reading[name] = query()
             except nvml.NVMLError as error:
                 if type(error).__name__ in ("NVMLError_GpuIsLost", "NVMLError_Unknown"):
                     return {"lost": type(error).__name__.removeprefix("NVMLError_")}
-        return found
+        return reading
 
 
 def main() -> int:
@@ -107,7 +111,7 @@ def main() -> int:
             if ready:
                 break
         with suppress(watch._nvml.NVMLError):
-            watch.look()  # an event that came last
+            watch.look()  # for events since the last reading
     return 0
 
 

@@ -1,15 +1,17 @@
-"""Imports torch once, then forks one process group for each job it is told.
+"""The fork server: import torch once, then fork one process group for each job.
 
 python -m bench.runner.processes.forkserver FD WORK AHEAD...
 
-FD is a socket to the supervisor, a JSON object a line both ways; WORK is the function, module:name,
-that does a job; what each job would prepare again is prepared ahead: modules, imported, and functions
-(module:name), called. In: {"job": ..., "log": path}.
-Out: {"ready": seconds}, then for each job {"pid": n}, whatever the job emits, {"exited": status}.
-When the socket closes, for whatever reason, every process below this one is killed, the job's scratch
-folder goes, and it ends: a supervisor that was killed leaves nothing behind.
+FD is a socket to the supervisor, a JSON object a line both ways. WORK is the function (module:name) that
+does a job. AHEAD is what each job would otherwise prepare again: modules to import and functions
+(module:name) to call before the first fork.
 
-The parent never initialises CUDA and has one thread, so what it forks starts clean.
+In:  {"job": ..., "log": path}.
+Out: {"ready": seconds}, then for each job {"pid": n}, the events of the job, {"exited": status}.
+
+When the socket closes, for any reason, every process below this one is killed, the job's scratch folder is
+removed, and the server ends: a supervisor that was killed leaves nothing behind. The server never
+initialises CUDA and has one thread, so that its forks start clean.
 """
 
 from __future__ import annotations
@@ -50,9 +52,9 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the supervisor's to handle
     started = time.perf_counter()
     module, _, function = sys.argv[2].partition(":")
-    gc.disable()  # importing takes four seconds, and would take a fifth one
+    gc.disable()  # importing takes four seconds, and a fifth one with the collector
     preload([*sys.argv[3:], module])
-    gc.freeze()  # half a million objects that stay for ever: no job's collector looks through them
+    gc.freeze()  # half a million objects that are never freed: jobs need not scan them
     threads = len(list(Path("/proc/self/task").iterdir()))
     say(connection, {"ready": time.perf_counter() - started, "threads": threads})
     lines = connection.makefile("rb")
@@ -70,6 +72,7 @@ def main() -> int:
 
 
 def preload(ahead: list[str]) -> None:
+    """Import modules, and call functions given as module:name."""
     for name in ahead:
         module, _, function = name.partition(":")
         with suppress(Exception):  # the worker that needs it reports what is missing
@@ -79,6 +82,7 @@ def preload(ahead: list[str]) -> None:
 
 
 def serve(connection: socket.socket, work: Work, log: Path, scratch: str | None = None) -> None:
+    """Fork a process group for one job, and report when it has ended."""
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -93,14 +97,14 @@ def serve(connection: socket.socket, work: Work, log: Path, scratch: str | None 
 
 
 def empty(scratch: Path) -> None:
-    """A job that was killed has not: its checkpoint would be in the way of the next one's."""
+    """Remove what a killed job left: its checkpoint would take the room of the next job's."""
     with suppress(OSError):
-        for left in scratch.iterdir():
-            rmtree(left, ignore_errors=True)
+        for path in scratch.iterdir():
+            rmtree(path, ignore_errors=True)
 
 
 def wait(connection: socket.socket, pid: int) -> int:
-    """Until the job ends; if the supervisor goes first, the job is killed."""
+    """The wait status of the job once it ends. Kills it if the supervisor goes away first."""
     watched = os.pidfd_open(pid)
     try:
         poll = select.poll()
@@ -116,7 +120,7 @@ def wait(connection: socket.socket, pid: int) -> int:
 
 
 def run_job(connection: socket.socket, work: Work, log: Path, parent: int) -> int:
-    """In the child: its own session, its output in the log, its events on the socket."""
+    """Run the job in the forked child: in a session of its own, with its output in the log."""
     os.setsid()
     die_with_parent(parent)
     preferred_victim()
@@ -133,7 +137,7 @@ def run_job(connection: socket.socket, work: Work, log: Path, parent: int) -> in
 
 
 def say(connection: socket.socket, event: Event) -> None:
-    # A worker killed in the middle of a line must not swallow the next one: begin on a fresh line.
+    # Begin on a fresh line: a worker killed in the middle of a line must not swallow the next one.
     connection.sendall(b"\n" + json.dumps(event, allow_nan=False).encode() + b"\n")
 
 

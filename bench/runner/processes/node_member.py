@@ -1,8 +1,8 @@
-"""One process of a job on several nodes, as torchrun starts it.
+"""A member of a job on several nodes: the process that torchrun starts for a device. Imports torch.
 
-The members of the leading node bring the job. The first one of each node reports to its supervisor: the
-leader's everything that happens, another's what kind of job it is. A member that fails leaves its reason
-in a file of its node, and in the store of the meeting, where all others find it, and end.
+The members of the leading node bring the job. The first member of each node reports to its supervisor: on
+the leader all events of the job, on another node the kind of the job. A member that fails writes its reason
+to a file of its node and to the store of the meeting, where all others read it and end.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from bench.base.errors import EnvironmentCannot
 from bench.base.strict_json import to_json
 from bench.records.trial import Crashed
 from bench.runner.machine.disk_room import no_room
+from bench.runner.processes.jobs import LAST, AnyRunJob, Emit, LastJob, WorkerEvent, job_from_json
 from bench.runner.processes.nodes import (
     ADDRESS,
     BEGUN,
@@ -36,7 +37,6 @@ from bench.runner.processes.nodes import (
     FOLDER,
     GLOO,
     JOB,
-    LAST,
     MEET,
     NODE,
     OWN_THREADS,
@@ -46,18 +46,18 @@ from bench.runner.processes.nodes import (
     short_path,
 )
 from bench.runner.processes.ranks import write_reason
-from bench.runner.processes.worker import Emit, classify, dispatch
+from bench.runner.processes.worker import classify, dispatch
 from bench.runner.trial import team
 from bench.runner.trial.device import Device
 from bench.training.vendor import torch_inside
 
-NODE_OF = "bench/node"  # keys of the meeting's store
-LONG = timedelta(days=7)  # than any job
-GRACE_SECONDS = 2.0  # for the reason of another member to arrive, of which this one only saw the fall
+MEMBER = "bench/node"  # key of the meeting's store, with "/RANK": how that member was started
+LONGER_THAN_ANY_JOB = timedelta(days=7)
+GRACE_SECONDS = 2.0  # for the reason of another member to arrive, if this crash only follows from it
 
 
 def main() -> int:
-    if os.environ.pop(OWN_THREADS, None):  # OpenMP came with torch and has read it: no switch of the user's
+    if os.environ.pop(OWN_THREADS, None):  # OpenMP has read it by now; it is not a switch of the user
         del os.environ[THREADS]
     kind, folder = os.environ[DEVICE], Path(os.environ[FOLDER])
     device = Device.own("cuda" if kind == "cuda" else "cpu")
@@ -66,9 +66,9 @@ def main() -> int:
     store = meeting(os.environ[MEET], torch_inside.rendezvous_id())
     try:
         os.environ.update(place(store, os.environ))
-    except EnvironmentCannot as error:  # every member finds that
+    except EnvironmentCannot as error:  # every member refuses for the same reason
         write_reason(folder, int(os.environ["RANK"]), to_json(Crashed(str(error))))
-        reporter(LAST | {"why": str(error)})
+        report_to_supervisor(LAST, str(error))
         return 1
     rank = int(os.environ["RANK"])
     ending = end_with_others(folder, rank)
@@ -83,28 +83,30 @@ def main() -> int:
 
 
 def work(kind: str, device: Device, folder: Path) -> None:
-    """This member's part of the job."""
+    """Do this member's part of the job."""
     members = team.join(kind, alone=False)
-    job = agreed(json.loads(os.environ[JOB]) if JOB in os.environ else None)
-    say = reporter(job)
-    if job["kind"] != LAST["kind"]:
-        final = dispatch(job, device, members, folder, say)
-        members.wait()
-        say(final)
+    job = broadcast(json.loads(os.environ[JOB]) if JOB in os.environ else None)
+    if isinstance(job, LastJob):
+        report_to_supervisor(job.kind, job.why)
+        return
+    emit = report_to_supervisor(job.kind)
+    final = dispatch(job, device, members, folder, emit)
+    members.wait()
+    emit(final)
 
 
 def end_with_others(folder: Path, rank: int) -> threading.Lock:
-    """Ends this process once another member has failed: inside of NCCL it would wait for that one for ever.
+    """Watch for a member that fails, and end this process then: inside NCCL it would wait for ever.
 
-    Whoever has the lock says why, and ends the process.
+    The thread that holds the returned lock writes the reason and ends the process.
     """
     ending = threading.Lock()
-    # A connection of its own, since it is in use all the time.
+    # A second connection to the store: the thread below keeps it busy all the time.
     store = meeting(os.environ[MEET], torch_inside.rendezvous_id())
 
     def watch() -> None:
         try:
-            store.wait([FAILED], LONG)
+            store.wait([FAILED], LONGER_THAN_ANY_JOB)
             why = json.loads(store.get(FAILED))
         except dist.DistError:
             why = to_json(Crashed("the meeting's store is gone, and the leader with it"))
@@ -117,40 +119,49 @@ def end_with_others(folder: Path, rank: int) -> threading.Lock:
 
 
 def place(store: dist.Store, environment: Mapping[str, str]) -> Mapping[str, str]:
-    """RANK by the order in which the user numbered the nodes, where torchrun goes by addresses; and by which
-    interface gloo reaches the others, where the user has not said."""
-    node, each = int(environment[NODE]), int(environment["LOCAL_WORLD_SIZE"])
-    mine = {"node": node, "devices": [each, environment[DEVICE]], "bench": __version__}
-    store.set(f"{NODE_OF}/{environment['RANK']}", json.dumps(mine | {"address": environment[ADDRESS]}))
+    """This member's RANK, and gloo's interface unless the user has set it, as environment variables.
+
+    Ranks follow the numbers of the nodes, where torchrun would order them by address. EnvironmentCannot if
+    the members do not fit together.
+    """
+    node, per_node = int(environment[NODE]), int(environment["LOCAL_WORLD_SIZE"])
+    member = {
+        "node": node,
+        "devices": [per_node, environment[DEVICE]],
+        "bench": __version__,
+        "address": environment[ADDRESS],
+    }
+    store.set(f"{MEMBER}/{environment['RANK']}", json.dumps(member))
     ranks = range(int(environment["WORLD_SIZE"]))
-    everyone = [json.loads(store.get(f"{NODE_OF}/{rank}")) for rank in ranks]
-    _require_one_kind(everyone)
-    others = [member["address"] for member in everyone if member["node"] != node]
-    found = interface_among(environment[ADDRESS], others)
-    told = {GLOO: found} if found and GLOO not in environment else {}
-    return {"RANK": str(node * each + int(environment["LOCAL_RANK"])), **told}
+    members = [json.loads(store.get(f"{MEMBER}/{rank}")) for rank in ranks]
+    _require_fitting(members)
+    others = [member["address"] for member in members if member["node"] != node]
+    interface = interface_among(environment[ADDRESS], others)
+    gloo = {GLOO: interface} if interface and GLOO not in environment else {}
+    return {"RANK": str(node * per_node + int(environment["LOCAL_RANK"])), **gloo}
 
 
-def _require_one_kind(members: Sequence[Mapping[str, Any]]) -> None:
-    """Of one version, on as many devices each, under a number of its own."""
+def _require_fitting(members: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse nodes of two versions, on unequally many devices, or with the same number."""
     first = min(members, key=lambda member: int(member["node"]))
-    for one in members:
-        if one["bench"] != first["bench"]:
+    for member in members:
+        names = f"node {first['node']}", f"node {member['node']}"
+        if member["bench"] != first["bench"]:
             raise EnvironmentCannot(
-                f"node {first['node']} has bench {first['bench']}, node {one['node']} has {one['bench']}",
-                advice="install the same on all of them",
+                f"{names[0]} has bench {first['bench']}, {names[1]} has {member['bench']}",
+                advice="install the same version on all nodes",
             )
-        if one["devices"] != first["devices"]:
+        if member["devices"] != first["devices"]:
             raise EnvironmentCannot(
-                f"node {first['node']} trains on {_devices(first)}, node {one['node']} on {_devices(one)}",
-                advice='"gpus" in the manifest is how many of each node; CUDA_VISIBLE_DEVICES is which',
+                f"{names[0]} trains on {_devices(first)}, {names[1]} on {_devices(member)}",
+                advice='"gpus" in the manifest counts those of each node; CUDA_VISIBLE_DEVICES selects them',
             )
-    each = int(first["devices"][0])
-    count = Counter(member["node"] for member in members)
-    if twice := sorted(node for node, of_it in count.items() if of_it > each):
+    per_node = int(first["devices"][0])
+    counts = Counter(member["node"] for member in members)
+    if shared := sorted(node for node, count in counts.items() if count > per_node):
         raise EnvironmentCannot(
-            f"more than one node was started with --node {twice[0]}",
-            advice=f"each needs a number of its own, 0 to {len(members) // each - 1}",
+            f"more than one node was started with --node {shared[0]}",
+            advice=f"give each node a number of its own, 0 to {len(members) // per_node - 1}",
         )
 
 
@@ -159,44 +170,51 @@ def _devices(member: Mapping[str, Any]) -> str:
     return f"{count} {'GPUs' if kind == 'cuda' else 'processes of its CPU'}"
 
 
-def agreed(mine: dict[str, Any] | None) -> dict[str, Any]:
-    """The job, which the leader's members have and the others are given."""
-    everyone: list[dict[str, Any] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    return next(job for job in everyone if job is not None)
+def broadcast(message: dict[str, Any] | None) -> AnyRunJob:
+    """The leader's job, for every member. `message` is None on members of other nodes."""
+    messages: list[dict[str, Any] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(messages, message)
+    return job_from_json(next(message for message in messages if message is not None))
 
 
-def reporter(job: dict[str, Any]) -> Emit:
-    """Says to this node's supervisor what it should hear from this member."""
+def report_to_supervisor(kind: str, why: str | None = None) -> Emit:
+    """The callback for this member's events.
+
+    The first member of the leader passes them to its supervisor. The first member of another node tells its
+    supervisor the job's kind, and why the run ends if the leader says so, and then nothing more.
+    """
     if os.environ["LOCAL_RANK"] != "0":
         return silent
     line = socket.socket(socket.AF_UNIX)
     with short_path(Path(os.environ[EVENTS])) as path:
         line.connect(path)
 
-    def say(event: dict[str, Any]) -> None:
+    def say(event: WorkerEvent) -> None:
         line.sendall(json.dumps(event, allow_nan=False).encode() + b"\n")
 
     if JOB in os.environ:
         return say
-    say({"followed": job["kind"], "why": job.get("why")})
+    say({"followed": kind, "why": why})
     return silent
 
 
-def silent(_event: dict[str, Any]) -> None:
-    """Another member speaks."""
+def silent(_event: WorkerEvent) -> None:
+    """Drop the event: another member reports it."""
 
 
-def cause(mine: dict[str, Any], store: dist.Store) -> dict[str, Any]:
-    """Another member's reason where it ran out of memory or was first; else this one's, for all to see."""
-    if mine["kind"] == "crashed":
+def cause(outcome: dict[str, Any], store: dist.Store) -> dict[str, Any]:
+    """The reason why the job failed: the first one in the store, which is `outcome` if there was none.
+
+    A crash waits before it is stored, since memory that ran out on another member may have caused it.
+    """
+    if outcome["kind"] == "crashed":
         time.sleep(GRACE_SECONDS)
-    found: dict[str, Any] = json.loads(store.compare_set(FAILED, "", json.dumps(mine)))
-    return found
+    first: dict[str, Any] = json.loads(store.compare_set(FAILED, "", json.dumps(outcome)))
+    return first
 
 
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # gloo's threads can abort an interpreter that ends in good order
+    os._exit(code)  # gloo's threads can abort an interpreter that shuts down normally

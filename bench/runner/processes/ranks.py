@@ -1,7 +1,7 @@
-"""One process a device, forked from one that has touched no device; they end together.
+"""Fork one process for each device of this node, and end them together. Imports no torch.
 
-A member that runs out of memory leaves the others waiting inside a collective, where no message of
-ours reaches them: so whoever fails writes down why and ends, and this process ends the rest.
+A rank that runs out of memory leaves the others waiting inside a collective, where no message reaches
+them. So a rank that fails writes its reason to a file and ends, and the launching process ends the rest.
 """
 
 from __future__ import annotations
@@ -19,64 +19,68 @@ from typing import Any
 
 from bench.base.linux_processes import die_with_parent, ended_for_memory, ended_how, oom_kills
 from bench.base.strict_json import to_json
-from bench.runner.machine.disk_room import full_at, no_room
-from bench.runner.trial.team import LISTENER
+from bench.records.trial import Crashed, OutOfMemory
+from bench.runner import LISTENER
+from bench.runner.machine.disk_room import NoRoom, full_at, no_room
+from bench.runner.processes.jobs import Emit, WorkerEvent
 
-Emit = Callable[[dict[str, Any]], None]
-GRACE_SECONDS = 2.0  # for the others to write down their own reasons
+GRACE_SECONDS = 2.0  # for the other ranks to write their own reasons
 POLL_SECONDS = 0.05
 
 
 def together(size: int, member: Callable[[Emit], int], emit: Emit, folder: Path) -> int:
-    """Runs `member` once a rank; 0 if the first rank got to its end, which needs all others."""
+    """Run `member` once a rank, `size` ranks in all.
+
+    Returns 0 if rank 0 succeeded, which needs all others; else 1, after emitting why they failed.
+    """
     kills_before = oom_kills()
     ranks = _fork(size, member, emit, folder)
-    ended: dict[int, int] = {}  # wait statuses, in the order in which they ended
+    statuses: dict[int, int] = {}  # wait statuses by rank, in the order in which the ranks ended
     deadline = None
-    while len(ended) < size:
+    while len(statuses) < size:
         for pid, rank in ranks.items():
-            if rank not in ended and (status := _ended(pid)) is not None:
-                ended[rank] = status
-        if deadline is None and any(ended.values()):
+            if rank not in statuses and (status := _wait_status(pid)) is not None:
+                statuses[rank] = status
+        if deadline is None and any(statuses.values()):
             deadline = time.monotonic() + GRACE_SECONDS
         if deadline is not None and time.monotonic() > deadline:
             for pid, rank in ranks.items():
-                if rank not in ended:
+                if rank not in statuses:
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
         time.sleep(POLL_SECONDS)
-    if ended[0] == 0:
+    if statuses[0] == 0:
         return 0
-    emit({"outcome": _reason(folder, ended, kills_before)})
+    emit({"outcome": _reason(folder, statuses, kills_before)})
     return 1
 
 
 def _fork(size: int, member: Callable[[Emit], int], emit: Emit, folder: Path) -> dict[int, int]:
-    """As torchrun does it: the environment says who is who. Returns process ids and their ranks.
+    """Fork the ranks, with the environment that torchrun would give them. Returns ranks by process id.
 
-    The port is taken here and handed on open: one that was only found free may be someone else's by then.
+    The port at which they meet is opened here and passed on open: a port that was merely found free could
+    be taken before rank 0 opens it.
     """
     launcher = os.getpid()
     ranks = {}
     with socket.create_server(("127.0.0.1", 0), backlog=size) as meeting:
+        port = str(meeting.getsockname()[1])
+        common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, LISTENER: str(meeting.fileno())}
         for rank in range(size):
             pid = os.fork()
             if pid == 0:
                 die_with_parent(launcher)
-                os.environ |= {
-                    "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
-                    "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(meeting.getsockname()[1]), LISTENER: str(meeting.fileno()),
-                }  # fmt: skip
-                os._exit(member(_voice(rank, emit, folder)))
+                os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), **common}
+                os._exit(member(_emit_of_rank(rank, emit, folder)))
             ranks[pid] = rank
     return ranks
 
 
-def _voice(rank: int, emit: Emit, folder: Path) -> Emit:
-    """The first rank speaks for all; of another, only why it failed is kept, and so for the first."""
+def _emit_of_rank(rank: int, emit: Emit, folder: Path) -> Emit:
+    """The callback for one rank: rank 0's events are emitted, any rank's failure is written to a file."""
 
-    def say(event: dict[str, Any]) -> None:
+    def say(event: WorkerEvent) -> None:
         if event.get("outcome", {}).get("kind", "measured") != "measured":
             try:
                 write_reason(folder, rank, event["outcome"])
@@ -88,10 +92,10 @@ def _voice(rank: int, emit: Emit, folder: Path) -> Emit:
     return say
 
 
-def _ended(pid: int) -> int | None:
-    """Its wait status, or None while it runs."""
-    found, status = os.waitpid(pid, os.WNOHANG)
-    return status if found else None
+def _wait_status(pid: int) -> int | None:
+    """The wait status of a child that ended, or None while it runs."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return status if ended else None
 
 
 def write_reason(folder: Path, rank: int, outcome: dict[str, Any]) -> None:
@@ -99,26 +103,26 @@ def write_reason(folder: Path, rank: int, outcome: dict[str, Any]) -> None:
 
 
 def written_reasons(folder: Path) -> dict[int, dict[str, Any]]:
-    """Why members failed, by rank; memory that ran out first: the others only saw it fall."""
+    """Why ranks failed, by rank. Crashes come last: memory that ran out elsewhere often causes them."""
     paths = {int(path.stem.partition("-")[2]): path for path in folder.glob("failed-*.json")}
-    found = {rank: json.loads(paths[rank].read_text()) for rank in sorted(paths)}
-    return dict(sorted(found.items(), key=lambda pair: pair[1]["kind"] == "crashed"))
+    reasons = {rank: json.loads(paths[rank].read_text()) for rank in sorted(paths)}
+    return dict(sorted(reasons.items(), key=lambda pair: pair[1]["kind"] == "crashed"))
 
 
-def _reason(folder: Path, ended: dict[int, int], kills_before: int) -> dict[str, Any]:
-    """Memory that ran out is the cause, whoever it was; else whoever failed first."""
+def _reason(folder: Path, statuses: dict[int, int], kills_before: int) -> dict[str, Any]:
+    """The outcome of the job: memory that ran out on any rank, else the reason of the first to fail."""
     written = written_reasons(folder)
     for outcome in written.values():
         if outcome["kind"] != "crashed":
             return outcome
-    first = next(rank for rank, status in ended.items() if status)
+    first = next(rank for rank, status in statuses.items() if status)
     if first in written:
         return written[first] | {"reason": f"rank {first}: {written[first]['reason']}"}
-    if ended_for_memory(ended[first], kills_before):
-        detail = f"the kernel ended rank {first} for memory"
-        return {"kind": "out-of-memory", "where": "host", "detail": detail}
-    if os.waitstatus_to_exitcode(ended[first]) == errno.ENOSPC:
-        full: dict[str, Any] = to_json(full_at(folder, os.strerror(errno.ENOSPC)))
-        return full
-    reason = f"rank {first} ended {ended_how(ended[first])}, without an outcome"
-    return {"kind": "crashed", "reason": reason}
+    reason: OutOfMemory | NoRoom | Crashed
+    if ended_for_memory(statuses[first], kills_before):
+        reason = OutOfMemory("host", f"the kernel ended rank {first} for memory")
+    elif os.waitstatus_to_exitcode(statuses[first]) == errno.ENOSPC:
+        reason = full_at(folder, os.strerror(errno.ENOSPC))
+    else:
+        reason = Crashed(f"rank {first} ended {ended_how(statuses[first])}, without an outcome")
+    return dict(to_json(reason))

@@ -1,6 +1,7 @@
-"""Starts jobs in the fork server, watches them, ends them. Imports no torch.
+"""Start jobs in the fork server, watch them, end them.
 
-Every job ends in an outcome: its own, or the supervisor's when it is silent, late, too large or gone.
+In:  a job and its limits. Out: the job's result, or the outcome that the supervisor gives to a job that is
+silent, late, too large or gone: every job ends in bounded time. Imports no torch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from types import TracebackType
@@ -38,20 +39,29 @@ from bench.records.trial import (
     Trial,
 )
 from bench.runner.machine.disk_room import require_room
-from bench.runner.processes.awake_clock import AwakeClock
+from bench.runner.processes.jobs import (
+    CeilingsJob,
+    DeviceKind,
+    FactsJob,
+    FollowJob,
+    LastJob,
+    Nodes,
+    ProofJob,
+    RunJob,
+    TrialJob,
+    WorkerEvent,
+)
 from bench.runner.processes.logs import keep_short
-from bench.runner.processes.nodes import LAST, Nodes
-from bench.runner.processes.start_forkserver import start_server
 
 TICK_SECONDS = 0.25
 START_SECONDS = 300.0  # a cold disk reads torch slowly
 SILENCE_SECONDS = 300.0  # between two events of a job: a compile that loops is silent
-STARTS = 2  # of the server, where something ends it as it begins
+START_ATTEMPTS = 2  # of the server, if a signal ends it while it starts
 ABANDON_SECONDS = 15.0  # for a job that was killed to end: inside a driver that hangs it never does
+ASLEEP_SECONDS = 10.0  # between two readings of AwakeClock, which are normally TICK_SECONDS apart
 
 SHORT_OF_MEMORY = "is the machine short of memory? --resume goes on with what was measured"
-Event = dict[str, Any]
-# The last word of a job is one of these.
+# The last event of a job has one of these keys.
 FINAL = {"outcome", "ceilings", "proof", "facts", "followed", "reading"}
 
 
@@ -66,100 +76,113 @@ class Limits:
     host_bytes: int | None = None  # of the job's process group together
 
 
+class AwakeClock:
+    """A clock that stands still while this process does: after Ctrl-Z, a blocked terminal, a closed lid."""
+
+    def __init__(self) -> None:
+        self._last, self._asleep = time.monotonic(), 0.0
+
+    def now(self) -> float:
+        now = time.monotonic()
+        if now - self._last > ASLEEP_SECONDS:
+            self._asleep += now - self._last
+        self._last = now
+        return now - self._asleep
+
+
 class Supervisor:
-    """Owns the fork server; one job at a time."""
+    """Owns the fork server; runs one job at a time."""
 
     def __init__(
         self,
         preload: list[str],
-        tick: Callable[[Event | None], None],
+        tick: Callable[[WorkerEvent | None], None],
         log: Path,
         work: str = "bench.runner.processes.worker:work",
         nodes: Nodes | None = None,
     ) -> None:
+        """`tick` is called with every event of a job, and with None a few times a second."""
         self.command = [sys.executable, "-m", "bench.runner.processes.forkserver"]
         self.arguments = [work, *preload]
-        self.tick = tick  # called with every event, and with None a few times a second
+        self.tick = tick
         self.log = log
         self.nodes = nodes
         self._server: subprocess.Popen[bytes] | None = None
-        self._number = 0  # of the next job, by which several nodes find each other
+        self._next_number = 0
         self._socket: socket.socket | None = None
         self._buffer = b""
         self._group: int | None = None
 
-    def trial(self, trial: Trial, device: str, scratch: Path, log: Path, limits: Limits) -> Outcome:
-        job = {
-            "kind": "trial", "trial": to_json(trial), "gpus": trial.gpus, "device": device,
-            "scratch": str(scratch),
-        }  # fmt: skip
+    def trial(self, trial: Trial, device: DeviceKind, scratch: Path, log: Path, limits: Limits) -> Outcome:
+        job = TrialJob(trial=trial, gpus=trial.gpus, device=device, scratch=str(scratch))
         final = self._run(job, log, limits)
         outcome: Outcome = union_from_json(Outcome, final["outcome"]) if isinstance(final, dict) else final
         return outcome
 
     def ceilings(
-        self, precisions: list[str], device: str, gpus: int, log: Path, limits: Limits
+        self, precisions: list[str], device: DeviceKind, gpus: int, log: Path, limits: Limits
     ) -> tuple[Ceiling, ...]:
-        job = {"kind": "ceilings", "precisions": precisions, "device": device, "gpus": gpus}
-        final = self._run(job, log, limits)
-        return from_json(tuple[Ceiling, ...], _answer(final, "ceilings", log))
+        final = self._run(CeilingsJob(precisions=tuple(precisions), device=device, gpus=gpus), log, limits)
+        return from_json(tuple[Ceiling, ...], _require(final, "ceilings", log))
 
     def proof(
-        self, trial: Trial, proving: Proving, device: str, scratch: Path, log: Path, limits: Limits
+        self, trial: Trial, proving: Proving, device: DeviceKind, scratch: Path, log: Path, limits: Limits
     ) -> ProofOrFailure:
-        job = {
-            "kind": "proof",
-            "trial": to_json(trial),
-            "gpus": trial.gpus,
-            "device": device,
-            "scratch": str(scratch),
-            "steps": proving.steps,
-            "seconds": proving.minutes * 60,
-        }
+        job = ProofJob(
+            trial=trial,
+            steps=proving.steps,
+            seconds=proving.minutes * 60,
+            gpus=trial.gpus,
+            device=device,
+            scratch=str(scratch),
+        )
         final = self._run(job, log, limits)
         if not isinstance(final, dict):
-            assert not isinstance(final, Measured)  # a supervisor's verdict is none
+            assert not isinstance(final, Measured)  # the supervisor itself never measures
             return final
         if "proof" in final:
             return from_json(Proof, final["proof"])
         failure: Failure = union_from_json(Failure, final["outcome"])
         return failure
 
-    def reading(self, job: Event, log: Path, limits: Limits) -> Any:
-        """What a check read, or the outcome that says why there is nothing."""
+    def reading(self, job: object, log: Path, limits: Limits) -> Any:
+        """The reading of a node check's job, or the failure that says why there is none."""
         final = self._run(job, log, limits)
         if isinstance(final, dict) and "reading" in final:
             return final["reading"]
         return union_from_json(Failure, final["outcome"]) if isinstance(final, dict) else final
 
-    def facts(self, device: str, gpus: int, log: Path, seconds: float) -> tuple[NodeFacts, ...]:
-        """What each of several nodes is; until all are there, nobody says anything."""
-        final = self._run({"kind": "facts", "device": device, "gpus": gpus}, log, Limits(seconds, seconds))
-        return from_json(tuple[NodeFacts, ...], _answer(final, "facts", log))
+    def facts(self, device: DeviceKind, gpus: int, log: Path, seconds: float) -> tuple[NodeFacts, ...]:
+        """A description of each of several nodes. Silent until all of them have come to the meeting."""
+        final = self._run(FactsJob(device=device, gpus=gpus), log, Limits(seconds, seconds))
+        return from_json(tuple[NodeFacts, ...], _require(final, "facts", log))
 
-    def follow(self, number: int, device: str, gpus: int, log: Path) -> str | None:
-        """This node's part of the leader's job of that number: its kind; None if there was no such job."""
-        job = {"kind": "follow", "number": number, "device": device, "gpus": gpus}
-        final = self._run(job, log, Limits(inf, inf))
+    def follow(self, number: int, device: DeviceKind, gpus: int, log: Path) -> str | None:
+        """Do this node's part of the leader's job `number`.
+
+        Returns the kind of that job; None if there was none. EnvironmentCannot if the leader ends the run.
+        """
+        final = self._run(FollowJob(number=number, device=device, gpus=gpus), log, Limits(inf, inf))
         if isinstance(final, dict) and final.get("why"):
             raise EnvironmentCannot(f"the leader ends the run: {final['why']}")
         return str(final["followed"]) if isinstance(final, dict) and "followed" in final else None
 
-    def dismiss(self, device: str, gpus: int, log: Path, limits: Limits, why: str | None) -> None:
-        """Tells the nodes that follow that there is no further job, and what is wrong if something is."""
-        self._run(LAST | {"device": device, "gpus": gpus, "why": why}, log, limits)
+    def dismiss(self, device: DeviceKind, gpus: int, log: Path, limits: Limits, why: str | None) -> None:
+        """Tell the nodes that follow that the run is over, and what went wrong if something did."""
+        self._run(LastJob(device=device, gpus=gpus, why=why), log, limits)
 
-    def _run(self, job: Event, log: Path, limits: Limits) -> Event | Outcome:
+    def _run(self, job: object, log: Path, limits: Limits) -> WorkerEvent | Outcome:
         """The job's final event, or the outcome that the supervisor gives it."""
         log.parent.mkdir(parents=True, exist_ok=True)
-        if self.nodes is not None:
-            job = {"number": self._number} | job | {"nodes": asdict(self.nodes)}
-            self._number += 1
+        if self.nodes is not None and isinstance(job, RunJob):
+            number = job.number if isinstance(job, FollowJob) else self._next_number
+            job = replace(job, nodes=self.nodes, number=number)
+            self._next_number += 1
         self._ensure_server()
         assert self._socket is not None
         kills_before = oom_kills()
         try:
-            self._socket.sendall(json.dumps({"job": job, "log": str(log)}).encode() + b"\n")
+            self._socket.sendall(json.dumps({"job": to_json(job), "log": str(log)}).encode() + b"\n")
             return require_room(self._watch(limits, kills_before, log))
         except (ServerGoneError, BrokenPipeError):
             self.close()
@@ -167,7 +190,8 @@ class Supervisor:
         finally:
             self._group = None
 
-    def _watch(self, limits: Limits, kills_before: int, log: Path) -> Event | Outcome:
+    def _watch(self, limits: Limits, kills_before: int, log: Path) -> WorkerEvent | Outcome:
+        """Wait for the job in flight to end; kill it when it oversteps its limits."""
         clock = AwakeClock()
         started = heard = clock.now()
         phase, final, verdict, killed = "start", None, None, 0.0
@@ -190,7 +214,7 @@ class Supervisor:
             if event.keys() & FINAL:
                 final = event
             if "exited" in event:
-                return verdict or final or _died(event["exited"], phase, kills_before)
+                return verdict or final or _outcome_of_exit(event["exited"], phase, kills_before)
         raise ServerGoneError
 
     def _overstepped(self, limits: Limits, seconds: float, silence: float, phase: str) -> Outcome | None:
@@ -206,8 +230,8 @@ class Supervisor:
                 )
         return None
 
-    def _events(self) -> Iterator[Event | None]:
-        """What the server sends, with None now and then; ends when the server does."""
+    def _events(self) -> Iterator[WorkerEvent | None]:
+        """Events from the server, and None at least every TICK_SECONDS; ends when the server does."""
         assert self._socket is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
@@ -228,24 +252,27 @@ class Supervisor:
                 yield None
 
     def _ensure_server(self) -> None:
+        """Start the server unless it runs. EnvironmentCannot if it does not get ready."""
         if self._server is not None and self._server.poll() is None:
             return
-        ended = -1
-        for _ in range(STARTS):
+        code = -1
+        for _ in range(START_ATTEMPTS):
             self.close()
-            if (code := self._start_server()) is None:
+            exit_code = self._start_server()
+            if exit_code is None:
                 return
-            if (ended := code) >= 0:  # by itself, as it would again
+            code = exit_code
+            if code >= 0:  # not ended by a signal: it would end the same way again
                 break
         self.close()
-        if ended < 0:
-            message = f"the process that starts trials was ended {ended_how(-ended)} as it began"
+        if code < 0:
+            message = f"the process that starts trials was ended {ended_how(-code)} as it began"
             raise EnvironmentCannot(message, advice=SHORT_OF_MEMORY)
         raise EnvironmentCannot("torch could not be imported", where=str(self.log), advice="read that log")
 
     def _start_server(self) -> int | None:
-        """None once it is ready, else its exit code; below 0 that is the signal that ended it."""
-        self._server, self._socket = start_server(self.command, self.arguments, self.log)
+        """Start the server. Returns None once it is ready, else its exit code, negative for a signal."""
+        self._server, self._socket = _start_forkserver(self.command, self.arguments, self.log)
         self._buffer = b""
         deadline = time.monotonic() + START_SECONDS
         for event in self._events():
@@ -257,12 +284,12 @@ class Supervisor:
         return self._server.wait()
 
     def close(self) -> None:
-        """Ends the job in flight and the server, at once."""
+        """End the job in flight and the server, at once."""
         if self._group is not None:
             kill_group(self._group)
             self._group = None
         if self._socket is not None:
-            self._socket.close()  # tells the server to end whatever is left, and itself
+            self._socket.close()  # tells the server to end its children and itself
             self._socket = None
         if self._server is not None:
             with suppress(subprocess.TimeoutExpired):
@@ -280,8 +307,33 @@ class Supervisor:
         self.close()
 
 
-def _answer(final: Event | Outcome, key: str, log: Path) -> Any:
-    """What the job was asked for, or the reason why there is none."""
+def _start_forkserver(
+    command: list[str], arguments: list[str], log: Path
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the fork server with the environment of all jobs. Returns it and our end of its socket."""
+    ours, theirs = socket.socketpair()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with theirs, log.open("ab") as file:
+        # GNU OpenMP: threads that spin for long at barriers block each other on a machine that has other
+        # work; threads that do not spin at all take twice as long on an idle one.
+        # OpenBLAS would start threads when numpy is imported, and threads do not survive a fork.
+        environment = {"GOMP_SPINCOUNT": "10000"} | os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+        # CUDA counts GPUs in NVML's order, or figures would be attributed to the wrong card.
+        environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        server = subprocess.Popen(
+            [*command, str(theirs.fileno()), *arguments],
+            env=environment,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    return server, ours
+
+
+def _require(final: WorkerEvent | Outcome, key: str, log: Path) -> Any:
+    """The value under `key` in a final event. EnvironmentCannot, with the reason, if there is none."""
     if isinstance(final, dict) and key in final:
         return final[key]
     reason = final["outcome"] if isinstance(final, dict) else to_json(final)
@@ -289,8 +341,8 @@ def _answer(final: Event | Outcome, key: str, log: Path) -> Any:
     raise EnvironmentCannot(f"no {key}: {reason['kind']}: {detail}", where=str(log))
 
 
-def _died(status: int, phase: str, kills_before: int) -> Outcome:
-    """A job that ended without a word of its own."""
+def _outcome_of_exit(status: int, phase: str, kills_before: int) -> Outcome:
+    """The outcome of a job that ended without a final event, from its wait status."""
     if ended_for_memory(status, kills_before):
         return OutOfMemory("host", f"the kernel ended it for memory during {phase}")
     silent = "" if os.WIFSIGNALED(status) else ", without an outcome"

@@ -1,6 +1,7 @@
-"""One job inside its own process group: a trial, a piece of real training, or the ceilings.
+"""Run one job inside its own process group: a trial, a proof, the ceilings, the facts of a node.
 
-torch and transformers are imported at the top here, and nowhere else but beside it.
+In:  a job as JSON. Out: events, of which the last one is the job's result or its failure. Imports torch at
+module level; of all processes only workers may import this module.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import re
 import tempfile
 import traceback
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,20 @@ from typing import Any
 import torch
 from torch.distributed import DistBackendError
 
-from bench.base.strict_json import from_json, to_json
-from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory, Trial
+from bench.base.strict_json import to_json
+from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory
 from bench.runner.machine.disk_room import no_room, with_causes
 from bench.runner.machine.probe import probe
+from bench.runner.processes.jobs import (
+    AnyRunJob,
+    CeilingsJob,
+    Emit,
+    FactsJob,
+    ProofJob,
+    TrialJob,
+    WorkerEvent,
+    job_from_json,
+)
 from bench.runner.processes.nodes import across_nodes
 from bench.runner.processes.ranks import together
 from bench.runner.trial import team
@@ -28,40 +38,42 @@ from bench.runner.trial.device import Device
 from bench.runner.trial.run_trial import TrialRun
 from bench.training.setting import in_group
 
-Emit = Callable[[dict[str, Any]], None]
 # Beside torch's own allocator: CUDA itself, Triton and NCCL, each after "CUDA"; cuBLAS, cuDNN and their like.
 GPU_IS_FULL = re.compile(r"CUDA.*out of memory|_STATUS_ALLOC_FAILED", re.IGNORECASE)
 HOST_IS_FULL = re.compile("DefaultCPUAllocator: can't allocate memory")
 
 
-def work(job: dict[str, Any], emit: Emit) -> int:
-    """In this process, or in one for each device; each ends with an exit code."""
-    place = job.get("scratch") or tempfile.gettempdir()
+def work(message: dict[str, Any], emit: Emit) -> int:
+    """Run a job in this process, or in one process for each device. Returns an exit code."""
+    job = job_from_json(message)
+    scratch = Path(job.scratch or tempfile.gettempdir())
     try:
-        with tempfile.TemporaryDirectory(prefix="bench-", dir=place) as folder:
-            if "nodes" in job:
-                return across_nodes(job, emit, Path(folder))
-            member = partial(_member, job, Path(folder))
-            return member(emit) if _alone(job) else together(int(job["gpus"]), member, emit, Path(folder))
-    except OSError as error:  # not even for the folder
-        if (full := no_room(error, Path(place))) is None:
+        with tempfile.TemporaryDirectory(prefix="bench-", dir=scratch) as name:
+            folder = Path(name)
+            if job.nodes is not None:
+                return across_nodes(job, emit, folder)
+            member = partial(_member, job, folder)
+            return member(emit) if _is_alone(job) else together(job.gpus, member, emit, folder)
+    except OSError as error:  # the disk may be too full even for the folder
+        full = no_room(error, scratch)
+        if full is None:
             raise
         emit({"outcome": to_json(full)})
         return 1
 
 
-def _alone(job: dict[str, Any]) -> bool:
-    """One device needs no process group, except for a method that shards, into the host's memory say."""
-    setting = job["trial"]["setting"] if "trial" in job else ()
-    return int(job["gpus"]) == 1 and in_group(tuple(setting), "sharding") is None
+def _is_alone(job: AnyRunJob) -> bool:
+    """True if the job needs no process group: one device, unless the method shards (to the host, say)."""
+    setting = job.trial.setting if isinstance(job, TrialJob | ProofJob) else ()
+    return job.gpus == 1 and in_group(setting, "sharding") is None
 
 
-def _member(job: dict[str, Any], scratch: Path, emit: Emit) -> int:
-    """The process boundary: whatever happens becomes an event, and the log holds the traceback."""
+def _member(job: AnyRunJob, scratch: Path, emit: Emit) -> int:
+    """Run one rank's part of the job. Any exception becomes an event; its traceback goes to the log."""
     try:
-        device = Device.own(job["device"])
+        device = Device.own(job.device)
         device.choose()
-        emit(dispatch(job, device, team.join(job["device"], _alone(job)), scratch, emit))
+        emit(dispatch(job, device, team.join(job.device, _is_alone(job)), scratch, emit))
     except Exception as error:
         traceback.print_exc()
         emit({"outcome": to_json(no_room(error, scratch) or classify(error))})
@@ -69,34 +81,37 @@ def _member(job: dict[str, Any], scratch: Path, emit: Emit) -> int:
     return 0
 
 
-def dispatch(
-    job: dict[str, Any], device: Device, members: team.Team, scratch: Path, emit: Emit
-) -> dict[str, Any]:
-    """The job's final event."""
-    if job["kind"] == "facts":
-        return {"facts": to_json(members.one_of_each_node(probe(gpus_too=device.kind == "cuda")))}
-    if job["kind"] == "ceilings":
-        return {"ceilings": to_json(measure_ceilings(device, members, job["precisions"]))}
-    run = TrialRun(from_json(Trial, job["trial"]), device, members, scratch, emit)
-    if job["kind"] == "proof":
-        return {"proof": to_json(run.prove(job["steps"], job["seconds"]))}
-    return {"outcome": to_json(Measured(run.run()))}
+def dispatch(job: AnyRunJob, device: Device, members: team.Team, scratch: Path, emit: Emit) -> WorkerEvent:
+    """Do the job. Returns its final event."""
+    match job:
+        case FactsJob():
+            return {"facts": to_json(members.one_of_each_node(probe(gpus_too=device.kind == "cuda")))}
+        case CeilingsJob():
+            return {"ceilings": to_json(measure_ceilings(device, members, list(job.precisions)))}
+        case ProofJob():
+            run = TrialRun(job.trial, device, members, scratch, emit)
+            return {"proof": to_json(run.prove(job.steps, job.seconds))}
+        case TrialJob():
+            run = TrialRun(job.trial, device, members, scratch, emit)
+            return {"outcome": to_json(Measured(run.run()))}
+        case _:
+            raise TypeError(f"no worker does a job of kind {job.kind}")
 
 
 def classify(error: BaseException) -> Outcome:
-    """Out of memory is an answer about the machine; anything else is a failure with its reason."""
-    for one in with_causes(error):
-        text = str(one)
-        if isinstance(one, MemoryError) or HOST_IS_FULL.search(text):
-            return OutOfMemory("host", _in_a_line(one, HOST_IS_FULL))
-        if isinstance(one, torch.OutOfMemoryError) or GPU_IS_FULL.search(text):
-            return OutOfMemory("gpu", _in_a_line(one, GPU_IS_FULL))
+    """The outcome of a trial that raised `error`: out of memory, or else crashed with the error's text."""
+    for cause in with_causes(error):
+        text = str(cause)
+        if isinstance(cause, MemoryError) or HOST_IS_FULL.search(text):
+            return OutOfMemory("host", _in_a_line(cause, HOST_IS_FULL))
+        if isinstance(cause, torch.OutOfMemoryError) or GPU_IS_FULL.search(text):
+            return OutOfMemory("gpu", _in_a_line(cause, GPU_IS_FULL))
     return Crashed(_in_a_line(error))
 
 
-def _in_a_line(error: BaseException, telling: re.Pattern[str] | None = None) -> str:
-    """The line that tells it, where there is one, else the first; NCCL's reason is its last."""
+def _in_a_line(error: BaseException, reason: re.Pattern[str] | None = None) -> str:
+    """The error's type and the line that matches `reason`, else its first line; NCCL's reason is its last."""
     lines = str(error).strip().splitlines() or [""]
-    first = lines[-1 if isinstance(error, DistBackendError) and lines[-1] != "Last error:" else 0]
-    told = next((line for line in lines if telling and telling.search(line)), first)
-    return f"{type(error).__name__}: {told}".strip()[:300]
+    default = lines[-1 if isinstance(error, DistBackendError) and lines[-1] != "Last error:" else 0]
+    line = next((line for line in lines if reason and reason.search(line)), default)
+    return f"{type(error).__name__}: {line}".strip()[:300]

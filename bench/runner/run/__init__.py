@@ -1,4 +1,4 @@
-"""One execution of a manifest: folder, journal, trials in turn, bundle at the end.
+"""Execute a manifest: choose the folder, keep the journal, measure trials in turn, pack the bundle.
 
-Imports the other folders of `runner` but `check`. The command line calls `execute`.
+Imports the other folders of `runner` except `check`. The command line calls `execute`.
 """

@@ -1,4 +1,4 @@
-"""The bundle that an earlier attempt at a run left: what an operator certified is not given up for less."""
+"""The bundle of an earlier attempt at the same run: a certified one is not replaced by an uncertified one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.node_check.recompute_any import AnyVerdict, recompute
 
 
 def is_certified(bundle: Path) -> bool:
-    """One that is damaged, or not there, is nobody's."""
+    """True if the bundle holds an operator's certificate; False if it is missing or damaged."""
     if not bundle.is_file():
         return False
     try:
@@ -24,9 +24,10 @@ def is_certified(bundle: Path) -> bool:
 
 
 def answered(bundle: Path, nonce: str | None) -> AnyVerdict | None:
-    """What it says, if it is all that this challenge asks for: complete, and received or still in time.
+    """The verdict on a bundle that already answers the challenge `nonce`, or None.
 
-    Whose certificate expired before anybody fetched it is to be signed anew.
+    It must be certified and complete, and either received by the operator or its certificate still valid:
+    a bundle whose certificate expired before it was received has to be signed anew.
     """
     if not is_certified(bundle):
         return None
@@ -34,6 +35,6 @@ def answered(bundle: Path, nonce: str | None) -> AnyVerdict | None:
         verdict = verify_bundle(bundle, recompute)
     except VerificationFailed:
         return None
-    in_time = (verdict.certified_until or "") > utc(time.time())
-    asked = verdict.nonce == nonce and verdict.complete
-    return verdict if asked and (verdict.received_at is not None or in_time) else None
+    is_valid = (verdict.certified_until or "") > utc(time.time())
+    answers = verdict.nonce == nonce and verdict.complete
+    return verdict if answers and (verdict.received_at is not None or is_valid) else None

@@ -1,4 +1,4 @@
-"""One run: manifest to signed bundle, with a journal in between that survives anything.
+"""Execute one run, from manifest to signed bundle, or follow another node's run. No torch.
 
 OUT/<run id>/          journal, logs, telemetry while it runs; kept for --resume
 OUT/<run id>.tar       the bundle
@@ -7,45 +7,42 @@ OUT/<run id>.tar       the bundle
 from __future__ import annotations
 
 import os
-import signal
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from bench import __version__
 from bench.base.errors import BenchError, EnvironmentCannot
-from bench.base.sbom import PLACE as SBOM
-from bench.base.signals import answered_by
-from bench.base.stamps import utc
+from bench.base.signals import interruptible, uninterruptible
 from bench.base.strict_json import pretty_json, to_json
 from bench.bundle.pack import pack
-from bench.bundle.statement import Predicate, identity_of
 from bench.planning.manifest import Manifest
 from bench.planning.plan import Plan, make_plan, target_of
-from bench.records.run_results import Results, RunFacts, samples_bytes
+from bench.records.run_results import Results, samples_bytes
 from bench.records.slowdown import Slowed
 from bench.records.switches import deciding, in_words
 from bench.records.trial import NodeFacts
 from bench.runner.machine import probe, telemetry
-from bench.runner.machine.exclusive_use import alone
+from bench.runner.machine.exclusive_use import warn_of_others
 from bench.runner.machine.own_image import require_image
-from bench.runner.processes.nodes import LAST, Nodes
+from bench.runner.processes.jobs import LAST, Nodes
 from bench.runner.processes.supervisor import Supervisor
+from bench.runner.run.bundle_parts import predicate, surroundings
 from bench.runner.run.earlier_bundle import is_certified
-from bench.runner.run.fit_into_bundle import fitting_course, fitting_logs, marks_of_trials
+from bench.runner.run.events import Moved, RunBegun, RunEnded, RunStopped
+from bench.runner.run.fit_into_bundle import fit_telemetry, marks_of_trials
 from bench.runner.run.journal import Journal
 from bench.runner.run.measure_plan import INTERRUPTED, measure, preload, what_is_open
 from bench.runner.run.progress import Progress
 from bench.runner.run.run_folder import REFUSALS, choose_folder, keeping, machine
-from bench.runner.run.run_state import Run
+from bench.runner.run.run_state import Run, RunMachine
 from bench.runner.run.seal import Seal, Sealer
 from bench.training.models import Counted
 
-PATIENCE = 40  # meetings in a row that come to nothing before a node that follows gives up
-NUMBERS = 3  # how many jobs ahead it looks, for those that failed before it came
+MAX_MISSED_MEETINGS = 40  # in a row, before a node that follows gives up
+JOBS_AHEAD = 3  # numbers that such a node tries in turn: earlier jobs may have failed before it came
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +50,16 @@ class FinishedRun:
     results: Results
     bundle: Path
     seal: Seal
-    kept: bool = False  # the bundle is that of an earlier attempt, which an operator certified
+    kept: bool = False  # the bundle is an earlier attempt's, which an operator certified
     slowed: Mapping[str, Slowed] = field(default_factory=dict)  # by trial
 
 
 class Unpacked(EnvironmentCannot):
-    """Only the bundle could not be written. What it would have said is here."""
+    """The bundle could not be written. `results` is what it would have said."""
 
     def __init__(self, why: EnvironmentCannot, folder: Path, results: Results) -> None:
-        kept = f"what was measured is kept in {folder}: bench run --resume packs it"
-        super().__init__(why.message, where=why.where, advice=kept)
+        advice = f"what was measured is kept in {folder}: bench run --resume packs it"
+        super().__init__(why.message, where=why.where, advice=advice)
         self.results = results
 
 
@@ -79,7 +76,11 @@ def execute(
     moved: bool = False,
     counted: Mapping[str, Counted] | None = None,
 ) -> FinishedRun:
-    """Measures here. An interrupt or a spent budget leaves an incomplete but valid bundle."""
+    """Measure the manifest on this machine and write its bundle.
+
+    An interrupt, a spent budget or an error leaves an incomplete but valid bundle. EnvironmentCannot if
+    nothing in the manifest can run here, Unpacked if the bundle cannot be written.
+    """
     node, plan = _plan(manifest, on_cpu, nodes, counted)
     if not plan.cells:
         reasons = "; ".join(sorted({skip.reason for skip in plan.skipped}))
@@ -90,40 +91,45 @@ def execute(
     with keeping(folder), Journal(folder) as journal, interruptible():
         run = Run(manifest, node, plan, journal, folder)
         if resume and sealer.run_id is None and not journal.events:
-            progress.say(f"nothing unfinished of this manifest in {out}: begun anew")
+            progress.say(f"no unfinished run of this manifest in {out}: a new run begins")
         _open_run(run)
         if switches := deciding(node.switches or {}):
-            progress.say(f"set here: {in_words(switches)}; the figures will be those of a run with that")
+            progress.say(f"set in this environment: {in_words(switches)}; figures will be of a run with that")
         sealer.begin(folder, progress.say)
         stopped = _measure(run, progress, budget_seconds or manifest.budget_seconds, nodes)
         if stopped is not None:
-            with suppress(OSError):  # a disk that is full: then it seems to have died
-                run.record({"event": "stopped", "why": stopped})
+            with suppress(OSError):  # the disk is full: a resumed run then counts a death
+                run.record(RunStopped(stopped))
         seal = _seal(sealer, folder, progress, stopped)
         with uninterruptible():
             return _finish(run, seal, stopped)
 
 
 def _measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: Nodes | None) -> str | None:
-    """Returns why it stopped early, or None. Whatever fails on the way, what was measured gets its bundle."""
+    """Measure. Returns why the run stopped early, or None.
+
+    An error is raised only if nothing was measured yet (or for BENCH_DEBUG=1): else there is a bundle to
+    write, and the error is the reason why it is incomplete.
+    """
     try:
-        with alone(_devices(run.node, run.plan), progress.say):
+        with warn_of_others(_devices(run.node, run.plan), progress.say):
             return measure(run, progress, budget_seconds, nodes)
-    except KeyboardInterrupt:  # once more, while the first one was answered
+    except KeyboardInterrupt:  # a second one, while `measure` handled the first
         with uninterruptible():
             return f"{INTERRUPTED}, {what_is_open(run)}"
     except Exception as error:
-        told = _in_words(error, run.folder)
+        message = _error_text(error, run.folder)
+        first_line = message.splitlines()[0]
         if not run.outcomes or os.environ.get("BENCH_DEBUG") == "1":
-            if isinstance(error, EnvironmentCannot):  # no trial took the run with it
+            if isinstance(error, EnvironmentCannot):  # not the fault of the trial in flight
                 with suppress(OSError):
-                    run.record({"event": "stopped", "why": told.splitlines()[0]})
+                    run.record(RunStopped(first_line))
             raise
-        progress.say(told)
-        return f"{told.splitlines()[0]}, {what_is_open(run)}"
+        progress.say(message)
+        return f"{first_line}, {what_is_open(run)}"
 
 
-def _in_words(error: Exception, folder: Path) -> str:
+def _error_text(error: Exception, folder: Path) -> str:
     if isinstance(error, OSError) and error.errno in REFUSALS:
         return f"{error.filename or folder}: cannot be written: {error.strerror}"
     return str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
@@ -136,29 +142,36 @@ def _devices(node: NodeFacts, plan: Plan) -> list[str]:
 
 
 def _seal(sealer: Sealer, folder: Path, progress: Progress, stopped: str | None) -> Seal:
-    """Who interrupts the run, or the wait for a certificate, wants the bundle now."""
-    wants_it_now = stopped is not None and stopped.startswith(INTERRUPTED)
+    """The key, and the certificate if it comes in time. After an interrupt there is no waiting for it."""
+    interrupted = stopped is not None and stopped.startswith(INTERRUPTED)
     try:
-        return sealer.seal(folder, progress.say, patient=not wants_it_now)
+        return sealer.seal(folder, progress.say, patient=not interrupted)
     except KeyboardInterrupt:
         return sealer.seal(folder, progress.say, patient=False)
 
 
 def follow(manifest: Manifest, nodes: Nodes, progress: Progress, *, on_cpu: bool) -> None:
-    """Does what the leader's run asks of this node, until that run is over. Leaves nothing behind."""
+    """Do this node's part of the leader's run until that run is over. Leaves no files behind.
+
+    EnvironmentCannot if the leader never comes, or ends the run with an error.
+    """
     _, plan = _plan(manifest, on_cpu, nodes)
     device, gpus = plan.target.device, plan.target.gpus
     number, missed = 0, 0
     with tempfile.TemporaryDirectory(prefix="bench-follow-") as name, interruptible():
         log = Path(name) / "log.txt"
         with Supervisor(preload(plan), lambda _: None, log, nodes=nodes) as supervisor:
-            while (kind := supervisor.follow(number + missed % NUMBERS, device, gpus, log)) != LAST["kind"]:
+            while True:
+                job = number + missed % JOBS_AHEAD
+                kind = supervisor.follow(job, device, gpus, log)
+                if kind == LAST:
+                    return
                 if kind is not None:
-                    progress.say(f"followed: job {number + missed % NUMBERS}, {kind}")
-                    number, missed = number + missed % NUMBERS + 1, 0
+                    progress.say(f"followed: job {job}, {kind}")
+                    number, missed = job + 1, 0
                     continue
                 missed += 1
-                if missed >= PATIENCE:
+                if missed >= MAX_MISSED_MEETINGS:
                     tail = log.read_text(errors="replace").strip().splitlines()[-1:]
                     raise EnvironmentCannot(
                         f"no job from the leader at {nodes.meet}: {''.join(tail)}",
@@ -185,90 +198,53 @@ def _require_device(manifest: Manifest, node: NodeFacts, on_cpu: bool) -> None:
 
 
 def _open_run(run: Run) -> None:
-    """The journal's first line; or, where another machine of the same kind goes on, which one."""
+    """Record the journal's first line, or that another machine of the same kind continues the run."""
     if not run.journal.events:
         run.record(_header(run))
         return
-    here = {"machine": machine(run.id), "gpus": [gpu.uuid for gpu in run.node.gpus]}
+    here = RunMachine(machine(run.id), tuple(gpu.uuid for gpu in run.node.gpus))
     if run.machines[-1] != here:
-        run.record({"event": "moved", **here})
+        run.record(Moved(here.machine, here.gpus))
 
 
-def _header(run: Run) -> dict[str, Any]:
-    return {
-        "event": "run",
-        "schema": "bench/journal/v1",
-        "bench": __version__,
-        "manifest": run.manifest.digest,
-        "node": to_json(run.node),
-        "machine": machine(run.id),
-        "started_at": run.started_at,
-    }
+def _header(run: Run) -> RunBegun:
+    return RunBegun(
+        bench=__version__,
+        manifest=run.manifest.digest,
+        node=run.node,
+        machine=machine(run.id),
+        started_at=run.started_at,
+    )
 
 
 def _finish(run: Run, seal: Seal, stopped: str | None) -> FinishedRun:
+    """Pack and sign the bundle, unless that would replace a certified bundle by an uncertified one."""
     results = run.results(stopped)
     bundle = run.folder.with_suffix(".tar")
     if seal.certificate is None and is_certified(bundle):
         return FinishedRun(results, bundle, seal, kept=True, slowed=run.slowed())
     trials = run.trials()
-    course = run.folder / telemetry.FILE_NAME
-    course.touch()  # an interrupt may come before its first reading
+    readings = run.folder / telemetry.FILE_NAME
+    readings.touch()  # an interrupt may come before the first reading
+    environment = {
+        "node": to_json(run.node),
+        "nodes": to_json(run.nodes),
+        "packages": probe.all_packages(),
+        **({"machines": to_json(run.machines)} if len(run.machines) > 1 else {}),
+    }
     files: dict[str, bytes | Path] = {
         "manifest.json": run.manifest.data,
         "results.json": results.to_bytes(),
         "samples.jsonl": samples_bytes(trials, run.earlier),
-        "telemetry.jsonl": fitting_course(course.read_bytes(), marks_of_trials(run.spans())),
-        "env.json": pretty_json(
-            {
-                "node": to_json(run.node),
-                "nodes": to_json(run.nodes),
-                "packages": probe.all_packages(),
-                **({"machines": run.machines} if len(run.machines) > 1 else {}),
-            }
-        ),
+        "telemetry.jsonl": fit_telemetry(readings.read_bytes(), marks_of_trials(run.spans())),
+        "env.json": pretty_json(environment),
+        **surroundings(run.folder),
     }
-    files |= surroundings(run.folder)
-    signed = predicate(results.run, run.node, run.manifest.digest, seal, run.gpus)
+    statement = predicate(results.run, run.node, run.manifest.digest, seal, run.gpus)
     try:
-        pack(bundle, files, signed, seal.key, seal.certificate)
+        pack(bundle, files, statement, seal.key, seal.certificate)
     except EnvironmentCannot as error:
         raise Unpacked(error, run.folder, results) from None
     if stopped is None:
-        run.record({"event": "end", "bundle": bundle.name})
+        run.record(RunEnded(bundle.name))
     return FinishedRun(results, bundle, seal, slowed=run.slowed())
-
-
-def surroundings(folder: Path) -> dict[str, bytes | Path]:
-    """What every run leaves beside its results: what was in its image, and its logs."""
-    found: dict[str, bytes | Path] = {"sbom.cdx.json": SBOM.read_bytes()} if SBOM.exists() else {}
-    return found | fitting_logs(folder / "logs")
-
-
-def predicate(
-    run: RunFacts, node: NodeFacts, manifest_digest: str, seal: Seal, gpus: Sequence[str] | None = None
-) -> Predicate:
-    return Predicate(
-        run_id=run.id,
-        manifest_sha256=manifest_digest.removeprefix("sha256:"),
-        node=identity_of(node, gpus),
-        started_at=utc(run.started_at),
-        ended_at=utc(run.ended_at),
-        complete=run.complete,
-        level="operator" if seal.certificate else "self",
-        nonce=seal.nonce,
-    )
-
-
-def interruptible() -> AbstractContextManager[None]:
-    """A polite kill or a lost terminal ends the run as Ctrl-C does."""
-
-    def interrupt(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    return answered_by(interrupt, (signal.SIGTERM, signal.SIGHUP))
-
-
-def uninterruptible() -> AbstractContextManager[None]:
-    """While the bundle is written, which takes a moment."""
-    return answered_by(signal.SIG_IGN)

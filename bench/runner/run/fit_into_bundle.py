@@ -1,6 +1,6 @@
-"""What a bundle cannot hold whole, made to fit: a run of many hours must not end without one.
+"""Shorten telemetry and logs of a long run so that they fit into a bundle. Reads logs; else pure.
 
-Only what no figure needs whole: telemetry and logs. What fits goes in as it is.
+No figure needs these whole. What fits is left as it is.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from bench.bundle.tar_format import MAX_MEMBER_BYTES, MAX_TOTAL_BYTES
 from bench.node_check.judging.evidence import Reading
 from bench.runner.processes.logs import LOG_BYTES, head_and_tail
 
-LOGS_BYTES = MAX_TOTAL_BYTES - 4 * MAX_MEMBER_BYTES  # together: the rest of a bundle needs room too
-# What somebody may look for in a reading of telemetry: the first and the last one with each of it stay.
+LOGS_BYTES = MAX_TOTAL_BYTES - 4 * MAX_MEMBER_BYTES  # all logs together; the rest is for other members
+# The marks of a reading of telemetry. The first and the last reading with each mark are kept.
 Marks = Callable[[Mapping[str, Any]], Iterable[Hashable]]
 
 
 def fitting_logs(folder: Path, most_bytes: int = MAX_MEMBER_BYTES) -> dict[str, bytes]:
-    """By their names in the bundle."""
+    """The logs in `folder` by their names in the bundle; long ones are cut to beginning and end."""
     paths = sorted(folder.glob("*.txt"))
     if sum(path.stat().st_size for path in paths) > LOGS_BYTES:
         most_bytes = LOG_BYTES
     return {f"logs/{path.name}": head_and_tail(path, most_bytes) for path in paths}
 
 
-def fitting_course(data: bytes, marks: Marks, most_bytes: int = MAX_MEMBER_BYTES) -> bytes:
-    """Telemetry, of which every n-th reading is kept if it is too long, evenly, and all that is marked."""
+def fit_telemetry(data: bytes, marks: Marks, most_bytes: int = MAX_MEMBER_BYTES) -> bytes:
+    """Telemetry of at most `most_bytes`: if it is longer, every n-th reading and the marked ones."""
     readings = list(_readings(data))
-    data = b"".join(line for line, _ in readings)  # who reads the bundle refuses half a line
+    data = b"".join(line for line, _ in readings)  # without torn lines, which readers of a bundle refuse
     if len(data) <= most_bytes:
         return data
     for always in (_marked(readings, marks), frozenset[int]()):
@@ -45,7 +45,7 @@ def fitting_course(data: bytes, marks: Marks, most_bytes: int = MAX_MEMBER_BYTES
 
 
 def _readings(data: bytes) -> Iterator[tuple[bytes, Mapping[str, Any]]]:
-    """Line by line, with what it says. What fails leaves half a line, and the run goes on."""
+    """Parse telemetry into pairs of line and reading; drop a torn line, which a run that died leaves."""
     for line in data.splitlines(keepends=True):
         with suppress(ValueError):
             if isinstance(reading := json.loads(line), dict):
@@ -63,7 +63,7 @@ def _marked(readings: Sequence[tuple[bytes, Mapping[str, Any]]], marks: Marks) -
 
 
 def marks_of_trials(timed: Mapping[str, tuple[float, float]]) -> Marks:
-    """Each trial, and the time in which its steps were timed: energy is taken between its two ends."""
+    """Mark each trial, and the span of its timed steps: energy is the difference between the two ends."""
 
     def marks(reading: Mapping[str, Any]) -> Iterator[Hashable]:
         trial = reading["trial"]
@@ -75,10 +75,11 @@ def marks_of_trials(timed: Mapping[str, tuple[float, float]]) -> Marks:
 
 
 def marks_of_checks(readings: Mapping[str, Reading]) -> Marks:
-    """What verdicts follow from: all that a GPU showed at all, and while each check went on."""
+    """Mark what verdicts follow from: Xid events, losses, and during each check links, heat, throttling."""
 
     def marks(reading: Mapping[str, Any]) -> Iterator[Hashable]:
-        names = [n for n, r in readings.items() if r.started_at <= reading["at"] <= r.ended_at]
+        at = reading["at"]
+        names = [name for name, check in readings.items() if check.started_at <= at <= check.ended_at]
         yield from names
         for i, gpu in enumerate(reading["gpus"]):
             yield from ((i, xid) for xid in gpu.get("xids") or ())

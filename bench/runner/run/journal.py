@@ -1,7 +1,8 @@
 """The journal of a run: append-only, fsynced, one JSON object a line.
 
-A line counts once its newline is on disk. A torn last line is what a crash leaves: it is cut off,
-and the trial behind it runs again. Anything else that does not parse is damage, and refused.
+A line counts once its newline is on disk. A crash leaves at most a torn last line, which is cut off; the
+trial that it was about runs again. Any other line that does not parse is damage and is refused. What the
+lines mean: events.py.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ ELSEWHERE = "--out names another directory: there the run begins anew"
 
 
 class Journal:
-    """Holds the run's lock as long as it is open: one supervisor a run."""
+    """The journal of the run in `folder`, open for appending. Holds the run's lock: one supervisor a run."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE_NAME
         try:
             self._lines = AppendOnlyLines(self.path, wait=False)
         except BlockingIOError:
-            advice = "wait until it ends, or end it; without --resume another one begins"
+            advice = "wait until it ends, or end it; without --resume a new run begins"
             raise BadInput("this run is already going on", where=str(folder), advice=advice) from None
-        self.events = list(_events(self.path, self._lines.found))
+        self.events = list(_parse(self.path, self._lines.found))
 
     def append(self, event: dict[str, Any]) -> None:
         self._lines.append(canonical_json(event))
@@ -49,7 +50,7 @@ class Journal:
 
 
 def is_of_another(path: Path, manifest: str) -> bool:
-    """Whose first line says so; then what is damaged in it is no matter."""
+    """True if the journal's first line names another manifest; damage further down does not matter then."""
     with suppress(OSError, DecodeError), path.open("rb") as file:
         header = strict_loads(file.readline())
         return isinstance(header, dict) and header.get("manifest", manifest) != manifest
@@ -57,16 +58,16 @@ def is_of_another(path: Path, manifest: str) -> bool:
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Every whole line; a torn last one is left out."""
+    """Every whole line of a journal; a torn last one is left out. BadInput if a line is damaged."""
     try:
         data = path.read_bytes()
     except OSError as error:
         message = f"cannot be read: {error.strerror}"
         raise EnvironmentCannot(message, where=str(path), advice=ELSEWHERE) from None
-    yield from _events(path, data[: data.rfind(b"\n") + 1].splitlines())
+    yield from _parse(path, data[: data.rfind(b"\n") + 1].splitlines())
 
 
-def _events(path: Path, lines: list[bytes]) -> Iterator[dict[str, Any]]:
+def _parse(path: Path, lines: list[bytes]) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             event = strict_loads(line)
@@ -74,5 +75,5 @@ def _events(path: Path, lines: list[bytes]) -> Iterator[dict[str, Any]]:
             message = f"line {number} is damaged: {error}"
             raise BadInput(message, where=str(path), advice=ELSEWHERE) from None
         if not isinstance(event, dict):
-            raise BadInput(f"line {number} is no event", where=str(path), advice=ELSEWHERE)
+            raise BadInput(f"line {number} is not a JSON object", where=str(path), advice=ELSEWHERE)
         yield event

@@ -1,4 +1,7 @@
-"""Every trial of a plan, one after the other, and then every proof, until nothing is open."""
+"""Measure a plan: ceilings, every trial in turn, then every proof, until nothing is open.
+
+In:  a `Run` and its budget. Out: events recorded in the run. Imports no torch; the workers do.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from bench.base.errors import EnvironmentCannot
-from bench.base.strict_json import to_json
-from bench.planning.plan import Plan, SettingPlan
+from bench.planning.plan import Plan
 from bench.planning.search.next_trial import finalist, longer, next_trial, tally, unproven
 from bench.records.environment import differences
 from bench.records.estimate import ceiling_precision
@@ -29,48 +30,50 @@ from bench.records.trial import (
     Trial,
 )
 from bench.runner.machine import telemetry
-from bench.runner.processes.nodes import Nodes, require_free
+from bench.runner.processes.jobs import Nodes, WorkerEvent
+from bench.runner.processes.nodes import require_free
 from bench.runner.processes.supervisor import TICK_SECONDS, Limits, Supervisor
+from bench.runner.run.events import CeilingsMeasured, NodesMet, ProofFailed, Proved, TrialBegun, TrialEnded
 from bench.runner.run.progress import Progress
 from bench.runner.run.run_state import Run
 from bench.training.setting import in_group
 from bench.training.vendor import torch_inside, transformers_inside
 
-LIVES = 3  # a trial that takes the run with it is not tried for ever, by who starts the run again and again
+MAX_FATAL_ATTEMPTS = 3  # a trial during which the whole run died this often counts as crashed
 CEILING_SECONDS = 300.0
 MEETING_SECONDS = 600.0  # for all nodes to come
-DISMISSAL_SECONDS = 60.0  # for those that are left, at the end
-CLEAN_SECONDS = 30.0  # for the memory of a job that was killed to come back
-HELD_BYTES = 2 << 30  # more than any driver keeps for itself
-TRACE_BYTES = 512 << 20  # the driver's own share is not always the same
+DISMISSAL_SECONDS = 60.0  # for the nodes that are left, at the end
+SETTLE_SECONDS = 30.0  # for the driver to free the memory of a job that was killed
+IN_USE_BYTES = 2 << 30  # on a GPU before the run; more than any driver keeps for itself
+LEFTOVER_BYTES = 512 << 20  # on a GPU between jobs; below, it is the driver's own varying share
 
 NOBODY_CAME = (
-    "each runs the same command and manifest, with a --node of its own; between them all ports are open, "
-    "since gloo and NCCL choose theirs; NCCL_SOCKET_IFNAME is by which network"
+    "run the same command and manifest on each, with a --node of its own; open all ports between them, "
+    "since gloo and NCCL choose theirs; set NCCL_SOCKET_IFNAME to choose a network"
 )
-INTERRUPTED = "interrupted"  # by the user, who wants what there is, and now
+INTERRUPTED = "interrupted"  # by the user, who wants the bundle without further waiting
 
 
 class NodeGone(Exception):
-    """One of several nodes does not come to the meeting any more."""
+    """A node that trains with this one no longer comes to the meeting."""
 
 
 def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: Nodes | None) -> str | None:
-    """Until nothing is open. Returns why it stopped early, or None."""
+    """Measure and prove until nothing is open. Returns why it stopped early, or None."""
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
     meter = telemetry.TelemetrySampler(run.folder / telemetry.FILE_NAME, run.node)
     target = run.plan.target
-    ours = run.node.gpus[: target.gpus // target.nodes]
+    gpus = run.node.gpus[: target.gpus // target.nodes]
 
     def used() -> dict[int, int]:
-        """Of the GPUs that train: what others do on the rest of the node is their own business."""
-        return {gpu.index: held for gpu, held in zip(ours, meter.used_bytes(), strict=False)}
+        """Bytes in use on each GPU that trains, by index; the node's other GPUs do not matter."""
+        return {gpu.index: used for gpu, used in zip(gpus, meter.used_bytes(), strict=False)}
 
     before = used()
     progress.start(run.id, run.plan, run.believed, deadline)
     tell_of_others(before, progress.say)
 
-    def tick(event: dict[str, Any] | None) -> None:
+    def tick(event: WorkerEvent | None) -> None:
         meter.sample(progress.current)
         progress.event(event)
 
@@ -111,11 +114,11 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
 
 
 def _next(run: Run, deadline: float | None) -> Trial | None:
-    """What is open; once nothing is, and as long as there is time, what decides between finalists."""
+    """The next open trial; if none is and there is time left, a finalist to measure again for longer."""
     if trial := next_trial(run.plan, run.believed):
         return trial
-    last = finalist(run.plan, run.believed, run.again)
-    return None if _spent(deadline) else last  # to choose it takes time, too
+    again = finalist(run.plan, run.believed, run.again)
+    return None if _spent(deadline) else again  # choosing the finalist takes time, too
 
 
 def _spent(deadline: float | None) -> bool:
@@ -123,70 +126,76 @@ def _spent(deadline: float | None) -> bool:
 
 
 def tell_of_others(before: Mapping[int, int], say: Callable[[str], None]) -> None:
-    """What was held before anything of ours was there does not fit beside it, and may compute too."""
-    held = [f"{bytes_text(used)} on GPU {index}" for index, used in before.items() if used > HELD_BYTES]
-    if held:
-        say(f"memory is in use by others: {', '.join(held)}; what fits, and how fast it is, depends on them")
+    """Warn of GPU memory that was in use before the run: fewer micro-batches fit, and others may compute."""
+    in_use = [f"{bytes_text(used)} on GPU {index}" for index, used in before.items() if used > IN_USE_BYTES]
+    if in_use:
+        say(
+            f"other processes use GPU memory: {', '.join(in_use)}; "
+            "which micro-batches fit, and how fast they are, depends on them"
+        )
 
 
 def settle(
     used: Callable[[], Mapping[int, int]],
     before: Mapping[int, int],
     say: Callable[[str], None],
-    seconds: float = CLEAN_SECONDS,
+    seconds: float = SETTLE_SECONDS,
 ) -> None:
-    """The next job starts with the GPU memory that the first one had: a killed one's comes back late."""
+    """Wait until as much GPU memory is free as `before` the run: that of a killed job is freed late.
+
+    After `seconds` it warns and returns, since another process may have taken the memory.
+    """
     deadline = time.monotonic() + seconds
     while more := [
         f"{bytes_text(now - before[index])} on GPU {index}"
         for index, now in used().items()
-        if now - before[index] > TRACE_BYTES
+        if now - before[index] > LEFTOVER_BYTES
     ]:
         if time.monotonic() > deadline:
-            say(f"memory is in use that was free at the start: {', '.join(more)}; who else computes there?")
+            say(f"GPU memory that was free at the start is in use: {', '.join(more)}; by another process?")
             return
         time.sleep(TICK_SECONDS)
 
 
 def _meet(run: Run, supervisor: Supervisor, progress: Progress, nodes: Nodes) -> None:
-    """All nodes are there, and alike: what one of them measured would else be said of another."""
+    """Wait for all nodes and record them. EnvironmentCannot if one does not come, or they differ."""
     progress.begin("nodes", f"{nodes.count} nodes meet at {nodes.meet}")
     target, log = run.plan.target, run.folder / "logs" / "nodes.txt"
     require_free(nodes.meet)
     try:
         facts = supervisor.facts(target.device, target.gpus, log, MEETING_SECONDS)
     except EnvironmentCannot as error:
-        # What the nodes themselves found stands there with what to do.
+        # A reason from the nodes themselves already ends with advice, in a second line.
         raise EnvironmentCannot(
             f"the {nodes.count} nodes did not come together at {nodes.meet}: {error.message}",
             where=error.where,
             advice=None if "\n" in error.message else NOBODY_CAME,
         ) from None
-    ours, *others = map(_must_be_alike, facts)
-    for number, theirs in enumerate(others, 1):
+    leader, *others = map(_must_be_alike, facts)
+    for number, other in enumerate(others, 1):
         names = ("on node 0", f"on node {number}")
-        if different := "; ".join(differences(ours, theirs, "missing", names)):
+        if different := "; ".join(differences(leader, other, "missing", names)):
             why = f"the nodes differ: {different}"
             _dismiss(run, supervisor, progress, why)
             raise EnvironmentCannot(why)
-    run.record({"event": "nodes", "nodes": to_json(facts)})
+    run.record(NodesMet(facts))
 
 
 def _must_be_alike(node: NodeFacts) -> dict[str, str]:
-    """What nodes that measure together have in common."""
+    """Facts in which nodes that measure together must agree, by name."""
     gpus = ", ".join(gpu.name for gpu in node.gpus)
     image = (node.image.config or "unknown") if node.image else "none"
-    own = {"GPUs": gpus, "driver": node.driver or "none", "image": image, "Python": node.python}
-    return {**own, **node.packages, **deciding(node.switches or {})}
+    facts = {"GPUs": gpus, "driver": node.driver or "none", "image": image, "Python": node.python}
+    return {**facts, **node.packages, **deciding(node.switches or {})}
 
 
 def _require_all(run: Run, supervisor: Supervisor, progress: Progress, outcome: Outcome | Failure) -> None:
-    """A job that lost a node says nothing about its trial, which stays open for when all are there again."""
+    """After a failure, make sure that no node is gone: NodeGone leaves the trial open for a resumed run."""
     if supervisor.nodes is None or not isinstance(outcome, Crashed | TimedOut):
         return
-    progress.begin("nodes", "are the other nodes still there?")
+    progress.begin("nodes", "asking whether the other nodes are still there")
     target, log = run.plan.target, run.folder / "logs" / "nodes.txt"
-    try:  # as patient as with a trial, which would find nobody either
+    try:
         patience = min(MEETING_SECONDS, run.manifest.trial_seconds)
         supervisor.facts(target.device, target.gpus, log, patience)
     except EnvironmentCannot:
@@ -194,12 +203,13 @@ def _require_all(run: Run, supervisor: Supervisor, progress: Progress, outcome: 
 
 
 def _dismiss(run: Run, supervisor: Supervisor, progress: Progress, why: str | None = None) -> None:
-    progress.begin("nodes", "telling the other nodes that it is over")
+    progress.begin("nodes", "telling the other nodes that the run is over")
     target, log = run.plan.target, run.folder / "logs" / "nodes.txt"
     supervisor.dismiss(target.device, target.gpus, log, Limits(DISMISSAL_SECONDS), why)
 
 
 def what_is_open(run: Run) -> str:
+    """How many models or settings are undecided, as a phrase."""
     decided, total, what = tally(run.plan, run.believed)
     return f"{total - decided} of {total} {what} undecided"
 
@@ -218,28 +228,29 @@ def _measure_ceilings(run: Run, supervisor: Supervisor, progress: Progress, dead
         if _spent(deadline):
             return
         raise
-    run.record({"event": "ceilings", "ceilings": to_json(ceilings)})
+    run.record(CeilingsMeasured(ceilings))
 
 
 def _measure_trial(
     run: Run, supervisor: Supervisor, progress: Progress, trial: Trial, scratch: Path, deadline: float | None
 ) -> None:
-    cell, again = _cell_of(run.plan, trial), trial.id in run.outcomes
-    about = f"{trial.model.name}  {cell.label}  micro-batch {trial.micro_batch}"
-    progress.begin(trial.id, about + ", again" * again)
+    again = trial.id in run.outcomes
+    title = f"{trial.model.name}  {_label(run.plan, trial)}  micro-batch {trial.micro_batch}"
+    progress.begin(trial.id, title + ", again" * again)
     timed = replace(trial, timing=longer(trial.timing)) if again else trial
     seconds = _until(deadline, run.manifest.trial_seconds)
     log = run.folder / "logs" / f"{trial.id}{'-again' * again}.txt"
     limits = Limits(seconds, min(seconds, 300.0), _host_limit(run, trial))
-    outcome: Outcome = Crashed(f"the run or its machine died during it, {LIVES} times")
-    if run.deaths[trial.id] < LIVES:
-        run.record({"event": "begun", "id": trial.id})
+    outcome: Outcome = Crashed(f"the run or its machine died during it, {MAX_FATAL_ATTEMPTS} times")
+    if run.deaths[trial.id] < MAX_FATAL_ATTEMPTS:
+        run.record(TrialBegun(trial.id))
         outcome = supervisor.trial(timed, run.plan.target.device, scratch, log, limits)
     if _cut_off(outcome, deadline):
         return
     _require_all(run, supervisor, progress, outcome)
-    run.record({"event": "trial", "id": trial.id, "outcome": to_json(outcome)})
-    progress.end(trial, run.summaries(), again and isinstance(outcome, Measured), run.slowed().get(trial.id))
+    run.record(TrialEnded(trial.id, outcome))
+    replaced = again and isinstance(outcome, Measured)
+    progress.end(trial, run.summaries(), replaced, run.slowed_just_now(trial.id))
 
 
 def _prove_trial(
@@ -251,47 +262,47 @@ def _prove_trial(
     scratch: Path,
     deadline: float | None,
 ) -> None:
-    """The estimate is in the journal by now, and so cannot follow what comes out here."""
-    cell = _cell_of(run.plan, trial)
-    progress.begin(trial.id, f"{trial.model.name}  {cell.label}  proof")
+    """Train for real. The estimate is in the journal before, so that the proof cannot influence it."""
+    progress.begin(trial.id, f"{trial.model.name}  {_label(run.plan, trial)}  proof")
     log = run.folder / "logs" / f"{trial.id}-proof.txt"
     seconds = _until(deadline, run.manifest.trial_seconds + 2 * proving.minutes * 60)
     limits = Limits(seconds, seconds, _host_limit(run, trial))
     match supervisor.proof(trial, proving, run.plan.target.device, scratch, log, limits):
         case Proof() as proof:
-            run.record({"event": "proof", "id": trial.id, "proof": to_json(proof)})
+            run.record(Proved(trial.id, proof))
         case failure if _cut_off(failure, deadline):
             return
         case failure:
             _require_all(run, supervisor, progress, failure)
-            run.record({"event": "unproven", "id": trial.id, "outcome": to_json(failure)})
+            run.record(ProofFailed(trial.id, failure))
     progress.proven(trial, run.summaries())
 
 
 def _until(deadline: float | None, seconds: float) -> float:
-    """A budget is kept: what is running when it is spent ends then."""
+    """A limit of `seconds`, or less: a job still running when the budget is spent ends then."""
     return seconds if deadline is None else max(0.0, min(seconds, deadline - time.monotonic()))
 
 
 def _cut_off(outcome: object, deadline: float | None) -> bool:
-    """By the end of the budget, which says nothing about the trial: it stays open."""
+    """True if the end of the budget cut the trial off; it then stays open."""
     return isinstance(outcome, TimedOut) and _spent(deadline)
 
 
 def _host_limit(run: Run, trial: Trial) -> int | None:
-    """On a CPU the memory cap is the process group's; on a GPU its allocator's."""
+    """The process group's memory limit on a CPU; None on a GPU, where the allocator keeps the cap."""
     return trial.memory_cap_bytes if run.plan.target.device == "cpu" else None
 
 
-def _cell_of(plan: Plan, trial: Trial) -> SettingPlan:
-    return next(cell for cell in plan.cells if trial in cell.trials)
+def _label(plan: Plan, trial: Trial) -> str:
+    return next(cell.label for cell in plan.cells if trial in cell.trials)
 
 
 def preload(plan: Plan) -> list[str]:
+    """Modules and functions that the fork server prepares once, for all trials of the plan."""
     families = sorted({cell.model.family for cell in plan.cells})
     modeling = [transformers_inside.modeling_module(name) for name in families]
     compiles = any(in_group(cell.setting, "compilation") for cell in plan.cells)
     compiler = [*torch_inside.COMPILER_MODULES] if compiles else []
-    if compiles and plan.target.device == "cpu":  # a GPU must not wake up in the process that forks
+    if compiles and plan.target.device == "cpu":  # the fork server must not initialise CUDA
         compiler.append("bench.training.methods.compile:compile_something")
     return ["numpy", "torch", "torch.utils.data", "transformers", *modeling, *compiler]

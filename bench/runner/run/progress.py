@@ -1,11 +1,13 @@
-"""What a person sees while a run goes on: live on a terminal, a plain line now and then elsewhere."""
+"""Progress of a run on stderr: a live line on a terminal, elsewhere a plain line now and then.
+
+In:  events of workers and results of trials. Writes to stderr only.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,23 +19,24 @@ from bench.records.run_results import TrialResult
 from bench.records.slowdown import Slowed, slowed_text
 from bench.records.text import outcome_line, proof_line, seconds_text
 from bench.records.trial import Outcome, Skipped, Trial
+from bench.runner.processes.jobs import WorkerEvent
 
 PLAIN_EVERY_SECONDS = 60.0
 
 
 def skipped_lines(skipped: Sequence[Skipped]) -> Iterator[str]:
-    """A line a model: every setting, each with its reason, stands below the table at the end."""
+    """A line for each model with skipped settings; the table at the end of a run gives every reason."""
     models = dict.fromkeys(skip.model for skip in skipped)
     for model in models:
-        own = [skip for skip in skipped if skip.model == model]
-        what = own[0].label if len(own) == 1 else f"{len(own)} settings"
-        others = len({skip.reason for skip in own}) - 1
+        skips = [skip for skip in skipped if skip.model == model]
+        what = skips[0].label if len(skips) == 1 else f"{len(skips)} settings"
+        others = len({skip.reason for skip in skips}) - 1
         more = f" (and {others} other reason{'s' * (others > 1)})" if others else ""
-        yield f"skipped  {model}  {what}: {own[0].reason}{more}"
+        yield f"skipped  {model}  {what}: {skips[0].reason}{more}"
 
 
 class Progress:
-    """Follows a run by its events; writes to stderr only."""
+    """Shows one run. `current` is what is being measured: a trial's id, "ceilings" or "nodes"."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(file=sys.stderr, highlight=False, markup=False)
@@ -63,12 +66,14 @@ class Progress:
             self._live.start()
 
     def begin(self, key: str, title: str) -> None:
+        """Show that the next job has begun."""
         self.current, self._title = key, title
         self._phase, self._steps, self._begun = "start", 0, time.monotonic()
         self._next_plain = time.monotonic() + PLAIN_EVERY_SECONDS
         self._draw()
 
-    def event(self, event: Mapping[str, Any] | None) -> None:
+    def event(self, event: WorkerEvent | None) -> None:
+        """Show a worker's event, or with None only that time has passed."""
         if event is not None:
             self._phase = event.get("phase", self._phase)
             self._steps += "step" in event
@@ -85,11 +90,12 @@ class Progress:
         again: bool = False,
         slowed: Slowed | None = None,
     ) -> None:
+        """Print the trial's result; `again`: it replaces an earlier, shorter measurement."""
         self._decided = self._count()
         result = next(r for r in results if r.id == trial.id)
         line = outcome_line(result, trial.model.recipe.unit)
-        held_back = f"   SLOWED: {slowed_text(slowed)}" if slowed else ""
-        self.console.print(line + "   measured again, longer" * again + held_back, soft_wrap=True)
+        warning = f"   SLOWED: {slowed_text(slowed)}" if slowed else ""
+        self.console.print(line + "   measured again, longer" * again + warning, soft_wrap=True)
 
     def proven(self, trial: Trial, results: Sequence[TrialResult]) -> None:
         result = next(r for r in results if r.id == trial.id)
@@ -105,7 +111,7 @@ class Progress:
             self._live = None
 
     def _count(self) -> int:
-        """Models or settings decided. Only an outcome changes that; it is too dear for every redraw."""
+        """Models or settings decided. Counted after each outcome: too slow for every redraw."""
         assert self._plan is not None
         decided, self._total, self._what = tally(self._plan, self._outcomes)
         return decided
@@ -120,14 +126,14 @@ class Progress:
         return f"{self._title}   {self._phase}{steps}, {seconds:.0f} s   {self._left()}"
 
     def _left(self) -> str:
-        """Time left, from what the decided settings took so far, and never past the budget."""
+        """The number decided, and the time left: extrapolated, at most until the budget is spent."""
         decided, total = self._decided, self._total
-        done_now = decided - self._decided_before
+        decided_now = decided - self._decided_before
         text = f"{decided} of {total} {self._what} decided"
-        guess = None
-        if done_now:
-            guess = (time.monotonic() - self._started) / done_now * (total - decided)
+        seconds = None
+        if decided_now:
+            seconds = (time.monotonic() - self._started) / decided_now * (total - decided)
         if self._deadline is not None:
             until = max(0.0, self._deadline - time.monotonic())
-            guess = until if guess is None else min(guess, until)
-        return text if guess is None else f"{text}, about {seconds_text(guess)} left"
+            seconds = until if seconds is None else min(seconds, until)
+        return text if seconds is None else f"{text}, about {seconds_text(seconds)} left"

@@ -1,4 +1,7 @@
-"""The folder of a run: a new one, or that of an unfinished run of the same manifest on the same machine."""
+"""Choose the folder of a run: a new one, or that of an unfinished run to continue.
+
+A run continues only with the same manifest, on the same machine, with the same versions.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,14 @@ from bench.records.switches import NOT_SET
 from bench.records.trial import NodeFacts
 from bench.runner.run import journal as journals
 
+# What a disk answers that is full, broken or not ours: the user's matter, not a defect of bench.
 REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES}
-SAME_MEMORY = 0.01
+SAME_MEMORY = 0.01  # share by which a machine's memory may differ from one boot to the next
 MACHINE_ID = Path("/etc/machine-id")
 
 
 def machine(run_id: str) -> str | None:
-    """Tells two equal machines apart, for this run alone. None where a machine has no name."""
+    """A name of this machine that means nothing outside this run. None if it has no machine id."""
     try:
         name = MACHINE_ID.read_bytes().strip()
     except OSError:  # in a container
@@ -37,10 +41,11 @@ def machine(run_id: str) -> str | None:
 def choose_folder(
     out: Path, manifest: Manifest, node: NodeFacts, resume: bool, run_id: str | None, moved: bool = False
 ) -> Path:
-    """A new run's folder, or the newest unfinished one of the same manifest on the same machine.
+    """The folder of a new run, or of the newest unfinished run to continue if `resume`.
 
-    A run that an operator asked for has its id, and goes on even if it was finished: to be signed again,
-    because no certificate came in time, or because he asks anew.
+    A run for an operator's challenge has a `run_id`. It continues even if it was finished, to be signed
+    again: no certificate came in time, or there is a new challenge. BadInput if the run in that folder
+    cannot be continued here.
     """
     folder = out / (run_id or secrets.token_hex(6))
     with making_folders(out):
@@ -52,8 +57,8 @@ def choose_folder(
             advice = "--out names another directory: there this machine begins the run anew, for the operator"
             require_same(folder, events[0], manifest, node, advice, moved)
         return folder
-    if resume and not run_id and (found := _unfinished(out, manifest, node)):
-        return found
+    if resume and not run_id and (unfinished := _unfinished(out, manifest, node)):
+        return unfinished
     with making_folders(out):
         folder.mkdir(parents=True)
     return folder
@@ -61,7 +66,7 @@ def choose_folder(
 
 @contextmanager
 def keeping(folder: Path) -> Iterator[None]:
-    """While a run writes there: what a disk refuses is no defect of ours, and loses nothing that was kept."""
+    """Turn an OSError of a full or broken disk into EnvironmentCannot: what was measured is still there."""
     try:
         yield
     except OSError as error:
@@ -73,7 +78,10 @@ def keeping(folder: Path) -> Iterator[None]:
 
 
 def _unfinished(out: Path, manifest: Manifest, node: NodeFacts) -> Path | None:
-    """The newest that this machine can go on with; where there is none, why not with the newest of all."""
+    """The newest unfinished run that this machine can continue; None if there is no unfinished run.
+
+    BadInput, why the newest one cannot continue, if none of them can.
+    """
     paths = sorted(out.glob(f"*/{journals.FILE_NAME}"), key=lambda path: path.stat().st_mtime, reverse=True)
     refused: BadInput | None = None
     for path in paths:
@@ -94,22 +102,29 @@ def _unfinished(out: Path, manifest: Manifest, node: NodeFacts) -> Path | None:
 
 
 def require_same(
-    folder: Path, header: Mapping[str, Any], manifest: Manifest, node: NodeFacts,
-    advice: str = "leave --resume out to start anew", moved: bool = False,
-) -> None:  # fmt: skip
-    """`moved`: somebody decided that another machine of the same kind goes on; the bundle will say so."""
+    folder: Path,
+    header: Mapping[str, Any],
+    manifest: Manifest,
+    node: NodeFacts,
+    advice: str = "leave --resume out to start anew",
+    moved: bool = False,
+) -> None:
+    """BadInput unless the run with this journal header can continue on `node`.
+
+    `moved`: the user decided that another machine of the same kind continues; the bundle will say so.
+    """
     if header.get("manifest") != manifest.digest:
         raise BadInput("was begun with another manifest", where=str(folder))
-    begun, here = header.get("machine"), machine(folder.name)
-    known, found = header.get("node"), to_json(node)
+    machine_then, machine_now = header.get("machine"), machine(folder.name)
+    node_then, node_now = header.get("node"), to_json(node)
     if moved:
-        known, found = _kind(known), _kind(found)
-    if isinstance(known, dict) and _as_good_as(known.get("memory_bytes"), node.memory_bytes):
-        known = known | {"memory_bytes": node.memory_bytes}
-    elsewhere = not moved and begun is not None and here is not None and begun != here
-    if elsewhere or canonical_json(known) != canonical_json(found):
+        node_then, node_now = _without_identity(node_then), _without_identity(node_now)
+    if isinstance(node_then, dict) and _same_memory(node_then.get("memory_bytes"), node.memory_bytes):
+        node_then = node_then | {"memory_bytes": node.memory_bytes}
+    other_machine = not moved and None not in (machine_then, machine_now) and machine_then != machine_now
+    if other_machine or canonical_json(node_then) != canonical_json(node_now):
         raise BadInput(
-            f"was begun on another machine or software stack{_differences(known, found)}; "
+            f"was begun on another machine or software stack{_differences(node_then, node_now)}; "
             "results must not be mixed",
             where=str(folder),
             advice=advice,
@@ -119,7 +134,7 @@ def require_same(
 
 
 def _differences(begun: Any, here: Mapping[str, Any]) -> str:
-    """By name: what nobody thinks of, most of all."""
+    """The differences between two nodes in parentheses, each by name; empty if none can be named."""
     if not isinstance(begun, dict):
         return ""
     different = [
@@ -131,17 +146,17 @@ def _differences(begun: Any, here: Mapping[str, Any]) -> str:
 
 
 def _texts(fields: Mapping[str, Any] | None) -> dict[str, str]:
-    """What is plain enough to be named."""
+    """The fields that are text or a number."""
     return {name: str(value) for name, value in (fields or {}).items() if isinstance(value, str | int)}
 
 
-def _as_good_as(bytes_then: Any, bytes_now: int) -> bool:
-    """The same memory: from one start of a machine to the next, its kernel keeps a little more or less."""
+def _same_memory(bytes_then: Any, bytes_now: int) -> bool:
+    """True if the two are the same machine's memory: a kernel reserves a little more or less at each boot."""
     return isinstance(bytes_then, int) and abs(bytes_then - bytes_now) <= SAME_MEMORY * bytes_now
 
 
-def _kind(node: Any) -> Any:
-    """Of a machine, all but which one it is: a run may go on where the last node was lost."""
+def _without_identity(node: Any) -> Any:
+    """The node without the UUIDs of its GPUs: what another machine of the same kind has in common with it."""
     if not isinstance(node, dict):
         return node
     return node | {"gpus": [{**gpu, "uuid": ""} for gpu in node.get("gpus", [])]}

@@ -1,23 +1,33 @@
-"""The state of one run, all of it derived from the journal."""
+"""The state of one run, derived from the events of its journal alone.
+
+In:  events, replayed from the journal or recorded now. Out: outcomes, proofs, results. Writes the journal;
+reads telemetry.jsonl. No torch.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from bench import __version__
 from bench.base.errors import BadInput
 from bench.base.signals import held
-from bench.base.strict_json import DecodeError, from_json, union_from_json
+from bench.base.strict_json import DecodeError, to_json
 from bench.planning.manifest import Manifest
 from bench.planning.plan import Plan
 from bench.planning.search.next_trial import undecided
-from bench.records.estimate import estimate
 from bench.records.fastest import fastest_with_confidence
-from bench.records.run_results import Results, RunFacts, TrialResult, reduce_trials
+from bench.records.run_results import (
+    ReducedTrial,
+    Results,
+    RunFacts,
+    TrialResult,
+    reduce_trial,
+    trial_results,
+)
 from bench.records.slowdown import Slowed, slowed_trials
 from bench.records.trial import (
     Ceiling,
@@ -25,18 +35,29 @@ from bench.records.trial import (
     Measured,
     NodeFacts,
     Outcome,
-    Proof,
     ProofOrFailure,
     Trial,
     Unsupported,
 )
-from bench.runner.machine.telemetry import FILE_NAME
+from bench.runner.machine.telemetry import FILE_NAME, TelemetryReader
+from bench.runner.run import events
+from bench.runner.run.events import Event, event_from_json
 from bench.runner.run.journal import ELSEWHERE, Journal
 
 IMPLAUSIBLE = Unsupported("implies more arithmetic than this machine reached")
 
 
+@dataclass(frozen=True, slots=True)
+class RunMachine:
+    """A machine that a run was on."""
+
+    machine: str | None  # see run_folder.machine
+    gpus: tuple[str, ...]  # UUIDs
+
+
 class Run:
+    """A run in progress. `record` is the only way to change it."""
+
     def __init__(
         self, manifest: Manifest, node: NodeFacts, plan: Plan, journal: Journal, folder: Path
     ) -> None:
@@ -45,90 +66,120 @@ class Run:
         self.plan = plan
         self.journal = journal
         self.folder = folder
-        self.outcomes: dict[str, Outcome] = {}
-        self.believed: dict[str, Outcome] = {}  # the same for who searches: what cannot be true is no time
-        self.again: set[str] = set()  # trials that were tried a second time, longer
-        self.earlier: dict[str, Measured] = {}  # of those measured twice, what the first process said
-        self.ceilings: tuple[Ceiling, ...] = ()
-        self.nodes: tuple[NodeFacts, ...] = ()  # all of them, where there are several
-        self.proofs: dict[str, ProofOrFailure] = {}
-        self.deaths: Counter[str] = Counter()  # of this run, without a word, while a trial was measured
-        self._in_flight: str | None = None
-        self.machines: list[dict[str, Any]] = []  # that began it, and that went on with it
         self.id = folder.name
         self.started_at = time.time()
-        for event in journal.events:
-            self._replay(event)
-        self._died()
-
-    def _replay(self, event: dict[str, Any]) -> None:
+        self.outcomes: dict[str, Outcome] = {}
+        self.believed: dict[str, Outcome] = {}  # for the search: an implausible time counts as a failure
+        self.again: set[str] = set()  # trials that were measured a second time, for longer
+        self.earlier: dict[str, Measured] = {}  # the first measurement of those measured twice
+        self.ceilings: tuple[Ceiling, ...] = ()
+        self.nodes: tuple[NodeFacts, ...] = ()  # all of them, in a run on several
+        self.proofs: dict[str, ProofOrFailure] = {}
+        self.deaths: Counter[str] = Counter()  # by trial: how often the whole run died during it
+        self.machines: list[RunMachine] = []  # the one that began the run, then those that continued it
+        self._in_flight: str | None = None
+        self._planned = {trial.id: (trial, cell.label) for cell in plan.cells for trial in cell.trials}
+        self._reduced: dict[str, ReducedTrial | Failure] = {}  # kept, since estimating takes a while
+        self._telemetry = TelemetryReader(folder / FILE_NAME)
         try:
-            match event["event"]:
-                case "run":
-                    self.started_at = event["started_at"]
-                    gpus = [gpu["uuid"] for gpu in event["node"]["gpus"]]
-                    self.machines = [{"machine": event.get("machine"), "gpus": gpus}]
-                case "moved":
-                    self.machines.append({"machine": event["machine"], "gpus": event["gpus"]})
-                case "nodes":
-                    self.nodes = from_json(tuple[NodeFacts, ...], event["nodes"])
-                case "begun":
-                    self._died()
-                    self._in_flight = event["id"]
-                case "stopped":
-                    self._in_flight = None
-                case "ceilings":
-                    self.ceilings = from_json(tuple[Ceiling, ...], event["ceilings"])
-                case "trial":
-                    self._ended(event["id"], union_from_json(Outcome, event["outcome"]))
-                case "proof":
-                    self.proofs[event["id"]] = from_json(Proof, event["proof"])
-                case "unproven":
-                    self.proofs[event["id"]] = union_from_json(Failure, event["outcome"])
-        except (DecodeError, KeyError) as error:
+            for line in journal.events:
+                self._apply(event_from_json(line))
+        except DecodeError as error:
             message = f"not a journal of this version: {error}"
-            raise BadInput(message, where=str(self.journal.path), advice=ELSEWHERE) from None
+            raise BadInput(message, where=str(journal.path), advice=ELSEWHERE) from None
+        self._count_death()
 
-    def _died(self) -> None:
+    def record(self, event: Event) -> None:
+        """Append the event to the journal and apply it.
+
+        Signals wait meanwhile: an interrupt between the two would leave out of the bundle what is in the
+        journal.
+        """
+        with held():
+            self.journal.append(to_json(event))
+            self._apply(event)
+
+    def _apply(self, event: Event) -> None:
+        match event:
+            case events.RunBegun():
+                self.started_at = event.started_at
+                self.machines = [RunMachine(event.machine, tuple(gpu.uuid for gpu in event.node.gpus))]
+            case events.Moved():
+                self.machines.append(RunMachine(event.machine, event.gpus))
+            case events.NodesMet():
+                self.nodes = event.nodes
+            case events.CeilingsMeasured():
+                self.ceilings = event.ceilings
+                self._reduced.clear()  # estimates follow from the ceilings
+            case events.TrialBegun():
+                self._count_death()
+                self._in_flight = event.id
+            case events.TrialEnded():
+                self._end_trial(event.id, event.outcome)
+            case events.Proved():
+                self.proofs[event.id] = event.proof
+            case events.ProofFailed():
+                self.proofs[event.id] = event.outcome
+            case events.RunStopped():
+                self._in_flight = None
+
+    def _count_death(self) -> None:
+        """A trial that was begun and has no outcome: the run died during it."""
         if self._in_flight is not None:
             self.deaths[self._in_flight] += 1
             self._in_flight = None
 
-    def _ended(self, trial: str, outcome: Outcome) -> None:
-        """The second time counts, which was longer; unless it failed."""
+    def _end_trial(self, identity: str, outcome: Outcome) -> None:
+        """Keep the outcome. A second, longer measurement replaces the first one unless it failed."""
         self._in_flight = None
-        if trial in self.outcomes:
-            self.again.add(trial)
-            before = self.outcomes[trial]
-            if isinstance(before, Measured) and isinstance(outcome, Measured):
-                self.earlier[trial] = before
-        if isinstance(outcome, Measured) or trial not in self.outcomes:
-            self.outcomes[trial] = outcome
-            self.believed[trial] = outcome if self._is_plausible(trial, outcome) else IMPLAUSIBLE
+        before = self.outcomes.get(identity)
+        if before is not None:
+            self.again.add(identity)
+            if not isinstance(outcome, Measured):
+                return
+            if isinstance(before, Measured):
+                self.earlier[identity] = before
+        self.outcomes[identity] = outcome
+        self._reduced.pop(identity, None)
+        plausible = identity not in self._planned or self._is_plausible(self._reduce(identity))
+        self.believed[identity] = outcome if plausible else IMPLAUSIBLE
 
-    def _is_plausible(self, identity: str, outcome: Outcome) -> bool:
-        trials = (trial for cell in self.plan.cells for trial in cell.trials)
-        trial = next((trial for trial in trials if trial.id == identity), None)
-        if trial is None or not isinstance(outcome, Measured):
+    def _is_plausible(self, reduced: ReducedTrial | Failure) -> bool:
+        if not isinstance(reduced, ReducedTrial) or reduced.estimate is None:
             return True
-        found = estimate(trial, outcome.measurement, outcome.measurement.flops, self.ceilings)
-        return found is None or found.plausible
+        return reduced.estimate.plausible
+
+    def _reduce(self, identity: str) -> ReducedTrial | Failure:
+        """The estimate of a planned trial, or its failure; computed once an outcome."""
+        if (reduced := self._reduced.get(identity)) is not None:
+            return reduced
+        trial, _ = self._planned[identity]
+        outcome = self.outcomes[identity]
+        if isinstance(outcome, Measured):
+            reduced = reduce_trial(trial, outcome.measurement, self.ceilings)
+            if first := self.earlier.get(identity):
+                reduced = replace(reduced, earlier=reduce_trial(trial, first.measurement, self.ceilings))
+        else:
+            reduced = outcome
+        self._reduced[identity] = reduced
+        return reduced
 
     @property
     def gpus(self) -> list[str]:
-        """Of every machine that it was on."""
-        return list(dict.fromkeys(uuid for one in self.machines for uuid in one["gpus"]))
-
-    def record(self, event: dict[str, Any]) -> None:
-        """An interrupt that comes in between would leave out of the bundle what is in the journal."""
-        with held():
-            self.journal.append(event)
-            self._replay(event)
+        """UUIDs of the GPUs of every machine that the run was on."""
+        return list(dict.fromkeys(uuid for machine in self.machines for uuid in machine.gpus))
 
     def summaries(self) -> tuple[TrialResult, ...]:
-        return reduce_trials(self.trials(), self.ceilings, self.proofs, self.earlier)
+        """Results of the trials so far, in the plan's order."""
+        labelled = [
+            (identity, trial, label, self._reduce(identity))
+            for identity, (trial, label) in self._planned.items()
+            if identity in self.outcomes
+        ]
+        return trial_results(labelled, self.proofs)
 
     def results(self, stopped: str | None) -> Results:
+        """The content of results.json; `stopped` says why the run is incomplete."""
         trials = self.summaries()
         return Results(
             bench_version=__version__,
@@ -149,23 +200,33 @@ class Run:
         )
 
     def spans(self) -> dict[str, tuple[float, float]]:
-        """When each trial's steps were timed."""
+        """Begin and end of each trial's timed steps, in unix time."""
         return {
-            name: (end.measurement.started_at, end.measurement.ended_at)
-            for name, end in self.outcomes.items()
-            if isinstance(end, Measured)
+            identity: (outcome.measurement.started_at, outcome.measurement.ended_at)
+            for identity, outcome in self.outcomes.items()
+            if isinstance(outcome, Measured)
         }
 
     def slowed(self) -> Mapping[str, Slowed]:
-        course = self.folder / FILE_NAME
-        lines = course.read_bytes().splitlines() if course.exists() else []
-        target = self.plan.target
-        return slowed_trials(lambda: lines, self.spans(), target.gpus // target.nodes)
+        """The GPU held back most while a trial's steps were timed, by trial. Reads all telemetry."""
+        path = self.folder / FILE_NAME
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        return slowed_trials(lambda: lines, self.spans(), self._gpus_of_a_node)
+
+    def slowed_just_now(self, identity: str) -> Slowed | None:
+        """`slowed` for the trial that has just ended. Reads only telemetry written since the last call."""
+        lines = self._telemetry.new_lines()
+        spans = {key: span for key, span in self.spans().items() if key == identity}
+        return slowed_trials(lambda: lines, spans, self._gpus_of_a_node).get(identity)
+
+    @property
+    def _gpus_of_a_node(self) -> int:
+        return self.plan.target.gpus // self.plan.target.nodes
 
     def trials(self) -> list[tuple[Trial, str, Outcome]]:
+        """Trials with an outcome, each with its setting's label, in the plan's order."""
         return [
-            (trial, cell.label, self.outcomes[trial.id])
-            for cell in self.plan.cells
-            for trial in cell.trials
-            if trial.id in self.outcomes
+            (trial, label, self.outcomes[identity])
+            for identity, (trial, label) in self._planned.items()
+            if identity in self.outcomes
         ]

@@ -1,7 +1,7 @@
-"""With what a run signs its bundle: the user's own key, or one made here and certified by an operator.
+"""The key that signs a run's bundle: the user's own, or one made for this run and certified by an operator.
 
-The run's own key is never written anywhere. It lives in this one process, which nobody but root may look
-into while it does, and is gone with it: a run that goes on after a crash makes a new one, and asks again.
+The run's key is never written to disk. It lives in this one process, which only root may debug, and ends
+with it: a run resumed after a crash makes a new key and requests a new certificate.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from bench.signing.ssh_keys import Certificate, FormatError, PublicKey, Signer
 REQUEST = "request.json"
 PATIENCE_SECONDS = 600.0
 _LOOK_SECONDS = 0.2
-_LARGEST = 64 * 2**10
+_MAX_BYTES = 64 * 2**10  # of a challenge or a certificate
 _PR_SET_DUMPABLE = 4
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What signs a bundle, and what the statement says of it."""
+    """The key that signs a bundle, with its certificate and the nonce of the challenge, if it has one."""
 
     key: Signer
     certificate: Certificate | None = None
@@ -40,13 +40,13 @@ class Seal:
 
 
 class Sealer(Protocol):
-    """How a run comes by its seal."""
+    """Provides the seal of one run: `begin` when it starts, `seal` when it has been measured."""
 
     @property
-    def run_id(self) -> str | None: ...  # of the run that it is for; None: any
+    def run_id(self) -> str | None: ...  # None: for any run
 
     @property
-    def nonce(self) -> str | None: ...  # of the challenge that it answers
+    def nonce(self) -> str | None: ...  # of the challenge that the run answers
 
     def begin(self, folder: Path, say: Say) -> None: ...
 
@@ -55,21 +55,24 @@ class Sealer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OwnKey:
-    """Nobody was asked: the bundle is signed with the key of whoever runs this."""
+    """Signs with the user's own key, without an operator."""
 
     key: Signer
     run_id: str | None = None
     nonce: str | None = None
 
     def begin(self, folder: Path, say: Say) -> None:
-        """Nothing to prepare."""
+        """Do nothing: the key is there already."""
 
     def seal(self, folder: Path, say: Say, *, patient: bool) -> Seal:
         return Seal(self.key)
 
 
 class CertifiedKey:
-    """A key of this run alone. FOLDER/request.json goes to the operator, FOLDER/run-cert.pub comes back."""
+    """Signs with a key made for this run, which an operator certifies.
+
+    FOLDER/request.json is for the operator, who answers with FOLDER/run-cert.pub.
+    """
 
     def __init__(
         self, challenge: Challenge, manifest_digest: str, patience_seconds: float = PATIENCE_SECONDS
@@ -78,7 +81,7 @@ class CertifiedKey:
             raise BadInput(
                 "the challenge is for another manifest", advice="bench challenge makes one for this"
             )
-        _keep_to_ourselves()
+        _forbid_debugging()
         self.run_id: str | None = challenge.run_id
         self.nonce: str | None = challenge.nonce
         self._challenge = challenge
@@ -86,7 +89,7 @@ class CertifiedKey:
         self._key = Ed25519PrivateKey.generate()
 
     def begin(self, folder: Path, say: Say) -> None:
-        """At the start, so that the operator can certify while this measures."""
+        """Write the request at the start of the run, so that the operator can certify while it measures."""
         with suppress(FileNotFoundError):
             (folder / CERTIFICATE).unlink()  # of a key that is gone
         write_whole(folder / REQUEST, make_request(self._challenge, self._key))
@@ -94,7 +97,10 @@ class CertifiedKey:
         say(f"  bench certify answers it with {CERTIFICATE}, to be put in the same place")
 
     def seal(self, folder: Path, say: Say, *, patient: bool) -> Seal:
-        """Waits for the certificate, unless the user is waiting too. Without one the bundle is nobody's."""
+        """Return the key and its certificate, waiting for it if `patient`.
+
+        Without a certificate the bundle is signed by a key that nobody vouches for.
+        """
         certificate = self._find(folder, say)
         deadline = time.monotonic() + (self._patience_seconds if patient else 0)
         if certificate is None and patient:
@@ -105,11 +111,11 @@ class CertifiedKey:
         return Seal(self._key, certificate, self._challenge.nonce if certificate else None)
 
     def _find(self, folder: Path, say: Say) -> Certificate | None:
-        """The certificate, if it has come whole and is for this key and run."""
+        """The certificate, if it is complete and for this key and run. A wrong one is put aside."""
         path = folder / CERTIFICATE
         try:
             with path.open("rb") as file:
-                text = file.read(_LARGEST).decode("ascii", "replace")
+                text = file.read(_MAX_BYTES).decode("ascii", "replace")
         except FileNotFoundError:
             return None
         if not text.endswith("\n"):
@@ -128,14 +134,15 @@ class CertifiedKey:
 
 
 def read_challenge(path: Path) -> Challenge:
+    """The challenge in a file. BadInput if it is none."""
     with open_regular(path, advice="bench challenge MANIFEST makes one") as file:
-        data = file.read(_LARGEST)
+        data = file.read(_MAX_BYTES)
     try:
         return read(Challenge, data)
     except VerificationFailed as error:
         raise BadInput(error.message, where=str(path), advice="bench challenge MANIFEST makes one") from None
 
 
-def _keep_to_ourselves() -> None:
-    """No core dump of this process, and no debugger but root's: the key is in its memory."""
+def _forbid_debugging() -> None:
+    """Forbid core dumps and debuggers other than root's: the key is in this process's memory."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

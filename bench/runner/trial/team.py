@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from bench.runner import LISTENER
 from bench.training.vendor import torch_inside
 
 # Only a member that died, or hangs, makes the others wait this long; the supervisor ends them earlier.
@@ -83,6 +84,3 @@ def _store(rank: int, size: int) -> dist.Store | None:
         listen_fd=int(os.environ[LISTENER]) if rank == 0 else None,
         timeout=PATIENCE,
     )
-
-
-LISTENER = "BENCH_LISTENER"  # the open socket at which the members meet; under torchrun there is none

@@ -1,0 +1,95 @@
+"""Jobs that a supervisor sends to worker processes, and the type of what these emit. Pure; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bench.base.strict_json import union_from_json
+from bench.records.trial import Trial
+
+# What a worker emits: {"phase": name}, {"step": number}, or the job's final event (supervisor.FINAL).
+WorkerEvent = dict[str, Any]
+Emit = Callable[[WorkerEvent], None]
+
+
+DeviceKind = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """This node's place in a run on several."""
+
+    count: int
+    node: int  # 0 leads
+    meet: str  # HOST:PORT on the leader, which all nodes reach
+    identity: str  # of the run, alike on all nodes: the manifest's digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunJob:
+    """A job of a run, without what is particular to its kind."""
+
+    device: DeviceKind
+    gpus: int  # processes, one a device, on all nodes together
+    scratch: str | None = None  # folder for temporary files
+    nodes: Nodes | None = None  # None: a run on one node
+    number: int = 0  # of the job, by which several nodes find each other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialJob(RunJob):
+    """Measure a trial. Final event: outcome."""
+
+    trial: Trial
+    kind: Literal["trial"] = "trial"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofJob(RunJob):
+    """Train for real, at least so many steps and so long. Final event: proof, or outcome if it failed."""
+
+    trial: Trial
+    steps: int
+    seconds: float
+    kind: Literal["proof"] = "proof"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CeilingsJob(RunJob):
+    """Measure the best that the devices do at these precisions. Final event: ceilings."""
+
+    precisions: tuple[str, ...]
+    kind: Literal["ceilings"] = "ceilings"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactsJob(RunJob):
+    """Describe each node. Final event: facts."""
+
+    kind: Literal["facts"] = "facts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowJob(RunJob):
+    """Do this node's part of the leader's job of the same number. Final event: followed."""
+
+    kind: Literal["follow"] = "follow"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastJob(RunJob):
+    """Tell the nodes that follow that the run is over, and what went wrong if something did."""
+
+    why: str | None = None
+    kind: Literal["last"] = "last"
+
+
+LAST = "last"  # the kind of LastJob
+AnyRunJob = TrialJob | ProofJob | CeilingsJob | FactsJob | FollowJob | LastJob
+
+
+def job_from_json(message: Any) -> AnyRunJob:
+    job: AnyRunJob = union_from_json(AnyRunJob, message)
+    return job

@@ -1,0 +1,36 @@
+"""The parts that bundles of runs and of node checks have in common: statement, SBOM, logs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.base.sbom import PLACE as SBOM
+from bench.base.stamps import utc
+from bench.bundle.statement import Predicate, identity_of
+from bench.records.run_results import RunFacts
+from bench.records.trial import NodeFacts
+from bench.runner.run.fit_into_bundle import fitting_logs
+from bench.runner.run.seal import Seal
+
+
+def surroundings(folder: Path) -> dict[str, bytes | Path]:
+    """Members by name: the SBOM of the image, if this is one, and the logs of the run in `folder`."""
+    sbom: dict[str, bytes | Path] = {"sbom.cdx.json": SBOM.read_bytes()} if SBOM.exists() else {}
+    return sbom | fitting_logs(folder / "logs")
+
+
+def predicate(
+    run: RunFacts, node: NodeFacts, manifest_digest: str, seal: Seal, gpus: Sequence[str] | None = None
+) -> Predicate:
+    """The predicate of the bundle's signed statement. `gpus`: UUIDs, if not only those of `node`."""
+    return Predicate(
+        run_id=run.id,
+        manifest_sha256=manifest_digest.removeprefix("sha256:"),
+        node=identity_of(node, gpus),
+        started_at=utc(run.started_at),
+        ended_at=utc(run.ended_at),
+        complete=run.complete,
+        level="operator" if seal.certificate else "self",
+        nonce=seal.nonce,
+    )

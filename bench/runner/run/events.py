@@ -1,0 +1,117 @@
+"""The events of a run's journal: one frozen dataclass for each kind of line.
+
+In:  a line of journal.jsonl as plain JSON. Out: an `Event`; `to_json` gives back exactly that line. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from bench.base.strict_json import DecodeError, from_json
+from bench.records.trial import Ceiling, Failure, NodeFacts, Outcome, Proof
+
+
+@dataclass(frozen=True, slots=True)
+class RunBegun:
+    """The first line: what is measured, by which version, on which machine."""
+
+    bench: str  # version
+    manifest: str  # digest
+    node: NodeFacts
+    machine: str | None  # see run_folder.machine
+    started_at: float  # unix time
+    schema: Literal["bench/journal/v1"] = "bench/journal/v1"
+    event: Literal["run"] = "run"
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Another machine of the same kind continues the run."""
+
+    machine: str | None
+    gpus: tuple[str, ...]  # UUIDs
+    event: Literal["moved"] = "moved"
+
+
+@dataclass(frozen=True, slots=True)
+class NodesMet:
+    """All nodes of a run on several are there, and alike."""
+
+    nodes: tuple[NodeFacts, ...]
+    event: Literal["nodes"] = "nodes"
+
+
+@dataclass(frozen=True, slots=True)
+class CeilingsMeasured:
+    ceilings: tuple[Ceiling, ...]
+    event: Literal["ceilings"] = "ceilings"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialBegun:
+    id: str
+    event: Literal["begun"] = "begun"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialEnded:
+    id: str
+    outcome: Outcome
+    event: Literal["trial"] = "trial"
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    id: str
+    proof: Proof
+    event: Literal["proof"] = "proof"
+
+
+@dataclass(frozen=True, slots=True)
+class ProofFailed:
+    id: str
+    outcome: Failure
+    event: Literal["unproven"] = "unproven"
+
+
+@dataclass(frozen=True, slots=True)
+class RunStopped:
+    """The run ended early, in good order: by the user, its budget, or an error that no trial caused."""
+
+    why: str
+    event: Literal["stopped"] = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """The bundle of a complete run is written."""
+
+    bundle: str  # its file name
+    event: Literal["end"] = "end"
+
+
+Event = (
+    RunBegun
+    | Moved
+    | NodesMet
+    | CeilingsMeasured
+    | TrialBegun
+    | TrialEnded
+    | Proved
+    | ProofFailed
+    | RunStopped
+    | RunEnded
+)
+_KINDS: Mapping[object, type[Event]] = {
+    field.default: kind for kind in get_args(Event) for field in fields(kind) if field.name == "event"
+}
+
+
+def event_from_json(line: Mapping[str, Any]) -> Event:
+    """Decode a line of the journal. DecodeError if it is no event of this version."""
+    name = line.get("event")
+    if not isinstance(name, str) or name not in _KINDS:
+        raise DecodeError(f"unknown event {name!r:.60}")
+    return from_json(_KINDS[name], line)

@@ -1,0 +1,37 @@
+"""Telemetry read piece by piece tells the same of a trial as all of it read at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bench.base.strict_json import canonical_json
+from bench.records.slowdown import slowed_trials
+from bench.runner.machine.telemetry import TelemetryReader
+
+SPANS = {"a": (0.0, 10.0), "b": (20.0, 30.0)}
+
+
+def reading(at: float, trial: str | None, *gpus: tuple[int, int]) -> bytes:
+    readings: list[dict[str, Any]] = [{"sm_mhz": mhz, "throttle_reasons": bits} for mhz, bits in gpus]
+    return canonical_json({"at": at, "trial": trial, "gpus": readings}) + b"\n"
+
+
+def test_pieces_tell_what_the_whole_tells(tmp_path: Path) -> None:
+    path = tmp_path / "telemetry.jsonl"
+    reader = TelemetryReader(path)
+    assert reader.new_lines() == []
+    pieces = {
+        "a": reading(1, "a", (1980, 0), (1700, 0))
+        + b'{"at":2,"gp\n'
+        + reading(3, "a", (1500, 0), (1900, 0x20)),
+        "b": reading(15, None, (2100, 0), (2100, 0)) + reading(21, "b", (405, 0x20), (400, 0)) + b'{"at":',
+    }
+    for trial, piece in pieces.items():
+        with path.open("ab") as file:
+            file.write(piece)
+        lines = reader.new_lines()
+        apart = slowed_trials(lambda lines=lines: lines, {trial: SPANS[trial]}, 2)  # type: ignore[misc]
+        whole = slowed_trials(lambda: path.read_bytes().splitlines(), SPANS, 2)
+        assert apart[trial] == whole[trial]
+    assert whole["b"].top_mhz == 1980
