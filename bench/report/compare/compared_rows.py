@@ -37,18 +37,8 @@ DEEPSPEED = "deepspeed"  # compared only if some row of the model tried a settin
 
 ON_TRUST = "of the manifest"  # the condition that holds what verification had to take on trust
 # The conditions that say what is trained, as opposed to where and with which software.
-RECIPE_CONDITIONS = frozenset(
-    (
-        "batch",
-        "steps",
-        "precision",
-        "sequence length",
-        "image size",
-        "optimizer",
-        "architecture",
-        "rest of the recipe",
-    )
-)
+PLAIN_CONDITIONS = ("batch", "steps", "precision", "sequence length", "image size", "optimizer")
+RECIPE_CONDITIONS = frozenset((*PLAIN_CONDITIONS, "architecture", "rest of the recipe"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,15 +306,9 @@ def _conditions(run: ComparedRun, model: Model, level: str) -> Iterator[tuple[st
 
 def _recipe_conditions(model: Model) -> Iterator[tuple[str, str]]:
     recipe = model.recipe
-    values = {
-        "batch": recipe.batch_size,
-        "steps": recipe.steps,
-        "precision": recipe.precision,
-        "sequence length": recipe.sequence_length,
-        "image size": recipe.image_size,
-        "optimizer": recipe.optimizer.name,
-    }
-    for name, value in values.items():
+    size, optimizer = recipe.image_size, recipe.optimizer.name
+    plain = (recipe.batch_size, recipe.steps, recipe.precision, recipe.sequence_length, size, optimizer)
+    for name, value in zip(PLAIN_CONDITIONS, plain, strict=True):
         if value is not None:
             yield name, str(value)
     yield "architecture", _short_digest([model.family, dict(model.architecture)])

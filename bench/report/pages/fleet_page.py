@@ -6,7 +6,6 @@ import csv
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from tabulate import tabulate
 
@@ -82,60 +81,29 @@ def _counts(fleet: Fleet) -> str:
     return ", ".join(f"{count} {word.upper()}" for word, count in counts.items() if count)
 
 
-CSV_COLUMNS = (
-    "node",
-    "run",
-    "started_at",
-    "level",
-    "gpu_model",
-    "verdict",
-    "check",
-    "subject",
-    "finding_verdict",
-    "basis",
-    "value",
-    "reference",
-    "unit",
-    "uuid",
-    "found",
-    "advice",
-)
+CSV_NODE = ("node", "run", "started_at", "level", "gpu_model", "verdict")
+CSV_JUDGED = ("check", "subject", "finding_verdict", "basis", "value", "reference", "unit")
+CSV_FINDING = (*CSV_JUDGED, "uuid", "found", "advice")
 
 
 def as_csv(fleet: Fleet) -> str:
     """A row for each finding; a node without findings has one row."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, CSV_COLUMNS, restval="", lineterminator="\n")
-    writer.writeheader()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow((*CSV_NODE, *CSV_FINDING))
     for node in fleet.nodes:
-        about_node = {
-            "node": node.seen.name,
-            "run": node.seen.run_id,
-            "started_at": node.seen.started_at,
-            "level": node.seen.level,
-            "gpu_model": node.seen.kind,
-            "verdict": node.verdict,
-        }
-        for finding in node.findings or (None,):
-            writer.writerow(about_node | _csv_finding(node, finding))
+        seen = node.seen
+        about_node = (seen.name, seen.run_id, seen.started_at, seen.level, seen.kind, node.verdict)
+        writer.writerows((*about_node, *_csv_finding(node, finding)) for finding in node.findings or (None,))
     return out.getvalue()
 
 
-def _csv_finding(node: RankedNode, finding: Finding | None) -> dict[str, Any]:
+def _csv_finding(node: RankedNode, finding: Finding | None) -> tuple[object, ...]:
+    """The cells below CSV_FINDING, empty for a node without findings."""
     if finding is None:
-        return {}
-    return {
-        "check": finding.check,
-        "subject": finding.subject,
-        "finding_verdict": finding.verdict,
-        "basis": finding.basis,
-        "value": finding.value,
-        "reference": finding.reference,
-        "unit": finding.unit,
-        "uuid": node.seen.uuids.get(str(finding.gpu), ""),
-        "found": finding.found,
-        "advice": finding.advice,
-    }
+        return ("",) * len(CSV_FINDING)
+    f, uuid = finding, node.seen.uuids.get(str(finding.gpu), "")
+    return f.check, f.subject, f.verdict, f.basis, f.value, f.reference, f.unit, uuid, f.found, f.advice
 
 
 def as_markdown(fleet: Fleet) -> str:
