@@ -110,7 +110,7 @@ def _median_text(values: Sequence[float], unit: str) -> str:
 
 
 def _problems(findings: Sequence[Finding]) -> Iterator[str]:
-    """Findings that did not pass, the most serious first; equal ones of several GPUs are joined."""
+    """Findings that did not pass, the most serious first; equal ones are joined, advice is given once."""
     advice = ""
     for verdict in ("fail", "not-run", "warn"):
         groups: dict[tuple[str, ...], list[Finding]] = {}

@@ -186,11 +186,10 @@ def _estimate_line(guess: Extrapolation) -> str:
     floor = f"not under {figures(guess.at_peak_days)} days at the vendor's peak"
     if guess.days is None:
         return f"ESTIMATE {machine}: {floor}; {guess.basis}"
+    rows = count_text(guess.held_out, "row")
     if guess.low_days is None or guess.high_days is None:
-        rows = count_text(guess.held_out, "row")
         bar = f"no error bar: {rows} to test the estimate on, {LEAST_HELD_OUT} are needed"
     else:
-        rows = count_text(guess.held_out, "row")
         bar = f"95%: {figures(guess.low_days)} to {figures(guess.high_days)}, tested on {rows}"
     return f"ESTIMATE {machine}: about {figures(guess.days)} days ({bar}); {floor}; from {guess.basis}"
 
@@ -258,8 +257,9 @@ def notes(comparison: Comparison) -> list[str]:
         )
     if any(e.offers for part in comparison.parts for e in part.entries):
         lines.append("price: of the whole machine with all its GPUs; of all machines that train together")
+        life = _life(comparison)
         lines.append(
-            f"a run, bought: its share of the machine's price, which is spread over {_life(comparison)}"
+            f"a run, bought: its share of the machine's price over {life}, and its priced electricity"
         )
         lines += [f"quoted: {quote}" for quote in comparison.quotes]
     return lines
