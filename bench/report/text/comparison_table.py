@@ -259,7 +259,7 @@ def notes(comparison: Comparison) -> list[str]:
         lines.append("price: of the whole machine with all its GPUs; of all machines that train together")
         life = _life(comparison)
         lines.append(
-            f"a run, bought: its share of the machine's price over {life}, and its priced electricity"
+            f"a run, bought: its share of the machine's price over {life}, and electricity if priced"
         )
         lines += [f"quoted: {quote}" for quote in comparison.quotes]
     return lines
