@@ -320,7 +320,7 @@ def test_trust_is_shown_and_not_assumed(tmp_path: Path) -> None:
 
 
 def test_many_bundles_give_what_few_do(tmp_path: Path) -> None:
-    """Past MANY they are verified in other processes."""
+    """From MANY_BUNDLES on, they are verified in several processes."""
     paths = [
         bundle(tmp_path / f"{i:03}.tar", run_id=f"r{i}", uuid=f"G{i}", pass_seconds=0.5 + i / 100)
         for i in range(70)
