@@ -31,7 +31,7 @@ INNER_FLOORS = {
     "node_check": (("judging",), ("checks",), ("*",), ("any_manifest", "recompute_any")),
     "images": (("*",), ("engines",)),
     "runner": (("machine",), ("trial",), ("processes",), ("run",), ("check",)),
-    "report": (("read_bundles",), ("compare",), ("plots", "text"), ("pages", "paper", "reproduce")),
+    "report": (("read_bundles", "markup"), ("compare",), ("plots", "text"), ("pages", "paper", "reproduce")),
 }
 ANYWHERE = {"", "data"}  # bench/__init__.py and the shipped data: everything may import them
 ABOVE_ALL = {"__main__"}

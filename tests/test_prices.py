@@ -86,7 +86,9 @@ def test_ones_own_quotes_go_before_the_shipped_ones(tmp_path: Path) -> None:
     fed = book.to_feed(100)
     assert fed is not None
     assert fed.amount == pytest.approx(30)
-    assert fed.quotes == ("$0.20 for a kWh, 1.5 of them for each that the GPUs draw: a quote, 2026-06-01",)
+    assert fed.quotes == (
+        "$0.20 for a kWh, of which 1.5 are paid for each that the GPUs draw: a quote, 2026-06-01",
+    )
     assert eight.quotes == (f"$150,000 for a machine with 8x {H100}: a quote, 2026-06-01",)
 
 

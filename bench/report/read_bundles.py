@@ -1,4 +1,8 @@
-"""Bundles read and verified, one or thousands of them. Imports no torch."""
+"""Read and verify bundles, one or thousands of them.
+
+In: files, patterns and directories. Out: for each bundle its verdict, or what a caller keeps of it.
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -14,39 +18,40 @@ from bench.bundle.verdict import C, Verdict
 from bench.bundle.verify import Recompute, TrustRules, verify_bundle
 from bench.node_check.recompute_any import AnyVerdict, recompute
 
-MANY = 64  # bundles, from which on several processes are worth their start
+MANY_BUNDLES = 64  # from this many on, several processes verify them
 T = TypeVar("T")
 Checked = tuple[Path, AnyVerdict | BenchError]
 
 
 class Lists(NamedTuple):
-    """The files that the user named; without them, those that `bench keys` keeps count, if there are any."""
+    """Lists of trusted and revoked keys that the user named; None: those that `bench keys` keeps, if any."""
 
     trust: Path | None = None
     revoked: Path | None = None
 
 
 def check_all(paths: Iterable[Path], lists: Lists | None = None) -> Iterator[Checked]:
+    """The verdict of each bundle, or the error that refused it."""
     return look_at_all(paths, lists, recompute, _whole)
 
 
 def look_at_all(
     paths: Iterable[Path], lists: Lists | None, gather: Recompute[C], look: Callable[[Path, Verdict[C]], T]
 ) -> Iterator[tuple[Path, T | BenchError]]:
-    """Verifies every bundle, and of each good one keeps what `look` sees: in the process that verified it."""
-    gc.freeze()  # what is there stays, and samples are freed as they are read: little of it is worth a look
+    """Verify every bundle; of each valid one keep what `look` returns, in the process that verified it."""
+    gc.freeze()  # objects made so far stay, and samples are freed as they are read: little garbage arises
     gc.set_threshold(50_000)
-    rules = _rules(lists or Lists())  # once: a wrong file is one mistake, not one a bundle
+    rules = _rules(lists or Lists())  # read once, so that a wrong list is one mistake and not one per bundle
     every = list(_bundles(paths))
     work = partial(_checked, rules, gather, look)
-    if len(every) < MANY:
+    if len(every) < MANY_BUNDLES:
         yield from map(work, every)
         return
-    from concurrent.futures import ProcessPoolExecutor  # slow to import, and one bundle needs none
+    from concurrent.futures import ProcessPoolExecutor  # slow to import, and not needed for one bundle
     from multiprocessing import get_context
 
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
-        yield from pool.map(work, every, chunksize=MANY // 4)
+        yield from pool.map(work, every, chunksize=MANY_BUNDLES // 4)
 
 
 def _whole(_path: Path, verdict: AnyVerdict) -> AnyVerdict:
@@ -64,18 +69,18 @@ def _checked(
 
 
 def _rules(lists: Lists) -> TrustRules:
-    """A list that was named must vouch for every bundle. The user's own only adds to what is known of it."""
-    own = config_path(ALLOWED_SIGNERS)
-    known = lists.trust or (own if own and own.exists() else None)
+    """The rules from the lists. A trust list must vouch for every bundle only if it was named."""
+    kept = config_path(ALLOWED_SIGNERS)
+    trust = lists.trust or (kept if kept and kept.exists() else None)
     listed = (path for path in (lists.revoked, config_path(REVOKED)) if path)
     revoked = [path for path in listed if path == lists.revoked or path.exists()]
-    if not known and not revoked:
+    if not trust and not revoked:
         return TrustRules()
     from bench.signing.allowed_signers import TrustPolicy
-    from bench.signing.revocation import Revoked  # who has no lists need not wait for what reads them
+    from bench.signing.revocation import Revoked  # slow to import, and not needed without lists
 
     return TrustRules(
-        trust=TrustPolicy.from_file(known) if known else None,
+        trust=TrustPolicy.from_file(trust) if trust else None,
         demanded=lists.trust is not None,
         revoked=tuple(map(Revoked.from_file, revoked)),
     )
@@ -86,7 +91,7 @@ def _place(path: Path, inside: str | None) -> str:
 
 
 def _bundles(paths: Iterable[Path]) -> Iterator[Path]:
-    """Files as they are named or match; of a directory, every .tar in it."""
+    """Files as named, the matches of a pattern, and every .tar below a directory."""
     for path in paths:
         if any(sign in str(path) for sign in "*?[") and not path.exists():
             matching = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
@@ -97,7 +102,7 @@ def _bundles(paths: Iterable[Path]) -> Iterator[Path]:
         if not path.is_dir():
             yield path
             continue
-        found = sorted(path.rglob("*.tar"))
-        if not found:
+        inside = sorted(path.rglob("*.tar"))
+        if not inside:
             raise BadInput("holds no .tar, so no bundle", where=str(path))
-        yield from found
+        yield from inside

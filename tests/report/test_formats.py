@@ -22,8 +22,7 @@ from bench.records.text import figures, interval_text, money_text
 from bench.records.trial import Crashed
 from bench.report.compare.comparison import Comparison
 from bench.report.pages.html import page
-from bench.report.text.comparison_csv import CSV_COLUMNS, csv_text
-from bench.report.text.comparison_table import json_text, markdown, table, texts
+from bench.report.text.comparison_table import CSV_COLUMNS, csv_text, json_text, markdown, table, texts
 from tests.report.made import KEY, bundle, manifest, measured
 
 ROOT = Path(__file__).parents[2]
@@ -124,7 +123,9 @@ def test_the_decision_is_told_in_words(comparison: Comparison) -> None:
     text = table(comparison)
     assert "fastest in budget" in text
     assert "beats the cheapest rent from" in text
-    asked = "the fastest that $50,000 pays for, and the cheapest that surely does each run in 20 days"
+    asked = (
+        "the fastest machine that $50,000 pays for, and the cheapest that is certain to do a run in 20 days"
+    )
     assert f"\nasked: {asked}; for 3 runs of a model\n" in text
     assert f"- asked: {asked}" in markdown(comparison)
     assert f"<p>Asked: {asked}" in page(comparison)
@@ -132,7 +133,7 @@ def test_the_decision_is_told_in_words(comparison: Comparison) -> None:
     assert "methods exhaustive, not naive" in text
     assert "quoted: $2.50 an hour for each NVIDIA H100 80GB HBM3: a quote, 2026-06-01" in text
     assert "quoted: $0.20 for a kWh: a quote, 2026-06-01" in text
-    assert "price: of the whole machine, all its GPUs together;" in text
+    assert "price: of the whole machine with all its GPUs;" in text
 
 
 @pytest.mark.parametrize(
@@ -194,14 +195,15 @@ def test_one_bundle_shows_its_settings_too(capsys: Any) -> None:
 
 
 @pytest.mark.parametrize("form", [table, markdown])
-def test_a_fastest_that_is_not_sure_stands_with_what_surely_is_fast(form: Any, tmp_path: Path) -> None:
+def test_a_fastest_that_is_not_sure_stands_with_its_runner_up(form: Any, tmp_path: Path) -> None:
     settings = [((), 0.9), (("kernels",), 0.5), (("compile",), measured(0.49, WIDE))]
     bundle(tmp_path / "a.tar", settings=settings)
     sure = bundle(tmp_path / "b.tar", settings=settings[:2], run_id="bbbb", uuid="other")
     comparison = collect(CompareArguments((tmp_path,)))
     (line,) = (line for line in form(comparison).splitlines() if "close: " in line)
     assert "compile is within 1% of the fastest measured with " in line
-    assert "surer: kernels at micro-batch 16, " in line
+    assert "next: kernels at micro-batch 16, " in line
+    assert line.endswith(" days (of all others, its interval ends first)")
     assert "close: " not in form(collect(CompareArguments((sure,))))
 
 

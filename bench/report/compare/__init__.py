@@ -1,4 +1,4 @@
-"""Rows of many bundles compared: ranking, offers, prices, the decision, and extrapolation.
+"""Compare the rows of many bundles: ranking, offers, prices, what to buy or rent, and estimates.
 
-Imports bundle and below. Pure but for reading price files. Text, plots and pages show its `Comparison`.
+Imports bundle and below. Pure but for reading bundles and price files. `comparison.Comparison` is the result.
 """

@@ -1,6 +1,7 @@
-"""A verified bundle to rows: one for each model, with all that comparing needs and no more.
+"""Turn a verified bundle into rows, one for each model, with everything that comparing needs.
 
-This runs in the process that verified the bundle, so that thousands of bundles never lie in memory at once.
+In: the files of a bundle and its verdict. Out: a `Row`, or a `RankedRow` if the model has a figure. Does I/O.
+Runs in the process that verified the bundle, so that thousands of bundles never lie in memory at once.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from bench.base.errors import VerificationFailed
@@ -27,47 +28,46 @@ from bench.records.trial import NodeFacts
 from bench.report.compare.energy import TelemetryCourse, course_of, telemetry_lines, watts_of
 from bench.training.models import Model, Recipe
 
-# What decides how fast the same code runs; the rest of the packages does not.
+# Packages that decide how fast the same code runs; rows with other versions of them are not comparable.
 STACK = ("torch", "triton", "transformers", "flash-attn")
 STACK_OF_A_FAMILY = {"mamba": ("mamba-ssm", "causal-conv1d")}
-DEEPSPEED = "deepspeed"  # decides nothing where no row of a model has a setting of it
+DEEPSPEED = "deepspeed"  # compared only if some row of the model tried a setting that uses it
 
-
-ON_TRUST = "of the manifest"
-# Of what must be equal: what is trained, and how.
-OF_RECIPE = frozenset({
-    "batch", "steps", "precision", "sequence length", "image size", "optimizer", "architecture",
-    "rest of the recipe",
-})  # fmt: skip
+ON_TRUST = "of the manifest"  # the condition that holds what verification had to take on trust
+# The conditions that say what is trained, as opposed to where and with which software.
+PLAIN_CONDITIONS = ("batch", "steps", "precision", "sequence length", "image size", "optimizer")
+RECIPE_CONDITIONS = frozenset((*PLAIN_CONDITIONS, "architecture", "rest of the recipe"))
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
+    """The devices that trained together, on one node or several."""
+
     name: str  # of its GPUs, or of its CPU
     kind: str  # cuda, cpu
-    devices: int  # that trained together
+    devices: int
     memory_bytes: int  # of one device
-    identity: str  # this very machine, or this run where a machine says nothing of itself
-    nodes: int = 1  # that trained as one
+    identity: str  # equal for two runs on the same GPUs; a machine without GPUs is identified by its run
+    nodes: int = 1
 
     @property
     def label(self) -> str:
         short = self.name.replace("NVIDIA ", "") + (f" on {self.nodes} nodes" if self.nodes > 1 else "")
-        if " + " in self.name and self.kind == "cuda":  # several kinds, each with its own number
+        if " + " in self.name and self.kind == "cuda":  # several kinds of GPU: the name has the counts
             return short
         return f"{self.devices}x {short}" if self.kind == "cuda" or self.devices > 1 else short
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One trial, as plots and tables show it."""
+    """A trial, as plots and tables show it."""
 
     label: str
     setting: tuple[str, ...]
     micro_batch: int
     accumulation: int
     outcome: str  # as in the bundle, or "implausible"
-    reason: str | None = None  # why there are no days
+    reason: str | None = None  # why it has no figures, or is not ranked
     days: Interval | None = None
     step_seconds: Interval | None = None
     units_per_second: float | None = None
@@ -76,73 +76,101 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class UncertainFastest:
-    """What goes with a fastest that is not sure to be it."""
+class MeasuredAttempt(Attempt):
+    """A trial with figures; they may be implausible."""
 
-    confidence: float  # that nothing measured is more than a percent faster
-    rival: Attempt  # surely the fastest of the rest
+    days: Interval = field(kw_only=True)
+    step_seconds: Interval = field(kw_only=True)
+    units_per_second: float = field(kw_only=True)
+    peak_bytes: int = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class UncertainFastest:
+    """The runner-up, when the fastest setting is uncertain."""
+
+    confidence: float  # that no measured setting is more than 1% faster than the fastest
+    rival: MeasuredAttempt  # of all others, the one whose interval ends first
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """A model's part of one bundle."""
+
     path: str
     run_id: str
     started_at: str
     level: str
     trusted: bool
-    complete: bool  # of this model: a run that ended early may have decided it
+    complete: bool  # for this model: a run that ended early may have decided its fastest setting
     machine: Machine
     model: str
     family: str
     precision: str
     unit: str
-    conditions: tuple[tuple[str, str], ...]  # what must be equal before rows are ranked
-    training_flops: float | None  # of the whole recipe, by the bundle's own count
-    best: Attempt | None
+    conditions: tuple[tuple[str, str], ...]  # (name, value); rows are ranked together if all are equal
+    training_flops: float | None  # of the whole recipe, as the bundle counts them
+    best: MeasuredAttempt | None  # the fastest plausible trial
     attempts: tuple[Attempt, ...]
-    watts: float | None = None  # of the GPUs that trained, by their own energy counters, at `best`
+    watts: float | None = None  # of all GPUs that trained, by their energy counters, during `best`
     telemetry: TelemetryCourse | None = None
     close: UncertainFastest | None = None
-    tried_zero: bool = False  # a setting of DeepSpeed's, whatever came of it
-    samples_sha256: str | None = None  # of all that its figures follow from
-    slowed: Slowed | None = None  # while `best` was timed
+    tried_zero: bool = False  # tried a setting that uses DeepSpeed, even if it failed
+    samples_sha256: str | None = None
+    slowed: Slowed | None = None  # a GPU that was slowed down during `best`
 
     @property
     def on_trust(self) -> str | None:
-        """What nothing here could be held against: told even where it has no rival to be kept from."""
+        """What verification took on trust about this model; shown even if no other row differs."""
         return dict(self.conditions).get(ON_TRUST)
 
     @property
     def recipe(self) -> tuple[tuple[str, str], ...]:
-        """Rows of one name may train different things: what a user calls his models is his to say."""
-        return tuple(pair for pair in self.conditions if pair[0] in OF_RECIPE)
+        """What is trained. Two rows with the same model name may differ: names are free to choose."""
+        return tuple(pair for pair in self.conditions if pair[0] in RECIPE_CONDITIONS)
 
     @property
     def kwh(self) -> float | None:
-        """What the GPUs draw in one run of the recipe."""
-        if self.watts is None or self.best is None or self.best.days is None:
+        """The GPUs' energy for one run of the recipe."""
+        if self.watts is None or self.best is None:
             return None
         return self.watts * self.best.days.value * 24 / 1000
 
 
 @dataclass(frozen=True, slots=True)
+class RankedRow(Row):
+    """A row with a figure to rank by."""
+
+    best: MeasuredAttempt
+
+    @classmethod
+    def of(cls, row: Row, best: MeasuredAttempt) -> RankedRow:
+        values = {each.name: getattr(row, each.name) for each in fields(row)}
+        return cls(**{**values, "best": best})
+
+    @property
+    def days(self) -> Interval:
+        return self.best.days
+
+
+@dataclass(frozen=True, slots=True)
 class ComparedRun(RunContents):
-    """A run with what its rows need besides: read while the bundle is open, before it is left alone."""
+    """A recomputed run, and what else its rows need: read while the bundle is open."""
 
     manifest_conditions: Mapping[str, tuple[tuple[str, str], ...]]  # by model
-    gpus: int  # of each node
+    gpus: int  # of each node, as many as trained
     watts: Mapping[str, float | None]  # by trial
     course: TelemetryCourse | None
     samples_sha256: str
 
 
 def gather(with_telemetry: bool, files: Files) -> ComparedRun | CheckContents:
-    """Recompute a bundle, and read what rows need besides. No byte of it can be trusted to make sense."""
+    """Recompute a bundle, and read what else its rows need. VerificationFailed if that is malformed."""
     run = recompute(files)
     if not isinstance(run, RunContents):
         return run
     results = run.results
-    bests = {t.id: t for m in results.models if (t := fastest(_of(results, m.name))) is not None}
+    bests = {t.id: t for m in results.models if (t := fastest(_trials_of(results, m.name))) is not None}
     lines = telemetry_lines(files)
     try:
         manifest_conditions = {m.name: run.stated.conditions_of(m.name) for m in results.models}
@@ -170,20 +198,22 @@ def rows_of(path: Path, verdict: Verdict[Contents], run: ComparedRun) -> tuple[R
     return tuple(_row(path, verdict, run, model) for model in run.results.models)
 
 
-def _of(results: Results, model: str) -> list[TrialResult]:
+def _trials_of(results: Results, model: str) -> list[TrialResult]:
     return [trial for trial in results.trials if trial.model == model]
 
 
 def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model) -> Row:
     results = run.results
-    trials = _of(results, model.name)
+    trials = _trials_of(results, model.name)
     best = fastest(trials)
+    best_attempt = _attempt(best) if best else None
+    doubt = runner_up(model.name, results.trials)
     devices = best.gpus if best else max((trial.gpus for trial in trials), default=1)
     flops = None
     if best is not None and best.estimate is not None:
         e = best.estimate
         flops = e.flops_per_second * e.step_seconds.value * model.recipe.steps
-    return Row(
+    row = Row(
         path=str(path),
         run_id=verdict.run_id,
         started_at=verdict.started_at,
@@ -197,50 +227,59 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
         unit=model.recipe.unit,
         conditions=tuple(_conditions(run, model, verdict.level)),
         training_flops=flops,
-        best=_attempt(best) if best else None,
+        best=None,
         attempts=tuple(_attempt(trial) for trial in trials),
         watts=run.watts.get(best.id) if best else None,
         telemetry=run.course,
-        close=UncertainFastest(doubt[0], _attempt(doubt[1]))
-        if (doubt := runner_up(model.name, results.trials))
-        else None,
+        close=_uncertain(*doubt) if doubt else None,
         tried_zero=any("zero" in method for trial in trials for method in trial.setting),
         samples_sha256=run.samples_sha256,
         slowed=run.slowed.get(best.id) if best else None,
     )
+    return RankedRow.of(row, best_attempt) if isinstance(best_attempt, MeasuredAttempt) else row
+
+
+def _uncertain(confidence: float, rival: TrialResult) -> UncertainFastest | None:
+    attempt = _attempt(rival)
+    return UncertainFastest(confidence, attempt) if isinstance(attempt, MeasuredAttempt) else None
 
 
 def _is_decided(results: Results, model: str) -> bool:
     return any(winner.model == model and winner.undecided == 0 for winner in results.winners)
 
 
-def _machine(node: NodeFacts, each: int, devices: int, run_id: str) -> Machine:
+def _machine(node: NodeFacts, gpus_a_node: int, devices: int, run_id: str) -> Machine:
     if not node.gpus:
         return Machine(node.cpu, "cpu", devices, node.memory_bytes, f"run {run_id}")
-    used = node.gpus[: min(each, devices)]
+    used = node.gpus[: min(gpus_a_node, devices)]
     names = Counter(gpu.name for gpu in used)
     identity = hashlib.sha256(" ".join(sorted(gpu.uuid for gpu in used)).encode()).hexdigest()[:12]
-    # Of several nodes that train together the leader's GPUs stand for all.
+    # Of several nodes that trained together, the bundle has the GPUs of the leader only.
     name = used[0].name if len(names) == 1 else " + ".join(f"{n}x {gpu}" for gpu, n in names.items())
-    nodes = -(-devices // each)
+    nodes = -(-devices // gpus_a_node)
     return Machine(name, "cuda", devices, min(g.memory_bytes for g in used), f"{identity}-{devices}", nodes)
 
 
 def _attempt(trial: TrialResult) -> Attempt:
-    base = (trial.label, trial.setting, trial.micro_batch, trial.accumulation)
+    batch = (trial.label, trial.setting, trial.micro_batch, trial.accumulation)
     if trial.failure is not None:
-        return Attempt(*base, trial.outcome, failure_text(trial.failure))
+        return Attempt(*batch, trial.outcome, failure_text(trial.failure))
     e = trial.estimate
     if e is None:
-        return Attempt(*base, trial.outcome, "too few samples for an interval")
-    outcome = "measured" if e.plausible else "implausible"
-    reason = None if e.plausible else "implies more arithmetic than this machine reached: never ranked"
-    return Attempt(
-        *base, outcome, reason, e.days, e.step_seconds, e.units_per_second, e.utilisation, e.peak_bytes
+        return Attempt(*batch, trial.outcome, "too few samples for an interval")
+    return MeasuredAttempt(
+        *batch,
+        outcome="measured" if e.plausible else "implausible",
+        reason=None if e.plausible else "implies more arithmetic than this machine reached: never ranked",
+        days=e.days,
+        step_seconds=e.step_seconds,
+        units_per_second=e.units_per_second,
+        utilisation=e.utilisation,
+        peak_bytes=e.peak_bytes,
     )
 
 
-# What must be equal
+# Conditions: what must be equal before rows are ranked together
 
 
 def _conditions(run: ComparedRun, model: Model, level: str) -> Iterator[tuple[str, str]]:
@@ -257,26 +296,24 @@ def _conditions(run: ComparedRun, model: Model, level: str) -> Iterator[tuple[st
     for name in (*STACK, *STACK_OF_A_FAMILY.get(model.family, ()), DEEPSPEED):
         if name in results.node.packages:
             yield name, results.node.packages[name]
-    if own := [note.text for note in run.notes if note.model in (None, model.name)]:
-        yield ON_TRUST, "; ".join(own)
+    if notes := [note.text for note in run.notes if note.model in (None, model.name)]:
+        yield ON_TRUST, "; ".join(notes)
     yield "assurance level", level
 
 
 def _recipe_conditions(model: Model) -> Iterator[tuple[str, str]]:
     recipe = model.recipe
-    words = {
-        "batch": recipe.batch_size, "steps": recipe.steps, "precision": recipe.precision,
-        "sequence length": recipe.sequence_length, "image size": recipe.image_size,
-        "optimizer": recipe.optimizer.name,
-    }  # fmt: skip
-    for name, value in words.items():
+    size, optimizer = recipe.image_size, recipe.optimizer.name
+    plain = (recipe.batch_size, recipe.steps, recipe.precision, recipe.sequence_length, size, optimizer)
+    for name, value in zip(PLAIN_CONDITIONS, plain, strict=True):
         if value is not None:
             yield name, str(value)
     yield "architecture", _short_digest([model.family, dict(model.architecture)])
-    yield "rest of the recipe", _short_digest(_rest(recipe))
+    yield "rest of the recipe", _short_digest(_unnamed_fields(recipe))
 
 
-def _rest(recipe: Recipe) -> object:
+def _unnamed_fields(recipe: Recipe) -> object:
+    """The fields of a recipe that have no condition of their own."""
     named = {"batch_size", "steps", "precision", "sequence_length", "image_size", "source"}
     return {key: value for key, value in to_json(recipe).items() if key not in named}
 

@@ -1,6 +1,7 @@
-"""Rows and prices to a comparison: what is ranked, what stands apart and why, what to buy. Pure.
+"""Compare rows at their prices: what is ranked, what is set apart and why, what to buy or rent.
 
-Everything that any output shows is in the Comparison, once: table, HTML, CSV and JSON only spell it.
+In: rows of many bundles, and the terms of the user. Out: a `Comparison`, which holds all that the
+outputs show; table, HTML, CSV and JSON only format it. Pure.
 """
 
 from __future__ import annotations
@@ -11,23 +12,25 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from bench.base.gpu_catalogue import GpuModel, gpu_named
-from bench.report.compare.compared_rows import DEEPSPEED, Row
+from bench.report.compare.compared_rows import DEEPSPEED, RankedRow, Row
 from bench.report.compare.decision import Rank, Recommendation, Wish, meets, places
 from bench.report.compare.extrapolate import Extrapolation, MeasuredRow, extrapolate
-from bench.report.compare.offers import Offer, Terms, days_of, offers_of
+from bench.report.compare.offers import Offer, Terms, offers_of
 
 Conditions = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    row: Row
+    """A ranked row, with its rank and its prices."""
+
+    row: RankedRow
     place: Rank
     kwh: float | None
     offers: tuple[Offer, ...]
-    gaps: tuple[str, ...]  # prices that are not there
-    in_time: Literal["yes", "perhaps", "no"] | None  # None: no deadline was named
-    differs_in: tuple[str, ...]  # with --rank-all: why it should not be here
+    gaps: tuple[str, ...]  # why prices are missing
+    in_time: Literal["yes", "perhaps", "no"] | None  # None: no deadline was given
+    differs_in: tuple[str, ...]  # with --rank-all: in what it differs from the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +43,22 @@ class SetApart:
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
+    """The comparison of one model: all its rows, ranked or set apart."""
+
     model: str
     unit: str
-    conditions: Conditions
+    conditions: Conditions  # that the ranked rows have in common
     entries: tuple[Entry, ...]  # the fastest first
     apart: tuple[SetApart, ...]
     nothing_in_budget: bool = False
     nothing_in_time: bool = False
-    guesses: tuple[Extrapolation, ...] = ()  # of machines that were not measured: never ranked
+    guesses: tuple[Extrapolation, ...] = ()  # for machines that were not measured: never ranked
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
+    """A bundle that did not verify."""
+
     path: str
     reason: str
     exit_code: int
@@ -59,6 +66,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
+    """The answer of `bench compare`, as every output format shows it."""
+
     currency: str
     life_years: float
     utilisation: float
@@ -67,7 +76,7 @@ class Comparison:
     parts: tuple[ModelPart, ...]
     refused: tuple[Refused, ...]
     quotes: tuple[str, ...]  # every quote that a figure rests on
-    own_prices: bool = False  # the user has a file of them
+    own_prices: bool = False  # prices come from a file of the user
     schema: Literal["bench/comparison/v1"] = field(default="bench/comparison/v1", kw_only=True)
 
 
@@ -76,35 +85,53 @@ def compare_rows(rows: Iterable[Row], refused: Sequence[Refused], terms: Terms, 
     for row in rows:
         by_model.setdefault(row.model, []).append(row)
     evidence = _evidence(by_model.values()) if terms.wanted else []
-    unusable = _unusable(row for found in by_model.values() for row in found)
-    parts = tuple(_part(model, found, terms, evidence, unusable) for model, found in by_model.items())
+    unusable = _unusable(row for rows_of_model in by_model.values() for row in rows_of_model)
+    parts = tuple(_part(model, of_model, terms, evidence, unusable) for model, of_model in by_model.items())
     quotes = {q: None for part in parts for e in part.entries for offer in e.offers for q in offer.quotes}
     book = terms.prices
     return Comparison(
-        book.currency, book.life_years, terms.utilisation, terms.wish, bundles, parts, tuple(refused),
-        tuple(quotes), terms.own_prices,
-    )  # fmt: skip
+        currency=book.currency,
+        life_years=book.life_years,
+        utilisation=terms.utilisation,
+        wish=terms.wish,
+        bundles=bundles,
+        parts=parts,
+        refused=tuple(refused),
+        quotes=tuple(quotes),
+        own_prices=terms.own_prices,
+    )
 
 
 def _evidence(models: Iterable[list[Row]]) -> list[MeasuredRow]:
-    """One row a model and kind of machine: its fastest, from runs that came to their end in good health.
+    """The fastest row of each model and kind of machine, from complete runs in which no GPU was slowed down.
 
-    What the ranked rows train goes first: days of something else by that name do not tell which is faster.
+    Rows with the ranked recipe go first: another recipe under the same name takes other days.
     """
     best: dict[tuple[str, str], MeasuredRow] = {}
     for rows in models:
         recipe = _ranked_recipe(rows)
-        measured = [row for row in rows if row.best is not None and row.complete and not row.slowed]
-        for row in sorted(measured, key=lambda row: (row.recipe != recipe, days_of(row).value, row.path)):
+        healthy = [row for row in _ranked(rows) if row.complete and not row.slowed]
+        for row in sorted(healthy, key=lambda row: (row.recipe != recipe, row.days.value, row.path)):
             gpu = _gpu_of(row)
-            if gpu is None or row.best is None or row.training_flops is None:
+            if gpu is None or row.training_flops is None:
                 continue
-            found = MeasuredRow(
-                row.model, row.family, gpu, row.machine.devices, row.precision, "tf32" in row.best.setting,
-                row.training_flops, days_of(row).value, row.best.peak_bytes,
-            )  # fmt: skip
-            best.setdefault((row.model, row.machine.label), found)
+            measured = MeasuredRow(
+                model=row.model,
+                family=row.family,
+                gpu=gpu,
+                gpus=row.machine.devices,
+                precision=row.precision,
+                tf32="tf32" in row.best.setting,
+                flops=row.training_flops,
+                days=row.days.value,
+                peak_bytes=row.best.peak_bytes,
+            )
+            best.setdefault((row.model, row.machine.label), measured)
     return list(best.values())
+
+
+def _ranked(rows: Iterable[Row]) -> list[RankedRow]:
+    return [row for row in rows if isinstance(row, RankedRow)]
 
 
 def _gpu_of(row: Row) -> GpuModel | None:
@@ -112,68 +139,76 @@ def _gpu_of(row: Row) -> GpuModel | None:
 
 
 def _ranked_recipe(rows: list[Row]) -> Conditions:
-    """What those rows of a name train that most of them are alike with."""
-    measured = [row for row in _without_idle(rows) if row.best is not None]
+    """What the ranked rows train: the recipe under the conditions that most rows share."""
+    measured = _ranked(_without_unused_deepspeed(rows))
     base = _base([row.conditions for row in measured])
     return next((row.recipe for row in measured if row.conditions == base), ())
 
 
 def _unusable(rows: Iterable[Row]) -> Mapping[str, str]:
-    """By family, why what was measured of it is no evidence: it stands right above such an estimate."""
+    """By family, why its measured rows cannot support an estimate: shown if there is none."""
     of_family: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.best is not None:
-            of_family.setdefault(row.family, []).append(row)
-    found = {}
+    for row in _ranked(rows):
+        of_family.setdefault(row.family, []).append(row)
+    reasons = {}
     for family, measured in of_family.items():
         names = ", ".join(dict.fromkeys(row.machine.name for row in measured))
         if not any(map(_gpu_of, measured)):
-            found[family] = f"{names}: no vendor's peak is known to go by"
+            reasons[family] = f"{names}: no vendor's peak is known to go by"
         elif all(row.slowed for row in measured):
-            found[family] = f"in every run of {family} a GPU was slowed down"
+            reasons[family] = f"in every run of {family} a GPU was slowed down"
         else:
-            found[family] = f"no run of {family} came to its end: bench run --resume goes on with one"
-    return found
+            reasons[family] = f"no run of {family} is complete: bench run --resume continues one"
+    return reasons
 
 
 def _guesses(
     rows: list[Row], terms: Terms, evidence: list[MeasuredRow], unusable: Mapping[str, str]
 ) -> tuple[Extrapolation, ...]:
-    """Of what is ranked, whatever stands beside it, and of the least arithmetic that a setting of it does."""
+    """Estimates for the machines that the user asked for, of the ranked recipe.
+
+    The arithmetic is the least of any row: some settings recompute, which another machine need not do.
+    """
     recipe = _ranked_recipe(rows)
     counted = [(row.training_flops, row) for row in rows if row.training_flops and row.recipe == recipe]
     if not counted:
         return ()
     flops, row = min(counted, key=lambda pair: pair[0])
-    made = (extrapolate(gpu, gpus, row.family, row.precision, flops, evidence) for gpu, gpus in terms.wanted)
-    return tuple(one if one.days else replace(one, basis=unusable[row.family]) for one in made)
+    guesses = (
+        extrapolate(gpu, gpus, row.family, row.precision, flops, evidence) for gpu, gpus in terms.wanted
+    )
+    return tuple(guess if guess.days else replace(guess, basis=unusable[row.family]) for guess in guesses)
 
 
 def _part(
     model: str, rows: list[Row], terms: Terms, evidence: list[MeasuredRow], unusable: Mapping[str, str]
 ) -> ModelPart:
     apart: list[SetApart] = []
-    measured = []
-    for row in _without_idle(rows):
-        if row.best is None:
-            apart.append(SetApart(row, (_nothing(row),)))
-        else:
+    measured: list[RankedRow] = []
+    for row in _without_unused_deepspeed(rows):
+        if isinstance(row, RankedRow):
             measured.append(row)
-    base = _base([row.conditions for row in measured])
-    alike = []
-    for row in measured:
-        differences = differing(row.conditions, base)
-        if differences and not terms.rank_all:
-            apart.append(SetApart(row, differences))
         else:
-            alike.append(row)
-    newest, repeated = _newest(alike)
+            apart.append(SetApart(row, (_why_no_figure(row),)))
+    base = _base([row.conditions for row in measured])
+    comparable = []
+    for ranked in measured:
+        differences = differing(ranked.conditions, base)
+        if differences and not terms.rank_all:
+            apart.append(SetApart(ranked, differences))
+        else:
+            comparable.append(ranked)
+    newest, repeated = _newest(comparable)
     apart += repeated
     entries, answer = _entries(newest, base, terms)
     wish, priced = terms.wish, any(entry.offers for entry in entries)
     in_time = any(entry.in_time == "yes" for entry in entries)
     return ModelPart(
-        model, rows[0].unit, base, entries, tuple(apart),
+        model,
+        rows[0].unit,
+        base,
+        entries,
+        tuple(apart),
         nothing_in_budget=wish.budget is not None and priced and answer.fastest_in_budget is None,
         nothing_in_time=(
             wish.deadline_days is not None
@@ -181,11 +216,14 @@ def _part(
             and not (in_time if wish.budget is None or not priced else answer.cheapest_by_deadline)
         ),
         guesses=_guesses(rows, terms, evidence, unusable),
-    )  # fmt: skip
+    )
 
 
-def _without_idle(rows: list[Row]) -> list[Row]:
-    """A search may have come to DeepSpeed in one run and not in another: it was there in both."""
+def _without_unused_deepspeed(rows: list[Row]) -> list[Row]:
+    """The rows without the condition of DeepSpeed's version, unless one of them tried a setting that uses it.
+
+    Among rows that could have used DeepSpeed, those whose search did not come to it stay comparable.
+    """
     if any(row.tried_zero for row in rows):
         return rows
     return [
@@ -194,21 +232,21 @@ def _without_idle(rows: list[Row]) -> list[Row]:
     ]
 
 
-def _nothing(row: Row) -> str:
+def _why_no_figure(row: Row) -> str:
     outcomes = Counter(attempt.outcome for attempt in row.attempts)
     if not outcomes:
-        return "nothing of it was tried"
+        return "no setting was tried"
     return "no figure: " + ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
 
 
 def _base(conditions: Sequence[Conditions]) -> Conditions:
-    """What most rows have in common; of equally many, the first ones."""
+    """The conditions that most rows share; of equally many, the first."""
     counted = Counter(conditions)
     return max(counted, key=lambda c: counted[c], default=())
 
 
 def differing(conditions: Conditions, base: Conditions) -> tuple[str, ...]:
-    """In words: "batch 512, not 1024"."""
+    """The differences in words, like "batch 512, not 1024"."""
     if conditions == base:
         return ()
     ours, theirs = dict(conditions), dict(base)
@@ -226,23 +264,23 @@ def _difference(name: str, ours: str, theirs: str) -> str:
     return f"{name} {ours}, not {theirs}"
 
 
-# No two runs take the same times to the last digit.
-COPIED = "another run with the same samples, so that one of the two measured nothing:"
+# Two runs never take the same times to the last digit.
+COPIED = "its samples are those of another run, so one of the two measured nothing:"
 
 
-def _newest(rows: list[Row]) -> tuple[list[Row], list[SetApart]]:
-    """One row a machine: its newest run, of those that came to their end where one did.
+def _newest(rows: list[RankedRow]) -> tuple[list[RankedRow], list[SetApart]]:
+    """One row for each machine: its newest complete run, or its newest run if none is complete.
 
-    The others are named, and so are a bundle that is there twice and samples that are.
+    All others are set apart: older runs, a second copy of a bundle, and a run with copied samples.
     """
-    latest: dict[str, Row] = {}
+    latest: dict[str, RankedRow] = {}
     first = {row.samples_sha256: row for row in reversed(rows)}
     copied = [r for r in rows if r.samples_sha256 and r.run_id != first[r.samples_sha256].run_id]
     alone = set(map(id, rows)) - set(map(id, copied))
     rows = [row for row in rows if id(row) in alone]
     for row in rows:
         before = latest.get(row.machine.identity)
-        if before is None or _age(row) > _age(before):
+        if before is None or _preference(row) > _preference(before):
             latest[row.machine.identity] = row
     kept = {id(row) for row in latest.values()}
     repeated = [SetApart(row, (f"{COPIED} {first[row.samples_sha256].path}",)) for row in copied]
@@ -253,7 +291,7 @@ def _newest(rows: list[Row]) -> tuple[list[Row], list[SetApart]]:
     return list(latest.values()), repeated
 
 
-def _age(row: Row) -> tuple[bool, str, str]:
+def _preference(row: Row) -> tuple[bool, str, str]:
     return row.complete, row.started_at, row.run_id
 
 
@@ -265,18 +303,23 @@ def _why_another(row: Row, kept: Row) -> str:
     return f"the same machine ran again: {kept.path}"
 
 
-def _entries(rows: list[Row], base: Conditions, terms: Terms) -> tuple[tuple[Entry, ...], Recommendation]:
-    ordered = sorted(rows, key=lambda row: (days_of(row).value, row.machine.label, row.path))
+def _entries(
+    rows: list[RankedRow], base: Conditions, terms: Terms
+) -> tuple[tuple[Entry, ...], Recommendation]:
+    ordered = sorted(rows, key=lambda row: (row.days.value, row.machine.label, row.path))
     offered, answer = offers_of(ordered, terms)
+    ranks = places([row.days for row in ordered])
     deadline = terms.wish.deadline_days
     entries = tuple(
         Entry(
-            row, place, row.kwh, offers, gaps,
-            None if deadline is None else meets(days_of(row), deadline),
-            differing(row.conditions, base),
+            row=row,
+            place=rank,
+            kwh=row.kwh,
+            offers=offers,
+            gaps=gaps,
+            in_time=None if deadline is None else meets(row.days, deadline),
+            differs_in=differing(row.conditions, base),
         )
-        for row, (offers, gaps), place in zip(
-            ordered, offered, places([days_of(row) for row in ordered]), strict=True
-        )
-    )  # fmt: skip
+        for row, (offers, gaps), rank in zip(ordered, offered, ranks, strict=True)
+    )
     return entries, answer

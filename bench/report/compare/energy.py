@@ -1,4 +1,4 @@
-"""What a run drew while it trained, and the course of its clocks: from telemetry, which may be left out."""
+"""Read the GPUs' power, clocks and temperature from a bundle's telemetry, an optional file."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from bench.base.strict_json import strict_loads
 from bench.bundle.verify import Files
 from bench.records.run_results import TrialResult
 
-TELEMETRY_POINTS = 90
-MOST_WATTS = 10_000  # of one GPU: more is a counter that went wrong
-# Timed steps have fewer passes than the recipe's: where updates took so much more of them than they take
-# of the recipe's step, the power drawn meanwhile is not that of training.
-UPDATE_SHARE = 0.1
+TELEMETRY_POINTS = 90  # of a plot, at most
+MOST_WATTS = 10_000  # of one GPU: a larger value is a broken counter
+# Timed steps have fewer passes than the recipe's steps, so optimizer updates take a larger share of them.
+# If it is larger by more than this, the power is not that of training.
+MOST_UPDATE_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class TelemetryCourse:
-    """A run's own course, thinned for a plot: the mean over the machine's GPUs."""
+    """Readings over a run, thinned for a plot: means over the machine's GPUs."""
 
     seconds: tuple[float, ...]
     watts: tuple[float, ...]
@@ -28,39 +28,40 @@ class TelemetryCourse:
 
 
 def telemetry_lines(files: Files) -> list[bytes]:
-    """An optional file."""
+    """The lines of telemetry.jsonl; none if the bundle has no such file."""
     return list(files.lines("telemetry.jsonl")) if "telemetry.jsonl" in files.sha256 else []
 
 
 def watts_of(
     files: Files, bests: Mapping[str, TrialResult], lines: list[bytes], gpus: int
 ) -> Mapping[str, float | None]:
-    """Of each best trial, while its steps were timed; so many GPUs of each node trained."""
+    """Mean power of all GPUs while each of the `bests` was timed, by trial; `gpus` of each node trained."""
     if not gpus or not lines:
         return {}
     samples = list(files.lines("samples.jsonl"))
-    found: dict[str, float | None] = {}
+    watts: dict[str, float | None] = {}
     for name, trial in bests.items():
         measurement = strict_loads(next(line for line in samples if name.encode() in line))["measurement"]
         if _like_training(measurement["steps"], trial):
             span = (measurement["started_at"], measurement["ended_at"])
-            own = [line for line in lines if name.encode() in line]
-            found[name] = _mean_watts(span, own, trial.gpus, min(gpus, trial.gpus))
-    return found
+            of_trial = [line for line in lines if name.encode() in line]
+            watts[name] = _mean_watts(span, of_trial, trial.gpus, min(gpus, trial.gpus))
+    return watts
 
 
 def _like_training(steps: list[Any], trial: TrialResult) -> bool:
+    """Whether the timed steps were as much optimizer update as training is, within MOST_UPDATE_SHARE."""
     e = trial.estimate
     if e is None or e.update_seconds is None or not steps:
         return True
     timed = len(steps) * e.update_seconds / sum(step["seconds"] for step in steps)
-    return bool(timed - e.update_seconds / e.step_seconds.value <= UPDATE_SHARE)
+    return bool(timed - e.update_seconds / e.step_seconds.value <= MOST_UPDATE_SHARE)
 
 
 def _mean_watts(span: tuple[float, float], lines: list[bytes], gpus: int, read: int) -> float | None:
-    """Joules over seconds between the first and the last reading inside the span; all GPUs of the trial.
+    """Energy over time, between the first and the last reading inside the span, for all GPUs of the trial.
 
-    Of several nodes, those of the leader that trained are read: the others are like them.
+    Reads the first `read` GPUs, which are the leader's, and assumes that those of other nodes draw as much.
     """
     inside = [line for line in lines if span[0] <= _at(line) <= span[1]]
     if len(inside) < 2:
@@ -76,7 +77,7 @@ def _mean_watts(span: tuple[float, float], lines: list[bytes], gpus: int, read: 
 
 
 def _at(line: bytes) -> float:
-    """A reading's time, without reading the rest: canonical JSON has it first."""
+    """The time of a reading, without parsing the rest: canonical JSON has it first."""
     head, _, rest = line.partition(b":")
     if head != b'{"at"':
         raise ValueError(f"a reading does not begin with its time: {line[:40]!r}")
@@ -84,6 +85,7 @@ def _at(line: bytes) -> float:
 
 
 def course_of(lines: list[bytes]) -> TelemetryCourse | None:
+    """The readings for a plot; None if there are fewer than two."""
     step = max(1, -(-len(lines) // TELEMETRY_POINTS))
     readings = [strict_loads(line) for line in lines[::step]]
     readings = [r for r in readings if r["gpus"]]

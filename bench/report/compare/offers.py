@@ -1,4 +1,4 @@
-"""Rows at their prices: ways to get each machine, and which of them to choose. Pure."""
+"""Price ranked rows: buying and renting each machine, and which offers answer the user's questions. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench.base.gpu_catalogue import GpuModel
-from bench.records.estimate import Interval
-from bench.report.compare.compared_rows import Row
+from bench.report.compare.compared_rows import RankedRow
 from bench.report.compare.decision import (
     BreakEven,
     Option,
@@ -23,78 +22,74 @@ from bench.report.compare.prices import Gap, PriceBook, Priced
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the user wants to know, and at which prices."""
+    """The user's questions and prices."""
 
     prices: PriceBook
     wish: Wish
     utilisation: float = 1.0  # share of its life that an owned machine trains
-    rank_all: bool = False  # rank what cannot be compared, too
-    wanted: tuple[tuple[GpuModel, int], ...] = ()  # machines to estimate, and how many GPUs
-    own_prices: bool = False  # the prices are the user's, not the shipped ones alone
+    rank_all: bool = False  # rank rows that differ in their conditions, too
+    wanted: tuple[tuple[GpuModel, int], ...] = ()  # machines to estimate: kind and number of GPUs
+    own_prices: bool = False  # the user gave a file of prices
 
     @property
     def used_days(self) -> float:
-        """What a machine of one's own trains in its life."""
+        """Days that an owned machine trains in its life."""
         return self.prices.life_days * self.utilisation
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One way to get a machine, with every figure that is shown of it."""
+    """Buying or renting a machine, with every figure that the outputs show."""
 
     kind: Literal["buy", "rent"]
     price: float  # to buy the machine, or to rent it for an hour
     run_cost: float  # of one run: its share of price and electricity, or its rent
-    spend: float  # out of the door for all runs that were asked for
+    spend: float  # for all runs that were asked for
     gpus: int  # of the machine that is paid for, which may have more than trained
-    quotes: tuple[str, ...]  # what was quoted for how much, by whom and when
-    in_budget: bool | None  # None: no budget was named
+    quotes: tuple[str, ...]  # each with amount, source and date
+    in_budget: bool | None  # None: no budget was given
     on_frontier: bool
     break_even: BreakEven | None  # to buy: against the cheapest rented run of this model
-    marks: tuple[str, ...]  # what the recommendation says of it
-    rent_always_less: bool = False  # than this machine's electricity alone
-    unmetered: bool = False  # electricity has a price, but what this machine draws was not measured
-    outlived: bool = False  # to buy: one machine's life does not hold all runs that were asked for
+    marks: tuple[str, ...]  # the questions that this offer answers
+    rent_always_less: bool = False  # the cheapest rent costs less than this machine's electricity alone
+    unmetered: bool = False  # electricity has a price, but this machine's power was not measured
+    outlived: bool = False  # to buy: the machine's life is too short for all runs that were asked for
 
 
 def offers_of(
-    rows: Sequence[Row], terms: Terms
+    rows: Sequence[RankedRow], terms: Terms
 ) -> tuple[list[tuple[tuple[Offer, ...], tuple[str, ...]]], Recommendation]:
-    """For each row its offers and the prices that are not there; and, over all, what to buy or rent."""
-    made = [_options(row, terms.prices) for row in rows]
-    options = [option for pairs, _ in made for option, _ in pairs]
+    """For each row its offers and why prices are missing; over all rows, what to buy or rent."""
+    by_row = [_options(row, terms.prices) for row in rows]
+    options = [option for pairs, _ in by_row for option, _ in pairs]
     answer = decide(options, terms.wish, terms.used_days)
     fronts = _frontiers(options, terms)
     cheapest_rent = min((o for o in options if o.kind == "rent"), key=lambda o: o.a_run, default=None)
     offered = [
         (tuple(_offer(row, o, priced, terms, answer, fronts, cheapest_rent) for o, priced in pairs), gaps)
-        for row, (pairs, gaps) in zip(rows, made, strict=True)
+        for row, (pairs, gaps) in zip(rows, by_row, strict=True)
     ]
     return offered, answer
 
 
-def days_of(row: Row) -> Interval:
-    assert row.best is not None
-    assert row.best.days is not None
-    return row.best.days
-
-
-def _options(row: Row, book: PriceBook) -> tuple[list[tuple[Option, Priced]], tuple[str, ...]]:
-    machine, days = row.machine, days_of(row)
-    fed = book.to_feed(row.kwh) if row.kwh is not None else None
+def _options(row: RankedRow, book: PriceBook) -> tuple[list[tuple[Option, Priced]], tuple[str, ...]]:
+    """What buying and renting the row's machine costs, and why prices are missing."""
+    machine, days = row.machine, row.days
+    electricity = book.to_feed(row.kwh) if row.kwh is not None else None
     options: list[tuple[Option, Priced]] = []
     gaps = []
     if machine.kind != "cuda":
         return [], (f"no price for a CPU: {machine.name}",)
-    each = machine.devices // machine.nodes
-    match _of_all(book.to_buy(machine.name, each), machine.nodes):
+    gpus_a_node = machine.devices // machine.nodes
+    match _for_nodes(book.to_buy(machine.name, gpus_a_node), machine.nodes):
         case Priced() as priced:
-            option = Option(machine.label, "buy", days, priced.amount, fed.amount if fed else 0.0)
-            quotes = priced.quotes + (fed.quotes if fed else ())
+            a_run = electricity.amount if electricity else 0.0
+            option = Option(machine.label, "buy", days, priced.amount, a_run)
+            quotes = priced.quotes + (electricity.quotes if electricity else ())
             options.append((option, replace(priced, quotes=quotes)))
         case Gap() as gap:
             gaps.append(gap.reason)
-    match _of_all(book.to_rent(machine.name, each), machine.nodes):
+    match _for_nodes(book.to_rent(machine.name, gpus_a_node), machine.nodes):
         case Priced() as priced:
             rent = priced.amount * days.value * 24
             options.append((Option(machine.label, "rent", days, 0.0, rent), priced))
@@ -103,13 +98,13 @@ def _options(row: Row, book: PriceBook) -> tuple[list[tuple[Option, Priced]], tu
     return options, tuple(gaps)
 
 
-def _of_all(one: Priced | Gap, nodes: int) -> Priced | Gap:
-    """As many machines as trained as one: two of one GPU are no machine of two."""
-    return replace(one, amount=one.amount * nodes) if isinstance(one, Priced) else one
+def _for_nodes(price: Priced | Gap, nodes: int) -> Priced | Gap:
+    """The price of all nodes that trained together: two nodes of one GPU cost more than one node of two."""
+    return replace(price, amount=price.amount * nodes) if isinstance(price, Priced) else price
 
 
 def _frontiers(options: list[Option], terms: Terms) -> set[int]:
-    """Of days against money: machines to buy by their price, and every run by its cost."""
+    """Ids of the options on a Pareto frontier: days against a machine's price, or against a run's cost."""
     life, share = terms.prices.life_days, terms.utilisation
     bought = [o for o in options if o.kind == "buy"]
     by_price = frontier(bought, lambda o: o.upfront, lambda o: o.days.value)
@@ -118,9 +113,14 @@ def _frontiers(options: list[Option], terms: Terms) -> set[int]:
 
 
 def _offer(
-    row: Row, option: Option, priced: Priced, terms: Terms, answer: Recommendation, fronts: set[int],
+    row: RankedRow,
+    option: Option,
+    priced: Priced,
+    terms: Terms,
+    answer: Recommendation,
+    fronts: set[int],
     rent: Option | None,
-) -> Offer:  # fmt: skip
+) -> Offer:
     wish, book = terms.wish, terms.prices
     marks = {
         "fastest in budget": answer.fastest_in_budget,

@@ -1,7 +1,7 @@
-"""A file of prices, read: every mistake at once, the shipped quotes behind.
+"""Read a file of prices, reporting every mistake at once, and add the shipped quotes.
 
-The shipped quotes (data/prices.json) are the paper's, of September 2024. A user's file goes before them,
-and may leave them out.
+The shipped quotes (data/prices.json) are the paper's, of September 2024. Quotes in the user's file take
+precedence, and the file may exclude the shipped ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bench.report.compare.prices import (
 )
 
 MAX_BYTES = 1 << 20
-LARGEST = 1e12
+LARGEST_PRICE = 1e12  # in the file's currency
 DATE = "allowed: the quote's day, YYYY-MM-DD"
 Q = TypeVar("Q", GpuPrice, SystemPrice, MachinePrice, Rent)
 
@@ -43,76 +43,80 @@ def shipped_prices() -> PriceBook:
 
 
 def load_prices(path: Path | None) -> PriceBook:
-    """The user's quotes, with the shipped ones behind them; without a file the shipped ones alone."""
+    """The user's quotes and the shipped ones, or the shipped ones alone if there is no file."""
     if path is None:
         return shipped_prices()
-    data = read_bounded(
-        path, MAX_BYTES, what="the prices", too_large="larger than 1 MiB: these are no prices"
-    )
+    too_large = "larger than 1 MiB: not a file of prices"
+    data = read_bounded(path, MAX_BYTES, what="the prices", too_large=too_large)
     try:
         document = strict_loads(data)
     except DecodeError as error:
         raise BadInput(str(error), where=str(path)) from None
     book = parse_prices(document, str(path))
-    return _behind(book, shipped_prices(), str(path)) if book.shipped else book
+    return _with_shipped(book, shipped_prices(), str(path)) if book.shipped else book
 
 
 def parse_prices(document: Any, where: str) -> PriceBook:
-    """Every quote in the file's currency; BadInput with every mistake at once."""
-    formless = tuple(form_mistakes(PriceBook, document))
-    mistakes = (*formless, *_senseless(document, {mistake.path for mistake in formless}))
+    """Decode a price document; BadInput with every mistake at once."""
+    of_form = tuple(form_mistakes(PriceBook, document))
+    mistakes = (*of_form, *_meaning_mistakes(document, {mistake.path for mistake in of_form}))
     if mistakes:
-        advice = "docs/prices.md has the form, with an example" if formless else None
+        advice = "docs/prices.md has the form, with an example" if of_form else None
         raise BadInput.of(mistakes, where, advice)
     return from_json(PriceBook, document)
 
 
 LISTS: Mapping[str, Any] = {
-    "gpus": GpuPrice, "systems": SystemPrice, "machines": MachinePrice, "rents": Rent, "exchange": Exchange,
-}  # fmt: skip
+    "gpus": GpuPrice,
+    "systems": SystemPrice,
+    "machines": MachinePrice,
+    "rents": Rent,
+    "exchange": Exchange,
+}
 
 
-def _senseless(document: Any, formless: Set[str]) -> Iterator[Mistake]:
-    """Of whatever has its form."""
+def _meaning_mistakes(document: Any, malformed: Set[str]) -> Iterator[Mistake]:
+    """Mistakes of meaning in the parts of the document whose types are right."""
     if not isinstance(document, dict):
         return
-    quotes = list(_quotes(document, formless))
-    if "/currency" not in formless:
+    quotes = list(_quotes(document, malformed))
+    if "/currency" not in malformed:
         yield from _currency_mistakes(document["currency"], quotes)
-    life_years = 1 if "/life_years" in formless else document.get("life_years", 1)
+    life_years = 1 if "/life_years" in malformed else document.get("life_years", 1)
     if not 0 < life_years <= 100:
-        yield Mistake("/life_years", f"{life_years} is no life of a machine", "allowed: more than 0")
+        yield Mistake(
+            "/life_years", f"{life_years} is no life of a machine", "allowed: more than 0, at most 100"
+        )
     for path, quote in quotes:
         yield from _quote_mistakes(path, quote)
-    yield from _doubles(quotes)
+    yield from _duplicate_mistakes(quotes)
 
 
-def _quotes(document: Mapping[str, Any], formless: Set[str]) -> Iterator[tuple[str, Quote | Exchange]]:
-    """Each in its place."""
-    places = [
-        (f"/{name}/{i}", kind, quote)
-        for name, kind in LISTS.items() if f"/{name}" not in formless
-        for i, quote in enumerate(document.get(name, ()))
-    ]  # fmt: skip
+def _quotes(document: Mapping[str, Any], malformed: Set[str]) -> Iterator[tuple[str, Quote | Exchange]]:
+    """Every well-formed quote, with its path in the document."""
+    places: list[tuple[str, Any, Any]] = []
+    for name, kind in LISTS.items():
+        if f"/{name}" not in malformed:
+            places += [(f"/{name}/{i}", kind, quote) for i, quote in enumerate(document.get(name, ()))]
     if document.get("electricity") is not None:
         places.append(("/electricity", Electricity, document["electricity"]))
     for path, kind, quote in places:
-        if not any(f"{wrong}/".startswith(f"{path}/") for wrong in formless):
+        if not any(f"{wrong}/".startswith(f"{path}/") for wrong in malformed):
             yield path, from_json(kind, quote)
 
 
-def _doubles(quotes: Sequence[tuple[str, Quote | Exchange]]) -> Iterator[Mistake]:
-    """Of two prices for the same nobody could say which one counts. Of rents the cheapest does."""
-    seen: dict[tuple[object, ...], str] = {}
+def _duplicate_mistakes(quotes: Sequence[tuple[str, Quote | Exchange]]) -> Iterator[Mistake]:
+    """Refuse two prices for the same item. Several rents are allowed: the cheapest counts."""
+    paths: dict[tuple[object, ...], str] = {}
     for path, quote in quotes:
-        keys = list(_priced(quote))
-        if before := next((seen[key] for key in keys if key in seen), None):
+        keys = list(_items(quote))
+        if before := next((paths[key] for key in keys if key in paths), None):
             yield Mistake(path, f"is for the same as {before}", "allowed: one price for each")
-        seen |= dict.fromkeys(keys, path)
+        paths |= dict.fromkeys(keys, path)
 
 
-def _priced(quote: Quote | Exchange) -> Iterator[tuple[object, ...]]:
-    """What it is the price of."""
+def _items(quote: Quote | Exchange) -> Iterator[tuple[object, ...]]:
+    """Keys of the items that a quote prices; none for rents and electricity."""
     match quote:
         case GpuPrice():
             yield from ((name,) for name in quote.gpu)
@@ -127,11 +131,11 @@ def _priced(quote: Quote | Exchange) -> Iterator[tuple[object, ...]]:
 def _currency_mistakes(currency: str, quotes: Sequence[tuple[str, Quote | Exchange]]) -> Iterator[Mistake]:
     if not re.fullmatch("[A-Z]{3}", currency):
         yield Mistake("/currency", f'"{currency}" is no currency', 'allowed: three letters, as in "USD"')
-    known = {None, currency, *(rate.currency for _, rate in quotes if isinstance(rate, Exchange))}
+    convertible = {None, currency, *(rate.currency for _, rate in quotes if isinstance(rate, Exchange))}
     for path, quote in quotes:
         if isinstance(quote, Exchange) and quote.currency == currency:
             yield Mistake(f"{path}/currency", f"{currency} is the file's own", "allowed: another currency")
-        if quote.currency not in known:
+        if quote.currency not in convertible:
             yield Mistake(
                 f"{path}/currency",
                 f"{quote.currency} among prices in {currency}",
@@ -140,12 +144,12 @@ def _currency_mistakes(currency: str, quotes: Sequence[tuple[str, Quote | Exchan
 
 
 def _quote_mistakes(path: str, quote: Quote | Exchange) -> Iterator[Mistake]:
-    if not (math.isfinite(quote.price) and 0 < quote.price <= LARGEST):
+    if not (math.isfinite(quote.price) and 0 < quote.price <= LARGEST_PRICE):
         yield Mistake(f"{path}/price", f"{quote.price} is no price", "allowed: more than 0")
     if (day := _day(quote.date)) is None:
         yield Mistake(f"{path}/date", f'"{quote.date}" is no date', DATE)
-    elif day > date.today() + timedelta(days=1):  # where it is tomorrow already
-        yield Mistake(f"{path}/date", f"{quote.date} is still to come", DATE)
+    elif day > date.today() + timedelta(days=1):  # in some time zones tomorrow has begun
+        yield Mistake(f"{path}/date", f"{quote.date} is in the future", DATE)
     if not quote.source.strip():
         yield Mistake(f"{path}/source", "is empty", "allowed: where the quote is from")
     count = getattr(quote, "gpus", None)
@@ -158,32 +162,32 @@ def _quote_mistakes(path: str, quote: Quote | Exchange) -> Iterator[Mistake]:
 
 
 def _day(text: str) -> date | None:
-    """Of YYYY-MM-DD alone: 20260601 and 2026-W23-1 are dates too, which nobody reads at a glance."""
+    """Parse YYYY-MM-DD; None for anything else, including other ISO forms such as 20260601."""
     try:
         return date.fromisoformat(text) if len(text) == 10 and text[7] == "-" else None
     except ValueError:
         return None
 
 
-def _behind(book: PriceBook, shipped: PriceBook, where: str) -> PriceBook:
-    """The user's quotes first; the shipped ones in their currency, where they say what that is worth."""
+def _with_shipped(book: PriceBook, shipped: PriceBook, where: str) -> PriceBook:
+    """The user's quotes, then the shipped ones; BadInput if their currency has no exchange rate."""
     if book.rate(shipped.currency) is None:
         raise BadInput(
             f"its prices are in {book.currency}, the shipped ones in {shipped.currency}",
             where=where,
-            advice=f'add {shipped.currency} to "exchange", or "shipped": false to do without them',
+            advice=f'add {shipped.currency} to "exchange", or set "shipped": false to do without them',
         )
 
-    def named(quotes: tuple[Q, ...]) -> tuple[Q, ...]:
+    def in_shipped_currency(quotes: tuple[Q, ...]) -> tuple[Q, ...]:
         return tuple(replace(quote, currency=shipped.currency) for quote in quotes)
 
-    # A system of one's own for as many GPUs replaces the shipped one, which may be smaller or larger.
-    own = {system.gpus for system in book.systems}
-    systems = tuple(system for system in named(shipped.systems) if system.gpus not in own)
+    # The user's system for a number of GPUs replaces the shipped one for that number.
+    priced = {system.gpus for system in book.systems}
+    systems = tuple(system for system in in_shipped_currency(shipped.systems) if system.gpus not in priced)
     return replace(
         book,
-        gpus=book.gpus + named(shipped.gpus),
+        gpus=book.gpus + in_shipped_currency(shipped.gpus),
         systems=book.systems + systems,
-        machines=book.machines + named(shipped.machines),
-        rents=book.rents + named(shipped.rents),
+        machines=book.machines + in_shipped_currency(shipped.machines),
+        rents=book.rents + in_shipped_currency(shipped.rents),
     )

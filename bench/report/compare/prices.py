@@ -1,7 +1,7 @@
-"""What machines cost to buy, to rent and to feed: dated, sourced quotes in one currency.
+"""Prices of machines, rent and electricity: dated, sourced quotes, converted to one currency.
 
-A user's file (price_file.py) takes precedence over the shipped quotes. A machine that no quote covers has no
-price: none is guessed.
+In: a `PriceBook`, which `price_file` reads. Out: `Priced`, or a `Gap` for a machine that no quote covers:
+prices are never guessed. Pure.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from bench.records.text import count_text, figures, money_text
 
 @dataclass(frozen=True, slots=True)
 class GpuPrice:
-    """One GPU without the machine around it."""
+    """A GPU without the machine around it."""
 
-    gpu: tuple[str, ...]  # as the driver spells it; more names at one price
+    gpu: tuple[str, ...]  # names as the driver spells them, all at this price
     price: float
     date: str
     source: str
@@ -26,7 +26,7 @@ class GpuPrice:
 
 @dataclass(frozen=True, slots=True)
 class SystemPrice:
-    """A machine without GPUs, with room for so many."""
+    """A machine without GPUs, with room for `gpus` of them."""
 
     gpus: int
     price: float
@@ -37,7 +37,7 @@ class SystemPrice:
 
 @dataclass(frozen=True, slots=True)
 class MachinePrice:
-    """A whole machine; goes before GPUs and system put together."""
+    """A whole machine; takes precedence over the sum of GPUs and system."""
 
     gpu: tuple[str, ...]
     gpus: int
@@ -49,7 +49,7 @@ class MachinePrice:
 
 @dataclass(frozen=True, slots=True)
 class Rent:
-    """By the hour: a machine with `gpus` GPUs, or, without them, each GPU alone."""
+    """An hour of a machine with `gpus` GPUs, or of each GPU if `gpus` is None."""
 
     gpu: tuple[str, ...]
     price: float  # an hour
@@ -61,7 +61,7 @@ class Rent:
 
 @dataclass(frozen=True, slots=True)
 class Electricity:
-    """A kilowatt-hour. `overhead` is what reaches the meter for each unit that the GPUs draw."""
+    """A kilowatt-hour. `overhead` is the energy at the meter for each unit that the GPUs draw."""
 
     price: float
     date: str
@@ -72,7 +72,7 @@ class Electricity:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What one unit of `currency` is worth in the file's currency."""
+    """The value of one unit of `currency` in the file's currency."""
 
     currency: str
     price: float
@@ -85,10 +85,12 @@ Quote = GpuPrice | SystemPrice | MachinePrice | Rent | Electricity
 
 @dataclass(frozen=True, slots=True)
 class PriceBook:
+    """All quotes that a comparison uses."""
+
     currency: str
     schema: Literal["bench/prices/v1"] = "bench/prices/v1"
     life_years: float = 5.0
-    shipped: bool = True  # the shipped quotes stand behind these
+    shipped: bool = True  # use the shipped quotes where these have none
     gpus: tuple[GpuPrice, ...] = ()
     systems: tuple[SystemPrice, ...] = ()
     machines: tuple[MachinePrice, ...] = ()
@@ -101,80 +103,81 @@ class PriceBook:
         return self.life_years * 365
 
     def rate(self, currency: str | None) -> float | None:
-        """What one unit of it is worth in the file's currency; None where nothing says so."""
+        """The value of one unit of `currency` in the file's currency; None if it has no exchange rate."""
         if currency in (None, self.currency):
             return 1.0
         return next((rate.price for rate in self.exchange if rate.currency == currency), None)
 
     def to_buy(self, gpu: str, count: int) -> Priced | Gap:
-        """A machine with so many of this GPU: a quote for the whole, or for GPUs and what is around them."""
+        """Price of a machine with so many of this GPU: a quote for the machine, or for GPUs and system."""
         for machine in self.machines:
             if gpu in machine.gpu and machine.gpus == count:
-                return Priced(self._worth(machine), self._told(machine, gpu), count)
+                return Priced(self._worth(machine), self._quote_texts(machine, gpu), count)
         single = next((quote for quote in self.gpus if gpu in quote.gpu), None)
         if single is None:
             return Gap(f"no price for {gpu}{self._nearly(gpu)}")
-        around = [system for system in self.systems if system.gpus >= count]
-        if not around:
+        large_enough = [system for system in self.systems if system.gpus >= count]
+        if not large_enough:
             return Gap(f"no price for a system that holds {count} GPUs")
-        system = min(around, key=lambda s: s.gpus)
-        told = (*self._told(single, gpu), *self._told(system, gpu))
-        return Priced(count * self._worth(single) + self._worth(system), tuple(dict.fromkeys(told)), count)
+        system = min(large_enough, key=lambda s: s.gpus)
+        quotes = (*self._quote_texts(single, gpu), *self._quote_texts(system, gpu))
+        return Priced(count * self._worth(single) + self._worth(system), tuple(dict.fromkeys(quotes)), count)
 
     def to_rent(self, gpu: str, count: int) -> Priced | Gap:
-        """An hour of a machine with at least so many, at the cheapest that is quoted."""
+        """Price of an hour of a machine with at least so many of this GPU, at the cheapest quote."""
         offers = [
             Priced(
                 self._worth(rent) * (count if rent.gpus is None else 1),
-                self._told(rent, gpu),
+                self._quote_texts(rent, gpu),
                 rent.gpus or count,
             )
             for rent in self.rents
             if gpu in rent.gpu and (rent.gpus is None or rent.gpus >= count)
         ]
         return min(offers, key=lambda p: p.amount, default=None) or Gap(
-            # of several kinds it says how many
+            # a name that joins several kinds has the counts already
             f"no rent for {gpu if ' + ' in gpu else f'{count}x {gpu}'}{self._nearly(gpu)}"
         )
 
     def to_feed(self, kwh: float) -> Priced | None:
-        """Electricity for what the GPUs drew; None without a price."""
-        if (fed := self.electricity) is None:
+        """Price of the electricity that the GPUs drew; None if it has no price."""
+        if (electricity := self.electricity) is None:
             return None
-        return Priced(kwh * fed.overhead * self._worth(fed), self._told(fed, ""), 0)
+        amount = kwh * electricity.overhead * self._worth(electricity)
+        return Priced(amount, self._quote_texts(electricity, ""), 0)
 
     def _nearly(self, gpu: str) -> str:
-        """A quote counts under the driver's name alone; a shorter one must not be lost in silence."""
+        """A hint that a quote under a shorter name exists: quotes apply only to the driver's exact name."""
         quotes: tuple[GpuPrice | MachinePrice | Rent, ...] = (*self.gpus, *self.machines, *self.rents)
         named = dict.fromkeys(name for quote in quotes for name in quote.gpu)
-        found = (name for name in named if name != gpu and set() < _words(name) <= _words(gpu))
-        short = None if " + " in gpu else next(found, None)
-        return f' (there is one for "{short}": it counts under the driver\'s name alone)' if short else ""
+        shorter = (name for name in named if name != gpu and set() < _words(name) <= _words(gpu))
+        short = None if " + " in gpu else next(shorter, None)
+        return f' (there is one for "{short}": a quote must have the driver\'s exact name)' if short else ""
 
     def _worth(self, quote: Quote) -> float:
         rate = self.rate(quote.currency)
-        assert rate is not None  # a file is refused without
+        assert rate is not None  # parse_prices refuses a currency that has no rate
         return quote.price * rate
 
-    def _told(self, quote: Quote, gpu: str) -> tuple[str, ...]:
-        """What was quoted for how much, by whom and when; and what its currency is worth."""
+    def _quote_texts(self, quote: Quote, gpu: str) -> tuple[str, ...]:
+        """The quote in words, with source and date; and the exchange rate, if it needs one."""
         currency = quote.currency or self.currency
         amount = money_text(quote.price, currency)
-        told = f"{_of(quote, gpu, amount)}: {quote.source}, {quote.date}"
+        text = f"{_priced_item(quote, gpu, amount)}: {quote.source}, {quote.date}"
         rates = (rate for rate in self.exchange if rate.currency == currency != self.currency)
-        worth = (
+        rate_texts = (
             f"{rate.currency} 1 is worth {figures(rate.price, 6)} {self.currency}: {rate.source}, {rate.date}"
             for rate in rates
         )
-        return (told, *worth)
+        return (text, *rate_texts)
 
 
 def _words(name: str) -> set[str]:
     return set(re.findall(r"[a-z0-9]+", name.lower()))
 
 
-def _of(quote: Quote, gpu: str, amount: str) -> str:
-    """Whether a price is that of a GPU or of a machine is never left to guess."""
+def _priced_item(quote: Quote, gpu: str, amount: str) -> str:
+    """What the amount pays for: a GPU, a machine, an hour or a kWh."""
     match quote:
         case GpuPrice():
             return f"{amount} for each {gpu}, without a machine"
@@ -187,19 +190,25 @@ def _of(quote: Quote, gpu: str, amount: str) -> str:
         case Rent():
             return f"{amount} an hour for a machine with {quote.gpus}x {gpu}"
         case Electricity():
-            more = f", {quote.overhead:g} of them for each that the GPUs draw" if quote.overhead != 1 else ""
-            return f"{amount} for a kWh{more}"
+            overhead = (
+                f", of which {quote.overhead:g} are paid for each that the GPUs draw"
+                if quote.overhead != 1
+                else ""
+            )
+            return f"{amount} for a kWh{overhead}"
 
 
 @dataclass(frozen=True, slots=True)
 class Priced:
+    """An amount in the book's currency."""
+
     amount: float
-    quotes: tuple[str, ...]  # what it rests on, each with its source and date
+    quotes: tuple[str, ...]  # that it comes from, each with source and date
     gpus: int  # of the machine that is paid for: as many as are needed, or more
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Why there is no price."""
+    """The reason why there is no price."""
 
     reason: str

@@ -1,23 +1,23 @@
-"""A fleet of checked nodes, as a table, CSV, Markdown or a page."""
+"""A fleet of checked nodes as a table, CSV, Markdown or an HTML page."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterator
-from html import escape
 from pathlib import Path
 
 from tabulate import tabulate
 
-from bench.node_check.fleet import Fleet, RankedNode
-from bench.node_check.judging.finding import quantity
+from bench.node_check.fleet import Fleet, RankedNode, Spread
+from bench.node_check.judging.finding import Finding, quantity
+from bench.report.markup import Markup, document, el, fragment, items, scrolling_table, write_page
 from bench.report.pages.check_html import STYLE
-from bench.report.pages.page_frame import page, put
 from bench.report.text.check_text import WORDS
 
 COLUMNS = ("node", "verdict", "worst finding")
-SIMULATED = "some of these nodes were never there"
+SIMULATED = "some of these nodes do not exist: their GPUs were simulated"
+MOST_GOOD = 8  # nodes that pass are listed up to this many, then counted
 
 
 def table(fleet: Fleet) -> str:
@@ -40,24 +40,25 @@ def _rows(fleet: Fleet) -> Iterator[tuple[str, str, str]]:
     for node in fleet.nodes:
         if node.verdict != "pass":
             yield node.seen.name, WORDS[node.verdict], _worst(node, lemons)
-    for node in good[:8]:
+    for node in good[:MOST_GOOD]:
         yield node.seen.name, WORDS["pass"], _worst(node, lemons)
-    if len(good) > 8:
-        yield f"and {len(good) - 8} more", WORDS["pass"], ""
+    if len(good) > MOST_GOOD:
+        yield f"and {len(good) - MOST_GOOD} more", WORDS["pass"], ""
 
 
 def _worst(node: RankedNode, lemons: set[str]) -> str:
     if node.worst is None:
-        off = node.deviation_percent
-        if off is None:
+        deviation = node.deviation_percent
+        if deviation is None:
             return ""
-        return f"its worst figure is {abs(off):.1f}% {'under' if off < 0 else 'over'} the fleet's median"
+        side = "under" if deviation < 0 else "over"
+        return f"its worst figure is {abs(deviation):.1f}% {side} the fleet's median"
     f = node.worst
     uuid = node.seen.uuids.get(str(f.gpu)) if f.gpu is not None else None
-    before = f"; {uuid} failed before" if uuid in lemons else ""
+    repeated = f"; {uuid} failed before" if uuid in lemons else ""
     gpus = {g.gpu for g in node.findings if (g.check, g.verdict) == (f.check, f.verdict)} - {f.gpu, None}
     others = f"; {len(gpus)} other GPU{'s' * (len(gpus) > 1)} too" if f.gpu is not None and gpus else ""
-    return f"{f.line}{others}{before}"
+    return f"{f.line}{others}{repeated}"
 
 
 def _notes(fleet: Fleet) -> Iterator[str]:
@@ -68,59 +69,41 @@ def _notes(fleet: Fleet) -> Iterator[str]:
         yield f"older         {path}: the same GPUs were checked again"
     if _simulated(fleet):
         yield f"SIMULATED     {SIMULATED}"
-    yield _counted(fleet)
+    yield _counts(fleet)
 
 
 def _simulated(fleet: Fleet) -> bool:
     return any(node.seen.simulated for node in fleet.nodes)
 
 
-def _counted(fleet: Fleet) -> str:
+def _counts(fleet: Fleet) -> str:
     counts = {word: sum(node.verdict == v for node in fleet.nodes) for v, word in WORDS.items()}
     return ", ".join(f"{count} {word.upper()}" for word, count in counts.items() if count)
 
 
+CSV_NODE = ("node", "run", "started_at", "level", "gpu_model", "verdict")
+CSV_JUDGED = ("check", "subject", "finding_verdict", "basis", "value", "reference", "unit")
+CSV_FINDING = (*CSV_JUDGED, "uuid", "found", "advice")
+
+
 def as_csv(fleet: Fleet) -> str:
+    """A row for each finding; a node without findings has one row."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        (
-            "node",
-            "run",
-            "started_at",
-            "level",
-            "gpu_model",
-            "verdict",
-            "check",
-            "subject",
-            "finding_verdict",
-            "basis",
-            "value",
-            "reference",
-            "unit",
-            "uuid",
-            "found",
-            "advice",
-        )
-    )
+    writer.writerow((*CSV_NODE, *CSV_FINDING))
     for node in fleet.nodes:
-        for f in node.findings or (None,):
-            cells = ("",) * 10 if f is None else (
-                f.check, f.subject, f.verdict, f.basis, f.value, f.reference, f.unit,
-                node.seen.uuids.get(str(f.gpu), ""), f.found, f.advice,
-            )  # fmt: skip
-            writer.writerow(
-                (
-                    node.seen.name,
-                    node.seen.run_id,
-                    node.seen.started_at,
-                    node.seen.level,
-                    node.seen.kind,
-                    node.verdict,
-                    *cells,
-                )
-            )
+        seen = node.seen
+        about_node = (seen.name, seen.run_id, seen.started_at, seen.level, seen.kind, node.verdict)
+        writer.writerows((*about_node, *_csv_finding(node, finding)) for finding in node.findings or (None,))
     return out.getvalue()
+
+
+def _csv_finding(node: RankedNode, finding: Finding | None) -> tuple[object, ...]:
+    """The cells below CSV_FINDING, empty for a node without findings."""
+    if finding is None:
+        return ("",) * len(CSV_FINDING)
+    f, uuid = finding, node.seen.uuids.get(str(finding.gpu), "")
+    return f.check, f.subject, f.verdict, f.basis, f.value, f.reference, f.unit, uuid, f.found, f.advice
 
 
 def as_markdown(fleet: Fleet) -> str:
@@ -129,61 +112,64 @@ def as_markdown(fleet: Fleet) -> str:
 
 
 def write_fleet_html(path: Path, fleet: Fleet) -> None:
-    """The answer first: how many are good, and which; then what it rests on."""
-    simulated = f'<p class="alert">SIMULATED: {SIMULATED}</p>' if _simulated(fleet) else ""
-    body = (
-        f"<h1>Which of these nodes are good</h1><p><strong>{_counted(fleet)}</strong></p>{simulated}"
-        f"{_nodes_html(fleet)}{_lemons_html(fleet)}{_spreads_html(fleet)}{_older_html(fleet)}"
+    """The answer first, how many nodes are good and which; then what it rests on."""
+    simulated = [el("p", f"SIMULATED: {SIMULATED}", class_="alert")] if _simulated(fleet) else []
+    blocks = (
+        el("h1", "Which of these nodes are good"),
+        el("p", el("strong", _counts(fleet))),
+        *simulated,
+        _nodes_html(fleet),
+        *_lemons_html(fleet),
+        *_spreads_html(fleet),
+        *_older_html(fleet),
     )
-    put(path, page(f"bench: {len(fleet.nodes)} nodes", body, STYLE))
+    write_page(path, document(f"bench: {len(fleet.nodes)} nodes", *blocks, style=STYLE))
 
 
-def _nodes_html(fleet: Fleet) -> str:
+def _nodes_html(fleet: Fleet) -> Markup:
     lemons = {lemon.uuid for lemon in fleet.lemons}
-    rows = "".join(
-        f'<tr><td class="t">{escape(node.seen.name)}</td>'
-        f'<td class="t {_tone(node)}">{WORDS[node.verdict]}</td>'
-        f'<td class="t long" data-head="worst finding">{escape(_worst(node, lemons))}</td>'
-        f'<td class="t" data-head="GPU">{escape(node.seen.kind)}</td>'
-        f'<td class="t" data-head="checked">{escape(node.seen.started_at)}</td></tr>'
-        for node in fleet.nodes
-    )
-    return (
-        '<div class="scroll" tabindex="0"><table class="stacked"><thead><tr><th class="t">node</th>'
-        '<th class="t">verdict</th><th class="t">worst finding</th><th class="t">GPU</th>'
-        f'<th class="t">checked</th></tr></thead><tbody>{rows}</tbody></table></div>'
-    )
+    heads = (el("th", head, class_="t") for head in (*COLUMNS, "GPU", "checked"))
+    return scrolling_table(heads, (_node_row(node, lemons) for node in fleet.nodes), class_="stacked")
 
 
-def _lemons_html(fleet: Fleet) -> str:
-    items = "".join(
-        f"<li>{escape(lemon.uuid)}<ul>{''.join(f'<li>{escape(line)}</li>' for line in lemon.times)}</ul></li>"
-        for lemon in fleet.lemons
-    )
-    return f'<h2>Repeat lemons</h2><ul class="said">{items}</ul>' if items else ""
-
-
-def _spreads_html(fleet: Fleet) -> str:
-    rows = "".join(
-        f'<tr><td class="t">{escape(s.kind)}</td><td class="t">{escape(s.figure)}</td>'
-        f"<td>{escape(quantity(s.median, s.unit))}</td><td>{s.spread_percent:.1f}%</td>"
-        f"<td>{s.count}</td></tr>"
-        for s in fleet.spreads
-    )
-    if not rows:
-        return ""
-    return (
-        '<h2>The fleet</h2><div class="scroll" tabindex="0"><table><thead><tr><th class="t">GPU</th>'
-        '<th class="t">figure</th><th>median</th><th>spread</th><th>values</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
+def _node_row(node: RankedNode, lemons: set[str]) -> Markup:
+    tone = {"pass": "good", "fail": "bad"}.get(node.verdict, "warned")
+    return el(
+        "tr",
+        el("td", node.seen.name, class_="t"),
+        el("td", WORDS[node.verdict], class_=f"t {tone}"),
+        el("td", _worst(node, lemons), class_="t long", data_head="worst finding"),
+        el("td", node.seen.kind, class_="t", data_head="GPU"),
+        el("td", node.seen.started_at, class_="t", data_head="checked"),
     )
 
 
-def _older_html(fleet: Fleet) -> str:
-    items = "".join(f"<li>{escape(path)}</li>" for path in fleet.older)
-    words = f"{len(fleet.older)} older: the same GPUs were checked again"
-    return f'<details><summary>{words}</summary><ul class="said">{items}</ul></details>' if items else ""
+def _lemons_html(fleet: Fleet) -> Iterator[Markup]:
+    if fleet.lemons:
+        yield el("h2", "Repeat lemons")
+        yield items((fragment(lemon.uuid, items(lemon.times)) for lemon in fleet.lemons), class_="said")
 
 
-def _tone(node: RankedNode) -> str:
-    return {"pass": "good", "fail": "bad"}.get(node.verdict, "warned")
+def _spreads_html(fleet: Fleet) -> Iterator[Markup]:
+    if fleet.spreads:
+        heads = [el("th", head, class_="t") for head in ("GPU", "figure")]
+        heads += [el("th", head) for head in ("median", "spread", "values")]
+        yield el("h2", "The fleet")
+        yield scrolling_table(heads, map(_spread_row, fleet.spreads))
+
+
+def _spread_row(spread: Spread) -> Markup:
+    return el(
+        "tr",
+        el("td", spread.kind, class_="t"),
+        el("td", spread.figure, class_="t"),
+        el("td", quantity(spread.median, spread.unit)),
+        el("td", f"{spread.spread_percent:.1f}%"),
+        el("td", str(spread.count)),
+    )
+
+
+def _older_html(fleet: Fleet) -> Iterator[Markup]:
+    if fleet.older:
+        summary = f"{len(fleet.older)} older: the same GPUs were checked again"
+        yield el("details", el("summary", summary), items(fleet.older, class_="said"))

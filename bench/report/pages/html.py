@@ -1,6 +1,7 @@
-"""The report: one file that needs no network, light and dark, whole without its script.
+"""The report: a comparison as one HTML file that needs no network.
 
-Numbers are formatted by bench.report.text.comparison_table, as in the table. The page also holds the whole
+In: a Comparison. Out: a page for light and dark screens, for phones and paper, complete without its script.
+Numbers are formatted by `bench.report.text.comparison_table`, as in the table. The page also holds the whole
 comparison as JSON.
 """
 
@@ -8,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 
 from bench import __version__
 from bench.base.strict_json import canonical_json, to_json
 from bench.records.text import count_text
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
-from bench.report.pages.page_frame import asset, put
-from bench.report.pages.page_frame import page as document
+from bench.report.markup import Markup, asset, document, el, fragment, items, scrolling_table, write_page
 from bench.report.plots import model_plots
 from bench.report.plots.svg import Plot, inline
 from bench.report.plots.telemetry import plots as telemetry_plots
@@ -25,50 +24,46 @@ from bench.report.text.comparison_table import (
     OFFER_ALIGN,
     OFFER_HEADERS,
     TEXT_COLUMNS,
-    asked,
-    called,
     cells,
+    machine_names,
     notes,
     offers,
     remarks,
+    wish_notes,
 )
 
-# Who has the report alone has not read the documents.
+# The columns explained, for a reader who has the report but not the documentation.
 COLUMNS = (
-    "days: of the whole training that the model's recipe asks for, from minutes of it that were timed",
-    "batch: samples of a GPU's pass x passes of a step (x GPUs)",
-    "of limit: the model's own arithmetic over the best rate of plain matrix products on the same machine",
-    "memory: the most that a GPU held",
-    "level: self, whole and in agreement with itself; operator, also an answer to the demand of whose key"
-    " certified it. Neither proves that the machine told the truth",
+    "days: of the whole training that the model's recipe asks for, from the minutes that were timed",
+    "batch: micro-batch of a GPU x passes in a step (x GPUs)",
+    "of limit: the model's own arithmetic, over the best rate of plain matrix products on the same machine",
+    "memory: the most that any GPU held",
+    "level: self, the bundle is complete and consistent in itself; operator, it also answers a challenge of"
+    " the operator whose key certified it. Neither proves that the machine reported the truth",
 )
-OFFERS_HEARD = ("buy or rent", "", "", "", "", "what that comes to")  # heads that nobody has to see
-WIDE = 760  # pixels, past which a plot has the whole row
+OFFER_HEADS_SPOKEN = ("buy or rent", "", "", "", "", "what it comes to")  # for screen readers; else not shown
+WIDE = 760  # pixels; a wider plot takes a whole row
 
 
 def write_html(path: Path, comparison: Comparison) -> None:
-    put(path, page(comparison))
+    write_page(path, page(comparison))
 
 
-def page(comparison: Comparison) -> str:
-    body = "\n".join(
-        [
-            _head(comparison),
-            *(_section(part, comparison) for part in comparison.parts),
-            _courses(comparison),
-            _notes(comparison),
-        ]
-    )
-    scripts = (
-        f'<script type="application/json" id="comparison">{_json(comparison)}</script>\n'
-        f"<script>{asset('script.js')}</script>"
-    )
+def page(comparison: Comparison) -> Markup:
+    blocks = [
+        _head(comparison),
+        *(_section(part, comparison) for part in comparison.parts),
+        _courses(comparison),
+        _notes(comparison),
+        el("script", _json(comparison), type="application/json", id="comparison"),
+        el("script", Markup(asset("script.js"))),
+    ]
     models, bundles = count_text(len(comparison.parts), "model"), count_text(comparison.bundles, "bundle")
-    return document(f"bench: {models}, {bundles}", f"{body}\n{scripts}")
+    return document(f"bench: {models}, {bundles}", *blocks)
 
 
-def _json(comparison: Comparison) -> str:
-    """Without the telemetry, which the plots show; no text in it can end the element."""
+def _json(comparison: Comparison) -> Markup:
+    """The comparison without telemetry, which the plots show. No text in it can end the script element."""
     parts = tuple(
         replace(
             part,
@@ -77,126 +72,117 @@ def _json(comparison: Comparison) -> str:
         )
         for part in comparison.parts
     )
-    return canonical_json(to_json(replace(comparison, parts=parts))).decode().replace("<", "\\u003c")
+    data = canonical_json(to_json(replace(comparison, parts=parts))).decode()
+    return Markup(data.replace("<", "\\u003c"))
 
 
-def _head(comparison: Comparison) -> str:
-    links = "".join(f'<a href="#{escape(p.model)}">{escape(p.model)}</a>' for p in comparison.parts)
+def _head(comparison: Comparison) -> Markup:
     ranked = sum(len(part.entries) for part in comparison.parts)
-    aside = sum(len(part.apart) for part in comparison.parts)
+    apart = sum(len(part.apart) for part in comparison.parts)
     bundles, rows = count_text(comparison.bundles, "bundle"), count_text(ranked, "row")
-    counted = f"{bundles}, {rows} ranked, {aside} not compared"
-    return f"""<header>
-<h1>Which machine, at what cost</h1>
-<p class="muted">{counted}. Every bundle was verified before it was read. Made by bench {__version__}.</p>
-{_asked(comparison)}{_refused(comparison)}
-<nav aria-label="models">{links}</nav>
-<div class="tools" hidden>
-<label>Show only rows with <input id="filter" type="search" placeholder="h200 zero"></label>
-<span id="shown" role="status"></span><button id="theme" type="button">Light / dark</button>
-</div>
-</header>"""
+    counts = f"{bundles}, {rows} ranked, {apart} not compared"
+    search = el("input", id="filter", type="search", placeholder="h200 zero")
+    return el(
+        "header",
+        el("h1", "Which machine, at what cost"),
+        el(
+            "p",
+            f"{counts}. Every bundle was verified before it was read. Made by bench {__version__}.",
+            class_="muted",
+        ),
+        *(el("p", f"{note[:1].upper()}{note[1:]}.") for note in wish_notes(comparison)),
+        _refused(comparison),
+        el("nav", *(el("a", p.model, href=f"#{p.model}") for p in comparison.parts), aria_label="models"),
+        el(
+            "div",
+            el("label", "Show only rows with ", search),
+            el("span", id="shown", role="status"),
+            el("button", "Light / dark", id="theme", type="button"),
+            class_="tools",
+            hidden="",
+        ),
+    )
 
 
-def _asked(comparison: Comparison) -> str:
-    return "".join(f"<p>{escape(line[:1].upper() + line[1:])}.</p>" for line in asked(comparison))
-
-
-def _refused(comparison: Comparison) -> str:
+def _refused(comparison: Comparison) -> Markup:
     if not comparison.refused:
-        return ""
-    rows = "".join(f"<li>{escape(one.reason)}</li>" for one in comparison.refused)
-    words = f"{count_text(len(comparison.refused), 'file')} left out"
-    return f'<div class="alert" role="alert"><strong>{words}:</strong><ul>{rows}</ul></div>'
+        return fragment()
+    heading = el("strong", f"{count_text(len(comparison.refused), 'file')} left out:")
+    reasons = items(refused.reason for refused in comparison.refused)
+    return el("div", heading, reasons, class_="alert", role="alert")
 
 
-def _section(part: ModelPart, comparison: Comparison) -> str:
-    blocks = [f'<section id="{escape(part.model)}"><h2>{escape(part.model)}</h2>']
+def _section(part: ModelPart, comparison: Comparison) -> Markup:
+    blocks = [el("h2", part.model)]
     if part.entries:
         blocks.append(_table(part))
-    if found := offers(part, comparison):
-        blocks.append(_offers(part, found))
-    if said := remarks(part, comparison):
-        items = "".join(f"<li>{escape(line)}</li>" for line in said)
-        blocks.append(f'<ul class="said">{items}</ul>')
+    if rows := offers(part, comparison):
+        blocks.append(_offers(part, rows))
+    if lines := remarks(part, comparison):
+        blocks.append(items(lines, class_="said"))
     if plots := list(model_plots(part, comparison)):
-        blocks.append(f'<div class="plots">{"".join(map(_figure, plots))}</div>')
-    return "\n".join([*blocks, "</section>"])
+        blocks.append(el("div", *map(_figure, plots), class_="plots"))
+    return el("section", *blocks, id=part.model)
 
 
-def _offers(part: ModelPart, found: list[tuple[tuple[str, ...], bool]]) -> str:
-    of = [number for number, entry in enumerate(part.entries) for _ in entry.offers]
-    rows = "".join(
-        f'<tr data-of="{number}"{" class=chosen" * chosen}>{"".join(_offer_cells(texts))}</tr>'
-        for number, (texts, chosen) in zip(of, found, strict=True)
+def _offers(part: ModelPart, rows: list[tuple[tuple[str, ...], bool]]) -> Markup:
+    of_entry = [number for number, entry in enumerate(part.entries) for _ in entry.offers]
+    heads = (
+        el("th", head or el("span", spoken, class_="heard"), scope="col", class_=_side(align))
+        for head, spoken, align in zip(OFFER_HEADERS, OFFER_HEADS_SPOKEN, OFFER_ALIGN, strict=True)
     )
-    heads = "".join(
-        f'<th scope="col"{_side(align)}>{head or f"<span class=heard>{heard}</span>"}</th>'
-        for head, heard, align in zip(OFFER_HEADERS, OFFERS_HEARD, OFFER_ALIGN, strict=True)
+    body = (
+        el("tr", *_offer_cells(texts), data_of=number, class_="chosen" if chosen else None)
+        for number, (texts, chosen) in zip(of_entry, rows, strict=True)
     )
-    return (
-        f'{_scroll(f"{part.model}: to buy and to rent")}<table class="offers stacked">'
-        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
+    return scrolling_table(heads, body, class_="offers stacked", label=f"{part.model}: to buy and to rent")
 
 
-def _offer_cells(texts: tuple[str, ...]) -> Iterator[str]:
+def _offer_cells(texts: tuple[str, ...]) -> Iterator[Markup]:
+    """The cells of an offer; on a phone, where a row is a block, `data-head` stands before each."""
     for cell, head, align in zip(texts, OFFER_HEADERS, OFFER_ALIGN, strict=True):
-        yield f"<td{_side(align)}{_head_of(head)}>{escape(cell)}</td>"
+        yield el("td", cell, class_=_side(align), data_head=head or None)
 
 
-def _head_of(head: str) -> str:
-    """What stands before the cell on a phone, where a row is a block."""
-    return f' data-head="{escape(head)}"' if head else ""
+def _side(align: str) -> str | None:
+    return "t" if align == "left" else None
 
 
-def _side(align: str) -> str:
-    return ' class="t"' if align == "left" else ""
+def _figure(plot: Plot) -> Markup:
+    wide = "wide" if plot.width > WIDE else None
+    return el("figure", el("figcaption", plot.title), inline(plot), class_=wide)
 
 
-def _figure(plot: Plot) -> str:
-    wide = ' class="wide"' if plot.width > WIDE else ""
-    return f"<figure{wide}><figcaption>{escape(plot.title)}</figcaption>{inline(plot)}</figure>"
-
-
-def _scroll(name: str) -> str:
-    """What the keyboard scrolls has a name: a caption that is hidden is hidden from screen readers, too."""
-    return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(name)}">'
-
-
-def _table(part: ModelPart) -> str:
-    every = list(zip(part.entries, map(cells, part.entries, called(part)), strict=True))
-    names = [name for name in HEADERS if any(texts[name] for _, texts in every)]
-    heads = "".join(
-        f'<th scope="col"{_left(name)}><button type="button">{escape(HEADERS[name] or name)}</button></th>'
+def _table(part: ModelPart) -> Markup:
+    entries = list(zip(part.entries, map(cells, part.entries, machine_names(part)), strict=True))
+    names = [name for name in HEADERS if any(texts[name] for _, texts in entries)]
+    heads = (
+        el("th", el("button", HEADERS[name] or name, type="button"), scope="col", class_=_class_of(name))
         for name in names
     )
-    rows = "".join(
-        f'<tr data-entry="{number}">{"".join(_row(entry, texts, names))}</tr>'
-        for number, (entry, texts) in enumerate(every)
+    rows = (
+        el("tr", *_row(entry, texts, names), data_entry=number)
+        for number, (entry, texts) in enumerate(entries)
     )
-    return (
-        f'{_scroll(f"{part.model}: machines by days")}<table class="ranked stacked">'
-        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
+    return scrolling_table(heads, rows, class_="ranked stacked", label=f"{part.model}: machines by days")
 
 
-def _row(entry: Entry, texts: dict[str, str], names: list[str]) -> Iterator[str]:
+def _row(entry: Entry, texts: dict[str, str], names: list[str]) -> Iterator[Markup]:
     exact = _exact(entry)
     for name in names:
-        value = f' data-v="{exact[name]!r}"' if exact.get(name) is not None else ""
-        yield f"<td{_left(name)}{value}{_head_of(HEADERS[name] or name)}>{escape(texts[name])}</td>"
+        value = None if exact.get(name) is None else repr(exact[name])
+        yield el("td", texts[name], class_=_class_of(name), data_v=value, data_head=HEADERS[name] or name)
 
 
-def _left(name: str) -> str:
-    return f' class="{"t long" if name == "note" else "t"}"' if name in TEXT_COLUMNS else ""
+def _class_of(name: str) -> str | None:
+    if name not in TEXT_COLUMNS:
+        return None
+    return "t long" if name == "note" else "t"
 
 
 def _exact(entry: Entry) -> dict[str, float | None]:
-    """What a column is sorted by: the number behind its text."""
+    """The numbers behind the texts, by which the script sorts the columns."""
     best = entry.row.best
-    assert best is not None
-    assert best.days is not None
     return {
         "rank": entry.place.rank,
         "days": best.days.value,
@@ -208,16 +194,14 @@ def _exact(entry: Entry) -> dict[str, float | None]:
     }
 
 
-def _courses(comparison: Comparison) -> str:
+def _courses(comparison: Comparison) -> Markup:
     plots = list(telemetry_plots(comparison))
     if not plots:
-        return ""
-    shown = "".join(
-        f"<details><summary>{escape(plot.title)}</summary>{inline(plot)}</details>" for plot in plots
-    )
-    return f'<section id="runs"><h2>The runs themselves</h2>{shown}</section>'
+        return fragment()
+    details = (el("details", el("summary", plot.title), inline(plot)) for plot in plots)
+    return el("section", el("h2", "The runs themselves"), *details, id="runs")
 
 
-def _notes(comparison: Comparison) -> str:
-    items = "".join(f"<li>{escape(note)}</li>" for note in [*COLUMNS, *notes(comparison)])
-    return f'<section id="notes"><h2>How to read this</h2><ul>{items}</ul></section>'
+def _notes(comparison: Comparison) -> Markup:
+    lines = items([*COLUMNS, *notes(comparison)])
+    return el("section", el("h2", "How to read this"), lines, id="notes")

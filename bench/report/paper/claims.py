@@ -1,6 +1,7 @@
-"""The paper's tables and what its code was really seen to do: sourced claims, never thresholds.
+"""The paper's tables, and times measured with its code, each with its source. Never used as thresholds.
 
-Each claim stands beside the utilisation that it implies: the model's own arithmetic over the vendor's peak.
+Each claimed number of days comes with the utilisation that it implies: the model's own arithmetic over the
+vendor's peak. Pure, but for reading shipped data.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Sharding = Literal["none", "zero-1", "zero-2", "zero-3", "fsdp-2", "fsdp-3"]
 
 @dataclass(frozen=True, slots=True)
 class DaysRow:
-    """One model on one kind of GPU: days on 1, 2, 4 and 8 of them, rounded by the paper."""
+    """A model on a kind of GPU: days on 1, 2, 4 and 8 of them, as the paper rounds them."""
 
     model: str
     gpu: str
@@ -31,7 +32,7 @@ class DaysRow:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedSetting:
-    """Appendix J; None where the text is not readable."""
+    """A setting from Appendix J; None where the text is not readable."""
 
     model: str
     gpu: str
@@ -45,7 +46,7 @@ class ClaimedSetting:
 
 @dataclass(frozen=True, slots=True)
 class OriginalRun:
-    """Figure 6a: what the first training took; None where the paper prints a question mark."""
+    """The original training of a model, from Figure 6a; None where the paper prints a question mark."""
 
     model: str
     gpus: int | None
@@ -55,6 +56,8 @@ class OriginalRun:
 
 @dataclass(frozen=True, slots=True)
 class Paper:
+    """Everything that is taken from the paper."""
+
     schema: Literal["bench/reference/v1"]
     source: str
     dated: str
@@ -66,12 +69,12 @@ class Paper:
     optimal_settings: tuple[ClaimedSetting, ...]
     original_runs: tuple[OriginalRun, ...]
     training_flops: dict[str, float]  # as the paper counts them
-    contradictions: tuple[str, ...]  # between parts of the paper
+    contradictions: tuple[str, ...]  # where parts of the paper disagree
 
 
 @dataclass(frozen=True, slots=True)
 class TimedRow:
-    """The paper's code on an H200: what it says, and the same passes by the wall clock."""
+    """The paper's code on an H200: the days that it reports, and the same passes by the wall clock."""
 
     model: str
     free_lunch: bool
@@ -93,6 +96,8 @@ class TimedRow:
 
 @dataclass(frozen=True, slots=True)
 class PaperCode:
+    """Times of the paper's code, with the machine that they were measured on."""
+
     schema: Literal["bench/reference/v1"]
     source: str
     dated: str
@@ -104,13 +109,15 @@ class PaperCode:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
+    """Days that the paper claims, and the utilisation that they imply."""
+
     method: Literal["optimal", "naive"]
     model: str
     gpu: str
     gpus: int
     days: int
     utilisation: float  # of the vendor's peak, implied by the printed days
-    exceeds: Literal["yes", "perhaps", "no"]  # the chip: perhaps, where the rounding of the days decides
+    exceeds: Literal["yes", "perhaps", "no"]  # the chip's peak; perhaps: depends on how days were rounded
 
 
 @cache
@@ -124,7 +131,7 @@ def paper_code() -> PaperCode:
 
 
 def claims() -> Iterator[Claim]:
-    """Every number of Tables 1 and 4."""
+    """Every number of days in Tables 1 and 4."""
     tables: tuple[tuple[Literal["optimal", "naive"], tuple[DaysRow, ...]], ...] = (
         ("optimal", paper().optimal_days),
         ("naive", paper().naive_days),
@@ -138,25 +145,25 @@ def claims() -> Iterator[Claim]:
 
 def claim(method: Literal["optimal", "naive"], model: str, gpu: str, gpus: int, days: int) -> Claim:
     implied = training_flops(model) / (peak_flops(model, gpu) * gpus * days * SECONDS_A_DAY)
-    # Printed days are rounded: really they were up to half a day more or less.
+    # The paper prints whole days, so the true value may be half a day less or more.
     low, high = implied * days / (days + 0.5), implied * days / (days - 0.5)
     exceeds: Literal["yes", "perhaps", "no"] = "yes" if low > 1 else "perhaps" if high > 1 else "no"
     return Claim(method, model, gpu, gpus, days, implied, exceeds)
 
 
 def training_flops(model: str) -> float:
-    """Of the whole recipe, by the family's own formula."""
-    known = known_models()[model]
-    recipe = known.recipe
-    return family_of(known).forward_flops(known).training * recipe.batch_size * recipe.steps
+    """Operations of the whole recipe, by the formula of the model's family."""
+    shipped = known_models()[model]
+    recipe = shipped.recipe
+    return family_of(shipped).forward_flops(shipped).training * recipe.batch_size * recipe.steps
 
 
 def peak_flops(model: str, gpu: str) -> float:
-    """The vendor's dense peak of one GPU in the recipe's precision; fp32 recipes on TF32 units."""
+    """The vendor's dense peak of one GPU in the recipe's precision; fp32 recipes run on TF32 units."""
     return gpu_model(gpu).peak_flops(known_models()[model].recipe.precision, tf32=True)
 
 
 def gpu_model(gpu: str) -> GpuModel:
-    found = find_gpu_model(paper().gpus[gpu])
-    assert found is not None
-    return found
+    model = find_gpu_model(paper().gpus[gpu])
+    assert model is not None  # the shipped catalogue has every GPU of the paper
+    return model

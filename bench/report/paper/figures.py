@@ -1,4 +1,7 @@
-"""`bench paper`: what the paper claims, what that implies, and its Figures 7, 12 and 13 drawn again."""
+"""Show the paper's claims, the utilisation that they imply, and its Figures 7, 12 and 13 redrawn.
+
+The command `bench paper` prints and writes what this module makes.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,18 @@ from bench.records.text import money_text
 from bench.report.compare.decision import Option
 from bench.report.compare.price_file import shipped_prices
 from bench.report.compare.prices import Priced
+from bench.report.markup import Markup, el, fragment
 from bench.report.paper.claims import Claim, claims, paper, paper_code
 from bench.report.plots.scatter import Point, key, scatter
-from bench.report.plots.svg import Box, Plot, el, text
+from bench.report.plots.svg import Box, Plot, text
 
-SIZES = {1: 3.5, 2: 5.0, 4: 7.0, 8: 9.5}  # of a mark, by the number of GPUs
+SIZES = {1: 3.5, 2: 5.0, 4: 7.0, 8: 9.5}  # radius of a mark in pixels, by number of GPUs
 FIGURE_7 = "pythia-1b"
 dollars = partial(money_text, currency="USD")
 
 
 def show(folder: Path | None, *, png: bool, as_json: bool) -> int:
+    """Print the claims, and write the figures into `folder` if one is given; always 0."""
     if as_json:
         document = {"paper": paper(), "claims": tuple(claims()), "code_on_h200": paper_code()}
         sys.stdout.write(pretty_json(to_json(document)).decode())
@@ -42,7 +47,7 @@ def show(folder: Path | None, *, png: bool, as_json: bool) -> int:
 
 
 def _claims_table() -> str:
-    """Table 1, each cell with the share of the chip's peak that it implies."""
+    """Table 1, each cell with the share of the chip's peak that its days imply."""
     rows = []
     for row in paper().optimal_days:
         cells = [
@@ -57,9 +62,9 @@ def _claims_table() -> str:
 def _claimed(model: str, gpu: str, gpus: int, days: object) -> str:
     if not isinstance(days, int):
         return str(days)
-    one = _optimal()[model, gpu, gpus]
-    flag = {"yes": " !", "perhaps": " ?", "no": "  "}[one.exceeds]
-    return f"{days:,} ({100 * one.utilisation:.0f}%){flag}"
+    claim = _optimal()[model, gpu, gpus]
+    flag = {"yes": " !", "perhaps": " ?", "no": "  "}[claim.exceeds]
+    return f"{days:,} ({100 * claim.utilisation:.0f}%){flag}"
 
 
 def _optimal() -> dict[tuple[str, str, int], Claim]:
@@ -69,12 +74,17 @@ def _optimal() -> dict[tuple[str, str, int], Claim]:
 def _code_table() -> str:
     rows = [
         (
-            row.model, row.gpus, row.sharding, "yes" if row.free_lunch else "no",
-            f"{row.micro_batch_size} x {row.accumulation}", f"{row.reference_estimate_days:.4g}",
-            f"{row.true_days:.4g}", f"{row.true_days / row.reference_estimate_days:.2f}",
+            row.model,
+            row.gpus,
+            row.sharding,
+            "yes" if row.free_lunch else "no",
+            f"{row.micro_batch_size} x {row.accumulation}",
+            f"{row.reference_estimate_days:.4g}",
+            f"{row.true_days:.4g}",
+            f"{row.true_days / row.reference_estimate_days:.2f}",
         )
         for row in paper_code().rows
-    ]  # fmt: skip
+    ]
     heads = ("the paper's code", "GPUs", "sharding", "free lunch", "batch", "says, days", "takes", "times")
     return tabulate(rows, heads, disable_numparse=True, colalign=("left", *["right"] * 7))
 
@@ -84,15 +94,15 @@ def _notes() -> Iterator[str]:
     yield "in brackets: the model's arithmetic over the vendor's dense peak. !  more than the chip can do"
     yield "?  more, unless the paper's rounding of the days made it so"
     yield f"the code: {paper_code().source}, on {paper_code().gpu}, {paper_code().dated}"
-    for words in paper().contradictions:
-        yield f"at odds with itself: {words}"
+    for contradiction in paper().contradictions:
+        yield f"at odds with itself: {contradiction}"
 
 
 # Figures
 
 
 def figures_of_the_paper() -> Iterator[Plot]:
-    """From Table 1 and the shipped prices alone."""
+    """Figures 7, 12 and 13, drawn from Table 1 and the shipped prices."""
     yield _figure_7()
     yield _every_model("figure-12", "hardware cost", lambda option: option.upfront)
     life = shipped_prices().life_days
@@ -106,52 +116,63 @@ def option_of(claim: Claim) -> Option:
 
 
 def _points(model: str, cost: Callable[[Option], float]) -> list[Point]:
-    found = []
+    points = []
     for claim in _optimal().values():
         if claim.model == model:
             option = option_of(claim)
             words = f"{option.label}: {claim.days} days, {dollars(cost(option))}"
-            found.append(
+            points.append(
                 Point(cost(option), claim.days, claim.gpu, option.label, words, size=SIZES[claim.gpus])
             )
-    return found
+    return points
 
 
 GPUS = ("H100", "A100", "A6000", "RTX 3090")
 
 
 def _figure_7() -> Plot:
-    """Overall cost above, cost of an experiment below, cut as the paper cuts them."""
+    """Hardware cost above, cost of an experiment below, with the axes' ranges of the paper."""
     life = shipped_prices().life_days
     above = scatter(
-        _points(FIGURE_7, lambda o: o.upfront), Box(64, 46, 470, 300), "hardware cost, USD", "days",
-        x_range=(0, 265_000), y_range=(0, 80), series=GPUS, x_text=_thousands,
-    )  # fmt: skip
-    below = scatter(
-        _points(FIGURE_7, lambda o: o.run_cost(life)), Box(64, 396, 470, 650),
-        "cost of one experiment, USD", "days",
-        x_range=(300, 850), y_range=(0, 85), series=GPUS, x_text=dollars,
-    )  # fmt: skip
-    body = above + below + key(GPUS, 500, 60, "nothing beats these") + _size_key(500, 170)
-    return Plot(
-        "figure-7", "Figure 7: hardware cost and training time of Pythia-1B", _told(FIGURE_7), 640, 700, body
+        _points(FIGURE_7, lambda o: o.upfront),
+        Box(64, 46, 470, 300),
+        "hardware cost, USD",
+        "days",
+        x_range=(0, 265_000),
+        y_range=(0, 80),
+        series=GPUS,
+        x_text=_thousands,
     )
+    below = scatter(
+        _points(FIGURE_7, lambda o: o.run_cost(life)),
+        Box(64, 396, 470, 650),
+        "cost of one experiment, USD",
+        "days",
+        x_range=(300, 850),
+        y_range=(0, 85),
+        series=GPUS,
+        x_text=dollars,
+    )
+    title = "Figure 7: hardware cost and training time of Pythia-1B"
+    body = fragment(above, below, key(GPUS, 500, 60, "nothing beats these"), _size_key(500, 170))
+    return Plot("figure-7", title, _description(FIGURE_7), 640, 700, body)
 
 
 def _thousands(amount: float) -> str:
     return f"${amount / 1000:g}k"
 
 
-def _size_key(x: float, y: float) -> str:
+def _size_key(x: float, y: float) -> Markup:
+    """A legend of the marks' sizes."""
     parts = []
     for i, (gpus, size) in enumerate(SIZES.items()):
         parts.append(el("circle", cx=x, cy=y + 24 * i, r=size, class_="s6 mark"))
         parts.append(text(x + 16, y + 4 + 24 * i, f"{gpus} GPU{'s' * (gpus > 1)}"))
-    return "".join(parts)
+    return fragment(*parts)
 
 
 def _every_model(name: str, cost_words: str, cost: Callable[[Option], float]) -> Plot:
-    """All models, days on a log scale."""
+    """A grid of all models, days on a log scale."""
     models = list(paper().training_flops)
     columns, width, height = 3, 320, 300
     parts = []
@@ -159,22 +180,30 @@ def _every_model(name: str, cost_words: str, cost: Callable[[Option], float]) ->
         left, top = (i % columns) * width, (i // columns) * height
         box = Box(left + 58, top + 50, left + width - 26, top + height - 50)
         parts.append(text(box.left, top + 24, model, class_="title"))
-        picture = scatter(
-            _points(model, cost), box, f"{cost_words}, USD", "days",
-            log_y=True, series=GPUS, x_text=_few, labelled=False, zero=True,
-        )  # fmt: skip
-        parts.append(picture)
+        drawing = scatter(
+            _points(model, cost),
+            box,
+            f"{cost_words}, USD",
+            "days",
+            log_y=True,
+            series=GPUS,
+            x_text=_short_dollars,
+            labelled=False,
+            zero=True,
+        )
+        parts.append(drawing)
     right = columns * width
-    parts.append(key(GPUS, right + 20, 60, "nothing beats these") + _size_key(right + 20, 170))
+    parts += [key(GPUS, right + 20, 60, "nothing beats these"), _size_key(right + 20, 170)]
     rows = -(-len(models) // columns)
     title = f"{name.replace('-', ' ').capitalize()}: {cost_words} and training time of all models"
-    return Plot(name, title, "; ".join(map(_told, models)), right + 160, rows * height, "".join(parts))
+    description = "; ".join(map(_description, models))
+    return Plot(name, title, description, right + 160, rows * height, fragment(*parts))
 
 
-def _few(amount: float) -> str:
+def _short_dollars(amount: float) -> str:
     return _thousands(amount) if amount >= 1000 else f"${amount:g}"
 
 
-def _told(model: str) -> str:
-    found = [c for c in _optimal().values() if c.model == model]
-    return f"{model}: " + ", ".join(f"{c.gpus}x {c.gpu} {c.days} days" for c in found)
+def _description(model: str) -> str:
+    claimed = [claim for claim in _optimal().values() if claim.model == model]
+    return f"{model}: " + ", ".join(f"{c.gpus}x {c.gpu} {c.days} days" for c in claimed)

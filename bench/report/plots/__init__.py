@@ -1,4 +1,8 @@
-"""The plots of a comparison. A plot is one file here with `plots(part, comparison)`, and its name below."""
+"""The plots of a comparison.
+
+Each kind of plot is a module here with `plots(part, comparison)`; its name is listed in `MODEL_PLOTS`.
+Pure; `plot_files` writes.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,17 @@ from importlib import import_module
 from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.plots.svg import Plot
 
-_OF_A_MODEL = ("money", "scaling", "feasibility", "speedups", "settings")
+MODEL_PLOTS = ("money", "scaling", "feasibility", "speedups", "settings")
 
 
 def model_plots(part: ModelPart, comparison: Comparison) -> Iterator[Plot]:
-    """Those for which this model has the figures."""
-    for name in _OF_A_MODEL:
+    """Every plot that this model has the figures for."""
+    for name in MODEL_PLOTS:
         yield from import_module(f"bench.report.plots.{name}").plots(part, comparison)
 
 
 def all_plots(comparison: Comparison) -> Iterator[Plot]:
+    """The plots of every model, then the telemetry of every run."""
     from bench.report.plots.telemetry import plots
 
     for part in comparison.parts:

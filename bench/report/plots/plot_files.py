@@ -1,4 +1,4 @@
-"""Plots as files: SVG always, PNG of the very same drawing where asked."""
+"""Write plots as files: always SVG, on request also PNG of the same drawing. Does I/O; PNG needs resvg-py."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 from bench.base.errors import EnvironmentCannot
 from bench.report.plots.svg import Plot, standalone
 
-SCALE = 2  # pixels of a PNG for each of the drawing
+SCALE = 2  # PNG pixels for each pixel of the drawing
 
 
 def write_plots(folder: Path, plots: Iterable[Plot], *, png: bool) -> list[Path]:
+    """Write every plot into `folder`; the paths of all files written."""
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -36,7 +37,9 @@ def _file_name(name: str) -> str:
 def as_png(drawing: str) -> bytes:
     resvg = _resvg()
     if not _can_write(resvg):
-        raise EnvironmentCannot("there is no font to draw with", advice="apt install fonts-dejavu-core, say")
+        raise EnvironmentCannot(
+            "there is no font to draw with", advice="apt install fonts-dejavu-core, for example"
+        )
     return bytes(resvg.svg_to_bytes(svg_string=drawing, zoom=SCALE))
 
 
@@ -50,7 +53,7 @@ def _resvg() -> Any:
 
 @cache
 def _can_write(resvg: Any) -> bool:
-    """Without a font resvg leaves texts out, and says nothing."""
+    """Whether resvg finds a font: without one it leaves out texts and reports no error."""
     box = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="20">{}</svg>'
     letters = '<text y="15" font-family="DejaVu Sans, Arial, sans-serif">bench</text>'
     return bytes(resvg.svg_to_bytes(svg_string=box.format(letters))) != bytes(

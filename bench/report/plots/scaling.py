@@ -1,12 +1,13 @@
-"""How the throughput of a kind of GPU grows with their number, against a straight line."""
+"""Plot how throughput grows with the number of GPUs of one kind, against linear scaling."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from bench.records.text import figures
-from bench.report.compare.compared_rows import Row
+from bench.report.compare.compared_rows import RankedRow
 from bench.report.compare.comparison import Comparison, ModelPart
+from bench.report.markup import fragment
 from bench.report.plots.scatter import key
 from bench.report.plots.svg import Box, Linear, Plot, Ticked, axes, mark, polyline
 
@@ -15,8 +16,9 @@ BOX = Box(72, 36, 470, 280)
 
 
 def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
-    kinds: dict[str, dict[int, Row]] = {}
-    for entry in reversed(part.entries):  # the fastest of as many comes last, and stays
+    """One plot if a kind of GPU was measured in more than one number."""
+    kinds: dict[str, dict[int, RankedRow]] = {}
+    for entry in reversed(part.entries):  # of rows with as many GPUs, the fastest overwrites the others
         kinds.setdefault(entry.row.machine.name, {})[entry.row.machine.devices] = entry.row
     curves = {name: rows for name, rows in kinds.items() if len(rows) > 1}
     if not curves:
@@ -26,7 +28,7 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
     x = Linear(0, max(counts) * 1.08, BOX.left, BOX.right)
     y = Linear(0, most * 1.1, BOX.bottom, BOX.top)
     parts = [axes(Ticked(x, tuple(sorted(set(counts)))), y, BOX, "GPUs", f"{part.unit} a second")]
-    told = []
+    descriptions = []
     for number, rows in enumerate(curves.values()):
         least = min(rows)
         per = _rate(rows[least]) / least
@@ -39,13 +41,11 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
             rate = f"{figures(_rate(row))} {part.unit}/s"
             words = f"{row.machine.label}: {rate}, {100 * share:.0f}% of a straight line"
             parts.append(mark(x(devices), y(_rate(row)), number, words=words))
-            told.append(words)
+            descriptions.append(words)
     parts.append(key([name.removeprefix("NVIDIA ") for name in curves], 496, 48, None))
     title = f"{part.model}: throughput by the number of GPUs"
-    yield Plot(f"{part.model}-scaling", title, "; ".join(told), WIDTH, HEIGHT, "".join(parts))
+    yield Plot(f"{part.model}-scaling", title, "; ".join(descriptions), WIDTH, HEIGHT, fragment(*parts))
 
 
-def _rate(row: Row) -> float:
-    assert row.best is not None
-    assert row.best.units_per_second is not None
+def _rate(row: RankedRow) -> float:
     return row.best.units_per_second

@@ -1,4 +1,4 @@
-"""Days against money: the one form of the decision, for bundles and for the paper's figures."""
+"""Scatter plots of days against money or memory, for comparisons and for the paper's figures. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.report.compare.decision import frontier
+from bench.report.markup import Markup, fragment
 from bench.report.plots.svg import Box, Linear, Log, around, axes, legend, line, mark, placed, polyline, text
 
 
@@ -13,54 +14,63 @@ from bench.report.plots.svg import Box, Linear, Log, around, axes, legend, line,
 class Point:
     x: float
     y: float
-    series: str  # which mark
+    series: str  # chooses colour and shape of the mark
     label: str
-    words: str  # what its title tells
+    words: str  # the tooltip
     size: float = 5.0
     half_width: float = 0.0  # of y
 
 
 def scatter(
-    points: Sequence[Point], box: Box, x_title: str, y_title: str, *,
-    log_x: bool = False, log_y: bool = False,
-    x_text: Callable[[float], str] | None = None, with_frontier: bool = True, labelled: bool = True,
-    x_range: tuple[float, float] | None = None, y_range: tuple[float, float] | None = None,
-    series: Sequence[str] | None = None, zero: bool = False,
-) -> str:  # fmt: skip
-    """Points with intervals, and a dashed line through those that nothing beats."""
+    points: Sequence[Point],
+    box: Box,
+    x_title: str,
+    y_title: str,
+    *,
+    log_y: bool = False,
+    x_text: Callable[[float], str] | None = None,
+    labelled: bool = True,
+    x_range: tuple[float, float] | None = None,
+    y_range: tuple[float, float] | None = None,
+    series: Sequence[str] | None = None,
+    zero: bool = False,
+) -> Markup:
+    """Points with intervals, and a dashed line through the points that no other beats.
+
+    `series` fixes the order of colours, `zero` begins both axes at 0. Points beyond given ranges are counted.
+    """
     names = list(series or dict.fromkeys(point.series for point in points))
-    low_x, high_x = x_range or around((p.x for p in points), log=log_x, zero=zero)
+    low_x, high_x = x_range or around((p.x for p in points), zero=zero)
     tips = [p.y + s * p.half_width for p in points for s in (-1, 1) if p.y + s * p.half_width > 0]
     low_y, high_y = y_range or around(tips, log=log_y, zero=zero)
-    x = (Log if log_x else Linear)(low_x, high_x, box.left, box.right)
+    x = Linear(low_x, high_x, box.left, box.right)
     y = (Log if log_y else Linear)(low_y, high_y, box.bottom, box.top)
-    seen = [p for p in points if low_x <= p.x <= high_x and low_y <= p.y <= high_y]
+    inside = [p for p in points if low_x <= p.x <= high_x and low_y <= p.y <= high_y]
     parts = [axes(x, y, box, x_title, y_title, x_text=x_text)]
-    if with_frontier:
-        best = frontier(seen, lambda p: p.x, lambda p: p.y)
-        parts.append(polyline(((x(p.x), y(p.y)) for p in best), "front"))
-    for p in seen:
+    best = frontier(inside, lambda p: p.x, lambda p: p.y)
+    parts.append(polyline(((x(p.x), y(p.y)) for p in best), "front"))
+    for p in inside:
         number = names.index(p.series)
         if p.half_width:
             parts.append(_whisker(x(p.x), y(max(p.y - p.half_width, low_y)), y(p.y + p.half_width), number))
         parts.append(mark(x(p.x), y(p.y), number, p.size, p.words))
     if labelled:
-        parts.append(placed([(x(p.x), y(p.y), 1.2 * p.size, p.label) for p in seen], box))
-    if hidden := len(points) - len(seen):
+        parts.append(placed([(x(p.x), y(p.y), 1.2 * p.size, p.label) for p in inside], box))
+    if hidden := len(points) - len(inside):
         parts.append(
             text(box.right, box.top - 10, f"{hidden} beyond the axes", anchor="end", class_="small muted")
         )
-    return "".join(parts)
+    return fragment(*parts)
 
 
-def _whisker(x: float, low: float, high: float, series: int) -> str:
+def _whisker(x: float, low: float, high: float, series: int) -> Markup:
     return line(x, low, x, high, f"s{series % 8} line")
 
 
-def key(names: Sequence[str], x: float, y: float, dashed: str | None) -> str:
-    """Legend, and what the dashed line is."""
+def key(names: Sequence[str], x: float, y: float, dashed: str | None) -> Markup:
+    """A legend of the series; `dashed` names the dashed line, if there is one."""
     parts = [legend(names, x, y)]
     if dashed:
         at = y + 18 * len(names)
         parts += [line(x - 6, at, x + 6, at, "front"), text(x + 12, at + 4, dashed)]
-    return "".join(parts)
+    return fragment(*parts)

@@ -1,25 +1,27 @@
-"""The settings that the search tried on the fastest machine: days with their interval, against memory."""
+"""Plot days against memory for the settings measured on the fastest machines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from bench.records.text import bytes_text, interval_text
-from bench.report.compare.compared_rows import Row
+from bench.report.compare.compared_rows import MeasuredAttempt, Row
 from bench.report.compare.comparison import Comparison, ModelPart
+from bench.report.markup import fragment
 from bench.report.plots.scatter import Point, key, scatter
 from bench.report.plots.svg import Box, Plot
 
 BOX = Box(64, 36, 470, 300)
-MOST = 3  # machines, one picture each
+MOST_MACHINES = 3  # one plot for each
 
 
 def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
+    """One plot for each of the fastest kinds of machine that measured at least three settings."""
     shown: set[str] = set()
     for entry in part.entries:
         row = entry.row
         tried = [attempt for attempt in row.attempts if attempt.outcome == "measured"]
-        if len(tried) < 3 or row.machine.label in shown or len(shown) == MOST:
+        if len(tried) < 3 or row.machine.label in shown or len(shown) == MOST_MACHINES:
             continue
         shown.add(row.machine.label)
         yield _plot(part.model, row, len(shown))
@@ -27,27 +29,36 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
 
 def _plot(model: str, row: Row, number: int) -> Plot:
     points = [
-        Point(
-            (attempt.peak_bytes or 0) / 2**30, attempt.days.value, _kind(attempt.setting), attempt.label,
-            f"{attempt.label}, micro-batch {attempt.micro_batch}: {interval_text(attempt.days)} days, "
-            f"{bytes_text(attempt.peak_bytes or 0)}",
-            half_width=attempt.days.half_width,
-        )
+        _point(attempt)
         for attempt in row.attempts
-        if attempt.days is not None and attempt.outcome == "measured"
-    ]  # fmt: skip
+        if isinstance(attempt, MeasuredAttempt) and attempt.outcome == "measured"
+    ]
     spread = max(p.y for p in points) / min(p.y for p in points)
-    body = scatter(points, BOX, "memory, GiB", "days", log_y=spread > 8, labelled=False)
+    drawing = scatter(points, BOX, "memory, GiB", "days", log_y=spread > 8, labelled=False)
     names = list(dict.fromkeys(p.series for p in points))
-    body += key(names, 496, 48, "nothing beats these")
+    legend = key(names, 496, 48, "nothing beats these")
     title = f"{model} on {row.machine.label}: {len(points)} settings that were measured"
-    told = "; ".join(point.words for point in points[:12])
-    return Plot(f"{model}-settings-{number}", title, told, 640, 352, body)
+    description = "; ".join(point.words for point in points[:12])
+    return Plot(f"{model}-settings-{number}", title, description, 640, 352, fragment(drawing, legend))
+
+
+def _point(attempt: MeasuredAttempt) -> Point:
+    days, memory = interval_text(attempt.days), bytes_text(attempt.peak_bytes)
+    return Point(
+        attempt.peak_bytes / 2**30,
+        attempt.days.value,
+        _kind(attempt.setting),
+        attempt.label,
+        f"{attempt.label}, micro-batch {attempt.micro_batch}: {days} days, {memory}",
+        half_width=attempt.days.half_width,
+    )
 
 
 def _kind(setting: tuple[str, ...]) -> str:
-    """By what takes the most from the memory."""
+    """The series of a setting: what saves the most memory, which is sharding and offloading."""
     if not setting:
         return "naive"
-    found = next((name for name in setting if name.startswith(("zero", "fsdp"))), "no sharding")
-    return found.partition("-")[0] + (" + offload" if "offload" in setting else "") if "-" in found else found
+    sharding = next((name for name in setting if name.startswith(("zero-", "fsdp-"))), None)
+    if sharding is None:
+        return "no sharding"
+    return sharding.partition("-")[0] + (" + offload" if "offload" in setting else "")

@@ -1,4 +1,4 @@
-"""How many times faster than naive each setting is, the fastest machine's."""
+"""Plot how many times as fast as naive each setting is, on the fastest machine."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Iterator
 
 from bench.records.estimate import Interval
 from bench.records.text import interval_text
-from bench.report.compare.compared_rows import Attempt, Row
+from bench.report.compare.compared_rows import MeasuredAttempt, Row
 from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.compare.decision import ratio
-from bench.report.plots.svg import Linear, Plot, el, line, text, title
+from bench.report.markup import el, fragment
+from bench.report.plots.svg import Linear, Plot, line, text, title
 
 LEFT, RIGHT, TOP, ROW = 280, 580, 24, 22
 
 
 def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
-    """Of the fastest machine that measured naive and something else."""
+    """One plot, for the fastest machine that measured naive and another setting."""
     for entry in part.entries:
         gains = _gains(entry.row)
         if gains:
@@ -23,23 +24,21 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
             return
 
 
-def _gains(row: Row) -> list[tuple[Attempt, Interval]]:
-    """Each setting at the micro-batch at which it is fastest."""
-    best: dict[str, tuple[Attempt, Interval]] = {}
+def _gains(row: Row) -> list[tuple[MeasuredAttempt, Interval]]:
+    """Each setting at its fastest micro-batch, with its speed-up over naive; the largest first."""
+    best: dict[str, MeasuredAttempt] = {}
     for attempt in row.attempts:
-        days = attempt.days
-        if attempt.outcome != "measured" or days is None:
+        if attempt.outcome != "measured" or not isinstance(attempt, MeasuredAttempt):
             continue
-        if attempt.label not in best or days.value < best[attempt.label][1].value:
-            best[attempt.label] = (attempt, days)
+        if attempt.label not in best or attempt.days.value < best[attempt.label].days.value:
+            best[attempt.label] = attempt
     if "naive" not in best or len(best) < 2:
         return []
-    naive = best["naive"][1]
-    found = [(attempt, ratio(naive, days)) for attempt, days in best.values()]
-    return sorted(found, key=lambda pair: -pair[1].value)
+    gains = [(attempt, ratio(best["naive"].days, attempt.days)) for attempt in best.values()]
+    return sorted(gains, key=lambda pair: -pair[1].value)
 
 
-def _plot(part: ModelPart, row: Row, gains: list[tuple[Attempt, Interval]]) -> Plot:
+def _plot(part: ModelPart, row: Row, gains: list[tuple[MeasuredAttempt, Interval]]) -> Plot:
     high = max(gain.value + gain.half_width for _, gain in gains) * 1.05
     x = Linear(0, max(high, 1.1), LEFT, RIGHT)
     bottom = TOP + ROW * len(gains)
@@ -56,6 +55,6 @@ def _plot(part: ModelPart, row: Row, gains: list[tuple[Attempt, Interval]]) -> P
         low, high_x = x(max(0.0, gain.value - gain.half_width)), x(gain.value + gain.half_width)
         parts.append(line(low, y + ROW / 2 - 1, high_x, y + ROW / 2 - 1, "axis"))
         parts.append(text(high_x + 6, y + 14, f"{gain.value:.2f}x", class_="small"))
-    told = "; ".join(f"{attempt.label} {gain.value:.2f} times" for attempt, gain in gains)
-    title_ = f"{part.model} on {row.machine.label}: times as fast as naive"
-    return Plot(f"{part.model}-speedups", title_, told, 640, bottom + 30, "".join(parts))
+    description = "; ".join(f"{attempt.label} {gain.value:.2f} times" for attempt, gain in gains)
+    heading = f"{part.model} on {row.machine.label}: times as fast as naive"
+    return Plot(f"{part.model}-speedups", heading, description, 640, bottom + 30, fragment(*parts))

@@ -1,7 +1,8 @@
-"""SVG by small pure functions: elements, scales, axes.
+"""Draw SVG: marks, lines, scales, axes, legends.
 
-Colours are classes: a page gives them, light or dark, and so does a paper.
-No colour carries a meaning alone: series differ in the shape of their marks, too.
+In: numbers and texts. Out: Markup, and a `Plot` made of it. Pure: no I/O.
+Colours are CSS classes, which a page defines for light and dark and `PAPER_STYLE` for white paper.
+No colour carries a meaning alone: series also differ in the shape of their marks.
 """
 
 from __future__ import annotations
@@ -9,90 +10,61 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Protocol
 
-from bench.base.errors import printable
 from bench.records.text import figures
+from bench.report.markup import Markup, el, fragment, number
 
 FONT = "system-ui, 'DejaVu Sans', Arial, sans-serif"
-LONGEST = 24  # letters of a name beside a plot
-SERIES = 8  # classes s0 to s7; then they begin again
+LONGEST_NAME = 24  # letters of a series in a legend
+SERIES = 8  # classes s0 to s7; the ninth series is s0 again
 SHAPES = ("circle", "square", "diamond", "triangle", "cross", "plus", "down", "ring")
 
-# Okabe and Ito's colours, which the colour-blind tell apart, darkened where white paper needs it.
+# Okabe and Ito's palette for colour-blind readers, darkened where white paper needs it.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b8489a", "#a67c00", "#3b8fc2", "#6b6b6b", "#000000")
-PAPER_STYLE = "".join(
-    [
-        f"text{{font-family:{FONT};font-size:12px;fill:#222}}",
-        ".title{font-size:14px;font-weight:600}.small{font-size:10.5px}.muted{fill:#555}",
-        ".grid{stroke:#e2e2e2;stroke-width:1}.axis{stroke:#888;stroke-width:1}",
-        ".front{stroke:#222;stroke-width:1.5;stroke-dasharray:5 4;fill:none}.ideal{stroke:#999;fill:none}",
-        ".good{fill:#cfe8d8}.bad{fill:#f3d3c6}.none{fill:#eeeeee}",
-        *(f".s{i}{{fill:{c};stroke:{c}}}" for i, c in enumerate(_COLOURS)),
-        ".line{fill:none;stroke-width:1.5}.mark{fill-opacity:.85;stroke-width:1}.bar{fill-opacity:.8}",
-        ".hollow{fill-opacity:0;stroke-width:1.5}",
-    ]
+PAPER_STYLE = Markup(
+    f"text{{font-family:{FONT};font-size:12px;fill:#222}}"
+    ".title{font-size:14px;font-weight:600}.small{font-size:10.5px}.muted{fill:#555}"
+    ".grid{stroke:#e2e2e2;stroke-width:1}.axis{stroke:#888;stroke-width:1}"
+    ".front{stroke:#222;stroke-width:1.5;stroke-dasharray:5 4;fill:none}.ideal{stroke:#999;fill:none}"
+    ".good{fill:#cfe8d8}.bad{fill:#f3d3c6}.none{fill:#eeeeee}"
+    + "".join(f".s{i}{{fill:{c};stroke:{c}}}" for i, c in enumerate(_COLOURS))
+    + ".line{fill:none;stroke-width:1.5}.mark{fill-opacity:.85;stroke-width:1}.bar{fill-opacity:.8}"
+    ".hollow{fill-opacity:0;stroke-width:1.5}"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One picture, without a style of its own."""
+    """A drawing without its style."""
 
-    name: str  # of its file
+    name: str  # of its file, without the suffix
     title: str
-    description: str  # for those who do not see it
+    description: str  # for screen readers
     width: int
     height: int
-    body: str
+    body: Markup
 
 
-def el(name: str, *children: str, **attributes: object) -> str:
-    """An element; class_ is class, and an underscore in a name a hyphen."""
-    given = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
-        for key, value in attributes.items()
-        if value is not None
-    )
-    return f"<{name}{given}>{''.join(children)}</{name}>" if children else f"<{name}{given}/>"
+def text(x: float, y: float, words: str, *, anchor: str = "start", class_: str | None = None) -> Markup:
+    return el("text", words, x=x, y=y, text_anchor=None if anchor == "start" else anchor, class_=class_)
 
 
-def _value(value: object) -> str:
-    return number(value) if isinstance(value, float) else escape(str(value), quote=True)
+def title(words: str) -> Markup:
+    """The tooltip of a mark, which screen readers read too."""
+    return el("title", words)
 
 
-def number(value: float) -> str:
-    """A coordinate: a tenth of a pixel is enough."""
-    return f"{value:.1f}".removesuffix(".0")
-
-
-def text(x: float, y: float, words: str, *, anchor: str = "start", class_: str | None = None) -> str:
-    return el(
-        "text", _words(words), x=x, y=y, text_anchor=None if anchor == "start" else anchor, class_=class_
-    )
-
-
-def title(words: str) -> str:
-    """What a pointer, or a screen reader, finds on a mark."""
-    return el("title", _words(words))
-
-
-def _words(text: str) -> str:
-    """XML has no place for controls, not even escaped ones."""
-    return escape(printable(text))
-
-
-def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> str:
+def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
     return el("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
 
 
-def polyline(points: Iterable[tuple[float, float]], class_: str) -> str:
+def polyline(points: Iterable[tuple[float, float]], class_: str) -> Markup:
     return el("polyline", points=" ".join(f"{number(x)},{number(y)}" for x, y in points), class_=class_)
 
 
-def mark(x: float, y: float, series: int, size: float = 5.0, words: str = "") -> str:
-    """A point of a series, in its colour and its shape."""
+def mark(x: float, y: float, series: int, size: float = 5.0, words: str = "") -> Markup:
+    """A point of a series, in its colour and shape, with `words` as its tooltip."""
     shape, inside = SHAPES[series % len(SHAPES)], [title(words)] if words else []
     class_ = f"s{series % SERIES} mark"
     if shape in ("circle", "ring"):
@@ -136,7 +108,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """A scale with ticks of its own."""
+    """A scale with chosen ticks."""
 
     scale: Scale
     chosen: tuple[float, ...]
@@ -160,7 +132,7 @@ class Log:
         return self.start + math.log(value / self.low) / span * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """1, 2, 5 of each decade, or the decades alone where those are too many."""
+        """1, 2 and 5 of each decade; the decades alone where the range is wide."""
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
         factors = (1, 2, 5) if self.high / self.low < 2000 else (1,)
         every = [f * 10.0**e for e in range(first, last + 1) for f in factors]
@@ -168,9 +140,9 @@ class Log:
 
 
 def around(values: Iterable[float], *, log: bool = False, zero: bool = False) -> tuple[float, float]:
-    """A range that holds the values with a margin."""
-    found = list(values)
-    low, high = min(found), max(found)
+    """(low, high) of an axis that shows all values with a margin; with `zero` it begins at 0."""
+    every = list(values)
+    low, high = min(every), max(every)
     if log:
         return low / 1.35, high * 1.35
     margin = 0.08 * ((high - low) or abs(high) or 1.0)
@@ -178,30 +150,35 @@ def around(values: Iterable[float], *, log: bool = False, zero: bool = False) ->
 
 
 def axes(
-    x: Scale, y: Scale, box: Box, x_title: str, y_title: str, *,
-    x_text: Callable[[float], str] | None = None, y_text: Callable[[float], str] | None = None,
-) -> str:  # fmt: skip
-    """Grid, ticks and titles."""
-    say_x = x_text or _tick_text(x.ticks())
-    say_y = y_text or _tick_text(y.ticks())
+    x: Scale,
+    y: Scale,
+    box: Box,
+    x_title: str,
+    y_title: str,
+    *,
+    x_text: Callable[[float], str] | None = None,
+) -> Markup:
+    """Grid, ticks and titles; `x_text` formats the ticks of the horizontal axis."""
+    x_tick_text = x_text or _tick_text(x.ticks())
+    y_tick_text = _tick_text(y.ticks())
     parts = []
     for tick in x.ticks():
         at = x(tick)
         parts.append(line(at, box.top, at, box.bottom, "grid"))
-        parts.append(text(at, box.bottom + 16, say_x(tick), anchor="middle", class_="small muted"))
+        parts.append(text(at, box.bottom + 16, x_tick_text(tick), anchor="middle", class_="small muted"))
     for tick in y.ticks():
         at = y(tick)
         parts.append(line(box.left, at, box.right, at, "grid"))
-        parts.append(text(box.left - 6, at + 4, say_y(tick), anchor="end", class_="small muted"))
+        parts.append(text(box.left - 6, at + 4, y_tick_text(tick), anchor="end", class_="small muted"))
     parts.append(line(box.left, box.bottom, box.right, box.bottom, "axis"))
     parts.append(line(box.left, box.top, box.left, box.bottom, "axis"))
     parts.append(text((box.left + box.right) / 2, box.bottom + 34, x_title, anchor="middle"))
     parts.append(text(box.left - 40, box.top - 10, y_title))
-    return "".join(parts)
+    return fragment(*parts)
 
 
 def _tick_text(ticks: Sequence[float]) -> Callable[[float], str]:
-    """As many figures as it takes to tell the ticks apart."""
+    """A formatter with as many significant digits as it takes to tell the ticks apart."""
     enough = (d for d in range(3, 8) if len({figures(tick, d) for tick in ticks}) == len(ticks))
     digits = next(enough, 8)
     return lambda tick: figures(tick, digits)
@@ -215,18 +192,21 @@ class Box:
     bottom: float
 
 
-def legend(names: Sequence[str], x: float, y: float, first: int = 0) -> str:
+def legend(names: Sequence[str], x: float, y: float, first: int = 0) -> Markup:
     rows = (
-        mark(x, y + 18 * i, first + i) + text(x + 12, y + 4 + 18 * i, name[:LONGEST])
+        fragment(mark(x, y + 18 * i, first + i), text(x + 12, y + 4 + 18 * i, name[:LONGEST_NAME]))
         for i, name in enumerate(names)
     )
-    return "".join(rows)
+    return fragment(*rows)
 
 
-def placed(labels: Sequence[tuple[float, float, float, str]], box: Box) -> str:
-    """Labels beside their points where there is room; one that would cover another is left to its title."""
+def placed(labels: Sequence[tuple[float, float, float, str]], box: Box) -> Markup:
+    """Labels (x, y, size of the mark, text) beside their points.
+
+    A label that would cover another is left out: the mark's tooltip has it.
+    """
     taken = [(x - size, y - size, x + size, y + size) for x, y, size, _ in labels]
-    found = []
+    texts = []
     for x, y, size, words in labels:
         width, gap = 6.8 * len(words), size + 4
         sides = (("start", x + gap, y + 4), ("end", x - gap, y + 4), ("middle", x, y - gap))
@@ -236,9 +216,9 @@ def placed(labels: Sequence[tuple[float, float, float, str]], box: Box) -> str:
             if area[0] < box.left or area[2] > box.right + 16 or any(_overlap(area, t) for t in taken):
                 continue
             taken.append(area)
-            found.append(text(at_x, at_y, words, anchor=anchor, class_="small"))
+            texts.append(text(at_x, at_y, words, anchor=anchor, class_="small"))
             break
-    return "".join(found)
+    return fragment(*texts)
 
 
 Area = tuple[float, float, float, float]
@@ -248,20 +228,32 @@ def _overlap(a: Area, b: Area) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
-def inline(plot: Plot) -> str:
-    """For a page that has the style."""
+def inline(plot: Plot) -> Markup:
+    """The plot as an element of a page, which has the style."""
     return el(
-        "svg", title(plot.title), el("desc", _words(plot.description)), plot.body,
-        viewBox=f"0 0 {plot.width} {plot.height}", role="img", class_="plot",
+        "svg",
+        title(plot.title),
+        el("desc", plot.description),
+        plot.body,
+        viewBox=f"0 0 {plot.width} {plot.height}",
+        role="img",
+        class_="plot",
         style=f"max-width:{plot.width}px",
-    )  # fmt: skip
+    )
 
 
 def standalone(plot: Plot) -> str:
-    """A file of its own, on white."""
-    return el(
-        "svg", title(plot.title), el("desc", _words(plot.description)), el("style", PAPER_STYLE),
-        el("rect", width=plot.width, height=plot.height, fill="#ffffff"), plot.body,
-        xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {plot.width} {plot.height}",
-        width=plot.width, height=plot.height,
-    ) + "\n"  # fmt: skip
+    """The plot as a whole SVG file, on white."""
+    svg = el(
+        "svg",
+        title(plot.title),
+        el("desc", plot.description),
+        el("style", PAPER_STYLE),
+        el("rect", width=plot.width, height=plot.height, fill="#ffffff"),
+        plot.body,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {plot.width} {plot.height}",
+        width=plot.width,
+        height=plot.height,
+    )
+    return f"{svg}\n"

@@ -1,4 +1,4 @@
-"""A run's course: clocks, power and temperature, the mean over its GPUs."""
+"""Plot a run's power, clock and temperature over time, as means over its GPUs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from bench.records.text import figures
 from bench.report.compare.compared_rows import Row
 from bench.report.compare.comparison import Comparison
 from bench.report.compare.energy import TelemetryCourse
+from bench.report.markup import Markup, fragment
 from bench.report.plots.svg import Box, Linear, Plot, Ticked, axes, polyline, text
 
-WIDTH, HEIGHT = 640, 300
+WIDTH = 640
 PANES = (("watts", "watts a GPU"), ("sm_mhz", "clock, MHz"), ("celsius", "°C"))
 
 
 def plots(comparison: Comparison) -> Iterator[Plot]:
-    """One for each run, whatever models it measured."""
+    """One plot for each run, however many models it measured."""
     runs: dict[str, Row] = {}
     for part in comparison.parts:
         for row in [*(e.row for e in part.entries), *(a.row for a in part.apart)]:
@@ -28,7 +29,7 @@ def plots(comparison: Comparison) -> Iterator[Plot]:
 
 def plot(row: Row, course: TelemetryCourse) -> Plot:
     minutes = [seconds / 60 for seconds in course.seconds]
-    parts, told = [], []
+    parts, descriptions = [], []
     panes = [(name, words) for name, words in PANES if getattr(course, name)]
     height = 70
     for i, (name, words) in enumerate(panes):
@@ -41,13 +42,12 @@ def plot(row: Row, course: TelemetryCourse) -> Plot:
         parts.append(_frame(x, y, box, "minutes" if last else ""))
         parts.append(text(box.left, box.top - 5, words, class_="small"))
         parts.append(polyline(((x(t), y(v)) for t, v in zip(minutes, values, strict=True)), f"s{i} line"))
-        told.append(f"{words} {figures(min(values))} to {figures(max(values))}")
+        descriptions.append(f"{words} {figures(min(values))} to {figures(max(values))}")
     title = f"run {row.run_id} on {row.machine.label}: its course"
-    return Plot(
-        f"run-{row.run_id}", title, "; ".join(told), WIDTH, 40 + len(panes) * (height + 20), "".join(parts)
-    )
+    description, whole = "; ".join(descriptions), 40 + len(panes) * (height + 20)
+    return Plot(f"run-{row.run_id}", title, description, WIDTH, whole, fragment(*parts))
 
 
-def _frame(x: Linear, y: Linear, box: Box, x_title: str) -> str:
+def _frame(x: Linear, y: Linear, box: Box, x_title: str) -> Markup:
     few = Linear(y.low, y.high, y.start, y.end).ticks(3)
     return axes(x, Ticked(y, tuple(few)), box, x_title, "", x_text=None if x_title else lambda _: "")

@@ -1,4 +1,4 @@
-"""Was a result reproduced? Two runs held against each other, setting by setting.
+"""Decide whether a run was reproduced: two runs are held against each other, setting by setting.
 
 Imports report.compare and below.
 """

@@ -1,4 +1,4 @@
-"""`bench reproduce`: bundles read for it, and its verdict in words."""
+"""Read the bundles of `bench reproduce`, and print its verdict in words."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bench.report.reproduce.verdicts import (
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A verified bundle and the manifest that it ran."""
+    """A verified bundle, as far as reproducing needs it, and its manifest."""
 
     run: RunFigures
     manifest: bytes
@@ -36,15 +36,15 @@ class Subject:
 
 
 def read_subject(path: Path, lists: Lists | None) -> Subject:
-    ((_, found),) = look_at_all([path], lists, _gather, _look)
-    if isinstance(found, BenchError):
-        raise found
-    return found
+    ((_, subject),) = look_at_all([path], lists, _gather, _look)
+    if isinstance(subject, BenchError):
+        raise subject
+    return subject
 
 
 @dataclass(frozen=True, slots=True)
 class ReproducibleRun(RunContents):
-    """A run with what it takes to reproduce it."""
+    """A recomputed run, and what else reproducing it needs."""
 
     losses: Mapping[str, FirstLosses]  # by trial
     courses: Mapping[str, MeanCourse]
@@ -55,7 +55,9 @@ class ReproducibleRun(RunContents):
 def _gather(files: Files) -> ReproducibleRun:
     run = recompute(files)
     if not isinstance(run, RunContents):
-        raise BadInput("is a node check", advice="bench check MANIFEST does it again; bench compare compares")
+        raise BadInput(
+            "is a node check", advice="bench check MANIFEST repeats it; bench compare compares bundles"
+        )
     try:
         lines = [strict_loads(line) for line in files.lines("samples.jsonl")]
         measured = {line["trial"]: line["measurement"] for line in lines}
@@ -102,72 +104,72 @@ def _mean(gpus: list[Any], name: str) -> float | None:
 
 
 def _look(_path: Path, verdict: Verdict[ReproducibleRun]) -> Subject:
-    found = verdict.contents
-    run = RunFigures(found.results, found.losses, found.courses, found.searched, found.slowed)
-    return Subject(run, found.stated.data, found.samples_sha256)
+    run = verdict.contents
+    figures = RunFigures(run.results, run.losses, run.courses, run.searched, run.slowed)
+    return Subject(figures, run.stated.data, run.samples_sha256)
 
 
-def show(found: Reproduction, *, as_json: bool) -> int:
-    """0 if all was reproduced, 1 if not."""
+def show(reproduction: Reproduction, *, as_json: bool) -> int:
+    """Print the reproduction; the exit code is 0 if everything was reproduced, else 1."""
     if as_json:
-        sys.stdout.write(pretty_json({"reproduced": found.reproduced, **to_json(found)}).decode())
+        sys.stdout.write(
+            pretty_json({"reproduced": reproduction.reproduced, **to_json(reproduction)}).decode()
+        )
     else:
-        print(printable("\n".join(_lines(found))))
-    return 0 if found.reproduced else 1
+        print(printable("\n".join(_lines(reproduction))))
+    return 0 if reproduction.reproduced else 1
 
 
-def _lines(found: Reproduction) -> Iterator[str]:
-    width = max((len(_name(one)) for one in found.compared), default=0)
-    for one in found.compared:
-        yield _name(one).ljust(width) + "  " + "; ".join(map(_figure, one.figures)) + _why(one)
-    for missing in found.missing:
+def _lines(reproduction: Reproduction) -> Iterator[str]:
+    width = max((len(_name(match)) for match in reproduction.compared), default=0)
+    for match in reproduction.compared:
+        yield _name(match).ljust(width) + "  " + "; ".join(map(_figure, match.figures)) + _reasons(match)
+    for missing in reproduction.missing:
         yield f"{missing}: not measured here"
-    for name in found.not_needed:
+    for name in reproduction.not_needed:
         yield f"{name}: the search did not need it here"
-    counted = sum(one.reproduced for one in found.compared)
-    every = len(found.compared) + len(found.missing)
-    yield f"{counted} of {every} settings reproduced: run {found.here} here, {found.there} there"
-    if not every:
-        yield f"NOT REPRODUCED: run {found.there} has no figure that this one could be held against"
-    yield f"a step counts as reproduced within both 95% intervals, or {100 * found.tolerance:g}%"
+    reproduced = sum(match.reproduced for match in reproduction.compared)
+    settings = len(reproduction.compared) + len(reproduction.missing)
+    runs = f"run {reproduction.here} here, {reproduction.there} there"
+    yield f"{reproduced} of {settings} settings reproduced: {runs}"
+    if not settings:
+        yield f"NOT REPRODUCED: run {reproduction.there} has no figure to hold this run against"
+    tolerance = f"{100 * reproduction.tolerance:g}%"
+    yield f"a step is reproduced if it differs by no more than both 95% intervals together, or {tolerance}"
 
 
-def _name(one: SettingMatch) -> str:
-    """A setting may have been measured at several micro-batches."""
-    at = "" if one.micro_batch is None else f", micro-batch {one.micro_batch}"
-    return f"{one.model}, {one.label}{at}"
+def _name(match: SettingMatch) -> str:
+    """Model and setting, with the micro-batch: a setting may have been measured at several."""
+    at = "" if match.micro_batch is None else f", micro-batch {match.micro_batch}"
+    return f"{match.model}, {match.label}{at}"
 
 
 def _figure(figure: FigureMatch) -> str:
     verdict = figure.verdict if figure.verdict == "reproduced" else figure.verdict.upper()
     if isinstance(figure.here, str) or isinstance(figure.there, str):
         return f"{figure.there} there, {figure.here} here: {verdict}"
+    here, there = _half_width(figure.here_half_width), _half_width(figure.there_half_width)
     match figure.name:
         case "step seconds":
-            here, there = _own(figure.here_half_width), _own(figure.there_half_width)
-            said = f"step {figures(figure.here, 4)} s{here}, was {figures(figure.there, 4)} s{there}"
+            text = f"step {figures(figure.here, 4)} s{here}, was {figures(figure.there, 4)} s{there}"
         case "days":
-            here, there = _own(figure.here_half_width), _own(figure.there_half_width)
-            said = f"{figures(figure.here, 4)}{here} days, was {figures(figure.there, 4)}{there}"
+            text = f"{figures(figure.here, 4)}{here} days, was {figures(figure.there, 4)}{there}"
         case "peak bytes":
-            said = f"memory {bytes_text(figure.here)}, was {bytes_text(figure.there)}"
+            text = f"memory {bytes_text(figure.here)}, was {bytes_text(figure.there)}"
         case _:
-            said = f"loss {figures(figure.here, 5)}, was {figures(figure.there, 5)}"
-    far = (
-        f" ({figure.percent:+.1f}%)" if figure.verdict != "reproduced" and figure.percent is not None else ""
-    )
-    return f"{said}: {verdict}{far}"
+            text = f"loss {figures(figure.here, 5)}, was {figures(figure.there, 5)}"
+    if figure.verdict == "reproduced" or figure.percent is None:
+        return f"{text}: {verdict}"
+    return f"{text}: {verdict} ({figure.percent:+.1f}%)"
 
 
-def _own(half_width: float | None) -> str:
+def _half_width(half_width: float | None) -> str:
     return f" ±{figures(half_width, 2)}" if half_width else ""
 
 
-def _why(one: SettingMatch) -> str:
-    if one.reproduced:
+def _reasons(match: SettingMatch) -> str:
+    if match.reproduced:
         return ""
-    return (
-        "   because, perhaps: " + "; ".join(one.reasons)
-        if one.reasons
-        else "   nothing else that was recorded differs"
-    )
+    if not match.reasons:
+        return "   no other recorded value differs"
+    return f"   possible reasons: {'; '.join(match.reasons)}"

@@ -1,4 +1,7 @@
-"""Was a result reproduced? Two runs of one manifest, figure by figure. Pure: the runs are there already."""
+"""Decide whether a run was reproduced: two runs of one manifest, figure by figure.
+
+In: the figures of two verified bundles. Out: a `Reproduction`, with what differs where a figure does. Pure.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,17 @@ from bench.records.text import figures
 from bench.records.trial import Ceiling, NodeFacts
 
 Verdict = Literal["reproduced", "not reproduced", "undecided", "not measured"]
-# The same seed on the same stack: what is left is the order in which sums are taken.
+# Relative. With the same seed and software, losses differ only by the order in which sums are taken.
 LOSS_TOLERANCE: Mapping[str, float] = {"fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
-MEMORY_TOLERANCE = 0.03
-UNDECIDED = 0.1  # of a step: within intervals wider than this, agreement shows nothing
-CLOCK_MATTERS = 0.02  # a smaller difference explains nothing
-CEILING_MATTERS = 0.1  # one machine's own scatter from hour to hour
+MEMORY_TOLERANCE = 0.03  # relative
+UNDECIDED = 0.1  # relative to a step: agreement within intervals wider than this shows nothing
+CLOCK_MATTERS = 0.02  # relative: a smaller difference of clocks or power explains nothing
+CEILING_MATTERS = 0.1  # relative: ceilings of one machine vary as much from hour to hour
 
 
 @dataclass(frozen=True, slots=True)
 class MeanCourse:
-    """What the GPUs did while a trial's steps were timed: means."""
+    """Mean clock and power of the GPUs while a trial's steps were timed."""
 
     sm_mhz: float | None = None
     watts: float | None = None
@@ -36,6 +39,8 @@ class MeanCourse:
 
 @dataclass(frozen=True, slots=True)
 class FirstLosses:
+    """Losses of the first steps of a trial."""
+
     samples: int  # of each step
     values: tuple[float, ...]
 
@@ -53,23 +58,27 @@ class RunFigures:
 
 @dataclass(frozen=True, slots=True)
 class FigureMatch:
+    """One figure in both runs, and whether it was reproduced."""
+
     name: str  # step seconds, peak bytes, first losses, outcome, days
     verdict: Verdict
     here: float | str
     there: float | str
-    half_width: float | None  # what the two intervals, or the tolerance, allow
-    percent: float | None  # how far this one lies from that one
-    here_half_width: float | None = None  # of each one's own interval
+    half_width: float | None  # the largest difference that counts as reproduced
+    percent: float | None  # difference of here from there
+    here_half_width: float | None = None  # of the interval of each run
     there_half_width: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SettingMatch:
+    """A setting in both runs, or the fastest setting that each search found."""
+
     model: str
     label: str
     figures: tuple[FigureMatch, ...]
     reasons: tuple[str, ...]  # what differs, where something was not reproduced
-    micro_batch: int | None = None  # None: of a search's answer, whichever it has
+    micro_batch: int | None = None  # None: the fastest of each search, at any micro-batch
 
     @property
     def reproduced(self) -> bool:
@@ -78,23 +87,28 @@ class SettingMatch:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
+    """The answer of `bench reproduce`."""
+
     here: str  # run ids
     there: str
     tolerance: float
     compared: tuple[SettingMatch, ...]
-    missing: tuple[str, ...]  # trials of theirs that were not run here
-    not_needed: tuple[str, ...] = ()  # of a search, which ends where it knows its answer: that is compared
+    missing: tuple[str, ...]  # trials that ran there and not here
+    not_needed: tuple[str, ...] = ()  # the same, if a search found its answer without them: that is compared
     schema: Literal["bench/reproduction/v1"] = "bench/reproduction/v1"
 
     @property
     def reproduced(self) -> bool:
-        """Where nothing could be compared, nothing was."""
+        """False if nothing could be compared."""
         return bool(self.compared) and not self.missing and all(one.reproduced for one in self.compared)
 
 
 def reproduce(here: RunFigures, there: RunFigures, tolerance: float) -> Reproduction:
-    """`tolerance`: a share of a step by which two runs of one machine differ anyway."""
-    found = {_key(trial): trial for trial in here.results.trials}
+    """Hold the run here against the one there.
+
+    `tolerance` is the share of a step by which two runs of one machine may differ.
+    """
+    trials_here = {_key(trial): trial for trial in here.results.trials}
     compared: list[SettingMatch] = []
     missing: list[str] = []
     not_needed: list[str] = []
@@ -103,20 +117,22 @@ def reproduce(here: RunFigures, there: RunFigures, tolerance: float) -> Reproduc
         before = len(not_needed)
         of_model = [trial for trial in there.results.trials if trial.model == model.name]
         for theirs in of_model:
-            ours = found.get(_key(theirs))
+            ours = trials_here.get(_key(theirs))
             if ours is not None:
                 compared.append(_compare(here, there, ours, theirs, tolerance))
             else:
                 name = f"{theirs.model}, {theirs.label}, micro-batch {theirs.micro_batch}"
                 (not_needed if searched else missing).append(name)
         if len(not_needed) > before:
-            compared += _answers(here, there, model.name, tolerance)
+            compared += _fastest_match(here, there, model.name, tolerance)
     run_ids = here.results.run.id, there.results.run.id
     return Reproduction(*run_ids, tolerance, tuple(compared), tuple(missing), tuple(not_needed))
 
 
-def _answers(here: RunFigures, there: RunFigures, model: str, tolerance: float) -> Iterator[SettingMatch]:
-    """What a search found, whichever way it took there."""
+def _fastest_match(
+    here: RunFigures, there: RunFigures, model: str, tolerance: float
+) -> Iterator[SettingMatch]:
+    """Compare the fastest settings that two searches found, however they came to them."""
     ours, theirs = (fastest(t for t in run.results.trials if t.model == model) for run in (here, there))
     if theirs is None or theirs.estimate is None:
         return
@@ -172,7 +188,7 @@ def _outcome(ours: TrialResult, theirs: TrialResult) -> Verdict:
         return "reproduced"
     if ours.estimate is None:
         return "not measured"
-    # They failed, and we did not; or they had too few samples to be held to anything.
+    # The trial there failed and the one here did not; or it had too few samples for an interval.
     return "not reproduced" if theirs.failure is not None else "undecided"
 
 
@@ -182,7 +198,7 @@ def _ended(trial: TrialResult) -> str:
 
 
 def _step(ours: Interval, theirs: Interval, tolerance: float) -> FigureMatch:
-    """Both intervals, or what two runs differ by anyway: whichever is wider."""
+    """Compare two times, which may differ by the wider of both intervals together and the tolerance."""
     allowed = max(math.hypot(ours.half_width, theirs.half_width), tolerance * theirs.value)
     close = abs(ours.value - theirs.value) <= allowed
     percent = 100 * (ours.value / theirs.value - 1)
@@ -190,9 +206,15 @@ def _step(ours: Interval, theirs: Interval, tolerance: float) -> FigureMatch:
     if close and allowed > max(UNDECIDED, tolerance) * theirs.value:
         verdict = "undecided"
     return FigureMatch(
-        "step seconds", verdict, ours.value, theirs.value, allowed, percent,
-        ours.half_width, theirs.half_width,
-    )  # fmt: skip
+        name="step seconds",
+        verdict=verdict,
+        here=ours.value,
+        there=theirs.value,
+        half_width=allowed,
+        percent=percent,
+        here_half_width=ours.half_width,
+        there_half_width=theirs.half_width,
+    )
 
 
 def _within(name: str, ours: float, theirs: float, tolerance: float) -> FigureMatch:
@@ -216,14 +238,14 @@ def _reasons(here: RunFigures, there: RunFigures, ours: TrialResult, theirs: Tri
 
 
 def _of_machines(here: RunFigures, there: RunFigures) -> Iterator[str]:
-    if here.results.bench_version != there.results.bench_version:  # other kernels, another clockwork
+    if here.results.bench_version != there.results.bench_version:  # possibly other kernels or timing
         yield f"bench {here.results.bench_version} here, {there.results.bench_version} there"
     yield from node_differences(here.results.node, there.results.node)
     yield from _ceilings(here.results, there.results)
 
 
 def _ceilings(here: Results, there: Results) -> Iterator[str]:
-    """What the bare operations reached, which a busy or throttled machine shows: no list of parts does."""
+    """Differences in what bare operations reached: they show a busy or throttled machine."""
     ours, theirs = _slowest(here.ceilings), _slowest(there.ceilings)
     for key in sorted(ours.keys() & theirs.keys()):
         x, y = ours[key], theirs[key]
@@ -233,16 +255,16 @@ def _ceilings(here: Results, there: Results) -> Iterator[str]:
 
 
 def _slowest(ceilings: Iterable[Ceiling]) -> Mapping[tuple[str, str], float]:
-    """Of several devices, the one that the others wait for."""
+    """The ceilings of the slowest device, which the others wait for."""
     rates: dict[tuple[str, str], float] = {}
-    for one in ceilings:
-        key = one.name, one.unit
-        rates[key] = min(rates.get(key, one.rate), one.rate)
+    for ceiling in ceilings:
+        key = ceiling.name, ceiling.unit
+        rates[key] = min(rates.get(key, ceiling.rate), ceiling.rate)
     return rates
 
 
 def node_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
-    """Between two machines and their software, in words."""
+    """Differences between two machines and their software, in words."""
     for words, ours, theirs in (
         ("", _devices(here), _devices(there)),
         ("driver ", here.driver, there.driver),
@@ -256,7 +278,7 @@ def node_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
 
 
 def stack_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
-    """Those without which it is another measurement."""
+    """Differences in image, packages and switches: with any of them it is another measurement."""
     if here.image != there.image:
         yield f"image {_image(here)} here, {_image(there)} there"
     yield from differences(here.packages, there.packages, "none")
@@ -264,17 +286,18 @@ def stack_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
 
 
 def pip_lines(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
-    """What makes the packages here those of there."""
-    wanted = [f"{name}=={v}" for name, v in sorted(there.packages.items()) if here.packages.get(name) != v]
-    if wanted:
-        yield f"pip install {shlex.join(wanted)}"
-    if others := sorted(here.packages.keys() - there.packages.keys()):
-        yield f"pip uninstall {shlex.join(others)}"
+    """pip commands that make the packages here equal to those there."""
+    pinned = [f"{name}=={v}" for name, v in sorted(there.packages.items()) if here.packages.get(name) != v]
+    if pinned:
+        yield f"pip install {shlex.join(pinned)}"
+    if surplus := sorted(here.packages.keys() - there.packages.keys()):
+        yield f"pip uninstall {shlex.join(surplus)}"
 
 
-def _switches(here: NodeFacts, there: NodeFacts, of_them: Callable[[Switches], Switches]) -> Iterator[str]:
-    if here.switches is not None and there.switches is not None:  # else nobody knows
-        yield from differences(of_them(here.switches), of_them(there.switches), NOT_SET)
+def _switches(here: NodeFacts, there: NodeFacts, choose: Callable[[Switches], Switches]) -> Iterator[str]:
+    """Differences among the switches that `choose` keeps; none if a bundle does not record them."""
+    if here.switches is not None and there.switches is not None:
+        yield from differences(choose(here.switches), choose(there.switches), NOT_SET)
 
 
 def _image(node: NodeFacts) -> str:

@@ -1,4 +1,7 @@
-"""A node check for people: a row a check, what is wrong, what to do, who lags behind; one line for cron."""
+"""Format a node check: its verdicts, what is wrong, what to do, stragglers; and a line for monitoring.
+
+In: CheckResults. Out: text for people, or one line in the form of Nagios plug-ins. Pure.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from bench.node_check.judging.finding import VERDICTS, Finding, Verdict, quantit
 from bench.report.text.terminal import LEAST_COLUMNS, columns, wrapped
 
 WORDS: dict[Verdict, str] = {"pass": "pass", "warn": "WARN", "fail": "FAIL", "not-run": "NOT-RUN"}
-MOST_FIGURES = 6  # that a row has room for
-MOST_COLUMNS = 108  # of the table
-BESIDE_COLUMNS = 24  # of the table, of checks' names and verdicts
+MOST_FIGURES = 6  # in a row of the table; more are summed up
+MOST_COLUMNS = 108  # width of the table
+NAME_COLUMNS = 24  # width of the columns with checks' names and verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +41,13 @@ class Lag:
 
 def text(results: CheckResults) -> str:
     blocks = [wrapped([_head(results)], ""), _table(results)]
-    if found := list(_problems(results.findings)):
-        blocks.append(wrapped(found, " " * 9))
+    if problems := list(_problems(results.findings)):
+        blocks.append(wrapped(problems, " " * 9))
     if lags := stragglers(results.findings):
         blocks.append(_lag_table(lags))
-    if left := not_possible(results.findings):
-        head = "not possible here, and so neither good nor bad:"
-        blocks.append(wrapped([head, *(f"  {line}" for line in left)], " " * 4))
+    if lines := not_possible(results.findings):
+        head = "not possible here, which counts neither for nor against the node:"
+        blocks.append(wrapped([head, *(f"  {line}" for line in lines)], " " * 4))
     return "\n\n".join([*blocks, wrapped([verdict_line(results)], "")])
 
 
@@ -61,14 +64,14 @@ def _head(results: CheckResults) -> str:
 
 
 def by_check(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
-    found: dict[str, list[Finding]] = {}
+    groups: dict[str, list[Finding]] = {}
     for finding in findings:
-        found.setdefault(finding.check, []).append(finding)
-    return found
+        groups.setdefault(finding.check, []).append(finding)
+    return groups
 
 
 def verdict_of(findings: Sequence[Finding]) -> str:
-    """Of one check: "-" where there was nothing to ask."""
+    """The most serious verdict of one check's findings; "-" if none of them counts."""
     counted = {f.verdict for f in findings if f.counts}
     return next((WORDS[verdict] for verdict in VERDICTS if verdict in counted), "-")
 
@@ -76,53 +79,52 @@ def verdict_of(findings: Sequence[Finding]) -> str:
 def _table(results: CheckResults) -> str:
     rows = []
     for check, findings in by_check(results.findings).items():
-        said = worst(findings)
-        assert said is not None
-        rows.append((check, verdict_of(findings), _said(said, findings)))
-    widths = [
-        None, None,
-        max(LEAST_COLUMNS, min(columns() or MOST_COLUMNS, MOST_COLUMNS) - BESIDE_COLUMNS),
-    ]  # fmt: skip
+        most_serious = worst(findings)
+        assert most_serious is not None
+        rows.append((check, verdict_of(findings), _summary(most_serious, findings)))
+    widest = max(LEAST_COLUMNS, min(columns() or MOST_COLUMNS, MOST_COLUMNS) - NAME_COLUMNS)
+    widths = [None, None, widest]
     return tabulate(rows, ("check", "verdict", ""), disable_numparse=True, maxcolwidths=widths)
 
 
-def _said(finding: Finding, findings: Sequence[Finding]) -> str:
-    """Of a check that passes, the figures; of one that does not, the worst."""
+def _summary(finding: Finding, findings: Sequence[Finding]) -> str:
+    """The figures of a check that passes; of another, its most serious finding."""
     figures = [f for f in findings if f.figure and f.basis == "reference" and f.value is not None]
     if finding.verdict != "pass" or not figures:
         return f"{finding.subject}: {finding.found}"
     parts = []
     names = dict.fromkeys(f.figure for f in figures)
     if len(names) > MOST_FIGURES:
-        return f"{len(names)} figures, {_shown([f.value for f in figures if f.value], figures[0].unit or '')}"
+        values = [f.value for f in figures if f.value]
+        return f"{len(names)} figures, {_median_text(values, figures[0].unit or '')}"
     for name in names:
         values = [f.value for f in figures if f.figure == name and f.value is not None]
         unit = next(f.unit for f in figures if f.figure == name) or ""
-        parts.append(f"{name} {_shown(values, unit)}")
+        parts.append(f"{name} {_median_text(values, unit)}")
     return ", ".join(parts)
 
 
-def _shown(values: Sequence[float], unit: str) -> str:
+def _median_text(values: Sequence[float], unit: str) -> str:
     spread = f" ±{100 * (max(values) - min(values)) / 2 / median(values):.1f}%" if len(values) > 1 else ""
     return f"{quantity(median(values), unit)}{spread}"
 
 
 def _problems(findings: Sequence[Finding]) -> Iterator[str]:
-    """The gravest first; what is the same on several GPUs once, and each advice once."""
+    """Findings that did not pass, the most serious first; equal ones are joined, advice is given once."""
     advice = ""
     for verdict in ("fail", "not-run", "warn"):
         groups: dict[tuple[str, ...], list[Finding]] = {}
         for f in findings:
             if f.verdict == verdict and f.counts:
-                # One reason may keep several checks from an answer.
-                key = (f.found,) if verdict == "not-run" else (f.check, _rest(f), f.found, f.expected)
+                # The same reason may prevent several checks.
+                key = (f.found,) if verdict == "not-run" else (f.check, _without_gpu(f), f.found, f.expected)
                 groups.setdefault(key, []).append(f)
         for group in groups.values():
             f = group[0]
-            said = next((g.advice for g in group if g.advice), "")
-            if advice and said != advice:
+            group_advice = next((g.advice for g in group if g.advice), "")
+            if advice and group_advice != advice:
                 yield f"         {advice}"
-            advice = said
+            advice = group_advice
             yield f"{WORDS[f.verdict]:<8} {_subjects(group)}: {f.found}"
             if verdict != "not-run":
                 yield f"         expected {f.expected} ({f.source})"
@@ -130,8 +132,8 @@ def _problems(findings: Sequence[Finding]) -> Iterator[str]:
         yield f"         {advice}"
 
 
-def _rest(finding: Finding) -> str:
-    """Of "GPU 3 persistence", what does not name the GPU."""
+def _without_gpu(finding: Finding) -> str:
+    """The subject without its GPU: " persistence" for "GPU 3 persistence"."""
     return finding.subject.removeprefix(f"GPU {finding.gpu}")
 
 
@@ -141,11 +143,11 @@ def _subjects(group: Sequence[Finding]) -> str:
         return ", ".join(checks)
     if len(group) == 1 or f.gpu is None:
         return f"{f.check}: {f.subject}"
-    return f"{f.check}: GPUs {', '.join(str(g.gpu) for g in group)}{_rest(f)}"
+    return f"{f.check}: GPUs {', '.join(str(g.gpu) for g in group)}{_without_gpu(f)}"
 
 
 def not_possible(findings: Sequence[Finding]) -> list[str]:
-    """What was not asked or could not be: a line a reason, root's among them."""
+    """A line for each reason why something cannot be checked here, such as missing root rights."""
     lines: dict[str, None] = {}
     for f in findings:
         if f.verdict == "not-run" and not f.counts:
@@ -157,60 +159,64 @@ def not_possible(findings: Sequence[Finding]) -> list[str]:
 
 
 def stragglers(findings: Sequence[Finding]) -> list[Lag]:
-    """A row a figure that several GPUs have, the one that lags most first."""
+    """For each figure of several GPUs, the slowest of them; the one furthest under the median first."""
     values: dict[tuple[str, str], dict[int, float]] = {}
     for f in findings:
         if f.figure and f.gpu is not None and f.value is not None and f.unit:
             values.setdefault((f.figure, f.unit), {})[f.gpu] = f.value
     lags = []
-    for (figure, unit), of in values.items():
-        if len(of) > 1:
-            middle = median(of.values())
-            gpu = min(of, key=lambda index: of[index])
-            spread = 100 * (max(of.values()) - of[gpu]) / middle
-            lags.append(Lag(figure, unit, middle, of[gpu], gpu, spread))
+    for (figure, unit), by_gpu in values.items():
+        if len(by_gpu) > 1:
+            middle = median(by_gpu.values())
+            gpu = min(by_gpu, key=lambda index: by_gpu[index])
+            spread = 100 * (max(by_gpu.values()) - by_gpu[gpu]) / middle
+            lags.append(Lag(figure, unit, middle, by_gpu[gpu], gpu, spread))
     return sorted(lags, key=lambda lag: -lag.under_percent)
 
 
 def _lag_table(lags: Sequence[Lag]) -> str:
     rows = [
         (
-            lag.figure, quantity(lag.median, lag.unit), f"{lag.spread_percent:.1f}%",
-            f"GPU {lag.gpu}", quantity(lag.slowest, lag.unit), f"{lag.under_percent:.1f}%",
+            lag.figure,
+            quantity(lag.median, lag.unit),
+            f"{lag.spread_percent:.1f}%",
+            f"GPU {lag.gpu}",
+            quantity(lag.slowest, lag.unit),
+            f"{lag.under_percent:.1f}%",
         )
         for lag in lags
-    ]  # fmt: skip
+    ]
     headers = ("stragglers", "median", "spread", "slowest", "", "under the median")
     table = tabulate(rows, headers, disable_numparse=True, colalign=("left", *["right"] * 5))
     if len(table.partition("\n")[0]) <= (columns() or sys.maxsize):
         return table
-    said = (
+    lines = (
         f"  {name}: {gpu}, {slowest}, {under} under {usual}" for name, usual, _, gpu, slowest, under in rows
     )
-    return wrapped(["stragglers, and the median that they are under:", *said], " " * 4)
+    return wrapped(["stragglers, and the median that they are under:", *lines], " " * 4)
 
 
 def counted_text(findings: Sequence[Finding]) -> str:
-    """Of checks, by the verdicts that the table shows."""
+    """How many checks have each verdict of the table."""
     checks = by_check(findings)
-    counted = Counter(map(verdict_of, checks.values()))
+    counts = Counter(map(verdict_of, checks.values()))
     names = {word: word.lower() for word in (WORDS[verdict] for verdict in VERDICTS)} | {
         "-": "not possible here"
     }
-    said = ", ".join(f"{counted[word]} {name}" for word, name in names.items() if counted[word])
-    return f"{said}, of {len(checks)} checks"
+    text = ", ".join(f"{counts[word]} {name}" for word, name in names.items() if counts[word])
+    return f"{text}, of {len(checks)} checks"
 
 
 def verdict_line(results: CheckResults) -> str:
     line = f"{WORDS[results.verdict].upper()}   {counted_text(results.findings)}"
-    return f"{line}   SIMULATED, of no real node" if results.simulated else line
+    return f"{line}   SIMULATED: not a real node" if results.simulated else line
 
 
 def nagios_line(results: CheckResults) -> str:
-    """Monitoring plug-ins' form: STATE - text | figures."""
+    """One line in the form of Nagios plug-ins: STATE - text | figures."""
     state = {"pass": "OK", "warn": "WARNING", "fail": "CRITICAL", "not-run": "UNKNOWN"}[results.verdict]
-    said = worst([f for f in results.findings if f.counts])
-    finding = f"; {said.line}" if said and results.verdict != "pass" else ""
+    problem = worst([f for f in results.findings if f.counts])
+    finding = f"; {problem.line}" if problem and results.verdict != "pass" else ""
     figures = {
         f"gpu{f.gpu}_{f.figure}": f.value
         for f in results.findings
@@ -222,6 +228,6 @@ def nagios_line(results: CheckResults) -> str:
 
 
 def nagios_unknown(reason: str) -> str:
-    """Of a check that could not begin: the same form, whatever the reason holds."""
+    """A Nagios line for a check that could not begin; the reason becomes one line without `|`."""
     words = "; ".join(line.strip() for line in reason.splitlines())
     return f"BENCH UNKNOWN - {words.replace('|', '/')}"

@@ -1,33 +1,48 @@
-"""A comparison spelled as table, Markdown or JSON. Every spelling of a number is made in `cells`."""
+"""Format a comparison as table, Markdown, CSV or JSON.
+
+In: a Comparison. Out: text. `cells` and `offers` format the numbers of the table, Markdown and the HTML page.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 
 from bench.base.strict_json import pretty_json, to_json
+from bench.records.estimate import Interval
 from bench.records.slowdown import HEALTHY, slowed_text
 from bench.records.text import batch_text, bytes_text, count_text, figures, interval_text, money_text
-from bench.report.compare.compared_rows import Row
+from bench.report.compare.compared_rows import RankedRow, Row, UncertainFastest
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
-from bench.report.compare.extrapolate import Extrapolation
+from bench.report.compare.extrapolate import LEAST_HELD_OUT, Extrapolation
 from bench.report.compare.offers import Offer
 from bench.report.text import terminal
-from bench.report.text.comparison_csv import csv_text
 
 HEADERS: Mapping[str, str] = {
-    "rank": "", "machine": "machine", "days": "days", "slower": "times the fastest", "setting": "setting",
-    "batch": "batch", "limit": "of limit", "memory": "memory", "kwh": "kWh a run",
-    "level": "level", "run": "run", "note": "",
-}  # fmt: skip
+    "rank": "",
+    "machine": "machine",
+    "days": "days",
+    "slower": "times the fastest",
+    "setting": "setting",
+    "batch": "batch",
+    "limit": "of limit",
+    "memory": "memory",
+    "kwh": "kWh a run",
+    "level": "level",
+    "run": "run",
+    "note": "",
+}
 TEXT_COLUMNS = frozenset({"machine", "setting", "level", "run", "note"})
 
 
-def called(part: ModelPart) -> list[str]:
-    """Each entry's machine; of several of one kind, with the file of its bundle."""
+def machine_names(part: ModelPart) -> list[str]:
+    """A name for each entry's machine; if several are of one kind, with the file name of the bundle."""
     kinds = Counter(entry.row.machine.label for entry in part.entries)
     return [
         row.machine.label if kinds[row.machine.label] == 1 else f"{row.machine.label} ({Path(row.path).stem})"
@@ -36,10 +51,8 @@ def called(part: ModelPart) -> list[str]:
 
 
 def cells(entry: Entry, machine: str) -> dict[str, str]:
-    """One machine's figures in words; an empty text where there is none."""
+    """The figures of an entry as texts, by column; empty if there is no figure."""
     row, best = entry.row, entry.row.best
-    assert best is not None
-    assert best.days is not None
     return {
         "rank": str(entry.place.rank),
         "machine": machine,
@@ -48,7 +61,7 @@ def cells(entry: Entry, machine: str) -> dict[str, str]:
         "setting": best.label,
         "batch": batch_text(best.micro_batch, best.accumulation, row.machine.devices),
         "limit": "" if best.utilisation is None else f"{100 * best.utilisation:.0f}%",
-        "memory": "" if best.peak_bytes is None else bytes_text(best.peak_bytes),
+        "memory": bytes_text(best.peak_bytes),
         "kwh": "" if entry.kwh is None else figures(entry.kwh),
         "level": row.level + (" (trusted)" if row.trusted else ""),
         "run": row.run_id,
@@ -57,6 +70,7 @@ def cells(entry: Entry, machine: str) -> dict[str, str]:
 
 
 def _doubts(entry: Entry) -> Iterator[str]:
+    """Reasons to read the entry's figures with care."""
     if not entry.row.complete:
         yield "INCOMPLETE: more settings may be faster"
     if entry.row.slowed:
@@ -72,10 +86,10 @@ def _entry_notes(entry: Entry) -> Iterator[str]:
 
 
 def columns(part: ModelPart) -> tuple[list[str], list[list[str]]]:
-    """The columns that say anything, and the texts in them."""
-    every = list(map(cells, part.entries, called(part)))
-    kept = [name for name in HEADERS if any(row[name] for row in every)]
-    return kept, [[row[name] for name in kept] for row in every]
+    """The names of the columns that are not empty, and the texts in them."""
+    rows = list(map(cells, part.entries, machine_names(part)))
+    names = [name for name in HEADERS if any(row[name] for row in rows)]
+    return names, [[row[name] for name in names] for row in rows]
 
 
 def table(comparison: Comparison) -> str:
@@ -92,105 +106,103 @@ def _text_part(part: ModelPart, comparison: Comparison) -> str:
         aligned = ["left" if name in TEXT_COLUMNS else "right" for name in names]
         heads = [HEADERS[name] for name in names]
         lines.append(terminal.table(rows, heads, aligned))
-    if found := [row for row, _ in offers(part, comparison)]:
-        lines += ["", terminal.table(found, OFFER_HEADERS, OFFER_ALIGN)]
-    if said := remarks(part, comparison):
-        lines.append(terminal.wrapped(said, " " * 4))
+    if priced := [row for row, _ in offers(part, comparison)]:
+        lines += ["", terminal.table(priced, OFFER_HEADERS, OFFER_ALIGN)]
+    if remark_lines := remarks(part, comparison):
+        lines.append(terminal.wrapped(remark_lines, " " * 4))
     return "\n".join(lines)
 
 
-IN_TIME = {
-    "yes": "meets the deadline", "perhaps": "may miss the deadline", "no": "misses the deadline",
-}  # fmt: skip
+IN_TIME = {"yes": "meets the deadline", "perhaps": "may miss the deadline", "no": "misses the deadline"}
 OFFER_ALIGN = ("left", "left", "right", "right", "right", "left")
 OFFER_HEADERS = ("", "machine", "days", "price", "a run", "")
 
 
 def offers(part: ModelPart, comparison: Comparison) -> list[tuple[tuple[str, ...], bool]]:
-    """Buying and renting, a row an offer, and whether it is what was asked for."""
+    """A row of texts for each offer, and whether the offer answers one of the user's questions."""
     return [
         (_offer_row(entry, machine, offer, comparison), bool(offer.marks))
-        for entry, machine in zip(part.entries, called(part), strict=True)
+        for entry, machine in zip(part.entries, machine_names(part), strict=True)
         for offer in entry.offers
     ]
 
 
 def _offer_row(entry: Entry, machine: str, offer: Offer, comparison: Comparison) -> tuple[str, ...]:
-    currency, best = comparison.currency, entry.row.best
-    assert best is not None
-    assert best.days is not None
+    currency = comparison.currency
     price = money_text(offer.price, currency) + (" an hour" if offer.kind == "rent" else "")
-    run = money_text(offer.run_cost, currency)
-    said = "; ".join(_offer_notes(entry, offer, comparison))
-    return offer.kind, machine, interval_text(best.days), price, run, said
+    run_cost = money_text(offer.run_cost, currency)
+    notes = "; ".join(_offer_notes(entry, offer, comparison))
+    return offer.kind, machine, interval_text(entry.row.days), price, run_cost, notes
 
 
 def remarks(part: ModelPart, comparison: Comparison) -> list[str]:
-    """What no offer answers, which prices are missing, and what is not compared."""
+    """Lines under a table: questions without an answer, missing prices, doubts, estimates, rows set apart."""
     wish, lines = comparison.wish, []
     priced = any(entry.offers for entry in part.entries)
     if part.nothing_in_budget:
         lines.append(f"nothing fits the budget of {money_text(wish.budget or 0, comparison.currency)}")
     if part.nothing_in_time:
-        where = " within the budget" if wish.budget is not None and priced else ""
-        lines.append(f"nothing{where} surely meets {figures(wish.deadline_days or 0)} days")
-    asked = wish.budget is not None or wish.deadline_days is not None or comparison.own_prices
-    if priced or asked:
+        within = " within the budget" if wish.budget is not None and priced else ""
+        lines.append(
+            f"nothing{within} is certain to meet the deadline of {figures(wish.deadline_days or 0)} days"
+        )
+    prices_matter = wish.budget is not None or wish.deadline_days is not None or comparison.own_prices
+    if priced or prices_matter:
         missing = dict.fromkeys(gap for entry in part.entries for gap in entry.gaps)
-        lines += [f"{gap}: --prices can have one" for gap in missing]
+        lines += [f"{gap}: --prices FILE can add one" for gap in missing]
     if (cap := dict(part.conditions).get("memory cap", "none")) != "none":
-        lines.append(f"memory capped at {cap} of each device: a larger one at its own speed and price")
-    named = list(zip((entry.row for entry in part.entries), called(part), strict=True))
-    lines += [_close_line(row, machine) for row, machine in named if row.close]
+        lines.append(f"memory capped at {cap} of each device: speed and price are those of the whole device")
+    named = list(zip((entry.row for entry in part.entries), machine_names(part), strict=True))
+    lines += [_close_line(row, row.close, machine) for row, machine in named if row.close]
     lines += [f"on trust: {machine}: {row.on_trust}" for row, machine in named if row.on_trust]
     lines += [
         f"SLOWED: {machine}, {slowed_text(row.slowed)}, while its figure was measured: {HEALTHY}"
         for row, machine in named
         if row.slowed
     ]
-    lines += [_guess_line(one) for one in part.guesses]
-    lines += [f"not compared: {text}" for text in apart(part)]
-    good = comparison.bundles - len(comparison.refused)
-    if without := good - len(part.entries) - len(part.apart):
-        lines.append(f"{without:,} of {count_text(good, 'bundle')} without this model")
+    lines += [_estimate_line(guess) for guess in part.guesses]
+    lines += [
+        f"not compared: {apart.row.path}: {apart.row.machine.label} ({'; '.join(apart.reasons)})"
+        for apart in part.apart
+    ]
+    valid = comparison.bundles - len(comparison.refused)
+    if without := valid - len(part.entries) - len(part.apart):
+        lines.append(f"{without:,} of {count_text(valid, 'bundle')} without this model")
     return lines
 
 
-def _close_line(row: Row, machine: str) -> str:
-    """In the words of the run's own summary."""
-    assert row.best is not None
-    assert row.close is not None
-    other = row.close.rival
-    assert other.days is not None
+def _close_line(row: RankedRow, doubt: UncertainFastest, machine: str) -> str:
+    """How sure the fastest setting is, in the words of `run_table`, and its runner-up."""
+    rival = doubt.rival
     return (
         f"close: {machine}, {row.best.label} is within 1% of the fastest measured with "
-        f"{row.close.confidence:.0%} confidence; surer: {other.label} at micro-batch {other.micro_batch}, "
-        f"{interval_text(other.days)} days"
+        f"{doubt.confidence:.0%} confidence; next: {rival.label} at micro-batch {rival.micro_batch}, "
+        f"{interval_text(rival.days)} days (of all others, its interval ends first)"
     )
 
 
-def _guess_line(one: Extrapolation) -> str:
-    """Never mistaken for a measurement."""
-    machine = f"{one.gpus}x {one.gpu.removeprefix('NVIDIA ')}"
-    floor = f"not under {figures(one.at_peak_days)} at the vendor's peak"
-    if one.days is None:
-        return f"ESTIMATE {machine}: {floor}; {one.basis}"
-    if one.low_days is None or one.high_days is None:
-        bar = f"no error bar: {count_text(one.held_out, 'row')} to hold out"
+def _estimate_line(guess: Extrapolation) -> str:
+    machine = f"{guess.gpus}x {guess.gpu.removeprefix('NVIDIA ')}"
+    floor = f"not under {figures(guess.at_peak_days)} days at the vendor's peak"
+    if guess.days is None:
+        return f"ESTIMATE {machine}: {floor}; {guess.basis}"
+    rows = count_text(guess.held_out, "row")
+    if guess.low_days is None or guess.high_days is None:
+        bar = f"no error bar: {rows} to test the estimate on, {LEAST_HELD_OUT} are needed"
     else:
-        bar = f"{figures(one.low_days)} to {figures(one.high_days)}, from {one.held_out} rows held out"
-    return f"ESTIMATE {machine}: about {figures(one.days)} days ({bar}); {floor}; from {one.basis}"
+        bar = f"95%: {figures(guess.low_days)} to {figures(guess.high_days)}, tested on {rows}"
+    return f"ESTIMATE {machine}: about {figures(guess.days)} days ({bar}); {floor}; from {guess.basis}"
 
 
 def _offer_notes(entry: Entry, offer: Offer, comparison: Comparison) -> Iterator[str]:
     if offer.marks:
         yield "<- " + ", ".join(offer.marks)
-        yield from _doubts(entry)  # whoever looks for the recommendation reads no other line
+        yield from _doubts(entry)  # repeated here, beside the recommendation
     machine = entry.row.machine
     if machine.nodes > 1:
         yield f"{machine.nodes} machines with {count_text(offer.gpus, 'GPU')} each, without their network"
     elif offer.gpus > machine.devices:
-        yield f"of a machine with {offer.gpus} GPUs"
+        yield f"price of a machine with {offer.gpus} GPUs"
     if offer.in_budget is False:
         yield "over budget"
     if offer.outlived:
@@ -200,7 +212,7 @@ def _offer_notes(entry: Entry, offer: Offer, comparison: Comparison) -> Iterator
     if entry.in_time:
         yield IN_TIME[entry.in_time]
     if offer.unmetered:
-        yield "without electricity: what it draws was not measured"
+        yield "without electricity: its power was not measured"
     if (even := offer.break_even) is not None and even.reachable(comparison.utilisation):
         runs = f"{even.runs:,} runs in {comparison.life_years:g} years"
         yield f"beats the cheapest rent from {runs} on ({100 * even.utilisation:.0f}% of its life)"
@@ -215,39 +227,40 @@ def _life(comparison: Comparison) -> str:
     return f"{comparison.life_years:g} years{share}"
 
 
-def apart(part: ModelPart) -> list[str]:
-    return [f"{one.row.path}: {one.row.machine.label} ({'; '.join(one.reasons)})" for one in part.apart]
-
-
-def asked(comparison: Comparison) -> list[str]:
-    """What the recommendations answer: who sees nothing but them cannot know."""
-    wish, wanted = comparison.wish, []
+def wish_notes(comparison: Comparison) -> list[str]:
+    """The questions that the recommendations answer, as a line; empty if nothing was asked."""
+    wish, questions = comparison.wish, []
     if wish.budget is not None:
-        wanted.append(f"the fastest that {money_text(wish.budget, comparison.currency)} pays for")
+        questions.append(f"the fastest machine that {money_text(wish.budget, comparison.currency)} pays for")
     if wish.deadline_days is not None:
-        wanted.append(f"the cheapest that surely does each run in {figures(wish.deadline_days, 4)} days")
-    if not wanted:
+        questions.append(f"the cheapest that is certain to do a run in {figures(wish.deadline_days, 4)} days")
+    if not questions:
         return []
-    return [f"asked: {', and '.join(wanted)}; for {count_text(wish.runs, 'run')} of a model"]
+    return [f"asked: {', and '.join(questions)}; for {count_text(wish.runs, 'run')} of a model"]
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What the columns mean, and what the money rests on."""
+    """Footnotes: what the columns mean, and the quotes behind the money."""
     lines = [
-        *asked(comparison),
-        "equal ranks are not provably different at 95%",
-        "±  95% interval of the run's own samples; between two runs, with what two processes differ by",
+        *wish_notes(comparison),
+        "machines of equal rank are not provably different at 95%",
+        "±  95% interval from the run's own samples; between machines also from the spread between processes",
     ]
     if any(part.apart for part in comparison.parts):
-        lines.append("--rank-all ranks what is not compared, too; --settings shows all its figures")
+        lines.append(
+            "--rank-all also ranks what is not compared; --settings shows every figure of every bundle"
+        )
     if any(e.kwh is not None for part in comparison.parts for e in part.entries):
         lines.append(
-            "kWh a run: the GPUs alone, by their own energy counters while steps were timed; none where those"
-            " steps were more updates than training is"
+            "kWh a run: the GPUs alone, from their energy counters while steps were timed; left out if"
+            " optimizer updates took a larger share of those steps than they take of training"
         )
     if any(e.offers for part in comparison.parts for e in part.entries):
-        lines.append("price: of the whole machine, all its GPUs together; of all machines that train as one")
-        lines.append(f"a run, owned: the machine's price over {_life(comparison)}, by the days of the run")
+        lines.append("price: of the whole machine with all its GPUs; of all machines that train together")
+        life = _life(comparison)
+        lines.append(
+            f"a run, bought: its share of the machine's price over {life}, and electricity if priced"
+        )
         lines += [f"quoted: {quote}" for quote in comparison.quotes]
     return lines
 
@@ -262,11 +275,11 @@ def markdown(comparison: Comparison) -> str:
             aligned = ["left" if name in TEXT_COLUMNS else "right" for name in names]
             heads = [HEADERS[name] for name in names]
             lines.append(_pipes(safe, heads, aligned))
-        if said := [row for row, _ in offers(part, comparison)]:
-            safe = [[_safe(cell) for cell in row] for row in said]
+        if priced := [row for row, _ in offers(part, comparison)]:
+            safe = [[_safe(cell) for cell in row] for row in priced]
             lines += ["", _pipes(safe, OFFER_HEADERS, OFFER_ALIGN)]
-        if more := remarks(part, comparison):
-            lines += ["", *(f"- {_safe(line)}" for line in more)]
+        if remark_lines := remarks(part, comparison):
+            lines += ["", *(f"- {_safe(line)}" for line in remark_lines)]
         blocks.append("\n".join(lines))
     return "\n\n".join([*blocks, "\n".join(f"- {_safe(note)}" for note in notes(comparison))])
 
@@ -276,7 +289,7 @@ def _pipes(rows: list[list[str]], heads: Sequence[str], aligned: Sequence[str]) 
 
 
 def _safe(cell: str) -> str:
-    """Text of a bundle never begins a column of its own."""
+    """Escape the character that begins a new column."""
     return cell.replace("|", "\\|")
 
 
@@ -284,12 +297,106 @@ def json_text(comparison: Comparison) -> str:
     return pretty_json(to_json(comparison)).decode()
 
 
+CSV_COLUMNS = (
+    "model", "rank", "machine", "devices", "days", "days_half_width", "slower", "slower_half_width",
+    "setting", "micro_batch", "accumulation", "step_seconds", "units_per_second", "unit", "utilisation",
+    "peak_bytes", "kwh", "currency", "buy_price", "buy_run_cost", "rent_hour", "rent_run_cost", "level",
+    "trusted", "complete", "run", "bundle", "not_compared", "not_alike", "nodes", "in_time", "buy_spend",
+    "buy_in_budget", "buy_outlived", "buy_unmetered", "buy_answers", "rent_gpus", "rent_spend",
+    "rent_in_budget", "rent_answers", "break_even_runs", "break_even_utilisation",
+    "slowed",
+)  # fmt: skip
+
+
+def csv_text(comparison: Comparison) -> str:
+    """A row for each machine and model, with every digit; a row that is not ranked says why."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, CSV_COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for part in comparison.parts:
+        for entry in part.entries:
+            cells = _csv_entry(part, entry) | {"currency": comparison.currency} | _csv_offers(entry)
+            writer.writerow({name: _csv_value(value) for name, value in cells.items()})
+        for apart in part.apart:
+            writer.writerow(_csv_row(part, apart.row) | {"not_compared": "; ".join(apart.reasons)})
+    return out.getvalue()
+
+
+def _csv_row(part: ModelPart, row: Row) -> dict[str, Any]:
+    """What every row has, ranked or not."""
+    return {
+        "model": part.model,
+        "machine": row.machine.name,
+        "devices": row.machine.devices,
+        "level": row.level,
+        "run": row.run_id,
+        "bundle": row.path,
+    }
+
+
+def _csv_entry(part: ModelPart, entry: Entry) -> dict[str, Any]:
+    row, best = entry.row, entry.row.best
+    slower = entry.place.slower or Interval(1.0, 0.0)
+    return _csv_row(part, row) | {
+        "rank": entry.place.rank,
+        "days": best.days.value,
+        "days_half_width": best.days.half_width,
+        "slower": slower.value,
+        "slower_half_width": slower.half_width,
+        "setting": best.label,
+        "micro_batch": best.micro_batch,
+        "accumulation": best.accumulation,
+        "step_seconds": best.step_seconds.value,
+        "units_per_second": best.units_per_second,
+        "unit": row.unit,
+        "utilisation": best.utilisation,
+        "peak_bytes": best.peak_bytes,
+        "kwh": entry.kwh,
+        "trusted": row.trusted,
+        "complete": row.complete,
+        "not_alike": "; ".join(entry.differs_in),
+        "nodes": row.machine.nodes,
+        "in_time": entry.in_time,
+        "slowed": row.slowed and slowed_text(row.slowed),
+    }
+
+
+def _csv_offers(entry: Entry) -> dict[str, Any]:
+    cells: dict[str, Any] = {}
+    for offer in entry.offers:
+        kind = offer.kind
+        cells |= {
+            f"{kind}_run_cost": offer.run_cost,
+            f"{kind}_spend": offer.spend,
+            f"{kind}_in_budget": offer.in_budget,
+            f"{kind}_answers": "; ".join(offer.marks),
+        }
+        if kind == "rent":
+            cells |= {"rent_hour": offer.price, "rent_gpus": offer.gpus}
+            continue
+        even = offer.break_even
+        cells |= {
+            "buy_price": offer.price,
+            "buy_outlived": offer.outlived,
+            "buy_unmetered": offer.unmetered,
+            "break_even_runs": even and even.runs,
+            "break_even_utilisation": even and even.utilisation,
+        }
+    return cells
+
+
+def _csv_value(value: object) -> object:
+    """Python's True as true, and None as an empty cell."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else value
+
+
 FORMATS = {"table": table, "markdown": markdown, "csv": csv_text, "json": json_text}
 
 
 def texts(part: ModelPart, comparison: Comparison) -> Sequence[str]:
-    """Every spelled figure of a part, for those who hold one output against another."""
+    """Every formatted figure of a part, to hold one output format against another."""
     ranked = [cell for row in columns(part)[1] for cell in row]
-    return [
-        cell for cell in [*ranked, *(cell for row, _ in offers(part, comparison) for cell in row)] if cell
-    ]
+    priced = [cell for row, _ in offers(part, comparison) for cell in row]
+    return [cell for cell in [*ranked, *priced] if cell]

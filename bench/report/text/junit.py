@@ -1,7 +1,7 @@
-"""A node check as JUnit XML: a case a finding.
+"""Write a node check as JUnit XML, with a test case for each finding.
 
-What was not run is an error, since most readers of JUnit count a skipped case as a good one. Only what this
-machine cannot be asked is skipped.
+A finding that was not run is an error, because most readers of JUnit count a skipped case as a pass. Skipped
+are only findings that are not possible on this machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(results: CheckResults, host: str | None = None) -> bytes:
-    """`host` is the node's name, where that is known: no bundle holds it."""
+    """The XML document. `host` is the node's name if it is known; bundles do not hold it."""
     findings = results.findings
     suite = ElementTree.Element(
         "testsuite",
@@ -35,10 +35,8 @@ def junit(results: CheckResults, host: str | None = None) -> bytes:
     if host is not None:
         suite.set("hostname", _clean(host))
     properties = ElementTree.SubElement(suite, "properties")
-    facts = {
-        "node": node_text(results), "level": results.level, "run": results.run.id, "verdict": results.verdict
-    }  # fmt: skip
-    for name, value in facts.items():
+    facts = {"node": node_text(results), "level": results.level, "run": results.run.id}
+    for name, value in (facts | {"verdict": results.verdict}).items():
         ElementTree.SubElement(properties, "property", name=name, value=_clean(value))
     for finding in findings:
         _case(suite, finding)
@@ -52,14 +50,14 @@ def _case(suite: ElementTree.Element, finding: Finding) -> None:
     case = ElementTree.SubElement(
         suite, "testcase", classname=f"bench.{finding.check}", name=_clean(name), time="0"
     )
-    said = f"{finding.found}; expected {finding.expected} ({finding.source})"
+    message = f"{finding.found}; expected {finding.expected} ({finding.source})"
     match finding.verdict:
         case "fail":
-            _child(case, "failure", said, finding.advice)
+            _child(case, "failure", message, finding.advice)
         case "not-run":
-            _child(case, "error" if finding.counts else "skipped", said, finding.advice)
+            _child(case, "error" if finding.counts else "skipped", message, finding.advice)
         case "warn":
-            ElementTree.SubElement(case, "system-out").text = _clean(f"WARN {said}\n{finding.advice}")
+            ElementTree.SubElement(case, "system-out").text = _clean(f"WARN {message}\n{finding.advice}")
 
 
 def _child(case: ElementTree.Element, kind: str, message: str, advice: str) -> None:

@@ -1,4 +1,4 @@
-"""The table of one bundle: one row a setting, the fastest of each model marked."""
+"""Format the results of one run as a table: a row for each setting, the fastest of each model marked."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from bench.report.text.terminal import table, wrapped
 
 HEADERS = ("", "setting", "batch", "s/step", "per second", "of limit", "memory", "loss vs naive", "days")
 PROVEN = ("real s/step", "error")
-WIDEST = 60  # what a table has room for of why there is no figure; the bundle has all of it
+MOST_REASON = 60  # letters of a reason in a table; the bundle has all of it
 
 
 def results_table(results: Results, slowed: Mapping[str, Slowed] = MappingProxyType({})) -> str:
-    """A block a model, then the ceilings that "of limit" refers to and whatever is missing."""
+    """A block for each model; then the ceilings behind "of limit", doubts, and settings without a figure."""
     units = {model.name: model.recipe.unit for model in results.models}
     blocks = [
         _model_block(model.name, units[model.name], [t for t in results.trials if t.model == model.name])
@@ -61,7 +61,7 @@ def _proof(trial: TrialResult) -> tuple[str, str]:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= WIDEST else text[: WIDEST - 1] + "…"
+    return text if len(text) <= MOST_REASON else text[: MOST_REASON - 1] + "…"
 
 
 def _row(trial: TrialResult, unit: str, best: bool) -> tuple[str, ...]:
@@ -101,37 +101,37 @@ def _notes(results: Results, slowed: Mapping[str, Slowed]) -> Iterable[str]:
     yield from (f"SLOWED  {line}" for line in slowed_lines(slowed))
     if results.memory_cap_bytes is not None:
         yield f"memory capped at {bytes_text(results.memory_cap_bytes)}"
-    if (again := process_spread(results.trials)).trials:
-        yield f"twice  {_twice(again)}"
-    for found in results.winners:
-        yield from _how_sure(found, results)
+    if (spread := process_spread(results.trials)).trials:
+        yield f"twice  {_measured_twice(spread)}"
+    for winner in results.winners:
+        yield from _how_sure(winner, results)
     for skip in results.skipped:
         yield f"skipped  {skip.model}  {skip.label}: {one_line(skip.reason)}"
     if results.run.stopped:
         yield f"INCOMPLETE  {one_line(results.run.stopped)}"
 
 
-def _twice(again: ProcessSpread) -> str:
-    largest = f"up to {100 * again.largest:.2g}%"
-    told = f"{count_text(again.trials, 'trial')} measured by two processes, which differ by {largest}"
-    if again.spread <= BETWEEN_PROCESSES:
-        return told
-    return f"{told}: more than elsewhere, so {100 * again.spread:.2g}% is what confidence goes by here"
+def _measured_twice(spread: ProcessSpread) -> str:
+    largest = f"up to {100 * spread.largest:.2g}%"
+    text = f"{count_text(spread.trials, 'trial')} measured by two processes, which differ by {largest}"
+    if spread.spread <= BETWEEN_PROCESSES:
+        return text
+    return f"{text}: more than usual, so confidence is computed with {100 * spread.spread:.2g}%"
 
 
-def _how_sure(found: Fastest, results: Results) -> Iterable[str]:
-    """Nothing where the fastest is decided and stands apart."""
-    if found.undecided:
-        settings = "1 setting" if found.undecided == 1 else f"{found.undecided} settings"
-        yield f"NOT DECIDED  {found.model}: {settings} not measured may yet be faster"
-    if found.confidence is not None and found.confidence < CERTAIN:
-        label = next(t.label for t in results.trials if t.id == found.trial)
-        sure = f"with {found.confidence:.0%} confidence"
-        yield f"close  {found.model}: {label} is within 1% of the fastest measured {sure}"
+def _how_sure(winner: Fastest, results: Results) -> Iterable[str]:
+    """Doubts about the fastest setting: others not measured, or nearly as fast. Empty if it is certain."""
+    if winner.undecided:
+        settings = count_text(winner.undecided, "setting")
+        yield f"NOT DECIDED  {winner.model}: {settings} not measured may yet be faster"
+    if winner.confidence is not None and winner.confidence < CERTAIN:
+        label = next(t.label for t in results.trials if t.id == winner.trial)
+        sure = f"with {winner.confidence:.0%} confidence"
+        yield f"close  {winner.model}: {label} is within 1% of the fastest measured {sure}"
 
 
 def section(path: Path, verdict: Verdict[Contents], run: RunContents) -> str:
-    """One bundle: its machine, who signed it, and every setting that was tried."""
+    """A bundle as text: its machine, its signer, and every setting that was tried."""
     node = run.results.node
     device = f"{len(node.gpus)} x {node.gpus[0].name}, driver {node.driver}" if node.gpus else node.cpu
     signed = f"run {verdict.run_id}, level {verdict.level}, signed by {verdict.fingerprint}"

@@ -1,4 +1,4 @@
-"""What a terminal has room for. In a file, or through a pipe, a table stays a table and a line is whole."""
+"""Fit tables and lines to the width of the terminal. Into a file or a pipe, every line stays whole."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
-LEAST_COLUMNS = 20  # or each word has its own line
+LEAST_COLUMNS = 20  # of the terminal; in a narrower one, lines are wrapped to this width
 
 
 def columns() -> int | None:
-    """None where there is no terminal."""
+    """The width of the terminal; None if there is none."""
     return shutil.get_terminal_size((0, 0)).columns or None
 
 
 def wrapped(lines: Iterable[str], indent: str) -> str:
+    """The lines, wrapped to the terminal; continuation lines begin with `indent`."""
     room = columns()
     if room is None:
         return "\n".join(lines)
@@ -28,8 +29,8 @@ def wrapped(lines: Iterable[str], indent: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], heads: Sequence[str], aligned: Sequence[str]) -> str:
-    """A row a line; where the terminal is narrower than that, a paragraph: its name, then the figures."""
-    # Numbers are texts already: tabulate must not round them again.
+    """A table, or a paragraph for each row if the terminal is too narrow: name, then figures."""
+    # disable_numparse: cells are formatted already, and tabulate would round them again.
     lines = tabulate(rows, heads, tablefmt="simple", disable_numparse=True, colalign=aligned)
     room = columns()
     if room is None or max(map(len, lines.splitlines())) <= room:

@@ -1,0 +1,109 @@
+"""HTML and SVG elements that escape their texts, and the page that holds them.
+
+In: names, texts and attributes. Out: `Markup`, the only type that `el` inserts unescaped.
+Pure, but for reading the shipped style and script, and for `write_page`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from bench import __version__
+from bench.base.errors import EnvironmentCannot, printable
+
+# Elements that are closed in place while they have no children.
+SELF_CLOSING = frozenset({"circle", "input", "line", "meta", "path", "polyline", "rect"})
+# Nothing is fetched and nothing sent, whatever a bundle's texts may hold.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+
+class Markup(str):
+    """Text that is HTML or SVG already. Construct it only from text that no bundle can influence."""
+
+    __slots__ = ()
+
+
+def el(name: str, /, *children: str, **attributes: object) -> Markup:
+    """An element. Children are escaped unless they are Markup, attribute values always.
+
+    An attribute `class_` is written as class, `data_head` as data-head; None leaves the attribute out.
+    """
+    start = name + "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if not children and name in SELF_CLOSING:
+        return Markup(f"<{start}/>")
+    return Markup(f"<{start}>{fragment(*children)}</{name}>")
+
+
+def fragment(*children: str) -> Markup:
+    """Siblings without an element around them, escaped as the children of `el` are."""
+    return Markup("".join(child if isinstance(child, Markup) else _escaped(child) for child in children))
+
+
+def number(value: float) -> str:
+    """A coordinate: a tenth of a pixel is enough."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _attribute(value: object) -> str:
+    return number(value) if isinstance(value, float) else _escaped(str(value))
+
+
+def _escaped(text: str) -> str:
+    """XML forbids control characters even where they are escaped, so they are spelled out."""
+    return escape(printable(text), quote=True)
+
+
+def items(texts: Iterable[str], class_: str | None = None) -> Markup:
+    """An unordered list."""
+    return el("ul", *(el("li", text) for text in texts), class_=class_)
+
+
+def scrolling_table(
+    heads: Iterable[Markup], rows: Iterable[Markup], *, class_: str | None = None, label: str | None = None
+) -> Markup:
+    """A table in a box that the keyboard can scroll.
+
+    `label` names the box for screen readers; a hidden caption would be hidden from them, too.
+    """
+    table = el("table", el("thead", el("tr", *heads)), el("tbody", *rows), class_=class_)
+    role = "region" if label else None
+    return el("div", table, class_="scroll", role=role, tabindex=0, aria_label=label)
+
+
+def document(title: str, *body: Markup, style: str = "") -> Markup:
+    """A whole page in one file; `style` is CSS that comes after the style of all pages."""
+    head = [
+        el("meta", charset="utf-8"),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        el("meta", name="generator", content=f"bench {__version__}"),
+        el("title", title),
+        el("style", Markup(asset("style.css") + style)),
+    ]
+    page = el("html", *_lines(el("head", *_lines(*head)), el("body", *_lines(*body))), lang="en")
+    return Markup(f"<!doctype html>\n{page}\n")
+
+
+def _lines(*blocks: Markup) -> list[Markup]:
+    return [Markup(f"\n{block}") for block in blocks] + [Markup("\n")]
+
+
+def asset(name: str) -> str:
+    """A file of the report's style and script, as shipped."""
+    return (files("bench.data") / "report" / name).read_text(encoding="utf-8")
+
+
+def write_page(path: Path, page: Markup) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # backslashreplace: file names need not be UTF-8
+        path.write_text(page, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise EnvironmentCannot(f"the report cannot be written: {error.strerror}", where=str(path)) from None
