@@ -1,4 +1,7 @@
-"""DeepSpeed: its configuration, and a loop around its engine. Without sharding it is stage 0."""
+"""Files for DeepSpeed: its configuration, and a loop with its engine. Without sharding, ZeRO stage 0.
+
+Pure: a trial in, texts of files out.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ NEEDS = ("deepspeed",)
 
 def refuse(trial: Trial) -> str | None:
     if "half-weights" in trial.setting:
-        return "without sharding it adds the gradients of half-precision weights up in half precision"
+        return "without sharding it sums the gradients of half-precision weights in half precision"
     return "FSDP2 is PyTorch's own" if sharded_by(trial.setting) == "fsdp" else None
 
 
@@ -31,7 +34,10 @@ def files(trial: Trial, save_every: int) -> dict[str, str]:
 
 
 def configuration(trial: Trial, *, accumulation: int) -> dict[str, Any]:
-    """docs: deepspeed.ai, "DeepSpeed Configuration JSON"; the runner's own says the same (runner/zero.py)."""
+    """The content of deepspeed.json (deepspeed.ai, "DeepSpeed Configuration JSON").
+
+    It agrees with what trials use: runner/trial/zero_strategy.py.
+    """
     recipe, offload = trial.model.recipe, "offload" in trial.setting
     sharding = in_group(trial.setting, "sharding")
     stage = int(sharding.removeprefix("zero-")) if sharding else 0
@@ -56,6 +62,6 @@ def configuration(trial: Trial, *, accumulation: int) -> dict[str, Any]:
 
 
 def _autocast(precision: str) -> dict[str, Any]:
-    """As a trial that shards nothing computes: fp32 weights, whose gradients travel in fp32, too."""
+    """Autocast as in an unsharded trial: fp32 weights, whose gradients are sent in fp32 too."""
     dtype = {"bf16": "bfloat16", "fp16": "float16"}[precision]
     return {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": []}
