@@ -1,4 +1,4 @@
-"""Files for Hugging Face accelerate: a configuration for `accelerate launch`, and a loop with its Accelerator.
+"""Files for Hugging Face accelerate: a configuration for its launcher, and a loop with its Accelerator.
 
 Pure: a trial in, texts of files out.
 """
@@ -24,9 +24,7 @@ SEVERAL = (
 
 def refuse(trial: Trial) -> str | None:
     if "half-weights" in trial.setting:
-        return (
-            "it keeps weights in fp32; only bench's own loop trains half-precision weights with an fp32 copy"
-        )
+        return "it keeps weights in fp32; only bench's own loop has half-precision weights with an fp32 copy"
     if fsdp(trial) and "offload" in trial.setting:
         return "offloaded FSDP2 was not tested with it"
     return None
@@ -56,9 +54,7 @@ def files(trial: Trial, save_every: int) -> dict[str, str]:
         "accelerate.json": pretty_json(launch(trial)).decode(),
     }
     if zero(trial):
-        contents["deepspeed.json"] = pretty_json(
-            configuration(trial, accumulation=trial.accumulation)
-        ).decode()
+        contents["deepspeed.json"] = configuration(trial)
     return contents
 
 

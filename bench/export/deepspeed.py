@@ -29,12 +29,12 @@ def refuse(trial: Trial) -> str | None:
 def files(trial: Trial, save_every: int) -> dict[str, str]:
     return {
         "train.py": saving(template("deepspeed"), save_every),
-        "deepspeed.json": pretty_json(configuration(trial, accumulation=trial.accumulation)).decode(),
+        "deepspeed.json": configuration(trial),
     }
 
 
-def configuration(trial: Trial, *, accumulation: int) -> dict[str, Any]:
-    """The content of deepspeed.json (deepspeed.ai, "DeepSpeed Configuration JSON").
+def configuration(trial: Trial) -> str:
+    """The text of deepspeed.json (deepspeed.ai, "DeepSpeed Configuration JSON").
 
     It agrees with what trials use: runner/trial/zero_strategy.py.
     """
@@ -46,10 +46,10 @@ def configuration(trial: Trial, *, accumulation: int) -> dict[str, Any]:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
         if stage == 3:
             zero["offload_param"] = {"device": "cpu", "pin_memory": True}
-    return {
+    settings: dict[str, Any] = {
         "train_batch_size": recipe.batch_size,
         "train_micro_batch_size_per_gpu": trial.micro_batch,
-        "gradient_accumulation_steps": accumulation,
+        "gradient_accumulation_steps": trial.accumulation,
         "gradient_clipping": recipe.clip_norm or 0.0,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
@@ -59,6 +59,7 @@ def configuration(trial: Trial, *, accumulation: int) -> dict[str, Any]:
         "steps_per_print": 1 << 40,
         **({} if stage or recipe.precision == "fp32" else {"torch_autocast": _autocast(recipe.precision)}),
     }
+    return pretty_json(settings).decode()
 
 
 def _autocast(precision: str) -> dict[str, Any]:

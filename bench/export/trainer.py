@@ -31,9 +31,7 @@ def files(trial: Trial, save_every: int) -> dict[str, str]:
         "training_arguments.json": pretty_json(training_arguments(trial, save_every)).decode(),
     }
     if zero(trial):
-        contents["deepspeed.json"] = pretty_json(
-            configuration(trial, accumulation=trial.accumulation)
-        ).decode()
+        contents["deepspeed.json"] = configuration(trial)
     return contents
 
 

@@ -55,19 +55,8 @@ def test_options_default_to_the_recipe_and_to_what_the_script_says(monkeypatch: 
     assert plain == TrainingOptions(recipe.steps, None, False, recipe.log_every_steps or 10, 1000)
     stated = options(monkeypatch, steps=7, log_every=3, save_every=5, out=Path("checkpoints"))
     assert stated == TrainingOptions(7, Path("checkpoints"), False, 3, 5)
-    words = (
-        "--steps",
-        "4",
-        "--out",
-        "c",
-        "--resume",
-        "--log-every",
-        "2",
-        "--save-every",
-        "1",
-        "--local_rank=0",
-    )
-    assert options(monkeypatch, *words) == TrainingOptions(4, Path("c"), True, 2, 1)
+    words = "--steps 4 --out c --resume --log-every 2 --save-every 1 --local_rank=0"
+    assert options(monkeypatch, *words.split()) == TrainingOptions(4, Path("c"), True, 2, 1)
 
 
 def test_resume_without_a_folder_is_refused(

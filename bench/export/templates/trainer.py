@@ -46,9 +46,7 @@ STATED = {
 class Model(nn.Module):
     """The model with its loss, as the Trainer calls it."""
 
-    _keys_to_ignore_on_save = (
-        None  # the Trainer reads it where a checkpoint lacks a shared table's second name
-    )
+    _keys_to_ignore_on_save = None  # read where a checkpoint lacks a shared table's second name
     accepts_loss_kwargs = False  # the loss is a mean: the Trainer divides it by the accumulated passes
 
     def __init__(self, whole: WithLoss) -> None:
@@ -180,7 +178,7 @@ def main() -> None:
 
 
 def last_complete(folder: str) -> str:
-    """The last checkpoint that was written to its end; the Trainer itself would also take an unfinished one."""
+    """The last complete checkpoint; the Trainer itself would also take an unfinished one."""
     states = {
         int(path.parent.name.rpartition("-")[2]): path for path in Path(folder).glob("*/trainer_state.json")
     }
