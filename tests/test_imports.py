@@ -82,8 +82,8 @@ def loaded_by(code: str) -> set[str]:
 
 def test_verify_and_plan_start_without_the_heavy_libraries() -> None:
     loaded = loaded_by(
-        "import bench.cli.main, bench.report.read_bundles, bench.cli.run_and_plan, bench.planning.plan"
+        "import bench.cli.main, bench.cli.verify, bench.cli.run, bench.cli.plan, bench.cli.compare"
     )
     assert not loaded & HEAVY
-    verify = loaded_by("import bench.cli.main, bench.report.read_bundles")
+    verify = loaded_by("import bench.cli.main, bench.cli.verify")
     assert not verify & {*HEAVY, "jsonschema", "rich", "tabulate", "numpy"}

@@ -92,7 +92,7 @@ def test_a_fastest_that_is_not_sure_is_told_with_what_surely_is_fast(
     wide = measured(0.49, (0.2, 1.0, 1.8, 1.0, 0.2, 1.8))
     path = bundle(tmp_path / "a.tar", settings=[((), 0.5), (("compile",), wide)])
     assert export(path, "--to", "script", tmp_path / "b", *chosen) == 0
-    assert ('--setting "naive" takes that' in capsys.readouterr().err) is told
+    assert ('--setting "naive" exports that' in capsys.readouterr().err) is told
 
 
 def refused(capsys: Any, *arguments: str | Path) -> str:
