@@ -7,6 +7,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.base.errors import BadInput, nearest
 from bench.base.strict_json import pretty_json, to_json
@@ -17,10 +18,9 @@ from bench.node_check.checks import known_checks
 from bench.node_check.judging import Level
 from bench.node_check.judging.finding import EXITS, NAGIOS
 from bench.report.text.check_text import nagios_line, text
-from bench.runner.check import history
-from bench.runner.check.check_node import CheckedNode, check_node
-from bench.runner.check.check_progress import CheckProgress
-from bench.runner.check.request import CheckRequest
+
+if TYPE_CHECKING:
+    from bench.runner.check.check_node import CheckedNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,12 @@ def check(request: CheckArguments) -> int:
     _refuse_skips(request.skip, manifest.require)
     _refuse_unwritable_scratch(request.scratch)
     _refuse_missing_history(request.history)
+    # Slow: they import torch. A mistake in the options or in the manifest is reported before.
+    from bench.runner.check import history
+    from bench.runner.check.check_node import check_node
+    from bench.runner.check.check_progress import CheckProgress
+    from bench.runner.check.request import CheckRequest
+
     progress = CheckProgress(quiet=request.nagios)
     places = request.history or ((request.out,) if request.out.is_dir() else ())
     earlier, refused = history.read(places)

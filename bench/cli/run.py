@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.base.errors import BadInput, EnvironmentCannot, printable
 from bench.base.paths import making_folders
@@ -19,11 +20,11 @@ from bench.records.fastest import without_figures
 from bench.records.run_results import Results
 from bench.records.slowdown import Slowed
 from bench.report.text.run_table import results_table
-from bench.runner.processes.nodes import Nodes
-from bench.runner.run import execute as running
-from bench.runner.run.earlier_bundle import answered
-from bench.runner.run.progress import Progress
 from bench.training.models.dry_build import rehearse
+
+if TYPE_CHECKING:
+    from bench.runner.processes.nodes import Nodes
+    from bench.runner.run.execute import FinishedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,11 @@ def run(request: RunArguments) -> int:
     if uses_engine(request.engine, request.image, request.key):
         return _run_in_image(request)
     manifest = load_manifest(request.manifest)
+    # Slow: they import torch. A mistake in the options or in the manifest is reported before.
+    from bench.runner.run.earlier_bundle import answered
+    from bench.runner.run.execute import Unpacked, execute
+    from bench.runner.run.progress import Progress
+
     nodes = nodes_of(manifest, request.nodes, request.node, request.meet)
     if request.node > 0:
         return _follow(manifest, nodes, request)
@@ -66,7 +72,7 @@ def run(request: RunArguments) -> int:
             return _show_earlier(bundle, verdict, request.as_json)
     counted = rehearse(manifest.models, str(request.manifest))
     try:
-        finished = running.execute(
+        finished = execute(
             manifest,
             request.out,
             sealer,
@@ -78,7 +84,7 @@ def run(request: RunArguments) -> int:
             moved=request.moved,
             counted=counted,
         )
-    except running.Unpacked as error:
+    except Unpacked as error:
         if not request.as_json:
             print(results_table(error.results))
         raise
@@ -109,13 +115,18 @@ def nodes_of(manifest: Manifest, count: int, node: int, meet: str | None) -> Nod
         raise BadInput(f"--node {node} of --nodes {count}", advice="nodes are counted from 0")
     if meet is None or not is_host_and_port(meet):
         raise BadInput(f"--meet {meet} is not HOST:PORT", advice="a port of node 0 that all nodes reach")
+    from bench.runner.processes.nodes import Nodes
+
     return Nodes(count, node, meet, manifest.digest.removeprefix("sha256:")[:12])
 
 
 def _follow(manifest: Manifest, nodes: Nodes | None, request: RunArguments) -> int:
     """Measure what node 0 sends; node 0 writes the bundle."""
+    from bench.runner.run.execute import follow
+    from bench.runner.run.progress import Progress
+
     assert nodes is not None  # a node after node 0 has others
-    running.follow(manifest, nodes, Progress(), on_cpu=request.on_cpu)
+    follow(manifest, nodes, Progress(), on_cpu=request.on_cpu)
     return 0
 
 
@@ -143,7 +154,7 @@ def _run_in_image(request: RunArguments) -> int:
     )
 
 
-def _ending(finished: running.FinishedRun, *, challenged: bool) -> int:
+def _ending(finished: FinishedRun, *, challenged: bool) -> int:
     """Tell the user what is left to do; return the exit code."""
     if finished.kept:
         print(f"bundle {finished.bundle} is certified, and was left as it is", file=sys.stderr)
