@@ -63,7 +63,7 @@ class Commands(Protocol):
 
 
 class Command(NamedTuple):
-    """What a parser calls: a function of bench.cli.MODULE, which is imported no sooner.
+    """A parser's command: a function of bench.cli.MODULE, which is imported when it is called.
 
     The function takes one frozen dataclass of that module, `request`. Its fields are filled from the parsed
     arguments of the same names, with tuples for lists. A test calls `load` for every command, and compares

@@ -116,7 +116,7 @@ def _check_in_image(request: CheckArguments) -> int:
 
 
 def _show(checked: CheckedNode, request: CheckArguments) -> int:
-    """Print and write what was found; return the exit code."""
+    """Print the findings, write them to files, and return the exit code."""
     results = checked.results
     if request.junit is not None:
         from bench.report.text.junit import write_junit

@@ -179,14 +179,14 @@ def run_in_image(
     manifest names an image, no other image is accepted.
     """
     engine = find_engine(engine_name)
-    wanted = identity or wanted_image(load_any(manifest))
+    required = identity or wanted_image(load_any(manifest))
     facts, host = engine.facts(), read_host(here)
     if engine.name != "none":
         check_machine(host)
         check_job(facts, os.environ, lambda: parts(visible_gpus(here)))
     image = image or _default_image(host, on_cpu)
     held = engine.inspect(image)  # None: no engine, the command runs without a container
-    check_identity(held.identity if held else None, wanted, image)
+    check_identity(held.identity if held else None, required, image)
     gpus = host.driver is not None and not on_cpu
     if held:
         variant = _variant_of(held.labels, image)

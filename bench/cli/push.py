@@ -242,7 +242,7 @@ def _slurm(request: PushArguments) -> Slurm:
 
 
 def shared_with(screen: Screen, records: Records) -> Shared:
-    """What the nodes of one push share, shown on `screen`."""
+    """The state that the nodes of one push share; `screen` shows it."""
     return Shared(records, ImageStore(screen.say), screen, own_revocations())
 
 

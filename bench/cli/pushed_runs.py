@@ -111,7 +111,7 @@ def _print_status_json(records: Sequence[Record], states: Sequence[str]) -> None
 
 
 def _state_on_node(record: Record) -> str:
-    """The run's state and the last line of its log, asked of the node; "-" if it is over."""
+    """Ask the node for the run's state and the last line of its log; "-" if the run is over."""
     if record.state in ("fetched", "cancelled"):
         return "-"
     node = _node_of(record)

@@ -39,26 +39,26 @@ class ReproduceArguments:
 
 def reproduce(request: ReproduceArguments) -> int:
     in_image = uses_engine(request.engine, request.image, request.key)
-    there = read_subject(request.bundle, Lists(request.trust, request.revoked))
+    original = read_subject(request.bundle, Lists(request.trust, request.revoked))
     again = request.again
     if again is None:
-        again = _run_in_image(there, request) if in_image else _run_here(there, request)
-    here = read_subject(again, None)
-    if here.run.results.run.id == there.run.results.run.id:
+        again = _run_in_image(original, request) if in_image else _run_here(original, request)
+    repeated = read_subject(again, None)
+    if repeated.run.results.run.id == original.run.results.run.id:
         raise BadInput("is that very run: it reproduces nothing", where=str(again))
-    if here.samples_sha256 == there.samples_sha256 and there.run.losses:
+    if repeated.samples_sha256 == original.samples_sha256 and original.run.losses:
         raise VerificationFailed("has that very run's samples: it was not run again", where=str(again))
-    if here.manifest != there.manifest:
+    if repeated.manifest != original.manifest:
         raise BadInput("ran another manifest", where=str(again), advice="bench compare shows what differs")
-    code = show(compare_runs(here.run, there.run, request.tolerance), as_json=request.as_json)
-    stopped = here.run.results.run.stopped
+    code = show(compare_runs(repeated.run, original.run, request.tolerance), as_json=request.as_json)
+    stopped = repeated.run.results.run.stopped
     if request.again is None and stopped:
         print(f"incomplete: {stopped}", file=sys.stderr)
         return 5
     return code
 
 
-def _run_here(there: Subject, request: ReproduceArguments) -> Path:
+def _run_here(original: Subject, request: ReproduceArguments) -> Path:
     """Run the manifest with the software installed here; without --any-stack, it must be the same."""
     from bench.cli.signing import make_sealer, signed_text
     from bench.runner.machine.probe import probe
@@ -66,7 +66,7 @@ def _run_here(there: Subject, request: ReproduceArguments) -> Path:
     from bench.runner.run.progress import Progress
 
     where = str(request.bundle)
-    ours, theirs = probe(gpus_too=not request.on_cpu), there.run.results.node
+    ours, theirs = probe(gpus_too=not request.on_cpu), original.run.results.node
     differences = list(stack_differences(ours, theirs))
     if differences and not request.any_stack:
         has_image = theirs.image is not None and theirs.image.config is not None
@@ -76,7 +76,7 @@ def _run_here(there: Subject, request: ReproduceArguments) -> Path:
             where=where,
             advice=f"{remedy or 'set what differs'}; or --any-stack to run here all the same",
         )
-    manifest = parse_manifest(there.manifest, f"{where}: manifest.json")
+    manifest = parse_manifest(original.manifest, f"{where}: manifest.json")
     finished = execute(
         manifest,
         request.out,
@@ -90,11 +90,11 @@ def _run_here(there: Subject, request: ReproduceArguments) -> Path:
     return finished.bundle
 
 
-def _run_in_image(there: Subject, request: ReproduceArguments) -> Path:
+def _run_in_image(original: Subject, request: ReproduceArguments) -> Path:
     """Run the manifest, byte for byte, in the container image that the bundle ran in."""
     from bench.cli.image import run_in_image
 
-    facts = there.run.results.node.image
+    facts = original.run.results.node.image
     if facts is None or facts.config is None:
         raise BadInput(
             "ran in no image whose identity is known", where=str(request.bundle), advice="leave --engine out"
@@ -104,7 +104,7 @@ def _run_in_image(there: Subject, request: ReproduceArguments) -> Path:
     before = set(request.out.glob("*.tar"))
     with tempfile.TemporaryDirectory(prefix="bench-reproduce-") as folder:
         manifest = Path(folder) / "manifest.json"
-        manifest.write_bytes(there.manifest)
+        manifest.write_bytes(original.manifest)
         code = run_in_image(
             "run",
             manifest,

@@ -105,7 +105,7 @@ def _about_checkpoints(trial: Trial, every: int) -> str:
 
 
 def _about_weights(maker: Any, trial: Trial) -> str:
-    """Where a checkpoint has the weights; empty if sharded, since those need their library's own tool."""
+    """The place of the weights in a checkpoint; empty if sharded: their library has a tool for that."""
     return "" if sharded_by(trial.setting) else f"\nThe weights of step N: {maker.WEIGHTS}.\n"
 
 
@@ -233,7 +233,7 @@ the script's log has its own time for a step.
 
 
 def _form_of_data(trial: Trial) -> str:
-    """What the user's own data must look like; the loop relies on it and does not check it."""
+    """The form that the user's own data must have; the loop relies on it and does not check it."""
     recipe, size = trial.model.recipe, trial.micro_batch
     tokens = f"`input_ids` and `labels`, int64 of {size} x {recipe.sequence_length}."
     match recipe.objective:
