@@ -158,11 +158,7 @@ def _add_stages(push: argparse.ArgumentParser) -> None:
 
 def _add_slurm(push: argparse.ArgumentParser) -> None:
     add = push.add_argument_group("Slurm").add_argument
-    add(
-        "--slurm",
-        action="store_true",
-        help="submit a job; HOST is a login node (default: this machine)",
-    )
+    add("--slurm", action="store_true", help="submit a job; HOST is a login node (default: this machine)")
     add("--partition", metavar="NAME")
     add("--account", metavar="NAME")
     add("--constraint", metavar="FEATURES")

@@ -27,10 +27,7 @@ def refuse(trial: Trial) -> str | None:
 
 
 def files(trial: Trial, save_every: int) -> dict[str, str]:
-    return {
-        "train.py": saving(template("deepspeed"), save_every),
-        "deepspeed.json": configuration(trial),
-    }
+    return {"train.py": saving(template("deepspeed"), save_every), "deepspeed.json": configuration(trial)}
 
 
 def configuration(trial: Trial) -> str:

@@ -35,42 +35,12 @@ from bench.training.models.own_models import family_of
 from bench.training.setting import in_group, sharded_by
 
 __all__ = [
-    "PIXEL_DEVIATION",
-    "PIXEL_MEAN",
-    "Device",
-    "Samples",
-    "Share",
-    "StepLog",
-    "Strategy",
-    "Team",
-    "TrainingOptions",
-    "Trial",
-    "TrialRun",
-    "WithLoss",
-    "apply_all",
-    "check_devices",
-    "drop_stale_locks",
-    "even_first",
-    "family_of",
-    "in_group",
-    "join",
-    "keep_what_is_here",
-    "known_methods",
-    "latest_step",
-    "made_up_batches",
-    "make_optimizer",
-    "make_pool",
-    "make_scheduler",
-    "mark_complete",
-    "no_checkpoint",
-    "optimizer_of",
-    "parse_options",
-    "prepare_all",
-    "read_trial",
-    "shard",
-    "sharded_by",
-    "uses_all_weights",
-]
+    "PIXEL_DEVIATION", "PIXEL_MEAN", "Device", "Samples", "Share", "StepLog", "Strategy", "Team",
+    "TrainingOptions", "Trial", "TrialRun", "WithLoss", "apply_all", "check_devices", "drop_stale_locks",
+    "even_first", "family_of", "in_group", "join", "keep_what_is_here", "known_methods", "latest_step",
+    "made_up_batches", "make_optimizer", "make_pool", "make_scheduler", "mark_complete", "no_checkpoint",
+    "optimizer_of", "parse_options", "prepare_all", "read_trial", "shard", "sharded_by", "uses_all_weights",
+]  # fmt: skip
 
 LATEST_STEP = "latest-step"  # a file beside the checkpoints: the step of the last complete one
 LOG_EVERY = 10  # steps, where the recipe names none

@@ -13,28 +13,7 @@ from accelerate.utils import (
     GradientAccumulationPlugin,
 )
 
-from bench.export.runtime import (
-    StepLog,
-    Team,
-    Trial,
-    WithLoss,
-    apply_all,
-    check_devices,
-    drop_stale_locks,
-    even_first,
-    family_of,
-    latest_step,
-    made_up_batches,
-    make_optimizer,
-    make_scheduler,
-    mark_complete,
-    parse_options,
-    prepare_all,
-    read_trial,
-    shard,
-    sharded_by,
-    uses_all_weights,
-)
+from bench.export import runtime
 
 HERE = Path(__file__).parent
 SAVE_EVERY = 1000  # steps between two checkpoints
@@ -42,24 +21,24 @@ MIXED = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
 def main() -> None:
-    trial = read_trial(HERE)
-    options = parse_options(__doc__, trial, save_every=SAVE_EVERY)
+    trial = runtime.read_trial(HERE)
+    options = runtime.parse_options(__doc__, trial, save_every=SAVE_EVERY)
     recipe = trial.model.recipe
-    by = sharded_by(trial.setting)
+    by = runtime.sharded_by(trial.setting)
     fsdp, parameters_too = by == "fsdp", "fsdp-3" in trial.setting
     accelerator = make_accelerator(trial)
     torch.manual_seed(trial.seed)
-    prepare_all(trial.setting)
-    family = family_of(trial.model)
+    runtime.prepare_all(trial.setting)
+    family = runtime.family_of(trial.model)
     built = family.build(trial.model, kernels="kernels" in trial.setting)
-    whole = WithLoss(built).to(accelerator.device)
-    apply_all(trial.setting, trial.model, whole, family.blocks(built))
-    team = Team(accelerator.process_index, accelerator.num_processes)
+    whole = runtime.WithLoss(built).to(accelerator.device)
+    runtime.apply_all(trial.setting, trial.model, whole, family.blocks(built))
+    team = runtime.Team(accelerator.process_index, accelerator.num_processes)
     if fsdp:  # block by block, as measured; accelerate leaves what is sharded already as it is
         blocks, device = family.blocks(built), accelerator.device
-        shard(whole, blocks, recipe, device, team, parameters_too=parameters_too, offload=False)
-    weights = even_first(whole.parameters()) if by == "zero" else whole.parameters()
-    optimizer = make_optimizer(weights, recipe, "fused-optimizer" in trial.setting)
+        runtime.shard(whole, blocks, recipe, device, team, parameters_too=parameters_too, offload=False)
+    weights = runtime.even_first(whole.parameters()) if by == "zero" else whole.parameters()
+    optimizer = runtime.make_optimizer(weights, recipe, "fused-optimizer" in trial.setting)
     if by == "zero":  # accelerate reads it from a torch DataLoader, and gets none here
         accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = (
             trial.micro_batch
@@ -67,15 +46,15 @@ def main() -> None:
     model, optimizer = accelerator.prepare(whole, optimizer)
     if fsdp:  # accelerate finds parameters by their address, which all empty shards have in common
         optimizer.param_groups[0]["params"] = list(model.parameters())
-    schedule = make_scheduler(optimizer, recipe)
+    schedule = runtime.make_scheduler(optimizer, recipe)
     accelerator.register_for_checkpointing(schedule)
     done = load(accelerator, options.out) if options.resume and options.out else 0
     with tempfile.TemporaryDirectory() as scratch:
         # This device's micro-batches, from the first of this step on. They are made up: yours go here.
         first = done * trial.accumulation
-        batches = made_up_batches(trial, accelerator.device, team, Path(scratch), first)
+        batches = runtime.made_up_batches(trial, accelerator.device, team, Path(scratch), first)
         total = torch.zeros((), device=accelerator.device)
-        log = StepLog(done, prints=accelerator.is_main_process)
+        log = runtime.StepLog(done, prints=accelerator.is_main_process)
         for step in range(done + 1, options.last_step + 1):
             for _ in range(trial.accumulation):
                 with accelerator.accumulate(model):
@@ -98,10 +77,10 @@ def main() -> None:
     accelerator.end_training()
 
 
-def make_accelerator(trial: Trial) -> Accelerator:
-    by = sharded_by(trial.setting)
+def make_accelerator(trial: runtime.Trial) -> Accelerator:
+    by = runtime.sharded_by(trial.setting)
     if by == "zero":
-        drop_stale_locks()
+        runtime.drop_stale_locks()
     plugin = None
     if by == "fsdp":
         plugin = FullyShardedDataParallelPlugin(
@@ -112,7 +91,7 @@ def make_accelerator(trial: Trial) -> Accelerator:
         )
     # Replicas' gradients lie in the buckets that are sent, as measured, not once more beside them.
     replicas = DistributedDataParallelKwargs(
-        gradient_as_bucket_view=True, find_unused_parameters=not uses_all_weights(trial.model)
+        gradient_as_bucket_view=True, find_unused_parameters=not runtime.uses_all_weights(trial.model)
     )
     accelerator = Accelerator(
         # Gradients that FSDP divides are sent on in each pass: that keeps them small.
@@ -124,7 +103,7 @@ def make_accelerator(trial: Trial) -> Accelerator:
         # With ZeRO, deepspeed.json says it.
         mixed_precision=None if by == "zero" else MIXED[trial.model.recipe.precision],
     )
-    check_devices(trial, accelerator.num_processes)
+    runtime.check_devices(trial, accelerator.num_processes)
     return accelerator
 
 
@@ -132,12 +111,12 @@ def save(accelerator: Accelerator, folder: Path, step: int) -> None:
     accelerator.save_state(str(folder / f"step-{step}"))
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        mark_complete(folder, step)
+        runtime.mark_complete(folder, step)
 
 
 def load(accelerator: Accelerator, folder: Path) -> int:
     """Load the last complete checkpoint; return the number of its step."""
-    step = latest_step(folder)
+    step = runtime.latest_step(folder)
     accelerator.load_state(str(folder / f"step-{step}"))
     return step
 

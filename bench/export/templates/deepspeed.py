@@ -13,60 +13,44 @@ os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else
 import deepspeed
 import torch.distributed as dist
 
-from bench.export.runtime import (
-    StepLog,
-    Team,
-    WithLoss,
-    apply_all,
-    check_devices,
-    drop_stale_locks,
-    family_of,
-    in_group,
-    made_up_batches,
-    make_scheduler,
-    no_checkpoint,
-    optimizer_of,
-    parse_options,
-    prepare_all,
-    read_trial,
-)
+from bench.export import runtime
 
 HERE = Path(__file__).parent
 SAVE_EVERY = 1000  # steps between two checkpoints
 
 
 def main() -> None:
-    trial = read_trial(HERE)
-    options = parse_options(__doc__, trial, save_every=SAVE_EVERY)
+    trial = runtime.read_trial(HERE)
+    options = runtime.parse_options(__doc__, trial, save_every=SAVE_EVERY)
     recipe = trial.model.recipe
-    drop_stale_locks()
+    runtime.drop_stale_locks()
     deepspeed.init_distributed()
-    team = Team(dist.get_rank(), dist.get_world_size())
-    check_devices(trial, team.size)
+    team = runtime.Team(dist.get_rank(), dist.get_world_size())
+    runtime.check_devices(trial, team.size)
     torch.manual_seed(trial.seed)
-    prepare_all(trial.setting)
+    runtime.prepare_all(trial.setting)
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    family = family_of(trial.model)
+    family = runtime.family_of(trial.model)
     with device:
         built = family.build(trial.model, kernels="kernels" in trial.setting)
-    whole = WithLoss(built)
-    apply_all(trial.setting, trial.model, whole, family.blocks(built))
+    whole = runtime.WithLoss(built)
+    runtime.apply_all(trial.setting, trial.model, whole, family.blocks(built))
     fused, offload = "fused-optimizer" in trial.setting, "offload" in trial.setting
-    shards = in_group(trial.setting, "sharding") is not None
-    optimizer = optimizer_of(whole, recipe, offload=offload, fused=fused)
-    schedule = make_scheduler(optimizer, recipe)
+    shards = runtime.in_group(trial.setting, "sharding") is not None
+    optimizer = runtime.optimizer_of(whole, recipe, offload=offload, fused=fused)
+    schedule = runtime.make_scheduler(optimizer, recipe)
     engine, *_ = deepspeed.initialize(
         model=whole, optimizer=optimizer, config=str(HERE / "deepspeed.json"), lr_scheduler=schedule
     )
     done = load(engine, options.out) if options.resume and options.out else 0
     with tempfile.TemporaryDirectory() as scratch:
         # This device's micro-batches, from the first of this step on. They are made up: yours go here.
-        batches = made_up_batches(trial, device, team, Path(scratch), done * trial.accumulation)
+        batches = runtime.made_up_batches(trial, device, team, Path(scratch), done * trial.accumulation)
         total = torch.zeros((), device=device)
-        log = StepLog(done, prints=team.rank == 0)
+        log = runtime.StepLog(done, prints=team.rank == 0)
         for step in range(done + 1, options.last_step + 1):
             for _ in range(trial.accumulation):
                 batch = next(batches)
@@ -87,7 +71,7 @@ def load(engine: Any, folder: Path) -> int:
     """Load the checkpoint that DeepSpeed's own file `latest` names; return the number of its step."""
     path, rest = engine.load_checkpoint(str(folder))
     if path is None:
-        raise no_checkpoint(folder)
+        raise runtime.no_checkpoint(folder)
     return int(rest["step"])
 
 

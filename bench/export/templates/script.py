@@ -11,60 +11,47 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from bench.export.runtime import (
-    Device,
-    StepLog,
-    Strategy,
-    Team,
-    TrainingOptions,
-    TrialRun,
-    check_devices,
-    in_group,
-    join,
-    keep_what_is_here,
-    latest_step,
-    mark_complete,
-    parse_options,
-    read_trial,
-)
+from bench.export import runtime
 
 HERE = Path(__file__).parent
 SAVE_EVERY = 1000  # steps between two checkpoints
 WARM_STEPS = 3
 
 
-def batches(run: TrialRun, first: int) -> Iterator[dict[str, Any]]:
+def batches(run: runtime.TrialRun, first: int) -> Iterator[dict[str, Any]]:
     """This device's micro-batches, from number `first` on, without end. They are made up: yours go here."""
     return run.load(first)
 
 
 def main() -> None:
-    trial = read_trial(HERE)
-    options = parse_options(__doc__, trial, save_every=SAVE_EVERY)
-    device = Device.own("cuda" if torch.cuda.is_available() else "cpu")
-    check_devices(trial, int(os.environ.get("WORLD_SIZE", "1")))
-    alone = trial.gpus == 1 and in_group(trial.setting, "sharding") is None
+    trial = runtime.read_trial(HERE)
+    options = runtime.parse_options(__doc__, trial, save_every=SAVE_EVERY)
+    device = runtime.Device.own("cuda" if torch.cuda.is_available() else "cpu")
+    runtime.check_devices(trial, int(os.environ.get("WORLD_SIZE", "1")))
+    alone = trial.gpus == 1 and runtime.in_group(trial.setting, "sharding") is None
     if not alone and "RANK" not in os.environ:
         raise SystemExit("start it with torchrun: README.md has the command")
     device.choose()
-    team = join(device.kind, alone)
+    team = runtime.join(device.kind, alone)
     with tempfile.TemporaryDirectory() as scratch:
-        run = TrialRun(trial, device, team, Path(scratch), lambda _event: None)
+        run = runtime.TrialRun(trial, device, team, Path(scratch), lambda _event: None)
         train(run, run.build(), options, team)
 
 
-def train(run: TrialRun, strategy: Strategy, options: TrainingOptions, team: Team) -> None:
+def train(
+    run: runtime.TrialRun, strategy: runtime.Strategy, options: runtime.TrainingOptions, team: runtime.Team
+) -> None:
     passes = run.trial.accumulation
     done = load(strategy, options.out) if options.resume and options.out else 0
     data = batches(run, done * passes)
     total = torch.zeros((), device=run.device.torch)
-    log = StepLog(done, prints=team.rank == 0)
+    log = runtime.StepLog(done, prints=team.rank == 0)
     for step in range(done + 1, options.last_step + 1):
         for i in range(passes):
             total += strategy.forward_backward(next(data), passes, sync=i == passes - 1)
         strategy.update()
         if step == done + WARM_STEPS:
-            keep_what_is_here()
+            runtime.keep_what_is_here()
         if options.logs(step):
             log.write(step, team.mean(float(total) / (step - log.step)))  # float() waits for the device
             total.zero_()
@@ -72,7 +59,7 @@ def train(run: TrialRun, strategy: Strategy, options: TrainingOptions, team: Tea
             save(strategy, options.out, step, team)
 
 
-def save(strategy: Any, folder: Path, step: int, team: Team) -> None:
+def save(strategy: Any, folder: Path, step: int, team: runtime.Team) -> None:
     """Save weights, moments and schedule; each member of the team writes its part."""
     if hasattr(strategy, "engine"):
         strategy.engine.save_checkpoint(str(folder), tag=f"step-{step}")
@@ -83,12 +70,12 @@ def save(strategy: Any, folder: Path, step: int, team: Team) -> None:
         if hasattr(strategy, "scaler"):
             rest["scaler"] = strategy.scaler.state_dict()
         torch.save(rest, folder / f"step-{step}" / "rest.pt")
-        mark_complete(folder, step)
+        runtime.mark_complete(folder, step)
 
 
 def load(strategy: Any, folder: Path) -> int:
     """Load the last complete checkpoint; return the number of its step."""
-    step = latest_step(folder)
+    step = runtime.latest_step(folder)
     if hasattr(strategy, "engine"):
         strategy.engine.load_checkpoint(str(folder), tag=f"step-{step}")
     else:

@@ -12,29 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments
 
-from bench.export.runtime import (
-    PIXEL_DEVIATION,
-    PIXEL_MEAN,
-    Device,
-    Samples,
-    Share,
-    StepLog,
-    Team,
-    Trial,
-    WithLoss,
-    check_devices,
-    drop_stale_locks,
-    even_first,
-    family_of,
-    known_methods,
-    make_optimizer,
-    make_pool,
-    make_scheduler,
-    no_checkpoint,
-    parse_options,
-    read_trial,
-    shard,
-)
+from bench.export import runtime
 
 HERE = Path(__file__).parent
 # Methods that training_arguments.json or deepspeed.json states; this script applies the other ones.
@@ -49,13 +27,15 @@ class Model(nn.Module):
     _keys_to_ignore_on_save = None  # read where a checkpoint lacks a shared table's second name
     accepts_loss_kwargs = False  # the loss is a mean: the Trainer divides it by the accumulated passes
 
-    def __init__(self, whole: WithLoss) -> None:
+    def __init__(self, whole: runtime.WithLoss) -> None:
         super().__init__()
         self.whole = whole
 
     def forward(self, **batch: Tensor) -> dict[str, Tensor]:
         if (pixels := batch.get("pixel_values")) is not None and pixels.dtype == torch.uint8:
-            batch["pixel_values"] = pixels.float().div(255).sub(PIXEL_MEAN).div(PIXEL_DEVIATION)
+            batch["pixel_values"] = (
+                pixels.float().div(255).sub(runtime.PIXEL_MEAN).div(runtime.PIXEL_DEVIATION)
+            )
         return {"loss": self.whole(batch)}
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None, **_: Any) -> None:
@@ -66,7 +46,7 @@ class Model(nn.Module):
 class RecipeTrainer(Trainer):
     """The Trainer with the recipe's own optimizer and schedule, and batches as the trial had them."""
 
-    def __init__(self, trial: Trial, pool: Path, **given: Any) -> None:
+    def __init__(self, trial: runtime.Trial, pool: Path, **given: Any) -> None:
         super().__init__(**given)
         self.trial = trial
         self.pool = pool
@@ -80,14 +60,14 @@ class RecipeTrainer(Trainer):
         fused = "fused-optimizer" in self.trial.setting
         weights = self.model.parameters()
         if self.is_deepspeed_enabled:
-            weights = even_first(weights)
-        self.optimizer = make_optimizer(weights, self.trial.model.recipe, fused)
+            weights = runtime.even_first(weights)
+        self.optimizer = runtime.make_optimizer(weights, self.trial.model.recipe, fused)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self.is_fsdp_enabled:  # accelerate finds parameters by address, which empty shards have in common
             self.optimizer.param_groups[0]["params"] = list(self.model.parameters())
-        self.lr_scheduler = make_scheduler(optimizer or self.optimizer, self.trial.model.recipe)
+        self.lr_scheduler = runtime.make_scheduler(optimizer or self.optimizer, self.trial.model.recipe)
         return self.lr_scheduler
 
     def compute_loss(self, model: Any, *given: Any, **more: Any) -> Any:
@@ -107,20 +87,20 @@ class RecipeTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """This device's micro-batches. They are made up: yours go here."""
-        team = Team(self.args.process_index, self.args.world_size)
-        samples = Samples(self.trial.model, self.pool, self.trial.seed)
-        workers = Device.own("cuda" if torch.cuda.is_available() else "cpu").loaders()
-        share = Share(self.trial.micro_batch, team)
+        team = runtime.Team(self.args.process_index, self.args.world_size)
+        samples = runtime.Samples(self.trial.model, self.pool, self.trial.seed)
+        workers = runtime.Device.own("cuda" if torch.cuda.is_available() else "cpu").loaders()
+        share = runtime.Share(self.trial.micro_batch, team)
         return DataLoader(samples, batch_sampler=share, num_workers=workers, pin_memory=True)
 
 
 class Log(TrainerCallback):
     """Prints a line for each logged step and for the last one, as the other exported scripts do."""
 
-    log: StepLog
+    log: runtime.StepLog
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.log = StepLog(state.global_step, prints=state.is_world_process_zero)
+        self.log = runtime.StepLog(state.global_step, prints=state.is_world_process_zero)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         control.should_log |= control.should_save or state.global_step >= state.max_steps
@@ -131,9 +111,9 @@ class Log(TrainerCallback):
 
 
 def main() -> None:
-    trial = read_trial(HERE)
+    trial = runtime.read_trial(HERE)
     given = json.loads((HERE / "training_arguments.json").read_text())
-    options = parse_options(
+    options = runtime.parse_options(
         __doc__,
         trial,
         steps=given["max_steps"],
@@ -144,32 +124,32 @@ def main() -> None:
     given["max_steps"], given["output_dir"] = options.last_step, str(options.out)
     given["logging_steps"], given["save_steps"] = options.log_every, options.save_every
     if "deepspeed" in given:
-        drop_stale_locks()
+        runtime.drop_stale_locks()
         given["deepspeed"] = str(HERE / given["deepspeed"])
     if not torch.cuda.is_available() and (given["bf16"] or given["fp16"]):  # to try it out
         given["use_cpu"] = True
     (settings,) = HfArgumentParser(TrainingArguments).parse_dict({**given, "disable_tqdm": True})
-    check_devices(trial, settings.world_size)
+    runtime.check_devices(trial, settings.world_size)
     torch.manual_seed(trial.seed)
-    methods = [known_methods()[name] for name in trial.setting if name not in STATED]
+    methods = [runtime.known_methods()[name] for name in trial.setting if name not in STATED]
     for method in methods:
         method.prepare()
-    family = family_of(trial.model)
+    family = runtime.family_of(trial.model)
     built = family.build(trial.model, kernels="kernels" in trial.setting)
-    whole = WithLoss(built)
+    whole = runtime.WithLoss(built)
     for method in methods:
         method.apply(trial.model, whole, family.blocks(built))
     with tempfile.TemporaryDirectory() as scratch:
-        pool = make_pool(trial.model, Path(scratch), trial.seed)
+        pool = runtime.make_pool(trial.model, Path(scratch), trial.seed)
         model = Model(whole)
         if settings.fsdp:  # block by block, as measured; the Trainer leaves what is sharded already as it is
             model.to(settings.device)
-            shard(
+            runtime.shard(
                 model,
                 family.blocks(built),
                 trial.model.recipe,
                 settings.device,
-                Team(settings.process_index, settings.world_size),
+                runtime.Team(settings.process_index, settings.world_size),
                 parameters_too="fsdp-3" in trial.setting,
                 offload=False,
             )
@@ -183,7 +163,7 @@ def last_complete(folder: str) -> str:
         int(path.parent.name.rpartition("-")[2]): path for path in Path(folder).glob("*/trainer_state.json")
     }
     if not states:
-        raise no_checkpoint(folder)
+        raise runtime.no_checkpoint(folder)
     return str(states[max(states)].parent)
 
 
