@@ -62,6 +62,13 @@ class Commands(Protocol):
     ) -> Parser: ...
 
 
+class Options(Protocol):
+    """A parser or a group of its options."""
+
+    @property
+    def add_argument(self) -> Callable[..., argparse.Action]: ...
+
+
 class Command(NamedTuple):
     """A parser's command: a function of bench.cli.MODULE, which is imported when it is called.
 
@@ -83,6 +90,33 @@ class Command(NamedTuple):
         function, request = self.load()
         values = {name: value for name, value in vars(arguments).items() if name != "call"}
         return function(request(**{n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}))
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    summary: str,
+    command: Command,
+    *,
+    mixed: bool = False,
+    epilog: str | None = None,
+) -> Parser:
+    """Add a parser that calls `command`; the summary is its line in the list of commands, and describes it."""
+    sentence = f"{summary[0].upper()}{summary[1:]}."
+    parser = commands.add_parser(name, help=summary, description=sentence, mixed=mixed, epilog=epilog)
+    parser.set_defaults(call=command)
+    return parser
+
+
+def add_json(parser: Options, content: str) -> None:
+    parser.add_argument(
+        "--json", dest="as_json", action="store_true", help=f"print {content} as JSON on stdout"
+    )
+
+
+def add_budget(parser: Options) -> None:
+    words = "start no trial after this time: 90s, 60m, 2h"
+    parser.add_argument("--budget", dest="budget_seconds", type=duration, metavar="TIME", help=words)
 
 
 def is_host_and_port(text: str) -> bool:

@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from bench.cli.arguments import Command, Commands
+from bench.cli.arguments import Command, Commands, add_command, add_json
 
 
 def add_image(commands: Commands) -> None:
@@ -25,10 +25,8 @@ def add_image(commands: Commands) -> None:
 
 
 def _add_build(verbs: Commands) -> None:
-    build = verbs.add_parser(
-        "build",
-        help="build an image from its lock files",
-        description="Build an image from its lock files, with the same bytes every time.",
+    build = add_command(
+        verbs, "build", "build an image from its lock files", Command("image", "build", "BuildArguments")
     )
     _add_inputs(build)
     build.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: out/images/bench-VARIANT.tar")
@@ -41,15 +39,15 @@ def _add_build(verbs: Commands) -> None:
         help="leave a compiled kernel out; repeatable",
     )
     build.add_argument("--load", choices=("docker", "podman"), help="also load it into this engine")
-    _add_json(build)
-    build.set_defaults(call=Command("image", "build", "BuildArguments"))
+    add_json(build, "identity and layers")
 
 
 def _add_kernels(verbs: Commands) -> None:
-    kernels = verbs.add_parser(
+    kernels = add_command(
+        verbs,
         "kernels",
-        help="compile the wheels that no index has",
-        description="Compile the wheels of CUDA kernels that no index has, and lock them.",
+        "compile the wheels that no index has",
+        Command("image", "kernels", "KernelArguments"),
     )
     _add_inputs(kernels)
     kernels.add_argument(
@@ -68,51 +66,47 @@ def _add_kernels(verbs: Commands) -> None:
     kernels.add_argument(
         "--jobs", type=int, default=os.cpu_count(), metavar="N", help="files to compile at a time"
     )
-    kernels.set_defaults(call=Command("image", "kernels", "KernelArguments"))
 
 
 def _add_id(verbs: Commands) -> None:
-    identity = verbs.add_parser(
+    identity = add_command(
+        verbs,
         "id",
-        help="compute an image's identity from its bytes",
-        description="Compute an image's identity, the digest of its configuration, from its bytes.",
+        "compute an image's identity from its bytes",
+        Command("image", "identity", "ImageArguments"),
     )
     _add_source(identity)
-    _add_json(identity)
-    identity.set_defaults(call=Command("image", "identity", "ImageArguments"))
+    add_json(identity, "identity and layers")
 
 
 def _add_sbom(verbs: Commands) -> None:
-    sbom = verbs.add_parser(
+    sbom = add_command(
+        verbs,
         "sbom",
-        help="print an image's software bill of materials",
-        description="Print an image's software bill of materials as CycloneDX JSON.",
+        "print an image's software bill of materials",
+        Command("image", "sbom", "ImageArguments"),
     )
     _add_source(sbom)
-    sbom.set_defaults(call=Command("image", "sbom", "ImageArguments"))
 
 
 def _add_save(verbs: Commands) -> None:
-    save = verbs.add_parser(
-        "save",
-        help="save an image as one compressed file",
-        description="Save an image as one compressed file, to carry it to other machines.",
+    save = add_command(
+        verbs, "save", "save an image as one compressed file", Command("image", "save", "SaveArguments")
     )
     _add_source(save)
     save.add_argument("-o", "--out", type=Path, required=True, metavar="FILE")
-    _add_json(save)
-    save.set_defaults(call=Command("image", "save", "SaveArguments"))
+    add_json(save, "identity and layers")
 
 
 def _add_load(verbs: Commands) -> None:
-    load = verbs.add_parser(
+    load = add_command(
+        verbs,
         "load",
-        help="check a saved image, and load it into an engine",
-        description="Check the bytes of a saved image, and load it into an engine.",
+        "check a saved image, and load it into an engine",
+        Command("image", "load", "ImageArguments"),
     )
     load.add_argument("image", metavar="IMAGE", help="a file that build or save wrote")
     _add_engine(load)
-    load.set_defaults(call=Command("image", "load", "ImageArguments"))
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
@@ -128,12 +122,6 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "docker", "podman", "apptainer"),
         default="auto",
         help="default: auto, the first that answers",
-    )
-
-
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--json", dest="as_json", action="store_true", help="print identity and layers as JSON on stdout"
     )
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from bench.base.errors import BadInput
-from bench.cli.arguments import Command, Commands, duration
+from bench.cli.arguments import Command, Commands, add_budget, add_command, add_json
 from bench.node_check.judging import LEVELS
 
 CHECK_EXIT_CODES = """exit codes:
@@ -26,21 +26,11 @@ def add_measuring(commands: Commands) -> None:
 
 
 def _add_run(commands: Commands) -> None:
-    run = commands.add_parser(
-        "run",
-        help="measure this machine",
-        description="Measure the manifest's models on this machine and write a signed bundle.",
-    )
+    run = add_command(commands, "run", "measure this machine", Command("run", "run", "RunArguments"))
     add = run.add_argument
     add("manifest", type=Path, metavar="MANIFEST")
     add("-o", "--out", type=Path, default=Path("out"), metavar="DIR", help="folder for runs (default: out)")
-    add(
-        "--budget",
-        dest="budget_seconds",
-        type=duration,
-        metavar="TIME",
-        help="start no trial after this time: 90s, 60m, 2h",
-    )
+    add_budget(run)
     signing = run.add_mutually_exclusive_group()
     signing.add_argument(
         "--key", type=Path, metavar="FILE", help="Ed25519 SSH key that signs (default: bench's own)"
@@ -62,35 +52,35 @@ def _add_run(commands: Commands) -> None:
         help="with --challenge --resume: continue a run that another machine of the same kind started; the "
         "bundle states it",
     )
-    add("--json", dest="as_json", action="store_true", help="print the results as JSON on stdout")
+    add_json(run, "the results")
     add("--device", choices=("auto", "cpu"), default="auto", help="cpu: use no GPU (default: auto)")
     add("--nodes", type=int, default=1, metavar="N", help="how many nodes train together (default: 1)")
     add("--node", type=int, default=0, metavar="I", help="which node this is; node 0 leads (default: 0)")
     add("--meet", metavar="HOST:PORT", help="a free port of node 0 where the nodes connect")
     add_engine(run)
-    run.set_defaults(call=Command("run", "run", "RunArguments"))
 
 
 def _add_plan(commands: Commands) -> None:
-    plan = commands.add_parser(
+    plan = add_command(
+        commands,
         "plan",
-        help="show what would run, and what is skipped and why",
-        description="Show what `bench run` would measure, and what it would skip and why. Uses no GPU.",
+        "show what would run, and what is skipped and why",
+        Command("plan", "plan", "PlanArguments"),
     )
     add = plan.add_argument
     add("manifest", type=Path, metavar="MANIFEST", nargs="?")
     add("--gpus", type=int, metavar="N", help="plan for N GPUs (default: those of this machine)")
     add("--gpu", metavar="NAME", help="plan for this kind of GPU: h100, 'a100 80gb', 3090")
     add("--list-models", action="store_true", help="list the models that a manifest can name, and exit")
-    add("--json", dest="as_json", action="store_true", help="print the plan as JSON on stdout")
-    plan.set_defaults(call=Command("plan", "plan", "PlanArguments"))
+    add_json(plan, "the plan")
 
 
 def _add_check(commands: Commands) -> None:
-    check = commands.add_parser(
+    check = add_command(
+        commands,
         "check",
-        help="check in minutes whether this node is healthy",
-        description="Check whether this node is healthy: GPUs, links, disk, speed under load.",
+        "check in minutes whether this node is healthy",
+        Command("check", "check", "CheckArguments"),
         epilog=CHECK_EXIT_CODES,
     )
     add = check.add_argument
@@ -113,9 +103,7 @@ def _add_check(commands: Commands) -> None:
     add("--junit", type=Path, metavar="FILE", help="write the findings as JUnit XML")
     add("--html", type=Path, metavar="FILE", help="write the findings and the run's telemetry as one page")
     output = check.add_mutually_exclusive_group()
-    output.add_argument(
-        "--json", dest="as_json", action="store_true", help="print the results as JSON on stdout"
-    )
+    add_json(output, "the results")
     output.add_argument(
         "--nagios", action="store_true", help="print one line, with exit codes for monitoring systems"
     )
@@ -128,7 +116,6 @@ def _add_check(commands: Commands) -> None:
         "--challenge", type=Path, metavar="FILE", help="an operator's challenge, to have the bundle certified"
     )
     add_engine(check)
-    check.set_defaults(call=Command("check", "check", "CheckArguments"))
 
 
 def add_engine(

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.cli.arguments import Command, Commands, duration
+from bench.cli.arguments import Command, Commands, add_command, duration
 
 
 def add_operator(commands: Commands) -> None:
-    challenge = commands.add_parser(
+    challenge = add_command(
+        commands,
         "challenge",
-        help="request a run from a node that need not be trusted",
-        description="Write a challenge for a node: one run of one manifest, with a nonce.",
+        "request a run from a node that need not be trusted",
+        Command("challenge", "challenge", "ChallengeArguments"),
     )
     challenge.add_argument("manifest", type=Path, metavar="MANIFEST")
     challenge.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: challenge-RUN.json")
     challenge.add_argument(
         "--run", dest="run_id", metavar="ID", help="challenge again for this run, whose node was lost"
     )
-    challenge.set_defaults(call=Command("challenge", "challenge", "ChallengeArguments"))
 
-    certify = commands.add_parser(
+    certify = add_command(
+        commands,
         "certify",
-        help="certify a run's key with your SSH key",
-        description="Certify with your SSH key that a run's own key may sign that run's bundle.",
+        "certify a run's key with your SSH key",
+        Command("challenge", "certify", "CertifyArguments"),
     )
     certify.add_argument("request", type=Path, metavar="REQUEST", help="request.json from the run's folder")
     certify.add_argument(
@@ -37,16 +38,15 @@ def add_operator(commands: Commands) -> None:
         metavar="TIME",
         help="how long from now, 7d at most (default: 2h)",
     )
-    certify.set_defaults(call=Command("challenge", "certify", "CertifyArguments"))
 
-    receive = commands.add_parser(
+    receive = add_command(
+        commands,
         "receive",
-        help="verify a bundle that came back, and countersign it",
-        description="Verify a bundle that answers a challenge, and countersign it; once for each run.",
+        "verify a bundle that came back, and countersign it",
+        Command("challenge", "receive", "ReceiveArguments"),
     )
     receive.add_argument("bundle", type=Path, metavar="BUNDLE")
     receive.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: replace BUNDLE")
-    receive.set_defaults(call=Command("challenge", "receive", "ReceiveArguments"))
 
     for command in (certify, receive):
         command.add_argument(
@@ -69,37 +69,26 @@ def add_keys(commands: Commands) -> None:
     )
     actions = keys.add_subparsers(title="actions", required=True, metavar="ACTION", prog="bench keys")
 
-    new = actions.add_parser(
-        "new", help="make a key with ssh-keygen", description="Make an SSH key with ssh-keygen."
-    )
+    new = add_command(actions, "new", "make a key with ssh-keygen", Command("keys", "new", "NewKeyArguments"))
     new.add_argument("file", type=Path, metavar="FILE", nargs="?", help="default: ~/.config/bench/id_ed25519")
     new.add_argument("--token", action="store_true", help="keep it in a FIDO token; FILE is only its handle")
     new.add_argument("--no-passphrase", action="store_true", help="anyone who can read the file can sign")
-    new.set_defaults(call=Command("keys", "new", "NewKeyArguments"))
 
-    show = actions.add_parser(
-        "show",
-        help="show your key, and how others trust it",
-        description="Show your key, and the lines with which others trust it.",
+    show = add_command(
+        actions, "show", "show your key, and how others trust it", Command("keys", "show", "ShowKeyArguments")
     )
     show.add_argument(
         "file", type=Path, metavar="FILE", nargs="?", help="default: ~/.config/bench/id_ed25519"
     )
-    show.set_defaults(call=Command("keys", "show", "ShowKeyArguments"))
 
-    trust = actions.add_parser(
-        "trust",
-        help="add a key to your allowed_signers",
-        description="Add a public key to your allowed_signers: bundles that it signed are trusted.",
+    trust = add_command(
+        actions, "trust", "add a key to your allowed_signers", Command("keys", "trust", "TrustArguments")
     )
     trust.add_argument("file", type=Path, metavar="FILE.pub")
     trust.add_argument("--as", dest="name", metavar="NAME", help="its owner (default: the file's name)")
-    trust.set_defaults(call=Command("keys", "trust", "TrustArguments"))
 
-    revoke = actions.add_parser(
-        "revoke",
-        help="add to your revocation list (KRL)",
-        description="Add keys or runs to your revocation list (KRL): their bundles are refused.",
+    revoke = add_command(
+        actions, "revoke", "add to your revocation list (KRL)", Command("keys", "revoke", "RevokeArguments")
     )
     revoke.add_argument(
         "targets",
@@ -111,4 +100,3 @@ def add_keys(commands: Commands) -> None:
         "--authority", type=Path, metavar="FILE.pub", help="the key that certified the run with that id"
     )
     revoke.add_argument("--file", type=Path, metavar="KRL", help="default: ~/.config/bench/revoked.krl")
-    revoke.set_defaults(call=Command("keys", "revoke", "RevokeArguments"))

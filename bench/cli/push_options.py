@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import Command, Commands, duration
+from bench.cli.arguments import Command, Commands, add_budget, add_command, add_json, duration
 from bench.node_check.judging import LEVELS
 
 NODES_AT_ONCE = 64
 
 
 def add_push(commands: Commands) -> None:
-    push = commands.add_parser(
+    push = add_command(
+        commands,
         "push",
-        help="measure or check other machines over SSH",
-        description="Measure or check other machines over SSH: send what they need, run there, and fetch "
-        "the certified bundles.",
+        "measure or check other machines over SSH",
+        Command("push", "push", "PushArguments"),
         mixed=True,
     )
     add = push.add_argument
@@ -33,8 +33,7 @@ def add_push(commands: Commands) -> None:
         metavar="N",
         help=f"nodes at a time (default: {NODES_AT_ONCE})",
     )
-    add("--json", dest="as_json", action="store_true", help="print every node's outcome as JSON on stdout")
-    push.set_defaults(call=Command("push", "push", "PushArguments"))
+    add_json(push, "every node's outcome")
     _add_pushed_runs(commands)
 
 
@@ -46,7 +45,8 @@ def _add_pushed_runs(commands: Commands) -> None:
         ("cancel", "end pushed runs; what was measured is kept"),
         ("clean", "remove everything of pushed runs from their nodes"),
     ):
-        verb = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        command = Command("pushed_runs", name, "PushedRunsArguments")
+        verb = add_command(commands, name, summary, command)
         default = "required" if name == "clean" else "default: the newest push"
         verb.add_argument(
             "runs",
@@ -55,8 +55,7 @@ def _add_pushed_runs(commands: Commands) -> None:
             help=f"a run's id or its beginning, a push's id, or a host ({default})",
         )
         if name in ("status", "attach", "fetch"):
-            verb.add_argument("--json", dest="as_json", action="store_true", help="print JSON on stdout")
-        verb.set_defaults(call=Command("pushed_runs", name, "PushedRunsArguments"))
+            add_json(verb, "the result")
 
 
 def _add_hosts(push: argparse.ArgumentParser) -> None:
@@ -75,7 +74,8 @@ def _add_hosts(push: argparse.ArgumentParser) -> None:
 
 
 def _add_run(push: argparse.ArgumentParser) -> None:
-    add = push.add_argument_group("the run").add_argument
+    group = push.add_argument_group("the run")
+    add = group.add_argument
     add(
         "-o",
         "--out",
@@ -84,13 +84,7 @@ def _add_run(push: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder for bundles on this machine (default: results)",
     )
-    add(
-        "--budget",
-        dest="budget_seconds",
-        type=duration,
-        metavar="TIME",
-        help="start no trial after this time: 90s, 60m, 2h",
-    )
+    add_budget(group)
     add("--level", choices=LEVELS, help="a node check of 2, 10 or 60 minutes (default: the manifest's)")
     add(
         "--engine",

@@ -5,7 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench.cli.arguments import Command, Commands, count, days, duration, percent, positive
+from bench.cli.arguments import (
+    Command,
+    Commands,
+    add_budget,
+    add_command,
+    add_json,
+    count,
+    days,
+    percent,
+    positive,
+)
 from bench.cli.measure_options import add_engine
 
 
@@ -18,26 +28,24 @@ def add_reports(commands: Commands) -> None:
 
 
 def _add_verify(commands: Commands) -> None:
-    verify = commands.add_parser(
+    verify = add_command(
+        commands,
         "verify",
-        help="verify that bundles are what they claim to be",
-        description="Verify signatures and contents of bundles, and recompute every result.",
+        "verify that bundles are what they claim to be",
+        Command("verify", "verify", "VerifyArguments"),
         mixed=True,
     )
     verify.add_argument("bundles", type=Path, metavar="BUNDLE", nargs="+", help="files, folders, patterns")
     _add_lists(verify)
-    verify.add_argument(
-        "--json", dest="as_json", action="store_true", help="print the verdicts as JSON on stdout"
-    )
-    verify.set_defaults(call=Command("verify", "verify", "VerifyArguments"))
+    add_json(verify, "the verdicts")
 
 
 def _add_compare(commands: Commands) -> None:
-    compare = commands.add_parser(
+    compare = add_command(
+        commands,
         "compare",
-        help="rank machines by time and cost, from bundles",
-        description="Rank the machines that bundles were measured on: which is the fastest, which the "
-        "cheapest to rent or buy. Bundles of node checks are compared as a fleet.",
+        "rank machines by time and cost, from bundles",
+        Command("compare", "compare", "CompareArguments"),
         mixed=True,
     )
     add = compare.add_argument
@@ -74,14 +82,14 @@ def _add_compare(commands: Commands) -> None:
     add("--html", type=Path, metavar="FILE", help="write a report as one file that needs no network")
     add("--plots", type=Path, metavar="DIR", help="write every plot as SVG")
     add("--png", action="store_true", help="with --plots: also as PNG (pip install 'bench[png]')")
-    compare.set_defaults(call=Command("compare", "compare", "CompareArguments"))
 
 
 def _add_export(commands: Commands) -> None:
-    export = commands.add_parser(
+    export = add_command(
+        commands,
         "export",
-        help="write a measured setting as a training script",
-        description="Write a measured setting as a training script with its configuration and a README.",
+        "write a measured setting as a training script",
+        Command("export", "export", "ExportArguments"),
     )
     add = export.add_argument
     add("bundle", type=Path, metavar="BUNDLE")
@@ -90,27 +98,21 @@ def _add_export(commands: Commands) -> None:
     add("--model", metavar="NAME", help="which model, if the bundle holds several")
     add("--setting", metavar="LABEL", help="which setting (default: the model's fastest)")
     _add_lists(export)
-    export.set_defaults(call=Command("export", "export", "ExportArguments"))
 
 
 def _add_reproduce(commands: Commands) -> None:
-    reproduce = commands.add_parser(
+    reproduce = add_command(
+        commands,
         "reproduce",
-        help="run a bundle's manifest again here, and compare",
-        description="Run a bundle's manifest again on this machine, and compare the figures.",
+        "run a bundle's manifest again here, and compare",
+        Command("reproduce", "reproduce", "ReproduceArguments"),
     )
     add = reproduce.add_argument
     add("bundle", type=Path, metavar="BUNDLE")
     add("--with", type=Path, dest="again", metavar="BUNDLE", help="the second run, if it is done already")
     add("-o", "--out", type=Path, default=Path("out"), metavar="DIR", help="folder for runs (default: out)")
     _add_lists(reproduce)
-    add(
-        "--budget",
-        dest="budget_seconds",
-        type=duration,
-        metavar="TIME",
-        help="start no trial after this time: 90s, 60m, 2h",
-    )
+    add_budget(reproduce)
     add("--key", type=Path, metavar="FILE", help="Ed25519 SSH key that signs (default: bench's own)")
     add("--device", choices=("auto", "cpu"), default="auto", help="cpu: use no GPU (default: auto)")
     add_engine(reproduce, default_image="the one that the bundle ran in")
@@ -122,22 +124,19 @@ def _add_reproduce(commands: Commands) -> None:
         metavar="PERCENT",
         help="how much two runs of one machine may differ (default: 2)",
     )
-    add("--json", dest="as_json", action="store_true", help="print the verdict as JSON on stdout")
-    reproduce.set_defaults(call=Command("reproduce", "reproduce", "ReproduceArguments"))
+    add_json(reproduce, "the verdict")
 
 
 def _add_paper(commands: Commands) -> None:
-    paper = commands.add_parser(
+    paper = add_command(
+        commands,
         "paper",
-        help="show the paper's claims, and what they imply",
-        description="Show the paper's claims and the utilisation that each implies; draw its figures.",
+        "show the paper's claims, and what they imply",
+        Command("paper", "paper", "PaperArguments"),
     )
     paper.add_argument("--figures", type=Path, metavar="DIR", help="draw Figures 7, 12 and 13 as SVG")
     paper.add_argument("--png", action="store_true", help="with --figures: also as PNG")
-    paper.add_argument(
-        "--json", dest="as_json", action="store_true", help="print tables and claims as JSON on stdout"
-    )
-    paper.set_defaults(call=Command("paper", "paper", "PaperArguments"))
+    add_json(paper, "tables and claims")
 
 
 def _add_lists(parser: argparse.ArgumentParser) -> None:
