@@ -101,7 +101,7 @@ def add_command(
     mixed: bool = False,
     epilog: str | None = None,
 ) -> Parser:
-    """Add a parser that calls `command`; the summary is its line in the list of commands, and describes it."""
+    """Add a parser that calls `command`; `summary` stands in the list of commands, and describes it."""
     sentence = f"{summary[0].upper()}{summary[1:]}."
     parser = commands.add_parser(name, help=summary, description=sentence, mixed=mixed, epilog=epilog)
     parser.set_defaults(call=command)
