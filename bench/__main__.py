@@ -1,4 +1,4 @@
-"""python -m bench"""
+"""Run the command line with `python -m bench`."""
 
 import sys
 

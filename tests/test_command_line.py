@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bench.base.errors import EnvironmentCannot
 from bench.bundle.handshake import Challenge, write
-from bench.cli.main import main
+from bench.cli.arguments import Parser
+from bench.cli.main import main, parser
 from bench.planning.manifest import load_manifest
 from bench.records.trial import Crashed
 from bench.runner.run import execute as running
@@ -138,7 +142,7 @@ def test_whatever_ends_a_run_what_it_measured_has_its_bundle(
     assert main(["run", str(QUICKSTART), "--device", "cpu"]) == 5
     shown = capsys.readouterr()
     assert re.search(f"INCOMPLETE  .*{said}, 14 of 15 settings undecided", shown.out)
-    assert "--resume goes on with it" in shown.err
+    assert "--resume continues it" in shown.err
     (left,) = Path("out").glob("*.tar")
     assert main(["verify", str(left)]) == 0
 
@@ -191,7 +195,11 @@ def test_a_locale_that_cannot_spell_a_figure_costs_none(encoding: str, tmp_path:
         (["run", str(QUICKSTART), "--device", "cpu", "--json", "-o", "/proc/x"], 3, "cannot be written: "),
         (["verify", "nowhere.tar", "--json", "--trust", "nobody.pub"], 2, "the trusted keys cannot be read"),
         (["compare", "nowhere/*.tar", "--format", "json"], 2, "matches no file"),
-        (["compare", "x.tar", "--format=json", "--runs", "0"], 2, "argument --runs: '0' is no whole number"),
+        (
+            ["compare", "x.tar", "--format=json", "--runs", "0"],
+            2,
+            "'0' is not a whole number",
+        ),
         (["status", "nobody", "--json"], 2, ""),
     ],
 )
@@ -234,13 +242,16 @@ def test_bundles_may_stand_behind_options(command: list[str], capsys: pytest.Cap
         (["run", "M", "--meet", "gpu1:29500"], "--meet without --nodes"),
         (["run", "M", "--engine", "docker", "--meet", "gpu1:29500"], "--meet without --nodes"),
         (["run", "M", "--nodes", "2"], "--nodes 2 without --meet\n  --meet HOST:PORT"),
-        (["run", "M", "--nodes", "2", "--meet", "gpu1"], "--meet gpu1: no HOST:PORT"),
+        (["run", "M", "--nodes", "2", "--meet", "gpu1"], "--meet gpu1 is not HOST:PORT"),
         (["run", "M", "--moved"], "--moved without --challenge and --resume"),
         (["run", "M", "--moved", "--resume"], "--moved without --challenge and --resume"),
         (["plan", "M", "--list-models"], "--list-models lists all models"),
         (["plan", "--list-models", "--gpu", "h100"], "--list-models lists all models"),
-        (["compare", CHECKS, "--budget-usd", "9", "--plots", "p"], "--budget-usd, --plots: of runs that"),
-        (["compare", CHECKS, "--estimate", "8xh100", "--json"], "--estimate: of runs that trained"),
+        (
+            ["compare", CHECKS, "--budget-usd", "9", "--plots", "p"],
+            "--budget-usd, --plots: for training runs",
+        ),
+        (["compare", CHECKS, "--estimate", "8xh100", "--json"], "--estimate: for training runs only"),
         (["compare", "x.tar", "--json", "--format", "csv"], "--json and --format csv"),
         (["compare", "x.tar", "--format", "markdown", "--json"], "--json and --format markdown"),
     ],
@@ -250,6 +261,31 @@ def test_an_option_that_would_be_ignored_is_refused(
 ) -> None:
     assert main([str(QUICKSTART) if word == "M" else word for word in words]) == 2
     assert message in capsys.readouterr().err
+
+
+def commands_of(command: Parser) -> Iterator[Parser]:
+    """The commands at or below a parser that can be called."""
+    groups = [action.choices for action in command._actions if isinstance(action.choices, dict)]
+    if not groups:
+        yield command
+    for group in groups:
+        for below in group.values():
+            yield from commands_of(below)
+
+
+COMMANDS = {command.prog.removeprefix("bench "): command for command in commands_of(parser())}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_argument_fills_a_field_of_the_commands_request(name: str) -> None:
+    """Commands are named by text, which no type checker reads."""
+    function, request = COMMANDS[name].get_default("call").load()
+    (parameter,) = inspect.signature(function).parameters.values()
+    assert parameter.annotation == request.__name__
+    arguments = {action.dest for action in COMMANDS[name]._actions} - {"help"}
+    fields = {field.name: field.default for field in dataclasses.fields(request)}
+    assert arguments <= fields.keys()
+    assert all(fields[name] is not dataclasses.MISSING for name in fields.keys() - arguments)
 
 
 def options_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> set[str]:

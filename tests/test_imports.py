@@ -14,13 +14,13 @@ HEAVY = {"torch", "transformers", "deepspeed", "mamba_ssm", "timm", "triton"}
 # Modules that only workers import, and exported scripts, which are copied out and never imported here.
 IN_WORKER = (
     "runner/trial/", "runner/processes/worker.py", "runner/processes/node_member.py",
-    "runner/check/torch_rig.py", "training/triton/", "export/templates/",
+    "runner/check/torch_rig.py", "training/triton/", "export/templates/", "export/runtime.py",
 )  # fmt: skip
 # Neither at import nor when called.
 WITHOUT_TORCH = ("base/", "signing/", "records/", "bundle/", "node_check/", "operator/", "images/", "push/",
                  "report/", "export/", "cli/", "planning/")  # fmt: skip
 # Here functions import torch that only a worker calls.
-CALLED_BY_WORKERS = ("node_check/checks/", "export/templates/")
+CALLED_BY_WORKERS = ("node_check/checks/", "export/templates/", "export/runtime.py")
 
 
 def imports(path: Path, *, lazy: bool) -> set[str]:
@@ -82,10 +82,10 @@ def loaded_by(code: str) -> set[str]:
 
 def test_verify_and_plan_start_without_the_heavy_libraries() -> None:
     loaded = loaded_by(
-        "import bench.cli.main, bench.report.read_bundles, bench.cli.run_and_plan, bench.planning.plan"
+        "import bench.cli.main, bench.cli.verify, bench.cli.run, bench.cli.plan, bench.cli.compare"
     )
     assert not loaded & HEAVY
-    verify = loaded_by("import bench.cli.main, bench.report.read_bundles")
+    verify = loaded_by("import bench.cli.main, bench.cli.verify")
     assert not verify & {*HEAVY, "jsonschema", "rich", "tabulate", "numpy"}
 
 

@@ -1,42 +1,126 @@
-"""What arguments of the command line are made of. Imports nothing that is slow."""
+"""Building blocks of the command line: parsers, argument types, and commands that load when they are called.
+
+Every start of `bench` imports this module and the `*_options` modules, so they import nothing slow. What a
+command does is in a module of its own, imported only when that command is called.
+"""
 
 from __future__ import annotations
 
 import argparse
 import math
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from bench.base.errors import BadInput
 
-Commands = argparse._SubParsersAction  # argparse has no public name for what add_subparsers returns
-
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong as an error of ours, which a program can read too."""
+    """An ArgumentParser without abbreviated options, whose errors are BadInput, so that --json reports them.
+
+    A `mixed` parser accepts positional arguments between and behind options:
+    `bench push m.json --budget 60m gpu1`.
+    """
+
+    def __init__(
+        self,
+        prog: str | None = None,
+        *,
+        mixed: bool = False,
+        description: str = "",
+        epilog: str | None = None,
+    ) -> None:
+        super().__init__(
+            prog,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter if epilog else argparse.HelpFormatter,
+            allow_abbrev=False,
+        )
+        self._mixed = mixed
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         raise BadInput(message, where=self.prog)
 
-
-class Mixed(Parser):
-    """Takes what it is about behind options, too: push m.json --budget 60m gpu1"""
-
-    _inside = False
-
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        if self._inside:
+        if not self._mixed:
             return super().parse_known_args(args, namespace)
-        self._inside = True
+        self._mixed = False  # parse_known_intermixed_args() calls this method in its turn
         try:
             return self.parse_known_intermixed_args(args, namespace)
         finally:
-            self._inside = False
+            self._mixed = True
+
+
+class Commands(Protocol):
+    """The object that `add_subparsers` of a Parser returns; argparse has no public name for its type."""
+
+    def add_parser(
+        self, name: str, *, help: str, description: str, mixed: bool = False, epilog: str | None = None
+    ) -> Parser: ...
+
+
+class Options(Protocol):
+    """A parser or a group of its options."""
+
+    @property
+    def add_argument(self) -> Callable[..., argparse.Action]: ...
+
+
+class Command(NamedTuple):
+    """A parser's command: a function of bench.cli.MODULE, which is imported when it is called.
+
+    The function takes one frozen dataclass of that module, `request`. Its fields are filled from the parsed
+    arguments of the same names, with tuples for lists. A test calls `load` for every command, and compares
+    the fields with the arguments of its parser.
+    """
+
+    module: str
+    function: str
+    request: str
+
+    def load(self) -> tuple[Callable[[Any], int], Callable[..., Any]]:
+        """Import the module; return the function and the class of its request."""
+        module = import_module(f"bench.cli.{self.module}")
+        return getattr(module, self.function), getattr(module, self.request)
+
+    def __call__(self, arguments: argparse.Namespace) -> int:
+        function, request = self.load()
+        values = {name: value for name, value in vars(arguments).items() if name != "call"}
+        return function(request(**{n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}))
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    summary: str,
+    command: Command,
+    *,
+    mixed: bool = False,
+    epilog: str | None = None,
+) -> Parser:
+    """Add a parser that calls `command`; `summary` stands in the list of commands, and describes it."""
+    sentence = f"{summary[0].upper()}{summary[1:]}."
+    parser = commands.add_parser(name, help=summary, description=sentence, mixed=mixed, epilog=epilog)
+    parser.set_defaults(call=command)
+    return parser
+
+
+def add_json(parser: Options, content: str) -> None:
+    parser.add_argument(
+        "--json", dest="as_json", action="store_true", help=f"print {content} as JSON on stdout"
+    )
+
+
+def add_budget(parser: Options) -> None:
+    words = "start no trial after this time: 90s, 60m, 2h"
+    parser.add_argument("--budget", dest="budget_seconds", type=duration, metavar="TIME", help=words)
 
 
 def is_host_and_port(text: str) -> bool:
-    """As a place to meet at; an IPv6 address stands in brackets."""
+    """Whether `text` is HOST:PORT; an IPv6 address is in brackets."""
     host, _, port = text.rpartition(":")
     return bool(host) and port.isdecimal() and 0 < int(port) < 2**16
 
@@ -47,7 +131,7 @@ def positive(text: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
     if number <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not more than 0")
     return number
@@ -55,11 +139,12 @@ def positive(text: str) -> float:
 
 def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def percent(text: str) -> float:
+    """A fraction from 85 or 85%."""
     number = positive(text.rstrip("%"))
     if number > 100:
         raise argparse.ArgumentTypeError(f"{text!r} is more than 100%")
@@ -79,5 +164,5 @@ def duration(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: write 90s, 60m, 2h or 7d")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration: write 90s, 60m, 2h or 7d")
     return seconds

@@ -1,4 +1,4 @@
-"""`bench check`: from arguments to what a person, a program or a monitoring system reads."""
+"""`bench check`: check this node, here or in a container; print the findings and sign the bundle."""
 
 from __future__ import annotations
 
@@ -11,67 +11,113 @@ from typing import TYPE_CHECKING
 
 from bench.base.errors import BadInput, nearest
 from bench.base.strict_json import pretty_json, to_json
+from bench.cli.measure_options import uses_engine
+from bench.cli.signing import make_sealer
+from bench.node_check import check_manifest
 from bench.node_check.checks import known_checks
 from bench.node_check.judging import Level
 from bench.node_check.judging.finding import EXITS, NAGIOS
+from bench.report.text.check_text import nagios_line, text
 
 if TYPE_CHECKING:
-    from bench.node_check.check_manifest import CheckManifest
     from bench.runner.check.check_node import CheckedNode
-    from bench.runner.run.seal import Sealer
 
 
 @dataclass(frozen=True, slots=True)
 class CheckArguments:
-    """The command's arguments."""
-
     manifest: Path | None
     level: Level | None
     out: Path
     skip: tuple[str, ...]
     scratch: Path | None
     history: tuple[Path, ...]
-    on_cpu: bool
+    device: str
     junit: Path | None
     html: Path | None
     as_json: bool
     nagios: bool
+    list_checks: bool
     key: Path | None
     challenge: Path | None
+    engine: str
+    image: str | None
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == "cpu"
 
 
 def check(request: CheckArguments) -> int:
-    from bench.node_check import check_manifest
+    if request.list_checks:
+        return _list_checks()
+    if uses_engine(request.engine, request.image, request.key):
+        return _check_in_image(request)
+    manifest = check_manifest.load(request.manifest)
+    _refuse_skips(request.skip, manifest.require)
+    _refuse_unwritable_scratch(request.scratch)
+    _refuse_missing_history(request.history)
+    # Slow: they import torch. A mistake in the options or in the manifest is reported before.
     from bench.runner.check import history
     from bench.runner.check.check_node import check_node
     from bench.runner.check.check_progress import CheckProgress
     from bench.runner.check.request import CheckRequest
 
-    asked_for = check_manifest.load(request.manifest)
-    _check_names(request.skip, asked_for.require)
-    _check_scratch(request.scratch)
-    _check_history(request.history)
-    talk = CheckProgress(quiet=request.nagios)
+    progress = CheckProgress(quiet=request.nagios)
     places = request.history or ((request.out,) if request.out.is_dir() else ())
-    past, refused = history.read(places)
+    earlier, refused = history.read(places)
     for reason in refused if request.history else ():
-        talk.say(f"not used as history: {reason}")
-    done = check_node(
-        CheckRequest(
-            asked_for, request.level or asked_for.level, request.out, "cpu" if request.on_cpu else "cuda",
-            request.skip, request.scratch, past,
-        ),
-        _sealer(asked_for, request),
-        talk,
-    )  # fmt: skip
-    talk.stop()
-    return _show(done, request)
+        progress.say(f"not used as history: {reason}")
+    work = CheckRequest(
+        manifest,
+        request.level or manifest.level,
+        request.out,
+        "cpu" if request.on_cpu else "cuda",
+        request.skip,
+        request.scratch,
+        earlier,
+    )
+    checked = check_node(work, make_sealer(manifest.digest, request.key, request.challenge), progress)
+    progress.stop()
+    return _show(checked, request)
 
 
-def _show(done: CheckedNode, request: CheckArguments) -> int:
-    from bench.report.text.check_text import nagios_line, text
+def _check_in_image(request: CheckArguments) -> int:
+    """Run the same command in a container, which sees no file of this machine but --out and the manifest."""
+    from bench.cli.image import run_in_image
 
-    results = done.results
+    outside = {
+        "--scratch": request.scratch,
+        "--history": request.history,
+        "--junit": request.junit,
+        "--html": request.html,
+    }
+    for option, value in outside.items():
+        if value:
+            raise BadInput(
+                f"{option} names a file of this machine, which the container does not see",
+                advice="leave it out: the disk of --out is checked, and its bundles are the history",
+            )
+    options = ["--device", request.device]
+    options += ["--json"] if request.as_json else []
+    options += ["--nagios"] if request.nagios else []
+    options += ["--level", request.level] if request.level else []
+    options += [word for name in request.skip for word in ("--skip", name)]
+    return run_in_image(
+        "check",
+        request.manifest or check_manifest.SHIPPED,
+        request.out,
+        request.engine,
+        request.image,
+        options,
+        on_cpu=request.on_cpu,
+        network=False,
+        challenge=request.challenge,
+    )
+
+
+def _show(checked: CheckedNode, request: CheckArguments) -> int:
+    """Print the findings, write them to files, and return the exit code."""
+    results = checked.results
     if request.junit is not None:
         from bench.report.text.junit import write_junit
 
@@ -79,26 +125,27 @@ def _show(done: CheckedNode, request: CheckArguments) -> int:
     if request.html is not None:
         from bench.report.pages.check_html import write_check_html
 
-        write_check_html(request.html, results, done.evidence)
+        write_check_html(request.html, results, checked.evidence)
     if request.nagios:
         print(nagios_line(results))
         return NAGIOS[results.verdict]
     if request.as_json:
-        found = {"bundle": str(done.bundle), "results": to_json(results)}
-        sys.stdout.write(pretty_json(found).decode())
+        document = {"bundle": str(checked.bundle), "results": to_json(results)}
+        sys.stdout.write(pretty_json(document).decode())
     else:
         print(text(results))
-    print(f"bundle {done.bundle}", file=sys.stderr)
+    print(f"bundle {checked.bundle}", file=sys.stderr)
     if results.run.stopped:
         print(f"incomplete: {results.run.stopped}", file=sys.stderr)
         return 5
-    if request.challenge is not None and done.seal.certificate is None:
+    if request.challenge is not None and checked.seal.certificate is None:
         print("no certificate came: the bundle's level is self", file=sys.stderr)
         return 5
     return EXITS[results.verdict]
 
 
-def _check_names(skipped: tuple[str, ...], required: tuple[str, ...]) -> None:
+def _refuse_skips(skipped: tuple[str, ...], required: tuple[str, ...]) -> None:
+    """Refuse --skip of an unknown check, or of one that the manifest requires."""
     for name in skipped:
         if name not in known_checks():
             raise BadInput(f"--skip {name}: no such check", advice=nearest(name, known_checks()))
@@ -106,8 +153,8 @@ def _check_names(skipped: tuple[str, ...], required: tuple[str, ...]) -> None:
             raise BadInput(f"--skip {name}: the manifest requires it", advice="leave one of them out")
 
 
-def _check_scratch(scratch: Path | None) -> None:
-    """By the first thing that the check of the disk does there, minutes before it."""
+def _refuse_unwritable_scratch(scratch: Path | None) -> None:
+    """Create a file in --scratch now: the check of the disk would fail at it minutes later."""
     try:
         if scratch is not None:
             with tempfile.TemporaryFile(dir=scratch):
@@ -115,12 +162,12 @@ def _check_scratch(scratch: Path | None) -> None:
     except OSError as error:
         raise BadInput(
             f"--scratch {scratch}: no file can be written there: {error.strerror}",
-            advice="name a folder on the disk to check that is there and that you may write to",
+            advice="name an existing, writable folder on the disk to check",
         ) from None
 
 
-def _check_history(places: tuple[Path, ...]) -> None:
-    """Without the past that was named, a GPU that grows worse would pass."""
+def _refuse_missing_history(places: tuple[Path, ...]) -> None:
+    """Refuse a --history that does not exist: without it, a GPU that becomes slower would pass."""
     for place in places:
         if not place.exists():
             raise BadInput(
@@ -129,20 +176,8 @@ def _check_history(places: tuple[Path, ...]) -> None:
             )
 
 
-def _sealer(asked_for: CheckManifest, request: CheckArguments) -> Sealer:
-    from bench.runner.run.seal import CertifiedKey, OwnKey, read_challenge
-    from bench.signing.key_file import load_or_make_key
-
-    if request.challenge is not None:
-        return CertifiedKey(read_challenge(request.challenge), asked_for.digest)
-    signer = load_or_make_key(request.key)
-    if signer.made:
-        print(f"made a key to sign with: {signer.path}", file=sys.stderr)
-    return OwnKey(signer.private)
-
-
-def list_checks() -> int:
+def _list_checks() -> int:
     width = max(map(len, known_checks()))
-    for name, found in known_checks().items():
-        print(f"{name:<{width}}  {found.question}")
+    for name, check in known_checks().items():
+        print(f"{name:<{width}}  {check.question}")
     return 0

@@ -1,4 +1,7 @@
-"""`bench compare`: bundles in, a decision out. One that does not verify is named and left out."""
+"""`bench compare`: rank verified bundles by time and cost, or compare node checks as a fleet.
+
+A bundle that does not verify is named and left out.
+"""
 
 from __future__ import annotations
 
@@ -27,44 +30,57 @@ from bench.report.read_bundles import Lists, look_at_all
 
 @dataclass(frozen=True, slots=True)
 class CompareArguments:
-    """The command's arguments."""
-
     bundles: tuple[Path, ...]
-    lists: Lists | None = None
+    trust: Path | None = None
+    revoked: Path | None = None
     prices: Path | None = None
-    budget: float | None = None
+    budget: float | None = None  # US dollars
     deadline_days: float | None = None
     runs: int = 1
-    utilisation: float = 1.0
+    utilisation: float = 1.0  # the share of its life that an owned machine trains
     rank_all: bool = False
     estimate: tuple[str, ...] = ()  # machines that were not measured: h100, 8xh100
-    format: Literal["table", "json", "csv", "markdown"] = "table"
-    settings: bool = False  # every setting of every bundle, too
+    format: Literal["table", "json", "csv", "markdown"] | None = None
+    as_json: bool = False
+    settings: bool = False
     html: Path | None = None
     plots: Path | None = None
     png: bool = False
 
+    @property
+    def output(self) -> Literal["table", "json", "csv", "markdown"]:
+        """The format from --format and --json, which may not disagree."""
+        if self.as_json and self.format not in (None, "json"):
+            raise BadInput(f"--json and --format {self.format}", advice="leave one of them out")
+        return "json" if self.as_json else self.format or "table"
+
+    @property
+    def lists(self) -> Lists:
+        return Lists(self.trust, self.revoked)
+
 
 def compare(request: CompareArguments) -> int:
+    output = request.output
     comparison, fleet = gather_all(request)
     if fleet is not None and not comparison.parts:
-        _refuse_of_training(request)
+        _refuse_options_of_training(request)
         code = _show_fleet(fleet, request)
         for refused in comparison.refused:
             print(refused.reason, file=sys.stderr)
         return max([code, *(refused.exit_code for refused in comparison.refused)])
     if fleet is not None:
         raise BadInput(
-            "some are node checks and some are not", advice="compare them apart: bench compare checks/"
+            "some bundles are node checks and some are not",
+            advice="compare them separately: bench compare checks/",
         )
     from bench.report.text.comparison_table import FORMATS  # tabulate is slow to import
 
-    sys.stdout.write(printable(FORMATS[request.format](comparison).rstrip("\n")) + "\n")
-    if request.format == "markdown" and request.settings:
+    sys.stdout.write(printable(FORMATS[output](comparison).rstrip("\n")) + "\n")
+    if output == "markdown" and request.settings:
         print("\n```text", end="")
         _print_settings(request)
         print("```")
-    elif request.format == "table" and (request.settings or len(request.bundles) == comparison.bundles == 1):
+    elif output == "table" and (request.settings or len(request.bundles) == comparison.bundles == 1):
         _print_settings(request)
     _write_files(comparison, request)
     for refused in comparison.refused:
@@ -72,17 +88,22 @@ def compare(request: CompareArguments) -> int:
     return max((refused.exit_code for refused in comparison.refused), default=0)
 
 
-def _refuse_of_training(request: CompareArguments) -> None:
-    """Rather than ignore what a comparison of node checks has not."""
-    asked = {
-        "--prices": request.prices, "--budget-usd": request.budget, "--deadline": request.deadline_days,
-        "--runs": request.runs != 1, "--utilisation": request.utilisation != 1,
-        "--rank-all": request.rank_all, "--estimate": request.estimate,
-        "--settings": request.settings, "--plots": request.plots,
-    }  # fmt: skip
-    if named := [option for option, value in asked.items() if value]:
+def _refuse_options_of_training(request: CompareArguments) -> None:
+    """Refuse options that a comparison of node checks would ignore."""
+    given = {
+        "--prices": request.prices,
+        "--budget-usd": request.budget,
+        "--deadline": request.deadline_days,
+        "--runs": request.runs != 1,
+        "--utilisation": request.utilisation != 1,
+        "--rank-all": request.rank_all,
+        "--estimate": request.estimate,
+        "--settings": request.settings,
+        "--plots": request.plots,
+    }
+    if options := [option for option, value in given.items() if value]:
         raise BadInput(
-            f"{', '.join(named)}: of runs that trained, and these are node checks", advice="leave it out"
+            f"{', '.join(options)}: for training runs only, and these are node checks", advice="leave it out"
         )
 
 
@@ -105,22 +126,22 @@ def collect(request: CompareArguments) -> Comparison:
 
 
 def gather_all(request: CompareArguments) -> tuple[Comparison, Fleet | None]:
-    """What was measured, ranked; and what was checked, as a fleet."""
+    """Rank the training runs; compare the node checks as a fleet, if there are any."""
     terms = _terms(request)
     with_telemetry = request.html is not None or request.plots is not None
     rows: list[Row] = []
     checks: list[FleetMember] = []
     refused: list[Refused] = []
     bundles = 0
-    found = look_at_all(request.bundles, request.lists, partial(gather, with_telemetry), _look)
-    for path, seen in found:
+    looks = look_at_all(request.bundles, request.lists, partial(gather, with_telemetry), _look)
+    for path, contents in looks:
         bundles += 1
-        if isinstance(seen, BenchError):
-            refused.append(Refused(str(path), str(seen), seen.exit_code))
-        elif isinstance(seen, FleetMember):
-            checks.append(seen)
+        if isinstance(contents, BenchError):
+            refused.append(Refused(str(path), str(contents), contents.exit_code))
+        elif isinstance(contents, FleetMember):
+            checks.append(contents)
         else:
-            rows += seen
+            rows += contents
     comparison = compare_rows(rows, refused, terms, bundles - len(checks))
     return comparison, compare_fleet(checks) if checks else None
 
@@ -133,19 +154,19 @@ def _look(path: Path, verdict: Verdict[ComparedRun | CheckContents]) -> tuple[Ro
 
 
 def _show_fleet(fleet: Fleet, request: CompareArguments) -> int:
-    from bench.report.pages import fleet_page as shown
+    from bench.report.pages import fleet_page
 
-    match request.format:
+    match request.output:
         case "json":
             sys.stdout.write(pretty_json(to_json(fleet)).decode())
         case "csv":
-            sys.stdout.write(printable(shown.as_csv(fleet)))
+            sys.stdout.write(printable(fleet_page.as_csv(fleet)))
         case "markdown":
-            print(printable(shown.as_markdown(fleet)))
+            print(printable(fleet_page.as_markdown(fleet)))
         case _:
-            print(printable(shown.table(fleet)))
+            print(printable(fleet_page.table(fleet)))
     if request.html is not None:
-        shown.write_fleet_html(request.html, fleet)
+        fleet_page.write_fleet_html(request.html, fleet)
         print(f"report {request.html}", file=sys.stderr)
     return EXITS[fleet.verdict]
 
@@ -153,36 +174,38 @@ def _show_fleet(fleet: Fleet, request: CompareArguments) -> int:
 def _terms(request: CompareArguments) -> Terms:
     if request.png and request.plots is None:
         raise BadInput("--png without --plots", advice="--plots DIR says where the plots go")
-    if request.settings and request.format == "csv":
-        raise BadInput("--settings: CSV is a row a machine", advice="--json has every setting")
+    if request.settings and request.output == "csv":
+        raise BadInput(
+            "--settings with CSV, which has one row per machine", advice="--json has every setting"
+        )
     book = load_prices(request.prices)
     wish = Wish(_budget(request.budget, book), request.deadline_days, request.runs)
-    wanted = tuple(map(_wanted, request.estimate))
+    machines = tuple(map(_machine, request.estimate))
     own_prices = request.prices is not None
-    return Terms(book, wish, request.utilisation, request.rank_all, wanted, own_prices)
+    return Terms(book, wish, request.utilisation, request.rank_all, machines, own_prices)
 
 
 def _budget(dollars: float | None, book: PriceBook) -> float | None:
-    """In the currency of the prices."""
+    """Convert dollars to the currency of the prices."""
     if dollars is None:
         return None
     if (rate := book.rate("USD")) is not None:
         return dollars * rate
     raise BadInput(
         f"--budget-usd, but the prices are in {book.currency}",
-        advice='add USD to their "exchange": what one dollar is worth',
+        advice='add USD, the value of one dollar, to "exchange" in the price file',
     )
 
 
-def _wanted(text: str) -> tuple[GpuModel, int]:
-    """The machine that 8xh100, or h100, names."""
+def _machine(text: str) -> tuple[GpuModel, int]:
+    """The GPU and the number of them that 8xh100, or h100, names."""
     count, times, name = text.partition("x")
     if not (times and count.isdecimal()):
         count, name = "1", text
     gpu = find_gpu_model(name)
     if gpu is None or int(count) < 1:
         names = ", ".join(known.name for known in gpu_models())
-        raise BadInput(f"--estimate {text}: no such machine", advice=f"8xh100, say; known: {names}")
+        raise BadInput(f"--estimate {text}: no such machine", advice=f"for example 8xh100; known: {names}")
     return gpu, int(count)
 
 

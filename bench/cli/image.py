@@ -1,4 +1,4 @@
-"""`bench image ...` and the commands with `--engine`: from arguments to what people and programs read."""
+"""`bench image`, and `--engine` of other commands: build, identify and carry images, and run in them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,61 +49,105 @@ from bench.images.engines.preflight import (
 from bench.images.variants import Variant, find_variant, images, variant_for
 from bench.node_check.any_manifest import load_any, wanted_image
 
-UNPACKED = 2.2  # an archive's layers on the disk of an engine, of its size: unpacked, and the copy it reads
+UNPACKED = (
+    2.2  # disk that an engine needs to load an archive, in the archive's sizes: the copy and the layers
+)
 
 
-def recipe(
-    variant: str, source: Path, cache: Path | None, mirror: Sequence[str], without: Sequence[str] = ()
-) -> BuildInputs:
-    place = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bench/images"
-    return BuildInputs(
-        source.resolve(), find_variant(variant), place.resolve(), tuple(mirror), tuple(without)
-    )
+@dataclass(frozen=True, slots=True)
+class BuildArguments:
+    variant: str
+    source: Path
+    cache: Path | None
+    mirror: tuple[str, ...]
+    without: tuple[str, ...]
+    out: Path | None
+    tag: str | None
+    load: str | None
+    as_json: bool
 
 
-def build(recipe: BuildInputs, out: Path | None, tag: str | None, load: str | None, as_json: bool) -> int:
-    tag = tag or f"bench:{recipe.variant.name}"
-    path = out or Path(f"out/images/bench-{recipe.variant.name}.tar")
-    facts = build_image(recipe, path, tag, _say())
-    if load:
-        _load(find_engine(load), path)
-        print(f"loaded into {load} as {tag}", file=sys.stderr)
-    _show(facts, str(path), as_json)
+@dataclass(frozen=True, slots=True)
+class KernelArguments:
+    variant: str
+    source: Path
+    cache: Path | None
+    mirror: tuple[str, ...]
+    arch: str
+    only: tuple[str, ...]
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImageArguments:
+    image: str  # a file, or a name in the engine
+    engine: str
+    as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SaveArguments:
+    image: str
+    engine: str
+    out: Path
+    as_json: bool
+
+
+def build(request: BuildArguments) -> int:
+    inputs = _build_inputs(request, request.without)
+    tag = request.tag or f"bench:{inputs.variant.name}"
+    path = request.out or Path(f"out/images/bench-{inputs.variant.name}.tar")
+    facts = build_image(inputs, path, tag, _progress())
+    if request.load:
+        _load(find_engine(request.load), path)
+        print(f"loaded into {request.load} as {tag}", file=sys.stderr)
+    _show(facts, str(path), request.as_json)
     return 0
 
 
-def kernels(recipe: BuildInputs, only: Sequence[str], arch: str, jobs: int) -> int:
-    """Compiles the wheels that no index has, and writes their lock."""
-    for line in build_kernels(recipe, only, arch, jobs, _say()):
+def _build_inputs(request: BuildArguments | KernelArguments, without: tuple[str, ...] = ()) -> BuildInputs:
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bench/images"
+    cache = request.cache or default
+    return BuildInputs(
+        request.source.resolve(), find_variant(request.variant), cache.resolve(), request.mirror, without
+    )
+
+
+def kernels(request: KernelArguments) -> int:
+    """Compile the wheels that no index has, and write their lock."""
+    for line in build_kernels(_build_inputs(request), request.only, request.arch, request.jobs, _progress()):
         print(line)
     return 0
 
 
-def identity(image: str, engine: str, as_json: bool) -> int:
-    _show(_facts(image, engine), image, as_json)
+def identity(request: ImageArguments) -> int:
+    with _as_archive(request.image, request.engine) as path, opened(path) as file:
+        facts = read_facts(file, request.image)
+    _show(facts, request.image, request.as_json)
     return 0
 
 
-def sbom(image: str, engine: str) -> int:
-    with _as_archive(image, engine) as path, opened(path) as file:
-        sys.stdout.buffer.write(extract(path, read_facts(file, image), str(PLACE).lstrip("/")))
+def sbom(request: ImageArguments) -> int:
+    with _as_archive(request.image, request.engine) as path, opened(path) as file:
+        facts = read_facts(file, request.image)
+        sys.stdout.buffer.write(extract(path, facts, str(PLACE).lstrip("/")))
     return 0
 
 
-def save(image: str, out: Path, engine: str, as_json: bool) -> int:
-    """The image as one file to carry, its layers compressed; the same bytes for the same image."""
-    say = _say()
+def save(request: SaveArguments) -> int:
+    """Write the image as one file with compressed layers: the same bytes for the same image."""
+    say, out = _progress(), request.out
     out.parent.mkdir(parents=True, exist_ok=True)
     with (
-        _as_archive(image, engine) as path,
+        _as_archive(request.image, request.engine) as path,
         tempfile.TemporaryDirectory(prefix="save-", dir=out.parent) as work,
     ):
         with opened(path) as file:
-            facts = read_facts(file, image)
+            facts = read_facts(file, request.image)
         plain = copy_layers(path, facts, Path(work), say)
         packed = [layer.with_suffix(".gz") for layer in plain]
         say("compressing")
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # zlib lets go of the interpreter
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # zlib releases the GIL
             digests = list(pool.map(compress, plain, packed))
         blobs = [
             Blob(p, layer.diff_id, d, compressed=True)
@@ -111,7 +156,7 @@ def save(image: str, out: Path, engine: str, as_json: bool) -> int:
         tag = (facts.tags or (f"bench:{facts.labels.get('bench.variant', 'image')}",))[0]
         write_archive(out, facts.config_bytes, blobs, tag)
     with opened(out) as file:
-        _show(read_facts(file, str(out)), str(out), as_json)
+        _show(read_facts(file, str(out)), str(out), request.as_json)
     return 0
 
 
@@ -128,22 +173,23 @@ def run_in_image(
     challenge: Path | None = None,
     identity: str | None = None,
 ) -> int:
-    """The same command in the image: checks all that can be checked first, then runs, hardened.
+    """Run `bench VERB` in a hardened container, and return its exit code; first check all that can fail.
 
-    `identity`, or what the manifest names, is the only image that may run it.
+    `arguments` are the options that the command in the container gets. If `identity` is given, or the
+    manifest names an image, no other image is accepted.
     """
     engine = find_engine(engine_name)
-    wanted = identity or wanted_image(load_any(manifest))
+    required = identity or wanted_image(load_any(manifest))
     facts, host = engine.facts(), read_host(here)
     if engine.name != "none":
         check_machine(host)
         check_job(facts, os.environ, lambda: parts(visible_gpus(here)))
     image = image or _default_image(host, on_cpu)
-    found = engine.inspect(image)
-    check_identity(found.identity if found else None, wanted, image)
+    held = engine.inspect(image)  # None: no engine, the command runs without a container
+    check_identity(held.identity if held else None, required, image)
     gpus = host.driver is not None and not on_cpu
-    if found:
-        variant = _variant_of(found.labels, image)
+    if held:
+        variant = _variant_of(held.labels, image)
         gpus = gpus and variant.driver is not None
     if gpus:
         check_driver(host, variant)
@@ -151,11 +197,13 @@ def run_in_image(
     with making_folders(out):
         out.mkdir(parents=True, exist_ok=True)
     check_room(out, OUT_BYTES, "a run's results")
-    asked = ("--challenge", CHALLENGE) if challenge else ()
-    own = {name: os.environ[name] for name in handed_on(network) if name in os.environ}
+    challenge_option = ("--challenge", CHALLENGE) if challenge else ()
+    environment = {name: os.environ[name] for name in handed_on(network) if name in os.environ}
+    if held:
+        environment[TOLD] = json.dumps(to_json(held.identity))
     container = Container(
-        image=found.runnable if found else image,
-        command=(verb, MANIFEST, "--out", OUT, *arguments, *asked),
+        image=held.runnable if held else image,
+        command=(verb, MANIFEST, "--out", OUT, *arguments, *challenge_option),
         manifest=manifest.resolve(),
         out=out.resolve(),
         user=_user(out),
@@ -163,23 +211,25 @@ def run_in_image(
         gpus=gpus,
         network=network,
         rdma=network and RDMA.is_dir(),
-        environment=own | ({TOLD: json.dumps(to_json(found.identity))} if found else {}),
+        environment=environment,
         challenge=challenge.resolve() if challenge else None,
     )
-    if found and challenge:  # now: the request is there to be fetched while it runs
-        print(f"{OUT} is {out} here", file=sys.stderr)
+    where = f"{OUT} in the container is {out} here"
+    if held and challenge:  # before the run: the operator certifies its request while it runs
+        print(where, file=sys.stderr)
     code = engine.run(container)
-    if found:
-        print(f"{OUT} is {out} here", file=sys.stderr)
+    if held:
+        print(where, file=sys.stderr)
     return code
 
 
-def load(archive: Path, engine: str) -> int:
-    """Into an engine's store, after its bytes were found to be what its configuration says."""
+def load(request: ImageArguments) -> int:
+    """Load a file into an engine, after its bytes were compared with the digests of its configuration."""
+    archive = Path(request.image)
     with opened(archive) as file:
-        found = read_facts(file, str(archive))
-    _load(find_engine(engine), archive)
-    _show(found, str(archive), as_json=False)
+        facts = read_facts(file, str(archive))
+    _load(find_engine(request.engine), archive)
+    _show(facts, str(archive), as_json=False)
     return 0
 
 
@@ -191,9 +241,9 @@ def _load(engine: Engine, archive: Path) -> None:
 
 
 def _default_image(host: HostFacts, on_cpu: bool) -> str:
-    """The variant that fits this machine, under the tag that `build` gives it."""
+    """The variant that fits this machine, by the tag that `bench image build` gives it."""
     chosen = variant_for(None if on_cpu else host.driver)
-    if chosen is None:  # too old for every one of them: say so by the oldest
+    if chosen is None:  # the driver is too old for all of them: let check_driver say so with the oldest
         chosen = [variant for variant in images().variants if variant.driver][-1]
         check_driver(host, chosen)
     return f"bench:{chosen.name}"
@@ -202,12 +252,12 @@ def _default_image(host: HostFacts, on_cpu: bool) -> str:
 def _variant_of(labels: Mapping[str, str], image: str) -> Variant:
     name = labels.get("bench.variant", "")
     if name not in images().by_name:
-        raise EnvironmentCannot("is no image of bench", where=image, advice="bench image build makes one")
+        raise EnvironmentCannot("is not an image of bench", where=image, advice="bench image build makes one")
     return find_variant(name)
 
 
 def _user(out: Path) -> tuple[int, int]:
-    """Nobody, who gets the folder of the results; where we are not root, we ourselves, whose it is."""
+    """uid and gid in the container: the user's own, or those of `nobody` for root, who then owns `out`."""
     if os.geteuid() != 0:
         return os.geteuid(), os.getegid()
     if out.stat().st_uid != NOBODY:
@@ -215,14 +265,9 @@ def _user(out: Path) -> tuple[int, int]:
     return NOBODY, NOBODY
 
 
-def _facts(image: str, engine: str) -> ImageFacts:
-    with _as_archive(image, engine) as path, opened(path) as file:
-        return read_facts(file, image)
-
-
 @contextmanager
 def _as_archive(image: str, engine: str) -> Iterator[Path]:
-    """A file as it is; an engine's image saved to a temporary file."""
+    """The image as a file: itself, or saved from the engine to a temporary file."""
     if Path(image).exists():
         yield Path(image)
         return
@@ -239,16 +284,16 @@ def _show(facts: ImageFacts, name: str, as_json: bool) -> None:
         sys.stdout.write(pretty_json(_json(facts)).decode())
         return
     print(facts.identity.config)
-    made = [entry.get("created_by", "") for entry in facts.config.get("history") or []]
+    stages = [entry.get("created_by", "") for entry in facts.config.get("history") or []]
     for number, layer in enumerate(facts.layers):
-        stage = made[number] if len(made) == len(facts.layers) else ""
+        stage = stages[number] if len(stages) == len(facts.layers) else ""
         print(f"  {layer.diff_id}  {stage:<10} {layer.size / 1e6:10,.1f} MB", file=sys.stderr)
     size = sum(layer.size for layer in facts.layers)
     packed = "compressed" if all(layer.compressed for layer in facts.layers) else "not compressed"
-    print(f"{name}   {size / 1e9:.3f} GB {packed}   {_labelled(facts)}", file=sys.stderr)
+    print(f"{name}   {size / 1e9:.3f} GB {packed}   {_labels_text(facts)}", file=sys.stderr)
 
 
-def _labelled(facts: ImageFacts) -> str:
+def _labels_text(facts: ImageFacts) -> str:
     label = facts.labels.get
     return f"variant {label('bench.variant', '?')}   lock {label('bench.lock', '?')[:19]}"
 
@@ -262,7 +307,8 @@ def _json(facts: ImageFacts) -> Mapping[str, Any]:
     }
 
 
-def _say() -> Any:
+def _progress() -> Callable[[str], None]:
+    """Print each line with the seconds since the start."""
     began = time.monotonic()
 
     def say(text: str) -> None:

@@ -1,50 +1,142 @@
-"""`bench push`, `status`, `attach`, `fetch`, `cancel` and `clean`: from arguments to what is read here."""
+"""`bench push`: send a run to nodes over SSH or to Slurm, and print what became of it on each."""
 
 from __future__ import annotations
 
 import dataclasses
 import secrets
-import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
-from bench.base.errors import BadInput, BenchError, printable
-from bench.base.paths import REVOKED, config_path
+from tabulate import tabulate
+
+from bench.base.errors import BadInput, printable
 from bench.base.strict_json import pretty_json
+from bench.cli.arguments import is_host_and_port
+from bench.cli.signing import own_revocations
 from bench.node_check.any_manifest import load_any
+from bench.node_check.check_manifest import CheckManifest
+from bench.node_check.judging import Level
 from bench.operator.ssh_keygen import OperatorKey
-from bench.push import many_nodes, mirror
-from bench.push.hosts import Host
+from bench.push import many_nodes
+from bench.push.hosts import Host, find_hosts
 from bench.push.image_store import ImageStore
 from bench.push.push_record import Record, Records
 from bench.push.push_to_node import NodePush
-from bench.push.remote import Here, Node, Remote, plain, refuse_twins
+from bench.push.remote import refuse_twins
 from bench.push.request import GOOD, HostPart, PushRequest, Result, Shared, to_json
 from bench.push.screen import Screen, ended
+from bench.push.slurm import Slurm
 from bench.push.training_group import TrainingGroup
 from bench.signing.key_file import default_key_path, load_or_make_key
-from bench.signing.revocation import Revoked
-
-if TYPE_CHECKING:
-    pass
 
 THIS_MACHINE = Host("this machine", "localhost")
+DAY = 24 * 3600  # seconds
+FETCH_SECONDS = 2 * 3600  # of a certificate, after the run, for a user who watches it
+UNWATCHED_SECONDS = DAY  # more of it for a user who comes back later
 
 
-def operator_key(path: Path | None) -> OperatorKey:
-    """The one that certifies: given, or bench's own, made at its first use."""
-    if path is None and not default_key_path().exists():
-        print(f"made a key to certify runs with: {load_or_make_key().path}", file=sys.stderr)
-    return OperatorKey.find(path)
+@dataclass(frozen=True, slots=True)
+class PushArguments:
+    manifest: Path
+    hosts: tuple[str, ...]
+    inventory: Path | None
+    limit: str | None
+    name: str | None
+    identity: Path | None
+    ssh_config: Path | None
+    place: str | None
+    out: Path
+    budget_seconds: float | None
+    level: Level | None
+    engine: str
+    image: str | None
+    pull: str | None
+    python: str
+    device: str
+    together: str | None
+    key: Path | None
+    ledger: Path | None
+    valid_seconds: float | None
+    dry_run: bool
+    no_run: bool
+    detach: bool
+    keep: bool
+    once: bool
+    new: bool
+    continued_run: str | None
+    anyway: bool
+    slurm: bool
+    partition: str | None
+    account: str | None
+    constraint: str | None
+    gpus_per_node: str | None
+    slurm_nodes: int
+    job_minutes: int
+    shared: bool
+    sbatch: tuple[str, ...]
+    parallel: int
+    as_json: bool
+
+    @property
+    def until(self) -> Literal["preflight", "ship", "start", "fetch"]:
+        """The last stage to go through."""
+        if self.dry_run:
+            return "preflight"
+        if self.no_run:
+            return "ship"
+        return "start" if self.detach else "fetch"
+
+    @property
+    def certificate_seconds(self) -> int:
+        """How long a run's certificate is valid: seven days at most, unless --valid says more."""
+        if self.valid_seconds:
+            return int(self.valid_seconds)
+        watched = self.budget_seconds is not None and not self.detach
+        seconds = (self.budget_seconds or 0) + FETCH_SECONDS + (0 if watched else UNWATCHED_SECONDS)
+        return int(min(seconds, 7 * DAY))
 
 
-def push(order: PushRequest, hosts: Sequence[Host], at_once: int, *, as_json: bool) -> int:
-    """To all hosts; without any, to this machine, which then submits to Slurm."""
+def push(request: PushArguments) -> int:
+    manifest = load_any(request.manifest)
+    hosts = find_hosts(request.hosts, request.inventory, request.limit, request.identity)
+    if request.name is not None:
+        hosts = (_renamed(request.name, hosts, request.inventory),)
+    _refuse_contradictions(request, len(hosts))
+    _refuse_options_of_other_kind(request, checks=isinstance(manifest, CheckManifest))
+    order = PushRequest(
+        manifest=manifest,
+        engine=request.engine,
+        out=request.out,
+        key=_certifying_key(request.key),
+        ledger=request.ledger,
+        image=request.image,
+        pull=request.pull,
+        python=request.python,
+        place=request.place,
+        on_cpu=request.device == "cpu",
+        budget_seconds=request.budget_seconds,
+        level=request.level,
+        valid_seconds=request.certificate_seconds,
+        keep=request.keep,
+        until=request.until,
+        once=request.once,
+        anew=request.new,
+        anyway=request.anyway,
+        goes_on=_record_of(request.continued_run, hosts) if request.continued_run else None,
+        slurm=_slurm(request) if request.slurm else None,
+        together=request.together,
+        ssh_config=request.ssh_config,
+    )
+    return _push_to(hosts, order, request.parallel, as_json=request.as_json)
+
+
+def _push_to(hosts: Sequence[Host], order: PushRequest, at_once: int, *, as_json: bool) -> int:
+    """Push to all hosts; without any, to this machine, which then submits to Slurm."""
     refuse_twins(hosts, order.ssh_config)
     order = dataclasses.replace(order, push=secrets.token_hex(3))
     places = [HostPart(host, node=number, nodes=len(hosts)) for number, host in enumerate(hosts)]
@@ -55,152 +147,109 @@ def push(order: PushRequest, hosts: Sequence[Host], at_once: int, *, as_json: bo
     if not hosts:
         places = [HostPart(THIS_MACHINE, local=True)]
     with Screen([part.host.name for part in places]) as screen:
-        shared = _shared(screen)
+        shared = shared_with(screen, Records())
         shared.depot.tidy(time.time())
         results = many_nodes.walk([NodePush(part, order, shared).go for part in places], at_once, shared.stop)
-    return _report(results, order.push, order, as_json=as_json)
+    return report_results(results, order.push, order, as_json=as_json)
 
 
-def attach(names: Sequence[str], at_once: int, *, wait: bool, as_json: bool) -> int:
-    """Watches until the end, and fetches; or, without waiting, fetches what is over."""
-    records = Records()
-    chosen = [record for record in records.find(names) if record.state != "cancelled" or names]
-    if not chosen:
-        raise BadInput("the newest push was cancelled", advice="say which run; bench status lists them")
-    with Screen([record.host for record in chosen]) as screen:
-        shared = _shared(screen, records)
-        companies = {r.push: TrainingGroup(r.nodes) for r in chosen if r.nodes > 1 and r.slurm_job is None}
-        walks = [_walk(record, shared, companies.get(record.push), wait=wait) for record in chosen]
-        results = many_nodes.walk(walks, at_once, shared.stop)
-    return _report(results, chosen[0].push, None, as_json=as_json)
+def _certifying_key(path: Path | None) -> OperatorKey:
+    """The key that certifies runs: the given one, or bench's own, which is made at its first use."""
+    if path is None and not default_key_path().exists():
+        print(f"new key to certify runs with: {load_or_make_key().path}", file=sys.stderr)
+    return OperatorKey.find(path)
 
 
-def _walk(
-    record: Record, shared: Shared, company: TrainingGroup | None, *, wait: bool
-) -> Callable[[], Result]:
-    order = PushRequest(
-        load_any(record.mirror / "manifest.json"),
-        record.engine,
-        Path(record.out),
-        OperatorKey.find(Path(record.key) if record.key else None),
-        until="fetch" if wait else "start",
-        ssh_config=Path(record.ssh_config) if record.ssh_config else None,
-        push=record.push,
+def _renamed(name: str, hosts: Sequence[Host], inventory: Path | None) -> Host:
+    if len(hosts) != 1 or inventory is not None or not name.strip():
+        raise BadInput(f"--name {name}: names a single HOST", advice="an inventory has names of its own")
+    return dataclasses.replace(hosts[0], name=name)
+
+
+def _refuse_contradictions(request: PushArguments, hosts: int) -> None:
+    if not hosts and not request.slurm:
+        raise BadInput("no host to push to", advice="a HOST, --inventory FILE, or --slurm on a login node")
+    if request.parallel < 1:
+        raise BadInput(f"--parallel {request.parallel} is not at least 1")
+    if request.together and request.slurm:
+        raise BadInput(
+            "--together goes without --slurm", advice="--slurm-nodes N: Slurm brings them together"
+        )
+    if not request.slurm and (option := _option_of_slurm(request)):
+        raise BadInput(f"{option} goes with --slurm", advice="without it, the run starts on HOST itself")
+    if request.together and hosts < 2:
+        raise BadInput("--together takes two hosts at least")
+    if request.together and not is_host_and_port(request.together):
+        raise BadInput(
+            f"--together {request.together} is not HOST:PORT",
+            advice="a port of the first host that all reach",
+        )
+    if request.pull and request.image:
+        raise BadInput("--pull and --image name two images", advice="leave one out")
+    if request.pull and request.engine not in ("docker", "podman"):
+        raise BadInput("--pull goes with --engine docker or podman")
+
+
+def _refuse_options_of_other_kind(request: PushArguments, *, checks: bool) -> None:
+    """Refuse options that only the other kind of manifest would use."""
+    if request.level and not checks:
+        raise BadInput("--level is for node checks, and the manifest has models", advice="leave it out")
+    given = {
+        "--budget": request.budget_seconds,
+        "--together": request.together,
+        "--slurm-nodes": request.slurm_nodes > 1,
+        "--continue": request.continued_run,
+    }
+    if checks and (option := next((name for name, value in given.items() if value), None)):
+        raise BadInput(
+            f"{option} is for training, and the manifest is a node check",
+            advice="leave it out; --level is how long a check takes, and each node checks itself",
+        )
+
+
+def _option_of_slurm(request: PushArguments) -> str | None:
+    """The first given option that only Slurm would use."""
+    given = {
+        "--partition": request.partition,
+        "--account": request.account,
+        "--constraint": request.constraint,
+        "--gpus-per-node": request.gpus_per_node,
+        "--slurm-nodes": request.slurm_nodes > 1,
+        "--shared": request.shared,
+        "--sbatch": request.sbatch,
+    }
+    return next((name for name, value in given.items() if value), None)
+
+
+def _record_of(name: str, hosts: Sequence[Host]) -> Record:
+    records = Records().find([name])
+    if len(records) != 1 or len(hosts) != 1:
+        raise BadInput("--continue takes one run and one host")
+    return records[0]
+
+
+def _slurm(request: PushArguments) -> Slurm:
+    return Slurm(
+        partition=request.partition,
+        account=request.account,
+        constraint=request.constraint,
+        gpus=request.gpus_per_node,
+        nodes=request.slurm_nodes,
+        minutes=request.job_minutes,
+        exclusive=not request.shared,
+        options=request.sbatch,
     )
-    journey = NodePush(HostPart(record.to_host(), record.local, company=company), order, shared)
-    if record.state == "fetched" and record.bundle.exists():
-        return lambda: journey.fetched(record)
-    return lambda: journey.attach(record)
 
 
-def status(names: Sequence[str], *, as_json: bool) -> int:
-    """What is noted here, and what the nodes say of it now."""
-    records = Records()
-    chosen = records.find(names) if names else records.all()
-    with ThreadPoolExecutor(max_workers=32) as pool:
-        states = list(pool.map(_asked, chosen))
-    if as_json:
-        rows = [
-            {
-                "run": r.run_id,
-                "push": r.push,
-                "host": r.host,
-                "address": r.address,
-                "state": r.state,
-                "node": s,
-                "bundle": str(r.bundle),
-            }
-            for r, s in zip(chosen, states, strict=True)
-        ]
-        sys.stdout.write(pretty_json({"schema": "bench/status/v1", "runs": rows}).decode())
-        return 0
-    from tabulate import tabulate
-
-    table = [
-        (r.run_id, r.push, r.host, r.state, s, _ago(r.began_at), r.bundle if r.bundle.exists() else "")
-        for r, s in zip(chosen, states, strict=True)
-    ]
-    print(
-        tabulate(table, ("run", "push", "host", "state", "there", "begun", "bundle"), disable_numparse=True)
-    )
-    return 0
+def shared_with(screen: Screen, records: Records) -> Shared:
+    """The state that the nodes of one push share; `screen` shows it."""
+    return Shared(records, ImageStore(screen.say), screen, own_revocations())
 
 
-def _asked(record: Record) -> str:
-    if record.state in ("fetched", "cancelled"):
-        return "-"
-    node = node_of(record)
-    try:
-        found = mirror.look(node, record)
-        last = plain(node.ask(f"tail -n 1 {shlex.quote(record.folder)}/{mirror.LOG}").text.strip())
-    except BenchError as error:
-        return error.message
-    finally:
-        node.close()
-    word = f"exit {found.code}" if found.state == "exit" else found.state
-    return f"{word}: {last}" if last else word
-
-
-def _ago(then: int) -> str:
-    from bench.records.text import seconds_text
-
-    return f"{seconds_text(max(0.0, time.time() - then))} ago"
-
-
-def node_of(record: Record) -> Node:
-    if record.local:
-        return Here()
-    return Remote(record.to_host(), Path(record.ssh_config) if record.ssh_config else None)
-
-
-def cancel(names: Sequence[str]) -> int:
-    """Asks the runs to end; what they have measured can be fetched."""
-    records = Records()
-    for record in records.find(names):
-        node = node_of(record)
-        try:
-            state = mirror.look(node, record).state
-            if state in ("alive", "waiting"):
-                mirror.cancel(node, record)
-                print(f"{record.host}: run {record.run_id} was asked to end; bench fetch {record.run_id}")
-            else:
-                print(f"{record.host}: run {record.run_id} is not going on ({state})")
-        finally:
-            node.close()
-    return 0
-
-
-def clean(names: Sequence[str]) -> int:
-    """Leaves nothing of these runs, nor of what they needed, on their nodes."""
-    if not names:
-        raise BadInput("clean what?", advice="bench clean RUN or HOST; bench status lists them")
-    records = Records()
-    for record in records.find(names):
-        node = node_of(record)
-        try:
-            if mirror.look(node, record).state in ("alive", "waiting"):
-                raise BadInput(
-                    f"run {record.run_id} is going on", where=record.host, advice="bench cancel it first"
-                )
-            mirror.clean(node, dataclasses.replace(record, keep=False))
-        finally:
-            node.close()
-        if record.state != "fetched":
-            records.move(record, "cancelled")
-        print(f"{record.host}: nothing of run {record.run_id} is left there")
-    return 0
-
-
-# --- what is read here ----------------------------------------------------------------------------------
-
-
-def _shared(screen: Screen, records: Records | None = None) -> Shared:
-    own = config_path(REVOKED)
-    revoked = (Revoked.from_file(own),) if own and own.exists() else ()
-    return Shared(records or Records(), ImageStore(screen.say), screen, revoked)
-
-
-def _report(results: Sequence[Result], push_id: str, order: PushRequest | None, *, as_json: bool) -> int:
+def report_results(
+    results: Sequence[Result], push_id: str, order: PushRequest | None, *, as_json: bool
+) -> int:
+    """Print what became of every node; return one exit code for all. `order` is None for an earlier push."""
     code = many_nodes.exit_code(results)
     if as_json:
         manifest = {"manifest": order.manifest.digest} if order else {}
@@ -230,19 +279,14 @@ def _show_one(result: Result) -> None:
 
 
 def _show_many(results: Sequence[Result]) -> None:
-    from tabulate import tabulate
-
     trouble_first = sorted(results, key=lambda result: result.exit_code == 0)
     rows = [(r.host, r.outcome, r.run_id or "", ended(r)) for r in trouble_first]
-    print(
-        tabulate(
-            rows, ("host", "state", "run", ""), disable_numparse=True, maxcolwidths=[None, None, None, 100]
-        )
-    )
+    headers = ("host", "state", "run", "")
+    print(tabulate(rows, headers, disable_numparse=True, maxcolwidths=[None, None, None, 100]))
     good = sum(result.outcome in GOOD for result in results)
     verdicts = Counter(result.checked.verdict for result in results if result.checked)
-    came_to = "".join(f", {count} {verdict}" for verdict, count in verdicts.items())
-    print(f"{good} of {len(results)} as asked{came_to}", file=sys.stderr)
+    counts = "".join(f", {count} {verdict}" for verdict, count in verdicts.items())
+    print(f"{good} of {len(results)} nodes as requested{counts}", file=sys.stderr)
     bundles = [str(result.bundle) for result in results if result.bundle]
     if len(bundles) > 1:
         print(f"bench compare {Path(bundles[0]).parent} ranks them", file=sys.stderr)

@@ -1,5 +1,7 @@
-"""stdout and stderr as commands see them: what stdout refuses is told as that, and no defect; what stderr
-refuses ends nothing, since a run may outlive who reads it. ± where there is none is +-.
+"""Wrap stdout and stderr for the length of a command.
+
+A failed write to stdout is an EnvironmentCannot; a failed write to stderr is ignored, since a run may outlive
+its terminal. Characters that the locale's encoding lacks are replaced: ± by +-.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any, TextIO, cast
 
 from bench.base.errors import EnvironmentCannot
 
-IN_ASCII = {"±": "+-", "…": "...", "·": ".", "°": " "}  # of our own texts; names of others' are escaped
+IN_ASCII = {"±": "+-", "…": "...", "·": ".", "°": " "}  # in bench's own texts; other characters are escaped
 
 
 class _Stream:
@@ -43,7 +45,7 @@ class Stdout(_Stream):
     def _refusals(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:  # its reader has seen enough
+        except BrokenPipeError:  # the reader closed it early: main() ends the command
             raise
         except OSError as error:
             leave(sys.stdout)
@@ -51,7 +53,7 @@ class Stdout(_Stream):
 
 
 class Stderr(_Stream):
-    """Its terminal may be lost, its reader gone, its disk full: what was begun goes on all the same."""
+    """stderr whose failed writes are ignored: the terminal, the reader or the disk space may be gone."""
 
     refused = False
 
@@ -65,9 +67,9 @@ class Stderr(_Stream):
 
 @contextmanager
 def wrapped_streams() -> Iterator[Stdout]:
-    """Until the command is over, and all that it wrote has gone out."""
-    _open_what_is_closed()
-    _spell_everything()
+    """Replace sys.stdout and sys.stderr by wrapped ones until the command has ended and stdout is flushed."""
+    _open_closed_streams()
+    _replace_unencodable()
     before, stdout, errors = (sys.stdout, sys.stderr), Stdout(sys.stdout), Stderr(sys.stderr)
     sys.stdout, sys.stderr = cast(TextIO, stdout), cast(TextIO, errors)
     try:
@@ -79,8 +81,8 @@ def wrapped_streams() -> Iterator[Stdout]:
             leave(sys.stderr)
 
 
-def _open_what_is_closed() -> None:
-    """Or the first file that is opened would get its number, and what is meant for people."""
+def _open_closed_streams() -> None:
+    """Open streams that are closed: else the next opened file gets their number and their text."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
     for name in ("stdout", "stderr"):
@@ -88,8 +90,8 @@ def _open_what_is_closed() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
 
 
-def _spell_everything() -> None:
-    """A figure of an hour's run is not lost to a locale that has no ±."""
+def _replace_unencodable() -> None:
+    """Replace characters that the encoding lacks, so that no result of a long run is lost to a locale."""
     codecs.register_error("bench-ascii", _in_ascii)
     for stream in (sys.stdout, sys.stderr):
         if codecs.lookup(stream.encoding or "utf-8").name != "utf-8":
@@ -98,10 +100,10 @@ def _spell_everything() -> None:
 
 def _in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
     assert isinstance(error, UnicodeEncodeError)
-    own = IN_ASCII.get(error.object[error.start])
-    return (own, error.start + 1) if own else codecs.backslashreplace_errors(error)
+    replacement = IN_ASCII.get(error.object[error.start])
+    return (replacement, error.start + 1) if replacement else codecs.backslashreplace_errors(error)
 
 
 def leave(stream: TextIO) -> None:
-    """Or Python itself would try to write what is left, and fail, at its end."""
+    """Send what is still buffered to /dev/null: Python would try to write it at exit, and fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

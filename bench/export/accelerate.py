@@ -1,4 +1,7 @@
-"""Hugging Face accelerate: a configuration for `accelerate launch`, and a loop around its Accelerator."""
+"""Files for Hugging Face accelerate: a configuration for its launcher, and a loop with its Accelerator.
+
+Pure: a trial in, texts of files out.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def refuse(trial: Trial) -> str | None:
     if reason := not_exported("accelerate", trial.setting):
         return reason
     if fsdp(trial) and "offload" in trial.setting:
-        return "offloaded FSDP2 was never run under it"
+        return "offloaded FSDP2 was not tested with it"
     return None
 
 
@@ -37,7 +40,7 @@ def zero(trial: Trial) -> bool:
 
 
 def fsdp_config(trial: Trial) -> dict[str, Any]:
-    """The model comes to it sharded already, block by block as measured: it has nothing to wrap."""
+    """accelerate's FSDP options: NO_WRAP, because the script itself shards the model, block by block."""
     return {
         "version": 2,
         "reshard_after_forward": "fsdp-3" in trial.setting,
@@ -47,21 +50,21 @@ def fsdp_config(trial: Trial) -> dict[str, Any]:
 
 
 def files(trial: Trial, save_every: int) -> dict[str, str]:
-    made = {
+    contents = {
         "train.py": saving(template("accelerate"), save_every),
         "accelerate.json": pretty_json(launch(trial)).decode(),
     }
     if zero(trial):
-        made["deepspeed.json"] = pretty_json(configuration(trial, accumulation=trial.accumulation)).decode()
-    return made
+        contents["deepspeed.json"] = configuration(trial)
+    return contents
 
 
 def launch(trial: Trial) -> dict[str, Any]:
-    """What `accelerate config` would have asked for; a JSON file is one that it reads."""
-    several = "MULTI_GPU" if trial.gpus > 1 else "NO"
-    given: dict[str, Any] = {
+    """The configuration that `accelerate config` would write; accelerate reads JSON as well as YAML."""
+    replicas = "MULTI_GPU" if trial.gpus > 1 else "NO"
+    config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "DEEPSPEED" if zero(trial) else "FSDP" if fsdp(trial) else several,
+        "distributed_type": "DEEPSPEED" if zero(trial) else "FSDP" if fsdp(trial) else replicas,
         "num_machines": 1,
         "machine_rank": 0,
         "num_processes": trial.gpus,
@@ -71,8 +74,8 @@ def launch(trial: Trial) -> dict[str, Any]:
         "debug": False,
     }
     if fsdp(trial):
-        given["fsdp_config"] = {f"fsdp_{name}": value for name, value in fsdp_config(trial).items()}
+        config["fsdp_config"] = {f"fsdp_{name}": value for name, value in fsdp_config(trial).items()}
     if zero(trial):
-        del given["mixed_precision"]  # deepspeed.json says it; named here too, accelerate refuses to start
-        given["deepspeed_config"] = {"deepspeed_config_file": "deepspeed.json", "zero3_init_flag": False}
-    return given
+        del config["mixed_precision"]  # deepspeed.json has it; accelerate refuses to start if both have it
+        config["deepspeed_config"] = {"deepspeed_config_file": "deepspeed.json", "zero3_init_flag": False}
+    return config

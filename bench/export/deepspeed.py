@@ -1,4 +1,7 @@
-"""DeepSpeed: its configuration, and a loop around its engine. Without sharding it is stage 0."""
+"""Files for DeepSpeed: its configuration, and a loop with its engine. Without sharding, ZeRO stage 0.
+
+Pure: a trial in, texts of files out.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,14 @@ def refuse(trial: Trial) -> str | None:
 
 
 def files(trial: Trial, save_every: int) -> dict[str, str]:
-    return {
-        "train.py": saving(template("deepspeed"), save_every),
-        "deepspeed.json": pretty_json(configuration(trial, accumulation=trial.accumulation)).decode(),
-    }
+    return {"train.py": saving(template("deepspeed"), save_every), "deepspeed.json": configuration(trial)}
 
 
-def configuration(trial: Trial, *, accumulation: int) -> dict[str, Any]:
-    """docs: deepspeed.ai, "DeepSpeed Configuration JSON"; the runner's own says the same (runner/zero.py)."""
+def configuration(trial: Trial) -> str:
+    """The text of deepspeed.json (deepspeed.ai, "DeepSpeed Configuration JSON").
+
+    It agrees with what trials use: runner/trial/zero_strategy.py.
+    """
     recipe, offload = trial.model.recipe, "offload" in trial.setting
     sharding = in_group(trial.setting, "sharding")
     stage = int(sharding.removeprefix("zero-")) if sharding else 0
@@ -41,10 +44,10 @@ def configuration(trial: Trial, *, accumulation: int) -> dict[str, Any]:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
         if stage == 3:
             zero["offload_param"] = {"device": "cpu", "pin_memory": True}
-    return {
+    settings: dict[str, Any] = {
         "train_batch_size": recipe.batch_size,
         "train_micro_batch_size_per_gpu": trial.micro_batch,
-        "gradient_accumulation_steps": accumulation,
+        "gradient_accumulation_steps": trial.accumulation,
         "gradient_clipping": recipe.clip_norm or 0.0,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
@@ -54,9 +57,10 @@ def configuration(trial: Trial, *, accumulation: int) -> dict[str, Any]:
         "steps_per_print": 1 << 40,
         **({} if stage or recipe.precision == "fp32" else {"torch_autocast": _autocast(recipe.precision)}),
     }
+    return pretty_json(settings).decode()
 
 
 def _autocast(precision: str) -> dict[str, Any]:
-    """As a trial that shards nothing computes: fp32 weights, whose gradients travel in fp32, too."""
+    """Autocast as in an unsharded trial: fp32 weights, whose gradients are sent in fp32 too."""
     dtype = {"bf16": "bfloat16", "fp16": "float16"}[precision]
     return {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": []}

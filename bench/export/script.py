@@ -1,4 +1,4 @@
-"""Our own loop, written down: every setting that can be measured."""
+"""Files for bench's own training loop, which runs every setting that can be measured."""
 
 from __future__ import annotations
 

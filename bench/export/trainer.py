@@ -1,4 +1,7 @@
-"""Hugging Face Trainer: the setting as TrainingArguments, with DeepSpeed's file where it shards by ZeRO."""
+"""Files for Hugging Face's Trainer: TrainingArguments, and a DeepSpeed configuration if ZeRO shards.
+
+Pure: a trial in, texts of files out.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +17,26 @@ from bench.training.models import uses_all_weights
 COMMAND = "torchrun --standalone --nproc-per-node {gpus} train.py --out checkpoints"
 WEIGHTS = "`checkpoints/checkpoint-N/model.safetensors`; every name begins with `whole.model.`"
 NEEDS = ("accelerate",)
-# refuse: what accelerate cannot, its Trainer cannot
+# `refuse` is accelerate's: the Trainer runs on accelerate and has the same limits.
 __all__ = ["COMMAND", "NEEDS", "NOTE", "WEIGHTS", "files", "refuse"]
 
 NOTE = """`train.py` gives the Trainer the recipe's own optimizer and schedule; `training_arguments.json`
-alone comes as near as its arguments can.
+alone comes as near to the recipe as its arguments can.
 """
 
 
 def files(trial: Trial, save_every: int) -> dict[str, str]:
-    made = {
+    contents = {
         "train.py": template("trainer"),
         "training_arguments.json": pretty_json(training_arguments(trial, save_every)).decode(),
     }
     if zero(trial):
-        made["deepspeed.json"] = pretty_json(configuration(trial, accumulation=trial.accumulation)).decode()
-    return made
+        contents["deepspeed.json"] = configuration(trial)
+    return contents
 
 
 def training_arguments(trial: Trial, save_every: int) -> dict[str, Any]:
-    """As `HfArgumentParser.parse_json_file` reads them."""
+    """TrainingArguments in the form that `HfArgumentParser.parse_json_file` reads."""
     recipe, setting = trial.model.recipe, trial.setting
     o, schedule = recipe.optimizer, recipe.schedule
     given: dict[str, Any] = {
@@ -63,7 +66,7 @@ def training_arguments(trial: Trial, save_every: int) -> dict[str, Any]:
         "save_strategy": "steps",
         "save_steps": save_every,
         "remove_unused_columns": False,
-        "logging_nan_inf_filter": False,  # else a loss that is no number is logged as the last that was
+        "logging_nan_inf_filter": False,  # else a NaN loss is logged as the last finite one
         "ddp_find_unused_parameters": not uses_all_weights(trial.model),
         "report_to": "none",
     }
@@ -72,6 +75,6 @@ def training_arguments(trial: Trial, save_every: int) -> dict[str, Any]:
     if fsdp(trial):
         given["fsdp"] = True
         given["fsdp_config"] = fsdp_config(trial)
-        # Divided gradients are sent on in each pass: that is what keeps them small.
+        # Divided gradients are sent on in each pass: that keeps them small.
         given["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     return {name: value for name, value in given.items() if value is not None}

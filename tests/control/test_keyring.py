@@ -171,7 +171,7 @@ def test_what_is_no_request_is_a_wrong_argument(
     assert "request.json of the run's folder" in err
 
 
-@pytest.mark.parametrize(("valid", "why"), [("8d", "seven days at most"), ("20s", "a minute at least")])
+@pytest.mark.parametrize(("valid", "why"), [("8d", "at most seven days"), ("20s", "at least a minute")])
 def test_a_certificate_is_short_lived(
     home: Path, tmp_path: Path, valid: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -315,7 +315,7 @@ def test_begun_anew_it_does_not_write_over_what_is_there(one: Path, kind: str, t
     folder = exported(one, kind, "naive", tmp_path / "made")
     trained(folder, 1, "--out", "checkpoints")
     before = sorted((folder / "checkpoints").rglob("*"))
-    assert "checkpoints holds checkpoints: --resume goes on" in ended(folder, "--out", "checkpoints")
+    assert "checkpoints holds checkpoints: --resume continues" in ended(folder, "--out", "checkpoints")
     assert sorted((folder / "checkpoints").rglob("*")) == before
 
 

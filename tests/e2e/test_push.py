@@ -156,9 +156,9 @@ def test_what_is_of_training_alone_is_refused_for_a_node_check(operator: Operato
     hosts = operator.nodes.addresses
     for option in (["--budget", "5m"], ["--together", "127.0.0.1:29500"], ["--continue", "abc"]):
         said = operator.bench(*operator.pushing(check, *hosts, *option), code=2).stderr
-        assert f"{option[0]} is of training, and the manifest is a node check" in said
+        assert f"{option[0]} is for training, and the manifest is a node check" in said
     said = operator.bench(*operator.pushing(operator.manifest(), *hosts, "--level", "quick"), code=2).stderr
-    assert "--level is of a node check" in said
+    assert "--level is for node checks" in said
 
 
 # --- what goes wrong ------------------------------------------------------------------------------------

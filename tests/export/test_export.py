@@ -92,7 +92,7 @@ def test_a_fastest_that_is_not_sure_is_told_with_what_surely_is_fast(
     wide = measured(0.49, (0.2, 1.0, 1.8, 1.0, 0.2, 1.8))
     path = bundle(tmp_path / "a.tar", settings=[((), 0.5), (("compile",), wide)])
     assert export(path, "--to", "script", tmp_path / "b", *chosen) == 0
-    assert ('--setting "naive" takes that' in capsys.readouterr().err) is told
+    assert ('--setting "naive" exports that' in capsys.readouterr().err) is told
 
 
 def refused(capsys: Any, *arguments: str | Path) -> str:
@@ -113,8 +113,8 @@ def test_what_cannot_be_said_is_refused_with_what_can(
     kind: str, setting: str, can: str, tmp_path: Path, capsys: Any
 ) -> None:
     said = refused(capsys, EVERY_SETTING, "--to", kind, tmp_path / "a", "--setting", setting)
-    assert f"{setting} cannot be said to {kind}" in said
-    assert said.endswith(f"it can to: {can}\n")
+    assert f"{setting} cannot be exported to {kind}" in said
+    assert said.endswith(f"these can run it: {can}\n")
     assert not (tmp_path / "a").exists()
 
 
@@ -122,7 +122,7 @@ def test_what_cannot_be_said_is_refused_with_what_can(
 def test_half_precision_weights_are_our_own_loops(kind: str, tmp_path: Path, capsys: Any) -> None:
     of = manifest(models=[{"name": "tiny-gpt-neox", "recipe": {"precision": "bf16"}}])
     path = bundle(tmp_path / "a.tar", of=of, settings=[(("half-weights",), 0.5)])
-    assert "it can to: script" in refused(capsys, path, "--to", kind, tmp_path / "b")
+    assert "these can run it: script" in refused(capsys, path, "--to", kind, tmp_path / "b")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_nodes_of_which_a_part_trained_are_started_with_that(tmp_path: Path) -> 
     ("model", "words"),
     [
         ("tiny-gpt-neox", "The label of a position is the token that follows it"),
-        ("tiny-roberta", "Every sample asks for 10 tokens"),
+        ("tiny-roberta", "Every sample must have 10 labelled tokens"),
         ("tiny-vit", "`pixel_values`, fp32 of 16 x 3 x 32 x 32"),
     ],
 )
@@ -293,9 +293,9 @@ def test_what_is_updated_on_the_host_has_its_threads(tmp_path: Path) -> None:
 def test_what_a_disk_must_hold_and_what_is_not_done_is_told(tmp_path: Path) -> None:
     """fp32 weights and two moments of 162 million parameters, 143 times."""
     said = readme_of(EVERY_SETTING, "script", tmp_path / "a", "--setting", "free-lunch")
-    assert "None is deleted: 143 by the end, 1.8 GiB or so each" in said
+    assert "None is deleted: 143 by the end, about 1.8 GiB each" in said
     assert "evaluates on 10,240 samples every 40,000 steps" in said
-    assert "`train.py` does not do it" in said
+    assert "`train.py` does not evaluate" in said
 
 
 @pytest.mark.parametrize(("kind", "name"), [("accelerate", "accelerate"), ("deepspeed", "deepspeed")])

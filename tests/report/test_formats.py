@@ -246,9 +246,9 @@ def test_verify_says_what_the_bundle_is_about(tmp_path: Path, capsys: Any) -> No
     impossible = bundle(tmp_path / "b.tar", settings=[((), 1e-9)])
     assert main(["verify", str(path), str(impossible)]) == 0
     out = capsys.readouterr().out
-    assert "\nmachine    2x NVIDIA H100 80GB HBM3, driver 580, it says\n" in out
-    assert re.search(r"\nran        \S+Z to \S+Z, by its own clock\n", out)
-    beyond = "1 IMPLAUSIBLE: more arithmetic than the machine reached"
+    assert "\nmachine    2x NVIDIA H100 80GB HBM3, driver 580 (as stated)\n" in out
+    assert re.search(r"\nran        \S+Z to \S+Z \(by the machine's clock\)\n", out)
+    beyond = "1 IMPLAUSIBLE: faster than the machine's limit"
     figure = r"result     tiny-gpt-neox: \S+ ±\S+ days on 2 devices, naive, the fastest of 2 trials"
     assert re.search(rf"\n{figure}; {beyond}\n", out)
     assert f"\nresult     tiny-gpt-neox: no figure, of 1 trial; {beyond}\n" in out
@@ -270,12 +270,12 @@ def test_a_bundle_of_a_newer_version_is_named(tmp_path: Path, capsys: Any) -> No
     ("arguments", "why"),
     [
         (["--budget-usd", "0"], "is not more than 0"),
-        (["--budget-usd", "x"], "is no number"),
-        (["--deadline", "soon"], "is no number"),
-        (["--deadline", "inf"], "is no number"),
+        (["--budget-usd", "x"], "is not a number"),
+        (["--deadline", "soon"], "is not a number"),
+        (["--deadline", "inf"], "is not a number"),
         (["--deadline=-1"], "is not more than 0"),
         (["--utilisation", "101"], "is more than 100%"),
-        (["--runs", "0"], "is no whole number"),
+        (["--runs", "0"], "is not a whole number"),
         (["--format", "pdf"], "invalid choice"),
     ],
 )

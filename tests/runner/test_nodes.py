@@ -362,7 +362,7 @@ def test_members_reach_their_supervisor_however_deep_its_folder_is(tmp_path: Pat
     [
         ((2, 2, "a:1"), "--node 2 of --nodes 2"),
         ((2, -1, "a:1"), "--node -1"),
-        ((2, 0, None), "--meet None"),
+        ((2, 0, None), "--meet None is not HOST:PORT"),
         ((2, 0, "a"), "--meet a"),
         ((2, 1, "a:0"), "--meet a:0"),
         ((2, 1, "a:65536"), "--meet a:65536"),
@@ -370,9 +370,9 @@ def test_members_reach_their_supervisor_however_deep_its_folder_is(tmp_path: Pat
     ],
 )
 def test_a_place_that_cannot_be_is_bad_input(place: tuple[int, int, str | None], wrong: str) -> None:
-    from bench.cli.run_and_plan import _nodes
+    from bench.cli.run import nodes_of
     from bench.planning.manifest import parse_manifest
 
     manifest = parse_manifest(json.dumps(MANIFEST).encode(), "m.json")
     with pytest.raises(BadInput, match=wrong):
-        _nodes(manifest, place)
+        nodes_of(manifest, *place)

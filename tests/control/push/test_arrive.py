@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.base.errors import BadInput
-from bench.cli import push
+from bench.cli import pushed_runs
 from bench.operator import certify_and_receive
 from bench.planning.manifest import load_manifest
 from bench.push import mirror, start_run, watch_and_fetch
@@ -96,7 +96,7 @@ def test_after_a_push_that_was_cancelled_there_is_nothing_to_attach_to(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     Records().save(dataclasses.replace(record, state="cancelled"))
     with pytest.raises(BadInput, match="the newest push was cancelled"):
-        push.attach([], 1, wait=False, as_json=False)
+        pushed_runs.fetch(pushed_runs.PushedRunsArguments(runs=()))
 
 
 def test_a_run_that_goes_on_is_noted_with_the_way_that_led_there(record: Record, tmp_path: Path) -> None:

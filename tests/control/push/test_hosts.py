@@ -78,21 +78,21 @@ def test_an_inventory_without_hosts_or_with_a_port_that_is_none() -> None:
     ],
 )
 def test_hosts_may_stand_where_people_put_them(words: list[str]) -> None:
-    from bench.cli.main import _parser
+    from bench.cli.main import parser
 
-    arguments = _parser().parse_args(["push", *words])
+    arguments = parser().parse_args(["push", *words])
     assert (str(arguments.manifest), arguments.hosts) == ("m.json", ["gpu1", "gpu2"])
-    assert arguments.budget == 3600
+    assert arguments.budget_seconds == 3600
 
 
 @pytest.mark.parametrize(
     ("words", "wrong"),
     [
         (["gpu1", "--together", "gpu1:29500"], "takes two hosts"),
-        (["gpu1", "gpu2", "--together", "gpu1"], "no HOST:PORT"),
-        (["gpu1", "gpu2", "--together", ":29500"], "no HOST:PORT"),
-        (["gpu1", "gpu2", "--together", "gpu1:70000"], "no HOST:PORT"),
-        (["gpu1", "gpu2", "--together", "gpu1:²"], "no HOST:PORT"),
+        (["gpu1", "gpu2", "--together", "gpu1"], "is not HOST:PORT"),
+        (["gpu1", "gpu2", "--together", ":29500"], "is not HOST:PORT"),
+        (["gpu1", "gpu2", "--together", "gpu1:70000"], "is not HOST:PORT"),
+        (["gpu1", "gpu2", "--together", "gpu1:²"], "is not HOST:PORT"),
         (["gpu1", "gpu2", "--together", "gpu1:29500", "--slurm"], "without --slurm"),
         (["login", "--partition", "gpu", "--time", "90"], "--partition goes with --slurm"),
         (["login", "--slurm-nodes", "2"], "--slurm-nodes goes with --slurm"),
@@ -100,11 +100,11 @@ def test_hosts_may_stand_where_people_put_them(words: list[str]) -> None:
     ],
 )
 def test_what_does_not_go_together(tmp_path: Path, words: list[str], wrong: str) -> None:
-    from bench.cli.main import _parser
+    from bench.cli.main import parser
 
     manifest = tmp_path / "m.json"
     manifest.write_text('{"schema": "bench/manifest/v1", "models": ["tiny-vit"]}')
-    arguments = _parser().parse_args(["push", str(manifest), *words])
+    arguments = parser().parse_args(["push", str(manifest), *words])
     with pytest.raises(BadInput, match=wrong):
         arguments.call(arguments)
 

@@ -1,0 +1,111 @@
+"""`bench challenge`, `certify` and `receive`: an operator's side of a run on a node that is not trusted."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed, one_line
+from bench.base.files import open_regular, write_whole
+from bench.base.paths import ledger_path
+from bench.base.stamps import utc
+from bench.bundle.handshake import CertificateRequest, read, write
+from bench.cli.signing import own_revocations
+from bench.node_check.any_manifest import load_any
+from bench.node_check.check_manifest import CheckManifest
+from bench.node_check.recompute_any import recompute
+from bench.operator import certify_and_receive
+from bench.operator.ledger import Ledger
+from bench.operator.ssh_keygen import OperatorKey
+from bench.records.text import seconds_text
+
+MAX_REQUEST_BYTES = 16 * 2**10
+
+
+@dataclass(frozen=True, slots=True)
+class ChallengeArguments:
+    manifest: Path
+    out: Path | None
+    run_id: str | None
+    ledger: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class CertifyArguments:
+    request: Path
+    out: Path | None
+    valid_seconds: float
+    key: Path | None
+    ledger: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveArguments:
+    bundle: Path
+    out: Path | None
+    key: Path | None
+    ledger: Path | None
+
+
+def challenge(request: ChallengeArguments) -> int:
+    manifest = load_any(request.manifest)
+    if request.out and request.out.exists():
+        raise BadInput("exists; nothing is overwritten", where=str(request.out))
+    digest = manifest.digest.removeprefix("sha256:")
+    with Ledger(ledger_path(request.ledger)) as ledger:
+        made = certify_and_receive.challenge(ledger, digest, int(time.time()), request.run_id)
+    path = request.out or Path(f"challenge-{made.run_id}.json")
+    _write(path, write(made))
+    print(path)
+    command = "check" if isinstance(manifest, CheckManifest) else "run"
+    print(
+        f"run {made.run_id}: on the node, bench {command} {request.manifest} --challenge {path}",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def certify(request: CertifyArguments) -> int:
+    if not 60 <= request.valid_seconds <= certify_and_receive.MOST_VALID_SECONDS:
+        raise BadInput("--valid: a certificate is valid for at least a minute and at most seven days")
+    with open_regular(request.request) as file:
+        data = file.read(MAX_REQUEST_BYTES)
+    try:
+        read(CertificateRequest, data)
+    except VerificationFailed as error:
+        advice = "give the request.json of the run's folder"
+        raise BadInput(error.message, where=str(request.request), advice=advice) from None
+    key = OperatorKey.find(request.key)
+    try:
+        with Ledger(ledger_path(request.ledger)) as ledger:
+            certificate = certify_and_receive.certify(
+                ledger, key, data, int(time.time()), int(request.valid_seconds)
+            )
+    except VerificationFailed as error:
+        raise VerificationFailed(error.message, where=str(request.request), advice=error.advice) from None
+    path = request.out or request.request.with_name("run-cert.pub")
+    _write(path, f"{certificate.line()}\n".encode())
+    print(path)
+    left = seconds_text(certificate.valid_before - time.time())
+    print(f"certified {certificate.principals[0]}, key {certificate.key.fingerprint}", file=sys.stderr)
+    print(f"  until {utc(certificate.valid_before)}, in {left}", file=sys.stderr)
+    return 0
+
+
+def receive(request: ReceiveArguments) -> int:
+    key, revoked = OperatorKey.find(request.key), own_revocations()
+    with Ledger(ledger_path(request.ledger)) as ledger:
+        verdict = certify_and_receive.receive(
+            ledger, key, request.bundle, request.out or request.bundle, int(time.time()), recompute, revoked
+        )
+    print(verdict.path, *map(one_line, verdict.to_lines()), sep="\n")
+    return 0
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        write_whole(path, data)
+    except OSError as error:
+        raise EnvironmentCannot(f"cannot be written: {error.strerror}", where=str(path)) from None

@@ -1,0 +1,93 @@
+"""`bench export`: verify a bundle, choose a trial, and write it as a training script with its files."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.base.errors import BadInput, BenchError, nearest
+from bench.bundle.stated_manifest import read_stated
+from bench.bundle.tar_format import open_bundle
+from bench.export import Kind, write
+from bench.node_check.recompute_any import results_of
+from bench.records.fastest import fastest, runner_up
+from bench.records.run_results import Results, TrialResult
+from bench.records.text import interval_text
+from bench.records.trial import NodeFacts, Trial
+from bench.report.read_bundles import Lists, check_all
+
+
+@dataclass(frozen=True, slots=True)
+class ExportArguments:
+    bundle: Path
+    to: Kind
+    folder: Path
+    model: str | None
+    setting: str | None
+    trust: Path | None
+    revoked: Path | None
+
+
+def export(request: ExportArguments) -> int:
+    results = _verified(request.bundle, Lists(request.trust, request.revoked))
+    result = _choose(results, request.model, request.setting, str(request.bundle))
+    trial = Trial(
+        model=next(model for model in results.models if model.name == result.model),
+        setting=result.setting,
+        micro_batch=result.micro_batch,
+        gpus=result.gpus,
+        seed=results.seed,
+        timing=results.timing,
+        memory_cap_bytes=results.memory_cap_bytes,
+    )
+    device = results.node.gpus[0].name if results.node.gpus else results.node.cpu
+    node = _with_trained_gpus(request.bundle, results.node)
+    source = f"run {results.run.id} on {device}"
+    for path in write(request.to, request.folder, trial, result, node, source):
+        print(path)
+    readme = request.folder / "README.md"
+    print(f"{trial.model.name}, {result.label}: {readme} says how to start it", file=sys.stderr)
+    if request.setting is None and (doubt := runner_up(result.model, results.trials)):
+        print(_doubt_text(result, *doubt), file=sys.stderr)
+    return 0
+
+
+def _with_trained_gpus(bundle: Path, node: NodeFacts) -> NodeFacts:
+    """The node with the GPUs that trained: the number of nodes follows from how many there are."""
+    with open_bundle(bundle) as opened:
+        stated = read_stated(opened.read("manifest.json"))
+    return replace(node, gpus=node.gpus[: stated.gpus_of(node)])
+
+
+def _doubt_text(result: TrialResult, confidence: float, other: TrialResult) -> str:
+    assert other.estimate is not None
+    option = f'; --setting "{other.label}" exports that' if other.label != result.label else ""
+    return (
+        f"{result.label} is within 1% of the fastest measured with {confidence:.0%} confidence; "
+        f"{other.label} at micro-batch {other.micro_batch}: {interval_text(other.estimate.days)} days{option}"
+    )
+
+
+def _verified(bundle: Path, lists: Lists) -> Results:
+    ((_, verdict),) = check_all([bundle], lists)
+    if isinstance(verdict, BenchError):
+        raise verdict
+    return results_of(verdict)
+
+
+def _choose(results: Results, model: str | None, setting: str | None, where: str) -> TrialResult:
+    """The fastest trial of the model, or of its setting with that label."""
+    names = [m.name for m in results.models]
+    if model is None and len(names) > 1:
+        raise BadInput("holds several models", where=where, advice=f"--model: {', '.join(names)}")
+    if model is not None and model not in names:
+        raise BadInput(f'holds no model "{model}"', where=where, advice=nearest(model, names))
+    of_model = [t for t in results.trials if t.model == (model or names[0])]
+    labels = dict.fromkeys(t.label for t in of_model)
+    if setting is not None and setting not in labels:
+        raise BadInput(f'holds no setting "{setting}"', where=where, advice=f"allowed: {'; '.join(labels)}")
+    best = fastest(t for t in of_model if setting in (None, t.label))
+    if best is None:
+        raise BadInput(f"has no figure for {setting or model or names[0]}", where=where)
+    return best

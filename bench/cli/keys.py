@@ -1,0 +1,84 @@
+"""`bench keys`: make and show the user's key; keep the lists of trusted and of revoked keys."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.base.errors import BadInput
+from bench.base.paths import ALLOWED_SIGNERS, REVOKED, config_path
+from bench.operator import keyring
+from bench.signing.key_file import default_key_path, public_half
+
+
+@dataclass(frozen=True, slots=True)
+class NewKeyArguments:
+    file: Path | None
+    token: bool
+    no_passphrase: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShowKeyArguments:
+    file: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrustArguments:
+    file: Path
+    name: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeArguments:
+    targets: tuple[str, ...]
+    authority: Path | None
+    file: Path | None
+
+
+def new(request: NewKeyArguments) -> int:
+    with_passphrase = not request.no_passphrase and not request.token
+    keyring.new(request.file, token=request.token, passphrase=with_passphrase)
+    return show(ShowKeyArguments(request.file))
+
+
+def show(request: ShowKeyArguments) -> int:
+    path = request.file or default_key_path()
+    if not path.exists():
+        raise BadInput("no such key", where=str(path), advice="bench keys new makes one")
+    key = public_half(path)
+    print(f"key          {path}   {key.fingerprint}")
+    print(f"public       {key.line('bench')}")
+    for name, label in ((ALLOWED_SIGNERS, "trusted"), (REVOKED, "revoked")):
+        own = config_path(name)
+        print(f"{label:<12} {own if own and own.exists() else 'none yet'}")
+    print(
+        "others trust it with these lines in allowed_signers, or with the public line alone:", file=sys.stderr
+    )
+    for line in keyring.trust_lines(key, _user_at_host()):
+        print(f"  {line}", file=sys.stderr)
+    return 0
+
+
+def trust(request: TrustArguments) -> int:
+    path, added = keyring.trust(request.file, request.name or request.file.stem)
+    print(f"{path}: {len(added)} lines added" if added else f"{path}: trusted already")
+    return 0
+
+
+def revoke(request: RevokeArguments) -> int:
+    revocations = [keyring.to_revoke(target, request.authority) for target in request.targets]
+    krl = keyring.revoke(revocations, request.file)
+    for revocation in revocations:
+        print(f"{krl}: revoked {revocation.what}")
+    return 0
+
+
+def _user_at_host() -> str:
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        return "operator"

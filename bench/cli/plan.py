@@ -1,0 +1,172 @@
+"""`bench plan`: what `bench run` would measure, what it would skip and why, as a table or as JSON."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tabulate import tabulate
+
+from bench.base.errors import BadInput
+from bench.base.gpu_catalogue import find_gpu_model, gpu_models
+from bench.base.strict_json import pretty_json, to_json
+from bench.planning.manifest import load_manifest
+from bench.planning.plan import Plan, SettingPlan, make_plan, target_of
+from bench.records.text import batch_text, bytes_text, figures
+from bench.training.methods import Target
+from bench.training.models import known_models
+from bench.training.models.dry_build import rehearse
+
+
+@dataclass(frozen=True, slots=True)
+class PlanArguments:
+    manifest: Path | None
+    gpus: int | None
+    gpu: str | None
+    list_models: bool
+    as_json: bool
+
+
+def plan(request: PlanArguments) -> int:
+    if request.list_models:
+        if any(given is not None for given in (request.manifest, request.gpu, request.gpus)):
+            raise BadInput("--list-models lists all models", advice="leave out everything but --json")
+        _list_models(request.as_json)
+        return 0
+    if request.manifest is None:
+        raise BadInput("plan needs a manifest", advice="bench plan MANIFEST, or bench plan --list-models")
+    manifest = load_manifest(request.manifest)
+    counted = rehearse(manifest.models, str(request.manifest))
+    gpus = manifest.gpus if request.gpus is None else request.gpus
+    made = make_plan(manifest, _target(gpus, request.gpu), counted)
+    if request.as_json:
+        sys.stdout.write(pretty_json(_plan_json(made)).decode())
+    else:
+        print(_plan_text(made))
+    return 0
+
+
+def _list_models(as_json: bool) -> None:
+    models = list(known_models().values())
+    if as_json:
+        sys.stdout.write(pretty_json([to_json(model) for model in models]).decode())
+        return
+    rows = [
+        (
+            model.name,
+            model.family,
+            f"{model.recipe.batch_size:,}",
+            f"{model.recipe.steps:,}",
+            model.recipe.precision,
+            model.recipe.source,
+        )
+        for model in models
+    ]
+    headers = ("model", "family", "batch", "steps", "precision", "source")
+    print(tabulate(rows, headers, maxcolwidths=[None] * 5 + [60]))
+
+
+def _target(gpus: int | None, gpu: str | None) -> Target:
+    """The machine to plan for: this one, or one with GPUs of the named kind."""
+    if gpus is not None and gpus < 1:
+        raise BadInput(f"--gpus {gpus} is not at least 1")
+    if gpu is not None:
+        model = find_gpu_model(gpu)
+        if model is None:
+            names = ", ".join(known.name for known in gpu_models())
+            raise BadInput(
+                f"--gpu {gpu}: unknown GPU",
+                advice=f"known: {names}; for any other, run bench plan on a machine that has it",
+            )
+        memory = int(model.memory_gib * 2**30)
+        return Target("cuda", gpus or 1, memory, model.name, model.compute_capability, elsewhere=True)
+    from bench.runner.machine.probe import probe
+
+    node = probe()
+    if gpus is not None and not node.gpus and gpus > 1:
+        raise BadInput(
+            f"--gpus {gpus} without --gpu, and this machine has no GPU", advice="--gpu NAME names the kind"
+        )
+    return target_of(node, gpus)
+
+
+def _plan_json(made: Plan) -> object:
+    cells = [
+        {
+            "model": cell.model.name,
+            "setting": list(cell.setting),
+            "label": cell.label,
+            "trials": [
+                {"id": t.id, "micro_batch": t.micro_batch, "accumulation": t.accumulation}
+                for t in cell.trials
+            ],
+            "predicted_bytes": cell.predicted_bytes,
+            "least_bytes": cell.least_bytes,
+            "host_bytes": cell.host_bytes,
+            "floor_days": cell.floor_days,
+        }
+        for cell in made.cells
+    ]
+    return {
+        "schema": "bench/plan/v1",
+        "manifest": made.manifest_digest,
+        "target": to_json(made.target),
+        "cells": cells,
+        "skipped": to_json(made.skipped),
+        "searched": sorted(made.guided),
+    }
+
+
+def _memory_text(cell: SettingPlan, available_bytes: int) -> str:
+    if cell.predicted_bytes is not None:
+        # Still tried, with the fewest samples: a prediction may be wrong.
+        hardly = "hardly fits: " if cell.predicted_bytes > available_bytes else ""
+        return hardly + bytes_text(cell.predicted_bytes)
+    return "when it runs" if cell.least_bytes is None else f"over {bytes_text(cell.least_bytes)}"
+
+
+def _host_memory_lines(made: Plan) -> Iterator[str]:
+    """The host memory that offloading needs of a machine elsewhere, which is yet to be rented or bought."""
+    if made.target.host_bytes is not None:
+        return  # known: settings that need more are skipped
+    for model in dict.fromkeys(cell.model.name for cell in made.cells):
+        needs = sorted({c.host_bytes for c in made.cells if c.model.name == model and c.host_bytes})
+        if needs:
+            least, most = (f"{need / 2**30:.0f}" for need in (needs[0], needs[-1]))
+            between = least if least == most else f"{least} to {most}"
+            yield f"offload  {model}: about {between} GiB of the host's memory (its size is unknown here)"
+
+
+def _plan_text(made: Plan) -> str:
+    rows = [
+        (
+            cell.model.name,
+            cell.label,
+            batch_text(cell.trials[0].micro_batch, cell.trials[0].accumulation, made.target.gpus),
+            _memory_text(cell, made.memory_bytes),
+            "-" if cell.floor_days is None else figures(cell.floor_days),
+            cell.trials[0].id,
+        )
+        for cell in made.cells
+    ]
+    target = made.target
+    device = f"{target.gpus} x {target.name}, {bytes_text(target.memory_bytes)} each"
+    if made.memory_bytes < target.memory_bytes:
+        device += f", capped at {bytes_text(made.memory_bytes)}"
+    at_most = " at most (a search measures those that may be the fastest)" if made.guided else ""
+    headers = ("model", "setting", "batch", "predicted memory", "days at least", "first trial")
+    skipped = [f"skipped  {s.model}  {s.label}: {s.reason}" for s in made.skipped]
+    table = tabulate(
+        rows, headers, disable_numparse=True, colalign=("left", "left", "right", "right", "right", "left")
+    )
+    return "\n".join(
+        [
+            f"{device}   {len(made.cells)} settings to measure{at_most}, {len(made.skipped)} skipped",
+            "",
+            table,
+            *_host_memory_lines(made),
+            *skipped,
+        ]
+    )

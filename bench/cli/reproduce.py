@@ -1,0 +1,124 @@
+"""`bench reproduce`: run a bundle's manifest again on this machine, and compare the two runs."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
+from bench.cli.measure_options import uses_engine
+from bench.planning.manifest import parse_manifest
+from bench.report.read_bundles import Lists
+from bench.report.reproduce.show import Subject, read_subject, show
+from bench.report.reproduce.verdicts import pip_lines, stack_differences
+from bench.report.reproduce.verdicts import reproduce as compare_runs
+
+
+@dataclass(frozen=True, slots=True)
+class ReproduceArguments:
+    bundle: Path
+    again: Path | None  # the second run, if it is done already
+    out: Path
+    trust: Path | None
+    revoked: Path | None
+    budget_seconds: float | None
+    key: Path | None
+    device: str
+    engine: str
+    image: str | None
+    any_stack: bool
+    tolerance: float
+    as_json: bool
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == "cpu"
+
+
+def reproduce(request: ReproduceArguments) -> int:
+    in_image = uses_engine(request.engine, request.image, request.key)
+    original = read_subject(request.bundle, Lists(request.trust, request.revoked))
+    again = request.again
+    if again is None:
+        again = _run_in_image(original, request) if in_image else _run_here(original, request)
+    repeated = read_subject(again, None)
+    if repeated.run.results.run.id == original.run.results.run.id:
+        raise BadInput("is that very run: it reproduces nothing", where=str(again))
+    if repeated.samples_sha256 == original.samples_sha256 and original.run.losses:
+        raise VerificationFailed("has that very run's samples: it was not run again", where=str(again))
+    if repeated.manifest != original.manifest:
+        raise BadInput("ran another manifest", where=str(again), advice="bench compare shows what differs")
+    code = show(compare_runs(repeated.run, original.run, request.tolerance), as_json=request.as_json)
+    stopped = repeated.run.results.run.stopped
+    if request.again is None and stopped:
+        print(f"incomplete: {stopped}", file=sys.stderr)
+        return 5
+    return code
+
+
+def _run_here(original: Subject, request: ReproduceArguments) -> Path:
+    """Run the manifest with the software installed here; without --any-stack, it must be the same."""
+    from bench.cli.signing import make_sealer, signed_text
+    from bench.runner.machine.probe import probe
+    from bench.runner.run.execute import execute
+    from bench.runner.run.progress import Progress
+
+    where = str(request.bundle)
+    ours, theirs = probe(gpus_too=not request.on_cpu), original.run.results.node
+    differences = list(stack_differences(ours, theirs))
+    if differences and not request.any_stack:
+        has_image = theirs.image is not None and theirs.image.config is not None
+        remedy = "--engine auto runs in its image" if has_image else " && ".join(pip_lines(ours, theirs))
+        raise EnvironmentCannot(
+            f"another software stack: {'; '.join(differences)}",
+            where=where,
+            advice=f"{remedy or 'set what differs'}; or --any-stack to run here all the same",
+        )
+    manifest = parse_manifest(original.manifest, f"{where}: manifest.json")
+    finished = execute(
+        manifest,
+        request.out,
+        make_sealer(manifest.digest, request.key, None),
+        Progress(),
+        resume=False,
+        budget_seconds=request.budget_seconds,
+        on_cpu=request.on_cpu,
+    )
+    print(f"bundle {finished.bundle}   {signed_text(finished.seal)}", file=sys.stderr)
+    return finished.bundle
+
+
+def _run_in_image(original: Subject, request: ReproduceArguments) -> Path:
+    """Run the manifest, byte for byte, in the container image that the bundle ran in."""
+    from bench.cli.image import run_in_image
+
+    facts = original.run.results.node.image
+    if facts is None or facts.config is None:
+        raise BadInput(
+            "ran in no image whose identity is known", where=str(request.bundle), advice="leave --engine out"
+        )
+    options = ["--device", "cpu"] if request.on_cpu else []
+    options += ["--budget", f"{request.budget_seconds}s"] if request.budget_seconds else []
+    before = set(request.out.glob("*.tar"))
+    with tempfile.TemporaryDirectory(prefix="bench-reproduce-") as folder:
+        manifest = Path(folder) / "manifest.json"
+        manifest.write_bytes(original.manifest)
+        code = run_in_image(
+            "run",
+            manifest,
+            request.out,
+            request.engine,
+            request.image or facts.config,
+            options,
+            on_cpu=request.on_cpu,
+            network=False,
+            identity=facts.config,
+        )
+    bundles = set(request.out.glob("*.tar")) - before
+    if len(bundles) != 1:
+        raise EnvironmentCannot(
+            f"the run in the container left no bundle: exit code {code}", where=str(request.out)
+        )
+    return bundles.pop()

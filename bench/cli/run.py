@@ -1,0 +1,198 @@
+"""`bench run`: measure a manifest's models here, or in a container; print the results and sign the bundle."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.base.errors import BadInput, EnvironmentCannot, printable
+from bench.base.paths import making_folders
+from bench.base.strict_json import pretty_json, to_json
+from bench.cli.arguments import is_host_and_port
+from bench.cli.measure_options import uses_engine
+from bench.cli.signing import make_sealer, signed_text
+from bench.node_check.recompute_any import AnyVerdict, results_of
+from bench.planning.manifest import Manifest, load_manifest
+from bench.records.fastest import without_figures
+from bench.records.run_results import Results
+from bench.records.slowdown import Slowed
+from bench.report.text.run_table import results_table
+from bench.training.models.dry_build import rehearse
+
+if TYPE_CHECKING:
+    from bench.runner.processes.jobs import Nodes
+    from bench.runner.run.execute import FinishedRun
+
+
+@dataclass(frozen=True, slots=True)
+class RunArguments:
+    manifest: Path
+    out: Path
+    budget_seconds: float | None
+    key: Path | None
+    challenge: Path | None
+    resume: bool
+    moved: bool
+    as_json: bool
+    device: str
+    nodes: int
+    node: int
+    meet: str | None
+    engine: str
+    image: str | None
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == "cpu"
+
+
+def run(request: RunArguments) -> int:
+    _refuse_ignored_options(request)
+    if uses_engine(request.engine, request.image, request.key):
+        return _run_in_image(request)
+    manifest = load_manifest(request.manifest)
+    # Slow: they import torch. A mistake in the options or in the manifest is reported before.
+    from bench.runner.run.earlier_bundle import answered
+    from bench.runner.run.execute import Unpacked, execute
+    from bench.runner.run.progress import Progress
+
+    nodes = nodes_of(manifest, request.nodes, request.node, request.meet)
+    if request.node > 0:
+        return _follow(manifest, nodes, request)
+    sealer = make_sealer(manifest.digest, request.key, request.challenge)
+    # With several nodes, the others must still hear that the run is over.
+    if request.resume and sealer.run_id and nodes is None:
+        bundle = request.out / f"{sealer.run_id}.tar"
+        with making_folders(request.out):
+            verdict = answered(bundle, sealer.nonce)
+        if verdict is not None:
+            return _show_earlier(bundle, verdict, request.as_json)
+    counted = rehearse(manifest.models, str(request.manifest))
+    try:
+        finished = execute(
+            manifest,
+            request.out,
+            sealer,
+            Progress(),
+            resume=request.resume,
+            budget_seconds=request.budget_seconds,
+            on_cpu=request.on_cpu,
+            nodes=nodes,
+            moved=request.moved,
+            counted=counted,
+        )
+    except Unpacked as error:
+        if not request.as_json:
+            print(results_table(error.results))
+        raise
+    _show(finished.results, finished.bundle, finished.slowed, request.as_json)
+    return _ending(finished, challenged=request.challenge is not None)
+
+
+def _refuse_ignored_options(request: RunArguments) -> None:
+    if request.nodes > 1 and request.meet is None:
+        raise BadInput(
+            f"--nodes {request.nodes} without --meet",
+            advice="--meet HOST:PORT, a port of node 0 that all nodes reach",
+        )
+    if request.meet is not None and (request.nodes, request.node) == (1, 0):
+        raise BadInput("--meet without --nodes", advice="--nodes says how many nodes connect there")
+    if request.moved and not (request.challenge and request.resume):
+        raise BadInput(
+            "--moved without --challenge and --resume",
+            advice="only a run that answers an operator's challenge can move to another machine",
+        )
+
+
+def nodes_of(manifest: Manifest, count: int, node: int, meet: str | None) -> Nodes | None:
+    """The nodes that train together, from --nodes, --node and --meet; None for a single node."""
+    if count == 1 and node == 0:
+        return None
+    if count < 1 or not 0 <= node < count:
+        raise BadInput(f"--node {node} of --nodes {count}", advice="nodes are counted from 0")
+    if meet is None or not is_host_and_port(meet):
+        raise BadInput(f"--meet {meet} is not HOST:PORT", advice="a port of node 0 that all nodes reach")
+    from bench.runner.processes.jobs import Nodes
+
+    return Nodes(count, node, meet, manifest.digest.removeprefix("sha256:")[:12])
+
+
+def _follow(manifest: Manifest, nodes: Nodes | None, request: RunArguments) -> int:
+    """Measure what node 0 sends; node 0 writes the bundle."""
+    from bench.runner.run.execute import follow
+    from bench.runner.run.progress import Progress
+
+    assert nodes is not None  # a node after node 0 has others
+    follow(manifest, nodes, Progress(), on_cpu=request.on_cpu)
+    return 0
+
+
+def _run_in_image(request: RunArguments) -> int:
+    """Run the same command in a container; the options that name files of this machine stay outside."""
+    from bench.cli.image import run_in_image
+
+    options = ["--device", request.device]
+    flags = {"--resume": request.resume, "--moved": request.moved, "--json": request.as_json}
+    options += [flag for flag, given in flags.items() if given]
+    if request.budget_seconds is not None:
+        options += ["--budget", f"{request.budget_seconds}s"]
+    if request.nodes > 1:
+        options += [f"--nodes={request.nodes}", f"--node={request.node}", f"--meet={request.meet}"]
+    return run_in_image(
+        "run",
+        request.manifest,
+        request.out,
+        request.engine,
+        request.image,
+        options,
+        on_cpu=request.on_cpu,
+        network=request.nodes > 1,
+        challenge=request.challenge,
+    )
+
+
+def _ending(finished: FinishedRun, *, challenged: bool) -> int:
+    """Tell the user what is left to do; return the exit code."""
+    if finished.kept:
+        print(f"bundle {finished.bundle} is certified, and was left as it is", file=sys.stderr)
+    else:
+        print(f"bundle {finished.bundle}   {signed_text(finished.seal)}", file=sys.stderr)
+    if finished.results.run.stopped:
+        print(f"incomplete: {finished.results.run.stopped}\n  --resume continues it", file=sys.stderr)
+        return 5
+    if challenged and finished.seal.certificate is None:
+        level = "" if finished.kept else ": the bundle's level is self"
+        print(f"no certificate came{level}", file=sys.stderr)
+        print("  the same command with --resume asks again, and measures nothing again", file=sys.stderr)
+        return 5
+    if finished.kept:
+        print("  the journal has the new measurements: --challenge FILE --resume signs them", file=sys.stderr)
+        return 5
+    return _exit_code(finished.results)
+
+
+def _exit_code(results: Results) -> int:
+    """3 if no model has a figure, because every trial failed; else 0."""
+    return EnvironmentCannot.exit_code if len(without_figures(results)) == len(results.models) else 0
+
+
+def _show(results: Results, bundle: Path, slowed: Mapping[str, Slowed], as_json: bool) -> None:
+    if as_json:
+        document = {"bundle": str(bundle), "results": to_json(results), "slowed": to_json(slowed)}
+        sys.stdout.write(pretty_json(document).decode())
+    else:
+        print(results_table(results, slowed))
+    for model, reason in without_figures(results).items():
+        print(printable(f"no figure for {model}: {reason}"), file=sys.stderr)
+
+
+def _show_earlier(bundle: Path, verdict: AnyVerdict, as_json: bool) -> int:
+    """Show the certified bundle that already answers this challenge."""
+    _show(results_of(verdict), bundle, verdict.contents.slowed, as_json)
+    then = "received" if verdict.received_at else "bench receive countersigns it"
+    print(f"bundle {bundle}   certified by {verdict.certified_by}, {then}", file=sys.stderr)
+    print("this run was finished before: nothing was measured, nothing written", file=sys.stderr)
+    return _exit_code(results_of(verdict))

@@ -1,0 +1,197 @@
+"""All that exported training scripts use of bench: the only module of bench that they import.
+
+The names in `__all__` are a promise. A script that this version of bench exports keeps working with later
+versions: they may move what is behind a name, but they neither remove a name nor change how it is called.
+
+In:  trial.json beside the script, the script's arguments, and checkpoints.
+Out: the parts of training (model, data, optimizer, sharding), JSON lines on stdout, the marker of the last
+complete checkpoint. Imports torch at module level; only exported scripts import this module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bench.base.strict_json import from_json, strict_loads
+from bench.records.text import count_text
+from bench.records.trial import Trial
+from bench.runner.trial.device import Device
+from bench.runner.trial.fsdp_strategy import shard
+from bench.runner.trial.made_up_data import PIXEL_DEVIATION, PIXEL_MEAN, Batches, Samples, Share, make_pool
+from bench.runner.trial.run_trial import TrialRun, keep_what_is_here
+from bench.runner.trial.team import Team, join
+from bench.runner.trial.training_loop import Strategy, WithLoss, make_optimizer, make_scheduler
+from bench.runner.trial.zero_strategy import drop_stale_locks, even_first, optimizer_of
+from bench.training.methods import apply_all, known_methods, prepare_all
+from bench.training.models import family_of, uses_all_weights
+from bench.training.setting import in_group, sharded_by
+
+__all__ = [
+    "PIXEL_DEVIATION", "PIXEL_MEAN", "Device", "Samples", "Share", "StepLog", "Strategy", "Team",
+    "TrainingOptions", "Trial", "TrialRun", "WithLoss", "apply_all", "check_devices", "drop_stale_locks",
+    "even_first", "family_of", "in_group", "join", "keep_what_is_here", "known_methods", "latest_step",
+    "made_up_batches", "make_optimizer", "make_pool", "make_scheduler", "mark_complete", "no_checkpoint",
+    "optimizer_of", "parse_options", "prepare_all", "read_trial", "shard", "sharded_by", "uses_all_weights",
+]  # fmt: skip
+
+LATEST_STEP = "latest-step"  # a file beside the checkpoints: the step of the last complete one
+LOG_EVERY = 10  # steps, where the recipe names none
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """The options of an exported script."""
+
+    last_step: int
+    out: Path | None  # where checkpoints go; None: none is saved
+    resume: bool
+    log_every: int  # steps
+    save_every: int  # steps
+
+    def saves(self, step: int) -> bool:
+        """Whether a checkpoint follows this step; one follows the last step."""
+        return self.out is not None and (step == self.last_step or step % self.save_every == 0)
+
+    def logs(self, step: int) -> bool:
+        """Whether this step is logged; a saved one is, so that its loss is checked before it is saved."""
+        return self.saves(step) or step == self.last_step or step % self.log_every == 0
+
+
+class StepLog:
+    """Prints one JSON line for each logged step, with the mean time of the steps since the line before."""
+
+    def __init__(self, step: int, *, prints: bool) -> None:
+        """`step` is the last one that was done before; one process of a run has `prints`."""
+        self.step = step
+        self._prints = prints
+        self._since = time.perf_counter()
+
+    def write(self, step: int, loss: float) -> None:
+        """Print the mean loss since the line before; end the script if it is not finite.
+
+        Weights that are not finite never recover, so nothing of such a step may be logged or saved.
+        """
+        if not math.isfinite(loss):
+            raise SystemExit(
+                f"the loss is {loss} by step {step}, and no checkpoint was saved of it: lower the recipe's "
+                "learning rate, or look at the data since the last checkpoint; --resume continues from there"
+            )
+        now = time.perf_counter()
+        if self._prints:
+            seconds = (now - self._since) / (step - self.step)
+            print(json.dumps({"step": step, "loss": loss, "step_seconds": seconds}), flush=True)
+        self.step, self._since = step, now
+
+
+def read_trial(folder: Path) -> Trial:
+    """Read the trial that the script repeats from trial.json."""
+    return from_json(Trial, strict_loads((folder / "trial.json").read_bytes()))
+
+
+def parse_options(
+    description: str | None,
+    trial: Trial,
+    *,
+    save_every: int,
+    steps: int | None = None,
+    log_every: int | None = None,
+    out: Path | None = None,
+) -> TrainingOptions:
+    """Parse the script's arguments; the keywords are defaults, the recipe's where they are left out.
+
+    Ends the script if --resume lacks --out, or if a new run would overwrite checkpoints.
+    """
+    recipe = trial.model.recipe
+    steps = steps or recipe.steps
+    log_every = log_every or recipe.log_every_steps or LOG_EVERY
+    parser = argparse.ArgumentParser(description=description)
+    add = parser.add_argument
+    add("--steps", type=_count, default=steps, help=f"the last step (default: {steps:,})")
+    saved = f"default: {out}" if out else "default: no checkpoint is saved"
+    add("--out", type=Path, default=out, help=f"where checkpoints go, the last step's too ({saved})")
+    add("--resume", action="store_true", help="continue from the last checkpoint in --out")
+    add(
+        "--log-every",
+        type=_count,
+        default=log_every,
+        metavar="STEPS",
+        help=f"steps between two lines of the log (default: {log_every:,})",
+    )
+    add(
+        "--save-every",
+        type=_count,
+        default=save_every,
+        metavar="STEPS",
+        help=f"steps between two checkpoints (default: {save_every:,})",
+    )
+    add("--local_rank", help=argparse.SUPPRESS)  # passed by launchers, which set LOCAL_RANK too
+    arguments = parser.parse_args()
+    options = TrainingOptions(
+        last_step=arguments.steps,
+        out=arguments.out,
+        resume=arguments.resume,
+        log_every=arguments.log_every,
+        save_every=arguments.save_every,
+    )
+    if options.out is None and options.resume:
+        parser.error("--resume needs --out, where the checkpoints are")
+    if options.out is not None and not options.resume:
+        _refuse_overwriting(options.out)
+    return options
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _refuse_overwriting(folder: Path) -> None:
+    """A new run would overwrite hours of training, and a later --resume would mix the two runs."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    if any(name in (LATEST_STEP, "latest") or name.startswith(("step-", "checkpoint-")) for name in names):
+        raise SystemExit(
+            f"{folder} holds checkpoints: --resume continues from the last one; "
+            "to start anew, name another --out"
+        )
+
+
+def check_devices(trial: Trial, devices: int) -> None:
+    """End the script unless it runs on as many devices as the trial did."""
+    if devices != trial.gpus:
+        raise SystemExit(
+            f"this setting was measured on {count_text(trial.gpus, 'device')}, here are {devices}: "
+            "README.md has the command; "
+            "for another number of devices, export a bundle that was measured on as many"
+        )
+
+
+def made_up_batches(trial: Trial, device: torch.device, team: Team, scratch: Path, first: int) -> Batches:
+    """This device's micro-batches, made up as in the trial, from number `first` on, without end."""
+    pool = make_pool(trial.model, scratch, trial.seed)
+    workers = Device.own("cuda" if device.type == "cuda" else "cpu").loaders()
+    return Batches(trial.model, pool, trial.micro_batch, trial.seed, device, team, workers, first)
+
+
+def mark_complete(folder: Path, step: int) -> None:
+    """Note that the checkpoint `step-STEP` is complete; call it once everything of it is written."""
+    (folder / LATEST_STEP).write_text(str(step))
+
+
+def latest_step(folder: Path) -> int:
+    """The step of the last complete checkpoint; ends the script if there is none."""
+    marker = folder / LATEST_STEP
+    if not marker.exists():
+        raise no_checkpoint(folder)
+    return int(marker.read_text())
+
+
+def no_checkpoint(folder: Path | str) -> SystemExit:
+    return SystemExit(f"{folder} holds no complete checkpoint to continue from")
