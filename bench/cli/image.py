@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.machine_share import memory_bytes, parts
+from bench.base.names import IMAGE_VARIABLE
 from bench.base.paths import making_folders
 from bench.base.sbom import PLACE
 from bench.base.strict_json import pretty_json, to_json
@@ -31,7 +32,7 @@ from bench.images.archive import (
 from bench.images.build_image import BuildInputs
 from bench.images.build_image import build as build_image
 from bench.images.build_kernels import build_kernels
-from bench.images.container import CHALLENGE, MANIFEST, NOBODY, OUT, RDMA, TOLD, Container, handed_on, limits
+from bench.images.container import CHALLENGE, MANIFEST, NOBODY, OUT, RDMA, Container, handed_on, limits
 from bench.images.engines import Engine, find_engine, here
 from bench.images.engines.preflight import (
     OUT_BYTES,
@@ -163,7 +164,7 @@ def run_in_image(
         gpus=gpus,
         network=network,
         rdma=network and RDMA.is_dir(),
-        environment=own | ({TOLD: json.dumps(to_json(found.identity))} if found else {}),
+        environment=own | ({IMAGE_VARIABLE: json.dumps(to_json(found.identity))} if found else {}),
         challenge=challenge.resolve() if challenge else None,
     )
     if found and challenge:  # now: the request is there to be fetched while it runs

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from bench.base.errors import BadInput
+from bench.base.names import CONTAINER_ENGINES, ENGINES, ENGINES_WITH_STORE
 from bench.cli.arguments import Commands, duration
 
 
@@ -96,7 +97,7 @@ def add_image(image: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="leave a compiled kernel out; repeatable",
     )
-    build.add_argument("--load", choices=("docker", "podman"), help="and load it there")
+    build.add_argument("--load", choices=ENGINES_WITH_STORE, help="and load it there")
     build.add_argument("--json", action="store_true", help="identity and layers as JSON on stdout")
     build.set_defaults(call=_image_build)
 
@@ -124,7 +125,7 @@ def add_image(image: argparse.ArgumentParser) -> None:
         file = "a file of build or save"
         named = file if name == "load" else f"{file}, or a name in the engine"
         verb.add_argument("image", metavar="IMAGE", help=named)
-        verb.add_argument("--engine", choices=("auto", "docker", "podman", "apptainer"), default="auto")
+        verb.add_argument("--engine", choices=("auto", *CONTAINER_ENGINES), default="auto")
         if name == "save":
             verb.add_argument("-o", "--out", type=Path, required=True, metavar="FILE")
         if name in ("id", "save"):
@@ -213,7 +214,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     """Of a command that measures here: in the image, or with what is installed."""
     parser.add_argument(
         "--engine",
-        choices=("auto", "docker", "podman", "apptainer", "none"),
+        choices=("auto", *ENGINES),
         default="none",
         help="in the image, hardened (default: none, with what is installed here)",
     )

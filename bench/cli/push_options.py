@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.base.errors import BadInput
+from bench.base.names import ENGINES, ENGINES_WITH_STORE
 from bench.cli.arguments import Commands, Mixed, duration, is_host_and_port
 from bench.node_check.judging import LEVELS
 
@@ -82,7 +83,7 @@ def _add_run(push: argparse.ArgumentParser) -> None:
     )
     add("--budget", type=duration, metavar="TIME", help="start no trial after this long: 90s, 60m, 2h")
     add("--level", choices=LEVELS, help="of a node check: 2, 10 or 60 minutes (default: the manifest's)")
-    add("--engine", choices=("auto", "docker", "podman", "apptainer", "none"), default="auto",
+    add("--engine", choices=("auto", *ENGINES), default="auto",
         help="there (default: auto, the first that answers); none: an environment of Python's")  # fmt: skip
     add("--image", metavar="REF", help="a file of bench image build or save, or a name in the engine here "
         "(default: the variant that fits the node's driver)")  # fmt: skip
@@ -198,7 +199,7 @@ def _check(a: argparse.Namespace, hosts: int) -> None:
         )
     if a.pull and a.image:
         raise BadInput("--pull and --image name two images", advice="leave one out")
-    if a.pull and a.engine not in ("docker", "podman"):
+    if a.pull and a.engine not in ENGINES_WITH_STORE:
         raise BadInput("--pull goes with --engine docker or podman")
 
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from bench.base.errors import BadInput
+from bench.base.names import ENGINES
 from bench.cli.arguments import Commands, Mixed, count, days, duration, percent, positive
 
 
@@ -81,7 +82,7 @@ def _add_reproduce(commands: Commands[argparse.ArgumentParser]) -> None:
     again.add_argument("--key", type=Path, metavar="FILE", help="an Ed25519 SSH key to sign with")
     again.add_argument("--device", choices=("auto", "cpu"), default="auto")
     again.add_argument(
-        "--engine", choices=("auto", "docker", "podman", "apptainer", "none"), default="none",
+        "--engine", choices=("auto", *ENGINES), default="none",
         help="run in the bundle's own image, by its identity (default: none, with what is installed here)",
     )  # fmt: skip
     again.add_argument(

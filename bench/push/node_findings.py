@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.base.errors import EnvironmentCannot
-from bench.images.container import GIB
+from bench.base.names import GIB
 from bench.images.engines.preflight import OUT_BYTES, check_driver, check_free, check_gpus, check_machine
 from bench.images.variants import Variant
 from bench.push.node_survey import NEEDED, Survey

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
+from bench.base.names import IMAGE_VARIABLE
 from bench.base.strict_json import to_json
 from bench.images.archive import Identity
-from bench.images.container import CHALLENGE, MANIFEST, NOBODY, OUT, TOLD, Container, handed_on, limits
+from bench.images.container import CHALLENGE, MANIFEST, NOBODY, OUT, Container, handed_on, limits
 from bench.images.engines import Gpus, apptainer, docker, podman
 from bench.push.quoting import words
 from bench.push.remote import Node, demand
@@ -169,7 +170,7 @@ def argv(job: Job, together: Together | None) -> list[str]:
         network=together is not None,
         rdma=together is not None,
         environment={name: f"{{{name}}}" for name in handed_on(together is not None)}
-        | ({TOLD: json.dumps(to_json(job.identity))} if job.identity else {}),
+        | ({IMAGE_VARIABLE: json.dumps(to_json(job.identity))} if job.identity else {}),
         name=job.container,
     ))  # fmt: skip
     if job.slurm is None:

@@ -175,7 +175,7 @@ def test_what_follows_a_compressed_layer_is_of_the_layer_too(tmp_path: Path) -> 
     more = gzip.compress(data) + gzip.compress(layer({"etc/more": b"1"}))
     with pytest.raises(VerificationFailed, match="layer 1 is not the one that its configuration names"):
         facts_of(repacked(image, tmp_path / "more.tar", **{found.name: more}))
-    with pytest.raises(BadInput, match="is no saved image"):
+    with pytest.raises(BadInput, match="is not a saved image"):
         facts_of(repacked(image, tmp_path / "rest.tar", **{found.name: gzip.compress(data) + b"rest"}))
 
 

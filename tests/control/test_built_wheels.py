@@ -40,7 +40,9 @@ def builder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Builder:
     """No base, no index, no root: all that is needed is said to be there."""
     found = Builder()
     monkeypatch.setattr(build_kernels, "buildah", found)
-    monkeypatch.setattr(build_kernels, "check_place", lambda recipe: recipe.cache.mkdir(exist_ok=True))
+    monkeypatch.setattr(
+        build_kernels, "check_prerequisites", lambda inputs: inputs.cache.mkdir(exist_ok=True)
+    )
     monkeypatch.setattr(build_image, "wheels", lambda pins, cache, python: {})
     (tmp_path / "base.tar").touch()
     monkeypatch.setattr(build_image, "_base", lambda recipe, say: tmp_path / "base.tar")
@@ -84,4 +86,4 @@ def test_nvcc_is_there_for_what_it_compiles_alone(builder: Builder, repository: 
     compiled(builder, repository, "cuda12.8")
     assert {"pip", "wheel"} <= builder.beside
     assert not any(name.startswith("nvidia-") for name in builder.beside)
-    assert "no kernel of a GPU" in builder.said[-1]
+    assert "no GPU kernels" in builder.said[-1]

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from bench.base.errors import BadInput, EnvironmentCannot
-from bench.images.container import GIB, Container, limits
-from bench.images.engines import NAMES, apptainer, docker, find_engine, follow, none, podman
+from bench.base.names import ENGINES, GIB
+from bench.images.container import Container, limits
+from bench.images.engines import apptainer, docker, find_engine, follow, none, podman
 from bench.images.engines.apptainer import Apptainer
 from bench.images.engines.podman import Podman
 from tests.control.images import make_image
@@ -319,15 +320,15 @@ def test_an_engine_that_fails_itself_is_no_result_of_the_run() -> None:
 
 
 def test_an_engine_that_is_not_here_says_what_to_do() -> None:
-    with pytest.raises(EnvironmentCannot, match="no podman here"):
+    with pytest.raises(EnvironmentCannot, match="podman is not installed"):
         Podman(lambda _: None).facts()
     with pytest.raises(EnvironmentCannot, match="image not known"):
         recorded({}).inspect("bench:nothing")
-    with pytest.raises(BadInput, match="is no engine"):
+    with pytest.raises(BadInput, match="there is no engine"):
         find_engine("lxc")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ENGINES)
 def test_every_engine_is_one_file_that_does_what_is_asked(name: str) -> None:
     engine = find_engine(name)
     assert engine.name == name
