@@ -43,22 +43,23 @@ def operator_key(path: Path | None) -> OperatorKey:
     return OperatorKey.find(path)
 
 
-def push(order: PushRequest, hosts: Sequence[Host], at_once: int, *, as_json: bool) -> int:
+def push(request: PushRequest, hosts: Sequence[Host], at_once: int, *, as_json: bool) -> int:
     """To all hosts; without any, to this machine, which then submits to Slurm."""
-    refuse_twins(hosts, order.ssh_config)
-    order = dataclasses.replace(order, push=secrets.token_hex(3))
-    places = [HostPart(host, node=number, nodes=len(hosts)) for number, host in enumerate(hosts)]
-    if order.together:
+    refuse_twins(hosts, request.ssh_config)
+    request = dataclasses.replace(request, push=secrets.token_hex(3))
+    parts = [HostPart(host, node=number, nodes=len(hosts)) for number, host in enumerate(hosts)]
+    if request.together:
         at_once = len(hosts)  # they wait for each other
-        company = TrainingGroup(len(hosts)) if order.until in ("start", "fetch") else None
-        places = [dataclasses.replace(part, company=company) for part in places]
+        group = TrainingGroup(len(hosts)) if request.until in ("start", "fetch") else None
+        parts = [dataclasses.replace(part, group=group) for part in parts]
     if not hosts:
-        places = [HostPart(THIS_MACHINE, local=True)]
-    with Screen([part.host.name for part in places]) as screen:
+        parts = [HostPart(THIS_MACHINE, local=True)]
+    with Screen([part.host.name for part in parts]) as screen:
         shared = _shared(screen)
-        shared.depot.tidy(time.time())
-        results = many_nodes.walk([NodePush(part, order, shared).go for part in places], at_once, shared.stop)
-    return _report(results, order.push, order, as_json=as_json)
+        shared.store.tidy(time.time())
+        pushes = [NodePush(part, request, shared).run for part in parts]
+        results = many_nodes.run_all(pushes, at_once, shared.stop)
+    return _report(results, request.push, request, as_json=as_json)
 
 
 def attach(names: Sequence[str], at_once: int, *, wait: bool, as_json: bool) -> int:
@@ -69,16 +70,16 @@ def attach(names: Sequence[str], at_once: int, *, wait: bool, as_json: bool) -> 
         raise BadInput("the newest push was cancelled", advice="say which run; bench status lists them")
     with Screen([record.host for record in chosen]) as screen:
         shared = _shared(screen, records)
-        companies = {r.push: TrainingGroup(r.nodes) for r in chosen if r.nodes > 1 and r.slurm_job is None}
-        walks = [_walk(record, shared, companies.get(record.push), wait=wait) for record in chosen]
-        results = many_nodes.walk(walks, at_once, shared.stop)
+        groups = {r.push: TrainingGroup(r.nodes) for r in chosen if r.nodes > 1 and r.slurm_job is None}
+        pushes = [_attached(record, shared, groups.get(record.push), wait=wait) for record in chosen]
+        results = many_nodes.run_all(pushes, at_once, shared.stop)
     return _report(results, chosen[0].push, None, as_json=as_json)
 
 
-def _walk(
-    record: Record, shared: Shared, company: TrainingGroup | None, *, wait: bool
+def _attached(
+    record: Record, shared: Shared, group: TrainingGroup | None, *, wait: bool
 ) -> Callable[[], Result]:
-    order = PushRequest(
+    request = PushRequest(
         load_any(record.mirror / "manifest.json"),
         record.engine,
         Path(record.out),
@@ -87,10 +88,10 @@ def _walk(
         ssh_config=Path(record.ssh_config) if record.ssh_config else None,
         push=record.push,
     )
-    journey = NodePush(HostPart(record.to_host(), record.local, company=company), order, shared)
+    node_push = NodePush(HostPart(record.to_host(), record.local, group=group), request, shared)
     if record.state == "fetched" and record.bundle.exists():
-        return lambda: journey.fetched(record)
-    return lambda: journey.attach(record)
+        return lambda: node_push.report_fetched(record)
+    return lambda: node_push.attach(record)
 
 
 def status(names: Sequence[str], *, as_json: bool) -> int:
@@ -200,10 +201,10 @@ def _shared(screen: Screen, records: Records | None = None) -> Shared:
     return Shared(records or Records(), ImageStore(screen.say), screen, revoked)
 
 
-def _report(results: Sequence[Result], push_id: str, order: PushRequest | None, *, as_json: bool) -> int:
+def _report(results: Sequence[Result], push_id: str, request: PushRequest | None, *, as_json: bool) -> int:
     code = many_nodes.exit_code(results)
     if as_json:
-        manifest = {"manifest": order.manifest.digest} if order else {}
+        manifest = {"manifest": request.manifest.digest} if request else {}
         changed = any(result.changed for result in results)
         document = {"schema": "bench/push/v1", "push": push_id, "exit_code": code, "changed": changed}
         document |= manifest | {"nodes": [to_json(result) for result in results]}

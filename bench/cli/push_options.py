@@ -152,7 +152,7 @@ def _push(arguments: argparse.Namespace) -> int:
         hosts = (_called(a, hosts),)
     _check(a, len(hosts))
     _check_kind(a, checks=isinstance(manifest, CheckManifest))
-    order = PushRequest(
+    request = PushRequest(
         manifest, a.engine, a.out, operator_key(a.key), a.ledger, a.image, a.pull, a.python, a.place,
         on_cpu=a.device == "cpu",
         budget_seconds=a.budget,
@@ -160,13 +160,13 @@ def _push(arguments: argparse.Namespace) -> int:
         valid_seconds=_valid_seconds(a),
         keep=a.keep,
         until="preflight" if a.dry_run else "ship" if a.no_run else "start" if a.detach else "fetch",
-        once=a.once, anew=a.new, anyway=a.anyway,
-        goes_on=_begun(a.goes_on, hosts) if a.goes_on else None,
+        once=a.once, new_run=a.new, despite_findings=a.anyway,
+        continued=_begun(a.goes_on, hosts) if a.goes_on else None,
         slurm=_slurm(a) if a.slurm else None,
         together=a.together,
         ssh_config=a.ssh_config,
     )  # fmt: skip
-    return push(order, hosts, a.parallel, as_json=a.json)
+    return push(request, hosts, a.parallel, as_json=a.json)
 
 
 def _called(a: argparse.Namespace, hosts: Sequence[Host]) -> Host:

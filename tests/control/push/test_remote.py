@@ -13,8 +13,7 @@ from paramiko import BadHostKeyException, ECDSAKey
 from bench.base.errors import EnvironmentCannot
 from bench.push import remote
 from bench.push.hosts import Host
-from bench.push.remote import HostKeyRefused, Remote, Unreachable
-from bench.push.ssh_channel import AnsweringAgent
+from bench.push.remote import HostKeyRefused, MarkedAnswer, Remote, Unreachable
 
 
 class Channel:
@@ -61,11 +60,11 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Connect:
 
 def by_sh(
     script: str, greeting: bytes = b"", of_the_script: int | None = None
-) -> tuple[int, bytes, AnsweringAgent]:
+) -> tuple[int, bytes, MarkedAnswer]:
     """What comes of a script where the login shell says something first, or the line breaks."""
     out: list[bytes] = []
-    answer = AnsweringAgent(out.append)
-    command, said = answer.ask(script)
+    answer = MarkedAnswer(out.append)
+    command, said = answer.command_for(script)
     given = said[:of_the_script] + b"stdin"
     done = subprocess.run(["sh", "-c", command], input=given, capture_output=True, check=False)
     for byte in greeting + done.stdout:
@@ -77,12 +76,12 @@ def test_what_a_login_shell_says_is_no_part_of_the_answer() -> None:
     script = "printf '%s\\n' \"it's\" here!\ncat\nexit 7"
     for greeting in (b"", b"*** Welcome to rack 7 ***\nbench-no-mark\n"):
         code, out, answer = by_sh(script, greeting)
-        assert (code, out, answer.before) == (7, b"it's\nhere!\nstdin", greeting)
+        assert (code, out, answer.greeting) == (7, b"it's\nhere!\nstdin", greeting)
 
 
 def test_no_login_shell_has_to_understand_the_script() -> None:
     """csh takes neither a new line nor an exclamation mark between quotes."""
-    command, _ = AnsweringAgent(print).ask("a\nb ! c '")
+    command, _ = MarkedAnswer(print).command_for("a\nb ! c '")
     assert "\n" not in command and "!" not in command and command.count("'") == 2
 
 
@@ -135,7 +134,7 @@ def test_an_answer_without_end_is_not_taken(connect: Connect) -> None:
         for _ in range(1000):
             yield bytes(2**20)
 
-    with pytest.raises(EnvironmentCannot, match="answers without end"):
+    with pytest.raises(EnvironmentCannot, match="answer is larger than"):
         connect(Channel(endless(), lambda piece: None)).ask("date")
 
 

@@ -13,7 +13,7 @@ from bench.images.engines import EngineFacts
 from bench.images.engines.preflight import HostFacts
 from bench.images.variants import find_variant
 from bench.push.node_findings import Need, judge
-from bench.push.node_survey import GpuState, Survey, answered, read_survey, survey
+from bench.push.node_survey import GpuState, Survey, read_survey, split_answers, survey_node
 from bench.push.remote import Here
 
 GIB = 2**30
@@ -71,7 +71,7 @@ def test_a_rented_node_as_recorded() -> None:
 
 
 def test_this_machine_answers_the_same_questions() -> None:
-    node = survey(Here(), '"$HOME/.bench"', ["none"], "python3")
+    node = survey_node(Here(), '"$HOME/.bench"', ["none"], "python3")
     assert node.cores > 0
     assert node.python is not None
     assert abs(node.skew_seconds) < 5
@@ -85,27 +85,27 @@ def test_a_place_is_absolute_and_begins_at_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, found: str
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert survey(Here(), f'"{place}"', (), "python3").place == f"{tmp_path}{found}"
-    assert survey(Here(), '"/srv/bench"', (), "python3").place == "/srv/bench"
+    assert survey_node(Here(), f'"{place}"', (), "python3").place == f"{tmp_path}{found}"
+    assert survey_node(Here(), '"/srv/bench"', (), "python3").place == "/srv/bench"
 
 
 def test_a_python_may_lie_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my env").mkdir()
     (tmp_path / "my env/python").symlink_to(sys.executable)
     monkeypatch.setenv("HOME", str(tmp_path))
-    asked = survey(Here(), '"$HOME/.bench"', ("none",), "~/my env/python")
+    asked = survey_node(Here(), '"$HOME/.bench"', ("none",), "~/my env/python")
     assert asked.python == f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def test_what_a_node_says_is_fit_for_a_terminal() -> None:
     said = "\036os\037Ubuntu\033]0;mine\007\n\0370\035\036gpu users\0371:\ta\033[2J\nb\n\0370\035"
-    assert answered(said) == {"os": (0, "Ubuntu?]0;mine?\n"), "gpu users": (0, "1: a?[2J\nb\n")}
+    assert split_answers(said) == {"os": (0, "Ubuntu?]0;mine?\n"), "gpu users": (0, "1: a?[2J\nb\n")}
 
 
 def test_what_is_no_machine_of_ours() -> None:
     for text in ("", "Welcome to the switch>", "\036who\037x\0370\035"):
         with pytest.raises(EnvironmentCannot, match="does not answer as a Linux machine"):
-            read_survey(answered(text), 0.0, [])
+            read_survey(split_answers(text), 0.0, [])
 
 
 NEED = Need("docker", find_variant("cuda12.8"), on_cpu=False, gpus=None, engine_bytes=20 * GIB)
@@ -114,14 +114,14 @@ NEED = Need("docker", find_variant("cuda12.8"), on_cpu=False, gpus=None, engine_
 @pytest.mark.parametrize(
     ("changes", "said", "advice"),
     [
-        ({"docker": (127, "sh: docker: not found")}, "there is no docker", "apt-get install docker.io"),
+        ({"docker": (127, "sh: docker: not found")}, "docker is not installed", "apt-get install docker.io"),
         ({"docker": (1, "permission denied while trying")}, "permission denied", "usermod -aG docker ubuntu"),
         ({"docker": (1, "Cannot connect to the Docker daemon")}, "Cannot connect", "systemctl start docker"),
         ({"docker": (0, '{"ServerErrors":["Cannot connect"]}')}, "Cannot connect", "systemctl"),
         ({"docker": (0, '{"ServerVersion":"27","SecurityOptions":["name=rootless"]}')}, "rootless", "podman"),
-        ({"place": (0, "/x\n/dev/sda1 1 1 1000 1% /\nwritable\n")}, "0.0 GiB are free, a run needs", "free some"),
+        ({"place": (0, "/x\n/dev/sda1 1 1 1000 1% /\nwritable\n")}, "0.0 GiB are free, a run needs", "free"),
         ({"place": (0, "/x\n/dev/sda1 1 1 430000000 1% /\n")}, "ubuntu may not write to /x", "--place"),
-        ({"docker_room": (0, "/dev/sda1 1 1 1000 1% /")}, "/var/lib/docker: 0.0 GiB are", "free some"),
+        ({"docker_room": (0, "/dev/sda1 1 1 1000 1% /")}, "/var/lib/docker: 0.0 GiB are", "free"),
         ({"clock": (0, "1763731000.0")}, "1000 s ahead", "timedatectl"),
         ({"clock": (0, "1763729000.0")}, "1000 s behind", "timedatectl"),
         ({"gpus": (0, "0, H100, 81559, 70000, 99, 0"), "gpu_users": (0, "eve: 4242, python, 70000 MiB")},
@@ -189,5 +189,5 @@ def test_a_bare_environment() -> None:
     need = Need("none", None, on_cpu=True, gpus=None)
     assert judge(found(python=(0, "3.12\n\n")), need) == []
     assert "torch, transformers" in judge(found(python=(0, "3.12\ntorch transformers\n")), need)[0].what
-    assert "3.11 is the oldest" in judge(found(python=(0, "3.9\n\n")), need)[0].what
+    assert "the oldest supported is 3.11" in judge(found(python=(0, "3.9\n\n")), need)[0].what
     assert "does not run" in judge(found(python=(127, "not found")), need)[0].what
