@@ -44,7 +44,7 @@ NEEDS_BYTES = {True: 40 * GIB, False: 6 * GIB}
 
 @dataclass(frozen=True, slots=True)
 class BuildInputs:
-    """What a build reads, and where it caches."""
+    """The inputs of a build, and its cache."""
 
     root: Path  # of bench's repository
     variant: Variant

@@ -32,7 +32,7 @@ PIDS = 8192  # enough for compilers and data loaders of eight ranks; stops a for
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One run in a container: what it executes, sees and may use."""
+    """A run in a container: its command, files, limits and environment."""
 
     image: str  # name in the engine's store
     command: tuple[str, ...]  # arguments of `bench`

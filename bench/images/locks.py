@@ -21,7 +21,7 @@ _PIN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One package of a lock file: its version and the files that may be installed."""
+    """A package of a lock file: its version and the files that may be installed."""
 
     name: str  # normalised (PEP 503)
     version: str

@@ -14,7 +14,7 @@ from bench.base.strict_json import from_json
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One image that `bench image build` can make."""
+    """An image that `bench image build` can make."""
 
     name: str
     lock: str  # lock file of its wheels, relative to the repository

@@ -1,4 +1,4 @@
-"""What this machine sends to nodes: images, layer by layer, and bench's own code.
+"""A cache of everything that this machine sends to nodes: images, layer by layer, and bench's own code.
 
 Everything is computed once, however many nodes there are, and cached in ~/.cache/bench/push by digest: hashed
 archives, compressed layers, and images exported from a local engine. Thread-safe.

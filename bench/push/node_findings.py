@@ -24,7 +24,7 @@ Weight = Literal["stop", "warn"]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a run needs from a node."""
+    """Requirements of a run on its node."""
 
     engine: str
     variant: Variant | None  # None: no image

@@ -104,7 +104,7 @@ def survey_node(node: Node, place: str, engines: Sequence[str], python: str) -> 
 
 
 def _script(questions: Mapping[str, str]) -> str:
-    """One script for all questions. It ends a question that hangs, and prints separators and exit codes."""
+    """Join all questions to a script that ends a hanging one and prints separators and exit codes."""
     limit = f"timeout -k 1 {_QUESTION_SECONDS}"
     lines = [f"export LC_ALL=C; limit=; command -v timeout >/dev/null && limit='{limit}'"]
     for name, question in questions.items():

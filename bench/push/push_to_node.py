@@ -65,7 +65,7 @@ class ChosenEngine:
 
 
 class NodePush:
-    """One host's part in a push. Runs in a thread of its own; `result` is what is known so far."""
+    """The push to one host, in a thread of its own. `result` is its current state."""
 
     def __init__(self, part: HostPart, request: PushRequest, shared: Shared) -> None:
         self.part, self.request, self.shared = part, request, shared

@@ -70,7 +70,7 @@ class PushRequest:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What is known of one host so far; in the end, its outcome."""
+    """The state of a push to one host, and in the end its outcome."""
 
     host: str
     phase: Phase = "waiting"
@@ -102,7 +102,7 @@ class Result:
 
     @property
     def slowed(self) -> str | None:
-        """The GPU that was slowed down most, and by what, on one line; None if there is none."""
+        """The GPU that was slowed down most, and by what, on one line; None if no GPU was."""
         slowed = self.verdict.contents.slowed if self.verdict else {}
         most = max(slowed.values(), key=lambda trial: trial.share, default=None)
         return slowed_text(most) if most else None
@@ -125,7 +125,7 @@ class Result:
 
 
 class View(Protocol):
-    """What shows the progress to the user. Called from many threads."""
+    """Shows the progress to the user. Called from many threads."""
 
     def show(self, result: Result, text: str = "") -> None:
         """Report that a phase began or ended, with details in `text`."""
@@ -139,21 +139,20 @@ class View(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the threads of one push share."""
+    """State that the threads of one push share."""
 
     records: Records
     store: ImageStore
     view: View
     revoked: tuple[Revoked, ...] = ()
     stop: threading.Event = field(default_factory=threading.Event)
-    # Images go to eight nodes at a time: a hundred at once would share one uplink, and none would start
-    # early.
+    # Images go to eight nodes at a time: if a hundred shared one uplink, all would start late.
     shipping: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(8))
 
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """One host's part in the push."""
+    """A host's place in the push."""
 
     host: Host
     local: bool = False

@@ -33,8 +33,7 @@ _PASSED_ON = re.compile(r"--env=(\w+)=\{\1\}")  # a variable of the node, passed
 _WAITING = "PENDING|CONFIGURING|REQUEUED|REQUEUE_HOLD|SPECIAL_EXIT"
 _OVER = "COMPLETED|CANCELLED|FAILED|TIMEOUT|DEADLINE|OUT_OF_MEMORY|BOOT_FAIL|NODE_FAIL|PREEMPTED|REVOKED"
 
-# The process that gets SIGTERM when several nodes train: the leader's, because srun would kill all of them at
-# once.
+# The process that gets SIGTERM when several nodes train: the leader's. srun would kill all of them at once.
 _LEADER = '"$(cat lead 2>/dev/null || echo $child)"'
 
 

@@ -32,7 +32,7 @@ Progress = Callable[[int, int], object]  # called with the bytes sent so far, an
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """What a node runs from now on, and what it took to bring it there."""
+    """An image or code that is on a node now."""
 
     runnable: str  # name that means exactly this image on the node, or the folder of bench's code
     sent_bytes: int

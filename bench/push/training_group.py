@@ -11,11 +11,10 @@ from typing import Literal
 
 from bench.base.errors import Incomplete
 
-# State of a host's earlier run. fetched: its bundle is here; ended: the bundle is still on the node;
-# running; new: there is none, or it has to be started again.
+# State of a host's earlier run. fetched: its bundle is here; ended: its bundle is on the node; running; new:
+# no such run, or it has to start again.
 Standing = Literal["fetched", "ended", "running", "new"]
-# Points that all hosts must reach before any goes on: earlier runs are known, preflight passed, image
-# shipped.
+# Points that all hosts must reach before any goes on: earlier runs known, preflight passed, image shipped.
 Step = Literal["connect", "preflight", "ship"]
 
 
@@ -24,7 +23,7 @@ class GroupFailed(Incomplete):
 
 
 class TrainingGroup:
-    """What the hosts of a group know of each other."""
+    """The shared state of a group of hosts. Thread-safe."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -35,7 +34,7 @@ class TrainingGroup:
 
     @property
     def lost(self) -> str | None:
-        """The first host that failed, and why; None while there is none."""
+        """The first host that failed, and why; None: all are well."""
         return self._lost
 
     def lose(self, host: str, why: str) -> None:
@@ -66,7 +65,7 @@ class TrainingGroup:
 
 
 def agree(standings: Sequence[Standing]) -> Standing:
-    """What all hosts do, from their standings, the leader's first.
+    """Return what all hosts do, given their standings, the leader's first.
 
     A host cannot join a run that the others are in the middle of: if one has to start, all start again.
     """

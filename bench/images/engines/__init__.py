@@ -98,8 +98,7 @@ def follow(command: Sequence[str]) -> int:
         received += 1
         pass_on()
 
-    # A handler that raised could interrupt Popen itself, and leave the engine running with nobody waiting for
-    # it.
+    # A handler that raised an exception could interrupt Popen, and leave the engine running unattended.
     with answered_by(interrupted):
         process = subprocess.Popen(command, start_new_session=True)
         pass_on()

@@ -21,9 +21,8 @@ def argv(container: Container) -> list[str]:
         *(f"--bind={file}:{at}:ro" for at, file in c.inputs.items()),
         f"--bind={c.out}:{OUT}:rw",
     ]
-    # The size of Apptainer's in-memory folders is set in its configuration, 64 MiB by default: too small for
-    # compiled kernels in /cache, and for data and checkpoints in /tmp. So a folder of the host is used where
-    # there is one.
+    # Apptainer's in-memory folders are as large as its configuration says, 64 MiB by default: too small for
+    # compiled kernels in /cache, and for data and checkpoints in /tmp. So a folder of the host is used if given.
     command += [f"--bind={c.cache}:{CACHE}:rw", f"--workdir={c.cache}"] if c.cache else [f"--scratch={CACHE}"]
     command += [f"--pwd={OUT}"]
     command += [] if c.network else ["--net", "--network=none"]

@@ -19,6 +19,8 @@ def argv(container: Container) -> list[str]:
 
 
 class NoEngine:
+    """The engine `none`: every image is refused."""
+
     name = "none"
 
     def facts(self) -> EngineFacts:

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
 from pathlib import Path
+
+from bench.base.names import ENGINES
 
 MODULE = Path(__file__).parents[3] / "ansible/plugins/modules/push.py"
 BENCH = """#!/bin/sh
 for word; do echo "$word"; done >"$(dirname "$0")/told"
 echo '{"nodes": [{"changed": false, "bundle": null, "image": null, "error": null, "outcome": "done"}]}'
 """
+
+
+def test_the_collection_offers_the_same_engines() -> None:
+    """It cannot import bench: its module runs in Ansible's Python."""
+    choices = ["auto", *ENGINES]
+    options = next(
+        ast.literal_eval(node.value)
+        for node in ast.parse(MODULE.read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ARGUMENTS"
+    )
+    assert options["engine"]["choices"] == choices
+    assert f"choices: [{', '.join(choices)}]" in MODULE.read_text()
+    role = MODULE.parents[2] / "roles/push/meta/argument_specs.yml"
+    assert f"choices: [{', '.join(choices)}]" in role.read_text()
 
 
 def module(tmp_path: Path, script: str, **arguments: str) -> subprocess.CompletedProcess[str]:
