@@ -68,7 +68,7 @@ def look(node: Node, record: Record) -> Status:
         f"echo request $(cksum <{out}/request.json); [ -f {out}/{CERTIFICATE} ] && echo certified; "
         f"[ -f {out}.tar ] && echo bundle $(wc -c <{out}.tar); exit 0"
     )
-    return read_status(demand(node, script, "asking after the run"))
+    return read_status(demand(node, script, "asking for the run's state"))
 
 
 def cancel(node: Node, record: Record) -> None:
@@ -132,7 +132,7 @@ def restore_journal(node: Node, record: Record, owner: str) -> bool:
     """
     out = f"{shlex.quote(record.folder)}/out/{record.run_id}"
     if not node.ask(f"test -s {out}/journal.jsonl").code:
-        for name in ("journal.jsonl", "telemetry.jsonl"):  # the run will cut off a torn last line
+        for name in ("journal.jsonl", "telemetry.jsonl"):  # mirrored anew: the run may cut off a torn line
             (record.mirror / name).unlink(missing_ok=True)
         return False
     logs = sorted((record.mirror / "logs").glob("*.txt"))

@@ -1,4 +1,4 @@
-"""run.sh: how a run starts, is asked after and is ended on its node, as a process or as a job of Slurm.
+"""run.sh: start a run on its node, ask for its state, and end it, as a process or as a job of Slurm.
 
 PLACE/runs/RUN/     manifest.json, challenge.json, run.sh; log.txt, pid, exit; out/, as `bench run` leaves it
 

@@ -22,7 +22,7 @@ def argv(container: Container) -> list[str]:
         f"--bind={c.out}:{OUT}:rw",
     ]
     # Apptainer's in-memory folders are as large as its configuration says, 64 MiB by default: too small for
-    # compiled kernels in /cache, and for data and checkpoints in /tmp. So a folder of the host is used if given.
+    # compiled kernels in /cache, and for data and checkpoints in /tmp. So `cache`, if set, is used.
     command += [f"--bind={c.cache}:{CACHE}:rw", f"--workdir={c.cache}"] if c.cache else [f"--scratch={CACHE}"]
     command += [f"--pwd={OUT}"]
     command += [] if c.network else ["--net", "--network=none"]
