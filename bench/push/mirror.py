@@ -184,11 +184,7 @@ def certify(node: Node, record: Record, key: OperatorKey) -> int:
 
 
 def fetch(
-    node: Node,
-    record: Record,
-    key: OperatorKey,
-    revoked: tuple[Revoked, ...],
-    progress: Progress,
+    node: Node, record: Record, key: OperatorKey, revoked: tuple[Revoked, ...], progress: Progress
 ) -> AnyVerdict:
     """Download a run's bundle, verify it, consume its nonce and countersign it."""
     part = record.bundle.with_suffix(".part")

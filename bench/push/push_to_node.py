@@ -16,13 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bench.base.errors import (
-    BadInput,
-    BenchError,
-    EnvironmentCannot,
-    Incomplete,
-    VerificationFailed,
-)
+from bench.base.errors import BadInput, BenchError, EnvironmentCannot, Incomplete, VerificationFailed
 from bench.base.names import CONTAINER_ENGINES
 from bench.base.paths import ledger_path
 from bench.bundle.handshake import write
