@@ -131,7 +131,7 @@ class Records:
         *,
         follows: bool = False,
     ) -> Record | None:
-        """Return the newest such run whose complete bundle has not been fetched, or None."""
+        """Return the newest run with these properties whose complete bundle is not here yet, or None."""
         key = (host.address, host.port, manifest_sha256, engine, str(out.resolve()), nodes, follows)
         for r in self.all():
             same = key == (r.address, r.port, r.manifest_sha256, r.engine, r.out, r.nodes, r.follows)
@@ -140,7 +140,7 @@ class Records:
         return None
 
     def fetched(self, host: Host, manifest_sha256: str, out: Path, nodes: int = 1) -> Record | None:
-        """Return the newest such run whose bundle was fetched and still exists here, or None."""
+        """Return the newest run with these properties whose bundle was fetched and still exists, or None."""
         key = (host.address, host.port, manifest_sha256, str(out.resolve()), nodes, "fetched")
         for r in self.all():
             if key == (r.address, r.port, r.manifest_sha256, r.out, r.nodes, r.state) and r.bundle.exists():

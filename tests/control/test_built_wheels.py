@@ -1,4 +1,4 @@
-"""What `bench image kernels` puts beside the sources, and where it keeps the wheels that come out."""
+"""`bench image kernels`: the context that it builds in, and where it keeps the wheels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(bench.__file__).parent.parent
 
 
 class Builder:
-    """Stands where buildah stands: makes wheels that say for which variant, and keeps what it was given."""
+    """Replaces buildah: makes wheels that name their variant, and records its arguments."""
 
     def __init__(self) -> None:
         self.beside: set[str] = set()
@@ -37,7 +37,7 @@ class Builder:
 
 @pytest.fixture
 def builder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Builder:
-    """No base, no index, no root: all that is needed is said to be there."""
+    """Replace everything that needs a base, an index or root."""
     found = Builder()
     monkeypatch.setattr(build_kernels, "buildah", found)
     monkeypatch.setattr(

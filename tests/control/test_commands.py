@@ -1,4 +1,4 @@
-"""`bench image` and `bench run --engine` as a user calls them, where no engine is needed."""
+"""`bench image` and `bench run --engine` as commands, in cases that need no engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every engine runs the same container as hard: what each is told, word by word."""
+"""Every engine hardens the container alike: the exact command lines and API options."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_podman_is_asked_for_nothing_that_it_does_not_know_and_adds_no_memory_of
 
 
 def test_the_api_is_told_the_same_as_the_command_line() -> None:
-    """Each option of the command line has its counterpart: none is forgotten on one of the two ways."""
+    """The API options that are not derived from the same table agree with the command line, too."""
     pytest.importorskip("docker")
     told = docker.options(C)
     assert (told["read_only"], told["user"], told["init"]) == (True, "65534:65534", True)
@@ -265,7 +265,7 @@ def test_what_nohup_ignores_stays_ignored() -> None:
 
 
 class FakeContainer:
-    """One whose run is ended from outside while its output is followed."""
+    """A container during whose output this process receives SIGTERM."""
 
     def __init__(self) -> None:
         self.told: list[str] = []

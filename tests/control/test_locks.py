@@ -1,4 +1,4 @@
-"""Locks: everything pinned, everything hashed, and all of them agree with pyproject.toml and each other."""
+"""Lock files: everything is pinned and hashed, and agrees with pyproject.toml and the other locks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HASH = "--hash=sha256:" + "0" * 64
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """What `check_all` reads, to be broken."""
+    """A copy of the files that `check_all` reads, for tests that break them."""
     (tmp_path / "docker").mkdir()
     for path in (*ROOT.glob("docker/*.lock"), *ROOT.glob("docker/*.in"), ROOT / "pyproject.toml"):
         shutil.copy(path, tmp_path / path.relative_to(ROOT))
@@ -89,7 +89,7 @@ def test_what_is_not_pinned_is_refused(tmp_path: Path, line: str) -> None:
 
 
 def test_in_an_image_nccl_finds_infiniband() -> None:
-    """It asks for the library at run time, and without it connects nodes by TCP, silently."""
+    """NCCL loads the library at run time; without it, it silently connects nodes by TCP."""
     names = {deb.name for deb in read_debs(ROOT / DEBIAN)}
     assert {"libibverbs1", "ibverbs-providers"} <= names
 

@@ -1,4 +1,4 @@
-"""What is refused before anything starts, and in which words."""
+"""Checks before a container starts: what they refuse, and with which messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The collection's module: what it is given reaches `bench push` word for word."""
+"""The Ansible module: its arguments reach `bench push` unchanged, and its result reports every failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ echo '{"nodes": [{"changed": false, "bundle": null, "image": null, "error": null
 
 
 def test_the_collection_offers_the_same_engines() -> None:
-    """It cannot import bench: its module runs in Ansible's Python."""
+    """The module runs in Ansible's Python and cannot import bench, so it repeats the list."""
     choices = ["auto", *ENGINES]
     options = next(
         ast.literal_eval(node.value)
@@ -32,7 +32,7 @@ def test_the_collection_offers_the_same_engines() -> None:
 
 
 def module(tmp_path: Path, script: str, **arguments: str) -> subprocess.CompletedProcess[str]:
-    """Where `bench` is that script, on a controller with a home of its own."""
+    """Run the module with a shell script in place of `bench` and a home directory of its own."""
     (tmp_path / "bench").write_text(script)
     (tmp_path / "bench").chmod(0o755)
     asked = {"manifest": "hour.json", "host": "gpu1", "command": "~/bench", **arguments}
@@ -47,7 +47,7 @@ def module(tmp_path: Path, script: str, **arguments: str) -> subprocess.Complete
 
 
 def told(tmp_path: Path, **arguments: str) -> list[str]:
-    """What the module calls."""
+    """The arguments with which the module calls `bench`."""
     done = module(tmp_path, BENCH, **arguments)
     assert done.returncode == 0, done.stdout
     return (tmp_path / "told").read_text().splitlines()

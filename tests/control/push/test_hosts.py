@@ -1,4 +1,4 @@
-"""Who is meant, and every mistake in saying so."""
+"""Hosts from arguments and inventories; all mistakes are reported at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line that fails: nothing cut short passes for whole, and no answer is taken without end."""
+"""Failing connections: truncated data never passes as complete, and answers are bounded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.push.remote import HostKeyRefused, MarkedAnswer, Remote, Unreachable
 
 
 class Channel:
-    """Of a session whose command ends well, whatever it was given."""
+    """An SSH channel whose command succeeds, whatever it was sent."""
 
     def __init__(self, answer: Iterator[bytes], sendall: Callable[[bytes], None]) -> None:
         self._answer, self.sendall = answer, sendall
@@ -38,7 +38,7 @@ class Channel:
 
     def settimeout(self, _seconds: float) -> None: ...
     def exec_command(self, command: str) -> None:
-        """As sh does it: what marks the beginning of an answer comes first."""
+        """Answer with the mark first, as sh does."""
         self._mark = command.partition("printf %s ")[2].partition(";")[0].encode()
 
     def close(self) -> None: ...
@@ -61,7 +61,7 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Connect:
 def by_sh(
     script: str, greeting: bytes = b"", of_the_script: int | None = None
 ) -> tuple[int, bytes, MarkedAnswer]:
-    """What comes of a script where the login shell says something first, or the line breaks."""
+    """Run a script with a greeting printed before it, or with only the first bytes of the script."""
     out: list[bytes] = []
     answer = MarkedAnswer(out.append)
     command, said = answer.command_for(script)
@@ -80,7 +80,7 @@ def test_what_a_login_shell_says_is_no_part_of_the_answer() -> None:
 
 
 def test_no_login_shell_has_to_understand_the_script() -> None:
-    """csh takes neither a new line nor an exclamation mark between quotes."""
+    """csh accepts neither a newline nor an exclamation mark between quotes."""
     command, _ = MarkedAnswer(print).command_for("a\nb ! c '")
     assert "\n" not in command and "!" not in command and command.count("'") == 2
 

@@ -1,4 +1,4 @@
-"""What is sent, and what becomes of it when sending goes wrong; the node is a folder of this machine."""
+"""Sending layers and code, with failures in between; the node is a folder on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bench.push.node_survey import InstalledEngine, StoredImage
 from bench.push.remote import ANSWER_SECONDS, CommandResult, Here, Unreachable
 from bench.push.ship import Shipped
 from tests.control.images import make_image
-from tests.control.push.test_survey import found
+from tests.control.push.test_node_survey import found
 
 DATA = bytes(range(256)) * 4096
 
@@ -66,7 +66,7 @@ def test_a_part_that_is_damaged_is_sent_anew(place: Path, blob: Blob, wrong: byt
 
 
 class Breaks(Here):
-    """A line that breaks in the middle of what is sent."""
+    """A connection that breaks while a layer is sent."""
 
     def ask(
         self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
@@ -86,7 +86,7 @@ def test_a_broken_line_leaves_what_the_next_push_goes_on_from(place: Path, blob:
 
 
 class Full(Here):
-    """A disk that takes nothing more."""
+    """A node whose disk is full."""
 
     def ask(
         self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
@@ -103,7 +103,7 @@ def test_a_full_disk_says_so(place: Path, blob: Blob) -> None:
 
 
 class Damages(Here):
-    """A disk that keeps other bytes than it was given."""
+    """A node whose disk stores wrong bytes."""
 
     def ask(
         self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
@@ -219,7 +219,7 @@ def test_an_image_is_known_by_its_identity_never_by_a_name() -> None:
 
 
 class Pulls(Here):
-    """A node whose engine gets an image from a registry, and may have had one of that name before."""
+    """A node whose engine pulls an image, and may have had another image under that name."""
 
     def __init__(self, before: str = "") -> None:
         self.asked: list[str] = []

@@ -1,4 +1,4 @@
-"""A run's journal on its way: mirrored here, given back to a node that lost it, and never lost between."""
+"""Mirroring a run's journal, restoring it on a node that lost it, and fetching the bundle."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from bench.push.image_store import ImageStore
 from bench.push.push_record import Record
 from bench.push.remote import ANSWER_SECONDS, CommandResult, Here, Unreachable
 from bench.signing.ssh_keys import PublicKey
-from tests.control.push.test_record import R
+from tests.control.push.test_push_record import R
 
 JOURNAL = b'{"trial": 1}\n{"trial": 2}\n'
 
 
 @pytest.fixture
 def record(tmp_path: Path) -> Record:
-    """Of a run whose node has its folder, as every start makes it, and whose mirror has its journal."""
+    """A record of a run whose folder exists on the node, and whose journal is mirrored."""
     made = dataclasses.replace(R, local=True, place=str(tmp_path / "a place"), out=str(tmp_path / "results"))
     (Path(made.folder) / "out").mkdir(parents=True)
     (made.mirror / "logs").mkdir(parents=True)
@@ -36,7 +36,7 @@ def there(record: Record) -> Path:
 
 
 class Breaks(Here):
-    """A line that breaks in the middle of one file: what reads there sees the end of it."""
+    """A connection that breaks in the middle of one file: the program there sees a normal end of file."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -78,7 +78,7 @@ KEY = OperatorKey(Path("key"), PublicKey(b"7" * 32), in_agent=False)
 
 
 class Endless(Here):
-    """A node that says how long the bundle is, and goes on after it."""
+    """A node that sends more than the size it gave for the bundle."""
 
     def ask(
         self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS

@@ -1,4 +1,4 @@
-"""What a node says of itself, recorded, and what follows from it."""
+"""Recorded answers of nodes, and the findings that follow from them."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_fewer_gpus_than_the_manifest_asks_for() -> None:
 
 
 def test_what_is_wrong_with_gpus_is_for_the_check_of_a_node_to_say() -> None:
-    """In a signed bundle, which can be shown to the landlord."""
+    """Faulty GPUs must not stop a check: its signed bundle can be shown to the node's owner."""
     need = dataclasses.replace(NEED, gpus=8, checks=True)
     used = found(gpus=(0, "0, H100, 81559, 70000, 99, 0"))
     assert [(f.level, f.what.partition(",")[0]) for f in judge(used, need)] == [
@@ -171,7 +171,7 @@ LOST = (
 
 
 def test_a_gpu_that_is_lost_hides_neither_the_others_nor_itself() -> None:
-    """nvidia-smi ends with 15 then; a node of eight was said to have no GPU."""
+    """nvidia-smi exits with 15 if a GPU is lost; such a node of eight once counted as having none."""
     both = found(gpus=(15, f"0, H100, 81559, 1, 0, 0\n{LOST}\n"))
     assert [gpu.index for gpu in both.gpus] == [0]
     (finding,) = judge(both, NEED)

@@ -1,4 +1,4 @@
-"""How a run starts, is asked after, ends and starts again: the very scripts, on this machine."""
+"""The real scripts on this machine: a run starts, reports its state, ends, and starts again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RUN = "0123456789ab"
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    """With a Python that measures nothing: it waits to be told to end."""
+    """A job whose Python measures nothing: it waits for SIGTERM or for a file."""
     python = tmp_path / "python"
     python.write_text(
         "#!/bin/sh\ntrap 'echo ending >&2; exit 5' TERM\necho \"told: $*\" >&2\n"
@@ -226,7 +226,7 @@ def test_followers_get_no_challenge_and_all_share_the_network(job: Job) -> None:
 def test_the_network_s_devices_are_handed_on_by_the_node_that_has_them(
     job: Job, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The node that writes the script need not be the one that runs it."""
+    """The node that runs the script, not the one that wrote it, decides which devices exist."""
 
     def told(devices: Path) -> str:
         for other in (run_script, docker, apptainer):

@@ -1,4 +1,4 @@
-"""A run's end, seen by two who watch it: one of them fetches the bundle, and nobody loses it."""
+"""Two commands that watch the same run: one fetches the bundle, and neither loses it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from bench.push.push_to_node import ChosenEngine, NodePush
 from bench.push.remote import ANSWER_SECONDS, CommandResult, Here
 from bench.push.request import HostPart, PushRequest, Result, Shared
 from bench.push.ship import Shipped
-from tests.control.push.test_follow import KEY
-from tests.control.push.test_record import R
+from tests.control.push.test_mirror import KEY
+from tests.control.push.test_push_record import R
 
 QUICKSTART = Path(__file__).parents[3] / "manifests/quickstart.json"
 BUNDLE = bytes(range(256)) * 64
@@ -98,7 +98,7 @@ def test_after_a_push_that_was_cancelled_there_is_nothing_to_attach_to(
 
 
 def test_a_run_that_goes_on_is_noted_with_the_way_that_led_there(record: Record, tmp_path: Path) -> None:
-    """By another user, with another key of SSH's: bench attach takes the same way."""
+    """Another user and another SSH key are recorded, so that bench attach logs in the same way."""
     records = Records(tmp_path / "runs")
     request = dataclasses.replace(request_of(record), ssh_config=Path("/here/config"))
     host = Host("gpu1", "10.0.0.1", "bob", None, Path("/here/bob"), "/there/python")
@@ -113,7 +113,7 @@ def test_a_run_that_goes_on_is_noted_with_the_way_that_led_there(record: Record,
 
 
 class Halves(Here):
-    """Sends the bundle in two halves; between them there is time for somebody else to begin."""
+    """Sends the bundle in two halves, with time between them for another command to start."""
 
     def __init__(self, between: Callable[[], object]) -> None:
         self._between = between

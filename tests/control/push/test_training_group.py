@@ -1,4 +1,4 @@
-"""Hosts that train as one: all begin, or none."""
+"""Hosts that train as one: all start, or none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_what_all_do(standings: list[Standing], all_do: Standing) -> None:
 
 
 def nothing() -> None:
-    """Nobody pressed Ctrl-C."""
+    """Do nothing: the user has not pressed Ctrl-C."""
 
 
 def test_all_hear_of_all_the_leader_first() -> None:
