@@ -118,9 +118,11 @@ def _index() -> str:
     """URL of the index that pip uses: PIP_INDEX_URL, else its configuration, else its default."""
     if url := os.environ.get("PIP_INDEX_URL"):
         return url
-    command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
-    configured = subprocess.run(command, check=False, capture_output=True, text=True)
-    return configured.stdout.strip() or _DEFAULT_INDEX
+    # `pip config get` reads the user's file alone; `list` merges all files, the one in PIP_CONFIG_FILE too.
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, check=False, capture_output=True, text=True)
+    match = re.search(r"^global\.index-url='(.*)'$", listed.stdout, re.MULTILINE)
+    return match[1] if match else _DEFAULT_INDEX
 
 
 def _get(url: str) -> bytes:

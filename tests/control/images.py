@@ -17,7 +17,7 @@ LABELS = {"bench.variant": "cpu", "bench.lock": "sha256:" + "1" * 64}
 
 
 def layer(files: dict[str, bytes | None], **changes: Any) -> bytes:
-    """Make a tar; None makes a directory. `changes` are made to every header, as by a build on another day."""
+    """Make a tar; None makes a directory. `changes` are made to every header, as on another day."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         for name, data in files.items():
