@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -110,6 +111,49 @@ def test_a_run_that_goes_on_is_noted_with_the_way_that_led_there(record: Record,
     assert noted.to_host() == dataclasses.replace(host, name=record.host)
     assert noted.ssh_config == "/here/config"
     assert records.all() == [noted]
+
+
+PYTHON = """#!/bin/sh
+case $1 in -c) echo 3.12; echo;; *) echo "nothing was measured" >&2; exit 5;; esac
+"""
+
+
+def test_a_push_goes_from_preflight_to_the_run_and_its_failure_is_taken_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push_to_node, "_LOOK_SECONDS", 0.01)
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    records = Records(tmp_path / "runs")
+    request = PushRequest(
+        load_manifest(QUICKSTART),
+        "none",
+        tmp_path / "results",
+        KEY,
+        ledger=tmp_path / "ledger.jsonl",
+        python=str(tmp_path / "python"),
+        place=str(tmp_path / "place"),
+        on_cpu=True,
+        despite_findings=True,
+    )
+
+    def pushed(**changes: Any) -> Result:
+        shared = Shared(records, ImageStore(print), Silent())
+        part = HostPart(Host("here", "localhost"), local=True)
+        return NodePush(part, dataclasses.replace(request, **changes), shared).run()
+
+    dry = pushed(until="preflight")
+    assert (dry.outcome, dry.engine, records.all()) == ("would", "none", [])
+    first = pushed()
+    assert first.error is not None
+    assert (first.outcome, first.phase, first.changed) == ("failed", "run", True)
+    assert first.error.message == "the run ended with exit code 5: nothing was measured"
+    (record,) = records.all()
+    assert (record.run_id, record.state) == (first.run_id, "failed")
+    assert "bench run manifest.json" in (record.mirror / "run.sh").read_text()
+    again = pushed()
+    assert (again.run_id, again.outcome) == (first.run_id, "failed")
+    assert pushed(new_run=True).run_id != first.run_id
 
 
 class Halves(Here):
