@@ -48,6 +48,14 @@ class PreflightFinding:
         return f"{self.what}\n  {self.advice}" if self.advice else self.what
 
 
+def _stop(what: str, advice: str = "") -> PreflightFinding:
+    return PreflightFinding("stop", what, advice)
+
+
+def _warn(what: str, advice: str = "") -> PreflightFinding:
+    return PreflightFinding("warn", what, advice)
+
+
 def judge(survey: Survey, need: Need) -> list[PreflightFinding]:
     """Return all findings, those that stop the run first."""
     findings = [*_machine(survey, need), *_software(survey, need), *_gpus(survey, need)]
@@ -56,30 +64,115 @@ def judge(survey: Survey, need: Need) -> list[PreflightFinding]:
 
 def _machine(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
     if not survey.place_writable:
-        yield PreflightFinding(
-            "stop", f"{survey.user} may not write to {survey.place}", "choose another folder: --place DIR"
-        )
-    yield from _stops(lambda: check_free(survey.place_free_bytes, need.place_bytes, "a run", survey.place))
+        yield _stop(f"{survey.user} may not write to {survey.place}", "choose another folder: --place DIR")
+    yield from _finding_of(
+        lambda: check_free(survey.place_free_bytes, need.place_bytes, "a run", survey.place)
+    )
     if survey.available_bytes < MEMORY_BYTES:
         free = bytes_text(survey.available_bytes)
-        yield PreflightFinding(
-            "stop", f"{free} of memory is free, a run needs more than {bytes_text(MEMORY_BYTES)}"
-        )
+        yield _stop(f"{free} of memory is free, a run needs more than {bytes_text(MEMORY_BYTES)}")
     if abs(survey.skew_seconds) > SKEW_STOP_SECONDS:
-        yield PreflightFinding(
-            "stop",
+        yield _stop(
             f"its clock is {_skew(survey)}: certificates would not be valid there",
             "set it: timedatectl set-ntp true",
         )
     elif abs(survey.skew_seconds) > SKEW_WARN_SECONDS:
-        yield PreflightFinding("warn", f"its clock is {_skew(survey)}", "timedatectl set-ntp true")
+        yield _warn(f"its clock is {_skew(survey)}", "timedatectl set-ntp true")
     if survey.missing_programs:
         what = ", ".join(survey.missing_programs)
-        yield PreflightFinding("stop", f"it lacks {what}", "apt-get install coreutils util-linux tar")
+        yield _stop(f"it lacks {what}", "apt-get install coreutils util-linux tar")
     if not need.slurm and survey.load > max(1.0, 0.5 * survey.cores):
-        yield PreflightFinding(
-            "warn", f"it is busy: load {survey.load:.1f} on {survey.cores} cores", "the run will be slower"
+        yield _warn(f"it is busy: load {survey.load:.1f} on {survey.cores} cores", "the run will be slower")
+
+
+def _skew(survey: Survey) -> str:
+    return f"{abs(survey.skew_seconds):.0f} s {'ahead' if survey.skew_seconds > 0 else 'behind'}"
+
+
+def _software(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
+    if need.slurm and survey.slurm is None:
+        yield _stop("Slurm is not installed", "push to a login node, or omit --slurm")
+    if need.engine == "none":
+        yield from _environment(survey)
+        return
+    engine = survey.engines[need.engine]
+    if engine.facts is None:
+        yield _stop(f"{need.engine}: {engine.why}", _how_to_get(need.engine, engine.why, survey.user))
+    elif engine.free_bytes is not None and need.engine_bytes:
+        where, free = engine.facts.storage or "", engine.free_bytes
+        yield from _finding_of(lambda: check_free(free, need.engine_bytes, "the image", where))
+
+
+def _environment(survey: Survey) -> Iterator[PreflightFinding]:
+    if survey.python is None:
+        yield _stop("its Python does not run", "name one of an environment: --python")
+    elif survey.lacking:
+        yield _stop(
+            f"its Python lacks {', '.join(survey.lacking)}",
+            f"name one of an environment there that has {', '.join(NEEDED)}: --python",
         )
+    elif tuple(map(int, survey.python.split("."))) < (3, 11):
+        yield _stop(f"its Python is {survey.python}; the oldest supported is 3.11", "name another: --python")
+
+
+def _how_to_get(engine: str, why: str, user: str) -> str:
+    """Advice for an engine that does not answer, by the reason it gives."""
+    if "permission denied" in why.lower():
+        return f"usermod -aG {engine} {user} there, or log in as another user: USER@HOST"
+    if "rootless" in why:
+        return "--engine podman, which needs no root either"
+    if why == "not installed":
+        package = {"docker": "docker.io"}.get(engine, engine)
+        return f"apt-get install {package} there, or use a Python environment there: --engine none"
+    return f"start it there: systemctl start {engine}"
+
+
+def _gpus(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
+    count = len(survey.gpus)
+    stop_unless_check: Weight = "warn" if need.checks else "stop"
+    if need.gpus is not None and count < need.gpus and not need.slurm:
+        advice = "to try things out on its CPU, in as many processes: --device cpu"
+        what = f"it has {count} GPUs, the manifest asks for {need.gpus}"
+        yield PreflightFinding(stop_unless_check, what, "" if need.checks else advice)
+    if need.variant is not None and not need.slurm:
+        yield from _finding_of(lambda: check_machine(survey.host))
+    if need.on_cpu:
+        return
+    if need.variant is not None and not need.slurm:
+        variant, facts = need.variant, survey.engines[need.engine].facts
+        yield from _finding_of(lambda: check_driver(survey.host, variant))
+        if facts is not None and variant.driver is not None:
+            yield from _finding_of(lambda: check_gpus(survey.host, facts))
+    if survey.gpu_trouble and survey.host.driver and not need.slurm:
+        yield PreflightFinding(
+            "warn" if survey.gpus else stop_unless_check,
+            f"nvidia-smi: {survey.gpu_trouble}",
+            "examine it with a node check: bench push manifests/node-check.json HOST",
+        )
+    for gpu in survey.gpus:
+        if gpu.uncorrected_errors:
+            yield _warn(
+                f"GPU {gpu.index} had {gpu.uncorrected_errors} uncorrected memory errors",
+                "nvidia-smi -q -d ECC",
+            )
+        if gpu.busy_percent > _BUSY_PERCENT or gpu.used_mib > _BUSY_MIB:
+            yield PreflightFinding(
+                stop_unless_check,
+                f"GPU {gpu.index} is in use: {gpu.busy_percent}% busy, {gpu.used_mib:,} MiB taken",
+                "; ".join(survey.gpu_users)[:300] or "nvidia-smi shows by whom, with sufficient rights",
+            )
+
+
+def _finding_of(check: Callable[[], None]) -> Iterator[PreflightFinding]:
+    """Yield the error of a check in images.engines.preflight as a finding that stops the run."""
+    try:
+        check()
+    except EnvironmentCannot as error:
+        what = f"{error.where}: {error.message}" if error.where else error.message
+        yield _stop(what, error.advice or "")
+
+
+# --- a node in one line ---------------------------------------------------------------------------------
 
 
 def machine_text(survey: Survey) -> str:
@@ -101,96 +194,3 @@ def resources_text(survey: Survey, engine: str) -> str:
         f"clock {survey.skew_seconds:+.0f} s",
     ]
     return " · ".join(parts)
-
-
-def _skew(survey: Survey) -> str:
-    return f"{abs(survey.skew_seconds):.0f} s {'ahead' if survey.skew_seconds > 0 else 'behind'}"
-
-
-def _software(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
-    if need.slurm and survey.slurm is None:
-        yield PreflightFinding("stop", "Slurm is not installed", "push to a login node, or omit --slurm")
-    if need.engine == "none":
-        yield from _environment(survey)
-        return
-    engine = survey.engines[need.engine]
-    if engine.facts is None:
-        yield PreflightFinding(
-            "stop", f"{need.engine}: {engine.why}", _how_to_get(need.engine, engine.why, survey.user)
-        )
-    elif engine.free_bytes is not None and need.engine_bytes:
-        where, free = engine.facts.storage or "", engine.free_bytes
-        yield from _stops(lambda: check_free(free, need.engine_bytes, "the image", where))
-
-
-def _environment(survey: Survey) -> Iterator[PreflightFinding]:
-    if survey.python is None:
-        yield PreflightFinding("stop", "its Python does not run", "name one of an environment: --python")
-    elif survey.lacking:
-        yield PreflightFinding(
-            "stop",
-            f"its Python lacks {', '.join(survey.lacking)}",
-            f"name one of an environment there that has {', '.join(NEEDED)}: --python",
-        )
-    elif tuple(map(int, survey.python.split("."))) < (3, 11):
-        yield PreflightFinding(
-            "stop", f"its Python is {survey.python}; the oldest supported is 3.11", "name another: --python"
-        )
-
-
-def _how_to_get(engine: str, why: str, user: str) -> str:
-    """Advice for an engine that does not answer, by the reason it gives."""
-    if "permission denied" in why.lower():
-        return f"usermod -aG {engine} {user} there, or log in as another user: USER@HOST"
-    if "rootless" in why:
-        return "--engine podman, which needs no root either"
-    if why.endswith("is not installed"):
-        package = {"docker": "docker.io"}.get(engine, engine)
-        return f"apt-get install {package} there, or use a Python environment there: --engine none"
-    return f"start it there: systemctl start {engine}"
-
-
-def _gpus(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
-    count = len(survey.gpus)
-    stop_unless_check: Weight = "warn" if need.checks else "stop"
-    if need.gpus is not None and count < need.gpus and not need.slurm:
-        advice = "to try things out on its CPU, in as many processes: --device cpu"
-        what = f"it has {count} GPUs, the manifest asks for {need.gpus}"
-        yield PreflightFinding(stop_unless_check, what, "" if need.checks else advice)
-    if need.variant is not None and not need.slurm:
-        yield from _stops(lambda: check_machine(survey.host))
-    if need.on_cpu:
-        return
-    if need.variant is not None and not need.slurm:
-        variant, facts = need.variant, survey.engines[need.engine].facts
-        yield from _stops(lambda: check_driver(survey.host, variant))
-        if facts is not None and variant.driver is not None:
-            yield from _stops(lambda: check_gpus(survey.host, facts))
-    if survey.gpu_trouble and survey.host.driver and not need.slurm:
-        yield PreflightFinding(
-            "warn" if survey.gpus else stop_unless_check,
-            f"nvidia-smi: {survey.gpu_trouble}",
-            "examine it with a node check: bench push manifests/node-check.json HOST",
-        )
-    for gpu in survey.gpus:
-        if gpu.uncorrected_errors:
-            yield PreflightFinding(
-                "warn",
-                f"GPU {gpu.index} had {gpu.uncorrected_errors} uncorrected memory errors",
-                "nvidia-smi -q -d ECC",
-            )
-        if gpu.busy_percent > _BUSY_PERCENT or gpu.used_mib > _BUSY_MIB:
-            yield PreflightFinding(
-                stop_unless_check,
-                f"GPU {gpu.index} is in use: {gpu.busy_percent}% busy, {gpu.used_mib:,} MiB taken",
-                "; ".join(survey.gpu_users)[:300] or "nvidia-smi shows by whom, with sufficient rights",
-            )
-
-
-def _stops(check: Callable[[], None]) -> Iterator[PreflightFinding]:
-    """Yield the error of a check in images.engines.preflight as a finding that stops the run."""
-    try:
-        check()
-    except EnvironmentCannot as error:
-        what = f"{error.where}: {error.message}" if error.where else error.message
-        yield PreflightFinding("stop", what, error.advice or "")

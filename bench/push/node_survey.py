@@ -253,7 +253,7 @@ def _python(answers: Answers) -> tuple[str | None, tuple[str, ...]]:
 def _engine(name: str, answers: Answers) -> InstalledEngine:
     code, text = answers.get(name, (127, ""))
     if code == 127:
-        return InstalledEngine(None, f"{name} is not installed")
+        return InstalledEngine(None, "not installed")
     if code:
         return InstalledEngine(None, (text.strip().splitlines() or ["it does not answer"])[-1][:300])
     if name == "apptainer":

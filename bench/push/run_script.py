@@ -136,7 +136,7 @@ def _preparations(job: Job, *, several: bool) -> list[str]:
     if job.checks:
         lines.append(f"rm -rf out/{job.run_id} out/{job.run_id}.tar  # a check never resumes")
     if job.engine in ("none", "apptainer"):
-        lines.append("mkdir -p tmp  # compilers' files go with the run")
+        lines.append("mkdir -p tmp  # for compilers; removed with the run")
     if job.engine == "none":
         lines += [
             f"export PYTHONPATH={shlex.quote(job.runnable)} PYTHONDONTWRITEBYTECODE=1",

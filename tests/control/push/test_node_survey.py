@@ -114,7 +114,7 @@ NEED = Need("docker", find_variant("cuda12.8"), on_cpu=False, gpus=None, engine_
 @pytest.mark.parametrize(
     ("changes", "said", "advice"),
     [
-        ({"docker": (127, "sh: docker: not found")}, "docker is not installed", "apt-get install docker.io"),
+        ({"docker": (127, "sh: docker: not found")}, "docker: not installed", "apt-get install docker.io"),
         ({"docker": (1, "permission denied while trying")}, "permission denied", "usermod -aG docker ubuntu"),
         ({"docker": (1, "Cannot connect to the Docker daemon")}, "Cannot connect", "systemctl start docker"),
         ({"docker": (0, '{"ServerErrors":["Cannot connect"]}')}, "Cannot connect", "systemctl"),
