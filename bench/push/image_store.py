@@ -26,7 +26,7 @@ from bench.base.files import replacing
 from bench.base.strict_json import canonical_json
 from bench.images.archive import Blob, Identity, ImageFacts, Layer, opened, pack_layer, read_facts
 from bench.images.engines import find_engine
-from bench.images.variants import find_variant, images, variant_for
+from bench.images.variants import Variant, images, variant_for
 
 _BUILT = Path("out/images")  # where `bench image build` puts its archives
 _KEPT_DAYS = 30  # a compressed layer that was not used for so long is deleted
@@ -43,6 +43,16 @@ class Shippable:
     @property
     def config(self) -> str:
         return self.facts.identity.config
+
+    @property
+    def variant(self) -> Variant:
+        """The variant that the image's label names; BadInput if it is not an image of bench."""
+        name = self.facts.labels.get("bench.variant", "")
+        if name not in images().by_name:
+            raise BadInput(
+                "is not an image of bench", where=str(self.path), advice="bench image build makes one"
+            )
+        return images().by_name[name]
 
     @property
     def unpacked_bytes(self) -> int:
@@ -154,14 +164,6 @@ class ImageStore:
         cached.parent.mkdir(parents=True, exist_ok=True)
         cached.write_bytes(canonical_json(_facts_to(facts)))
         return facts
-
-
-def variant_name(facts: ImageFacts, where: str) -> str:
-    """Return the variant that an image's label names; BadInput if it is not an image of bench."""
-    name = facts.labels.get("bench.variant", "")
-    if name not in images().by_name:
-        raise BadInput("is not an image of bench", where=where, advice="bench image build makes one")
-    return find_variant(name).name
 
 
 def _facts_to(facts: ImageFacts) -> Mapping[str, Any]:

@@ -22,13 +22,12 @@ from bench.base.paths import ledger_path
 from bench.bundle.handshake import write
 from bench.images.container import NOBODY
 from bench.images.engines.preflight import OUT_BYTES, check_identity
-from bench.images.variants import find_variant
 from bench.node_check.any_manifest import wanted_image
 from bench.node_check.recompute_any import AnyVerdict, recompute
 from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
 from bench.push import mirror, run_script, ship
-from bench.push.image_store import Shippable, variant_name
+from bench.push.image_store import Shippable
 from bench.push.mirror import Status
 from bench.push.node_findings import Need, judge, machine_text, resources_text
 from bench.push.node_survey import Survey, survey_node
@@ -309,7 +308,7 @@ class NodePush:
         to_ship = image
         if image is not None and chosen.engine != "apptainer":  # Apptainer's images are not in the survey
             to_ship = None if ship.installed_as(chosen.survey, chosen.engine, image) else image
-        variant = find_variant(variant_name(image.facts, str(image.path))) if image else None
+        variant = image.variant if image else None
         return Need(
             engine=chosen.engine,
             variant=variant,
@@ -418,7 +417,7 @@ class NodePush:
     def _job(self, chosen: ChosenEngine, shipped: Shipped, record: Record) -> run_script.Job:
         request, survey, part, image = self.request, chosen.survey, self.part, chosen.image
         facts = survey.engines[chosen.engine].facts if chosen.engine != "none" else None
-        gpu_image = image is None or find_variant(variant_name(image.facts, "")).driver is not None
+        gpu_image = image is None or image.variant.driver is not None
         use_gpus = not request.on_cpu and gpu_image and (bool(survey.gpus) or request.slurm is not None)
         access = facts.gpus if facts else None
         member = None
