@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.machine_share import memory_bytes, parts
+from bench.base.names import IMAGE_VARIABLE
 from bench.base.paths import making_folders
 from bench.base.sbom import PLACE
 from bench.base.strict_json import pretty_json, to_json
@@ -32,7 +33,7 @@ from bench.images.archive import (
 from bench.images.build_image import BuildInputs
 from bench.images.build_image import build as build_image
 from bench.images.build_kernels import build_kernels
-from bench.images.container import CHALLENGE, MANIFEST, NOBODY, OUT, RDMA, TOLD, Container, handed_on, limits
+from bench.images.container import CHALLENGE, MANIFEST, NOBODY, OUT, RDMA, Container, handed_on, limits
 from bench.images.engines import Engine, find_engine, here
 from bench.images.engines.preflight import (
     OUT_BYTES,
@@ -200,7 +201,7 @@ def run_in_image(
     challenge_option = ("--challenge", CHALLENGE) if challenge else ()
     environment = {name: os.environ[name] for name in handed_on(network) if name in os.environ}
     if held:
-        environment[TOLD] = json.dumps(to_json(held.identity))
+        environment[IMAGE_VARIABLE] = json.dumps(to_json(held.identity))
     container = Container(
         image=held.runnable if held else image,
         command=(verb, MANIFEST, "--out", OUT, *arguments, *challenge_option),

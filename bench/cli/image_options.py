@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
+from bench.base.names import CONTAINER_ENGINES, ENGINES_WITH_STORE
 from bench.cli.arguments import Command, Commands, add_command, add_json
 
 
@@ -38,7 +39,7 @@ def _add_build(verbs: Commands) -> None:
         metavar="NAME",
         help="leave a compiled kernel out; repeatable",
     )
-    build.add_argument("--load", choices=("docker", "podman"), help="also load it into this engine")
+    build.add_argument("--load", choices=ENGINES_WITH_STORE, help="also load it into this engine")
     add_json(build, "identity and layers")
 
 
@@ -119,7 +120,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine",
-        choices=("auto", "docker", "podman", "apptainer"),
+        choices=("auto", *CONTAINER_ENGINES),
         default="auto",
         help="default: auto, the first that answers",
     )

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from bench.base.errors import BadInput
+from bench.base.names import ENGINES
 from bench.cli.arguments import Command, Commands, add_budget, add_command, add_json
 from bench.node_check.judging import LEVELS
 
@@ -124,7 +125,7 @@ def add_engine(
     """Add --engine and --image, for a command that measures this machine."""
     parser.add_argument(
         "--engine",
-        choices=("auto", "docker", "podman", "apptainer", "none"),
+        choices=("auto", *ENGINES),
         default="none",
         help="run in a locked-down container (default: none, with the software installed here)",
     )

@@ -15,6 +15,7 @@ from typing import Literal
 from tabulate import tabulate
 
 from bench.base.errors import BadInput, printable
+from bench.base.names import ENGINES_WITH_STORE
 from bench.base.strict_json import pretty_json
 from bench.cli.arguments import is_host_and_port
 from bench.cli.signing import own_revocations
@@ -108,7 +109,7 @@ def push(request: PushArguments) -> int:
         hosts = (_renamed(request.name, hosts, request.inventory),)
     _refuse_contradictions(request, len(hosts))
     _refuse_options_of_other_kind(request, checks=isinstance(manifest, CheckManifest))
-    order = PushRequest(
+    push_request = PushRequest(
         manifest=manifest,
         engine=request.engine,
         out=request.out,
@@ -125,32 +126,34 @@ def push(request: PushArguments) -> int:
         keep=request.keep,
         until=request.until,
         once=request.once,
-        anew=request.new,
-        anyway=request.anyway,
-        goes_on=_record_of(request.continued_run, hosts) if request.continued_run else None,
+        new_run=request.new,
+        despite_findings=request.anyway,
+        continued=_record_of(request.continued_run, hosts) if request.continued_run else None,
         slurm=_slurm(request) if request.slurm else None,
         together=request.together,
         ssh_config=request.ssh_config,
     )
-    return _push_to(hosts, order, request.parallel, as_json=request.as_json)
+    return _push_to(hosts, push_request, request.parallel, as_json=request.as_json)
 
 
-def _push_to(hosts: Sequence[Host], order: PushRequest, at_once: int, *, as_json: bool) -> int:
+def _push_to(hosts: Sequence[Host], push_request: PushRequest, at_once: int, *, as_json: bool) -> int:
     """Push to all hosts; without any, to this machine, which then submits to Slurm."""
-    refuse_twins(hosts, order.ssh_config)
-    order = dataclasses.replace(order, push=secrets.token_hex(3))
-    places = [HostPart(host, node=number, nodes=len(hosts)) for number, host in enumerate(hosts)]
-    if order.together:
+    refuse_twins(hosts, push_request.ssh_config)
+    push_request = dataclasses.replace(push_request, push=secrets.token_hex(3))
+    parts = [HostPart(host, node=number, nodes=len(hosts)) for number, host in enumerate(hosts)]
+    if push_request.together:
         at_once = len(hosts)  # they wait for each other
-        company = TrainingGroup(len(hosts)) if order.until in ("start", "fetch") else None
-        places = [dataclasses.replace(part, company=company) for part in places]
+        group = TrainingGroup(len(hosts)) if push_request.until in ("start", "fetch") else None
+        parts = [dataclasses.replace(part, group=group) for part in parts]
     if not hosts:
-        places = [HostPart(THIS_MACHINE, local=True)]
-    with Screen([part.host.name for part in places]) as screen:
+        parts = [HostPart(THIS_MACHINE, local=True)]
+    with Screen([part.host.name for part in parts]) as screen:
         shared = shared_with(screen, Records())
-        shared.depot.tidy(time.time())
-        results = many_nodes.walk([NodePush(part, order, shared).go for part in places], at_once, shared.stop)
-    return report_results(results, order.push, order, as_json=as_json)
+        shared.store.tidy(time.time())
+        results = many_nodes.run_all(
+            [NodePush(part, push_request, shared).run for part in parts], at_once, shared.stop
+        )
+    return report_results(results, push_request.push, push_request, as_json=as_json)
 
 
 def _certifying_key(path: Path | None) -> OperatorKey:
@@ -186,7 +189,7 @@ def _refuse_contradictions(request: PushArguments, hosts: int) -> None:
         )
     if request.pull and request.image:
         raise BadInput("--pull and --image name two images", advice="leave one out")
-    if request.pull and request.engine not in ("docker", "podman"):
+    if request.pull and request.engine not in ENGINES_WITH_STORE:
         raise BadInput("--pull goes with --engine docker or podman")
 
 
@@ -247,12 +250,12 @@ def shared_with(screen: Screen, records: Records) -> Shared:
 
 
 def report_results(
-    results: Sequence[Result], push_id: str, order: PushRequest | None, *, as_json: bool
+    results: Sequence[Result], push_id: str, push_request: PushRequest | None, *, as_json: bool
 ) -> int:
-    """Print what became of every node; return one exit code for all. `order` is None for an earlier push."""
+    """Print what became of every node; return one exit code for all. An earlier push has no request here."""
     code = many_nodes.exit_code(results)
     if as_json:
-        manifest = {"manifest": order.manifest.digest} if order else {}
+        manifest = {"manifest": push_request.manifest.digest} if push_request else {}
         changed = any(result.changed for result in results)
         document = {"schema": "bench/push/v1", "push": push_id, "exit_code": code, "changed": changed}
         document |= manifest | {"nodes": [to_json(result) for result in results]}

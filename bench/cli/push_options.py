@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from bench.base.names import ENGINES
 from bench.cli.arguments import Command, Commands, add_budget, add_command, add_json, duration
 from bench.node_check.judging import LEVELS
 
@@ -88,7 +89,7 @@ def _add_run(push: argparse.ArgumentParser) -> None:
     add("--level", choices=LEVELS, help="a node check of 2, 10 or 60 minutes (default: the manifest's)")
     add(
         "--engine",
-        choices=("auto", "docker", "podman", "apptainer", "none"),
+        choices=("auto", *ENGINES),
         default="auto",
         help="on the node (default: auto, the first that answers); none: a Python environment",
     )

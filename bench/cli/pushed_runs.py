@@ -53,15 +53,15 @@ def _follow(request: PushedRunsArguments, *, wait: bool) -> int:
     with Screen([record.host for record in chosen]) as screen:
         shared = shared_with(screen, records)
         groups = {r.push: TrainingGroup(r.nodes) for r in chosen if r.nodes > 1 and r.slurm_job is None}
-        walks = [_walk(record, shared, groups.get(record.push), wait=wait) for record in chosen]
-        results = many_nodes.walk(walks, NODES_AT_ONCE, shared.stop)
+        pushes = [_followed(record, shared, groups.get(record.push), wait=wait) for record in chosen]
+        results = many_nodes.run_all(pushes, NODES_AT_ONCE, shared.stop)
     return report_results(results, chosen[0].push, None, as_json=request.as_json)
 
 
-def _walk(
-    record: Record, shared: Shared, company: TrainingGroup | None, *, wait: bool
+def _followed(
+    record: Record, shared: Shared, group: TrainingGroup | None, *, wait: bool
 ) -> Callable[[], Result]:
-    order = PushRequest(
+    request = PushRequest(
         load_any(record.mirror / "manifest.json"),
         record.engine,
         Path(record.out),
@@ -70,10 +70,10 @@ def _walk(
         ssh_config=Path(record.ssh_config) if record.ssh_config else None,
         push=record.push,
     )
-    journey = NodePush(HostPart(record.to_host(), record.local, company=company), order, shared)
+    push = NodePush(HostPart(record.to_host(), record.local, group=group), request, shared)
     if record.state == "fetched" and record.bundle.exists():
-        return lambda: journey.fetched(record)
-    return lambda: journey.attach(record)
+        return lambda: push.report_fetched(record)
+    return lambda: push.attach(record)
 
 
 def status(request: PushedRunsArguments) -> int:

@@ -1,4 +1,5 @@
-"""Container images: which variants there are, how they are built, carried and run.
+"""Container images: the variants, how they are built, read and written, and how a run is held in a container.
 
-Imports base and signing alone. Others go through `engines`, which start a container, and `build_image`.
+Imports only base. Entry points: `engines.find_engine` starts a container, `build_image.build`
+builds an image, `archive` reads and writes image files.
 """

@@ -1,8 +1,9 @@
-"""Images as files: what one is made of, computed from its bytes, and archives that are the same each time.
+"""Read and write container images as archive files.
 
-An image's identity is the digest of its configuration, which names the digest of each layer's files. Neither
-depends on compression or on the engine that holds it: Docker's and Podman's saves of it give the same ones.
-What is written here is one tar that Docker and Podman load and that is an OCI image layout too.
+Reading: from an archive saved by Docker, Podman or `write_archive` to its identity and layers, by its bytes.
+Writing: from a configuration and layers to one reproducible tar, which Docker and Podman load and which is an
+OCI image layout too. An image's identity is the digest of its configuration, which names the digest of each
+uncompressed layer. Neither depends on compression or on the engine that saved the archive.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import gzip
 import hashlib
 import io
 import json
+import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,28 +26,34 @@ from bench.base.files import replacing
 from bench.base.strict_json import canonical_json
 from bench.images.normalise import Hashing, Inflate
 
-_SMALL = 4 * 2**20  # a configuration or a manifest; layers are only hashed
-_CHUNK = 2**20
+_KEPT_BYTES = 4 * 2**20  # smaller files (configuration, manifest) are kept; larger ones are only hashed
+_CHUNK = 2**20  # bytes
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    config: str  # sha256 of the configuration, which names the layers: the one digest that a manifest gives
-    diff_ids: tuple[str, ...]  # sha256 of each layer's tar, not compressed
+    """Digests that tell two images apart."""
+
+    config: str  # sha256 of the configuration, which names the layers; `image` in a manifest of bench
+    diff_ids: tuple[str, ...]  # sha256 of each layer's uncompressed tar
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
+    """A layer of an image in an archive."""
+
     name: str  # of the blob in the archive
-    size: int  # as it lies in the archive
+    size: int  # bytes in the archive
     diff_id: str
     compressed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
+    """The contents of an archive, verified against the image's configuration."""
+
     identity: Identity
     config: Mapping[str, Any]
     config_bytes: bytes
@@ -62,15 +70,19 @@ class ImageFacts:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open an archive for reading; BadInput if it does not exist or is a folder."""
     try:
         with path.open("rb") as file:
             yield file
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise BadInput(f"is no file of an image: {error.strerror}", where=str(path)) from None
+        raise BadInput(f"cannot be read as an image file: {error.strerror}", where=str(path)) from None
 
 
 def read_facts(stream: BinaryIO, where: str) -> ImageFacts:
-    """Hashes everything in a saved image, in one pass, and demands that it is what its configuration says."""
+    """Read a saved image in one pass and hash all of it.
+
+    VerificationFailed if the layers are not those that the configuration names; BadInput if it is no image.
+    """
     blobs: dict[str, Layer] = {}
     small: dict[str, bytes] = {}
     links: dict[str, str] = {}
@@ -83,12 +95,13 @@ def read_facts(stream: BinaryIO, where: str) -> ImageFacts:
                 elif member.isfile() and (file := archive.extractfile(member)):
                     blobs[name], small[name] = _hashed(name, member.size, file)
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise BadInput(f"is no saved image: {error}", where=where) from None
+        raise BadInput(f"is not a saved image: {error}", where=where) from None
     config, layers, tags = _parts(small, where)
     return _checked(config, [links.get(name, name) for name in layers], tags, blobs, small, where)
 
 
 def _resolved(name: str, member: tarfile.TarInfo) -> str:
+    """Name of the member that a link points to."""
     if member.islnk():
         return member.linkname.removeprefix("./")
     parts: list[str] = []
@@ -98,15 +111,17 @@ def _resolved(name: str, member: tarfile.TarInfo) -> str:
 
 
 def _hashed(name: str, size: int, file: Any) -> tuple[Layer, bytes]:
+    """Hash a file of the archive, decompressed; also return its bytes if it is small."""
     first = file.read(_CHUNK)
     if first.startswith(_ZSTD):
         raise BadInput(
-            f"{name} is compressed by zstd", advice="save the image without that: bench image save"
+            f"{name} is compressed with zstd, which is not supported",
+            advice="save it again: bench image save",
         )
     inflate = Inflate() if first.startswith(_GZIP) else None
     total, kept, chunk = hashlib.sha256(), b"", first
     while chunk:
-        if size <= _SMALL:
+        if size <= _KEPT_BYTES:
             kept += chunk
         total.update(inflate(chunk) if inflate else chunk)
         chunk = file.read(_CHUNK)
@@ -114,11 +129,11 @@ def _hashed(name: str, size: int, file: Any) -> tuple[Layer, bytes]:
 
 
 def _parts(small: Mapping[str, bytes], where: str) -> tuple[str, list[str], list[str]]:
-    """Names of the configuration and the layers, in Docker's form or in OCI's."""
+    """Names of the configuration and the layers, and the tags, from Docker's manifest or an OCI index."""
     try:
         if "manifest.json" in small:
-            (one,) = json.loads(small["manifest.json"])
-            return one["Config"], list(one["Layers"]), list(one.get("RepoTags") or [])
+            (image,) = json.loads(small["manifest.json"])
+            return image["Config"], list(image["Layers"]), list(image.get("RepoTags") or [])
         (entry,) = json.loads(small["index.json"])["manifests"]
         manifest = json.loads(small[_blob(entry["digest"])])
         return (
@@ -127,7 +142,7 @@ def _parts(small: Mapping[str, bytes], where: str) -> tuple[str, list[str], list
             [],
         )
     except (KeyError, ValueError, TypeError):
-        raise BadInput("holds no image, or several; one is expected", where=where) from None
+        raise BadInput("does not hold exactly one image", where=where) from None
 
 
 def _blob(digest: str) -> str:
@@ -143,13 +158,13 @@ def _checked(
     where: str,
 ) -> ImageFacts:
     if missing := [name for name in (config_name, *layer_names) if name not in blobs]:
-        raise VerificationFailed(f"lacks {missing[0]}", where=where)
+        raise VerificationFailed(f"lacks {missing[0]}, which its manifest names", where=where)
     data = small[config_name]
     try:
         config = json.loads(data)
         expected = tuple(config["rootfs"]["diff_ids"])
     except (ValueError, KeyError, TypeError):
-        raise VerificationFailed("its configuration is none of an image", where=where) from None
+        raise VerificationFailed("its configuration is not that of an image", where=where) from None
     layers = tuple(blobs[name] for name in layer_names)
     for number, (layer, diff_id) in enumerate(zip(layers, expected, strict=False), 1):
         if layer.diff_id != diff_id:
@@ -165,21 +180,21 @@ def _checked(
 
 
 def _open_blob(archive: tarfile.TarFile, layer: Layer) -> Any:
-    """The very file that was hashed under this name: the last one, with or without ./ in front."""
+    """Open the file that was hashed under this name: the last one of that name, with or without ./."""
     named = (m for m in archive.getmembers() if m.isfile() and m.name.removeprefix("./") == layer.name)
     return archive.extractfile(list(named)[-1])
 
 
-def extract(path: Path, facts: ImageFacts, wanted: str) -> bytes:
-    """One file of the image, from the last layer that has it; `facts` are those of this very archive."""
+def extract(path: Path, facts: ImageFacts, name: str) -> bytes:
+    """Return one file of the image, from the last layer that has it. `facts` must describe this archive."""
     with opened(path) as file, tarfile.open(fileobj=file) as archive:
         for layer in reversed(facts.layers):
             blob = _open_blob(archive, layer)
             with tarfile.open(fileobj=blob, mode="r|*") as files:
                 for member in files:
-                    if member.name.removeprefix("./") == wanted and (found := files.extractfile(member)):
-                        return found.read()
-    raise BadInput(f"has no file /{wanted}", where=str(path), advice="build it anew with bench image build")
+                    if member.name.removeprefix("./") == name and (content := files.extractfile(member)):
+                        return content.read()
+    raise BadInput(f"has no file /{name}", where=str(path), advice="rebuild it with bench image build")
 
 
 # --- writing ---------------------------------------------------------------------------------------------
@@ -187,41 +202,38 @@ def extract(path: Path, facts: ImageFacts, wanted: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A layer as it is to be written."""
+    """A layer to be written into an archive."""
 
     path: Path
     diff_id: str
-    digest: str  # of the bytes at the path
+    digest: str  # sha256 of the bytes at the path
     compressed: bool
 
 
 def compress(path: Path, out: Path, level: int = 6) -> str:
-    """gzip without a name or a time; every engine and registry reads it. Returns the digest."""
+    """Compress a file with gzip, without a name or a time in the header; return the digest of the result."""
     with path.open("rb") as file, out.open("wb") as target:
         counted = Hashing(target)
         with gzip.GzipFile("", "wb", level, counted, mtime=0) as packed:
-            while chunk := file.read(_CHUNK):
-                packed.write(chunk)
+            shutil.copyfileobj(file, packed, _CHUNK)
     return f"sha256:{counted.total.hexdigest()}"
 
 
 def pack_layer(path: Path, layer: Layer, out: Path) -> str:
-    """One layer of an archive as a compressed file, with the bytes that save() gives it; its digest."""
+    """Write one layer of an archive as a compressed file, as `bench image save` does; return its digest."""
     with opened(path) as file, tarfile.open(fileobj=file) as archive, out.open("wb") as target:
         blob = _open_blob(archive, layer)
         counted = Hashing(target)
         if layer.compressed:
-            while chunk := blob.read(_CHUNK):
-                counted.write(chunk)
+            shutil.copyfileobj(blob, counted, _CHUNK)
         else:
             with gzip.GzipFile("", "wb", 6, counted, mtime=0) as packed:
-                while chunk := blob.read(_CHUNK):
-                    packed.write(chunk)
+                shutil.copyfileobj(blob, packed, _CHUNK)
     return f"sha256:{counted.total.hexdigest()}"
 
 
 def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) -> None:
-    """One file: Docker's and Podman's `load` read manifest.json, OCI's tools read index.json."""
+    """Write an image as one tar: Docker and Podman load it by manifest.json, OCI tools read index.json."""
     config_digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
     manifest = _oci_manifest(config_digest, len(config), layers)
     digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
@@ -236,7 +248,7 @@ def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) ->
             }
         ],
     }
-    docker = [
+    docker_manifest = [
         {"Config": _blob(config_digest), "RepoTags": [tag], "Layers": [_blob(b.digest) for b in layers]}
     ]
     sources: dict[str, bytes | Path] = {
@@ -244,7 +256,7 @@ def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) ->
         _blob(digest): manifest,
         **{_blob(blob.digest): blob.path for blob in layers},
         "index.json": canonical_json(index),
-        "manifest.json": canonical_json(docker),
+        "manifest.json": canonical_json(docker_manifest),
         "oci-layout": canonical_json({"imageLayoutVersion": "1.0.0"}),
     }
     with replacing(out) as part, tarfile.open(part, "w", format=tarfile.PAX_FORMAT) as archive:
@@ -283,8 +295,8 @@ def _add(archive: tarfile.TarFile, name: str, source: bytes | Path) -> None:
 
 
 def copy_layers(path: Path, facts: ImageFacts, folder: Path, say: Callable[[str], None]) -> list[Path]:
-    """The layers of an archive, not compressed, as files."""
-    found = []
+    """Write the layers of an archive into a folder, uncompressed; return their paths in order."""
+    paths = []
     with opened(path) as file, tarfile.open(fileobj=file) as archive:
         for number, layer in enumerate(facts.layers, 1):
             say(f"layer {number} of {len(facts.layers)}")
@@ -292,7 +304,6 @@ def copy_layers(path: Path, facts: ImageFacts, folder: Path, say: Callable[[str]
             target = folder / f"{number}.tar"
             with target.open("wb") as out:
                 reader = gzip.GzipFile(fileobj=blob) if layer.compressed else blob
-                while chunk := reader.read(_CHUNK):
-                    out.write(chunk)
-            found.append(target)
-    return found
+                shutil.copyfileobj(reader, out, _CHUNK)
+            paths.append(target)
+    return paths

@@ -1,8 +1,9 @@
-"""`bench image build`: from locks to an image whose every byte follows from them and from our source.
+"""`bench image build`: build an image whose every byte follows from the locks and the source.
 
-1. The base: a Debian of the locked packages. 2. The wheels of the lock, by digest. 3. The Dockerfile, by
-buildah, in a store of its own that is thrown away. 4. The layers, normalised, and a configuration without a
-trace of the builder. Steps 1 and 2 are kept in a cache; a build with an empty cache gives the same image.
+1. The base: a Debian of the locked packages. 2. The locked wheels, by digest. 3. The Dockerfile, built by
+buildah in a store that is thrown away. 4. The layers, normalised, and a configuration without traces of the
+builder. Steps 1 and 2 are cached; a build with an empty cache gives the same image. Needs root, buildah and
+mmdebstrap.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 from bench import __version__
 from bench.base.errors import BadInput, EnvironmentCannot, nearest
 from bench.base.files import replacing
+from bench.base.names import GIB
 from bench.base.sbom import PLACE, python_versions
 from bench.base.strict_json import pretty_json
 from bench.images.archive import Blob, ImageFacts, extract, opened, read_facts, write_archive
@@ -34,21 +36,21 @@ from bench.images.normalise import configuration, normalise
 from bench.images.variants import Variant, images
 
 Say = Callable[[str], None]
-STAGES = ("base", "libraries", "torch", "rest", "kernels", "image")  # a layer each, as in the Dockerfile
-OURS = ("pyproject.toml", "README.md", "LICENSE", "bench")
-# With CUDA, and without: the cache, buildah's store, the result.
-NEEDS_BYTES = {True: 40 * 2**30, False: 6 * 2**30}
+STAGES = ("base", "libraries", "torch", "rest", "kernels", "image")  # of the Dockerfile; each makes one layer
+SOURCE_FILES = ("pyproject.toml", "README.md", "LICENSE", "bench")  # copied from the repository
+# Disk space for the cache, buildah's store and the result; by whether the variant has CUDA.
+NEEDS_BYTES = {True: 40 * GIB, False: 6 * GIB}
 
 
 @dataclass(frozen=True, slots=True)
 class BuildInputs:
-    """Where everything is that goes into a build."""
+    """The inputs of a build, and its cache."""
 
-    root: Path  # of our repository
+    root: Path  # of bench's repository
     variant: Variant
     cache: Path
     mirror: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()  # kernels left out; the image says so in a label
+    without: tuple[str, ...] = ()  # kernels left out; named in a label of the image
 
     @property
     def lock(self) -> Path:
@@ -56,11 +58,11 @@ class BuildInputs:
 
     @property
     def built(self) -> Path:
-        """The lock of the wheels that we compile ourselves."""
+        """Lock of the wheels that `bench image kernels` compiled."""
         return self.root / f"docker/{self.variant.name}.built.lock"
 
     def pins(self) -> Mapping[str, Pin]:
-        """What gets installed: the lock, with the compiled wheels' digests in place of their sources'."""
+        """The pins to install: those of the lock, with compiled wheels in place of their sources."""
         pins, built = dict(read_pins(self.lock)), read_pins(self.built) if self.built.exists() else {}
         if unknown := sorted(set(self.without) - set(self.variant.kernels)):
             raise BadInput(
@@ -79,93 +81,96 @@ class BuildInputs:
         return pins
 
 
-def build(recipe: BuildInputs, out: Path, tag: str, say: Say) -> ImageFacts:
-    """Writes the image's archive to `out`."""
-    check_place(recipe)
-    pins = recipe.pins()
-    with context(recipe, [*pins.values(), _pip(recipe)], say) as folder:
+def build(inputs: BuildInputs, out: Path, tag: str, say: Say) -> ImageFacts:
+    """Build the image and write its archive to `out`."""
+    check_prerequisites(inputs)
+    pins = inputs.pins()
+    with context(inputs, [*pins.values(), _pip(inputs)], say) as folder:
         (folder / "pins.txt").write_text("".join(f"{pin.line}\n" for pin in pins.values()))
-        (folder / "image.json").write_bytes(described(recipe))
-        _copy_ours(recipe.root, folder / "source")
+        (folder / "image.json").write_bytes(described(inputs))
+        _copy_source(inputs.root, folder / "source")
         say("building the layers")
-        with tempfile.TemporaryDirectory(prefix="layers-", dir=recipe.cache) as work:
+        with tempfile.TemporaryDirectory(prefix="layers-", dir=inputs.cache) as work:
             saved = Path(work) / "saved.tar"
-            buildah(folder, recipe, saved)
-            facts = _finish(recipe, saved, Path(work), out, tag, say)
-    _check_installed(recipe, pins, out, facts)
+            buildah(folder, inputs, saved)
+            facts = _finish(inputs, saved, Path(work), out, tag, say)
+    _check_installed(inputs, pins, out, facts)
     return facts
 
 
 @contextmanager
-def context(recipe: BuildInputs, pins: Sequence[Pin], say: Say) -> Iterator[Path]:
-    """A folder with what every stage needs: the base, the wheels, and the scripts. Links, not copies."""
+def context(inputs: BuildInputs, pins: Sequence[Pin], say: Say) -> Iterator[Path]:
+    """Make the build's context folder: links to the base and the wheels, copies of the scripts."""
     say("fetching what the locks name")
-    files = wheels(pins, recipe.cache / "wheels", images().python)
-    base = _base(recipe, say)
-    with tempfile.TemporaryDirectory(prefix="context-", dir=recipe.cache) as name:
+    files = wheels(pins, inputs.cache / "wheels", images().python)
+    base = _base(inputs, say)
+    with tempfile.TemporaryDirectory(prefix="context-", dir=inputs.cache) as name:
         folder = Path(name)
         (folder / "wheels").mkdir()
         for path in files.values():
             os.link(path, folder / "wheels" / path.name)
         os.link(base, folder / "base.tar")
         for script in ("Dockerfile", "docker/install.py", "docker/kernels.py"):
-            shutil.copy(recipe.root / script, folder)
+            shutil.copy(inputs.root / script, folder)
         yield folder
 
 
-def _base(recipe: BuildInputs, say: Say) -> Path:
-    lock = recipe.root / DEBIAN
+def _base(inputs: BuildInputs, say: Say) -> Path:
+    lock = inputs.root / DEBIAN
     code = Path(__file__).with_name("debian_base.py")
     key = hashlib.sha256(
         b"".join([lock.read_bytes(), code.read_bytes(), b"%d" % images().epoch])
     ).hexdigest()[:16]
-    base = recipe.cache / f"base-{key}.tar"
+    base = inputs.cache / f"base-{key}.tar"
     if not base.exists():
         say("making the base of Debian packages")
         with replacing(base) as part:
-            build_base(read_debs(lock), images().suite, part, recipe.mirror, images().epoch)
+            build_base(read_debs(lock), images().suite, part, inputs.mirror, images().epoch)
     return base
 
 
-def _pip(recipe: BuildInputs) -> Pin:
-    return read_pins(recipe.root / BUILDER)["pip"]
+def _pip(inputs: BuildInputs) -> Pin:
+    return read_pins(inputs.root / BUILDER)["pip"]
 
 
-def check_place(recipe: BuildInputs) -> None:
-    if not (recipe.root / "Dockerfile").exists():
+def check_prerequisites(inputs: BuildInputs) -> None:
+    """Refuse a build without the repository, the programs, root, or room on the disk."""
+    if not (inputs.root / "Dockerfile").exists():
         raise BadInput(
-            "holds no Dockerfile", where=str(recipe.root), advice="run it in bench's repository, or --source"
+            "holds no Dockerfile",
+            where=str(inputs.root),
+            advice="run in bench's repository, or name it with --source",
         )
     for program in ("buildah", "mmdebstrap"):
         if shutil.which(program) is None:
-            raise EnvironmentCannot(f"there is no {program} here", advice=f"apt-get install {program}")
+            raise EnvironmentCannot(f"{program} is not installed", advice=f"apt-get install {program}")
     if os.geteuid() != 0:
-        raise EnvironmentCannot("the files of a Debian can only be made by root", advice="sudo")
-    recipe.cache.mkdir(parents=True, exist_ok=True)
-    free, needed = shutil.disk_usage(recipe.cache).free, NEEDS_BYTES[recipe.variant.cuda is not None]
+        raise EnvironmentCannot("building the Debian base needs root", advice="sudo")
+    inputs.cache.mkdir(parents=True, exist_ok=True)
+    free, needed = shutil.disk_usage(inputs.cache).free, NEEDS_BYTES[inputs.variant.cuda is not None]
     if free < needed:
         raise EnvironmentCannot(
-            f"{free / 2**30:.0f} GiB are free, a build takes {needed / 2**30:.0f}",
-            where=str(recipe.cache),
-            advice="--cache with more room",
+            f"{free / GIB:.0f} GiB are free, a build needs {needed / GIB:.0f}",
+            where=str(inputs.cache),
+            advice="--cache on a larger disk",
         )
 
 
-def described(recipe: BuildInputs) -> bytes:
-    """What the image says of itself, to the runner inside it."""
+def described(inputs: BuildInputs) -> bytes:
+    """The contents of image.json, by which the runner inside knows the image."""
     return pretty_json(
         {
             "schema": "bench/image/v1",
-            "variant": recipe.variant.name,
-            "lock": f"sha256:{digest(recipe.lock)}",
-            "debian": f"sha256:{digest(recipe.root / DEBIAN)}",
+            "variant": inputs.variant.name,
+            "lock": f"sha256:{digest(inputs.lock)}",
+            "debian": f"sha256:{digest(inputs.root / DEBIAN)}",
         }
     )
 
 
-def _copy_ours(root: Path, folder: Path) -> None:
+def _copy_source(root: Path, folder: Path) -> None:
     folder.mkdir()
-    for name in OURS:
+    for name in SOURCE_FILES:
         source = root / name
         if source.is_dir():
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
@@ -175,18 +180,18 @@ def _copy_ours(root: Path, folder: Path) -> None:
 
 def buildah(
     folder: Path,
-    recipe: BuildInputs,
+    inputs: BuildInputs,
     saved: Path | None,
     *,
     target: str = "image",
     arguments: Mapping[str, str] | None = None,
     volumes: Sequence[str] = (),
 ) -> None:
-    """Builds one stage of the Dockerfile, and saves it, in a store that nothing was in before.
+    """Build one stage of the Dockerfile in an empty store; save it as an archive if `saved` is given.
 
-    In a network namespace of its own, which holds no network: what no lock names cannot get in.
+    The build runs in a network namespace without a network, so that nothing outside the locks gets in.
     """
-    store = Path(tempfile.mkdtemp(prefix="store-", dir=recipe.cache))
+    store = Path(tempfile.mkdtemp(prefix="store-", dir=inputs.cache))
     program = ["unshare", "--net", "buildah", f"--root={store}/root", f"--runroot={store}/run"]
     options = [
         "--isolation=chroot",
@@ -212,8 +217,8 @@ def _run(command: Sequence[str]) -> None:
         raise EnvironmentCannot(f"buildah failed:\n  {tail}")
 
 
-def _finish(recipe: BuildInputs, saved: Path, work: Path, out: Path, tag: str, say: Say) -> ImageFacts:
-    """The built image with everything taken out that is the builder's, as an archive."""
+def _finish(inputs: BuildInputs, saved: Path, work: Path, out: Path, tag: str, say: Say) -> ImageFacts:
+    """Write the built image as an archive without traces of the builder."""
     epoch = images().epoch
     blobs = []
     with tarfile.open(saved) as archive:
@@ -229,7 +234,7 @@ def _finish(recipe: BuildInputs, saved: Path, work: Path, out: Path, tag: str, s
             blobs.append(Blob(path, diff_id, diff_id, compressed=False))
     saved.unlink()
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch))
-    config = configuration(built, [b.diff_id for b in blobs], labels(recipe), STAGES, created)
+    config = configuration(built, [b.diff_id for b in blobs], labels(inputs), STAGES, created)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_archive(out, config, blobs, tag)
     with opened(out) as file:
@@ -239,33 +244,33 @@ def _finish(recipe: BuildInputs, saved: Path, work: Path, out: Path, tag: str, s
 def _member(archive: tarfile.TarFile, name: str) -> Any:
     file = archive.extractfile(name)
     if file is None:  # a link to another layer of the same content
-        raise EnvironmentCannot(f"buildah's archive holds no {name}")
+        raise EnvironmentCannot(f"buildah's archive lacks {name} as a file")
     return file
 
 
-def labels(recipe: BuildInputs) -> Mapping[str, str]:
-    oci, variant = "org.opencontainers.image", recipe.variant
-    found = {
+def labels(inputs: BuildInputs) -> Mapping[str, str]:
+    """Labels of the image: OCI annotations, the variant, and the digests of its locks."""
+    oci, variant = "org.opencontainers.image", inputs.variant
+    always = {
         f"{oci}.title": "bench",
         f"{oci}.description": "How long would it take to pre-train this model on this machine?",
         f"{oci}.version": __version__,
         f"{oci}.licenses": "Apache-2.0",
         f"{oci}.base.name": f"debian:{images().suite}",
         "bench.variant": variant.name,
-        "bench.lock": f"sha256:{digest(recipe.lock)}",
-        "bench.debian": f"sha256:{digest(recipe.root / DEBIAN)}",
+        "bench.lock": f"sha256:{digest(inputs.lock)}",
+        "bench.debian": f"sha256:{digest(inputs.root / DEBIAN)}",
     }
-    more = {"cuda": variant.cuda, "driver": variant.driver, "without": " ".join(sorted(recipe.without))}
-    return found | {f"bench.{name}": value for name, value in more.items() if value}
+    optional = {"cuda": variant.cuda, "driver": variant.driver, "without": " ".join(sorted(inputs.without))}
+    return always | {f"bench.{name}": value for name, value in optional.items() if value}
 
 
-def _check_installed(recipe: BuildInputs, pins: Mapping[str, Pin], out: Path, facts: ImageFacts) -> None:
-    """The image must hold what the lock says, no more and no less."""
+def _check_installed(inputs: BuildInputs, pins: Mapping[str, Pin], out: Path, facts: ImageFacts) -> None:
+    """Compare the packages installed in the image with the lock; EnvironmentCannot if they differ."""
     installed = python_versions(json.loads(extract(out, facts, str(PLACE).lstrip("/"))))
-    ours = {"bench": __version__}
-    wanted = {name: pin.version for name, pin in pins.items()} | ours
-    if differing := sorted(dict(installed.items() ^ wanted.items())):
+    locked = {name: pin.version for name, pin in pins.items()} | {"bench": __version__}
+    if differing := sorted(dict(installed.items() ^ locked.items())):
         raise EnvironmentCannot(
-            f"the image and {recipe.variant.lock} disagree about {', '.join(differing[:5])}",
-            advice="a defect of bench",
+            f"the image and {inputs.variant.lock} disagree about {', '.join(differing[:5])}",
+            advice="a defect of bench: please report it",
         )

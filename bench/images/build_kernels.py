@@ -1,7 +1,7 @@
-"""`bench image kernels`: the wheels that no index has, compiled in the Dockerfile's builder stage.
+"""`bench image kernels`: compile the wheels that no index has, in the Dockerfile's builder stage; lock them.
 
-What docker/kernels.py has compiled is kept in the cache, file by file: an interrupted build goes on, and
-objects that were compiled on a larger machine are taken when they lie there.
+docker/kernels.py keeps compiled objects in the cache, file by file: an interrupted build continues, and
+objects compiled on a larger machine are used if they are put there.
 """
 
 from __future__ import annotations
@@ -11,74 +11,76 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot, nearest
-from bench.images.build_image import BuildInputs, Say, buildah, check_place, context
+from bench.images.build_image import BuildInputs, Say, buildah, check_prerequisites, context
 from bench.images.fetch import digest, source
 from bench.images.locks import BUILDER, Pin, normal, read_pins
 
-NEEDS_NO_NVCC = ("deepspeed",)  # C++ alone
+NEEDS_NO_NVCC = ("deepspeed",)  # has no CUDA code
 
 
-def build_kernels(recipe: BuildInputs, only: Sequence[str], arch: str, jobs: int, say: Say) -> Iterator[str]:
-    """Makes the wheels and their lock, or those named alone; the new lines of the lock."""
-    variant = recipe.variant
+def build_kernels(inputs: BuildInputs, only: Sequence[str], arch: str, jobs: int, say: Say) -> Iterator[str]:
+    """Compile all wheels of the variant, or those in `only`; lock them and yield the lock's new lines."""
+    variant = inputs.variant
     if not variant.kernels:
-        raise BadInput(f"the variant {variant.name} has nothing that is compiled")
+        raise BadInput(f"the variant {variant.name} has no wheels to compile")
     if unknown := sorted(set(only) - set(variant.kernels)):
-        raise BadInput(f'"{unknown[0]}" is not compiled', advice=nearest(unknown[0], variant.kernels))
-    check_place(recipe)
-    wanted = only or variant.kernels
-    locked, builder = read_pins(recipe.lock), read_pins(recipe.root / BUILDER)
+        raise BadInput(
+            f'"{unknown[0]}" is not a wheel that is compiled', advice=nearest(unknown[0], variant.kernels)
+        )
+    check_prerequisites(inputs)
+    names = only or variant.kernels
+    locked, builder = read_pins(inputs.lock), read_pins(inputs.root / BUILDER)
     ready = {name: pin for name, pin in locked.items() if name not in variant.kernels}
-    objects, made = recipe.cache / f"objects-{variant.name}", recipe.cache / f"made-{variant.name}"
+    objects, output = inputs.cache / f"objects-{variant.name}", inputs.cache / f"made-{variant.name}"
     objects.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir()
-    nvcc = not set(wanted) <= set(NEEDS_NO_NVCC)
-    beside = _beside(builder, ready, nvcc)
-    with context(recipe, [*ready.values(), *beside], say) as folder:
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir()
+    nvcc = not set(names) <= set(NEEDS_NO_NVCC)
+    tools = _build_tools(builder, ready, nvcc)
+    with context(inputs, [*ready.values(), *tools], say) as folder:
         (folder / "sources").mkdir()
-        for name in wanted:
-            shutil.copy(source(locked[name], recipe.cache / "sources"), folder / "sources")
+        for name in names:
+            shutil.copy(source(locked[name], inputs.cache / "sources"), folder / "sources")
         (folder / "pins.txt").write_text("".join(f"{pin.line}\n" for pin in ready.values()))
-        (folder / "builder.txt").write_text("".join(f"{pin.line}\n" for pin in beside))
-        say(_said(wanted, arch, nvcc))
+        (folder / "builder.txt").write_text("".join(f"{pin.line}\n" for pin in tools))
+        say(_announcement(names, arch, nvcc))
         arguments = {"ARCH": arch, "JOBS": str(jobs)}
-        volumes = (f"{objects}:/objects:rw", f"{made}:/made:rw")
-        buildah(folder, recipe, None, target="builder", arguments=arguments, volumes=volumes)
-    yield from _lock(recipe, made, {name: locked[name].version for name in wanted})
+        volumes = (f"{objects}:/objects:rw", f"{output}:/made:rw")
+        buildah(folder, inputs, None, target="builder", arguments=arguments, volumes=volumes)
+    yield from _lock(inputs, output, {name: locked[name].version for name in names})
 
 
-def _beside(builder: Mapping[str, Pin], ready: Mapping[str, Pin], nvcc: bool) -> list[Pin]:
-    """What the builder has beyond the image's own wheels."""
-    beside = [pin for name, pin in builder.items() if name not in ready]
-    return [pin for pin in beside if nvcc or not pin.name.startswith("nvidia-")]
+def _build_tools(builder: Mapping[str, Pin], ready: Mapping[str, Pin], nvcc: bool) -> list[Pin]:
+    """Packages that the builder stage needs beyond the image's own wheels."""
+    tools = [pin for name, pin in builder.items() if name not in ready]
+    return [pin for pin in tools if nvcc or not pin.name.startswith("nvidia-")]
 
 
-def _said(wanted: Sequence[str], arch: str, nvcc: bool) -> str:
+def _announcement(names: Sequence[str], arch: str, nvcc: bool) -> str:
     if not nvcc:
-        return f"compiling {', '.join(wanted)}: no kernel of a GPU is among them"
-    return f"compiling {', '.join(wanted)} for {arch}: hours, unless it was done before"
+        return f"compiling {', '.join(names)}: no GPU kernels among them"
+    return f"compiling {', '.join(names)} for {arch}: takes hours, except for objects in the cache"
 
 
-def _lock(recipe: BuildInputs, made: Path, wanted: Mapping[str, str]) -> Iterator[str]:
-    """The new wheels, into the cache and into the lock of built ones; all that were wanted, or none."""
-    lines = {
-        name: pin.line for name, pin in (read_pins(recipe.built) if recipe.built.exists() else {}).items()
-    }
+def _lock(inputs: BuildInputs, output: Path, versions_to_build: Mapping[str, str]) -> Iterator[str]:
+    """Move the new wheels into the cache and write their lock; refuse if one of them is missing."""
+    previous = read_pins(inputs.built) if inputs.built.exists() else {}
+    lines = {name: pin.line for name, pin in previous.items()}
     new = []
-    # Of its own: another variant's wheel of the same version has the same name.
-    keep = recipe.cache / "wheels" / recipe.variant.name
+    # One folder a variant: wheels of the same version have the same name in every variant.
+    keep = inputs.cache / "wheels" / inputs.variant.name
     keep.mkdir(parents=True, exist_ok=True)
-    wheels = {normal(wheel.name.split("-")[0]): wheel for wheel in sorted(made.glob("*.whl"))}
+    wheels = {normal(wheel.name.split("-")[0]): wheel for wheel in sorted(output.glob("*.whl"))}
     versions = {name: wheel.name.split("-")[1] for name, wheel in wheels.items()}
-    if lacking := sorted(wanted.items() - versions.items()):
+    if lacking := sorted(versions_to_build.items() - versions.items()):
         raise EnvironmentCannot(
-            "docker/kernels.py made no wheel of {} {}".format(*lacking[0]), advice="a defect of bench"
+            "docker/kernels.py made no wheel of {} {}".format(*lacking[0]),
+            advice="a defect of bench: please report it",
         )
     for name, wheel in wheels.items():
         new.append(f"{name}=={versions[name]} --hash=sha256:{digest(wheel)}")
         lines[name] = new[-1]
         shutil.move(wheel, keep / wheel.name)
-    head = f"# Made by `bench image kernels {recipe.variant.name}`: the very wheels that the image has.\n"
-    recipe.built.write_text(head + "".join(f"{line}\n" for _, line in sorted(lines.items())))
+    head = f"# Made by `bench image kernels {inputs.variant.name}`: the very wheels that the image has.\n"
+    inputs.built.write_text(head + "".join(f"{line}\n" for _, line in sorted(lines.items())))
     yield from new

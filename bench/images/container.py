@@ -1,9 +1,9 @@
-"""How a run is held in a container: one description, the same for every engine.
+"""The container that holds a run, described once for all engines. Pure.
 
-An unprivileged user, a root file system that cannot be written, no capabilities and none to be gained, no
-network while one node works alone, limits on processes and memory, no engine's socket. Nodes that train
-together have the host's network, and its InfiniBand. Two places can be written: /out, where the run goes,
-and /cache, in memory, the only one from which anything is executed.
+An unprivileged user, a read-only root file system, no capabilities and no way to gain any, no network for a
+node that works alone, limits on processes and memory, no engine socket. Nodes that train together share the
+host's network and its InfiniBand. Writable: /out (results), /tmp, and /cache in memory, the only place that
+allows execution.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.records.switches import VISIBLE
+from bench.base.names import GIB, VISIBLE
 
-NOBODY = 65534  # owns no file on any machine
-TOLD = "BENCH_IMAGE"  # how the runner inside learns the identity that was found outside
+NOBODY = 65534  # uid and gid of a user that owns no file on any machine
+# Paths inside the container.
 MANIFEST, CHALLENGE, OUT, CACHE = "/in/manifest.json", "/in/challenge.json", "/out", "/cache"
-RDMA = Path("/dev/infiniband")  # of InfiniBand and RoCE; without it NCCL is silent, and sends over TCP
-# Of the host's environment, between nodes: by what they are connected.
+RDMA = Path("/dev/infiniband")  # InfiniBand and RoCE devices; without them NCCL falls back to TCP silently
+# The host's variables that are passed to the containers of nodes that train together: how they are connected.
 CONNECTED = (
     "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "NCCL_SOCKET_NTHREADS",
     "NCCL_NSOCKS_PERTHREAD", "NCCL_NET", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX",
@@ -27,57 +27,58 @@ CONNECTED = (
     "NCCL_IB_MERGE_NICS", "NCCL_CROSS_NIC", "NCCL_NET_GDR_LEVEL", "NCCL_DMABUF_ENABLE", "NCCL_DEBUG",
     "NCCL_DEBUG_SUBSYS",
 )  # fmt: skip
-PIDS = 8192  # compilers and loaders of eight ranks, with room; a fork bomb ends here
-GIB = 2**30
+PIDS = 8192  # enough for compilers and data loaders of eight ranks; stops a fork bomb
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    image: str  # as the engine knows it
-    command: tuple[str, ...]  # of `bench`
+    """A run in a container: its command, files, limits and environment."""
+
+    image: str  # name in the engine's store
+    command: tuple[str, ...]  # arguments of `bench`
     manifest: Path
     out: Path
     memory_bytes: int
     user: tuple[int, int] = (NOBODY, NOBODY)  # uid and gid; never root
     gpus: bool = False
-    network: bool = False  # the host's, for nodes that train together
-    rdma: bool = False  # and the devices by which its network reads and writes memory, which it may lock then
+    network: bool = False  # share the host's network, for nodes that train together
+    rdma: bool = False  # also pass the RDMA devices, and allow locked memory
     pids: int = PIDS
     cache_bytes: int = 8 * GIB  # compiled kernels
     scratch_bytes: int = 2 * GIB
-    shared_bytes: int = 8 * GIB  # between the processes of one run
+    shared_bytes: int = 8 * GIB  # /dev/shm, between the processes of one run
     environment: Mapping[str, str] = field(default_factory=dict)
-    challenge: Path | None = None  # an operator's, for a key of this run alone
-    cache: Path | None = None  # a folder for it, for an engine that cannot have it in memory
-    name: str | None = None  # by which an engine's own commands find it
+    challenge: Path | None = None  # an operator's challenge: the run makes a key of its own
+    cache: Path | None = None  # host folder for /cache, for an engine that cannot hold it in memory
+    name: str | None = None  # of the container, for the engine's own commands
 
     @property
     def inputs(self) -> Mapping[str, Path]:
-        """What can only be read, by place."""
+        """Read-only files of the host, by their path inside."""
         return {MANIFEST: self.manifest} | ({CHALLENGE: self.challenge} if self.challenge else {})
 
     @property
     def tmpfs(self) -> Mapping[str, str]:
-        """Mount options by place, as Docker and Podman write them."""
+        """Mount options of in-memory file systems by path, in Docker's and Podman's syntax."""
         uid, gid = self.user
-        mine = f"rw,nosuid,nodev,uid={uid},gid={gid},mode=0700"
+        common = f"rw,nosuid,nodev,uid={uid},gid={gid},mode=0700"
         return {
-            CACHE: f"{mine},exec,size={self.cache_bytes}",
-            "/tmp": f"{mine},noexec,size={self.scratch_bytes}",
+            CACHE: f"{common},exec,size={self.cache_bytes}",
+            "/tmp": f"{common},noexec,size={self.scratch_bytes}",
         }
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """The environment: nothing of the host's but what `handed_on` names."""
-        # The key is made in memory, for this run alone: the node keeps no secret.
+        """The environment inside. Of the host's variables, only those that `handed_on` names may be in it."""
+        # The run's key lies in /tmp, which is in memory: the node keeps no secret.
         return {"XDG_CONFIG_HOME": "/tmp", "USER": "nobody", **self.environment}
 
 
 def handed_on(network: bool) -> tuple[str, ...]:
-    """What is obeyed inside, too, of the host's variables: which GPUs are ours, how nodes are connected."""
+    """Names of the host's variables that are passed on: the choice of GPUs and the network's settings."""
     return (VISIBLE, *CONNECTED) if network else (VISIBLE,)
 
 
 def limits(memory_bytes: int) -> int:
-    """What a container may have of the node's memory: all but what keeps the node reachable."""
+    """Bytes that a container may use of a node's memory; the rest (2 GiB or 5%) keeps the node reachable."""
     return max(memory_bytes - max(2 * GIB, memory_bytes // 20), memory_bytes // 2)

@@ -1,7 +1,7 @@
-"""The base of every image: a Debian made of exactly the packages of docker/debian.lock.
+"""Build the base layer of every image: a Debian made of exactly the packages in docker/debian.lock.
 
-mmdebstrap asks for every package by its version, apt checks Debian's signatures, and we compare the sha256
-of each package that was used with the lock. Nothing of the machine that builds it gets in.
+In:  the lock and a mirror. Out: a tar. Runs mmdebstrap, which requests every package by its version; apt
+checks Debian's signatures, and the sha256 of each package used is compared with the lock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot
 
-# Documents and other languages; set-id bits, which no-new-privileges makes useless anyway; traces of a build.
+# Left out: documents and translations.
 _EXCLUDED = (
     "/usr/share/doc/*",
     "/usr/share/man/*",
@@ -26,16 +26,19 @@ _EXCLUDED = (
     "/usr/share/lintian/*",
 )
 _LICENCES = "/usr/share/doc/*/copyright"
+# Removed at the end: set-id bits, which no-new-privileges makes useless anyway, and traces of the build.
 _CLEAN = (
     'find "$1" -xdev -perm /6000 -type f -exec chmod a-s {} +',
     'rm -rf "$1"/var/log/* "$1"/var/cache/debconf/*-old "$1"/var/lib/dpkg/*-old "$1"/etc/machine-id',
 )
-_WHEN = ("extract", "customize")
+_HOOKS = ("extract", "customize")  # when package files are recorded; see _record
 _LINE = re.compile(r"(?P<name>[a-z0-9][a-z0-9+.-]+) (?P<version>[A-Za-z0-9.+:~-]+) (?P<sha256>[0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Deb:
+    """A Debian package of the lock."""
+
     name: str
     version: str
     sha256: str
@@ -46,19 +49,20 @@ class Deb:
 
 
 def read_debs(path: Path) -> tuple[Deb, ...]:
+    """Read a lock of Debian packages; BadInput names the first line that is none."""
     debs = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if line.startswith("#"):
             continue
         match = _LINE.fullmatch(line)
         if not match:
-            raise BadInput("is no line of a lock: name version sha256", where=f"{path}: line {number}")
+            raise BadInput("is not of the form NAME VERSION SHA256", where=f"{path}: line {number}")
         debs.append(Deb(**match.groupdict()))
     return tuple(debs)
 
 
 def build_base(debs: Sequence[Deb], suite: str, out: Path, mirror: Sequence[str], epoch: int) -> None:
-    """Writes the tar of a Debian of these packages; EnvironmentCannot if the mirror has other ones."""
+    """Write the tar of a Debian of these packages; EnvironmentCannot if the mirror has other ones."""
     used = bootstrap([f"{deb.name}={deb.version}" for deb in debs], suite, out, mirror, epoch)
     if missing := sorted({deb.line for deb in debs} ^ {deb.line for deb in used}):
         out.unlink(missing_ok=True)
@@ -71,14 +75,17 @@ def build_base(debs: Sequence[Deb], suite: str, out: Path, mirror: Sequence[str]
 def bootstrap(
     include: Iterable[str], suite: str, out: Path, mirror: Sequence[str], epoch: int
 ) -> tuple[Deb, ...]:
-    """Runs mmdebstrap; what it installed, with the digest of each package file."""
+    """Run mmdebstrap; return the packages that it installed, with the digest of each package file."""
     if shutil.which("mmdebstrap") is None:
-        raise EnvironmentCannot("there is no mmdebstrap here", advice="apt-get install mmdebstrap")
+        raise EnvironmentCannot("mmdebstrap is not installed", advice="apt-get install mmdebstrap")
     with tempfile.TemporaryDirectory(prefix="bench-base-") as work:
-        found = Path(work) / "debs"
+        record = Path(work) / "debs"
         command = ["mmdebstrap", "--quiet", "--variant=essential", "--architectures=amd64", "--format=tar"]
-        # Twice: apt's folder holds the essential packages first, and later all others.
-        command += [f"--include={' '.join(include)}", *(f"--{when}-hook={_record(found)}" for when in _WHEN)]
+        # Recorded twice: apt's folder holds the essential packages first, and all others later.
+        command += [
+            f"--include={' '.join(include)}",
+            *(f"--{when}-hook={_record(record)}" for when in _HOOKS),
+        ]
         command += [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED] + [
             f"--dpkgopt=path-include={_LICENCES}"
         ]
@@ -93,16 +100,16 @@ def bootstrap(
         if done.returncode:
             tail = "\n  ".join(done.stderr.strip().splitlines()[-4:])
             raise EnvironmentCannot(
-                f"mmdebstrap could not make the base:\n  {tail}",
-                advice="for versions that the mirror has no more: --mirror with a snapshot, or `make lock`",
+                f"mmdebstrap failed to build the base:\n  {tail}",
+                advice="if the mirror no longer has a version: --mirror with a snapshot, or `make lock`",
             )
-        return tuple(sorted({Deb(*line.split()) for line in found.read_text().splitlines()}))
+        return tuple(sorted({Deb(*line.split()) for line in record.read_text().splitlines()}))
 
 
-def _record(found: Path) -> str:
-    """A hook that writes name, version and digest of every package file that apt fetched."""
+def _record(record: Path) -> str:
+    """Shell hook that appends name, version and digest of every package file that apt fetched to `record`."""
     return (
         'for deb in "$1"/var/cache/apt/archives/*.deb; do '
         'echo "$(dpkg-deb -W --showformat=\'${Package} ${Version}\' "$deb") '
-        f'$(sha256sum "$deb" | cut -d\' \' -f1)"; done >> {found}'
+        f'$(sha256sum "$deb" | cut -d\' \' -f1)"; done >> {record}'
     )

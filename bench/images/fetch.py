@@ -1,7 +1,7 @@
-"""The files that a lock names, by their digest: from a folder of earlier ones, else from the package index.
+"""Get the files that a lock names, by digest: from the cache, else from the package index.
 
-Wheels come through pip, with the index, proxy and certificates that the user's pip has. pip runs the setup of
-a source archive to download it, which needs half the stack; so those we take from the same index ourselves.
+Wheels are downloaded by pip, with the index, proxy and certificates of the user's configuration. Source
+archives are downloaded here, from the same index: pip would run their setup, which needs half of the stack.
 """
 
 from __future__ import annotations
@@ -23,79 +23,79 @@ from bench.base.errors import EnvironmentCannot
 from bench.base.files import write_whole
 from bench.images.locks import Pin, normal
 
-# The glibc of Debian 12; pip matches these names exactly.
-_NEWEST_GLIBC = 36
+_DEFAULT_INDEX = "https://pypi.org/simple"  # pip's documented default for --index-url
+_NEWEST_GLIBC = 36  # minor version of Debian 12's glibc; pip matches platform names exactly
 _PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in range(_NEWEST_GLIBC, 4, -1)]
 _PLATFORMS += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
 _LINK = re.compile(r'<a[^>]+href="([^"]+)"')
-_SOURCE = ".tar.gz"
+_SOURCE_SUFFIX = ".tar.gz"
 
 
 def digest(path: Path) -> str:
+    """sha256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def wheels(pins: Iterable[Pin], cache: Path, python: str) -> Mapping[str, Path]:
-    """A wheel for each pin, whose sha256 is one of the pin's; fetched where the cache has none."""
+    """Return a wheel for each pin whose digest the pin accepts, downloading those that the cache lacks."""
     cache.mkdir(parents=True, exist_ok=True)
-    wanted = {pin.name: pin for pin in pins}
-    found = _cached(wanted, cache, ".whl")
-    if missing := [pin for name, pin in wanted.items() if name not in found]:
+    by_name = {pin.name: pin for pin in pins}
+    cached = _cached(by_name, cache, ".whl")
+    if missing := [pin for name, pin in by_name.items() if name not in cached]:
         _download(missing, cache, python)
-        found = _cached(wanted, cache, ".whl")
-    if lacking := sorted(wanted.keys() - found.keys()):
+        cached = _cached(by_name, cache, ".whl")
+    if lacking := sorted(by_name.keys() - cached.keys()):
         raise EnvironmentCannot(
-            f"no wheel of {lacking[0]} {wanted[lacking[0]].version} has a digest of the lock",
-            advice=f"put it into {cache}, or let pip's configuration say where it is",
+            f"no wheel of {lacking[0]} {by_name[lacking[0]].version} has a digest of the lock",
+            advice=f"put it into {cache}, or add an index or folder that has it to pip's configuration",
         )
-    return found
+    return cached
 
 
-def _cached(wanted: Mapping[str, Pin], cache: Path, ending: str) -> dict[str, Path]:
-    """By digest, and the digest is taken of the bytes: two variants' wheels may share a name."""
-    found = {}
-    for path in sorted(cache.rglob(f"*{ending}")):
-        pin = wanted.get(normal(path.name.removesuffix(_SOURCE).split("-")[0]))
+def _cached(pins: Mapping[str, Pin], cache: Path, suffix: str) -> dict[str, Path]:
+    """Cached files that a pin accepts. Their bytes are hashed: wheels of two variants may share a name."""
+    paths = {}
+    for path in sorted(cache.rglob(f"*{suffix}")):
+        pin = pins.get(normal(path.name.removesuffix(_SOURCE_SUFFIX).split("-")[0]))
         if pin is not None and digest(path) in pin.sha256:
-            found[pin.name] = path
-    return found
+            paths[pin.name] = path
+    return paths
 
 
 def _download(pins: Iterable[Pin], cache: Path, python: str) -> None:
-    tags = [f"--platform={name}" for name in _PLATFORMS]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += [
         "--require-hashes",
         "--only-binary=:all:",
-        f"--python-version={python}",
         "--implementation=cp",
+        f"--python-version={python}",
     ]
+    command += [f"--platform={name}" for name in _PLATFORMS]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
         requirements.write("".join(f"{pin.line}\n" for pin in pins))
         requirements.flush()
         done = subprocess.run(
-            [*command, *tags, "--dest", str(cache), "-r", requirements.name],
+            [*command, "--dest", str(cache), "-r", requirements.name],
             check=False,
             capture_output=True,
             text=True,
         )
     if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [
-            done.stderr[-500:]
-        ]
-        raise EnvironmentCannot(f"pip could not fetch the locked wheels:\n  {errors[-1]}")
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        reason = errors[-1] if errors else done.stderr[-500:]
+        raise EnvironmentCannot(f"pip could not fetch the locked wheels:\n  {reason}")
 
 
 def source(pin: Pin, cache: Path) -> Path:
-    """The source archive of a pin."""
+    """Return the source archive of a pin, downloading it if the cache lacks it."""
     cache.mkdir(parents=True, exist_ok=True)
-    if found := _cached({pin.name: pin}, cache, _SOURCE):
-        return found[pin.name]
+    cached = _cached({pin.name: pin}, cache, _SOURCE_SUFFIX)
+    if cached:
+        return cached[pin.name]
     for url, sha256 in _links(pin.name):
-        if sha256 in pin.sha256 and (name := urllib.parse.urlparse(url).path.rpartition("/")[2]).endswith(
-            _SOURCE
-        ):
+        name = urllib.parse.urlparse(url).path.rpartition("/")[2]
+        if sha256 in pin.sha256 and name.endswith(_SOURCE_SUFFIX):
             data = _get(url)
             if hashlib.sha256(data).hexdigest() == sha256:
                 write_whole(cache / name, data)
@@ -106,7 +106,7 @@ def source(pin: Pin, cache: Path) -> Path:
 
 
 def _links(name: str) -> Iterator[tuple[str, str]]:
-    """Address and sha256 of every file that the index lists for a project."""
+    """URL and sha256 of every file that the index lists for a project."""
     page = f"{_index().rstrip('/')}/{name}/"
     for link in _LINK.findall(_get(page).decode("utf-8", "replace")):
         url, _, fragment = urllib.parse.urljoin(page, html.unescape(link)).partition("#")
@@ -115,19 +115,14 @@ def _links(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _index() -> str:
-    """The index that pip would ask."""
-    ask = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
-    configured = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "get", "global.index-url"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if url := os.environ.get("PIP_INDEX_URL") or configured.stdout.strip():
+    """URL of the index that pip uses: PIP_INDEX_URL, else its configuration, else its default."""
+    if url := os.environ.get("PIP_INDEX_URL"):
         return url
-    return subprocess.run(
-        [sys.executable, "-c", ask], check=True, capture_output=True, text=True
-    ).stdout.strip()
+    # `pip config get` reads the user's file alone; `list` merges all files, the one in PIP_CONFIG_FILE too.
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, check=False, capture_output=True, text=True)
+    match = re.search(r"^global\.index-url='(.*)'$", listed.stdout, re.MULTILINE)
+    return match[1] if match else _DEFAULT_INDEX
 
 
 def _get(url: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The locks, read and held against each other: what is asked for, what is pinned, what is compiled."""
+"""Read the lock files of wheels and check that they satisfy each other, pyproject.toml and docker/*.in."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ _PIN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    name: str  # normalised, as packaging does it
+    """A package of a lock file: its version and the files that may be installed."""
+
+    name: str  # normalised (PEP 503)
     version: str
-    sha256: frozenset[str]  # of any file of this version that may be installed
+    sha256: frozenset[str]  # digests of the accepted files
 
     @property
     def line(self) -> str:
@@ -31,11 +33,12 @@ class Pin:
 
 
 def normal(name: str) -> str:
+    """Normalise a package name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def read_pins(path: Path) -> Mapping[str, Pin]:
-    """A requirements file in which everything is pinned and hashed; BadInput for anything else in it."""
+    """Read a requirements file; BadInput unless every line is pinned and hashed, each package once."""
     text = "\n".join(line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))
     pins = {}
     for entry in filter(str.strip, text.replace("\\\n", " ").splitlines()):
@@ -51,18 +54,18 @@ def read_pins(path: Path) -> Mapping[str, Pin]:
 
 
 def check_all(root: Path) -> list[str]:
-    """What disagrees, in words; nothing if all is well."""
-    faults = [fault for variant in images().variants for fault in _check(root, variant)]
+    """Return one sentence for each disagreement between the locks; an empty list if they agree."""
+    disagreements = [text for variant in images().variants for text in _check(root, variant)]
     if not read_debs(root / DEBIAN):
-        faults.append(f"{DEBIAN} lists no package")
+        disagreements.append(f"{DEBIAN} lists no package")
     read_pins(root / BUILDER)
-    return faults
+    return disagreements
 
 
 def _check(root: Path, variant: Variant) -> Iterator[str]:
     pins = read_pins(root / variant.lock)
-    for wanted in (*_asked(root, variant), *_wanted(root / f"docker/{variant.name}.in")):
-        yield from _unmet(wanted, pins, variant.lock)
+    for requirement in (*_requirements_of_bench(root, variant), *_lines(root / f"docker/{variant.name}.in")):
+        yield from _unmet(requirement, pins, variant.lock)
     path = root / f"docker/{variant.name}.built.lock"
     built = read_pins(path) if path.exists() else {}
     for name in variant.kernels:
@@ -72,26 +75,26 @@ def _check(root: Path, variant: Variant) -> Iterator[str]:
             yield f"{path.name} has {name} {built[name].version}, {variant.lock} has {pins[name].version}"
 
 
-def _asked(root: Path, variant: Variant) -> Iterator[str]:
-    """Our own requirements, with the extras that this variant installs, and what makes our wheel there."""
-    ours = tomllib.loads((root / "pyproject.toml").read_text())
-    project = ours["project"]
-    yield from ours["build-system"]["requires"]
+def _requirements_of_bench(root: Path, variant: Variant) -> Iterator[str]:
+    """Requirements in pyproject.toml: of the package, of the variant's extras, and of the build system."""
+    pyproject = tomllib.loads((root / "pyproject.toml").read_text())
+    project = pyproject["project"]
+    yield from pyproject["build-system"]["requires"]
     yield from project["dependencies"]
     for extra in variant.extras:
         yield from project["optional-dependencies"][extra]
 
 
-def _wanted(path: Path) -> Iterator[str]:
+def _lines(path: Path) -> Iterator[str]:
     yield from (line for line in path.read_text().splitlines() if line and not line.startswith("#"))
 
 
-def _unmet(wanted: str, pins: Mapping[str, Pin], lock: str) -> Iterator[str]:
+def _unmet(text: str, pins: Mapping[str, Pin], lock: str) -> Iterator[str]:
     from packaging.requirements import Requirement
 
-    requirement = Requirement(wanted)
+    requirement = Requirement(text)
     pin = pins.get(normal(requirement.name))
     if pin is None:
-        yield f"{lock} lacks {requirement.name}, asked for as {wanted}"
+        yield f"{lock} lacks {requirement.name}, required as {text}"
     elif not requirement.specifier.contains(pin.version, prereleases=True):
-        yield f"{lock} has {requirement.name} {pin.version}, asked for is {wanted}"
+        yield f"{lock} has {requirement.name} {pin.version}, required is {text}"

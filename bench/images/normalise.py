@@ -1,4 +1,7 @@
-"""A layer and a configuration without a trace of the machine, the day and the builder that made them."""
+"""Make layers and image configurations reproducible: remove traces of the machine, the day and the builder.
+
+Works on streams and mappings; no other I/O.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from typing import Any, BinaryIO
 
 from bench.base.strict_json import canonical_json
 
-# What a build leaves in a layer that is none of the image's: mount points, the build machine's network,
-# caches, logs, and bytecode, whose first lines hold a time.
+# Files that a build leaves in a layer and the image does not need: mount points, the build machine's network
+# settings, caches, logs, and bytecode, which embeds a time.
 _DROPPED = re.compile(
     r"(dev|proc|sys|run|tmp|root|build|var/(log|cache|tmp)|var/lib/apt/lists)/.+|build"
     r"|etc/(hosts|hostname|resolv\.conf|machine-id|mtab)|.*/__pycache__(/.*)?|.*\.pyc"
@@ -21,7 +24,7 @@ _DROPPED = re.compile(
 
 
 def normalise(source: BinaryIO, out: BinaryIO, epoch: int) -> str:
-    """A layer's tar with everything taken out that differs from build to build; its digest."""
+    """Copy a layer's tar without anything that differs between builds; return the digest of the copy."""
     counted = Hashing(out)
     with (
         tarfile.open(fileobj=source, mode="r|*") as old,
@@ -37,7 +40,7 @@ def normalise(source: BinaryIO, out: BinaryIO, epoch: int) -> str:
 
 
 class Hashing(io.RawIOBase):
-    """Hashes what is written through it."""
+    """A writable stream that passes bytes on and hashes them."""
 
     def __init__(self, out: BinaryIO) -> None:
         self.total = hashlib.sha256()
@@ -52,32 +55,32 @@ class Hashing(io.RawIOBase):
 
 
 class Inflate:
-    """gzip as engines read it: another member may follow the first, and is as much of the layer."""
+    """Incremental gzip decompression that continues into following members, as container engines do."""
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(31)
 
     def __call__(self, chunk: bytes) -> bytes:
-        found = b""
+        inflated = b""
         while chunk:
             if self._member.eof:
                 self._member = zlib.decompressobj(31)
-            found += self._member.decompress(chunk)
+            inflated += self._member.decompress(chunk)
             chunk = self._member.unused_data
-        return found
+        return inflated
 
 
-_KEPT = ("User", "Env", "Entrypoint", "Cmd", "WorkingDir")
+_KEPT = ("User", "Env", "Entrypoint", "Cmd", "WorkingDir")  # settings of the Dockerfile that an image keeps
 
 
 def configuration(
     built: Mapping[str, Any],
     diff_ids: Sequence[str],
     labels: Mapping[str, str],
-    made: Sequence[str],
+    stages: Sequence[str],
     created: str,
 ) -> bytes:
-    """The one configuration of these layers: what the Dockerfile and our labels say, nothing of a builder."""
+    """Build the image configuration of these layers from the Dockerfile's settings and our labels only."""
     settings = built.get("config") or {}
     return canonical_json(
         {
@@ -86,6 +89,6 @@ def configuration(
             "created": created,
             "config": {**{k: settings[k] for k in _KEPT if settings.get(k)}, "Labels": dict(labels)},
             "rootfs": {"type": "layers", "diff_ids": list(diff_ids)},
-            "history": [{"created": created, "created_by": name} for name in made],
+            "history": [{"created": created, "created_by": name} for name in stages],
         }
     )

@@ -1,4 +1,4 @@
-"""The variants of the image, as data: which lock, which CUDA, which driver at least."""
+"""The variants of the image, read from the shipped images.json: lock, CUDA version, oldest driver."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from bench.base.strict_json import from_json
 
 @dataclass(frozen=True, slots=True)
 class Variant:
+    """An image that `bench image build` can make."""
+
     name: str
-    lock: str  # of its wheels, in the repository
-    extras: tuple[str, ...]  # of ours that it installs
+    lock: str  # lock file of its wheels, relative to the repository
+    extras: tuple[str, ...]  # extras of bench that it installs
     cuda: str | None  # None: for machines without a GPU
-    driver: str | None  # the oldest that runs this CUDA
-    kernels: tuple[str, ...]  # wheels that we compile: compiled ahead: docker/NAME.built.lock
-    source: str  # of the driver's number
+    driver: str | None  # oldest NVIDIA driver that runs this CUDA version
+    kernels: tuple[str, ...]  # wheels that no index has; compiled ahead, locked in docker/NAME.built.lock
+    source: str  # where the driver's number comes from
 
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """What all variants share, and the variants, newest CUDA first."""
+    """The contents of images.json: the variants, newest CUDA first, and what they share."""
 
-    suite: str  # of Debian
+    suite: str  # Debian release
     python: str
-    epoch: int  # the time of every file in an image; moved by `make lock`
+    epoch: int  # modification time of every file in an image; `make lock` moves it
     variants: tuple[Variant, ...]
     schema: Literal["bench/images/v1"]
 
@@ -44,20 +46,21 @@ def images() -> Images:
 
 
 def find_variant(name: str) -> Variant:
-    known = images().by_name
-    if name not in known:
-        raise BadInput(f'"{name}" is no variant of the image', advice=nearest(name, known))
-    return known[name]
+    """Return the variant of that name; BadInput with the nearest name if it does not exist."""
+    variants = images().by_name
+    if name not in variants:
+        raise BadInput(f'there is no image variant "{name}"', advice=nearest(name, variants))
+    return variants[name]
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
-    """580.65.06 as numbers, to be compared; what follows a dash or plus does not count."""
+    """Split a version such as 580.65.06 into comparable numbers, ignoring a suffix after `-`, `+` or `~`."""
     head = text.split("+")[0].split("-")[0].split("~")[0]
     return tuple(int(part) for part in head.split(".") if part.isdigit())
 
 
 def variant_for(driver: str | None) -> Variant | None:
-    """The newest variant that this driver runs; None if it is too old for all of them."""
+    """Return the newest variant that this driver runs, without a driver the CPU variant; else None."""
     for variant in images().variants:
         if variant.driver is None:
             if driver is None:

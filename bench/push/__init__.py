@@ -1,12 +1,16 @@
-"""A run on other machines: what is there, what is shipped, how it starts, how it is followed and fetched.
+"""Run bench on other machines: survey a node, ship the image, start the run, mirror it, fetch the bundle.
 
-hosts      who is meant: arguments, an Ansible inventory
-remote     one node, reached over SSH, its key in known_hosts; or this machine, without
-survey     what a node says of itself, in one question; judge: what is wrong with that
-depot      images here, as layers to send; ship: what a node lacks of them
-launch     how a run starts and ends there: by itself, or as a job of Slurm's
-record     what was begun where, on this machine's disk
-follow     what happens there, mirrored here as it comes; the certificate on its way
-journey    one node from its first answer to its bundle; campaign: many of them
-company    those of them that train as one
+hosts           who is meant: arguments, an Ansible inventory
+remote          a node's shell, over SSH or on this machine
+node_survey     the state of a node, asked in one round trip; node_findings judges it
+image_store     images on this machine, layer by layer; ship brings a node what it lacks
+run_script      run.sh: how a run starts, is asked after and ends on its node; slurm: as a job
+push_record     a file on this machine for every run that was started
+mirror          the run's files copied here while they grow; its certificate; its bundle
+push_to_node    one node from connection to bundle; many_nodes: several at a time
+training_group  nodes that train as one
+request         what one push asks for, and the result for each host; screen: what the user sees
+
+Entry points: `push_to_node.NodePush`, `push_record.Records`, `mirror`. Imports images, operator, node_check
+and below.
 """

@@ -1,8 +1,13 @@
-"""Who is meant: hosts from the command line, and from an Ansible inventory."""
+"""The hosts of a push: parsed from arguments, and read from an Ansible inventory.
+
+In:  HOST arguments or the path of an inventory. Out: `Host` values, or BadInput with every mistake in them.
+Runs ansible-inventory for an inventory; otherwise pure.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -17,30 +22,29 @@ from bench.base.errors import BadInput, EnvironmentCannot, Mistake
 _HOST = re.compile(
     r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.%]+)\]|(?P<host>[^@:\s\[\]]+))(?::(?P<port>\d+))?"
 )
-# What would put a password into our hands, or turn the check of host keys off.
-_REFUSED = ("ansible_password", "ansible_ssh_pass", "ansible_become_password", "ansible_become_pass")
+# Variables of an inventory that hold passwords, which bench does not accept.
+_PASSWORDS = ("ansible_password", "ansible_ssh_pass", "ansible_become_password", "ansible_become_pass")
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    name: str  # as the user wrote it
-    address: str  # a name of DNS's, an address, or one of ~/.ssh/config
+    """A host to push to, and how ssh reaches it."""
+
+    name: str  # as the user wrote it; names bundles and rows of tables
+    address: str  # DNS name, IP address, or a name in ~/.ssh/config
     user: str | None = None
     port: int | None = None
-    identity: Path | None = None
-    python: str | None = None  # of this node alone
-
-    @property
-    def file_name(self) -> str:
-        return re.sub(r"[^A-Za-z0-9.-]", "_", self.name)
+    identity: Path | None = None  # private key to log in with
+    python: str | None = None  # overrides --python for this host
 
 
 def parse_host(text: str, identity: Path | None = None) -> Host:
+    """Parse HOST, USER@HOST or HOST:PORT; an IPv6 address with a port is in brackets."""
     match = _HOST.fullmatch(text)
     port = int(match["port"]) if match and match["port"] else None
     if match is None or (port is not None and not 0 < port < 2**16) or text.startswith("-"):
         raise BadInput(
-            f'"{text}" is no host', advice="HOST, USER@HOST, HOST:PORT, or a name in ~/.ssh/config"
+            f'"{text}" is not a host', advice="HOST, USER@HOST, HOST:PORT, or a name in ~/.ssh/config"
         )
     return Host(text, match["v6"] or match["host"], match["user"], port, identity)
 
@@ -48,81 +52,80 @@ def parse_host(text: str, identity: Path | None = None) -> Host:
 def find_hosts(
     arguments: Sequence[str], inventory: Path | None, limit: str | None, identity: Path | None
 ) -> tuple[Host, ...]:
-    """All of them, each once; every mistake at once."""
-    mistakes, found = [], []
+    """Return the hosts of arguments and inventory; BadInput lists all mistakes, duplicates included."""
+    mistakes: list[Mistake] = []
+    hosts: list[Host] = []
     for number, text in enumerate(arguments):
         try:
-            found.append(parse_host(text, identity))
+            hosts.append(parse_host(text, identity))
         except BadInput as error:
             mistakes.append(Mistake(f"host {number + 1}", error.message, error.advice or ""))
     if inventory is not None:
-        found += read_inventory(inventory, limit, identity)
-    seen: dict[tuple[str, str | None, int | None], str] = {}
-    for host in found:
-        where = (host.address.lower(), host.user, host.port)
-        if where in seen:
-            same = f"the same machine as {seen[where]}"
-            mistakes.append(Mistake(host.name, same, "each is measured once: leave one out"))
-        seen.setdefault(where, host.name)
+        hosts += read_inventory(inventory, limit, identity)
+    names: dict[tuple[str, str | None, int | None], str] = {}
+    for host in hosts:
+        login = (host.address.lower(), host.user, host.port)
+        if login in names:
+            what = f"the same machine as {names[login]}"
+            mistakes.append(Mistake(host.name, what, "leave one out: a machine is measured once"))
+        names.setdefault(login, host.name)
     if mistakes:
         noun = "mistake" if len(mistakes) == 1 else "mistakes"
         raise BadInput(f"the list of hosts has {len(mistakes)} {noun}", mistakes=tuple(mistakes))
-    return tuple(found)
+    return tuple(hosts)
 
 
 def read_inventory(path: Path, limit: str | None, identity: Path | None) -> list[Host]:
-    """As Ansible itself reads it: INI, YAML, a script or a plug-in."""
+    """Read an inventory through ansible-inventory, so that INI, YAML, scripts and plug-ins all work."""
     program = Path(sys.executable).with_name("ansible-inventory")
     command = str(program) if program.exists() else shutil.which("ansible-inventory")
     if command is None:
-        raise EnvironmentCannot("there is no ansible-inventory here", advice="pip install 'bench[ansible]'")
+        raise EnvironmentCannot("ansible-inventory is not installed", advice="pip install 'bench[ansible]'")
     if not path.exists():
         raise BadInput("no such inventory", where=str(path))
     environment = {"ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FATAL": "1", "ANSIBLE_INVENTORY_UNPARSED_FAILED": "1"}
     arguments = [command, "-i", str(path), "--list", *(["--limit", limit] if limit else [])]
-    import os
-
     done = subprocess.run(
         arguments, capture_output=True, text=True, check=False, env=os.environ | environment
     )
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if "ERROR" in line or "rror" in line] or [
-            done.stderr
-        ]
-        reason = " ".join(said[0].replace("[ERROR]:", "").split())[:300]
-        raise BadInput(f"is no inventory: {reason}", where=str(path))
+        errors = [line for line in done.stderr.splitlines() if "ERROR" in line or "rror" in line]
+        first = errors[0] if errors else done.stderr
+        reason = " ".join(first.replace("[ERROR]:", "").split())[:300]
+        raise BadInput(f"cannot be read as an inventory: {reason}", where=str(path))
     return from_inventory(json.loads(done.stdout), str(path), identity)
 
 
-def from_inventory(listed: Mapping[str, Any], where: str, identity: Path | None) -> list[Host]:
-    """From what `ansible-inventory --list` says."""
-    variables: Mapping[str, Mapping[str, Any]] = listed.get("_meta", {}).get("hostvars", {})
-    names = sorted({name for group in listed.values() for name in group.get("hosts", ())} | set(variables))
+def from_inventory(document: Mapping[str, Any], where: str, identity: Path | None) -> list[Host]:
+    """Convert the output of `ansible-inventory --list`; BadInput lists passwords and ports that are none."""
+    variables: Mapping[str, Mapping[str, Any]] = document.get("_meta", {}).get("hostvars", {})
+    listed = {name for group in document.values() for name in group.get("hosts", ())}
+    names = sorted(listed | set(variables))
     if not names:
         raise BadInput("names no hosts", where=where)
-    found, mistakes = [], []
+    hosts, mistakes = [], []
     for name in names:
         facts = variables.get(name, {})
         mistakes += [
-            Mistake(f"{name}/{word}", "is a password", "keys and agents only: take it out")
-            for word in _REFUSED
-            if word in facts
+            Mistake(f"{name}/{variable}", "is a password", "remove it: only keys and agents are supported")
+            for variable in _PASSWORDS
+            if variable in facts
         ]
         port = facts.get("ansible_port", facts.get("ansible_ssh_port"))
         if port is not None and not (str(port).isdigit() and 0 < int(port) < 2**16):
-            mistakes.append(Mistake(f"{name}/ansible_port", f"{port!r} is no port", "1 to 65535"))
+            mistakes.append(Mistake(f"{name}/ansible_port", f"{port!r} is not a port", "1 to 65535"))
             continue
         key = facts.get("ansible_ssh_private_key_file", facts.get("ansible_private_key_file"))
-        found.append(
+        hosts.append(
             Host(
-                name,
-                str(facts.get("ansible_host", facts.get("ansible_ssh_host", name))),
-                facts.get("ansible_user", facts.get("ansible_ssh_user")),
-                int(port) if port is not None else None,
-                Path(key).expanduser() if key else identity,
-                facts.get("bench_python"),
+                name=name,
+                address=str(facts.get("ansible_host", facts.get("ansible_ssh_host", name))),
+                user=facts.get("ansible_user", facts.get("ansible_ssh_user")),
+                port=int(port) if port is not None else None,
+                identity=Path(key).expanduser() if key else identity,
+                python=facts.get("bench_python"),
             )
         )
     if mistakes:
         raise BadInput("has mistakes", where=where, mistakes=tuple(mistakes))
-    return found
+    return hosts

@@ -1,6 +1,7 @@
-"""What is sent, on this machine: an image's layers, each compressed once and kept; and our own code.
+"""A cache of everything that this machine sends to nodes: images, layer by layer, and bench's own code.
 
-Kept in ~/.cache/bench/push, by digest: the second node, and the second push, compress nothing.
+Everything is computed once, however many nodes there are, and cached in ~/.cache/bench/push by digest: hashed
+archives, compressed layers, and images exported from a local engine. Thread-safe.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from bench.base.files import replacing
 from bench.base.strict_json import canonical_json
 from bench.images.archive import Blob, Identity, ImageFacts, Layer, opened, pack_layer, read_facts
 from bench.images.engines import find_engine
-from bench.images.variants import find_variant, images, variant_for
+from bench.images.variants import Variant, images, variant_for
 
-_BUILT = Path("out/images")  # where `bench image build` puts what it makes
-_KEPT_DAYS = 30  # a layer that nobody asked for so long is not worth its room
+_BUILT = Path("out/images")  # where `bench image build` puts its archives
+_KEPT_DAYS = 30  # a compressed layer that was not used for so long is deleted
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Shippable:
-    """An image as a file of this machine."""
+    """An image as an archive on this machine."""
 
     path: Path
     facts: ImageFacts
@@ -44,55 +45,65 @@ class Shippable:
         return self.facts.identity.config
 
     @property
+    def variant(self) -> Variant:
+        """The variant that the image's label names; BadInput if it is not an image of bench."""
+        name = self.facts.labels.get("bench.variant", "")
+        if name not in images().by_name:
+            raise BadInput(
+                "is not an image of bench", where=str(self.path), advice="bench image build makes one"
+            )
+        return images().by_name[name]
+
+    @property
     def unpacked_bytes(self) -> int:
-        """On the node's disk: at most, where nothing is there yet."""
+        """Upper estimate of the image's size on a node's disk."""
         factor = 3.5 if all(layer.compressed for layer in self.facts.layers) else 1.3
         return int(factor * sum(layer.size for layer in self.facts.layers))
 
     @property
     def packed_bytes(self) -> int:
-        """About; exactly, once the layers are compressed."""
+        """Bytes to send: exact if the archive's layers are compressed, else an upper bound."""
         return sum(layer.size for layer in self.facts.layers)
 
 
 class ImageStore:
-    """Images are found and hashed once, layers compressed once, however many nodes there are."""
+    """The images and the code that one push sends, prepared on demand."""
 
     def __init__(self, say: Say) -> None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        self.place = cache / "bench/push"
+        self.folder = cache / "bench/push"
         self._say = say
         self._lock = threading.Lock()
         self._images: dict[str, Shippable] = {}
         self._code: tuple[str, bytes] | None = None
 
     def image(self, name: str | None, driver: str | None) -> Shippable:
-        """The one that was asked for, or the variant that fits the driver."""
+        """Return the image of that name (a file, or in a local engine), else the variant for the driver."""
         with self._lock:
-            path = Path(name) if name else self._fitting(driver)
-            found = self._images.get(str(path))
-            if found is None:
+            path = Path(name) if name else self._variant_for(driver)
+            image = self._images.get(str(path))
+            if image is None:
                 if not path.exists() and name:
-                    path = self._out_of_engine(name)
-                found = self._images[str(path)] = Shippable(path, self._facts(path))
-            return found
+                    path = self._exported(name)
+                image = self._images[str(path)] = Shippable(path, self._facts(path))
+            return image
 
     def layer(self, image: Shippable, number: int) -> Blob:
-        """One layer as a compressed file."""
+        """Return one layer of an image as a compressed file."""
         layer = image.facts.layers[number]
-        kept = self.place / "blobs" / layer.diff_id.removeprefix("sha256:")
-        told = kept.with_suffix(".digest")
+        blob = self.folder / "blobs" / layer.diff_id.removeprefix("sha256:")
+        digest = blob.with_suffix(".digest")
         with self._lock:
-            if not (kept.exists() and told.exists()):
-                kept.parent.mkdir(parents=True, exist_ok=True)
+            if not (blob.exists() and digest.exists()):
+                blob.parent.mkdir(parents=True, exist_ok=True)
                 self._say(f"compressing layer {number + 1} of {len(image.facts.layers)}, once")
-                with replacing(kept) as part:
-                    told.write_text(pack_layer(image.path, layer, part))
-            os.utime(kept)
-            return Blob(kept, layer.diff_id, told.read_text(), compressed=True)
+                with replacing(blob) as part:
+                    digest.write_text(pack_layer(image.path, layer, part))
+            os.utime(blob)
+            return Blob(blob, layer.diff_id, digest.read_text(), compressed=True)
 
     def code(self) -> tuple[str, bytes]:
-        """This very version of ours for nodes without an image: its digest, and a .tar.gz of it."""
+        """Return bench's own code as a .tar.gz with its sha256, for nodes that run without an image."""
         with self._lock:
             if self._code is None:
                 data = _packed_code(Path(bench.__file__).parent)
@@ -100,35 +111,35 @@ class ImageStore:
             return self._code
 
     def tidy(self, now: float) -> None:
-        """Forgets what was not asked for in a month."""
-        for path in (self.place / "blobs").glob("*"):
+        """Delete compressed layers that were not used for 30 days."""
+        for path in (self.folder / "blobs").glob("*"):
             with suppress(OSError):
                 if now - path.stat().st_mtime > _KEPT_DAYS * 86400 and path.suffix != ".digest":
                     path.unlink()
                     path.with_suffix(".digest").unlink(missing_ok=True)
 
-    def _fitting(self, driver: str | None) -> Path:
+    def _variant_for(self, driver: str | None) -> Path:
         variant = variant_for(driver)
-        if variant is None:  # too old for every one of them; preflight says so, by the oldest
+        if variant is None:  # the driver is too old for all: preflight reports that by the oldest variant
             variant = [v for v in images().variants if v.driver][-1]
         path = _BUILT / f"bench-{variant.name}.tar"
         if path.exists():
             return path
         with suppress(BenchError):
-            return self._out_of_engine(f"bench:{variant.name}")
+            return self._exported(f"bench:{variant.name}")
         raise EnvironmentCannot(
-            f"the image for {f'driver {driver}' if driver else 'no GPU'} is not here: {path}",
+            f"the image for {f'driver {driver}' if driver else 'no GPU'} is not on this machine: {path}",
             advice=f"bench image build {variant.name}, or --image FILE",
         )
 
-    def _out_of_engine(self, name: str) -> Path:
-        """Saved once, by its identity."""
+    def _exported(self, name: str) -> Path:
+        """Export an image from a local engine, once for each identity."""
         if name.endswith(".tar"):
             raise BadInput("no such file", where=name)
         engine = find_engine("auto")
-        found = engine.inspect(name)
-        assert found is not None
-        path = self.place / "saved" / f"{found.identity.config.removeprefix('sha256:')}.tar"
+        image = engine.inspect(name)
+        assert image is not None
+        path = self.folder / "saved" / f"{image.identity.config.removeprefix('sha256:')}.tar"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._say(f"saving {name} from {engine.name}, once")
@@ -137,28 +148,22 @@ class ImageStore:
         return path
 
     def _facts(self, path: Path) -> ImageFacts:
-        """Every byte is hashed, once: an archive that has not changed since is known."""
+        """Hash an archive, or return the cached result if the file has not changed since."""
         try:
             status = path.stat()
         except OSError:
             raise BadInput("no such file", where=str(path)) from None
-        known = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino)
-        kept = self.place / "known" / f"{hashlib.sha256(repr(known).encode()).hexdigest()}.json"
+        file_identity = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino)
+        key = hashlib.sha256(repr(file_identity).encode()).hexdigest()
+        cached = self.folder / "known" / f"{key}.json"
         with suppress(OSError, ValueError, KeyError):
-            return _facts_from(json.loads(kept.read_bytes()))
+            return _facts_from(json.loads(cached.read_bytes()))
         self._say(f"reading {path}, once")
         with opened(path) as file:
             facts = read_facts(file, str(path))
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(canonical_json(_facts_to(facts)))
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        cached.write_bytes(canonical_json(_facts_to(facts)))
         return facts
-
-
-def variant_name(facts: ImageFacts, where: str) -> str:
-    name = facts.labels.get("bench.variant", "")
-    if name not in images().by_name:
-        raise BadInput("is no image of bench", where=where, advice="bench image build makes one")
-    return find_variant(name).name
 
 
 def _facts_to(facts: ImageFacts) -> Mapping[str, Any]:
@@ -179,7 +184,7 @@ def _facts_from(value: Mapping[str, Any]) -> ImageFacts:
 
 
 def _packed_code(root: Path) -> bytes:
-    """The same bytes for the same code."""
+    """Pack a folder reproducibly: the same code gives the same bytes."""
     packed = io.BytesIO()
     with (
         gzip.GzipFile("", "wb", 6, packed, mtime=0) as zipped,

@@ -1,4 +1,4 @@
-"""Many nodes: so many at a time, each to its own end, and one exit code for all."""
+"""Push to many nodes, a limited number at a time, and reduce the results to one exit code."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from bench.push.request import GOOD, Result
 
 
-def walk(journeys: Sequence[Callable[[], Result]], at_once: int, stop: threading.Event) -> list[Result]:
-    """In the order given. Ctrl-C ends the watching, never a run."""
-    with ThreadPoolExecutor(max_workers=max(1, min(at_once, len(journeys)))) as pool:
-        futures = [pool.submit(journey) for journey in journeys]
+def run_all(pushes: Sequence[Callable[[], Result]], at_once: int, stop: threading.Event) -> list[Result]:
+    """Run all pushes in threads; return results in their order. Ctrl-C ends the watching, not the runs."""
+    with ThreadPoolExecutor(max_workers=max(1, min(at_once, len(pushes)))) as pool:
+        futures = [pool.submit(push) for push in pushes]
         try:
             wait(futures)
         except KeyboardInterrupt:
@@ -22,9 +22,9 @@ def walk(journeys: Sequence[Callable[[], Result]], at_once: int, stop: threading
 
 
 def exit_code(results: Sequence[Result]) -> int:
-    """0 if all went well; if none did, what they have in common; else 5: some of it is here.
+    """Return 0 if all nodes succeeded, their common exit code if they have one, else 5 for a partial success.
 
-    Where all is here, and nodes were checked, 1 if one of them failed, or 3 if one could not be checked.
+    If all succeeded and nodes were checked: 1 if a check failed, else 3 if one could not be completed.
     """
     codes = {result.exit_code for result in results}
     if len(codes) == 1:

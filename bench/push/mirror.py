@@ -1,6 +1,7 @@
-"""A run from here: its files mirrored as they grow, its key certified, its bundle fetched.
+"""A run on a node, handled from here: mirror its growing files, certify its key, fetch its bundle, clean up.
 
-What comes is a stranger's: names are those that we ask for, sizes are capped, text is fit for a terminal.
+The node is not trusted: only files with expected names are taken, sizes are capped, text is fit for a
+terminal.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import hashlib
 import re
 import shlex
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from bench.base.errors import EnvironmentCannot, VerificationFailed
+from bench.base.names import ENGINES_WITH_STORE
 from bench.base.paths import ledger_path
 from bench.bundle.handshake import CertificateRequest, read
 from bench.bundle.tar_format import CERTIFICATE, MAX_TOTAL_BYTES
@@ -26,32 +29,36 @@ from bench.operator.ssh_keygen import OperatorKey
 from bench.push import run_script
 from bench.push.push_record import Record, now
 from bench.push.remote import ANSWER_SECONDS, Node, demand, plain
+from bench.push.ship import Progress
 from bench.signing.revocation import Revoked
 
 LOG = "log.txt"
-_MOST_AT_ONCE = 8 * 2**20
-_MOST_OF_A_FILE = 512 * 2**20
+_MOST_AT_ONCE = 8 * 2**20  # bytes of a file mirrored by one look
+_LARGEST_FILE = 512 * 2**20  # bytes mirrored of a file
 _MOST_FILES = 10_000
-_LARGEST_REQUEST = 16 * 2**10
+_LARGEST_REQUEST = 16 * 2**10  # bytes of a certificate request
 _FILE = re.compile(
     r"file (\d+) (log\.txt|slurm\.txt|out/[0-9a-f]+/(?:journal\.jsonl|telemetry\.jsonl|logs/[\w.-]+\.txt))"
 )
-_SEALING = ("request ", "  bench certify ")  # what the runner tells an operator who is not us
+_CERTIFY_HINTS = ("request ", "  bench certify ")  # log lines for those who certify by hand; not shown
 
-_signing = threading.Lock()  # one question for a passphrase or a touch at a time
+_signing = threading.Lock()  # passphrases and touches of a token are asked for one at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
+    """The state of a run, read from its node."""
+
     state: str  # alive, waiting, exit, dead, gone
-    code: int | None
-    files: Mapping[str, int]
-    request: str | None  # a checksum of it, which changes when the run starts again
+    code: int | None  # exit code
+    files: Mapping[str, int]  # sizes of the files to mirror, by name
+    request: str | None  # checksum of an unanswered certificate request; a restarted run makes another
     bundle_bytes: int | None
     certified: bool = False
 
 
 def look(node: Node, record: Record) -> Status:
+    """Ask a node for the status of a run."""
     out = f"out/{record.run_id}"
     script = (
         f"{run_script.state_script(record.folder, record.run_id, record.engine, record.slurm_job)}; "
@@ -61,30 +68,28 @@ def look(node: Node, record: Record) -> Status:
         f"echo request $(cksum <{out}/request.json); [ -f {out}/{CERTIFICATE} ] && echo certified; "
         f"[ -f {out}.tar ] && echo bundle $(wc -c <{out}.tar); exit 0"
     )
-    return read_status(demand(node, script, "looking after the run"))
+    return read_status(demand(node, script, "asking for the run's state"))
 
 
 def cancel(node: Node, record: Record) -> None:
+    """Ask a run to end. It packs and signs its results first."""
     run_script.cancel(node, record.folder, record.run_id, record.engine, record.slurm_job)
 
 
 def read_status(text: str) -> Status:
-    lines = text.splitlines()
-    first = lines[0].split() if lines else ["dead"]
-    told = {
-        line.split()[0]: line.split()[1:]
-        for line in lines[1:]
-        if line.split()[:1] in (["request"], ["bundle"])
-    }
-    files = [match for line in lines[1:] if (match := _FILE.fullmatch(line))][:_MOST_FILES]
-    code = int(first[1]) if first[0] == "exit" and first[1:] and first[1].isdigit() else None
+    """Parse the output of `look`'s script. A run without a readable state is dead."""
+    first_line, *lines = text.splitlines() or ["dead"]
+    state, *words = first_line.split() or ["dead"]
+    code = int(words[0]) if state == "exit" and words and words[0].isdigit() else None
+    fields = {line.split()[0]: line.split()[1:] for line in lines if line.startswith(("request ", "bundle "))}
+    files = [match for line in lines if (match := _FILE.fullmatch(line))][:_MOST_FILES]
     return Status(
-        "dead" if first[0] == "exit" and code is None else first[0],
-        code,
-        {match[2]: int(match[1]) for match in files},
-        " ".join(told["request"]) if "request" in told else None,
-        int(told["bundle"][0]) if told.get("bundle") else None,
-        "certified" in lines[1:],
+        state="dead" if state == "exit" and code is None else state,
+        code=code,
+        files={match[2]: int(match[1]) for match in files},
+        request=" ".join(fields["request"]) if "request" in fields else None,
+        bundle_bytes=int(fields["bundle"][0]) if fields.get("bundle") else None,
+        certified="certified" in lines,
     )
 
 
@@ -92,67 +97,61 @@ def read_status(text: str) -> Status:
 
 
 def mirrored(record: Record, name: str) -> Path:
-    """Where a file of the run's folder there lies here."""
-    own = f"out/{record.run_id}/"
-    return record.mirror / (name.removeprefix(own) if name.startswith(own) else name)
+    """Path here of a file in the run's folder on the node."""
+    return record.mirror / name.removeprefix(f"out/{record.run_id}/")
 
 
 def mirror(node: Node, record: Record, files: Mapping[str, int]) -> list[str]:
-    """What was written since the last time; the new lines of the run's own log."""
+    """Copy what was appended to the files since the last call; return the new lines of the run's log."""
     lines: list[str] = []
     for name, size in files.items():
         path = mirrored(record, name)
         have = path.stat().st_size if path.exists() else 0
-        if size < have:  # it began anew, or a torn line was cut off
+        if size < have:  # the run began anew, or cut off a torn line
             path.unlink()
             have = 0
-        wanted = min(size - have, _MOST_AT_ONCE, _MOST_OF_A_FILE - have)
-        if wanted <= 0:
+        count = min(size - have, _MOST_AT_ONCE, _LARGEST_FILE - have)
+        if count <= 0:
             continue
-        script = (
-            f"cd {shlex.quote(record.folder)} && tail -c +{have + 1} {shlex.quote(name)} | head -c {wanted}"
-        )
-        answer = node.ask(script)
-        data = answer.out[:wanted]
+        tail = f"tail -c +{have + 1} {shlex.quote(name)} | head -c {count}"
+        data = node.ask(f"cd {shlex.quote(record.folder)} && {tail}").out[:count]
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("r+b" if path.exists() else "wb") as file:
-            file.seek(have)  # not at its end: somebody else may be watching, too
+            file.seek(have)  # not to the file's end: another command may be mirroring the same run
             file.write(data)
         if name == LOG:
             lines += [plain(line) for line in data.decode(errors="replace").splitlines()]
-    return [line for line in lines if line.strip() and not line.startswith(_SEALING)]
+    return [line for line in lines if line.strip() and not line.startswith(_CERTIFY_HINTS)]
 
 
-def settle_journal(node: Node, record: Record, owner: str) -> bool:
-    """Before a run starts again: the node's own journal counts; one without is given what was mirrored.
+def restore_journal(node: Node, record: Record, owner: str) -> bool:
+    """Prepare the journal of a run that starts again; return whether the mirrored one was uploaded.
 
-    True if it was. The journal comes last and whole: by it the next push sees that all is there.
+    A journal on the node counts, and will be mirrored anew. A node without one gets the mirrored files, the
+    journal last and whole: its presence tells the next push that all files are there.
     """
     out = f"{shlex.quote(record.folder)}/out/{record.run_id}"
     if not node.ask(f"test -s {out}/journal.jsonl").code:
-        for name in ("journal.jsonl", "telemetry.jsonl"):  # a torn last line of it will be cut off there
+        for name in ("journal.jsonl", "telemetry.jsonl"):  # mirrored anew: the run may cut off a torn line
             (record.mirror / name).unlink(missing_ok=True)
         return False
-    kept = [path for path in _kept(record) if path.is_file()]
-    for path in kept:
-        _give(node, path, out, str(path.relative_to(record.mirror)))
-    if kept and owner:
-        demand(node, f"chown -R {owner} {shlex.quote(record.folder)}/out", "giving the journal back")
-    return bool(kept)
+    logs = sorted((record.mirror / "logs").glob("*.txt"))
+    candidates = [*logs, record.mirror / "telemetry.jsonl", record.mirror / "journal.jsonl"]
+    paths = [path for path in candidates if path.is_file()]
+    for path in paths:
+        _upload(node, path, out, str(path.relative_to(record.mirror)))
+    if paths and owner:
+        demand(node, f"chown -R {owner} {shlex.quote(record.folder)}/out", "restoring the journal")
+    return bool(paths)
 
 
-def _give(node: Node, path: Path, out: str, name: str) -> None:
-    # On a line that breaks, what reads there sees an end like any other: only the size tells.
+def _upload(node: Node, path: Path, out: str, name: str) -> None:
+    # If the connection breaks, the program there sees a normal end of file: only the size tells.
     part, size = f"{out}/.given", path.stat().st_size
     script = f"mkdir -p {out}/logs && head -c {size} >{part} && [ $(wc -c <{part}) = {size} ] && "
     answer = node.ask(f"{script}mv {part} {out}/{shlex.quote(name)}", _pieces(path))
     if answer.code:
-        raise EnvironmentCannot(f"the journal cannot be given back: {answer.reason}")
-
-
-def _kept(record: Record) -> list[Path]:
-    logs = sorted((record.mirror / "logs").glob("*.txt"))
-    return [*logs, record.mirror / "telemetry.jsonl", record.mirror / "journal.jsonl"]
+        raise EnvironmentCannot(f"the journal cannot be restored: {answer.reason}")
 
 
 def _pieces(path: Path) -> Iterable[bytes]:
@@ -165,7 +164,7 @@ def _pieces(path: Path) -> Iterable[bytes]:
 
 
 def certify(node: Node, record: Record, key: OperatorKey) -> int:
-    """Answers the run's request; until when it may sign. The private key stays where it is."""
+    """Certify the run's key, as its request asks; return the time until which it may sign."""
     out = f"{shlex.quote(record.folder)}/out/{record.run_id}"
     data = node.ask(f"head -c {_LARGEST_REQUEST} {out}/request.json").out
     if read(CertificateRequest, data).run_id != record.run_id:
@@ -177,7 +176,7 @@ def certify(node: Node, record: Record, key: OperatorKey) -> int:
         f"cd {out} && umask 022 && cat >.{CERTIFICATE}.part && mv .{CERTIFICATE}.part {CERTIFICATE}", [line]
     )
     if done.code:
-        raise EnvironmentCannot(f"the certificate cannot be left there: {done.reason}", where=record.host)
+        raise EnvironmentCannot(f"the certificate cannot be written there: {done.reason}", where=record.host)
     return certificate.valid_before
 
 
@@ -185,43 +184,41 @@ def certify(node: Node, record: Record, key: OperatorKey) -> int:
 
 
 def fetch(
-    node: Node,
-    record: Record,
-    key: OperatorKey,
-    revoked: tuple[Revoked, ...],
-    got: Callable[[int, int], object],
+    node: Node, record: Record, key: OperatorKey, revoked: tuple[Revoked, ...], progress: Progress
 ) -> AnyVerdict:
-    """The bundle, the same bytes as there; verified, its nonce consumed, countersigned."""
+    """Download a run's bundle, verify it, consume its nonce and countersign it."""
     part = record.bundle.with_suffix(".part")
-    with (record.mirror / ".fetching").open("wb") as turn:
-        with suppress(OSError):  # some file systems know no locks; then nobody else had better be watching
-            fcntl.flock(turn, fcntl.LOCK_EX)
-        _bring(node, record, part, got)
+    with (record.mirror / ".fetching").open("wb") as lock:
+        with suppress(OSError):  # a file system without locks: two commands must not fetch at once
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        _download(node, record, part, progress)
         with _signing, Ledger(ledger_path(Path(record.ledger) if record.ledger else None)) as ledger:
             verdict = certify_and_receive.receive(ledger, key, part, part, now(), recompute, revoked)
         part.replace(record.bundle)
     return verdict
 
 
-def _bring(node: Node, record: Record, part: Path, got: Callable[[int, int], object]) -> None:
-    """What has arrived of it before is gone on from."""
-    there = f"{shlex.quote(record.folder)}/out/{record.run_id}.tar"
-    digest, size = _digest_there(node, there)
+def _download(node: Node, record: Record, part: Path, progress: Progress) -> None:
+    """Download a bundle to `part`, continuing an earlier attempt, until its hash is that on the node."""
+    source = f"{shlex.quote(record.folder)}/out/{record.run_id}.tar"
+    text = demand(node, f"sha256sum <{source}; wc -c <{source}", "hashing the bundle", ANSWER_SECONDS * 4)
+    digest, _, size_word = text.split()[:3]
+    size = int(size_word)
     if size > MAX_TOTAL_BYTES * 2:
         raise VerificationFailed(
-            f"the bundle there has {size:,} bytes: no run leaves so much", where=record.host
+            f"the bundle there has {size:,} bytes, more than any run writes", where=record.host
         )
     for _ in range(2):
         have = part.stat().st_size if part.exists() else 0
         with part.open("ab") as file:
 
-            def take(data: bytes, file: object = file) -> None:
-                file.write(data)  # type: ignore[attr-defined]
-                if file.tell() > size:  # type: ignore[attr-defined]
-                    raise VerificationFailed("the bundle there does not end", where=record.host)
-                got(file.tell(), size)  # type: ignore[attr-defined]
+            def take(data: bytes, file: BinaryIO = file) -> None:
+                file.write(data)
+                if file.tell() > size:
+                    raise VerificationFailed("the node sends more than the bundle's size", where=record.host)
+                progress(file.tell(), size)
 
-            node.read(f"tail -c +{have + 1} {there} | head -c {max(0, size - have)}", take)
+            node.read(f"tail -c +{have + 1} {source} | head -c {max(0, size - have)}", take)
         with part.open("rb") as whole:
             if hashlib.file_digest(whole, "sha256").hexdigest() == digest:
                 return
@@ -231,17 +228,11 @@ def _bring(node: Node, record: Record, part: Path, got: Callable[[int, int], obj
     )
 
 
-def _digest_there(node: Node, there: str) -> tuple[str, int]:
-    text = demand(node, f"sha256sum <{there}; wc -c <{there}", "reading the bundle there", ANSWER_SECONDS * 4)
-    digest, _, size = text.split()[:3]
-    return digest, int(size)
-
-
 # --- afterwards -----------------------------------------------------------------------------------------
 
 
 def clean(node: Node, record: Record) -> None:
-    """The run's folder; and where no other run is left, all that we brought. Nothing of anybody else's."""
+    """Delete a run's folder; after the last run also the images, layers and code that bench brought."""
     place, folder = shlex.quote(record.place), shlex.quote(record.folder)
     script = f"rm -rf {folder}"
     if not record.keep:
@@ -250,14 +241,15 @@ def clean(node: Node, record: Record) -> None:
 
 
 def _clean_all(record: Record, place: str) -> str:
-    away = ""
-    if record.engine in ("docker", "podman"):
+    """Shell commands that delete what bench brought to the node, and nothing else."""
+    remove_images = ""
+    if record.engine in ENGINES_WITH_STORE:
         names = f"{record.engine} image ls --format '{{{{.Repository}}}}:{{{{.Tag}}}}' bench-push"
-        away = f'for tag in $({names}); do {record.engine} image rm "$tag" >/dev/null 2>&1; done; '
-    # By name, each a digest: a place that somebody works in, too, may have images and code of its own.
+        remove_images = f'for tag in $({names}); do {record.engine} image rm "$tag" >/dev/null 2>&1; done; '
+    # Only names that are digests: a folder that its user works in may hold other images and code.
     ours = (
         "for f in blobs/* images/* code/*; do n=${f##*/}; n=${n%.part}; n=${n%.new}; n=${n%.sif}; "
         'case $n in *[!0-9a-f]*) ;; *) case ${#n} in 16|64) rm -rf "$f";; esac;; esac; done; rm -rf .load; '
         "for d in runs blobs images code; do rmdir $d 2>/dev/null; done"
     )
-    return f"{away}cd {place} && {{ {ours}; cd / && rmdir {place} 2>/dev/null; }}"
+    return f"{remove_images}cd {place} && {{ {ours}; cd / && rmdir {place} 2>/dev/null; }}"

@@ -1,4 +1,4 @@
-"""What is wrong with a node, judged purely from what it says of itself: all of it, each with what to do."""
+"""Judge a survey: list everything that is wrong with a node, each with advice. Pure."""
 
 from __future__ import annotations
 
@@ -7,37 +7,39 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.base.errors import EnvironmentCannot
-from bench.images.container import GIB
+from bench.base.names import GIB
 from bench.images.engines.preflight import OUT_BYTES, check_driver, check_free, check_gpus, check_machine
 from bench.images.variants import Variant
 from bench.push.node_survey import NEEDED, Survey
-from bench.records.text import bytes_text
+from bench.records.text import bytes_text, size_text
 
-SKEW_SECONDS = 30.0  # a certificate is from five minutes ago, so this much is only worth a word
-SKEW_LIMIT_SECONDS = 240.0
-MEMORY_BYTES = 2 * GIB  # a run with the smallest model: torch twice
+SKEW_WARN_SECONDS = 30.0
+SKEW_STOP_SECONDS = 240.0  # certificates are valid from five minutes before they are made
+MEMORY_BYTES = 2 * GIB  # a run of the smallest model needs more: two processes import torch
 _BUSY_PERCENT = 10
-_BUSY_MIB = 1024  # of a GPU's memory; drivers and displays hold some hundred
+_BUSY_MIB = 1024  # of a GPU's memory; drivers and displays hold a few hundred
 
 Weight = Literal["stop", "warn"]
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a run asks of a node."""
+    """Requirements of a run on its node."""
 
     engine: str
     variant: Variant | None  # None: no image
     on_cpu: bool
-    gpus: int | None  # None: as many as there are, or none
-    place_bytes: int = OUT_BYTES  # where the run goes, and the blobs that are on their way
-    engine_bytes: int = 0  # where the engine keeps images
+    gpus: int | None  # None: any number
+    place_bytes: int = OUT_BYTES  # free space for the run and for layers on their way
+    engine_bytes: int = 0  # free space on the disk of the engine's images
     slurm: bool = False
-    checks: bool = False  # what is wrong with GPUs is the check's to say, in a bundle that can be shown
+    checks: bool = False  # a node check: it reports faulty GPUs itself, in a bundle, so they do not stop it
 
 
 @dataclass(frozen=True, slots=True)
 class PreflightFinding:
+    """Something wrong with a node, which stops the run or only deserves a warning."""
+
     level: Weight
     what: str
     advice: str = ""
@@ -46,128 +48,149 @@ class PreflightFinding:
         return f"{self.what}\n  {self.advice}" if self.advice else self.what
 
 
-def judge(found: Survey, need: Need) -> list[PreflightFinding]:
-    """What stops a run comes first."""
-    every = [*_machine(found, need), *_software(found, need), *_gpus(found, need)]
-    return sorted(every, key=lambda finding: finding.level != "stop")
+def _stop(what: str, advice: str = "") -> PreflightFinding:
+    return PreflightFinding("stop", what, advice)
 
 
-def _machine(found: Survey, need: Need) -> Iterator[PreflightFinding]:
-    if not found.place_writable:
-        yield PreflightFinding(
-            "stop", f"{found.user} may not write to {found.place}", "--place is another folder there"
-        )
-    yield from _of(lambda: check_free(found.place_free_bytes, need.place_bytes, "a run", found.place))
-    if found.available_bytes < MEMORY_BYTES:
-        free = bytes_text(found.available_bytes)
-        yield PreflightFinding(
-            "stop", f"{free} of memory is free, a run takes {bytes_text(MEMORY_BYTES)} and more"
-        )
-    if abs(found.skew_seconds) > SKEW_LIMIT_SECONDS:
-        yield PreflightFinding(
-            "stop",
-            f"its clock is {_skew(found)}: certificates would not be valid there",
+def _warn(what: str, advice: str = "") -> PreflightFinding:
+    return PreflightFinding("warn", what, advice)
+
+
+def judge(survey: Survey, need: Need) -> list[PreflightFinding]:
+    """Return all findings, those that stop the run first."""
+    findings = [*_machine(survey, need), *_software(survey, need), *_gpus(survey, need)]
+    return sorted(findings, key=lambda finding: finding.level != "stop")
+
+
+def _machine(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
+    if not survey.place_writable:
+        yield _stop(f"{survey.user} may not write to {survey.place}", "choose another folder: --place DIR")
+    yield from _finding_of(
+        lambda: check_free(survey.place_free_bytes, need.place_bytes, "a run", survey.place)
+    )
+    if survey.available_bytes < MEMORY_BYTES:
+        free = bytes_text(survey.available_bytes)
+        yield _stop(f"{free} of memory is free, a run needs more than {bytes_text(MEMORY_BYTES)}")
+    if abs(survey.skew_seconds) > SKEW_STOP_SECONDS:
+        yield _stop(
+            f"its clock is {_skew(survey)}: certificates would not be valid there",
             "set it: timedatectl set-ntp true",
         )
-    elif abs(found.skew_seconds) > SKEW_SECONDS:
-        yield PreflightFinding("warn", f"its clock is {_skew(found)}", "timedatectl set-ntp true")
-    if found.missing_programs:
-        what = ", ".join(found.missing_programs)
-        yield PreflightFinding("stop", f"it lacks {what}", "apt-get install coreutils util-linux tar")
-    if not need.slurm and found.load > max(1.0, 0.5 * found.cores):
-        yield PreflightFinding(
-            "warn", f"it is busy: load {found.load:.1f} on {found.cores} cores", "figures will be worse"
-        )
+    elif abs(survey.skew_seconds) > SKEW_WARN_SECONDS:
+        yield _warn(f"its clock is {_skew(survey)}", "timedatectl set-ntp true")
+    if survey.missing_programs:
+        what = ", ".join(survey.missing_programs)
+        yield _stop(f"it lacks {what}", "apt-get install coreutils util-linux tar")
+    if not need.slurm and survey.load > max(1.0, 0.5 * survey.cores):
+        yield _warn(f"it is busy: load {survey.load:.1f} on {survey.cores} cores", "the run will be slower")
 
 
-def _skew(found: Survey) -> str:
-    return f"{abs(found.skew_seconds):.0f} s {'ahead' if found.skew_seconds > 0 else 'behind'}"
+def _skew(survey: Survey) -> str:
+    return f"{abs(survey.skew_seconds):.0f} s {'ahead' if survey.skew_seconds > 0 else 'behind'}"
 
 
-def _software(found: Survey, need: Need) -> Iterator[PreflightFinding]:
-    if need.slurm and found.slurm is None:
-        yield PreflightFinding("stop", "there is no Slurm", "push to a login node, or leave --slurm out")
+def _software(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
+    if need.slurm and survey.slurm is None:
+        yield _stop("Slurm is not installed", "push to a login node, or omit --slurm")
     if need.engine == "none":
-        yield from _environment(found)
+        yield from _environment(survey)
         return
-    engine = found.engines[need.engine]
+    engine = survey.engines[need.engine]
     if engine.facts is None:
-        yield PreflightFinding(
-            "stop", f"{need.engine}: {engine.why}", _how_to_get(need.engine, engine.why, found.user)
-        )
+        yield _stop(f"{need.engine}: {engine.why}", _how_to_get(need.engine, engine.why, survey.user))
     elif engine.free_bytes is not None and need.engine_bytes:
-        where, free, wanted = engine.facts.storage or "", engine.free_bytes, need.engine_bytes
-        yield from _of(lambda: check_free(free, wanted, "the image", where))
+        where, free = engine.facts.storage or "", engine.free_bytes
+        yield from _finding_of(lambda: check_free(free, need.engine_bytes, "the image", where))
 
 
-def _environment(found: Survey) -> Iterator[PreflightFinding]:
-    if found.python is None:
-        yield PreflightFinding(
-            "stop", "that Python does not run", "--python is the one of an environment there"
+def _environment(survey: Survey) -> Iterator[PreflightFinding]:
+    if survey.python is None:
+        yield _stop("its Python does not run", "name one of an environment: --python")
+    elif survey.lacking:
+        yield _stop(
+            f"its Python lacks {', '.join(survey.lacking)}",
+            f"name one of an environment there that has {', '.join(NEEDED)}: --python",
         )
-    elif found.lacking:
-        yield PreflightFinding(
-            "stop",
-            f"its Python lacks {', '.join(found.lacking)}",
-            f"--python is the one of an environment there with {', '.join(NEEDED)}",
-        )
-    elif tuple(map(int, found.python.split("."))) < (3, 11):
-        yield PreflightFinding(
-            "stop", f"its Python is {found.python}; 3.11 is the oldest that will do", "--python"
-        )
+    elif tuple(map(int, survey.python.split("."))) < (3, 11):
+        yield _stop(f"its Python is {survey.python}; the oldest supported is 3.11", "name another: --python")
 
 
 def _how_to_get(engine: str, why: str, user: str) -> str:
+    """Advice for an engine that does not answer, by the reason it gives."""
     if "permission denied" in why.lower():
-        return f"usermod -aG {engine} {user} there, or another user: USER@HOST"
+        return f"usermod -aG {engine} {user} there, or log in as another user: USER@HOST"
     if "rootless" in why:
         return "--engine podman, which needs no root either"
-    if why.startswith("there is no"):
+    if why == "not installed":
         package = {"docker": "docker.io"}.get(engine, engine)
-        return f"apt-get install {package} there, or --engine none with an environment of Python's"
+        return f"apt-get install {package} there, or use a Python environment there: --engine none"
     return f"start it there: systemctl start {engine}"
 
 
-def _gpus(found: Survey, need: Need) -> Iterator[PreflightFinding]:
-    count = len(found.gpus)
-    grave: Weight = "warn" if need.checks else "stop"
+def _gpus(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
+    count = len(survey.gpus)
+    stop_unless_check: Weight = "warn" if need.checks else "stop"
     if need.gpus is not None and count < need.gpus and not need.slurm:
-        advice = "--device cpu trains in as many processes on its CPU, to try things out"
+        advice = "to try things out on its CPU, in as many processes: --device cpu"
         what = f"it has {count} GPUs, the manifest asks for {need.gpus}"
-        yield PreflightFinding(grave, what, "" if need.checks else advice)
+        yield PreflightFinding(stop_unless_check, what, "" if need.checks else advice)
     if need.variant is not None and not need.slurm:
-        yield from _of(lambda: check_machine(found.host))
+        yield from _finding_of(lambda: check_machine(survey.host))
     if need.on_cpu:
         return
     if need.variant is not None and not need.slurm:
-        variant, facts = need.variant, found.engines[need.engine].facts
-        yield from _of(lambda: check_driver(found.host, variant))
+        variant, facts = need.variant, survey.engines[need.engine].facts
+        yield from _finding_of(lambda: check_driver(survey.host, variant))
         if facts is not None and variant.driver is not None:
-            yield from _of(lambda: check_gpus(found.host, facts))
-    if found.gpu_trouble and found.host.driver and not need.slurm:
+            yield from _finding_of(lambda: check_gpus(survey.host, facts))
+    if survey.gpu_trouble and survey.host.driver and not need.slurm:
         yield PreflightFinding(
-            "warn" if found.gpus else grave, f"nvidia-smi: {found.gpu_trouble}",
-            "a node check looks closer: bench push with manifests/node-check.json",
-        )  # fmt: skip
-    for gpu in found.gpus:
+            "warn" if survey.gpus else stop_unless_check,
+            f"nvidia-smi: {survey.gpu_trouble}",
+            "examine it with a node check: bench push manifests/node-check.json HOST",
+        )
+    for gpu in survey.gpus:
         if gpu.uncorrected_errors:
-            yield PreflightFinding(
-                "warn",
+            yield _warn(
                 f"GPU {gpu.index} had {gpu.uncorrected_errors} uncorrected memory errors",
                 "nvidia-smi -q -d ECC",
             )
         if gpu.busy_percent > _BUSY_PERCENT or gpu.used_mib > _BUSY_MIB:
             yield PreflightFinding(
-                grave,
+                stop_unless_check,
                 f"GPU {gpu.index} is in use: {gpu.busy_percent}% busy, {gpu.used_mib:,} MiB taken",
-                "; ".join(found.gpu_users)[:300] or "nvidia-smi shows by whom, where you may see it",
+                "; ".join(survey.gpu_users)[:300] or "nvidia-smi shows by whom, with sufficient rights",
             )
 
 
-def _of(check: Callable[[], None]) -> Iterator[PreflightFinding]:
-    """A check of this machine's, of a node."""
+def _finding_of(check: Callable[[], None]) -> Iterator[PreflightFinding]:
+    """Yield the error of a check in images.engines.preflight as a finding that stops the run."""
     try:
         check()
     except EnvironmentCannot as error:
         what = f"{error.where}: {error.message}" if error.where else error.message
-        yield PreflightFinding("stop", what, error.advice or "")
+        yield _stop(what, error.advice or "")
+
+
+# --- a node in one line ---------------------------------------------------------------------------------
+
+
+def machine_text(survey: Survey) -> str:
+    """GPUs or cores, driver and operating system of a node, on one line."""
+    gpus = survey.gpus
+    what = f"{len(gpus)}x {gpus[0].name}" if gpus else f"{survey.cores} cores, no GPU"
+    driver = f"   driver {survey.host.driver}" if survey.host.driver else ""
+    return f"{what}{driver}   {survey.os}"
+
+
+def resources_text(survey: Survey, engine: str) -> str:
+    """Free disk and memory, the engine and the clock of a node, on one line."""
+    facts = survey.engines[engine].facts if engine in survey.engines else None
+    cdi = " + CDI" if facts and facts.gpus == "cdi" else ""
+    parts = [
+        f"disk {size_text(survey.place_free_bytes)} free",
+        f"{facts.name} {facts.version}{cdi}" if facts else f"Python {survey.python}",
+        f"memory {size_text(survey.available_bytes)} free",
+        f"clock {survey.skew_seconds:+.0f} s",
+    ]
+    return " · ".join(parts)

@@ -1,6 +1,6 @@
-"""What a node says of itself: many questions in one round trip, answered by programs that any node has.
+"""Survey a node: ask everything that preflight needs in one round trip, with programs that any Linux has.
 
-Nothing is changed there. What is read from the answers are plain values; what they mean, judge.py says.
+In:  a `Node`. Out: a `Survey` of plain values, which node_findings judges. Changes nothing on the node.
 """
 
 from __future__ import annotations
@@ -14,27 +14,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.base.errors import EnvironmentCannot
+from bench.base.names import ENGINES_WITH_STORE
 from bench.images.engines import EngineFacts
 from bench.images.engines.docker import gpu_access, unfit
 from bench.images.engines.preflight import HostFacts, read_host
 from bench.push.remote import Node, plain
 
-_PATIENCE_SECONDS = 15  # for one question; an engine that hangs must not hold up the rest
-_BEGIN, _MIDDLE, _END = "\036", "\037", "\035"
+_QUESTION_SECONDS = 15  # for one question: an engine that hangs must not hold up the rest
+_BEGIN, _MIDDLE, _END = "\036", "\037", "\035"  # ASCII separators around an answer and its exit code
+Answers = Mapping[str, tuple[int, str]]  # exit code and output, by question
 
-# What `bench run` imports; found, not imported, which takes a moment instead of seconds.
+# Modules that `bench run` imports. They are looked up, not imported, which takes a moment instead of seconds.
 NEEDED = ("torch", "transformers", "numpy", "cryptography", "jsonschema", "rich", "tabulate")
-_LOOK = (
+_LOOK_UP = (
     "import importlib.util as u,sys;"
     f"print(*sys.version_info[:2], sep='.');print(*[m for m in {NEEDED!r} if not u.find_spec(m)])"
 )
-
-
-_GPU = re.compile(r"\s*\d+,[^,]*(,[^,]*){4}$")  # a line of nvidia-smi's
+_GPU_LINE = re.compile(r"\s*\d+,[^,]*(,[^,]*){4}$")  # of nvidia-smi's output
 
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
+    """A GPU of a node, as nvidia-smi reports it."""
+
     index: int
     name: str
     memory_mib: int
@@ -53,15 +55,19 @@ class StoredImage:
 
 @dataclass(frozen=True, slots=True)
 class InstalledEngine:
+    """A container engine that was looked for on a node."""
+
     facts: EngineFacts | None  # None: it does not answer
-    why: str = ""  # it does not
-    free_bytes: int | None = None  # where its images go
+    why: str = ""  # the reason why it does not
+    free_bytes: int | None = None  # on the disk of its images
     images: tuple[StoredImage, ...] = ()
-    named_by_configuration: bool = True  # a containerd store names images by their manifest
+    named_by_configuration: bool = True  # False: a containerd store, which names images by their manifest
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
+    """The state of a node before a run."""
+
     user: str
     uid: int
     gid: int
@@ -72,33 +78,35 @@ class Survey:
     cores: int
     load: float
     memory_bytes: int
-    available_bytes: int
-    skew_seconds: float
-    place: str  # where we work on that node, absolute
+    available_bytes: int  # of memory
+    skew_seconds: float  # of its clock, against this machine's; positive: ahead
+    place: str  # absolute path of the folder for runs
     place_free_bytes: int
     place_writable: bool
     host: HostFacts
     gpus: tuple[GpuState, ...] = ()
     gpu_users: tuple[str, ...] = ()  # processes that hold GPU memory
     engines: Mapping[str, InstalledEngine] = field(default_factory=dict)
-    python: str | None = None
-    lacking: tuple[str, ...] = ()  # modules
+    python: str | None = None  # version, major.minor; None: not asked, or it does not run
+    lacking: tuple[str, ...] = ()  # modules that this Python lacks
     missing_programs: tuple[str, ...] = ()
-    slurm: str | None = None
-    gpu_trouble: str | None = None  # what nvidia-smi says besides
+    slurm: str | None = None  # version
+    gpu_trouble: str | None = None  # error message of nvidia-smi
 
 
-def survey(node: Node, place: str, engines: Sequence[str], python: str) -> Survey:
-    questions = _questions(place, engines, python)
+def survey_node(node: Node, place: str, engines: Sequence[str], python: str) -> Survey:
+    """Ask a node all questions. `place` is a shell word; `engines` are those to look for."""
+    script = _script(_questions(place, engines, python))
     began = time.time()
-    answer = node.ask(_script(questions), seconds=_PATIENCE_SECONDS * 4)
+    answer = node.ask(script, seconds=_QUESTION_SECONDS * 4)
     ended = time.time()
-    return read_survey(answered(answer.text), (began + ended) / 2, engines)
+    return read_survey(split_answers(answer.text), (began + ended) / 2, engines)
 
 
 def _script(questions: Mapping[str, str]) -> str:
-    """Each answer between two marks, with its exit code; one that hangs is ended."""
-    lines = ["export LC_ALL=C; limit=; command -v timeout >/dev/null && limit='timeout -k 1 15'"]
+    """Join all questions to a script that ends a hanging one and prints separators and exit codes."""
+    limit = f"timeout -k 1 {_QUESTION_SECONDS}"
+    lines = [f"export LC_ALL=C; limit=; command -v timeout >/dev/null && limit='{limit}'"]
     for name, question in questions.items():
         lines.append(
             f"printf '{_BEGIN}{name}{_MIDDLE}'; $limit sh -c {shlex.quote(question)} </dev/null 2>&1; "
@@ -107,7 +115,8 @@ def _script(questions: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def answered(text: str) -> dict[str, tuple[int, str]]:
+def split_answers(text: str) -> dict[str, tuple[int, str]]:
+    """Exit code and output of each question, from the output of `_script`."""
     pattern = f"{_BEGIN}([^{_MIDDLE}]*){_MIDDLE}([^{_END}]*){_MIDDLE}(\\d+){_END}"
     return {
         name: (int(code), "\n".join(map(plain, out.split("\n"))))
@@ -116,7 +125,8 @@ def answered(text: str) -> dict[str, tuple[int, str]]:
 
 
 def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str]:
-    asked = {
+    """Shell commands by name. Names of HostFacts' questions are the commands themselves."""
+    questions = {
         "who": 'id -un; id -u; id -g; printf "%s\\n" "$HOME"; uname -n; uname -r',
         "clock": "date +%s.%N",
         "os": '. /etc/os-release; printf "%s\\n" "$PRETTY_NAME"',
@@ -136,101 +146,114 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
         "slurm": "sinfo --version",
     }
     if "none" in engines:
-        own = python.startswith("~/")
-        word = f'"$HOME"/{shlex.quote(python[2:])}' if own else shlex.quote(python)
-        asked["python"] = f"{word} -c {shlex.quote(_LOOK)}"
+        in_home = python.startswith("~/")
+        word = f'"$HOME"/{shlex.quote(python[2:])}' if in_home else shlex.quote(python)
+        questions["python"] = f"{word} -c {shlex.quote(_LOOK_UP)}"
     if "apptainer" in engines:
-        asked["apptainer"] = "apptainer --version"
-    for name in ("docker", "podman"):
+        questions["apptainer"] = "apptainer --version"
+    for name in ENGINES_WITH_STORE:
         if name in engines:
             info = "--format '{{json .}}'" if name == "docker" else "--format=json"
-            asked[name] = f"{name} info {info}"
-            asked[f"{name} images"] = (
+            questions[name] = f"{name} info {info}"
+            questions[f"{name} images"] = (
                 f'ids=$({name} image ls -aq --no-trunc | sort -u); [ -z "$ids" ] || '
                 f"{name} image inspect --format '{{{{.Id}}}} {{{{json .RootFS.Layers}}}}' $ids"
             )
             root = "{{.DockerRootDir}}" if name == "docker" else "{{.Store.GraphRoot}}"
-            asked[f"{name} room"] = f"df -Pk \"$({name} info --format '{root}')\" | tail -n 1"
-    if {"docker", "podman"} & set(engines):
-        asked["cdi"] = "grep -ls nvidia.com/gpu /etc/cdi/* /var/run/cdi/*"
-    return asked
+            questions[f"{name} room"] = f"df -Pk \"$({name} info --format '{root}')\" | tail -n 1"
+    if set(ENGINES_WITH_STORE) & set(engines):
+        questions["cdi"] = "grep -ls nvidia.com/gpu /etc/cdi/* /var/run/cdi/*"
+    return questions
 
 
 # --- reading the answers --------------------------------------------------------------------------------
 
 
-def read_survey(answers: Mapping[str, tuple[int, str]], asked_at: float, engines: Sequence[str]) -> Survey:
-    """The answers as values. Raises EnvironmentCannot where this is no machine that we know how to use."""
+def read_survey(answers: Answers, asked_at: float, engines: Sequence[str]) -> Survey:
+    """Convert the answers; EnvironmentCannot if they are not those of a Linux machine."""
     try:
         user, uid, gid, home, hostname, kernel = answers["who"][1].split("\n")[:6]
-        place, room, *writable = answers["place"][1].strip().split("\n")
+        place, disk, *writable = answers["place"][1].strip().split("\n")
         cores, load = answers["load"][1].split("\n")[:2]
         memory = dict(re.findall(r"(\w+):\s+(\d+) kB", answers["memory"][1]))
         clock = float(answers["clock"][1].split(".")[0])
+        version, lacking = _python(answers)
         return Survey(
-            user, int(uid), int(gid), home, hostname, kernel, answers["os"][1].strip(),
-            int(cores), float(load.split()[0]),
-            int(memory["MemTotal"]) * 1024, int(memory.get("MemAvailable", 0)) * 1024,
-            clock + 0.5 - asked_at,
-            place, _free(room) or 0, writable == ["writable"],
-            _host(answers),
-            tuple(_gpus(answers)), tuple(_lines(answers, "gpu users")),
-            {name: _engine(name, answers) for name in engines if name != "none"},
-            *_python(answers),
-            tuple(answers["programs"][1].split()),
-            next(iter(_lines(answers, "slurm")), None),
-            _gpu_trouble(answers),
-        )  # fmt: skip
+            user=user,
+            uid=int(uid),
+            gid=int(gid),
+            home=home,
+            hostname=hostname,
+            kernel=kernel,
+            os=answers["os"][1].strip(),
+            cores=int(cores),
+            load=float(load.split()[0]),
+            memory_bytes=int(memory["MemTotal"]) * 1024,
+            available_bytes=int(memory.get("MemAvailable", 0)) * 1024,
+            skew_seconds=clock + 0.5 - asked_at,
+            place=place,
+            place_free_bytes=_free_bytes(disk) or 0,
+            place_writable=writable == ["writable"],
+            host=read_host(lambda command: answers.get(" ".join(command))),
+            gpus=tuple(_gpus(answers)),
+            gpu_users=tuple(_lines(answers, "gpu users")),
+            engines={name: _engine(name, answers) for name in engines if name != "none"},
+            python=version,
+            lacking=lacking,
+            missing_programs=tuple(answers["programs"][1].split()),
+            slurm=next(iter(_lines(answers, "slurm")), None),
+            gpu_trouble=_gpu_trouble(answers),
+        )
     except (KeyError, ValueError, IndexError):
         raise EnvironmentCannot(
-            "does not answer as a Linux machine does", advice="it takes sh, coreutils, util-linux and /proc"
+            "does not answer as a Linux machine does", advice="it needs sh, coreutils, util-linux and /proc"
         ) from None
 
 
-def _lines(answers: Mapping[str, tuple[int, str]], name: str) -> list[str]:
+def _lines(answers: Answers, name: str) -> list[str]:
     code, text = answers.get(name, (1, ""))
     return [] if code else [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def _free(line: str) -> int | None:
-    """Bytes, from the last line of df -Pk."""
+def _free_bytes(line: str) -> int | None:
+    """Free bytes, from the last line of df -Pk."""
     fields = line.split()
     return int(fields[-3]) * 1024 if len(fields) >= 6 and fields[-3].isdigit() else None
 
 
-def _host(answers: Mapping[str, tuple[int, str]]) -> HostFacts:
-    return read_host(lambda command: answers.get(" ".join(command)))
-
-
-def _gpus(answers: Mapping[str, tuple[int, str]]) -> list[GpuState]:
-    """Of those that answer: where one is lost, nvidia-smi ends badly, and says so between the others."""
-    found = []
-    for line in filter(_GPU.match, answers.get("gpus", (1, ""))[1].splitlines()):
+def _gpus(answers: Answers) -> list[GpuState]:
+    """GPUs that nvidia-smi lists, even if it failed: it reports a lost GPU between the lines of others."""
+    gpus = []
+    for line in filter(_GPU_LINE.match, answers.get("gpus", (1, ""))[1].splitlines()):
         index, name, *numbers = (field.strip() for field in line.split(","))
-        total, used, busy, errors = (int(n) if n.isdigit() else 0 for n in numbers)  # "[N/A]" is no number
-        found.append(GpuState(int(index), name, total, used, busy, errors))
-    return found
+        total, used, busy, errors = (int(n) if n.isdigit() else 0 for n in numbers)  # or "[N/A]"
+        gpus.append(GpuState(int(index), name, total, used, busy, errors))
+    return gpus
 
 
-def _gpu_trouble(answers: Mapping[str, tuple[int, str]]) -> str | None:
+def _gpu_trouble(answers: Answers) -> str | None:
     code, text = answers.get("gpus", (127, ""))
-    said = [line.strip() for line in text.splitlines() if line.strip() and not _GPU.match(line)]
-    if code == 127 or not (said or code):  # there is no nvidia-smi, or it is content
+    messages = [line.strip() for line in text.splitlines() if line.strip() and not _GPU_LINE.match(line)]
+    if code == 127 or not (messages or code):  # nvidia-smi is not installed, or succeeds
         return None
-    if not said and code in (124, 137):  # as timeout(1) ends it
-        return f"no answer in {_PATIENCE_SECONDS} s"
-    return said[0][:300] if said else f"it ends with exit code {code}"
+    if messages:
+        return messages[0][:300]
+    if code in (124, 137):  # exit codes of timeout(1)
+        return f"no answer in {_QUESTION_SECONDS} s"
+    return f"it ends with exit code {code}"
 
 
-def _python(answers: Mapping[str, tuple[int, str]]) -> tuple[str | None, tuple[str, ...]]:
-    lines = answers.get("python", (1, ""))[1].splitlines() if answers.get("python", (1, ""))[0] == 0 else []
+def _python(answers: Answers) -> tuple[str | None, tuple[str, ...]]:
+    """Version, and modules that are missing, from the output of `_LOOK_UP`."""
+    code, text = answers.get("python", (1, ""))
+    lines = [] if code else text.splitlines()
     return (lines[0], tuple(" ".join(lines[1:]).split())) if lines else (None, ())
 
 
-def _engine(name: str, answers: Mapping[str, tuple[int, str]]) -> InstalledEngine:
+def _engine(name: str, answers: Answers) -> InstalledEngine:
     code, text = answers.get(name, (127, ""))
     if code == 127:
-        return InstalledEngine(None, f"there is no {name}")
+        return InstalledEngine(None, "not installed")
     if code:
         return InstalledEngine(None, (text.strip().splitlines() or ["it does not answer"])[-1][:300])
     if name == "apptainer":
@@ -241,11 +264,12 @@ def _engine(name: str, answers: Mapping[str, tuple[int, str]]) -> InstalledEngin
         return InstalledEngine(None, str(errors[0])[:300])
     if name == "docker" and (why := unfit(info)):
         return InstalledEngine(None, why)
-    specified = answers.get("cdi", (1, ""))[0] == 0 or bool(answers.get("cdi", (1, ""))[1].strip())
-    room = _lines(answers, f"{name} room")
+    code, text = answers.get("cdi", (1, ""))
+    specified = code == 0 or bool(text.strip())
+    disk = _lines(answers, f"{name} room")
     return InstalledEngine(
         _docker(info, specified) if name == "docker" else _podman(info, specified),
-        free_bytes=_free(room[-1]) if room else None,
+        free_bytes=_free_bytes(disk[-1]) if disk else None,
         images=tuple(read_stored(line) for line in _lines(answers, f"{name} images") if " [" in line),
         named_by_configuration="io.containerd.snapshotter" not in json.dumps(info.get("DriverStatus") or []),
     )
@@ -265,5 +289,6 @@ def _podman(info: Mapping[str, Any], specified: bool) -> EngineFacts:
 
 
 def read_stored(line: str) -> StoredImage:
+    """Parse `ID ["sha256:...", ...]`, an image's id and its layers."""
     image, layers = line.split(" ", 1)
     return StoredImage(f"sha256:{image.removeprefix('sha256:')}", tuple(json.loads(layers) or ()))

@@ -1,4 +1,4 @@
-"""What was begun where: a file a run, on the operator's machine, so that a later command finds it again."""
+"""Records of pushed runs: one JSON file each on the operator's machine, by which later commands find them."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ UNFINISHED = ("begun", "running", "incomplete", "failed")
 
 @dataclass(frozen=True, slots=True)
 class Record:
+    """A run that was pushed to a node. This is the format of the file."""
+
     run_id: str
-    push: str  # those that were begun by one command
+    push: str  # id shared by the runs that one command started
     host: str
     address: str
     user: str | None
     port: int | None
     identity: str | None
     ssh_config: str | None
-    local: bool  # this machine, without SSH
-    place: str  # there, absolute
+    local: bool  # the node is this machine, without SSH
+    place: str  # folder on the node, absolute
     engine: str
-    image: str | None  # its identity
+    image: str | None  # identity
     manifest_sha256: str
-    out: str  # here, absolute: RUN/ is the mirror, HOST-RUN.tar the bundle
+    out: str  # folder here, absolute: RUN/ is the mirror, HOST-RUN.tar the bundle
     key: str | None
     ledger: str | None
-    valid_seconds: int  # of a certificate
+    valid_seconds: int  # of the run's certificate
     keep: bool
     began_at: int
     state: State = "begun"
     slurm_job: str | None = None
-    follows: bool = False  # a node that trains with another, which has the bundle
-    nodes: int = 1  # that train as one
+    follows: bool = False  # the node trains with another one, which has the bundle
+    nodes: int = 1  # number that train as one
     python: str | None = None
     schema: Literal["bench/push-record/v1"] = "bench/push-record/v1"
 
@@ -58,7 +60,7 @@ class Record:
 
     @property
     def bundle(self) -> Path:
-        """By its name one knows the node, which a bundle itself does not tell."""
+        """Path of the fetched bundle, named after the node, which the bundle itself does not contain."""
         host = re.sub(r"[^\w.-]", "_", self.host)
         return Path(self.out) / f"{host}-{self.run_id}.tar"
 
@@ -68,13 +70,13 @@ class Record:
 
 
 class Records:
-    """All that was ever pushed from here and not forgotten."""
+    """The folder of all records on this machine."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        found = folder or state_path("runs")
-        if found is None:
-            raise EnvironmentCannot("there is no home directory to note runs in")
-        self.folder = found
+        folder = folder or state_path("runs")
+        if folder is None:
+            raise EnvironmentCannot("there is no home directory to record runs in")
+        self.folder = folder
 
     def save(self, record: Record) -> Record:
         try:
@@ -82,7 +84,7 @@ class Records:
             write_whole(self.folder / f"{record.run_id}.json", pretty_json(to_json(record)))
         except OSError as error:
             raise EnvironmentCannot(
-                f"the run cannot be noted: {error.strerror}", where=str(self.folder)
+                f"the run cannot be recorded: {error.strerror}", where=str(self.folder)
             ) from None
         return record
 
@@ -90,7 +92,7 @@ class Records:
         return self.save(dataclasses.replace(record, state=state, **changes))  # type: ignore[arg-type]
 
     def all(self) -> list[Record]:
-        """The newest first."""
+        """Return all records, the newest first."""
         return sorted(self._read(), key=lambda record: record.began_at, reverse=True)
 
     def _read(self) -> Iterator[Record]:
@@ -101,23 +103,23 @@ class Records:
                 raise BadInput(f"is damaged: {error}", where=str(path), advice="delete it") from None
 
     def find(self, names: Sequence[str]) -> list[Record]:
-        """By a run's id, a push's, the beginning of either, or a host; without a name, the newest push."""
-        every = self.all()
-        if not every:
-            raise BadInput("nothing was pushed from here yet", advice="bench push MANIFEST HOST")
-        found: dict[str, Record] = {}
-        for name in names or [every[0].push]:
-            fitting = [r for r in every if r.run_id.startswith(name) or r.push.startswith(name)]
-            if not fitting:
-                fitting = [r for r in every if r.host == name][:1]
-            if not fitting:
+        """Find runs by the id of a run or push, its beginning, or a host; without names, the newest push."""
+        records = self.all()
+        if not records:
+            raise BadInput("nothing was pushed from this machine yet", advice="bench push MANIFEST HOST")
+        chosen: dict[str, Record] = {}
+        for name in names or [records[0].push]:
+            matches = [r for r in records if r.run_id.startswith(name) or r.push.startswith(name)]
+            matches = matches or [r for r in records if r.host == name][:1]
+            if not matches:
                 raise BadInput(f'no run is called "{name}"', advice="bench status lists them")
-            if len({r.push for r in fitting}) > 1 and len({r.run_id for r in fitting}) > 1:
+            if len({r.push for r in matches}) > 1 and len({r.run_id for r in matches}) > 1:
                 raise BadInput(
-                    f'"{name}" may be {fitting[0].run_id} or {fitting[1].run_id}', advice="say more of it"
+                    f'"{name}" may be {matches[0].run_id} or {matches[1].run_id}',
+                    advice="give more characters of its id",
                 )
-            found |= {record.run_id: record for record in fitting}
-        return list(found.values())
+            chosen |= {record.run_id: record for record in matches}
+        return list(chosen.values())
 
     def unfinished(
         self,
@@ -129,28 +131,20 @@ class Records:
         *,
         follows: bool = False,
     ) -> Record | None:
-        """A run of this manifest that was begun there, so, and whose bundle is not here yet, whole."""
-        where = (host.address, host.port, manifest_sha256, engine, str(out.resolve()), nodes, follows)
+        """Return the newest run with these properties whose complete bundle is not here yet, or None."""
+        key = (host.address, host.port, manifest_sha256, engine, str(out.resolve()), nodes, follows)
         for r in self.all():
-            there = (r.address, r.port, r.manifest_sha256, r.engine, r.out, r.nodes, r.follows)
-            if where == there and r.state in UNFINISHED:
+            same = key == (r.address, r.port, r.manifest_sha256, r.engine, r.out, r.nodes, r.follows)
+            if same and r.state in UNFINISHED:
                 return r
         return None
 
     def fetched(self, host: Host, manifest_sha256: str, out: Path, nodes: int = 1) -> Record | None:
-        """A run of this manifest that was done there, and whose bundle is still here."""
-        asked = (host.address, host.port, manifest_sha256, str(out.resolve()), "fetched", nodes)
-        for record in self.all():
-            found = (
-                record.address,
-                record.port,
-                record.manifest_sha256,
-                record.out,
-                record.state,
-                record.nodes,
-            )
-            if found == asked and record.bundle.exists():
-                return record
+        """Return the newest run with these properties whose bundle was fetched and still exists, or None."""
+        key = (host.address, host.port, manifest_sha256, str(out.resolve()), nodes, "fetched")
+        for r in self.all():
+            if key == (r.address, r.port, r.manifest_sha256, r.out, r.nodes, r.state) and r.bundle.exists():
+                return r
         return None
 
     def forget(self, record: Record) -> None:

@@ -1,173 +1,608 @@
-"""One node, from its first answer to its bundle. Nothing that goes wrong here stops another node.
+"""Push to one node: from the first connection to the fetched bundle and a clean node.
 
 connect -> preflight -> ship -> start -> run -> fetch -> clean
 
-Every step can be taken again: a second push of the same run finds how far the first one came.
+In:  the request, and one host's part in it. Out: a `Result`; errors end up in it, so no node stops another
+one. Every step can be repeated: a second push of the same run continues where the first one ended.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
+import shlex
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from bench.base.errors import BadInput, BenchError, EnvironmentCannot, Incomplete
-from bench.push import mirror
-from bench.push.preflight_and_ship import ENGINES, preflight, report_dry_run, ship_image
-from bench.push.push_record import Record
-from bench.push.remote import Unreachable
-from bench.push.request import HostPart, Outcome, PushRequest, Result, Shared
-from bench.push.start_run import begin
-from bench.push.training_group import Standing, Step, agreed
-from bench.push.visit import Stopped, Visit
-from bench.push.watch_and_fetch import to_the_end, was_fetched
+from bench.base.errors import BadInput, BenchError, EnvironmentCannot, Incomplete, VerificationFailed
+from bench.base.names import CONTAINER_ENGINES
+from bench.base.paths import ledger_path
+from bench.bundle.handshake import write
+from bench.images.container import NOBODY
+from bench.images.engines.preflight import OUT_BYTES, check_identity
+from bench.node_check.any_manifest import wanted_image
+from bench.node_check.recompute_any import AnyVerdict, recompute
+from bench.operator import certify_and_receive
+from bench.operator.ledger import Ledger
+from bench.push import mirror, run_script, ship
+from bench.push.image_store import Shippable
+from bench.push.mirror import Status
+from bench.push.node_findings import Need, judge, machine_text, resources_text
+from bench.push.node_survey import Survey, survey_node
+from bench.push.push_record import Record, now
+from bench.push.remote import Here, Node, Remote, Unreachable, plain
+from bench.push.request import HostPart, Outcome, Phase, PushRequest, Result, Shared
+from bench.push.ship import Shipped
+from bench.push.training_group import GroupFailed, Standing, Step, agree
+from bench.records.text import seconds_text, size_text
 
-_LOOKS = 120  # a second apart, at a run that was asked to end
+_LOOK_SECONDS = 1.0  # between two looks at a run, at first
+_LONGEST_LOOK_SECONDS = 5.0  # between two looks at a run that has been watched for a while
+_DEAD_LOOKS = 4  # in a row before a run counts as dead; a look may come before the run has noted its process
+_END_LOOKS = 120  # a second apart, at a run that was asked to end
+
+
+class Interrupted(Incomplete):
+    """The user pressed Ctrl-C. Runs on nodes continue."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenEngine:
+    """A surveyed node, and the engine and the image that it will use."""
+
+    survey: Survey
+    engine: str
+    image: Shippable | None  # None: engine "none", --pull, or no engine that answers
 
 
 class NodePush:
-    def __init__(self, part: HostPart, order: PushRequest, shared: Shared) -> None:
-        self.t = Visit(part, order, shared)
+    """The push to one host, in a thread of its own. `result` is its current state."""
 
-    def go(self) -> Result:
-        """To its end, whatever that is."""
-        return self._guarded(self._go)
+    def __init__(self, part: HostPart, request: PushRequest, shared: Shared) -> None:
+        self.part, self.request, self.shared = part, request, shared
+        self.result = Result(part.host.name)
+        self.node: Node = Here() if part.local else Remote(part.host, request.ssh_config)
+
+    def run(self) -> Result:
+        """Push the manifest, or take up an unfinished run of it, as far as the request asks."""
+        return self._guarded(self._run)
 
     def attach(self, record: Record) -> Result:
-        """To a run that was begun before."""
-        return self._guarded(lambda: to_the_end(self.t, record))
+        """Watch a run that was started before, and fetch its bundle."""
+        return self._guarded(lambda: self._watch_to_the_end(record))
 
-    def fetched(self, record: Record) -> Result:
-        """One whose bundle is here."""
-        return self._guarded(lambda: was_fetched(self.t, record))
+    def report_fetched(self, record: Record) -> Result:
+        """Report a run whose bundle was fetched before."""
+        return self._guarded(lambda: self._end_unchanged(record))
 
-    def _guarded(self, walk: Callable[[], None]) -> Result:
+    # --- state ------------------------------------------------------------------------------------------
+
+    @property
+    def manifest_sha256(self) -> str:
+        return self.request.manifest.digest.removeprefix("sha256:")
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes that train as one."""
+        if self.request.together:
+            return self.part.nodes
+        return self.request.slurm.nodes if self.request.slurm else 1
+
+    @property
+    def follows(self) -> bool:
+        """Whether another host leads this one, and will have the bundle."""
+        return self.request.together is not None and self.part.node > 0
+
+    @property
+    def _engines(self) -> tuple[str, ...]:
+        return CONTAINER_ENGINES if self.request.engine == "auto" else (self.request.engine,)
+
+    def _update(self, **changes: Any) -> None:
+        self.result = dataclasses.replace(self.result, **changes)
+
+    def _enter(self, phase: Phase, text: str = "") -> None:
+        """Begin a phase, or report on it; Interrupted if the user asked to stop."""
+        self._heed_stop()
+        self._update(phase=phase)
+        self.shared.view.show(self.result, text)
+
+    def _heed_stop(self) -> None:
+        if self.shared.stop.is_set():
+            raise Interrupted("interrupted")
+
+    def _sleep(self, seconds: float) -> None:
+        if self.shared.stop.wait(seconds):
+            raise Interrupted("interrupted")
+
+    def _progress(self, done: int, total: int) -> None:
+        self._heed_stop()
+        self.shared.view.sent(self.result, done, total)
+
+    def _end(self, outcome: Outcome, error: BenchError | None = None) -> None:
+        self._update(outcome=outcome, error=error)
+        self.shared.view.show(self.result)
+
+    def _say(self, text: str) -> None:
+        self.shared.view.say(f"{self.part.host.name}: {text}")
+
+    def _guarded(self, push: Callable[[], None]) -> Result:
+        """Run a push and turn every exception into an outcome: one node's failure must not end the others."""
         try:
-            walk()
-        except Stopped:
-            self.t.end("running" if self._started else "failed", Incomplete("interrupted"))
+            push()
+        except Interrupted:
+            self._end("running" if self._started else "failed", Incomplete("interrupted"))
         except Unreachable as error:
-            # What runs there may run on: of that the node that leads knows more than we do.
-            self._fail(error, "lost" if self._started else "failed", for_all=not self._started)
+            # A started run may well continue there. Whether it does, its leader knows better.
+            self._fail(error, "lost" if self._started else "failed", for_group=not self._started)
         except BenchError as error:
             self._fail(error)
-        except Exception as error:  # one node's trouble, or a defect of ours, must not end the others
+        except Exception as error:
             what = f"{type(error).__name__}: {error}"
             self._fail(EnvironmentCannot(what, advice="a defect of bench: please report it"))
         finally:
-            self.t.node.close()
-        return self.t.result
+            self.node.close()
+        return self.result
 
     @property
     def _started(self) -> bool:
-        return self.t.result.phase in ("run", "fetch")
+        return self.result.phase in ("run", "fetch")
 
-    def _fail(self, error: BenchError, outcome: Outcome = "failed", *, for_all: bool = True) -> None:
-        if for_all and (company := self.t.part.company):
-            company.lose(self.t.part.host.name, error.message)
-        self.t.end(outcome, error)
+    def _fail(self, error: BenchError, outcome: Outcome = "failed", *, for_group: bool = True) -> None:
+        if for_group and self.part.group:
+            self.part.group.lose(self.part.host.name, error.message)
+        self._end(outcome, error)
 
-    def _go(self) -> None:
-        self.t.phase("connect")
-        done, before = self._fetched_before(), self._begun_before()
-        standing: Standing = "done" if done else self._standing(before) if before else "new"
-        standing = agreed(self._wait_for_all("begun", standing))
+    # --- connect: is there a run already? ---------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._enter("connect")
+        fetched, unfinished = self._fetched_run(), self._unfinished_run()
+        standing: Standing = "fetched" if fetched else self._standing(unfinished) if unfinished else "new"
+        standing = agree(self._gather("connect", standing))
         match standing:
-            case "done" | "over" if self.t.follows:
-                self._depart(before)
-            case "done":
-                assert done is not None  # who leads has it; who follows has departed
-                was_fetched(self.t, done)
-            case "over" | "going":
-                assert before is not None
-                self.t.say(f"run {before.run_id} is there already: attached")
-                to_the_end(self.t, before)
+            case "fetched" | "ended" if self.follows:
+                self._leave(unfinished)
+            case "fetched":
+                assert fetched is not None  # this host leads: only a leader's "fetched" is agreed on
+                self._end_unchanged(fetched)
+            case "ended" | "running":
+                assert unfinished is not None
+                self._say(f"run {unfinished.run_id} is there already: attached")
+                self._watch_to_the_end(unfinished)
             case "new":
-                self._begin(before)
+                self._start_run(unfinished)
 
-    def _wait_for_all(self, step: Step, standing: Standing = "new") -> list[Standing]:
-        """That train as one, if any do."""
-        t = self.t
-        return (
-            t.part.company.gather(step, t.part.node, standing, t.heed_stop) if t.part.company else [standing]
-        )
+    def _gather(self, step: Step, standing: Standing = "new") -> list[Standing]:
+        """Wait for the group at a step; a host without a group does not wait."""
+        if self.part.group is None:
+            return [standing]
+        return self.part.group.gather(step, self.part.node, standing, self._heed_stop)
 
-    def _begin(self, before: Record | None) -> None:
-        if before is not None:
-            self._end(before)
-        chosen = preflight(self.t)
-        if self.t.order.until == "preflight":
-            report_dry_run(self.t, chosen)
+    def _start_run(self, unfinished: Record | None) -> None:
+        if unfinished is not None:
+            self._stop_for_restart(unfinished)
+        chosen = self._preflight()
+        if self.request.until == "preflight":
+            self._report_dry_run(chosen)
             return
-        self._wait_for_all("sound")
-        landed = ship_image(self.t, chosen)
-        if self.t.order.until == "ship":
-            self.t.end("ready" if landed.changed else "unchanged")
+        self._gather("preflight")
+        shipped = self._ship(chosen)
+        if self.request.until == "ship":
+            self._end("ready" if shipped.changed else "unchanged")
             return
-        self._wait_for_all("brought")
-        record = begin(self.t, chosen, landed, before)
-        to_the_end(self.t, record)
+        self._gather("ship")
+        self._watch_to_the_end(self._start(chosen, shipped, unfinished))
 
-    def _fetched_before(self) -> Record | None:
-        t = self.t
-        if not t.order.once or t.follows:
+    def _fetched_run(self) -> Record | None:
+        """A run of this manifest whose bundle is here, if the request is satisfied by one."""
+        if not self.request.once or self.follows:
             return None
-        return t.shared.records.fetched(t.part.host, t.manifest_sha256, t.order.out, t.nodes)
+        records, host = self.shared.records, self.part.host
+        return records.fetched(host, self.manifest_sha256, self.request.out, self.nodes)
 
-    def _begun_before(self) -> Record | None:
-        order = self.t.order
-        if order.goes_on is not None:
-            return self._moved(order.goes_on)
-        if order.anew or order.until in ("preflight", "ship"):
+    def _unfinished_run(self) -> Record | None:
+        """A run of this manifest to take up, if the request allows that."""
+        request = self.request
+        if request.continued is not None:
+            return self._moved_here(request.continued)
+        if request.new_run or request.until in ("preflight", "ship"):
             return None
-        engines = ENGINES if order.engine == "auto" else (order.engine,)
-        records, host, manifest = self.t.shared.records, self.t.part.host, self.t.manifest_sha256
-        every = (
-            records.unfinished(host, manifest, e, order.out, self.t.nodes, follows=self.t.follows)
-            for e in engines
-        )
-        return next((record for record in every if record is not None), None)
+        records, host, manifest = self.shared.records, self.part.host, self.manifest_sha256
+        for engine in self._engines:
+            record = records.unfinished(host, manifest, engine, request.out, self.nodes, follows=self.follows)
+            if record is not None:
+                return record
+        return None
 
-    def _moved(self, record: Record) -> Record:
-        """The same run, on this node from now on."""
-        if record.manifest_sha256 != self.t.manifest_sha256:
+    def _moved_here(self, record: Record) -> Record:
+        """The record of a run whose node is gone, changed to this node."""
+        if record.manifest_sha256 != self.manifest_sha256:
             raise BadInput(
                 f"run {record.run_id} is of another manifest",
-                advice=f"its own: {record.mirror}/manifest.json",
+                advice=f"push its own: {record.mirror}/manifest.json",
             )
-        host = self.t.part.host
+        host = self.part.host
         return dataclasses.replace(
-            record, host=host.name, address=host.address, user=host.user, port=host.port, python=host.python,
-            identity=str(host.identity) if host.identity else None, slurm_job=None, state="begun",
-        )  # fmt: skip
+            record,
+            host=host.name,
+            address=host.address,
+            user=host.user,
+            port=host.port,
+            python=host.python,
+            identity=str(host.identity) if host.identity else None,
+            slurm_job=None,
+            state="begun",
+        )
 
     def _standing(self, record: Record) -> Standing:
-        """Whether that run is alive there, or over: then it is followed, and nothing is started."""
-        status = mirror.look(self.t.node, record)
-        self.t.but(run_id=record.run_id)
+        """Whether a run is running on the node, has ended there, or has to be started again."""
+        status = mirror.look(self.node, record)
+        self._update(run_id=record.run_id)
         if status.state in ("alive", "waiting"):
-            return "going"
+            return "running"
         if status.state != "exit" or record.state == "incomplete":
             return "new"
-        return "over" if status.bundle_bytes is not None or (record.follows and not status.code) else "new"
+        has_ended = status.bundle_bytes is not None or (record.follows and not status.code)
+        return "ended" if has_ended else "new"
 
-    def _end(self, record: Record) -> None:
-        """Before it starts again with the others: they have lost each other."""
-        self.t.say(f"run {record.run_id} goes on where it was")
+    def _stop_for_restart(self, record: Record) -> None:
+        """End a run that is to start again with the others of its group, which it has lost."""
+        self._say(f"run {record.run_id} resumes")
         looks = 0
-        while mirror.look(self.t.node, record).state in ("alive", "waiting"):
+        while mirror.look(self.node, record).state in ("alive", "waiting"):
             if looks == 0:
-                mirror.cancel(self.t.node, record)
+                mirror.cancel(self.node, record)
             looks += 1
-            if looks > _LOOKS:
+            if looks > _END_LOOKS:
                 raise EnvironmentCannot(
                     f"run {record.run_id} does not end", advice=f"bench cancel {record.run_id}"
                 )
-            if self.t.shared.stop.wait(1.0):
-                raise Stopped("interrupted")
+            self._sleep(1.0)
 
-    def _depart(self, before: Record | None) -> None:
-        """The one that leads has the bundle: nothing is to be done here, and nothing is left."""
-        if before is not None:
-            mirror.clean(self.t.node, before)
-            self.t.shared.records.forget(before)
-        self.t.end("unchanged")
+    def _leave(self, unfinished: Record | None) -> None:
+        """End a follower's push: the leader has the bundle. Nothing of the run stays on this node."""
+        if unfinished is not None:
+            mirror.clean(self.node, unfinished)
+            self.shared.records.forget(unfinished)
+        self._end("unchanged")
+
+    # --- preflight --------------------------------------------------------------------------------------
+
+    def _preflight(self) -> ChosenEngine:
+        """Survey the node, choose its engine and image; EnvironmentCannot if a finding stops the run."""
+        request = self.request
+        place = f'"{request.place}"' if request.place else '"$HOME/.bench"'
+        survey = survey_node(self.node, place, self._engines, self.part.host.python or request.python)
+        self._enter("preflight", machine_text(survey))
+        chosen = self._choose(survey)
+        self._update(engine=chosen.engine, image=chosen.image.config if chosen.image else None)
+        findings = judge(survey, self._need(chosen))
+        self._update(findings=tuple(findings))
+        for finding in findings:
+            advice = f"  ({finding.advice})" if finding.advice else ""
+            self._enter("preflight", f"{finding.level}: {finding.what}{advice}")
+        stops = [finding for finding in findings if finding.level == "stop"]
+        if stops and not request.despite_findings:
+            more = f" (and {len(stops) - 1} more)" if len(stops) > 1 else ""
+            raise EnvironmentCannot(f"{stops[0].what}{more}", advice=stops[0].advice or None)
+        resources = resources_text(survey, chosen.engine)
+        self._enter("preflight", f"{'continuing all the same' if stops else 'ok'}: {resources}")
+        identity = chosen.image.facts.identity if chosen.image else None
+        required = None if request.pull else wanted_image(request.manifest)
+        check_identity(identity, required, request.image or "the image")
+        return chosen
+
+    def _choose(self, survey: Survey) -> ChosenEngine:
+        """Choose the first engine that answers, and the image for the node's driver."""
+        answering = [name for name in self._engines if name in survey.engines and survey.engines[name].facts]
+        engine = answering[0] if answering else self._engines[0]
+        if engine == "none" or self.request.pull or not answering:
+            return ChosenEngine(survey, engine, None)
+        driver = None if self.request.on_cpu else survey.host.driver
+        return ChosenEngine(survey, engine, self.shared.store.image(self.request.image, driver))
+
+    def _need(self, chosen: ChosenEngine) -> Need:
+        image, request = chosen.image, self.request
+        to_ship = image
+        if image is not None and chosen.engine != "apptainer":  # Apptainer's images are not in the survey
+            to_ship = None if ship.installed_as(chosen.survey, chosen.engine, image) else image
+        variant = image.variant if image else None
+        return Need(
+            engine=chosen.engine,
+            variant=variant,
+            on_cpu=request.on_cpu or (variant is not None and variant.driver is None),
+            gpus=None if request.on_cpu else request.manifest.gpus,
+            checks=request.checks,
+            place_bytes=OUT_BYTES + (to_ship.packed_bytes if to_ship else 0),
+            engine_bytes=to_ship.unpacked_bytes if to_ship else 0,
+            slurm=request.slurm is not None,
+        )
+
+    def _report_dry_run(self, chosen: ChosenEngine) -> None:
+        image, to_send = chosen.image, 0
+        if image is not None and not ship.installed_as(chosen.survey, chosen.engine, image):
+            held = ship.layers_held(chosen.survey, chosen.engine, image)
+            to_send = sum(layer.size for layer in image.facts.layers[held:])
+        self._update(to_send_bytes=to_send, changed=True)
+        self._end("would")
+
+    # --- ship -------------------------------------------------------------------------------------------
+
+    def _ship(self, chosen: ChosenEngine) -> Shipped:
+        """Bring the image or the code to the node, in the way that the request and the engine need."""
+        self._enter("ship")
+        survey, engine, store = chosen.survey, chosen.engine, self.shared.store
+        with self.shared.shipping:
+            self._heed_stop()
+            if engine == "none":
+                shipped = ship.ship_code(self.node, survey.place, store, self._progress)
+            elif self.request.pull:
+                required = wanted_image(self.request.manifest)
+                shipped = ship.pull(self.node, survey, engine, self.request.pull, required)
+            elif chosen.image is None:
+                raise EnvironmentCannot(f"{engine} does not answer: no image can be loaded")
+            else:
+                shipped = ship.ship(self.node, survey, engine, chosen.image, store, self._progress)
+        self._update(sent_bytes=shipped.sent_bytes, changed=shipped.changed)
+        if shipped.identity is not None:
+            self._update(image=shipped.identity.config)
+        sent = f"{size_text(shipped.sent_bytes)} sent, verified"
+        self._enter("ship", sent if shipped.changed else "nothing to send")
+        return shipped
+
+    # --- start ------------------------------------------------------------------------------------------
+
+    def _start(self, chosen: ChosenEngine, shipped: Shipped, unfinished: Record | None) -> Record:
+        """Record the run here, then start it on the node; a run that is taken up keeps its id and journal."""
+        self._enter("start")
+        record = self._record_run(chosen, shipped, unfinished)
+        self._update(run_id=record.run_id, changed=True)
+        job = self._job(chosen, shipped, record)
+        challenge = b"{}" if record.follows else self._challenge(record)
+        run_script.prepare(self.node, job, self.request.manifest.data, challenge)
+        owner = f"{NOBODY}:{NOBODY}" if job.user[0] == NOBODY and job.engine != "none" else ""
+        if unfinished and not job.checks and mirror.restore_journal(self.node, record, owner):
+            self._say(f"the mirrored journal of run {record.run_id} was restored there")
+        slurm_job = run_script.start(self.node, job)
+        (record.mirror / "run.sh").write_text(run_script.script(job))
+        return self.shared.records.move(record, "running", slurm_job=slurm_job)
+
+    def _record_run(self, chosen: ChosenEngine, shipped: Shipped, unfinished: Record | None) -> Record:
+        """Save a run's record before anything starts: a run without one could never be fetched."""
+        request, host = self.request, self.part.host
+        login = {
+            "user": host.user,
+            "identity": str(host.identity) if host.identity else None,
+            "ssh_config": str(request.ssh_config) if request.ssh_config else None,
+            "python": host.python,
+        }
+        choices: dict[str, Any] = login | {
+            "place": chosen.survey.place,
+            "engine": chosen.engine,
+            "key": str(request.key.path),
+            "valid_seconds": request.valid_seconds,
+            "keep": request.keep,
+        }
+        if unfinished is not None:
+            return self.shared.records.save(dataclasses.replace(unfinished, **choices))
+        with Ledger(ledger_path(request.ledger)) as ledger:
+            run_id = certify_and_receive.challenge(ledger, self.manifest_sha256, now()).run_id
+        record = Record(
+            run_id=run_id,
+            push=request.push,
+            host=host.name,
+            address=host.address,
+            port=host.port,
+            local=self.part.local,
+            image=shipped.identity.config if shipped.identity else None,
+            manifest_sha256=self.manifest_sha256,
+            out=str(request.out.resolve()),
+            ledger=str(request.ledger) if request.ledger else None,
+            began_at=now(),
+            follows=self.follows,
+            nodes=self.nodes,
+            **choices,
+        )
+        record.mirror.mkdir(parents=True, exist_ok=True)
+        (record.mirror / "manifest.json").write_bytes(request.manifest.data)
+        return self.shared.records.save(record)
+
+    def _challenge(self, record: Record) -> bytes:
+        """Make a challenge. Every start needs a new nonce: the last one may have been consumed."""
+        with Ledger(ledger_path(self.request.ledger)) as ledger:
+            return write(certify_and_receive.challenge(ledger, record.manifest_sha256, now(), record.run_id))
+
+    def _job(self, chosen: ChosenEngine, shipped: Shipped, record: Record) -> run_script.Job:
+        request, survey, part, image = self.request, chosen.survey, self.part, chosen.image
+        facts = survey.engines[chosen.engine].facts if chosen.engine != "none" else None
+        gpu_image = image is None or image.variant.driver is not None
+        use_gpus = not request.on_cpu and gpu_image and (bool(survey.gpus) or request.slurm is not None)
+        access = facts.gpus if facts else None
+        member = None
+        if request.together:
+            member = run_script.GroupMember(part.nodes, part.node, request.together)
+        return run_script.Job(
+            run_id=record.run_id,
+            place=survey.place,
+            engine=chosen.engine,
+            runnable=shipped.runnable,
+            identity=shipped.identity,
+            python=re.sub("^~/", lambda _: f"{survey.home}/", part.host.python or request.python),
+            user=(NOBODY, NOBODY) if survey.uid == 0 else (survey.uid, survey.gid),
+            memory_bytes=survey.memory_bytes,
+            gpus=(access or ("cdi" if request.slurm else None)) if use_gpus else None,
+            # A check of a node that has lost its GPUs must not become a check of its CPU.
+            on_cpu=request.on_cpu or (not use_gpus and chosen.engine != "none" and not request.checks),
+            budget_seconds=request.budget_seconds,
+            checks=request.checks,
+            level=request.level,
+            slurm=request.slurm,
+            moved=request.continued is not None,
+            member=member,
+        )
+
+    # --- run --------------------------------------------------------------------------------------------
+
+    def _watch_to_the_end(self, record: Record) -> None:
+        """Watch a run until it ends, then fetch its bundle and clean the node."""
+        record.mirror.mkdir(parents=True, exist_ok=True)
+        self._update(run_id=record.run_id, engine=record.engine, image=record.image)
+        self._enter("run", record.run_id)
+        status = self._watch(record)
+        if status is None:
+            self._end("running")
+            return
+        if record.follows:
+            self._finish(record, status)
+            return
+        if status.request is not None and status.bundle_bytes is not None:
+            self.shared.records.move(record, "incomplete")
+            raise Incomplete(
+                "the run ended before its key was certified",
+                advice="push again: it is signed anew, and measures nothing twice",
+            )
+        if status.bundle_bytes is None:
+            if self._fetched_by_other(record):
+                return
+            self.shared.records.move(record, "failed")
+            raise _missing_bundle(status, record)
+        self._enter("fetch")
+        try:
+            verdict = self._fetch(record)
+        except EnvironmentCannot:
+            if self._fetched_by_other(record):
+                return
+            raise
+        self._update(bundle=record.bundle, verdict=verdict, code=status.code)
+        record = self.shared.records.move(record, "fetched" if verdict.complete else "incomplete")
+        self._finish(record, status)
+
+    def _watch(self, record: Record) -> Status | None:
+        """Mirror and certify a run until it ends; None if the request does not wait for that.
+
+        A node out of reach is asked again until the request's patience is over.
+        """
+        certified: str | None = None  # checksum of the answered request
+        heard, dead_looks, pause = time.monotonic(), 0, _LOOK_SECONDS
+        asked_to_end = False
+        while True:
+            try:
+                status = mirror.look(self.node, record)
+                if status.request is not None and status.request != certified and status.state == "alive":
+                    self._certify(record)
+                    certified = status.request
+                self._mirror(record, status)
+                heard = time.monotonic()
+                if not asked_to_end and status.state in ("alive", "waiting"):
+                    asked_to_end = self._end_if_group_ended(record)
+            except Unreachable as error:
+                self._wait_for_node(record, error, heard)
+                continue
+            dead_looks = dead_looks + 1 if status.state in ("dead", "gone") else 0
+            if status.state == "exit" or dead_looks >= _DEAD_LOOKS:
+                return status
+            settled = certified or status.certified or record.follows or status.state == "waiting"
+            if self.request.until == "start" and settled:
+                return None
+            self._sleep(pause)
+            pause = min(_LONGEST_LOOK_SECONDS, pause * 1.1)
+
+    def _certify(self, record: Record) -> None:
+        seconds = mirror.certify(self.node, record, self.request.key) - now()
+        text = f"{record.run_id}  certified for {seconds_text(seconds)}; Ctrl-C leaves it running"
+        self._enter("run", text)
+
+    def _end_if_group_ended(self, record: Record) -> bool:
+        """Ask a run to end if its group has lost a host or has its bundle; return whether it was asked."""
+        group = self.part.group
+        why = None if group is None else group.lost or ("the leader is done" if group.over else None)
+        if why is None:
+            return False
+        self._enter("run", f"{record.run_id}  is asked to end, because of {why}")
+        mirror.cancel(self.node, record)
+        return True
+
+    def _mirror(self, record: Record, status: Status) -> None:
+        if lines := mirror.mirror(self.node, record, status.files):
+            self._update(last=lines[-1])
+            self.shared.view.log(self.result, lines)
+
+    def _wait_for_node(self, record: Record, error: Unreachable, heard: float) -> None:
+        """Wait before the node is asked again; Unreachable if it has been silent for too long."""
+        silent = time.monotonic() - heard
+        if silent > self.request.patience_seconds:
+            raise Unreachable(
+                f"{error.message}; out of reach for {seconds_text(silent)}",
+                advice=f"its files so far are in {record.mirror}; bench attach {record.run_id} asks again",
+            ) from None
+        self._enter("run", f"{record.run_id}  {error.message}; asking again")
+        self._sleep(min(15.0, 1.0 + silent / 4))
+
+    # --- fetch and clean --------------------------------------------------------------------------------
+
+    def _fetch(self, record: Record) -> AnyVerdict:
+        try:
+            return mirror.fetch(self.node, record, self.request.key, self.shared.revoked, self._progress)
+        except VerificationFailed as error:  # the certificate never arrived, or expired before the receipt
+            self.shared.records.move(record, "incomplete")
+            advice = "push again: the run is signed anew, and measures nothing twice"
+            raise VerificationFailed(error.message, where=error.where, advice=advice) from None
+
+    def _fetched_by_other(self, record: Record) -> bool:
+        """End as unchanged if another command has fetched the bundle and cleaned the node meanwhile."""
+        records = self.shared.records.all()
+        fetched = any(other.run_id == record.run_id and other.state == "fetched" for other in records)
+        if not (fetched and record.bundle.exists()):
+            return False
+        self._end_unchanged(record)
+        return True
+
+    def _end_unchanged(self, record: Record) -> None:
+        """End the push of a run whose bundle is here. A node check's verdict counts again."""
+        self._update(run_id=record.run_id, bundle=record.bundle, engine=record.engine, image=record.image)
+        if self.request.checks:
+            key, revoked = self.request.key, self.shared.revoked
+            verdict = certify_and_receive.read_received(key, record.bundle, now(), recompute, revoked)
+            self._update(verdict=verdict)
+        self._end("unchanged")
+
+    def _finish(self, record: Record, status: Status) -> None:
+        """Clean the node, tell the group, and end the push; refuse a follower's run that failed."""
+        group = self.part.group
+        failed = status.code or status.state != "exit"
+        if record.follows and failed and not (group and group.over):
+            if group and group.lost and status.state == "exit":
+                raise GroupFailed(f"ended, because of {group.lost}", advice="push again, to all hosts")
+            raise _missing_bundle(status, record)
+        if group and not record.follows:
+            if record.state == "incomplete":
+                group.lose(record.host, "its run ended before its plan did")
+            else:
+                group.over = True
+        if record.state == "incomplete":
+            self._end("incomplete")
+            return
+        self._enter("clean")
+        mirror.clean(self.node, record)
+        if record.follows:
+            self.shared.records.forget(record)
+        self._end("done")
+
+
+def _missing_bundle(status: Status, record: Record) -> BenchError:
+    """The error for a run that ended without a bundle, with the last lines of its log."""
+    log = record.mirror / mirror.LOG
+    text = log.read_text(errors="replace") if log.exists() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()][-2:]
+    last = f": {plain(' '.join(lines))[:400]}" if lines else ""
+    if status.state != "exit":
+        killed = status.state == "dead"
+        why = "the run was killed there" if killed else "the run's folder is gone from the node"
+        return EnvironmentCannot(f"{why}{last}", advice="push again: it resumes from its journal")
+    kinds: dict[int | None, type[BenchError]] = {2: BadInput, 5: Incomplete}
+    kind = kinds.get(status.code, EnvironmentCannot)
+    return kind(
+        f"the run ended with exit code {status.code}{last}", advice=f"its log: {shlex.quote(str(log))}"
+    )

@@ -1,46 +1,50 @@
-"""One node's shell: over SSH by Fabric, as the user's own ssh would reach it, or on this machine.
+"""Run shell scripts on a node: over SSH by Fabric, as the user's own ssh would, or on this machine.
 
-Host keys are checked as strictly as ssh does with StrictHostKeyChecking=yes. Agents are asked for signatures
-and never forwarded. There are no passwords here: not on a command line, not in a log, not in memory.
+In:  a script and bytes for its standard input. Out: `CommandResult`, or `Unreachable` if the node is gone.
+Host keys are checked as strictly as by ssh with StrictHostKeyChecking=yes. Agents sign but are never
+forwarded. Passwords are not supported: none is on a command line, in a log, or in memory.
 """
 
 from __future__ import annotations
 
 import io
+import secrets
 import socket
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bench.base.errors import BadInput, EnvironmentCannot, Mistake
-from bench.push import known_hosts
 from bench.push.hosts import Host
-from bench.push.ssh_channel import AnsweringAgent, send
 
 if TYPE_CHECKING:
     from fabric import Connection
 
 CONNECT_SECONDS = 15.0
-ANSWER_SECONDS = 60.0  # without a byte; what takes longer says so itself
+ANSWER_SECONDS = 60.0  # without a byte from the node; callers raise it for commands that stay silent longer
 _KEEPALIVE_SECONDS = 15
-_CHUNK = 2**18
-_LARGEST_ANSWER = 64 * 2**20  # a node may be anybody's: what it says is not taken without end
+_CHUNK = 2**18  # bytes
+_LARGEST_ANSWER = 64 * 2**20  # bytes; a node is not trusted, so its output is bounded
+_LARGEST_GREETING = 2**20  # bytes that a login shell may print before the script starts
 
 
 class Unreachable(EnvironmentCannot):
-    """No SSH session can be had, or the one there was is gone."""
+    """No SSH session can be opened, or the open one broke."""
 
 
 class HostKeyRefused(EnvironmentCannot):
-    """Whoever answers there is not known to be the node."""
+    """The host key is unknown or has changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
+    """How a script ended on a node."""
+
     code: int
     out: bytes
     err: bytes
@@ -51,48 +55,47 @@ class CommandResult:
 
     @property
     def reason(self) -> str:
-        """The last line of what it complained of, fit for a terminal."""
-        said = (self.err or self.out).decode(errors="replace").strip().splitlines()
-        return plain(said[-1])[:300] if said else f"exit code {self.code}, and no reason given"
+        """The last line of the error output, fit for a terminal."""
+        lines = (self.err or self.out).decode(errors="replace").strip().splitlines()
+        return plain(lines[-1])[:300] if lines else f"exit code {self.code} without a message"
 
 
 def plain(text: str) -> str:
-    """Without what a terminal would take for a command: the node may be anybody's."""
+    """Replace control characters, which a terminal would obey: nodes are not trusted."""
     return "".join(c if c.isprintable() else "?" for c in text.replace("\t", " "))
 
 
 class Node(Protocol):
-    """What can be asked of a node. Unreachable is raised when it does not answer any more."""
+    """A machine that runs shell scripts. Every method raises Unreachable if it does not answer any more."""
 
     def ask(
         self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
-    ) -> CommandResult: ...
+    ) -> CommandResult:
+        """Run a script with `pieces` as its standard input; `seconds` is the longest silence."""
 
     def read(self, script: str, take: Callable[[bytes], object]) -> CommandResult:
-        """As ask(), handing on what comes, as it comes."""
+        """Run a script and call `take` with its output as it arrives; the result's `out` stays empty."""
 
     def close(self) -> None: ...
 
 
 def demand(node: Node, script: str, what: str, seconds: float = ANSWER_SECONDS) -> str:
-    """The answer's text, or an error that says what could not be done."""
+    """Run a script and return its output; EnvironmentCannot, naming `what` was done, if it fails."""
     answer = node.ask(script, seconds=seconds)
     if answer.code:
-        raise EnvironmentCannot(f"{what}: {answer.reason}")
+        raise EnvironmentCannot(f"{what} failed: {answer.reason}")
     return answer.text
 
 
 class Here:
-    """This machine, for whoever is logged in where the jobs are submitted."""
+    """This machine as a node, for users who are logged in where jobs are submitted."""
 
     def ask(
         self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
     ) -> CommandResult:
+        command, data = ["sh", "-c", script], b"".join(pieces)
         try:
-            done = subprocess.run(
-                ["sh", "-c", script], input=b"".join(pieces),
-                capture_output=True, timeout=seconds, check=False,
-            )  # fmt: skip
+            done = subprocess.run(command, input=data, capture_output=True, timeout=seconds, check=False)
         except subprocess.TimeoutExpired:
             raise Unreachable(f"no answer in {seconds:.0f} s") from None
         return CommandResult(done.returncode, done.stdout, done.stderr)
@@ -103,11 +106,11 @@ class Here:
         return answer
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no connection is held."""
 
 
 class Remote:
-    """A node over SSH. A connection that broke is opened again by the next question."""
+    """A node over SSH. After a connection broke, the next call opens a new one."""
 
     def __init__(self, host: Host, ssh_config: Path | None = None) -> None:
         self._host, self._ssh_config = host, ssh_config
@@ -121,7 +124,9 @@ class Remote:
         def take(data: bytes) -> None:
             if out.tell() + len(data) > _LARGEST_ANSWER:
                 self.close()
-                raise EnvironmentCannot("it answers without end", where=self._host.name)
+                raise EnvironmentCannot(
+                    f"its answer is larger than {_LARGEST_ANSWER:,} bytes", where=self._host.name
+                )
             out.write(data)
 
         answer = self._exchange(script, pieces, take, seconds)
@@ -133,7 +138,7 @@ class Remote:
     def close(self) -> None:
         if self._connection is not None:
             connection, self._connection = self._connection, None
-            with suppress(Exception):  # it may be broken already, in any way
+            with suppress(Exception):  # a broken connection may fail to close in any way
                 connection.close()
 
     def _exchange(
@@ -141,15 +146,16 @@ class Remote:
     ) -> CommandResult:
         from paramiko.ssh_exception import SSHException
 
-        held = self._connection
-        connection = held if held is not None and held.is_connected else self._open()
-        answer = AnsweringAgent(take)
-        command, said = answer.ask(script)
+        connection = self._connection
+        if connection is None or not connection.is_connected:
+            connection = self._open()
+        answer = MarkedAnswer(take)
+        command, script_bytes = answer.command_for(script)
         try:
             channel = connection.create_session()
             channel.settimeout(seconds)
             channel.exec_command(command)
-            send(channel, chain([said], pieces))
+            _send(channel, chain([script_bytes], pieces))
             while data := channel.recv(_CHUNK):
                 answer.take(data)
             err = b""
@@ -157,19 +163,17 @@ class Remote:
                 err += data
             code = channel.recv_exit_status()
             channel.close()
-        except (SSHException, OSError, EOFError) as error:
+        except TimeoutError:
             self.close()
-            why = (
-                f"no answer for {seconds:.0f} s"
-                if isinstance(error, TimeoutError)
-                else "the connection broke"
-            )
-            raise Unreachable(why, where=self._host.name) from None
-        if code < 0:  # the connection went before the command did
+            raise Unreachable(f"no answer for {seconds:.0f} s", where=self._host.name) from None
+        except (SSHException, OSError, EOFError):
+            self.close()
+            raise Unreachable("the connection broke", where=self._host.name) from None
+        if code < 0:  # the connection broke before the exit code arrived
             self.close()
             raise Unreachable("the connection broke", where=self._host.name)
         if not answer.begun:
-            reason = CommandResult(code, answer.before, err).reason
+            reason = CommandResult(code, answer.greeting, err).reason
             raise EnvironmentCannot(
                 f"its login shell runs no command: {reason}",
                 where=self._host.name,
@@ -189,33 +193,97 @@ class Remote:
         return connection
 
 
-# --- how ssh would connect ------------------------------------------------------------------------------
+# --- a script and its answer on one channel -------------------------------------------------------------
+
+
+class MarkedAnswer:
+    """Separates a script's output, by a random mark, from what a login shell prints before it.
+
+    The script travels on standard input, because no two login shells parse a command line alike: csh accepts
+    neither a newline nor an exclamation mark between quotes.
+    """
+
+    def __init__(self, take: Callable[[bytes], object]) -> None:
+        self._take = take
+        self._mark = f"bench-{secrets.token_hex(8)}"
+        self.greeting = b""
+        self.begun = False  # the mark has arrived: what follows is the script's output
+
+    def command_for(self, script: str) -> tuple[str, bytes]:
+        """Return the command to execute and the bytes that it reads first: the script.
+
+        A script that a broken connection cut short lacks the mark at its end, and is not run at all.
+        """
+        data = f"{script}\n#{self._mark}".encode()
+        run_if_whole = f'case $s in *"#{self._mark}") eval "$s";; *) exit 255;; esac'
+        return f"exec sh -c 'printf %s {self._mark}; s=$(head -c {len(data)}); {run_if_whole}'", data
+
+    def take(self, data: bytes) -> None:
+        """Accept output of the channel; pass on what follows the mark."""
+        if self.begun:
+            self._take(data)
+            return
+        self.greeting, mark, after = (self.greeting + data).partition(self._mark.encode())
+        self.begun = bool(mark)
+        if after:
+            self._take(after)
+        if len(self.greeting) > _LARGEST_GREETING:
+            raise EnvironmentCannot(f"its login shell prints more than {_LARGEST_GREETING:,} bytes")
+
+
+def _send(channel: Any, pieces: Iterable[bytes]) -> None:
+    """Send all pieces and close the channel's input.
+
+    On an error here the input stays open: the program there would take its end for the end of the data.
+    """
+    for piece in _readable(pieces):
+        try:
+            channel.sendall(piece)
+        except TimeoutError:
+            raise
+        except OSError:  # the command ended before it had read everything: its exit code says why
+            break
+    with suppress(OSError):
+        channel.shutdown_write()
+
+
+def _readable(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the pieces; a file that cannot be read here is not reported as the node's error."""
+    try:
+        yield from pieces
+    except OSError as error:
+        what = f"cannot be read here: {error.strerror}"
+        raise EnvironmentCannot(what, where=error.filename and str(error.filename)) from None
+
+
+# --- connecting as ssh would ----------------------------------------------------------------------------
 
 
 def refuse_twins(hosts: Sequence[Host], ssh_config: Path | None) -> None:
-    """Two names for one machine, as ~/.ssh/config has them: its runs would be in each other's figures."""
-    seen: dict[tuple[str, str, int], str] = {}
+    """Refuse two names of one machine, resolved by ~/.ssh/config: their runs would slow each other down."""
+    names: dict[tuple[str, str, int], str] = {}
     mistakes = []
     for host in hosts:
-        way = _connection(host, ssh_config)
-        where = (str(way.gateway), str(way.host).lower(), int(way.port))
-        if where in seen:
-            what = f"the same machine as {seen[where]}: {way.host} port {way.port}"
-            mistakes.append(Mistake(host.name, what, "each is measured once: leave one out"))
-        seen.setdefault(where, host.name)
+        connection = _connection(host, ssh_config)
+        machine = (str(connection.gateway), str(connection.host).lower(), int(connection.port))
+        if machine in names:
+            what = f"the same machine as {names[machine]}: {connection.host} port {connection.port}"
+            mistakes.append(Mistake(host.name, what, "leave one out: a machine is measured once"))
+        names.setdefault(machine, host.name)
     if mistakes:
         raise BadInput("the list of hosts names a machine twice", mistakes=tuple(mistakes))
 
 
 def _connection(host: Host, ssh_config: Path | None) -> Connection:
+    """Build a connection, not yet opened, that checks the host keys of the node and of every jump host."""
     try:
         from fabric import Config, Connection
     except ImportError:
         raise EnvironmentCannot("Fabric is not installed", advice="pip install 'bench[push]'") from None
     config = Config(runtime_ssh_path=str(ssh_config)) if ssh_config else Config()
-    keys: dict[str, Any] = {"banner_timeout": CONNECT_SECONDS, "auth_timeout": CONNECT_SECONDS}
+    arguments: dict[str, Any] = {"banner_timeout": CONNECT_SECONDS, "auth_timeout": CONNECT_SECONDS}
     if host.identity is not None:
-        keys["key_filename"] = [str(host.identity)]
+        arguments["key_filename"] = [str(host.identity)]
     connection = Connection(
         host.address,
         user=host.user,
@@ -223,18 +291,18 @@ def _connection(host: Host, ssh_config: Path | None) -> Connection:
         config=config,
         connect_timeout=int(CONNECT_SECONDS),
         forward_agent=False,
-        connect_kwargs=keys,
+        connect_kwargs=arguments,
     )
     hop: Any = connection
-    while hop is not None and not isinstance(hop, str):  # every jump host is checked as the node is
-        _be_strict(hop)
+    while hop is not None and not isinstance(hop, str):
+        _check_host_keys(hop)
         hop.forward_agent = False
         hop = hop.gateway
     return connection
 
 
-def _be_strict(connection: Any) -> None:
-    """Known hosts from where ssh has them, and nobody else. (Fabric itself would take anybody.)"""
+def _check_host_keys(connection: Any) -> None:
+    """Make a connection accept only host keys in known_hosts. (Fabric's default accepts any.)"""
     from paramiko import MissingHostKeyPolicy
 
     class Refuse(MissingHostKeyPolicy):  # type: ignore[misc]
@@ -245,30 +313,62 @@ def _be_strict(connection: Any) -> None:
             )
 
     connection.client.set_missing_host_key_policy(Refuse())
-    known_hosts.load(connection.client, connection.ssh_config)
+    _load_known_hosts(connection.client, connection.ssh_config)
+
+
+def _load_known_hosts(client: Any, options: Mapping[str, str]) -> None:
+    """Load into paramiko's client the known_hosts files that ssh would read.
+
+    Their entries are filtered first, because paramiko stops at markers and at damaged lines. It does not
+    support host certificates, so @cert-authority lines are skipped. A key revoked in one file counts in none.
+    """
+    names = options.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2").split()
+    names += options.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts").split()
+    paths = [Path(name).expanduser() for name in names]
+    texts = [path.read_text(errors="replace") for path in paths if path.is_file()]
+    lines = [line.strip() for text in texts for line in text.splitlines()]
+    revoked = {key for line in lines if line.startswith("@revoked") for key in line.split()[3:4]}
+    usable = [line for line in lines if _is_host_key(line) and line.split()[2] not in revoked]
+    with NamedTemporaryFile("w", prefix="bench-known-hosts-") as file:
+        file.write("".join(f"{line}\n" for line in usable))
+        file.flush()
+        client.load_system_host_keys(file.name)
+
+
+def _is_host_key(line: str) -> bool:
+    """Whether a line of known_hosts is an entry that paramiko can read."""
+    from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
+
+    if line.startswith(("@", "#")):
+        return False
+    try:
+        return HostKeyEntry.from_line(line) is not None
+    except InvalidHostKey:
+        return False
 
 
 def _connect(connection: Any, host: Host) -> None:
+    """Open a connection; Unreachable or HostKeyRefused, with advice, if that fails."""
     from paramiko import ssh_exception as ssh
 
-    there = f"{connection.host} port {connection.port}"
+    endpoint = f"{connection.host} port {connection.port}"
     try:
         connection.open()
     except HostKeyRefused as error:
         raise HostKeyRefused(error.message, where=host.name, advice=error.advice) from None
     except ssh.BadHostKeyException as error:
-        known_as = connection.host if connection.port == 22 else f"[{connection.host}]:{connection.port}"
+        name = connection.host if connection.port == 22 else f"[{connection.host}]:{connection.port}"
         raise HostKeyRefused(
             f"its host key has changed: {error.key.get_name()} {error.key.fingerprint} is not the known one",
             where=host.name,
-            advice="a new machine at an old address, or somebody in between: ask the provider, "
-            f"then ssh-keygen -R '{known_as}'",
+            advice="a new machine has the address, or the connection is intercepted: ask the provider, "
+            f"then ssh-keygen -R '{name}'",
         ) from None
     except ssh.PasswordRequiredException:
         raise Unreachable(
             "the SSH key has a passphrase",
             where=host.name,
-            advice="ssh-add it: an agent is asked, we are not",
+            advice="add it to an agent: ssh-add; bench does not ask for passphrases",
         ) from None
     except ssh.AuthenticationException as error:
         raise Unreachable(
@@ -278,12 +378,12 @@ def _connect(connection: Any, host: Host) -> None:
         ) from None
     except ssh.NoValidConnectionsError as error:
         first = next(iter(error.errors.values()))
-        raise Unreachable(f"{there}: {(first.strerror or str(first)).lower()}", where=host.name) from None
+        raise Unreachable(f"{endpoint}: {(first.strerror or str(first)).lower()}", where=host.name) from None
     except socket.gaierror:
         raise Unreachable(f'no machine is called "{connection.host}"', where=host.name) from None
     except TimeoutError:
-        raise Unreachable(f"{there}: no answer in {CONNECT_SECONDS:.0f} s", where=host.name) from None
+        raise Unreachable(f"{endpoint}: no answer in {CONNECT_SECONDS:.0f} s", where=host.name) from None
     except (ssh.SSHException, OSError, EOFError) as error:
         what = plain(str(error))[:200] or type(error).__name__
-        raise Unreachable(f"{there}: no SSH session: {what}", where=host.name) from None
+        raise Unreachable(f"{endpoint}: no SSH session: {what}", where=host.name) from None
     connection.transport.set_keepalive(_KEEPALIVE_SECONDS)

@@ -1,10 +1,10 @@
-"""What one push asks for, of every node alike, and what came of it on each."""
+"""The request of one push, the same for every node, and the result for each host. Pure, except `Shared`."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -27,14 +27,16 @@ from bench.push.training_group import TrainingGroup
 from bench.records.slowdown import slowed_text
 from bench.signing.revocation import Revoked
 
-Phase = Literal["waiting", "connect", "preflight", "ship", "start", "run", "fetch", "clean", "over"]
-# would: a dry run; ready: the image is there; running: and we do not wait
+Phase = Literal["waiting", "connect", "preflight", "ship", "start", "run", "fetch", "clean"]
+# would: a dry run succeeded; ready: the image is on the node; running: left running; lost: out of reach
 Outcome = Literal["done", "incomplete", "failed", "lost", "running", "ready", "would", "unchanged"]
 GOOD: tuple[Outcome, ...] = ("done", "running", "ready", "would", "unchanged")
 
 
 @dataclass(frozen=True, slots=True)
 class PushRequest:
+    """The arguments of `bench push` that hold for all hosts."""
+
     manifest: AnyManifest
     engine: str
     out: Path
@@ -43,32 +45,32 @@ class PushRequest:
     image: str | None = None
     pull: str | None = None
     python: str = "python3"
-    place: str | None = None  # on the node; $HOME/.bench if left out
+    place: str | None = None  # folder on the node; None: $HOME/.bench
     on_cpu: bool = False
     budget_seconds: float | None = None
-    level: Level | None = None  # of a node check; None: the manifest's
+    level: Level | None = None  # of a node check; None: as the manifest says
     valid_seconds: int = 0
     keep: bool = False
     until: Literal["preflight", "ship", "start", "fetch"] = "fetch"
-    once: bool = False  # a bundle of this manifest from that host, if it is here, is enough
-    anew: bool = False  # another run, whatever was begun before
-    goes_on: Record | None = None  # a run whose node is gone, for a node of the same kind
-    anyway: bool = False  # what preflight finds is only said
+    once: bool = False  # a host whose bundle of this manifest is here is done
+    new_run: bool = False  # start another run even if one is unfinished
+    continued: Record | None = None  # resume this run, whose node is gone, on another node of the same kind
+    despite_findings: bool = False  # run even if preflight finds reasons not to
     slurm: Slurm | None = None
-    together: str | None = None  # where all hosts meet, to train as one
-    patience_seconds: float = 600.0  # without an answer of a node that runs
+    together: str | None = None  # HOST:PORT where all hosts meet, to train as one
+    patience_seconds: float = 600.0  # how long a node with a run may be out of reach
     ssh_config: Path | None = None
     push: str = ""
 
     @property
     def checks(self) -> bool:
-        """The nodes check themselves, instead of training."""
+        """Whether the manifest is a node check instead of training."""
         return isinstance(self.manifest, CheckManifest)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What is known of one host, at any time; at last, how it ended."""
+    """The state of a push to one host, and in the end its outcome."""
 
     host: str
     phase: Phase = "waiting"
@@ -79,42 +81,39 @@ class Result:
     image: str | None = None
     engine: str | None = None
     sent_bytes: int = 0
-    to_send_bytes: int | None = None  # a dry run's
-    code: int | None = None  # with which the run ended there
+    to_send_bytes: int | None = None  # in a dry run
+    code: int | None = None  # exit code of the run on the node
     bundle: Path | None = None
     verdict: AnyVerdict | None = None
     changed: bool = False
-    last: str = ""  # the run's last word
-
-    def but(self, **changes: Any) -> Result:
-        return replace(self, **changes)
+    last: str = ""  # last line of the run's log
 
     @property
     def checked(self) -> CheckResults | None:
-        """What a node check came to, judged here again."""
+        """Results of a node check, judged again here; None for training."""
         contents = self.verdict.contents if self.verdict else None
         return contents.results if isinstance(contents, CheckContents) else None
 
     @property
     def trained(self) -> RunContents | None:
-        """What a run that trained came to."""
+        """Contents of a training run; None for a node check."""
         contents = self.verdict.contents if self.verdict else None
         return contents if isinstance(contents, RunContents) else None
 
     @property
     def slowed(self) -> str | None:
-        """Of a run that trained: the GPU that was held back most, on one line."""
-        found = self.verdict.contents.slowed if self.verdict else {}
-        most = max(found.values(), key=lambda one: one.share, default=None)
+        """The GPU that was slowed down most, and by what, on one line; None if no GPU was."""
+        slowed = self.verdict.contents.slowed if self.verdict else {}
+        most = max(slowed.values(), key=lambda trial: trial.share, default=None)
         return slowed_text(most) if most else None
 
     @property
     def worst(self) -> str | None:
-        """Of a node check that does not pass: what is the matter, on one line."""
+        """The gravest finding of a node check that does not pass, on one line."""
         if self.checked is None or self.checked.verdict == "pass":
             return None
-        said = worst([finding for finding in self.checked.findings if finding.counts])
-        return plain(said.line) if said else None
+        finding = worst([finding for finding in self.checked.findings if finding.counts])
+        return plain(finding.line) if finding else None
 
     @property
     def exit_code(self) -> int:
@@ -126,10 +125,10 @@ class Result:
 
 
 class View(Protocol):
-    """What a person sees meanwhile; called from many threads."""
+    """Shows the progress to the user. Called from many threads."""
 
     def show(self, result: Result, text: str = "") -> None:
-        """A phase began or ended; `text` says more of it."""
+        """Report that a phase began or ended, with details in `text`."""
 
     def sent(self, result: Result, done: int, total: int) -> None: ...
 
@@ -140,29 +139,30 @@ class View(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all nodes of one push have in common."""
+    """State that the threads of one push share."""
 
     records: Records
-    depot: ImageStore
+    store: ImageStore
     view: View
     revoked: tuple[Revoked, ...] = ()
     stop: threading.Event = field(default_factory=threading.Event)
-    # A hundred nodes at once would share one uplink, and each come to its end last.
+    # Images go to eight nodes at a time: if a hundred shared one uplink, all would start late.
     shipping: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(8))
 
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """One host's part in the push."""
+    """A host's place in the push."""
 
     host: Host
     local: bool = False
-    node: int = 0
+    node: int = 0  # rank in its group; 0 leads
     nodes: int = 1
-    company: TrainingGroup | None = None  # those that it trains with
+    group: TrainingGroup | None = None  # the hosts that it trains with
 
 
 def to_json(result: Result) -> Mapping[str, Any]:
+    """The node's entry in the document of `bench push --json`."""
     error = result.error
     return {
         "host": result.host,

@@ -1,9 +1,10 @@
-"""How a run starts, is asked after and is ended on its node: by itself, or as a job of Slurm's.
+"""run.sh: start a run on its node, ask for its state, and end it, as a process or as a job of Slurm.
 
 PLACE/runs/RUN/     manifest.json, challenge.json, run.sh; log.txt, pid, exit; out/, as `bench run` leaves it
 
-run.sh is a plain shell script that anybody may read, and start again: the run goes on with its journal.
-It belongs to no SSH session, so neither a lost connection nor a closed laptop ends it.
+run.sh is a plain shell script that can be read, and started again by hand: the run resumes from its journal.
+It belongs to no SSH session, so neither a lost connection nor a closed laptop ends it. `script` and `argv`
+are pure.
 """
 
 from __future__ import annotations
@@ -11,54 +12,60 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
+from bench.base.names import ENGINES_WITH_STORE, IMAGE_VARIABLE
 from bench.base.strict_json import to_json
 from bench.images.archive import Identity
-from bench.images.container import CHALLENGE, MANIFEST, NOBODY, OUT, TOLD, Container, handed_on, limits
+from bench.images.container import CHALLENGE, MANIFEST, NOBODY, OUT, RDMA, Container, handed_on, limits
 from bench.images.engines import Gpus, apptainer, docker, podman
-from bench.push.quoting import words
 from bench.push.remote import Node, demand
 from bench.push.slurm import Slurm, header
 
-_NODES, _NODE, _MEET, _MEMORY = "{BENCH_NODES}", "{BENCH_NODE}", "{BENCH_MEET}", "{BENCH_MEMORY}"
+_NODE, _MEET, _MEMORY = "{BENCH_NODE}", "{BENCH_MEET}", "{BENCH_MEMORY}"  # variables of run.sh in a word
+_VARIABLE = re.compile(r"\{(\w+)\}")
+_PASSED_ON = re.compile(r"--env=(\w+)=\{\1\}")  # a variable of the node, passed on where it is set
 
-_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")  # Slurm's states
-_OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "BOOT_FAIL", "NODE_FAIL",
-         "PREEMPTED", "REVOKED")  # fmt: skip
+# States of a job in squeue's output.
+_WAITING = "PENDING|CONFIGURING|REQUEUED|REQUEUE_HOLD|SPECIAL_EXIT"
+_OVER = "COMPLETED|CANCELLED|FAILED|TIMEOUT|DEADLINE|OUT_OF_MEMORY|BOOT_FAIL|NODE_FAIL|PREEMPTED|REVOKED"
 
-_LEADER = '"$(cat lead 2>/dev/null || echo $child)"'  # srun, if it were told, would kill all at once
+# The process that gets SIGTERM when several nodes train: the leader's. srun would kill all of them at once.
+_LEADER = '"$(cat lead 2>/dev/null || echo $child)"'
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
-    """One of several nodes that train together."""
+class GroupMember:
+    """The place of one node among several that train together."""
 
     nodes: int
     node: int
-    meet: str
+    meet: str  # HOST:PORT of the first
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
+    """A run on one node, or on the nodes of one Slurm job."""
+
     run_id: str
-    place: str  # absolute, on the node
+    place: str  # folder on the node, absolute
     engine: str
-    runnable: str  # the image there, or the folder of our code
-    identity: Identity | None
-    python: str  # for the engine none
-    user: tuple[int, int]
-    memory_bytes: int  # the node's
+    runnable: str  # name of the image there, or the folder of bench's code
+    identity: Identity | None  # of the image
+    python: str  # for the engine "none"
+    user: tuple[int, int]  # uid and gid in a container
+    memory_bytes: int  # of the node
     gpus: Gpus | None
     on_cpu: bool
     budget_seconds: float | None = None
-    checks: bool = False  # itself, instead of training
-    level: str | None = None  # of that check; None: the manifest's
+    checks: bool = False  # a node check instead of training
+    level: str | None = None  # of a node check; None: as the manifest says
     slurm: Slurm | None = None
-    together: Together | None = None
-    moved: bool = False  # it was begun on another machine of the same kind
+    member: GroupMember | None = None  # None: the node trains alone, or Slurm brings several together
+    moved: bool = False  # the run was begun on another machine of the same kind
 
     @property
     def folder(self) -> str:
@@ -70,40 +77,29 @@ class Job:
 
 
 def script(job: Job) -> str:
-    """run.sh, whole."""
-    several = job.slurm is not None and job.slurm.nodes > 1
-    lead = together = job.together
-    if several:
-        assert job.slurm is not None
-        together = lead = Together(job.slurm.nodes, 0, _MEET)
-    command = words(argv(job, lead))
-    if several:
-        assert together is not None
-        follow = words(argv(job, Together(together.nodes, 1, _MEET)))
-        # The leader is on the node of run.sh. Where it ends early, so do the others: its exit code counts.
-        leads = f"{command} & echo $! >lead; wait $!; code=$?; echo $code >code; exit $code"
-        each = f'{_afresh(job)}if [ "$SLURM_NODEID" = 0 ]; then {leads}; else exec {follow}; fi'
-        # One task a node, which a site's default would bind to one core.
-        command = f"srun --kill-on-bad-exit=1 --cpu-bind=none sh -c {shlex.quote(each)}"
-    begins = "begins anew" if job.checks else "goes on where it was"
+    """Return the text of run.sh."""
+    nodes = job.slurm.nodes if job.slurm is not None else 1
+    several = nodes > 1
+    command = _srun(job, nodes) if several else shell_line(argv(job, job.member))
+    restart = "begins anew" if job.checks else "resumes"
     lines = ["#!/bin/sh", *(header(job.slurm, job.run_id, job.folder) if job.slurm else [])]
     lines += [
-        f"# Run {job.run_id}, written by bench push. Started again, it {begins}.",
+        f"# Run {job.run_id}, written by bench push. Started again, it {restart}.",
         f"cd {shlex.quote(job.folder)} || exit 3",
         "umask 022",
         "rm -f exit pid lead code",
-        *_settings(job, several=several),
+        *_preparations(job, several=several),
         f"{command} >/dev/null 2>>log.txt </dev/null &",
         "child=$!",
-        # A polite end is passed on: what was measured is packed and signed before it is over.
+        # SIGTERM is passed on: the run packs and signs its results before it ends.
         f"told=; trap 'told=yes; kill -TERM {_LEADER if several else '$child'} 2>/dev/null' TERM INT",
         "echo $$ >pid",
         "trap '' HUP",
-        # A signal ends the wait, not the run, which may yet be over before the next line: its code is asked
-        # for again. 127 is of a child that was waited for already.
+        # A signal ends the wait, not the run, which may have ended before the next line: so its exit code is
+        # waited for again. The shell answers 127 if it has reported the child's code already.
         "wait $child; code=$?",
         'while [ "$told" ]; do told=; wait $child; again=$?; [ $again = 127 ] || code=$again; done',
-        *(_afterwards(job) if several else []),
+        *(_after_srun(job) if several else []),
         "echo $code >exit.part && mv exit.part exit",
         "exit $code",
         "",
@@ -111,24 +107,36 @@ def script(job: Job) -> str:
     return "\n".join(lines)
 
 
-def _settings(job: Job, *, several: bool) -> list[str]:
+def _srun(job: Job, nodes: int) -> str:
+    """The command that starts a run on all nodes of a Slurm job."""
+    lead = shell_line(argv(job, GroupMember(nodes, 0, _MEET)))
+    follow = shell_line(argv(job, GroupMember(nodes, 1, _MEET)))
+    # The leader is on the node of run.sh. If it ends early, so do the others: its exit code counts.
+    lead = f"{lead} & echo $! >lead; wait $!; code=$?; echo $code >code; exit $code"
+    each = f'{_remove_container(job)}if [ "$SLURM_NODEID" = 0 ]; then {lead}; else exec {follow}; fi'
+    # One task on each node: the default of many sites would bind it to one core.
+    return f"srun --kill-on-bad-exit=1 --cpu-bind=none sh -c {shlex.quote(each)}"
+
+
+def _preparations(job: Job, *, several: bool) -> list[str]:
+    """Lines of run.sh that set variables and tidy up after an earlier attempt."""
     lines = []
-    if job.slurm is not None:  # the machine that it runs on is not the one that was asked
+    if job.slurm is not None:  # the node of the job is not the surveyed login node
         lines.append("BENCH_MEMORY=$(awk '/^MemTotal/ {printf \"%.0f\", $2 * 1024 * 0.95}' /proc/meminfo)")
         lines.append("export BENCH_MEMORY")
     if several:
         assert job.slurm is not None
         lines.append(
             'BENCH_MEET=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-            ":$((20000 + SLURM_JOB_ID % 12000))"  # below those that Linux gives away
+            ":$((20000 + SLURM_JOB_ID % 12000))"  # below Linux's ephemeral ports
         )
         lines.append("export BENCH_MEET")
-    elif _afresh(job):
-        lines.append(_afresh(job))
+    elif _remove_container(job):
+        lines.append(_remove_container(job))
     if job.checks:
-        lines.append(f"rm -rf out/{job.run_id} out/{job.run_id}.tar  # half a check is none")
+        lines.append(f"rm -rf out/{job.run_id} out/{job.run_id}.tar  # a check never resumes")
     if job.engine in ("none", "apptainer"):
-        lines.append("mkdir -p tmp  # what compilers leave goes with the run")
+        lines.append("mkdir -p tmp  # for compilers; removed with the run")
     if job.engine == "none":
         lines += [
             f"export PYTHONPATH={shlex.quote(job.runnable)} PYTHONDONTWRITEBYTECODE=1",
@@ -137,62 +145,65 @@ def _settings(job: Job, *, several: bool) -> list[str]:
     return lines
 
 
-def _afresh(job: Job) -> str:
-    """A container of an attempt that was killed would hold the name."""
-    if job.engine not in ("docker", "podman"):
+def _remove_container(job: Job) -> str:
+    """Remove the container of an earlier attempt that was killed, which would still hold the name."""
+    if job.engine not in ENGINES_WITH_STORE:
         return ""
     return f"{job.engine} rm -f {job.container} >/dev/null 2>&1; "
 
 
-def _afterwards(job: Job) -> list[str]:
-    """A step that was killed leaves its containers behind."""
-    gone = [f"srun sh -c {shlex.quote(_afresh(job))}"] if _afresh(job) else []
-    return ["[ -s code ] && code=$(cat code)", *gone]
+def _after_srun(job: Job) -> list[str]:
+    """Lines that take the leader's exit code, and remove containers that a killed srun step leaves behind."""
+    remove = _remove_container(job)
+    return ["[ -s code ] && code=$(cat code)", *([f"srun sh -c {shlex.quote(remove)}"] if remove else [])]
 
 
-def argv(job: Job, together: Together | None) -> list[str]:
-    """The command of one node; a word may hold {NAME}, a variable of run.sh's."""
-    follows = together is not None and together.node > 0
-    inner = _check_words(job) if job.checks else _run_words(job, together, follows=follows)
+def argv(job: Job, member: GroupMember | None) -> list[str]:
+    """The command of one node. A word may contain {NAME}, a variable of run.sh; see `shell_line`."""
+    follows = member is not None and member.node > 0
+    arguments = _check_arguments(job) if job.checks else _run_arguments(job, member, follows=follows)
     if job.engine == "none":
-        places = {MANIFEST: "manifest.json", CHALLENGE: "challenge.json", OUT: "out"}
-        return [job.python, "-m", "bench", *(places.get(word, word) for word in inner)]
-    command = _engine_argv(job, Container(
+        files = {MANIFEST: "manifest.json", CHALLENGE: "challenge.json", OUT: "out"}
+        return [job.python, "-m", "bench", *(files.get(word, word) for word in arguments)]
+    environment = {name: f"{{{name}}}" for name in handed_on(member is not None)}
+    if job.identity:
+        environment[IMAGE_VARIABLE] = json.dumps(to_json(job.identity))
+    container = Container(
         image=job.runnable,
-        command=tuple(inner),
+        command=tuple(arguments),
         manifest=Path(f"{job.folder}/manifest.json"),
         challenge=None if follows else Path(f"{job.folder}/challenge.json"),
         out=Path(f"{job.folder}/out"),
         memory_bytes=limits(job.memory_bytes),
         user=job.user,
         gpus=not job.on_cpu and job.gpus is not None,
-        network=together is not None,
-        rdma=together is not None,
-        environment={name: f"{{{name}}}" for name in handed_on(together is not None)}
-        | ({TOLD: json.dumps(to_json(job.identity))} if job.identity else {}),
+        network=member is not None,
+        rdma=member is not None,
+        environment=environment,
         name=job.container,
-    ))  # fmt: skip
+    )
+    command = _engine_argv(job, container)
     if job.slurm is None:
         return command
     return [re.sub(r"^(--memory(?:-swap)?)=\d+$", rf"\1={_MEMORY}", word) for word in command]
 
 
-def _check_words(job: Job) -> list[str]:
+def _check_arguments(job: Job) -> list[str]:
     words = ["check", MANIFEST, "--device", "cpu" if job.on_cpu else "auto"]
     words += ["--out", OUT, "--challenge", CHALLENGE]
     return [*words, "--level", job.level] if job.level else words
 
 
-def _run_words(job: Job, together: Together | None, *, follows: bool) -> list[str]:
+def _run_arguments(job: Job, member: GroupMember | None, *, follows: bool) -> list[str]:
     words = ["run", MANIFEST, "--device", "cpu" if job.on_cpu else "auto"]
     if not follows:
         words += ["--out", OUT, "--challenge", CHALLENGE, "--resume"]
-        # A job that Slurm starts again may be on another of its nodes.
+        # Slurm may start a requeued job on another node.
         words += ["--moved"] if job.moved or job.slurm else []
         words += ["--budget", f"{job.budget_seconds:g}s"] if job.budget_seconds else []
-    if together is not None:
-        node = _NODE if job.slurm and follows else str(together.node)
-        words += ["--nodes", str(together.nodes), "--node", node, "--meet", together.meet]
+    if member is not None:
+        node = _NODE if job.slurm and follows else str(member.node)
+        words += ["--nodes", str(member.nodes), "--node", node, "--meet", member.meet]
     return words
 
 
@@ -204,82 +215,102 @@ def _engine_argv(job: Job, container: Container) -> list[str]:
     return apptainer.argv(replace(container, cache=Path(f"{job.folder}/tmp")))
 
 
+def shell_line(command: Sequence[str]) -> str:
+    """Quote a command as one line of shell, in which the node replaces variables and tests for devices."""
+    return " ".join(_shell_word(word) for word in command)
+
+
+def _shell_word(word: str) -> str:
+    # Engines fail on devices that do not exist, and some on limits that they may not raise: so both are
+    # passed only on nodes that have the devices.
+    if word.endswith(f"={RDMA}") or word.startswith("--ulimit="):
+        return f"$([ -d {RDMA} ] && echo {word})"
+    if match := _PASSED_ON.fullmatch(word):
+        return f'${{{match[1]}+--env={match[1]}="${match[1]}"}}'
+    parts = _VARIABLE.split(word)  # text, name, text, name, text
+    if not any(name.startswith("BENCH_") for name in parts[1::2]):
+        return shlex.quote(word)
+    parts[1::2] = ['"$SLURM_NODEID"' if name == "BENCH_NODE" else f'"${name}"' for name in parts[1::2]]
+    parts[0::2] = [shlex.quote(text) if text else "" for text in parts[0::2]]
+    return "".join(parts)
+
+
 # --- on the node ----------------------------------------------------------------------------------------
 
 
 def prepare(node: Node, job: Job, manifest: bytes, challenge: bytes) -> None:
-    """The run's folder and what it reads. A folder of an earlier attempt is kept: its journal goes on."""
+    """Make the run's folder and write its input files. The journal of an earlier attempt is kept."""
     folder = shlex.quote(job.folder)
     owner = f"chown {NOBODY}:{NOBODY} out; " if job.user[0] == NOBODY and job.engine != "none" else ""
     files = {"manifest.json": manifest, "challenge.json": challenge, "run.sh": script(job).encode()}
-    stale = f"rm -f out/{job.run_id}/request.json out/{job.run_id}/run-cert.pub; "  # of a key that is gone
+    stale = f"rm -f out/{job.run_id}/request.json out/{job.run_id}/run-cert.pub; "  # of an earlier key
     write = "; ".join(f"head -c {len(data)} >{name}" for name, data in files.items())
-    made = node.ask(
+    answer = node.ask(
         f"set -e; umask 022; mkdir -p {folder}/out; cd {folder}; {owner}{stale}{write}", files.values()
     )
-    if made.code:
-        raise EnvironmentCannot(f"the run's folder cannot be made there: {made.reason}", where=job.folder)
+    if answer.code:
+        raise EnvironmentCannot(f"the run's folder cannot be made there: {answer.reason}", where=job.folder)
 
 
 def start(node: Node, job: Job) -> str | None:
-    """Starts run.sh; the number of the job, where Slurm has it.
+    """Start run.sh; return the number of its Slurm job, or None without Slurm.
 
-    What an earlier attempt left is gone before anybody asks how this one goes, and this one is there.
+    When this returns, the exit code of an earlier attempt is deleted and this attempt has noted its process.
     """
     folder = shlex.quote(job.folder)
     fresh = f"cd {folder} && rm -f exit pid"
     if job.slurm is None:
-        begun = "n=0; while [ ! -e pid ] && [ $n -lt 100 ]; do sleep 0.1; n=$((n + 1)); done"
-        started = f"setsid -f sh {folder}/run.sh </dev/null >/dev/null 2>&1"
-        demand(node, f"{fresh} && {started} && {{ {begun}; }}", "starting the run")
+        wait = "n=0; while [ ! -e pid ] && [ $n -lt 100 ]; do sleep 0.1; n=$((n + 1)); done"
+        run = f"setsid -f sh {folder}/run.sh </dev/null >/dev/null 2>&1"
+        demand(node, f"{fresh} && {run} && {{ {wait}; }}", "starting the run")
         return None
     return demand(node, f"{fresh} && sbatch --parsable run.sh", "sbatch").strip().split(";")[0]
 
 
 def state_script(folder: str, run_id: str, engine: str, slurm_job: str | None) -> str:
-    """`alive`, `waiting`, `exit CODE`, `dead` or `gone`, on one line."""
+    """Script that prints a run's state: `alive`, `waiting`, `exit CODE`, `dead` or `gone`."""
     ended = 'if [ -f exit ]; then echo "exit $(cat exit)"; '
     if slurm_job is not None:
         state = _slurm_state(slurm_job, f"{ended}else echo dead; fi")
     else:
-        state = f"{ended}elif {_own_process(run_id)}; then echo alive; "
-        if engine in ("docker", "podman"):
+        state = f"{ended}elif {_is_own_process(run_id)}; then echo alive; "
+        if engine in ENGINES_WITH_STORE:
             state += f'elif [ -n "$({engine} ps -q --filter name=^bench-{run_id}$)" ]; then echo alive; '
         state += "else echo dead; fi"
     return f"cd {shlex.quote(folder)} 2>/dev/null || {{ echo gone; exit 0; }}; {state}"
 
 
-def _own_process(run_id: str) -> str:
-    """Whether run.sh is there; its number may be somebody else's by now."""
+def _is_own_process(run_id: str) -> str:
+    """Shell condition: run.sh is running. The pid alone does not tell: another process may have it by now."""
     return (
         f"tr '\\0' ' ' <\"/proc/$(cat pid 2>/dev/null || echo none)/cmdline\" 2>/dev/null | grep -q {run_id}"
     )
 
 
 def _slurm_state(slurm_job: str, over: str) -> str:
-    """A job that is preempted or requeued ends politely, exit code and all, and yet goes on: Slurm knows.
+    """Script that prints the state of a Slurm job; `over` is what it does if the job has ended.
 
-    Of a job that is long over it knows nothing; where it does not answer, the job may well be running.
+    Slurm is asked even if there is an exit code: a preempted or requeued job leaves one and yet will run
+    again. Slurm forgets jobs that ended long ago. If it does not answer, the job counts as running.
     """
     return (
         f"said=$(squeue -h -j {shlex.quote(slurm_job)} -o %T 2>&1) || "
         "case $said in *[Ii]nvalid*) said=;; *) said=SILENT;; esac; "
-        # A site's warnings may stand beside it.
+        # squeue may print warnings of the site as well.
         "state=$(echo \"$said\" | grep -x '[[:upper:]_]*'); "
-        f"case $state in ''|{'|'.join(_OVER)}) {over};; {'|'.join(_WAITING)}) echo waiting;; "
-        "*) echo alive;; esac"
+        f"case $state in ''|{_OVER}) {over};; {_WAITING}) echo waiting;; *) echo alive;; esac"
     )
 
 
 def cancel(node: Node, folder: str, run_id: str, engine: str, slurm_job: str | None) -> None:
-    """Asks the run to end; it packs and signs what it has. It may be over by now."""
+    """Ask a run to end, if it has not ended yet. It packs and signs its results first."""
     if slurm_job is not None:
         job = shlex.quote(slurm_job)
-        polite = f"scancel --batch --signal=TERM {job}"
-        script = f'if [ "$(squeue -h -j {job} -o %T)" = PENDING ]; then scancel {job}; else {polite}; fi'
+        signal = f"scancel --batch --signal=TERM {job}"
+        script = f'if [ "$(squeue -h -j {job} -o %T)" = PENDING ]; then scancel {job}; else {signal}; fi'
     else:
-        script = f'cd {shlex.quote(folder)} && if {_own_process(run_id)}; then kill -TERM "$(cat pid)"; '
-        if engine in ("docker", "podman"):  # a container outlives its run.sh, where a logout ends that
+        script = f'cd {shlex.quote(folder)} && if {_is_own_process(run_id)}; then kill -TERM "$(cat pid)"; '
+        if engine in ENGINES_WITH_STORE:  # a container outlives run.sh if a logout kills that
             script += f"else {engine} kill --signal=TERM bench-{run_id}; "
         script += "fi 2>/dev/null; true"
     demand(node, script, "ending the run")

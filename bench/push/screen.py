@@ -1,4 +1,4 @@
-"""What a person sees of a push: one node in lines, many as a table of states; nothing of it on stdout."""
+"""Show the progress of a push on stderr: one node as lines, many as a live table of states."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rich.table import Table
 from bench.push.request import Result
 from bench.records.text import size_text
 
-_PLAIN_EVERY_SECONDS = 15.0
-_ROWS = 60  # of the live table; the rest is counted
+_PLAIN_EVERY_SECONDS = 15.0  # between two lines on an upload, where stderr is not a terminal
+_ROWS = 60  # of the live table; hosts beyond them are only counted
 
 
 class Screen:
-    """Follows all nodes. Threads take turns."""
+    """The `View` of a push. Thread-safe."""
 
     def __init__(self, hosts: Sequence[str], console: Console | None = None) -> None:
         self.console = console or Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
@@ -46,7 +46,7 @@ class Screen:
             self._live.stop()
         self._live = None
 
-    # --- as order.View asks for -------------------------------------------------------------------------
+    # --- the methods of request.View --------------------------------------------------------------------
 
     def show(self, result: Result, text: str = "") -> None:
         with self._lock:
@@ -124,15 +124,15 @@ def _state(result: Result) -> str:
 
 
 def verdict_text(result: Result) -> str:
-    """Of a node check, and what is worst."""
+    """Verdict of a node check with its gravest finding; empty for training."""
     verdict = result.checked.verdict.upper() if result.checked else ""
     return f"{verdict} {result.worst}" if result.worst else verdict
 
 
 def ended(result: Result) -> str:
-    """How it ended, on one line, with what to do; and whether its GPUs could."""
-    told = _ended(result)
-    return f"{told}   SLOWED: {result.slowed}" if result.slowed else told
+    """The outcome of a host on one line, with advice and with a GPU that was slowed down."""
+    text = _ended(result)
+    return f"{text}   SLOWED: {result.slowed}" if result.slowed else text
 
 
 def _ended(result: Result) -> str:
@@ -142,17 +142,16 @@ def _ended(result: Result) -> str:
         return f"{phase}{result.error.message}{advice}"
     match result.outcome:
         case "running":
-            return f"run {result.run_id} goes on there: bench attach {result.run_id}"
+            return f"run {result.run_id} continues there: bench attach {result.run_id}"
         case "would":
-            return (
-                f"it can run there; at most {size_text(result.to_send_bytes or 0)} to send; nothing changed"
-            )
+            size = size_text(result.to_send_bytes or 0)
+            return f"it can run there; at most {size} to send; nothing was changed"
         case "ready":
             return f"the image is there, {size_text(result.sent_bytes)} sent"
         case "unchanged":
             checked = f" ({verdict_text(result)})" if result.checked else ""
             return f"nothing to do{f': {result.bundle}' if result.bundle else ''}{checked}"
         case "incomplete":
-            return f"{result.bundle}: the run ended before its plan did; push again, and it goes on"
-    where = str(result.bundle) if result.bundle else "over"
-    return f"{verdict_text(result)}   {where}" if result.checked else where
+            return f"{result.bundle}: the run ended before its plan did; push again to continue it"
+    end = str(result.bundle) if result.bundle else "over"
+    return f"{verdict_text(result)}   {end}" if result.checked else end

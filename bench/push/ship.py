@@ -1,11 +1,11 @@
-"""What a node lacks is sent, and nothing else; each piece is hashed there before it counts.
+"""Bring an image, or bench's own code, to a node: send only what it lacks, and verify every piece there.
 
-PLACE/blobs/SHA256        a layer, compressed; .part while it is on its way, and from there it goes on
-PLACE/code/SHA256/bench   our own code, for nodes without an image
+PLACE/blobs/SHA256        a compressed layer; SHA256.part while incomplete, and the next attempt continues it
+PLACE/code/SHA256/bench   bench's own code, for nodes that run without an image
 
-A Docker engine that keeps layers itself needs no blobs afterwards, and takes an archive that lacks the layers
-it has (since 1.10). Podman, Apptainer, and Docker with containerd's store take whole archives only: their
-blobs stay as long as the image does.
+A Docker engine that keeps layers itself needs no blobs afterwards, and loads an archive without the layers
+that it has (since 1.10). Podman, Apptainer, and Docker with containerd's store load whole archives only:
+their blobs stay as long as the image does.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hashlib
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
@@ -23,33 +24,33 @@ from bench.push.image_store import ImageStore, Shippable
 from bench.push.node_survey import Survey, read_stored
 from bench.push.remote import ANSWER_SECONDS, CommandResult, Node, demand, plain
 
-_CHUNK = 2**17
-_LOAD_SECONDS = 3600.0
-_ATTEMPTS = 3
-Sent = Callable[[int, int], object]  # bytes so far, of how many
+_CHUNK = 2**17  # bytes
+_LOAD_SECONDS = 3600.0  # for loading or pulling an image
+_ATTEMPTS = 3  # to send a layer, if its hash is wrong there
+Progress = Callable[[int, int], object]  # called with the bytes sent so far, and the total
 
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """What is on the node now, and how to run it."""
+    """An image or code that is on a node now."""
 
-    runnable: str  # the name by which exactly this image is run there
+    runnable: str  # name that means exactly this image on the node, or the folder of bench's code
     sent_bytes: int
     changed: bool
-    identity: Identity | None = None  # None: no image, or one whose engine does not tell
+    identity: Identity | None = None  # None: no image, or the engine does not know it
 
 
 def tag_of(image: Shippable) -> str:
-    """Ours alone: taking it away takes nothing from anybody who had the image before."""
+    """A tag that only bench uses, so that removing it does not affect other users of the image."""
     return f"bench-push:{image.config.removeprefix('sha256:')[:16]}"
 
 
 # --- the difference -------------------------------------------------------------------------------------
 
 
-def present(found: Survey, engine: str, image: Shippable) -> str | None:
-    """How the node's engine calls this very image, if it has it."""
-    state = found.engines[engine]
+def installed_as(survey: Survey, engine: str, image: Shippable) -> str | None:
+    """Return the name of this image in the node's engine; None if the engine lacks it."""
+    state = survey.engines[engine]
     for stored in state.images:
         if stored.id == image.config or (
             not state.named_by_configuration and stored.diff_ids == image.facts.identity.diff_ids
@@ -58,16 +59,17 @@ def present(found: Survey, engine: str, image: Shippable) -> str | None:
     return None
 
 
-def layers_held(found: Survey, engine: str, image: Shippable) -> int:
-    """How many of the image's layers, from the lowest up, the engine has and will not ask for again."""
-    state = found.engines[engine]
+def layers_held(survey: Survey, engine: str, image: Shippable) -> int:
+    """Number of layers, from the lowest up, that the node's engine has and that need not be in an archive."""
+    state = survey.engines[engine]
     if engine != "docker" or not state.named_by_configuration:
         return 0
-    wanted = image.facts.identity.diff_ids
-    return max((_common(wanted, stored.diff_ids) for stored in state.images), default=0)
+    diff_ids = image.facts.identity.diff_ids
+    return max((_common(diff_ids, stored.diff_ids) for stored in state.images), default=0)
 
 
 def _common(ours: tuple[str, ...], theirs: tuple[str, ...]) -> int:
+    """Length of the common prefix."""
     number = 0
     while number < min(len(ours), len(theirs)) and ours[number] == theirs[number]:
         number += 1
@@ -77,102 +79,109 @@ def _common(ours: tuple[str, ...], theirs: tuple[str, ...]) -> int:
 # --- sending --------------------------------------------------------------------------------------------
 
 
-def ship(node: Node, found: Survey, engine: str, image: Shippable, depot: ImageStore, sent: Sent) -> Shipped:
-    """The image is in the node's engine afterwards, found there by its digests."""
-    if there := present(found, engine, image):
-        return Shipped(there, 0, False, image.facts.identity)
-    place = found.place
+def ship(
+    node: Node, survey: Survey, engine: str, image: Shippable, store: ImageStore, progress: Progress
+) -> Shipped:
+    """Bring an image into the node's engine, and verify its digests there."""
+    if name := installed_as(survey, engine, image):
+        return Shipped(name, 0, False, image.facts.identity)
+    place = survey.place
     sif = f"{place}/images/{image.config.removeprefix('sha256:')[:16]}.sif"
     if engine == "apptainer" and not node.ask(f"test -s {shlex.quote(sif)}").code:
         return Shipped(sif, 0, False, image.facts.identity)
     demand(node, f"umask 077; mkdir -p {shlex.quote(place)}/blobs", f"making {place}")
-    held = layers_held(found, engine, image)
-    layers = [depot.layer(image, number) for number in range(held, len(image.facts.layers))]
-    total = _send_all(node, place, layers, sent)
+    held = layers_held(survey, engine, image)
+    layers = [store.layer(image, number) for number in range(held, len(image.facts.layers))]
+    total = _send_all(node, place, layers, progress)
     load = "docker load" if engine == "docker" else "podman load --quiet"
     if engine == "apptainer":
-        part = shlex.quote(f"{sif}.part")  # a build that is cut off leaves what looks like an image
+        part = shlex.quote(f"{sif}.part")  # an interrupted build leaves a file that looks like an image
         load = f"mkdir -p {shlex.quote(place)}/images && cat >image.tar && rm -f {part} && "
         load += f"apptainer build --fix-perms {part} docker-archive:image.tar && "
         load += f"mv {part} {shlex.quote(sif)} && echo Loaded image"
     _load(node, place, image, held, layers, load)
     if engine == "apptainer":
         return Shipped(sif, total, True, image.facts.identity)
-    runnable = _inspected(
-        node, engine, image, named_by_configuration=found.engines[engine].named_by_configuration
-    )
-    if engine == "docker" and found.engines[engine].named_by_configuration:
+    named_by_configuration = survey.engines[engine].named_by_configuration
+    runnable = _verify_loaded(node, engine, image, named_by_configuration=named_by_configuration)
+    if engine == "docker" and named_by_configuration:
         names = " ".join(blob.digest.removeprefix("sha256:") for blob in layers)
         node.ask(f"cd {shlex.quote(place)}/blobs && rm -f {names}; rmdir ../blobs")  # the engine has them now
     return Shipped(runnable, total, True, image.facts.identity)
 
 
-def _send_all(node: Node, place: str, layers: list[Blob], sent: Sent) -> int:
-    """Bytes that were sent. What is there already, whole or in part, is not sent again."""
+def _send_all(node: Node, place: str, layers: list[Blob], progress: Progress) -> int:
+    """Send the layers; return the bytes sent. What the node has, whole or in part, is not sent again."""
     sizes = [blob.path.stat().st_size for blob in layers]
-    total, before, moved = sum(sizes), 0, 0
-    sent(0, total)
+    total, before, sent = sum(sizes), 0, 0
+    progress(0, total)
     for blob, size in zip(layers, sizes, strict=True):
-        done = before
-        moved += _send(node, place, blob, size, lambda count, done=done: sent(done + count, total))  # type: ignore[misc]
+        sent += _send(node, place, blob, size, partial(_advance, progress, before, total))
         before += size
-        sent(before, total)
-    return moved
+        progress(before, total)
+    return sent
 
 
-def _send(node: Node, place: str, blob: Blob, size: int, sent: Callable[[int], object]) -> int:
+def _advance(progress: Progress, before: int, total: int, count: int) -> None:
+    progress(before + count, total)
+
+
+def _send(node: Node, place: str, blob: Blob, size: int, advance: Callable[[int], object]) -> int:
+    """Send one layer and verify its hash on the node, in up to three attempts; return the bytes sent."""
     name = blob.digest.removeprefix("sha256:")
-    moved = 0
+    sent = 0
     for _ in range(_ATTEMPTS):
-        have = _size_there(node, place, name)
-        if have is None:
-            return moved
-        have = have if have <= size else 0
-        pieces = _Pieces(blob.path, have, sent)
-        how = ">>" if have else ">"
-        answer = node.ask(f"cd {shlex.quote(place)}/blobs && cat {how}{name}.part", pieces)
-        moved += pieces.count
-        _check_room(answer, place)
+        arrived = _arrived_bytes(node, place, name)
+        if arrived is None:
+            return sent
+        start = arrived if arrived <= size else 0
+        pieces = _Pieces(blob.path, start, advance)
+        redirect = ">>" if start else ">"
+        answer = node.ask(f"cd {shlex.quote(place)}/blobs && cat {redirect}{name}.part", pieces)
+        sent += pieces.count
+        _check_written(answer, place)
         check = f"cd {shlex.quote(place)}/blobs && sha256sum {name}.part"
-        digest = demand(node, check, "hashing what arrived", ANSWER_SECONDS + size / 10e6)
+        digest = demand(node, check, "hashing a layer", ANSWER_SECONDS + size / 10e6)
         if digest.split()[0] == name:
-            demand(node, f"cd {shlex.quote(place)}/blobs && mv {name}.part {name}", "keeping what arrived")
-            return moved
+            demand(node, f"cd {shlex.quote(place)}/blobs && mv {name}.part {name}", "renaming a layer")
+            return sent
         node.ask(f"rm -f {shlex.quote(place)}/blobs/{name}.part")
-    if not _is_sound(blob.path, name):  # after a crash of this machine's; it will be compressed again
+    if not _has_hash(blob.path, name):  # after a crash here; the next push compresses it again
         blob.path.unlink(missing_ok=True)
         raise EnvironmentCannot(
-            "was kept damaged here, and is away", where=str(blob.path), advice="push again"
+            "was damaged in the cache of this machine, and is deleted now",
+            where=str(blob.path),
+            advice="push again",
         )
     raise EnvironmentCannot(
-        f"a layer arrived damaged {_ATTEMPTS} times", advice="its disk or its memory is not sound"
+        f"a layer arrived damaged {_ATTEMPTS} times", advice="the node's disk or memory may be faulty"
     )
 
 
-def _is_sound(path: Path, sha256: str) -> bool:
+def _has_hash(path: Path, sha256: str) -> bool:
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == sha256
-    except FileNotFoundError:  # another node's push has found out before
+    except FileNotFoundError:  # the push to another node has deleted it already
         return False
 
 
-def _size_there(node: Node, place: str, name: str) -> int | None:
-    """Bytes of it that have arrived; None: all of it, and checked."""
-    there = demand(
+def _arrived_bytes(node: Node, place: str, name: str) -> int | None:
+    """Bytes of a layer that the node has; None: all of them, verified."""
+    answer = demand(
         node,
         f"cd {shlex.quote(place)}/blobs && if [ -f {name} ]; then echo whole; "
         f"elif [ -f {name}.part ]; then wc -c <{name}.part; else echo 0; fi",
-        "looking for what has arrived",
+        "looking for layers",
     ).strip()
-    return None if there == "whole" else int(there)
+    return None if answer == "whole" else int(answer)
 
 
 class _Pieces:
-    """A file from somewhere on, counted as it is taken."""
+    """The chunks of a file from an offset on, counted as they are read."""
 
-    def __init__(self, path: Path, start: int, sent: Callable[[int], object]) -> None:
-        self._path, self._start, self._sent = path, start, sent
+    def __init__(self, path: Path, start: int, advance: Callable[[int], object]) -> None:
+        self._path, self._start, self._advance = path, start, advance
         self.count = 0
 
     def __iter__(self) -> Iterator[bytes]:
@@ -181,26 +190,27 @@ class _Pieces:
             while chunk := file.read(_CHUNK):
                 yield chunk
                 self.count += len(chunk)
-                self._sent(self._start + self.count)
+                self._advance(self._start + self.count)
 
 
-def _check_room(answer: CommandResult, place: str) -> None:
+def _check_written(answer: CommandResult, place: str) -> None:
+    """Raise an error for a failed write; a full disk gets advice of its own."""
     if not answer.code:
         return
     if "no space" in answer.reason.lower() or "quota" in answer.reason.lower():
         raise EnvironmentCannot(
             "its disk is full",
             where=place,
-            advice="make room there and push again: what has arrived is not sent twice",
+            advice="free some space there and push again: what has arrived is not sent again",
         )
-    raise EnvironmentCannot(f"it takes nothing more: {answer.reason}", where=place)
+    raise EnvironmentCannot(f"writing failed: {answer.reason}", where=place)
 
 
 # --- loading --------------------------------------------------------------------------------------------
 
 
 def _load(node: Node, place: str, image: Shippable, held: int, layers: list[Blob], load: str) -> None:
-    """As one archive, put together there from the pieces, and read by the engine as it comes."""
+    """Put the archive together on the node from its pieces, and stream it into the engine."""
     config = image.config.removeprefix("sha256:")
     digests = [layer.diff_id for layer in image.facts.layers[:held]] + [blob.digest for blob in layers]
     names = [f"blobs/sha256/{digest.removeprefix('sha256:')}" for digest in digests]
@@ -214,78 +224,79 @@ def _load(node: Node, place: str, image: Shippable, held: int, layers: list[Blob
         f"head -c {len(manifest)} >manifest.json; cat >blobs/sha256/{config}; "
         f"for name in {links}; do ln ../blobs/$name blobs/sha256/$name; done"
     )
-    _check_room(node.ask(script, [manifest, image.facts.config_bytes]), place)
+    _check_written(node.ask(script, [manifest, image.facts.config_bytes]), place)
     script = f"cd {shlex.quote(work)} && tar -cf - manifest.json blobs | ( {load} ) 2>&1 | tail -n 3; "
     script += "cd ..; rm -rf .load"
     answer = node.ask(script, seconds=_LOAD_SECONDS)
     if "no space" in answer.text.lower():
         raise EnvironmentCannot(
-            "its disk is full", where="the engine's store", advice="make room and push again"
+            "its disk is full", where="the engine's store", advice="free some space and push again"
         )
-    said = answer.text.strip().splitlines()
     if "Loaded image" not in answer.text:
-        raise EnvironmentCannot(
-            f"the engine does not take the image: {plain(said[-1])[:300] if said else answer.reason}"
-        )
+        lines = answer.text.strip().splitlines()
+        reason = plain(lines[-1])[:300] if lines else answer.reason
+        raise EnvironmentCannot(f"the engine cannot load the image: {reason}")
 
 
-def _inspected(node: Node, engine: str, image: Shippable, *, named_by_configuration: bool) -> str:
-    """The engine's own word on what it holds now: the same digests, or it is another image."""
+def _verify_loaded(node: Node, engine: str, image: Shippable, *, named_by_configuration: bool) -> str:
+    """Ask the engine for the digests of the loaded image; return its name, or refuse another image."""
     script = f"{engine} image inspect --format '{{{{.Id}}}} {{{{json .RootFS.Layers}}}}' {tag_of(image)}"
-    text = demand(node, script, "looking at the image there")
+    text = demand(node, script, "inspecting the image")
     name, _, layers = text.strip().partition(" ")
     name = f"sha256:{name.removeprefix('sha256:')}"
-    wanted = image.facts.identity
-    same = all(diff_id in layers for diff_id in wanted.diff_ids) and layers.count("sha256:") == len(
-        wanted.diff_ids
-    )
-    if not same or (named_by_configuration and name != wanted.config):
-        raise EnvironmentCannot(f"the engine holds {name} under our name, not {wanted.config}")
+    identity = image.facts.identity
+    same_count = layers.count("sha256:") == len(identity.diff_ids)
+    same_layers = same_count and all(diff_id in layers for diff_id in identity.diff_ids)
+    if not same_layers or (named_by_configuration and name != identity.config):
+        raise EnvironmentCannot(f"the engine has {name} as {tag_of(image)}, not {identity.config}")
     return name
 
 
-def pull(node: Node, found: Survey, engine: str, reference: str, wanted: str | None) -> Shipped:
-    """From a registry, by the node itself; the manifest's identity is demanded of it all the same."""
+def pull(node: Node, survey: Survey, engine: str, reference: str, required: str | None) -> Shipped:
+    """Let the node pull an image from a registry; refuse it if it is not the `required` identity.
+
+    The image is kept under a tag of bench alone: `reference` names what it named before, if anything.
+    """
     name = shlex.quote(reference)
     before = node.ask(f"{engine} image inspect --format '{{{{.Id}}}}' {name} 2>/dev/null").text.strip()
     demand(node, f"{engine} pull --quiet {name}", f"pulling {reference}", _LOAD_SECONDS)
     form = "'{{.Id}} {{json .RootFS.Layers}}'"
-    told = demand(node, f"{engine} image inspect --format {form} {name}", "looking at the image").strip()
-    stored = read_stored(told)
-    state = found.engines[engine]
+    line = demand(node, f"{engine} image inspect --format {form} {name}", "inspecting the image").strip()
+    stored = read_stored(line)
+    state = survey.engines[engine]
     identity = Identity(stored.id, stored.diff_ids) if state.named_by_configuration else None
     changed = stored.id not in {image.id for image in state.images}
-    right = wanted is None or (identity is not None and identity.config == wanted)
+    accepted = required is None or (identity is not None and identity.config == required)
     script = ":"
-    if changed and right:  # under our own tag alone, so that it goes when we do
+    if changed and accepted:  # tagged, so that `clean` finds and removes it
         script = f"{engine} tag {stored.id} bench-push:{stored.id.removeprefix('sha256:')[:16]}"
     if not before:
         script += f" && {engine} image rm {name} >/dev/null"
-    elif before.removeprefix("sha256:") != stored.id.removeprefix("sha256:"):  # the node's own name
+    elif before.removeprefix("sha256:") != stored.id.removeprefix("sha256:"):  # the name meant another image
         script += f" && {engine} tag {before} {name}"
-    demand(node, script, "keeping what was pulled")
-    if not right:
+    demand(node, script, "tagging the image")
+    if not accepted:
         raise EnvironmentCannot(
-            f"{reference} is {stored.id}, the manifest asks for {wanted}",
-            advice="name it by its digest there, or take the manifest of this image",
+            f"{reference} is {stored.id}, the manifest asks for {required}",
+            advice="name the image by its digest in the registry, or change `image` in the manifest",
         )
     return Shipped(stored.id, 0, changed, identity)
 
 
-def ship_code(node: Node, place: str, depot: ImageStore, sent: Sent) -> Shipped:
-    """Our own code, a few hundred kilobytes; the node's Python brings the rest."""
-    digest, data = depot.code()
+def ship_code(node: Node, place: str, store: ImageStore, progress: Progress) -> Shipped:
+    """Send bench's own code, a few hundred kilobytes; the node's Python has the rest."""
+    digest, data = store.code()
     folder = f"{place}/code/{digest[:16]}"
     quoted = shlex.quote(folder)
     if not node.ask(f"test -d {quoted}").code:
         return Shipped(folder, 0, changed=False)
-    sent(0, len(data))
+    progress(0, len(data))
     script = (
         f"umask 077; mkdir -p {shlex.quote(place)}/code && cd {shlex.quote(place)}/code && "
         f"p={digest[:16]}.part n={digest[:16]}.new && cat >$p && "
         f'echo "{digest}  $p" | sha256sum -c --quiet && rm -rf $n && mkdir $n && '
         f"tar -xzf $p -C $n && rm $p && mv $n {quoted}"
     )
-    _check_room(node.ask(script, [data]), place)
-    sent(len(data), len(data))
+    _check_written(node.ask(script, [data]), place)
+    progress(len(data), len(data))
     return Shipped(folder, len(data), changed=True)

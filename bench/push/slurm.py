@@ -1,4 +1,4 @@
-"""A run as a job of Slurm's: what `bench push --slurm` asks sbatch for."""
+"""The #SBATCH lines of a run that `bench push --slurm` submits. Pure."""
 
 from __future__ import annotations
 
@@ -7,35 +7,37 @@ from dataclasses import dataclass
 
 from bench.base.errors import BadInput
 
-GRACE_SECONDS = 90  # before the time is up: what was measured is packed and signed
+GRACE_SECONDS = 90  # from SIGTERM to the time limit: the run packs and signs its results
 _ONE_LINE = re.compile(r"[^\n\r\0]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Slurm:
+    """Options of a job, validated."""
+
     partition: str | None = None
     account: str | None = None
     constraint: str | None = None
-    gpus: str | None = None  # of each node: 8, or h100:8
+    gpus: str | None = None  # on each node: 8, or h100:8
     nodes: int = 1
     minutes: int = 120
-    exclusive: bool = True  # a neighbour on the node would be in every figure
-    options: tuple[str, ...] = ()  # as sbatch takes them: --qos=high
+    exclusive: bool = True  # another job on the node would slow the run down
+    options: tuple[str, ...] = ()  # further options of sbatch, such as --qos=high
 
     def __post_init__(self) -> None:
         for option in self.options:
             if not option.startswith("-"):
-                raise BadInput(f'"{option}" is no option of sbatch', advice="--sbatch=--qos=high")
+                raise BadInput(f'"{option}" is not an option of sbatch', advice="--sbatch=--qos=high")
         for value in (self.partition, self.account, self.constraint, self.gpus, *self.options):
             if value is not None and not _ONE_LINE.fullmatch(value):
-                raise BadInput(f"{value!r} is no value for sbatch")
+                raise BadInput(f"{value!r} is not a value for sbatch")
         if self.nodes < 1:
             raise BadInput(f"--slurm-nodes {self.nodes} is not at least 1")
 
 
 def header(slurm: Slurm, run_id: str, folder: str) -> list[str]:
-    """The #SBATCH lines. A job that is preempted, or whose node fails, starts again and goes on."""
-    asked = {
+    """Return the #SBATCH lines. With --requeue, a job that is preempted or loses its node resumes."""
+    options = {
         "job-name": f"bench-{run_id}",
         "chdir": folder,
         "output": f"{folder}/slurm.txt",
@@ -48,14 +50,14 @@ def header(slurm: Slurm, run_id: str, folder: str) -> list[str]:
         "account": slurm.account,
         "constraint": slurm.constraint,
         "gpus-per-node": slurm.gpus,
-        # A whole node is all its cores and GPUs, but of its memory only what is asked for: here all.
+        # --exclusive grants all cores and GPUs, but only the memory that is requested; 0 means all of it.
         "mem": "0" if slurm.exclusive and not any(o.startswith("--mem") for o in slurm.options) else None,
     }
-    lines = [f"#SBATCH --{name}={_quoted(value)}" for name, value in asked.items() if value is not None]
+    lines = [f"#SBATCH --{name}={_quoted(value)}" for name, value in options.items() if value is not None]
     lines += ["#SBATCH --requeue", *(["#SBATCH --exclusive"] if slurm.exclusive else [])]
     return [*lines, *(f"#SBATCH {option}" for option in slurm.options)]
 
 
 def _quoted(value: str) -> str:
-    """As sbatch reads its own lines: a quote where there is a blank, nothing where there is none."""
+    """Quote a value only where sbatch's own parser needs it: it keeps superfluous quotes."""
     return f'"{value}"' if re.search(r"[\s#&|]", value) else value

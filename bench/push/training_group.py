@@ -1,4 +1,7 @@
-"""Hosts that train as one: they begin together or not at all, and where one is lost the others end."""
+"""Hosts that train as one: they start together or not at all, and where one is lost the others end.
+
+One `TrainingGroup` is shared by the threads that push to its hosts. `agree` is pure.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +11,34 @@ from typing import Literal
 
 from bench.base.errors import Incomplete
 
-# done: its bundle is here; over: it waits there; going: the run is alive there; new: it has yet to start
-Standing = Literal["done", "over", "going", "new"]
-Step = Literal["begun", "sound", "brought"]
+# State of a host's earlier run. fetched: its bundle is here; ended: its bundle is on the node; running; new:
+# no such run, or it has to start again.
+Standing = Literal["fetched", "ended", "running", "new"]
+# Points that all hosts must reach before any goes on: earlier runs known, preflight passed, image shipped.
+Step = Literal["connect", "preflight", "ship"]
 
 
-class LeftAlone(Incomplete):
-    """One of the others came to grief."""
+class GroupFailed(Incomplete):
+    """Another host of the group failed."""
 
 
 class TrainingGroup:
+    """The shared state of a group of hosts. Thread-safe."""
+
     def __init__(self, count: int) -> None:
         self._count = count
         self._changed = threading.Condition()
-        self._told: dict[Step, dict[int, Standing]] = {"begun": {}, "sound": {}, "brought": {}}
+        self._standings: dict[Step, dict[int, Standing]] = {"connect": {}, "preflight": {}, "ship": {}}
         self._lost: str | None = None
-        self.over = False  # the leader's bundle is here, whole: nobody else is needed any more
+        self.over = False  # the leader's complete bundle has been fetched: the other runs may end
 
     @property
     def lost(self) -> str | None:
-        """Who is not with the others any more, and why."""
+        """The first host that failed, and why; None: all are well."""
         return self._lost
 
     def lose(self, host: str, why: str) -> None:
-        """The first one counts: what comes after is its consequence."""
+        """Report a failed host. The first report is kept: later failures follow from it."""
         with self._changed:
             self._lost = self._lost or f"{host}: {why}"
             self._changed.notify_all()
@@ -39,23 +46,29 @@ class TrainingGroup:
     def gather(
         self, step: Step, node: int, standing: Standing, heed_stop: Callable[[], None]
     ) -> list[Standing]:
-        """Waits until all have come so far: how each of them stands, the leader first."""
-        told = self._told[step]
+        """Wait until all hosts have reached `step`; return their standings, the leader's first.
+
+        GroupFailed if one of them fails meanwhile. `heed_stop` is called twice a second and may raise.
+        """
+        standings = self._standings[step]
         with self._changed:
-            told[node] = standing
+            standings[node] = standing
             self._changed.notify_all()
-            while len(told) < self._count:
+            while len(standings) < self._count:
                 if self._lost is not None:
-                    raise LeftAlone(
-                        f"not started, because of {self._lost}", advice="push again: to all of them"
+                    raise GroupFailed(
+                        f"not started, because of {self._lost}", advice="push again, to all hosts"
                     )
                 heed_stop()
                 self._changed.wait(0.5)
-        return [told[number] for number in sorted(told)]
+        return [standings[number] for number in sorted(standings)]
 
 
-def agreed(standings: Sequence[Standing]) -> Standing:
-    """What all do. One that starts anew finds no other in the middle of a run: then all start, or none."""
-    if standings[0] in ("done", "over"):
+def agree(standings: Sequence[Standing]) -> Standing:
+    """Return what all hosts do, given their standings, the leader's first.
+
+    A host cannot join a run that the others are in the middle of: if one has to start, all start again.
+    """
+    if standings[0] in ("fetched", "ended"):
         return standings[0]
-    return "going" if set(standings) <= {"going", "over"} else "new"
+    return "running" if set(standings) <= {"running", "ended"} else "new"

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from bench.base.names import VISIBLE
+
 _OBEYED = (
     "TORCH", "PYTORCH_", "TRITON_", "CUDA_", "CUBLAS", "CUDNN_", "NVIDIA_TF32", "NCCL_", "GLOO_", "OMP_",
     "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "DS_", "MALLOC_", "LD_PRELOAD",
 )  # fmt: skip
 _PLACE = re.compile(r"TORCHELASTIC_.*|.*_(DIR|DIRECTORY|HOME|PATH|ROOT|DEBUG_FILE|HOSTID|COMM_ID|LOGS?)")
-VISIBLE = "CUDA_VISIBLE_DEVICES"  # which GPUs are ours: kept as their UUIDs
 # Other arithmetic, other compiled code, other memory. How a node is wired and threaded is its own business.
 _DECIDING = (
     "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "TORCH_ALLOW_TF32", "TORCH_BLAS", "PYTORCH_",

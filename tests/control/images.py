@@ -1,4 +1,4 @@
-"""A small image of two layers, as an archive, without an engine."""
+"""Make small images as archives, without an engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LABELS = {"bench.variant": "cpu", "bench.lock": "sha256:" + "1" * 64}
 
 
 def layer(files: dict[str, bytes | None], **changes: Any) -> bytes:
-    """A tar; None makes a directory. `changes` are of every header: what another day would write."""
+    """Make a tar; None makes a directory. `changes` are made to every header, as on another day."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         for name, data in files.items():
@@ -52,7 +52,7 @@ def make_image(folder: Path, layers: list[dict[str, bytes | None]], name: str = 
 
 
 def as_docker_saves(source: Path, target: Path) -> Path:
-    """The same image in the form of `docker save` before version 25: other names, other order, a link."""
+    """Rewrite an image as `docker save` before version 25 does: other names, another order."""
     with tarfile.open(source) as archive:
         members = {m.name: archive.extractfile(m).read() for m in archive}  # type: ignore[union-attr]
     (entry,) = json.loads(members["manifest.json"])

@@ -1,4 +1,4 @@
-"""An image's identity comes from its bytes, and nothing of the build machine is among them."""
+"""An image's identity is computed from its bytes, which hold no trace of the build machine."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_file_comes_from_the_last_layer_that_has_it(tmp_path: Path) -> None:
 
 
 def repacked(image: Path, target: Path, prefix: str = "", **changes: bytes) -> Path:
-    """The same members under the same names, but for those whose bytes are changed."""
+    """Copy an archive with the bytes of some members replaced."""
     with tarfile.open(image) as old, tarfile.open(target, "w") as new:
         for member in old:
             data = changes.get(member.name, old.extractfile(member).read())  # type: ignore[union-attr]
@@ -175,7 +175,7 @@ def test_what_follows_a_compressed_layer_is_of_the_layer_too(tmp_path: Path) -> 
     more = gzip.compress(data) + gzip.compress(layer({"etc/more": b"1"}))
     with pytest.raises(VerificationFailed, match="layer 1 is not the one that its configuration names"):
         facts_of(repacked(image, tmp_path / "more.tar", **{found.name: more}))
-    with pytest.raises(BadInput, match="is no saved image"):
+    with pytest.raises(BadInput, match="is not a saved image"):
         facts_of(repacked(image, tmp_path / "rest.tar", **{found.name: gzip.compress(data) + b"rest"}))
 
 

@@ -1,4 +1,4 @@
-"""What goes into a build, decided before anything is built."""
+"""The inputs of a build, before anything is built."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HASH = "0" * 64
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> BuildInputs:
-    """The CUDA image, none of whose kernels are compiled yet."""
+    """Inputs of the CUDA image, whose kernels are not compiled yet."""
     (tmp_path / "docker").mkdir()
     shutil.copy(ROOT / "requirements.lock", tmp_path)
     shutil.copy(ROOT / "docker/debian.lock", tmp_path / "docker")

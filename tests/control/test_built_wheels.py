@@ -1,4 +1,4 @@
-"""What `bench image kernels` puts beside the sources, and where it keeps the wheels that come out."""
+"""`bench image kernels`: the context that it builds in, and where it keeps the wheels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(bench.__file__).parent.parent
 
 
 class Builder:
-    """Stands where buildah stands: makes wheels that say for which variant, and keeps what it was given."""
+    """Replaces buildah: makes wheels that name their variant, and records its arguments."""
 
     def __init__(self) -> None:
         self.beside: set[str] = set()
@@ -37,10 +37,12 @@ class Builder:
 
 @pytest.fixture
 def builder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Builder:
-    """No base, no index, no root: all that is needed is said to be there."""
+    """Replace everything that needs a base, an index or root."""
     found = Builder()
     monkeypatch.setattr(build_kernels, "buildah", found)
-    monkeypatch.setattr(build_kernels, "check_place", lambda recipe: recipe.cache.mkdir(exist_ok=True))
+    monkeypatch.setattr(
+        build_kernels, "check_prerequisites", lambda inputs: inputs.cache.mkdir(exist_ok=True)
+    )
     monkeypatch.setattr(build_image, "wheels", lambda pins, cache, python: {})
     (tmp_path / "base.tar").touch()
     monkeypatch.setattr(build_image, "_base", lambda recipe, say: tmp_path / "base.tar")
@@ -84,4 +86,4 @@ def test_nvcc_is_there_for_what_it_compiles_alone(builder: Builder, repository: 
     compiled(builder, repository, "cuda12.8")
     assert {"pip", "wheel"} <= builder.beside
     assert not any(name.startswith("nvidia-") for name in builder.beside)
-    assert "no kernel of a GPU" in builder.said[-1]
+    assert "no GPU kernels" in builder.said[-1]

@@ -1,4 +1,4 @@
-"""Every engine runs the same container as hard: what each is told, word by word."""
+"""Every engine hardens the container alike: the exact command lines and API options."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from bench.base.errors import BadInput, EnvironmentCannot
-from bench.images.container import GIB, Container, limits
-from bench.images.engines import NAMES, apptainer, docker, find_engine, follow, none, podman
+from bench.base.names import ENGINES, GIB
+from bench.images.container import Container, limits
+from bench.images.engines import apptainer, docker, find_engine, follow, none, podman
 from bench.images.engines.apptainer import Apptainer
 from bench.images.engines.podman import Podman
 from tests.control.images import make_image
@@ -80,7 +81,7 @@ def test_podman_is_asked_for_nothing_that_it_does_not_know_and_adds_no_memory_of
 
 
 def test_the_api_is_told_the_same_as_the_command_line() -> None:
-    """Each option of the command line has its counterpart: none is forgotten on one of the two ways."""
+    """The API options that are not derived from the same table agree with the command line, too."""
     pytest.importorskip("docker")
     told = docker.options(C)
     assert (told["read_only"], told["user"], told["init"]) == (True, "65534:65534", True)
@@ -264,7 +265,7 @@ def test_what_nohup_ignores_stays_ignored() -> None:
 
 
 class FakeContainer:
-    """One whose run is ended from outside while its output is followed."""
+    """A container during whose output this process receives SIGTERM."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -319,15 +320,15 @@ def test_an_engine_that_fails_itself_is_no_result_of_the_run() -> None:
 
 
 def test_an_engine_that_is_not_here_says_what_to_do() -> None:
-    with pytest.raises(EnvironmentCannot, match="no podman here"):
+    with pytest.raises(EnvironmentCannot, match="podman is not installed"):
         Podman(lambda _: None).facts()
     with pytest.raises(EnvironmentCannot, match="image not known"):
         recorded({}).inspect("bench:nothing")
-    with pytest.raises(BadInput, match="is no engine"):
+    with pytest.raises(BadInput, match="there is no engine"):
         find_engine("lxc")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ENGINES)
 def test_every_engine_is_one_file_that_does_what_is_asked(name: str) -> None:
     engine = find_engine(name)
     assert engine.name == name

@@ -1,4 +1,4 @@
-"""Files come by their digest: what was fetched before is used, what does not fit is never used."""
+"""Files are fetched by digest: cached ones are reused, and a wrong digest is never accepted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package index on this machine: a folder a project, a page of links with digests."""
+    """A package index on this machine: one folder for each project, with a page of links and digests."""
     folder = tmp_path / "index"
     (folder / "thing").mkdir(parents=True)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder)))
@@ -87,3 +87,14 @@ def test_a_wheel_that_nobody_has_is_named(
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(EnvironmentCannot, match="pip could not fetch the locked wheels"):
         fetch.wheels([pin()], tmp_path / "cache", "3.11")
+
+
+def test_the_index_is_that_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PIP_INDEX_URL", raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    assert fetch._index() == "https://pypi.org/simple"
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://example.org/simple\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    assert fetch._index() == "https://example.org/simple"
+    monkeypatch.setenv("PIP_INDEX_URL", "https://example.com/simple")
+    assert fetch._index() == "https://example.com/simple"

@@ -1,4 +1,4 @@
-"""docker/kernels.py with a compiler that only pretends: what is compiled again, and what is not."""
+"""docker/kernels.py with a fake compiler: which objects are compiled again, and which are reused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ echo object > "$last"
 
 
 class Bench:
-    """A folder with a source archive, a torch of headers alone, and the compiler."""
+    """A folder with a source archive, the headers of torch, and the fake compiler."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

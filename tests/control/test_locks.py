@@ -1,4 +1,4 @@
-"""Locks: everything pinned, everything hashed, and all of them agree with pyproject.toml and each other."""
+"""Lock files: everything is pinned and hashed, and agrees with pyproject.toml and the other locks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HASH = "--hash=sha256:" + "0" * 64
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """What `check_all` reads, to be broken."""
+    """A copy of the files that `check_all` reads, for tests that break them."""
     (tmp_path / "docker").mkdir()
     for path in (*ROOT.glob("docker/*.lock"), *ROOT.glob("docker/*.in"), ROOT / "pyproject.toml"):
         shutil.copy(path, tmp_path / path.relative_to(ROOT))
@@ -52,26 +52,25 @@ def test_every_deb_is_pinned_by_hash() -> None:
 def test_a_lock_that_lags_behind_pyproject_is_found(copy: Path) -> None:
     edit(copy / "pyproject.toml", '"transformers>=5.17,<5.18"', '"transformers>=6,<7"')
     assert any(
-        "requirements.lock has transformers 5.17.0, asked for is transformers>=6" in f
-        or "transformers<7" in f
+        "requirements.lock has transformers 5.17.0, required is transformers>=6" in f or "transformers<7" in f
         for f in check_all(copy)
     )
 
 
 def test_a_dependency_that_no_lock_has_is_found(copy: Path) -> None:
     edit(copy / "pyproject.toml", '"tabulate>=0.9,<1"', '"tabulate>=0.9,<1",\n    "paramiko>=3"')
-    assert "requirements.lock lacks paramiko, asked for as paramiko>=3" in check_all(copy)
+    assert "requirements.lock lacks paramiko, required as paramiko>=3" in check_all(copy)
 
 
 def test_a_variant_that_cannot_make_our_own_wheel_is_found(copy: Path) -> None:
     edit(copy / "docker/cuda12.8.in", "setuptools==81.0.0\n", "")
     edit(copy / "docker/cuda12.8.lock", "setuptools==81.0.0 ", "something-else==81.0.0 ")
-    assert check_all(copy) == ["docker/cuda12.8.lock lacks setuptools, asked for as setuptools>=77"]
+    assert check_all(copy) == ["docker/cuda12.8.lock lacks setuptools, required as setuptools>=77"]
 
 
 def test_a_stack_that_differs_from_the_design_is_found(copy: Path) -> None:
     edit(copy / "docker/cuda13.in", "torch==2.11.0", "torch==2.12.0")
-    assert check_all(copy) == ["requirements.lock has torch 2.11.0, asked for is torch==2.12.0"]
+    assert check_all(copy) == ["requirements.lock has torch 2.11.0, required is torch==2.12.0"]
 
 
 def test_a_wheel_compiled_of_another_version_is_found(copy: Path) -> None:
@@ -90,7 +89,7 @@ def test_what_is_not_pinned_is_refused(tmp_path: Path, line: str) -> None:
 
 
 def test_in_an_image_nccl_finds_infiniband() -> None:
-    """It asks for the library at run time, and without it connects nodes by TCP, silently."""
+    """NCCL loads the library at run time; without it, it silently connects nodes by TCP."""
     names = {deb.name for deb in read_debs(ROOT / DEBIAN)}
     assert {"libibverbs1", "ibverbs-providers"} <= names
 

@@ -1,4 +1,4 @@
-"""What is refused before anything starts, and in which words."""
+"""Checks before a container starts: what they refuse, and with which messages."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_driver_too_old_is_told_the_minimum_and_the_variant_that_fits() -> Non
         EnvironmentCannot, match=r"570\.124 is too old for the image cuda13.*580\.65\.06"
     ) as caught:
         check_driver(HostFacts("570.124", None), CUDA13)
-    assert caught.value.advice == "take the image cuda12.8"
+    assert caught.value.advice == "use the image cuda12.8"
     assert caught.value.exit_code == 3
 
 
@@ -93,7 +93,7 @@ def test_no_driver_at_all() -> None:
 
 def test_an_engine_without_gpus_is_refused_only_where_there_are_gpus() -> None:
     engine = EngineFacts("docker", "20.10.24", None, None)
-    with pytest.raises(EnvironmentCannot, match=r"docker 20\.10\.24 hands no GPUs to containers"):
+    with pytest.raises(EnvironmentCannot, match=r"docker 20\.10\.24 cannot pass GPUs to containers"):
         check_gpus(HostFacts("580.65.06", None), engine)
     check_gpus(HostFacts(None, None), engine)
 
@@ -123,7 +123,7 @@ def test_another_image_than_the_manifest_s_is_refused() -> None:
     check_identity(None, None, "bench:cpu")
     with pytest.raises(EnvironmentCannot, match=f"bench:cpu is {other}, the manifest asks for {mine}"):
         check_identity(Identity(other, ()), mine, "bench:cpu")
-    with pytest.raises(EnvironmentCannot, match="--engine none runs none"):
+    with pytest.raises(EnvironmentCannot, match="--engine none uses no image"):
         check_identity(None, mine, "bench:cpu")
 
 

@@ -23,7 +23,8 @@ from typing import Any
 import pytest
 
 import bench as package
-from bench.images.container import GIB, Container
+from bench.base.names import GIB
+from bench.images.container import Container
 from tests.e2e.pushing import MOODY
 from tests.e2e.services import SYSTEM, docker_engine, podman_store, require
 

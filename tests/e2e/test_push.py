@@ -233,7 +233,7 @@ def test_each_trouble_has_its_own_line(operator: Operator) -> None:
     config = operator.nodes.ssh_config
     wrong = ["push", operator.manifest(), address, "--ssh-config", config, "--device", "cpu"]
     said = operator.bench(*wrong, "--engine", "apptainer", code=3).stderr
-    assert "there is no apptainer" in said
+    assert "apptainer: not installed" in said
     said = operator.bench(*wrong, "--engine", "none", "--python", "/usr/bin/python3", code=3).stderr
     assert "lacks" in said
     said = operator.bench(*wrong, f"127.77.0.1:{port}", address, code=2).stderr

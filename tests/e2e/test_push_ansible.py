@@ -125,7 +125,10 @@ def test_bench_reads_the_same_inventory(operator: Operator) -> None:
     ]
     bad = operator.folder / "bad.yml"
     bad.write_text("all:\n  hosts\n    node0:\n")
-    assert "is no inventory" in operator.bench("push", operator.manifest(), "-i", bad, code=2).stderr
+    assert (
+        "cannot be read as an inventory"
+        in operator.bench("push", operator.manifest(), "-i", bad, code=2).stderr
+    )
 
 
 def test_the_collection_passes_ansible_lint_as_for_production(operator: Operator) -> None:

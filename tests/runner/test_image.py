@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.names import IMAGE_VARIABLE
 from bench.planning.manifest import parse_manifest
 from bench.records.text import image_text
 from bench.records.trial import Image
-from bench.runner.machine.own_image import TOLD, require_image, running_in
+from bench.runner.machine.own_image import require_image, running_in
 
 DIGEST = "sha256:" + "a" * 64
 DESCRIBED = {"schema": "bench/image/v1", "variant": "cpu", "lock": "sha256:1", "debian": "sha256:2"}
@@ -21,7 +22,7 @@ IMAGE = Image("cpu", "sha256:1", "sha256:2", DIGEST, ("sha256:3",))
 
 @pytest.fixture
 def described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv(TOLD, raising=False)
+    monkeypatch.delenv(IMAGE_VARIABLE, raising=False)
     path = tmp_path / "image.json"
     path.write_text(json.dumps(DESCRIBED))
     return path
@@ -35,14 +36,14 @@ def manifest(image: str | None) -> object:
 def test_outside_of_an_image_there_is_none_whatever_the_environment_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(TOLD, json.dumps({"config": DIGEST, "diff_ids": []}))
+    monkeypatch.setenv(IMAGE_VARIABLE, json.dumps({"config": DIGEST, "diff_ids": []}))
     assert running_in(tmp_path / "image.json") is None
 
 
 def test_the_identity_is_what_the_engine_outside_told(
     described: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(TOLD, json.dumps({"config": DIGEST, "diff_ids": ["sha256:3"]}))
+    monkeypatch.setenv(IMAGE_VARIABLE, json.dumps({"config": DIGEST, "diff_ids": ["sha256:3"]}))
     assert running_in(described) == IMAGE
 
 
@@ -54,7 +55,7 @@ def test_an_image_that_was_told_nothing_knows_its_locks_alone(described: Path) -
     "told", ["no json", "[]", '{"config": 1}', '{"unknown": ""}', '{"config": "a", "config": "b"}']
 )
 def test_nonsense_is_refused(described: Path, monkeypatch: pytest.MonkeyPatch, told: str) -> None:
-    monkeypatch.setenv(TOLD, told)
+    monkeypatch.setenv(IMAGE_VARIABLE, told)
     with pytest.raises(BadInput, match="does not say which image this is"):
         running_in(described)
 

@@ -1,4 +1,7 @@
-"""What runs containers. One file an engine; each says how it does what `Engine` asks for."""
+"""Container engines behind one protocol, `Engine`: one module for each engine, found by `find_engine`.
+
+Does I/O: runs the engines' commands, or talks to Docker's API.
+"""
 
 from __future__ import annotations
 
@@ -12,98 +15,105 @@ from types import FrameType
 from typing import Literal, Protocol
 
 from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.names import CONTAINER_ENGINES, ENGINES
 from bench.base.signals import answered_by
 from bench.images.archive import Identity
 from bench.images.container import Container
 
-NAMES = ("docker", "podman", "apptainer", "none")
-Gpus = Literal["cdi", "runtime"]
+Gpus = Literal["cdi", "runtime"]  # how GPUs get into a container: CDI, or NVIDIA's runtime
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
+    """An engine that answers, on this machine or on a node."""
+
     name: str
     version: str
-    gpus: Gpus | None  # how it hands GPUs to a container; None: it cannot
-    storage: str | None  # where images go, to ask how much room there is
+    gpus: Gpus | None  # None: it cannot pass GPUs to containers
+    storage: str | None  # folder of its images, to measure free space
 
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
+    """An image in an engine's store."""
+
     identity: Identity
     labels: Mapping[str, str]
-    runnable: str  # the name by which exactly this image is run, even if another takes its tag meanwhile
+    runnable: str  # a name that keeps meaning this image, even if its tag moves
 
 
 class Engine(Protocol):
-    """Each call either does what it says or raises EnvironmentCannot with what to do."""
+    """A container engine of this machine. Every method raises EnvironmentCannot, with advice, if it fails."""
 
     name: str
 
-    def facts(self) -> EngineFacts: ...
+    def facts(self) -> EngineFacts:
+        """Ask the engine for its version and abilities."""
 
     def load(self, archive: Path) -> None:
-        """Takes in what `bench image build` or `save` wrote."""
+        """Load an archive that `bench image build` or `save` wrote."""
 
     def save(self, image: str, out: Path) -> None:
-        """Writes an image of its store to a file."""
+        """Write an image of the engine's store to a file."""
 
     def inspect(self, image: str) -> Inspected | None:
-        """The image that would run; None where there is no image."""
+        """Return the image that `run` would start; None for the engine `none`."""
 
     def run(self, container: Container) -> int:
-        """Runs it to its end with this terminal's streams; its exit code. Ctrl-C ends it gently."""
+        """Run the container on this terminal and return its exit code. Ctrl-C stops it with SIGTERM."""
 
 
-_NOT_STARTED = (125, 126, 127)  # how container engines end when it is they who failed
+_NOT_STARTED = (125, 126, 127)  # exit codes by which container engines report failures of their own
 
-# Answers of commands, here or on another machine: exit status and output; None: there is no such program.
+# Runs a command, here or on another machine. Returns exit status and output; None: there is no such program.
 Shell = Callable[[Sequence[str]], tuple[int, str] | None]
 
 
 def here(command: Sequence[str]) -> tuple[int, str] | None:
+    """Run a command on this machine (a `Shell`)."""
     if shutil.which(command[0]) is None:
         return None
-    # Without a limit of time: loading an image of gigabytes takes minutes, and Ctrl-C ends what hangs.
+    # No timeout: loading an image of gigabytes takes minutes, and Ctrl-C ends a command that hangs.
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 
 def follow(command: Sequence[str]) -> int:
-    """Runs an engine's command with this terminal's streams; what ends us is passed on as a polite end.
+    """Run an engine's command on this terminal and return its exit code.
 
-    In a session of its own: the terminal's Ctrl-C would reach the engine as well, as a second one.
+    The first signal that would end this process becomes SIGTERM for the engine, a second one SIGKILL. The
+    engine runs in a session of its own, or the terminal's Ctrl-C would reach it directly as well.
     """
     process: subprocess.Popen[bytes] | None = None
-    asked = told = 0
+    received = passed_on = 0  # signals
 
-    def tell() -> None:
-        nonlocal told
-        if process is not None and asked > told:
-            told = asked
-            process.terminate() if told == 1 else process.kill()
+    def pass_on() -> None:
+        nonlocal passed_on
+        if process is not None and received > passed_on:
+            passed_on = received
+            process.terminate() if passed_on == 1 else process.kill()
 
     def interrupted(_number: int, _frame: FrameType | None) -> None:
-        nonlocal asked
-        asked += 1
-        tell()
+        nonlocal received
+        received += 1
+        pass_on()
 
-    # Not as an exception: in the middle of starting the engine it would leave it behind, alone.
+    # A handler that raised an exception could interrupt Popen, and leave the engine running unattended.
     with answered_by(interrupted):
         process = subprocess.Popen(command, start_new_session=True)
-        tell()
+        pass_on()
         code = process.wait()
     if code in _NOT_STARTED:
-        raise EnvironmentCannot(f"{command[0]} could not start the image; why is above")
+        raise EnvironmentCannot(f"{command[0]} could not start the image; its own message is above")
     return code
 
 
 def find_engine(name: str) -> Engine:
-    """The engine by name; `auto` is the first that answers here."""
+    """Return the engine of that name; `auto` is the first container engine that answers on this machine."""
     if name == "auto":
         return _first_that_answers()
-    if name not in NAMES:
-        raise BadInput(f'"{name}" is no engine', advice=f"there are: auto, {', '.join(NAMES)}")
+    if name not in ENGINES:
+        raise BadInput(f'there is no engine "{name}"', advice=f"one of: auto, {', '.join(ENGINES)}")
     module = importlib.import_module(f"bench.images.engines.{name}")
     engine: Engine = module.ENGINE
     return engine
@@ -111,7 +121,7 @@ def find_engine(name: str) -> Engine:
 
 def _first_that_answers() -> Engine:
     reasons = []
-    for name in ("docker", "podman", "apptainer"):
+    for name in CONTAINER_ENGINES:
         engine = find_engine(name)
         try:
             engine.facts()
@@ -121,5 +131,5 @@ def _first_that_answers() -> Engine:
         return engine
     raise EnvironmentCannot(
         "no container engine answers here:\n  " + "\n  ".join(reasons),
-        advice="install docker.io or podman, or --engine none to measure without an image",
+        advice="install docker.io or podman, or measure without an image: --engine none",
     )

@@ -1,4 +1,4 @@
-"""Apptainer, where users have no daemon and no root: clusters. Its image is a file made from our archive."""
+"""Apptainer, for clusters, where users have neither a daemon nor root. Its images are files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.images.engines import EngineFacts, Inspected, Shell, follow, here
 
 
 def argv(container: Container) -> list[str]:
-    """`--containall` and `--cleanenv` keep the host out; limits of memory are the scheduler's."""
+    """`apptainer run` for this container, isolated from the host. The scheduler limits its memory."""
     c = container
     command = ["apptainer", "run", "--containall", "--cleanenv", "--no-home", "--drop-caps=all", "--no-privs"]
     command += [
@@ -21,8 +21,8 @@ def argv(container: Container) -> list[str]:
         *(f"--bind={file}:{at}:ro" for at, file in c.inputs.items()),
         f"--bind={c.out}:{OUT}:rw",
     ]
-    # What Apptainer has in memory is as small as its configuration says, 64 MiB if it says nothing: too small
-    # for what compilers leave in /cache, and for data and checkpoints in /tmp.
+    # Apptainer's in-memory folders are as large as its configuration says, 64 MiB by default: too small for
+    # compiled kernels in /cache, and for data and checkpoints in /tmp. So `cache`, if set, is used.
     command += [f"--bind={c.cache}:{CACHE}:rw", f"--workdir={c.cache}"] if c.cache else [f"--scratch={CACHE}"]
     command += [f"--pwd={OUT}"]
     command += [] if c.network else ["--net", "--network=none"]
@@ -33,11 +33,12 @@ def argv(container: Container) -> list[str]:
 
 
 def build_argv(archive: Path, image: Path) -> list[str]:
+    """`apptainer build` of an image file from an archive."""
     return ["apptainer", "build", "--fix-perms", str(image), f"docker-archive:{archive}"]
 
 
 class Apptainer:
-    """The image is named by its archive; the SIF beside it is named by the identity that it was made from."""
+    """Apptainer on this machine. Users name an archive; the image file lies beside it."""
 
     name = "apptainer"
 
@@ -48,23 +49,23 @@ class Apptainer:
         answer = self._shell(("apptainer", "--version"))
         if answer is None or answer[0]:
             raise EnvironmentCannot(
-                "there is no apptainer here", advice="ask the cluster's staff, or use podman"
+                "apptainer is not installed", advice="ask the cluster's staff, or use podman"
             )
         return EngineFacts("apptainer", answer[1].split()[-1], "runtime", None)
 
     def load(self, archive: Path) -> None:
         image = Path(self.inspect(str(archive)).runnable)
-        part = image.with_suffix(".part")  # a build that is cut off leaves what looks like an image
+        part = image.with_suffix(".part")  # an interrupted build leaves a file that looks like an image
         part.unlink(missing_ok=True)
         answer = self._shell(build_argv(archive, part))
         if answer is None or answer[0]:
             raise EnvironmentCannot(
-                f"apptainer build: {answer[1][-300:] if answer else 'there is no apptainer'}"
+                f"apptainer build: {answer[1][-300:] if answer else 'it is not installed'}"
             )
         part.replace(image)
 
     def save(self, image: str, out: Path) -> None:
-        raise BadInput(f"{image} is no file; apptainer's images are files")
+        raise BadInput(f"{image} cannot be saved: Apptainer has no store, its images are files already")
 
     def inspect(self, image: str) -> Inspected:
         with opened(Path(image)) as file:
@@ -74,13 +75,14 @@ class Apptainer:
     def run(self, container: Container) -> int:
         if not Path(container.image).exists():
             raise EnvironmentCannot(
-                f"{container.image} is not made yet", advice="bench image load FILE --engine apptainer"
+                f"{container.image} does not exist yet", advice="bench image load FILE --engine apptainer"
             )
         with tempfile.TemporaryDirectory(prefix="bench-cache-") as folder:
             return follow(argv(replace(container, cache=Path(folder))))
 
 
 def sif(archive: Path, identity: Identity) -> Path:
+    """Path of the image file made from an archive."""
     return archive.with_name(f"{identity.config.removeprefix('sha256:')[:16]}.sif")
 
 

@@ -1,4 +1,4 @@
-"""Docker: through its API on this machine; as a command line for machines that are reached by SSH."""
+"""Docker: through its API on this machine, as a command line on nodes that are reached by SSH."""
 
 from __future__ import annotations
 
@@ -18,25 +18,37 @@ from bench.images.engines import EngineFacts, Gpus, Inspected
 if TYPE_CHECKING:
     from docker import DockerClient
 
-_STOP_SECONDS = 30  # a run that is told to end packs what it has
-_CDI = (Path("/etc/cdi"), Path("/var/run/cdi"))
+_STOP_SECONDS = 30  # between SIGTERM and SIGKILL: the run packs its results
+CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))  # where specifications of devices lie by default
+
+
+def _options(c: Container) -> tuple[tuple[str, str, Any], ...]:
+    """Options with one plain value: the word of the command line, and name and value in the API."""
+    user = "{}:{}".format(*c.user)
+    network = "host" if c.network else "none"
+    return (
+        ("--init", "init", True),
+        ("--read-only", "read_only", True),
+        (f"--user={user}", "user", user),
+        ("--cap-drop=ALL", "cap_drop", ["ALL"]),
+        ("--security-opt=no-new-privileges", "security_opt", ["no-new-privileges"]),
+        (f"--network={network}", "network_mode", network),
+        ("--ipc=private", "ipc_mode", "private"),
+        (f"--pids-limit={c.pids}", "pids_limit", c.pids),
+        (f"--memory={c.memory_bytes}", "mem_limit", c.memory_bytes),
+        (f"--memory-swap={c.memory_bytes}", "memswap_limit", c.memory_bytes),
+        (f"--shm-size={c.shared_bytes}", "shm_size", c.shared_bytes),
+    )
 
 
 def argv(container: Container, gpus: Gpus | None = "cdi") -> list[str]:
-    """`docker run` for this container; Podman understands the same but for the GPUs."""
+    """`docker run` for this container. Podman understands all of it but the GPU options."""
     c = container
-    user = "{}:{}".format(*c.user)
-    command = ["docker", "run", "--rm", "--init", "--read-only", f"--user={user}", "--cap-drop=ALL"]
-    command += [
-        "--security-opt=no-new-privileges",
-        f"--network={'host' if c.network else 'none'}",
-        "--ipc=private",
-    ]
-    # What such a card reads and writes stays where it is.
+    command = ["docker", "run", "--rm", *(word for word, _, _ in _options(c))]
+    # Memory that the network card reads and writes must stay in place, so locking it is allowed.
     command += [f"--device={RDMA}", "--ulimit=memlock=-1"] if c.rdma else []
-    command += [f"--pids-limit={c.pids}", f"--memory={c.memory_bytes}", f"--memory-swap={c.memory_bytes}"]
-    command += [f"--shm-size={c.shared_bytes}", *(f"--tmpfs={place}:{how}" for place, how in c.tmpfs.items())]
-    command += [f"--mount=type=bind,source={file},target={at},readonly" for at, file in c.inputs.items()]
+    command += [f"--tmpfs={path}:{mount_options}" for path, mount_options in c.tmpfs.items()]
+    command += [f"--mount=type=bind,source={file},target={path},readonly" for path, file in c.inputs.items()]
     command += [f"--mount=type=bind,source={c.out},target={OUT}"]
     command += [f"--env={name}={value}" for name, value in c.settings.items()]
     command += [f"--name={c.name}"] if c.name else []
@@ -46,43 +58,31 @@ def argv(container: Container, gpus: Gpus | None = "cdi") -> list[str]:
 
 
 def options(container: Container, gpus: Gpus | None = "cdi") -> dict[str, Any]:
-    """The same, as the API takes it."""
+    """Arguments of the API's `containers.create` that are equivalent to `argv`."""
     from docker.types import DeviceRequest, Mount, Ulimit
 
     c = container
-    requests = []
-    if c.gpus and gpus == "runtime":
-        requests = [DeviceRequest(count=-1, capabilities=[["gpu"]])]
-    elif c.gpus:
-        requests = [DeviceRequest(driver="cdi", device_ids=["nvidia.com/gpu=all"])]
-    return {
+    inputs = [Mount(path, str(file), type="bind", read_only=True) for path, file in c.inputs.items()]
+    arguments = {name: value for _, name, value in _options(c)} | {
         "image": c.image,
         "name": c.name,
         "command": list(c.command),
-        "init": True,
-        "read_only": True,
-        "user": "{}:{}".format(*c.user),
-        "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges"],
-        "network_mode": "host" if c.network else "none",
-        "ipc_mode": "private",
         "ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)] if c.rdma else [],
         "devices": [str(RDMA)] if c.rdma else [],
-        "pids_limit": c.pids,
-        "mem_limit": c.memory_bytes,
-        "memswap_limit": c.memory_bytes,
-        "shm_size": c.shared_bytes,
         "tmpfs": dict(c.tmpfs),
-        "mounts": [
-            *(Mount(at, str(file), type="bind", read_only=True) for at, file in c.inputs.items()),
-            Mount(OUT, str(c.out), type="bind"),
-        ],
+        "mounts": [*inputs, Mount(OUT, str(c.out), type="bind")],
         "environment": dict(c.settings),
-        "device_requests": requests,
     }
+    if c.gpus and gpus == "runtime":
+        arguments["device_requests"] = [DeviceRequest(count=-1, capabilities=[["gpu"]])]
+    elif c.gpus:
+        arguments["device_requests"] = [DeviceRequest(driver="cdi", device_ids=["nvidia.com/gpu=all"])]
+    return arguments
 
 
 class Docker:
+    """Docker on this machine, through its API."""
+
     name = "docker"
 
     def facts(self) -> EngineFacts:
@@ -98,38 +98,38 @@ class Docker:
 
     def save(self, image: str, out: Path) -> None:
         with self._client() as client, out.open("wb") as file:
-            for piece in _found(client, image).save(named=True):
+            for piece in _find_image(client, image).save(named=True):
                 file.write(piece)
 
     def inspect(self, image: str) -> Inspected:
         with self._client() as client:
-            found = _found(client, image)
-            labels = found.attrs["Config"].get("Labels") or {}
-            if _ids_are_of_configurations(client.info()):
-                identity = Identity(str(found.id), tuple(found.attrs["RootFS"]["Layers"]))
-            else:  # a store that names images by their manifest: the configuration is in the image alone
-                identity = read_facts(cast(Any, _ArchiveStream(found.save(named=False))), image).identity
-            return Inspected(identity, labels, str(found.id))
+            stored = _find_image(client, image)
+            labels = stored.attrs["Config"].get("Labels") or {}
+            if _names_images_by_configuration(client.info()):
+                identity = Identity(str(stored.id), tuple(stored.attrs["RootFS"]["Layers"]))
+            else:  # the store names images by their manifest; the configuration has to be read from the image
+                identity = read_facts(cast(Any, _ArchiveStream(stored.save(named=False))), image).identity
+            return Inspected(identity, labels, str(stored.id))
 
     def run(self, container: Container) -> int:
         with self._client() as client, answered_by(signal.default_int_handler):
-            made = client.containers.create(**options(container, gpus_of(client.info())))
+            created = client.containers.create(**options(container, gpus_of(client.info())))
             try:
-                output = made.attach(stream=True, demux=True, stdout=True, stderr=True, logs=True)
-                made.start()
-                self._follow(made, output)
-                return int(made.wait()["StatusCode"])
+                output = created.attach(stream=True, demux=True, stdout=True, stderr=True, logs=True)
+                created.start()
+                self._follow(created, output)
+                return int(created.wait()["StatusCode"])
             finally:
-                made.remove(force=True)
+                created.remove(force=True)
 
-    def _follow(self, made: Any, output: Iterator[tuple[bytes | None, bytes | None]]) -> None:
-        """Passes its output on; what ends us is a polite end there, whose output still comes."""
+    def _follow(self, created: Any, output: Iterator[tuple[bytes | None, bytes | None]]) -> None:
+        """Copy the container's output to this terminal. On Ctrl-C, stop it and copy the rest."""
         try:
-            _pass_on(output)
+            _copy_to_terminal(output)
         except KeyboardInterrupt:
-            made.stop(timeout=_STOP_SECONDS)
+            created.stop(timeout=_STOP_SECONDS)
             with suppress(KeyboardInterrupt):
-                _pass_on(output)
+                _copy_to_terminal(output)
 
     @contextmanager
     def _client(self) -> Iterator[DockerClient]:
@@ -145,7 +145,7 @@ class Docker:
             client.ping()
         except DockerException as error:
             raise EnvironmentCannot(
-                f"Docker's engine does not answer: {_short(error)}",
+                f"Docker does not answer: {_short(error)}",
                 advice="start it, join the group docker, or set DOCKER_HOST",
             ) from None
         try:
@@ -156,7 +156,7 @@ class Docker:
             client.close()
 
 
-def _found(client: DockerClient, image: str) -> Any:
+def _find_image(client: DockerClient, image: str) -> Any:
     from docker.errors import ImageNotFound
 
     try:
@@ -168,35 +168,36 @@ def _found(client: DockerClient, image: str) -> Any:
 
 
 def unfit(info: Mapping[str, Any]) -> str | None:
-    """Why this Docker cannot hold a run."""
+    """Why this Docker cannot hold a run, from `docker info`; None if it can."""
     if not any("rootless" in str(option) for option in info.get("SecurityOptions") or []):
         return None
-    return "Docker runs rootless here: whoever is not root inside cannot write the results"
+    return "Docker runs rootless: an unprivileged user inside the container could not write the results"
 
 
 def gpus_of(info: Mapping[str, Any]) -> Gpus | None:
-    """From `docker info` of this machine."""
-    return gpu_access(info, any(_specified(Path(folder)) for folder in info.get("CDISpecDirs") or []))
+    """How this machine's Docker passes GPUs to containers, from `docker info`; None: it cannot."""
+    return gpu_access(info, any(specifies_nvidia(Path(folder)) for folder in info.get("CDISpecDirs") or []))
 
 
 def gpu_access(info: Mapping[str, Any], specified: bool) -> Gpus | None:
-    """CDI where a specification of NVIDIA's lies and the engine reads it, else NVIDIA's own runtime."""
+    """CDI if Docker reads specifications and NVIDIA's exists (`specified`), else NVIDIA's runtime."""
     devices = [str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or []]
-    reads = bool(info.get("CDISpecDirs"))
-    if any(d.startswith("nvidia.com/gpu") for d in devices) or (reads and specified):
+    reads_specifications = bool(info.get("CDISpecDirs"))
+    if any(d.startswith("nvidia.com/gpu") for d in devices) or (reads_specifications and specified):
         return "cdi"
     return "runtime" if "nvidia" in (info.get("Runtimes") or {}) else None
 
 
-def _specified(folder: Path) -> bool:
+def specifies_nvidia(folder: Path) -> bool:
+    """Whether a folder holds a CDI specification of NVIDIA GPUs."""
     return any("nvidia.com/gpu" in path.read_text(errors="replace") for path in folder.glob("*.[yj]*"))
 
 
-def _ids_are_of_configurations(info: Mapping[str, Any]) -> bool:
+def _names_images_by_configuration(info: Mapping[str, Any]) -> bool:
     return not any("io.containerd.snapshotter" in str(value) for _, value in info.get("DriverStatus") or [])
 
 
-def _pass_on(output: Iterator[tuple[bytes | None, bytes | None]]) -> None:
+def _copy_to_terminal(output: Iterator[tuple[bytes | None, bytes | None]]) -> None:
     for out, err in output:
         for data, stream in ((out, sys.stdout), (err, sys.stderr)):
             if data:
@@ -209,7 +210,7 @@ def _short(error: Exception) -> str:
 
 
 class _ArchiveStream:
-    """Pieces of bytes as a file that can only be read on."""
+    """A readable stream over an iterator of bytes."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces, self._rest = iter(pieces), b""

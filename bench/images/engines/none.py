@@ -1,4 +1,4 @@
-"""No container: what is installed on the machine itself. Such a run has no image to be reproduced in."""
+"""The engine `none`: run bench without a container, in this Python environment. Such a run has no image."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from bench.images.engines import EngineFacts, Inspected
 
 
 def argv(container: Container) -> list[str]:
+    """Command of this Python, with the container's paths replaced by the host's."""
     places = {at: str(file) for at, file in container.inputs.items()} | {OUT: str(container.out)}
     return [sys.executable, "-m", "bench", *(places.get(word, word) for word in container.command)]
 
 
 class NoEngine:
+    """The engine `none`: every image is refused."""
+
     name = "none"
 
     def facts(self) -> EngineFacts:
         return EngineFacts("none", platform.release(), "runtime", None)
 
     def load(self, archive: Path) -> None:
-        raise BadInput(f"--engine none runs no image, so {archive} cannot be loaded")
+        raise BadInput(f"--engine none uses no images, so {archive} cannot be loaded")
 
     def save(self, image: str, out: Path) -> None:
-        raise BadInput(f"--engine none has no image {image}")
+        raise BadInput(f"--engine none uses no images, so {image} cannot be saved")
 
     def inspect(self, image: str) -> Inspected | None:
         return None

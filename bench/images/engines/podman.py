@@ -1,4 +1,4 @@
-"""Podman: Docker's command line without a daemon, and with two options that Docker lacks."""
+"""Podman, through its command line: Docker's options, adapted."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from bench.images.engines import EngineFacts, Inspected, Shell, docker, follow, 
 
 
 def argv(container: Container) -> list[str]:
-    """As Docker's, but /out is not executable, and no security label keeps a bind mount shut."""
+    """`podman run` for this container: Docker's words, /out not executable, no SELinux labels on mounts."""
     command = ["podman", *map(_tmpfs, docker.argv(container)[1:])]
     bind = command.index(f"--mount=type=bind,source={container.out},target={OUT}")
     command[bind] = f"--volume={container.out}:{OUT}:rw,noexec,nosuid,nodev"
-    # Of its own accord it would put memory that can be written and executed at /run and /var/tmp.
+    # By default --read-only would mount writable, executable memory at /run and /var/tmp.
     command[2:2] = ["--security-opt=label=disable", "--read-only-tmpfs=false"]
-    if container.user[0] != NOBODY:  # rootless: the user inside is the one outside, whose folder /out is
+    if container.user[0] != NOBODY:  # rootless: the user inside must be the owner of /out outside
         command.insert(2, "--userns=keep-id")
-        # Who is not root may raise no limit: what they have themselves, they keep.
+        # Only root may raise limits: keep those of the user.
         command = ["--ulimit=host" if word.startswith("--ulimit=") else word for word in command]
     return command
 
 
 def _tmpfs(word: str) -> str:
-    """Podman knows no owner of a tmpfs: everybody's, which in a container is this one user's."""
+    """Replace a tmpfs's owner, which Podman does not support, by mode 1777: there is only one user."""
     if not word.startswith("--tmpfs="):
         return word
     return re.sub(r"uid=\d+,gid=\d+,mode=\d+", "mode=1777,notmpcopyup", word)
 
 
 class Podman:
+    """Podman on this machine."""
+
     name = "podman"
 
     def __init__(self, shell: Shell = here) -> None:
@@ -41,9 +43,9 @@ class Podman:
 
     def facts(self) -> EngineFacts:
         info = json.loads(self._ask("info", "--format=json"))
-        specified = any(docker._specified(folder) for folder in docker._CDI)
+        cdi = any(docker.specifies_nvidia(folder) for folder in docker.CDI_FOLDERS)
         storage = info.get("store", {}).get("graphRoot")
-        return EngineFacts("podman", info["version"]["Version"], "cdi" if specified else None, storage)
+        return EngineFacts("podman", info["version"]["Version"], "cdi" if cdi else None, storage)
 
     def load(self, archive: Path) -> None:
         self._ask("load", "--quiet", f"--input={archive}")
@@ -52,11 +54,10 @@ class Podman:
         self._ask("save", "--quiet", "--format=docker-archive", f"--output={out}", image)
 
     def inspect(self, image: str) -> Inspected:
-        (found,) = json.loads(self._ask("image", "inspect", image))
-        config = f"sha256:{found['Id'].removeprefix('sha256:')}"
-        return Inspected(
-            Identity(config, tuple(found["RootFS"]["Layers"])), found.get("Labels") or {}, config
-        )
+        (document,) = json.loads(self._ask("image", "inspect", image))
+        config = f"sha256:{document['Id'].removeprefix('sha256:')}"
+        identity = Identity(config, tuple(document["RootFS"]["Layers"]))
+        return Inspected(identity, document.get("Labels") or {}, config)
 
     def run(self, container: Container) -> int:
         return follow(argv(container))
@@ -64,7 +65,7 @@ class Podman:
     def _ask(self, *arguments: str) -> str:
         answer = self._shell(("podman", *arguments))
         if answer is None:
-            raise EnvironmentCannot("there is no podman here", advice="apt-get install podman")
+            raise EnvironmentCannot("podman is not installed", advice="apt-get install podman")
         code, output = answer
         if code:
             last = (output.strip().splitlines() or ["no reason given"])[-1]

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.base.errors import EnvironmentCannot
+from bench.base.names import VISIBLE
 from bench.node_check.judging.evidence import Answers
-from bench.records.switches import VISIBLE
 from bench.records.trial import Gpu
 
 _ON_CPU = "--device cpu measures the CPU"

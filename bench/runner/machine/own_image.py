@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.errors import BadInput, EnvironmentCannot
+from bench.base.names import IMAGE_VARIABLE
 from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.planning.manifest import Manifest
 from bench.records.trial import Image
 
 DESCRIBED = Path("/usr/share/bench/image.json")
-TOLD = "BENCH_IMAGE"  # {"config": ..., "diff_ids": [...]}; bench.images.engines sets it
 
 
 def running_in(described: Path = DESCRIBED) -> Image | None:
@@ -24,11 +24,11 @@ def running_in(described: Path = DESCRIBED) -> Image | None:
     if not described.exists():
         return None
     try:
-        fields = _object(described.read_bytes()) | _object(os.environ.get(TOLD, "{}").encode())
+        fields = _object(described.read_bytes()) | _object(os.environ.get(IMAGE_VARIABLE, "{}").encode())
         fields.pop("schema", None)
         return from_json(Image, fields)
     except DecodeError as error:
-        raise BadInput(f"does not say which image this is: {error}", where=TOLD) from None
+        raise BadInput(f"does not say which image this is: {error}", where=IMAGE_VARIABLE) from None
 
 
 def _object(data: bytes) -> dict[str, Any]:

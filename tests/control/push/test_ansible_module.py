@@ -1,11 +1,14 @@
-"""The collection's module: what it is given reaches `bench push` word for word."""
+"""The Ansible module: its arguments reach `bench push` unchanged, and its result reports every failure."""
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
 from pathlib import Path
+
+from bench.base.names import ENGINES
 
 MODULE = Path(__file__).parents[3] / "ansible/plugins/modules/push.py"
 BENCH = """#!/bin/sh
@@ -14,8 +17,22 @@ echo '{"nodes": [{"changed": false, "bundle": null, "image": null, "error": null
 """
 
 
+def test_the_collection_offers_the_same_engines() -> None:
+    """The module runs in Ansible's Python and cannot import bench, so it repeats the list."""
+    choices = ["auto", *ENGINES]
+    options = next(
+        ast.literal_eval(node.value)
+        for node in ast.parse(MODULE.read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ARGUMENTS"
+    )
+    assert options["engine"]["choices"] == choices
+    assert f"choices: [{', '.join(choices)}]" in MODULE.read_text()
+    role = MODULE.parents[2] / "roles/push/meta/argument_specs.yml"
+    assert f"choices: [{', '.join(choices)}]" in role.read_text()
+
+
 def module(tmp_path: Path, script: str, **arguments: str) -> subprocess.CompletedProcess[str]:
-    """Where `bench` is that script, on a controller with a home of its own."""
+    """Run the module with a shell script in place of `bench` and a home directory of its own."""
     (tmp_path / "bench").write_text(script)
     (tmp_path / "bench").chmod(0o755)
     asked = {"manifest": "hour.json", "host": "gpu1", "command": "~/bench", **arguments}
@@ -30,7 +47,7 @@ def module(tmp_path: Path, script: str, **arguments: str) -> subprocess.Complete
 
 
 def told(tmp_path: Path, **arguments: str) -> list[str]:
-    """What the module calls."""
+    """The arguments with which the module calls `bench`."""
     done = module(tmp_path, BENCH, **arguments)
     assert done.returncode == 0, done.stdout
     return (tmp_path / "told").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Who is meant, and every mistake in saying so."""
+"""Hosts from arguments and inventories; all mistakes are reported at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_hosts_as_people_write_them(text: str, address: str, user: str | None, p
     "text", ["", "-oProxyCommand=x", "a b", "me@", "gpu1:0", "gpu1:99999", "gpu1:ssh", "a@b@c"]
 )
 def test_what_is_no_host(text: str) -> None:
-    with pytest.raises(BadInput, match="is no host"):
+    with pytest.raises(BadInput, match="is not a host"):
         parse_host(text)
 
 
@@ -64,7 +64,7 @@ def test_passwords_in_an_inventory_are_refused_and_never_shown() -> None:
 def test_an_inventory_without_hosts_or_with_a_port_that_is_none() -> None:
     with pytest.raises(BadInput, match="names no hosts"):
         from_inventory({"_meta": {"hostvars": {}}, "all": {"children": ["ungrouped"]}}, "hosts.ini", None)
-    with pytest.raises(BadInput, match="is no port"):
+    with pytest.raises(BadInput, match="is not a port"):
         from_inventory({"_meta": {"hostvars": {"r1": {"ansible_port": "ssh"}}}}, "hosts.ini", None)
 
 

@@ -1,4 +1,4 @@
-"""A line that fails: nothing cut short passes for whole, and no answer is taken without end."""
+"""Failing connections: truncated data never passes as complete, and answers are bounded."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from paramiko import BadHostKeyException, ECDSAKey
 from bench.base.errors import EnvironmentCannot
 from bench.push import remote
 from bench.push.hosts import Host
-from bench.push.remote import HostKeyRefused, Remote, Unreachable
-from bench.push.ssh_channel import AnsweringAgent
+from bench.push.remote import HostKeyRefused, MarkedAnswer, Remote, Unreachable
 
 
 class Channel:
-    """Of a session whose command ends well, whatever it was given."""
+    """An SSH channel whose command succeeds, whatever it was sent."""
 
     def __init__(self, answer: Iterator[bytes], sendall: Callable[[bytes], None]) -> None:
         self._answer, self.sendall = answer, sendall
@@ -39,7 +38,7 @@ class Channel:
 
     def settimeout(self, _seconds: float) -> None: ...
     def exec_command(self, command: str) -> None:
-        """As sh does it: what marks the beginning of an answer comes first."""
+        """Answer with the mark first, as sh does."""
         self._mark = command.partition("printf %s ")[2].partition(";")[0].encode()
 
     def close(self) -> None: ...
@@ -61,11 +60,11 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Connect:
 
 def by_sh(
     script: str, greeting: bytes = b"", of_the_script: int | None = None
-) -> tuple[int, bytes, AnsweringAgent]:
-    """What comes of a script where the login shell says something first, or the line breaks."""
+) -> tuple[int, bytes, MarkedAnswer]:
+    """Run a script with a greeting printed before it, or with only the first bytes of the script."""
     out: list[bytes] = []
-    answer = AnsweringAgent(out.append)
-    command, said = answer.ask(script)
+    answer = MarkedAnswer(out.append)
+    command, said = answer.command_for(script)
     given = said[:of_the_script] + b"stdin"
     done = subprocess.run(["sh", "-c", command], input=given, capture_output=True, check=False)
     for byte in greeting + done.stdout:
@@ -77,12 +76,12 @@ def test_what_a_login_shell_says_is_no_part_of_the_answer() -> None:
     script = "printf '%s\\n' \"it's\" here!\ncat\nexit 7"
     for greeting in (b"", b"*** Welcome to rack 7 ***\nbench-no-mark\n"):
         code, out, answer = by_sh(script, greeting)
-        assert (code, out, answer.before) == (7, b"it's\nhere!\nstdin", greeting)
+        assert (code, out, answer.greeting) == (7, b"it's\nhere!\nstdin", greeting)
 
 
 def test_no_login_shell_has_to_understand_the_script() -> None:
-    """csh takes neither a new line nor an exclamation mark between quotes."""
-    command, _ = AnsweringAgent(print).ask("a\nb ! c '")
+    """csh accepts neither a newline nor an exclamation mark between quotes."""
+    command, _ = MarkedAnswer(print).command_for("a\nb ! c '")
     assert "\n" not in command and "!" not in command and command.count("'") == 2
 
 
@@ -135,7 +134,7 @@ def test_an_answer_without_end_is_not_taken(connect: Connect) -> None:
         for _ in range(1000):
             yield bytes(2**20)
 
-    with pytest.raises(EnvironmentCannot, match="answers without end"):
+    with pytest.raises(EnvironmentCannot, match="answer is larger than"):
         connect(Channel(endless(), lambda piece: None)).ask("date")
 
 

@@ -1,4 +1,4 @@
-"""What is sent, and what becomes of it when sending goes wrong; the node is a folder of this machine."""
+"""Sending layers and code, with failures in between; the node is a folder on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bench.push.node_survey import InstalledEngine, StoredImage
 from bench.push.remote import ANSWER_SECONDS, CommandResult, Here, Unreachable
 from bench.push.ship import Shipped
 from tests.control.images import make_image
-from tests.control.push.test_survey import found
+from tests.control.push.test_node_survey import found
 
 DATA = bytes(range(256)) * 4096
 
@@ -66,7 +66,7 @@ def test_a_part_that_is_damaged_is_sent_anew(place: Path, blob: Blob, wrong: byt
 
 
 class Breaks(Here):
-    """A line that breaks in the middle of what is sent."""
+    """A connection that breaks while a layer is sent."""
 
     def ask(
         self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
@@ -86,7 +86,7 @@ def test_a_broken_line_leaves_what_the_next_push_goes_on_from(place: Path, blob:
 
 
 class Full(Here):
-    """A disk that takes nothing more."""
+    """A node whose disk is full."""
 
     def ask(
         self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
@@ -103,7 +103,7 @@ def test_a_full_disk_says_so(place: Path, blob: Blob) -> None:
 
 
 class Damages(Here):
-    """A disk that keeps other bytes than it was given."""
+    """A node whose disk stores wrong bytes."""
 
     def ask(
         self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
@@ -120,23 +120,23 @@ def test_what_arrives_damaged_every_time_is_not_taken(place: Path, blob: Blob) -
 
 
 def test_a_layer_that_was_damaged_here_is_compressed_again(place: Path, tmp_path: Path) -> None:
-    archive, depot = make_image(tmp_path, [{"usr/a": DATA}]), ImageStore(print)
-    depot.place = tmp_path / "kept"
+    archive, store = make_image(tmp_path, [{"usr/a": DATA}]), ImageStore(print)
+    store.folder = tmp_path / "kept"
     with archive.open("rb") as file:
         ours = Shippable(archive, read_facts(file, "image"))
-    kept = depot.layer(ours, 0)
+    kept = store.layer(ours, 0)
     kept.path.write_bytes(kept.path.read_bytes()[:100])
-    with pytest.raises(EnvironmentCannot, match="was kept damaged here"):
-        send(place, depot.layer(ours, 0))
-    assert send(place, depot.layer(ours, 0)) > 100
+    with pytest.raises(EnvironmentCannot, match="was damaged in the cache"):
+        send(place, store.layer(ours, 0))
+    assert send(place, store.layer(ours, 0)) > 100
 
 
 def test_our_code_arrives_as_it_is_here(tmp_path: Path) -> None:
-    depot = ImageStore(lambda text: None)
-    landed = ship.ship_code(Here(), str(tmp_path / "p"), depot, lambda done, total: None)
-    assert landed.changed and 0 < landed.sent_bytes < 2_000_000
-    assert (Path(landed.runnable) / "bench/__init__.py").read_bytes() == (Path(bench.__file__).read_bytes())
-    again = ship.ship_code(Here(), str(tmp_path / "p"), depot, lambda done, total: None)
+    store = ImageStore(lambda text: None)
+    shipped = ship.ship_code(Here(), str(tmp_path / "p"), store, lambda done, total: None)
+    assert shipped.changed and 0 < shipped.sent_bytes < 2_000_000
+    assert (Path(shipped.runnable) / "bench/__init__.py").read_bytes() == (Path(bench.__file__).read_bytes())
+    again = ship.ship_code(Here(), str(tmp_path / "p"), store, lambda done, total: None)
     assert (again.changed, again.sent_bytes) == (False, 0)
 
 
@@ -166,11 +166,11 @@ def test_an_image_that_apptainer_left_half_made_is_made_anew(
     def bring() -> Shipped:
         return ship.ship(Here(), node, "apptainer", ours, ImageStore(print), lambda done, total: None)
 
-    with pytest.raises(EnvironmentCannot, match="does not take the image: FATAL: mksquashfs: write failed"):
+    with pytest.raises(EnvironmentCannot, match="cannot load the image: FATAL: mksquashfs: write failed"):
         bring()
     (tmp_path / "room").touch()
-    landed = bring()
-    assert landed.changed and Path(landed.runnable).read_text() == "whole"
+    shipped = bring()
+    assert shipped.changed and Path(shipped.runnable).read_text() == "whole"
     assert not bring().changed
 
 
@@ -209,14 +209,17 @@ def test_engines_that_take_whole_archives_only_get_them() -> None:
 
 def test_an_image_is_known_by_its_identity_never_by_a_name() -> None:
     ours = image("a", "b")
-    assert ship.present(with_images(StoredImage("sha256:ours", ("a", "b"))), "docker", ours) == "sha256:ours"
-    assert ship.present(with_images(StoredImage("sha256:other", ("a", "b"))), "docker", ours) is None
+    assert (
+        ship.installed_as(with_images(StoredImage("sha256:ours", ("a", "b"))), "docker", ours)
+        == "sha256:ours"
+    )
+    assert ship.installed_as(with_images(StoredImage("sha256:other", ("a", "b"))), "docker", ours) is None
     by_manifest = with_images(StoredImage("sha256:manifest", ("a", "b")), named_by_configuration=False)
-    assert ship.present(by_manifest, "docker", ours) == "sha256:manifest"
+    assert ship.installed_as(by_manifest, "docker", ours) == "sha256:manifest"
 
 
 class Pulls(Here):
-    """A node whose engine gets an image from a registry, and may have had one of that name before."""
+    """A node whose engine pulls an image, and may have had another image under that name."""
 
     def __init__(self, before: str = "") -> None:
         self.asked: list[str] = []
@@ -236,9 +239,9 @@ REFERENCE = "example.org/bench"
 
 def test_what_a_registry_has_is_kept_under_our_name_alone() -> None:
     node = Pulls()
-    landed = ship.pull(node, with_images(), "docker", REFERENCE, "sha256:ours")
+    shipped = ship.pull(node, with_images(), "docker", REFERENCE, "sha256:ours")
     identity = Identity("sha256:ours", ("a", "b"))
-    assert (landed.runnable, landed.changed, landed.identity) == ("sha256:ours", True, identity)
+    assert (shipped.runnable, shipped.changed, shipped.identity) == ("sha256:ours", True, identity)
     kept = f"docker tag sha256:ours bench-push:ours && docker image rm {REFERENCE} >/dev/null"
     assert node.asked[-1] == kept
 

@@ -1,4 +1,4 @@
-"""What a node says of itself, recorded, and what follows from it."""
+"""Recorded answers of nodes, and the findings that follow from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.images.engines import EngineFacts
 from bench.images.engines.preflight import HostFacts
 from bench.images.variants import find_variant
 from bench.push.node_findings import Need, judge
-from bench.push.node_survey import GpuState, Survey, answered, read_survey, survey
+from bench.push.node_survey import GpuState, Survey, read_survey, split_answers, survey_node
 from bench.push.remote import Here
 
 GIB = 2**30
@@ -71,7 +71,7 @@ def test_a_rented_node_as_recorded() -> None:
 
 
 def test_this_machine_answers_the_same_questions() -> None:
-    node = survey(Here(), '"$HOME/.bench"', ["none"], "python3")
+    node = survey_node(Here(), '"$HOME/.bench"', ["none"], "python3")
     assert node.cores > 0
     assert node.python is not None
     assert abs(node.skew_seconds) < 5
@@ -85,27 +85,27 @@ def test_a_place_is_absolute_and_begins_at_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, found: str
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert survey(Here(), f'"{place}"', (), "python3").place == f"{tmp_path}{found}"
-    assert survey(Here(), '"/srv/bench"', (), "python3").place == "/srv/bench"
+    assert survey_node(Here(), f'"{place}"', (), "python3").place == f"{tmp_path}{found}"
+    assert survey_node(Here(), '"/srv/bench"', (), "python3").place == "/srv/bench"
 
 
 def test_a_python_may_lie_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my env").mkdir()
     (tmp_path / "my env/python").symlink_to(sys.executable)
     monkeypatch.setenv("HOME", str(tmp_path))
-    asked = survey(Here(), '"$HOME/.bench"', ("none",), "~/my env/python")
+    asked = survey_node(Here(), '"$HOME/.bench"', ("none",), "~/my env/python")
     assert asked.python == f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def test_what_a_node_says_is_fit_for_a_terminal() -> None:
     said = "\036os\037Ubuntu\033]0;mine\007\n\0370\035\036gpu users\0371:\ta\033[2J\nb\n\0370\035"
-    assert answered(said) == {"os": (0, "Ubuntu?]0;mine?\n"), "gpu users": (0, "1: a?[2J\nb\n")}
+    assert split_answers(said) == {"os": (0, "Ubuntu?]0;mine?\n"), "gpu users": (0, "1: a?[2J\nb\n")}
 
 
 def test_what_is_no_machine_of_ours() -> None:
     for text in ("", "Welcome to the switch>", "\036who\037x\0370\035"):
         with pytest.raises(EnvironmentCannot, match="does not answer as a Linux machine"):
-            read_survey(answered(text), 0.0, [])
+            read_survey(split_answers(text), 0.0, [])
 
 
 NEED = Need("docker", find_variant("cuda12.8"), on_cpu=False, gpus=None, engine_bytes=20 * GIB)
@@ -114,14 +114,14 @@ NEED = Need("docker", find_variant("cuda12.8"), on_cpu=False, gpus=None, engine_
 @pytest.mark.parametrize(
     ("changes", "said", "advice"),
     [
-        ({"docker": (127, "sh: docker: not found")}, "there is no docker", "apt-get install docker.io"),
+        ({"docker": (127, "sh: docker: not found")}, "docker: not installed", "apt-get install docker.io"),
         ({"docker": (1, "permission denied while trying")}, "permission denied", "usermod -aG docker ubuntu"),
         ({"docker": (1, "Cannot connect to the Docker daemon")}, "Cannot connect", "systemctl start docker"),
         ({"docker": (0, '{"ServerErrors":["Cannot connect"]}')}, "Cannot connect", "systemctl"),
         ({"docker": (0, '{"ServerVersion":"27","SecurityOptions":["name=rootless"]}')}, "rootless", "podman"),
-        ({"place": (0, "/x\n/dev/sda1 1 1 1000 1% /\nwritable\n")}, "0.0 GiB are free, a run needs", "make"),
+        ({"place": (0, "/x\n/dev/sda1 1 1 1000 1% /\nwritable\n")}, "0.0 GiB are free, a run needs", "free"),
         ({"place": (0, "/x\n/dev/sda1 1 1 430000000 1% /\n")}, "ubuntu may not write to /x", "--place"),
-        ({"docker_room": (0, "/dev/sda1 1 1 1000 1% /")}, "/var/lib/docker: 0.0 GiB are", "make"),
+        ({"docker_room": (0, "/dev/sda1 1 1 1000 1% /")}, "/var/lib/docker: 0.0 GiB are", "free"),
         ({"clock": (0, "1763731000.0")}, "1000 s ahead", "timedatectl"),
         ({"clock": (0, "1763729000.0")}, "1000 s behind", "timedatectl"),
         ({"gpus": (0, "0, H100, 81559, 70000, 99, 0"), "gpu_users": (0, "eve: 4242, python, 70000 MiB")},
@@ -130,7 +130,7 @@ NEED = Need("docker", find_variant("cuda12.8"), on_cpu=False, gpus=None, engine_
          "driver 535.104.05 is too old", "--engine none"),
         ({"nvidia-ctk_--version": (0, "Toolkit CLI version 1.16.1")}, "CVE-2025-23266", "1.17.8"),
         ({"uname_-m": (0, "aarch64\n")}, "is aarch64, the images are for x86_64", "--engine none"),
-        ({"cdi": (1, "")}, "hands no GPUs to containers", "nvidia-ctk cdi generate"),
+        ({"cdi": (1, "")}, "cannot pass GPUs to containers", "nvidia-ctk cdi generate"),
         ({"programs": (0, "sha256sum\nflock\n")}, "it lacks sha256sum, flock", "coreutils"),
         ({"memory": (0, "MemTotal: 9000000 kB\nMemAvailable: 1000 kB\n")}, "memory is free", ""),
     ],
@@ -156,7 +156,7 @@ def test_fewer_gpus_than_the_manifest_asks_for() -> None:
 
 
 def test_what_is_wrong_with_gpus_is_for_the_check_of_a_node_to_say() -> None:
-    """In a signed bundle, which can be shown to the landlord."""
+    """Faulty GPUs must not stop a check: its signed bundle can be shown to the node's owner."""
     need = dataclasses.replace(NEED, gpus=8, checks=True)
     used = found(gpus=(0, "0, H100, 81559, 70000, 99, 0"))
     assert [(f.level, f.what.partition(",")[0]) for f in judge(used, need)] == [
@@ -171,7 +171,7 @@ LOST = (
 
 
 def test_a_gpu_that_is_lost_hides_neither_the_others_nor_itself() -> None:
-    """nvidia-smi ends with 15 then; a node of eight was said to have no GPU."""
+    """nvidia-smi exits with 15 if a GPU is lost; such a node of eight once counted as having none."""
     both = found(gpus=(15, f"0, H100, 81559, 1, 0, 0\n{LOST}\n"))
     assert [gpu.index for gpu in both.gpus] == [0]
     (finding,) = judge(both, NEED)
@@ -189,5 +189,5 @@ def test_a_bare_environment() -> None:
     need = Need("none", None, on_cpu=True, gpus=None)
     assert judge(found(python=(0, "3.12\n\n")), need) == []
     assert "torch, transformers" in judge(found(python=(0, "3.12\ntorch transformers\n")), need)[0].what
-    assert "3.11 is the oldest" in judge(found(python=(0, "3.9\n\n")), need)[0].what
+    assert "the oldest supported is 3.11" in judge(found(python=(0, "3.9\n\n")), need)[0].what
     assert "does not run" in judge(found(python=(127, "not found")), need)[0].what

@@ -1,4 +1,4 @@
-"""A run's journal on its way: mirrored here, given back to a node that lost it, and never lost between."""
+"""Mirroring a run's journal, restoring it on a node that lost it, and fetching the bundle."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from bench.push.image_store import ImageStore
 from bench.push.push_record import Record
 from bench.push.remote import ANSWER_SECONDS, CommandResult, Here, Unreachable
 from bench.signing.ssh_keys import PublicKey
-from tests.control.push.test_record import R
+from tests.control.push.test_push_record import R
 
 JOURNAL = b'{"trial": 1}\n{"trial": 2}\n'
 
 
 @pytest.fixture
 def record(tmp_path: Path) -> Record:
-    """Of a run whose node has its folder, as every start makes it, and whose mirror has its journal."""
+    """A record of a run whose folder exists on the node, and whose journal is mirrored."""
     made = dataclasses.replace(R, local=True, place=str(tmp_path / "a place"), out=str(tmp_path / "results"))
     (Path(made.folder) / "out").mkdir(parents=True)
     (made.mirror / "logs").mkdir(parents=True)
@@ -36,7 +36,7 @@ def there(record: Record) -> Path:
 
 
 class Breaks(Here):
-    """A line that breaks in the middle of one file: what reads there sees the end of it."""
+    """A connection that breaks in the middle of one file: the program there sees a normal end of file."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -52,7 +52,7 @@ class Breaks(Here):
 
 
 def test_a_node_that_lost_everything_is_given_what_was_mirrored(record: Record) -> None:
-    assert mirror.settle_journal(Here(), record, "")
+    assert mirror.restore_journal(Here(), record, "")
     for name in ("journal.jsonl", "telemetry.jsonl", "logs/a b.txt"):
         assert (there(record) / name).read_bytes() == JOURNAL
 
@@ -60,16 +60,16 @@ def test_a_node_that_lost_everything_is_given_what_was_mirrored(record: Record) 
 @pytest.mark.parametrize("name", ["journal.jsonl", "telemetry.jsonl"])
 def test_a_line_that_breaks_while_it_is_given_back_loses_nothing(record: Record, name: str) -> None:
     with pytest.raises(Unreachable):
-        mirror.settle_journal(Breaks(name), record, "")
+        mirror.restore_journal(Breaks(name), record, "")
     assert not (there(record) / "journal.jsonl").exists()
-    assert mirror.settle_journal(Here(), record, "")  # the next push
+    assert mirror.restore_journal(Here(), record, "")  # the next push
     assert (there(record) / name).read_bytes() == JOURNAL
 
 
 def test_a_journal_of_the_nodes_own_counts_and_is_mirrored_anew(record: Record) -> None:
     there(record).mkdir()
     (there(record) / "journal.jsonl").write_bytes(b'{"trial": 1}\n{"tri')
-    assert not mirror.settle_journal(Here(), record, "")
+    assert not mirror.restore_journal(Here(), record, "")
     assert (there(record) / "journal.jsonl").read_bytes() == b'{"trial": 1}\n{"tri'
     assert not (record.mirror / "journal.jsonl").exists()
 
@@ -78,7 +78,7 @@ KEY = OperatorKey(Path("key"), PublicKey(b"7" * 32), in_agent=False)
 
 
 class Endless(Here):
-    """A node that says how long the bundle is, and goes on after it."""
+    """A node that sends more than the size it gave for the bundle."""
 
     def ask(
         self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
@@ -92,7 +92,7 @@ class Endless(Here):
 
 
 def test_no_more_is_fetched_than_the_bundle_has(record: Record) -> None:
-    with pytest.raises(VerificationFailed, match="does not end"):
+    with pytest.raises(VerificationFailed, match="sends more than"):
         mirror.fetch(Endless(), record, KEY, (), lambda done, total: None)
     assert record.bundle.with_suffix(".part").stat().st_size <= 1200
 
@@ -111,7 +111,7 @@ def test_what_is_not_ours_stays_where_we_worked(record: Record) -> None:
 
 
 def test_nothing_is_left_where_nobody_else_works(record: Record) -> None:
-    landed = ship.ship_code(Here(), record.place, ImageStore(print), lambda done, total: None)
-    assert Path(landed.runnable).is_dir()
+    shipped = ship.ship_code(Here(), record.place, ImageStore(print), lambda done, total: None)
+    assert Path(shipped.runnable).is_dir()
     mirror.clean(Here(), dataclasses.replace(record, engine="none"))
     assert not Path(record.place).exists()

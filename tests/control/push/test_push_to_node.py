@@ -1,4 +1,4 @@
-"""A run's end, seen by two who watch it: one of them fetches the bundle, and nobody loses it."""
+"""Two commands that watch the same run: one fetches the bundle, and neither loses it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,18 +17,16 @@ from bench.base.errors import BadInput
 from bench.cli import pushed_runs
 from bench.operator import certify_and_receive
 from bench.planning.manifest import load_manifest
-from bench.push import mirror, start_run, watch_and_fetch
+from bench.push import mirror, push_to_node
 from bench.push.hosts import Host
 from bench.push.image_store import ImageStore
-from bench.push.preflight_and_ship import ChosenEngine
 from bench.push.push_record import Record, Records
-from bench.push.push_to_node import NodePush
+from bench.push.push_to_node import ChosenEngine, NodePush
 from bench.push.remote import ANSWER_SECONDS, CommandResult, Here
 from bench.push.request import HostPart, PushRequest, Result, Shared
 from bench.push.ship import Shipped
-from bench.push.visit import Visit
-from tests.control.push.test_follow import KEY
-from tests.control.push.test_record import R
+from tests.control.push.test_mirror import KEY
+from tests.control.push.test_push_record import R
 
 QUICKSTART = Path(__file__).parents[3] / "manifests/quickstart.json"
 BUNDLE = bytes(range(256)) * 64
@@ -50,19 +49,19 @@ def record(tmp_path: Path) -> Record:
     return made
 
 
-def order_of(record: Record) -> PushRequest:
+def request_of(record: Record) -> PushRequest:
     return PushRequest(load_manifest(QUICKSTART), "none", Path(record.out), KEY)
 
 
 def attach(record: Record, records: Records) -> Result:
     shared = Shared(records, ImageStore(print), Silent())
-    return NodePush(HostPart(record.to_host(), local=True), order_of(record), shared).attach(record)
+    return NodePush(HostPart(record.to_host(), local=True), request_of(record), shared).attach(record)
 
 
 def test_a_run_that_somebody_else_fetched_meanwhile_is_done_not_failed(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_and_fetch, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(push_to_node, "_LOOK_SECONDS", 0.01)
     records = Records(tmp_path / "runs")
     records.save(dataclasses.replace(record, state="fetched"))  # and its folder is gone from the node
     record.bundle.write_bytes(BUNDLE)
@@ -74,7 +73,7 @@ def test_a_run_that_somebody_else_fetched_meanwhile_is_done_not_failed(
 def test_a_run_whose_folder_is_gone_and_whose_bundle_is_not_here_failed(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_and_fetch, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(push_to_node, "_LOOK_SECONDS", 0.01)
     records = Records(tmp_path / "runs")
     records.save(record)
     assert attach(record, records).outcome == "failed"
@@ -84,7 +83,7 @@ def test_a_run_whose_folder_is_gone_and_whose_bundle_is_not_here_failed(
 def test_the_last_words_of_a_run_are_fit_for_a_terminal(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_and_fetch, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(push_to_node, "_LOOK_SECONDS", 0.01)
     (record.mirror / mirror.LOG).write_text("killed\033[2J\033]0;mine\007\n")
     error = attach(record, Records(tmp_path / "runs")).error
     assert error is not None and "killed?[2J?]0;mine?" in error.message
@@ -100,22 +99,65 @@ def test_after_a_push_that_was_cancelled_there_is_nothing_to_attach_to(
 
 
 def test_a_run_that_goes_on_is_noted_with_the_way_that_led_there(record: Record, tmp_path: Path) -> None:
-    """By another user, with another key of SSH's: bench attach takes the same way."""
+    """Another user and another SSH key are recorded, so that bench attach logs in the same way."""
     records = Records(tmp_path / "runs")
-    order = dataclasses.replace(order_of(record), ssh_config=Path("/here/config"))
+    request = dataclasses.replace(request_of(record), ssh_config=Path("/here/config"))
     host = Host("gpu1", "10.0.0.1", "bob", None, Path("/here/bob"), "/there/python")
-    traveller = Visit(HostPart(host), order, Shared(records, ImageStore(print), Silent()))
-    found = SimpleNamespace(place="/home/bob/.bench")
-    chosen = ChosenEngine(found, "none", None)  # type: ignore[arg-type]
-    noted = start_run._note(traveller, chosen, Shipped("code", 0, changed=False), record)
+    node_push = NodePush(HostPart(host), request, Shared(records, ImageStore(print), Silent()))
+    survey = SimpleNamespace(place="/home/bob/.bench")
+    chosen = ChosenEngine(survey, "none", None)  # type: ignore[arg-type]
+    noted = node_push._record_run(chosen, Shipped("code", 0, changed=False), record)
     assert (noted.run_id, noted.place) == (record.run_id, "/home/bob/.bench")
     assert noted.to_host() == dataclasses.replace(host, name=record.host)
     assert noted.ssh_config == "/here/config"
     assert records.all() == [noted]
 
 
+PYTHON = """#!/bin/sh
+case $1 in -c) echo 3.12; echo;; *) echo "nothing was measured" >&2; exit 5;; esac
+"""
+
+
+def test_a_push_goes_from_preflight_to_the_run_and_its_failure_is_taken_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push_to_node, "_LOOK_SECONDS", 0.01)
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    records = Records(tmp_path / "runs")
+    request = PushRequest(
+        load_manifest(QUICKSTART),
+        "none",
+        tmp_path / "results",
+        KEY,
+        ledger=tmp_path / "ledger.jsonl",
+        python=str(tmp_path / "python"),
+        place=str(tmp_path / "place"),
+        on_cpu=True,
+        despite_findings=True,
+    )
+
+    def pushed(**changes: Any) -> Result:
+        shared = Shared(records, ImageStore(print), Silent())
+        part = HostPart(Host("here", "localhost"), local=True)
+        return NodePush(part, dataclasses.replace(request, **changes), shared).run()
+
+    dry = pushed(until="preflight")
+    assert (dry.outcome, dry.engine, records.all()) == ("would", "none", [])
+    first = pushed()
+    assert first.error is not None
+    assert (first.outcome, first.phase, first.changed) == ("failed", "run", True)
+    assert first.error.message == "the run ended with exit code 5: nothing was measured"
+    (record,) = records.all()
+    assert (record.run_id, record.state) == (first.run_id, "failed")
+    assert "bench run manifest.json" in (record.mirror / "run.sh").read_text()
+    again = pushed()
+    assert (again.run_id, again.outcome) == (first.run_id, "failed")
+    assert pushed(new_run=True).run_id != first.run_id
+
+
 class Halves(Here):
-    """Sends the bundle in two halves; between them there is time for somebody else to begin."""
+    """Sends the bundle in two halves, with time between them for another command to start."""
 
     def __init__(self, between: Callable[[], object]) -> None:
         self._between = between

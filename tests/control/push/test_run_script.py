@@ -1,4 +1,4 @@
-"""How a run starts, is asked after, ends and starts again: the very scripts, on this machine."""
+"""The real scripts on this machine: a run starts, reports its state, ends, and starts again."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pytest
 from bench.base.errors import BadInput
 from bench.images.archive import Identity
 from bench.images.engines import apptainer, docker
-from bench.push import quoting, run_script
+from bench.push import run_script
 from bench.push.remote import Here
-from bench.push.run_script import Job, Together
+from bench.push.run_script import GroupMember, Job
 from bench.push.slurm import Slurm, header
 
 RUN = "0123456789ab"
@@ -26,7 +26,7 @@ RUN = "0123456789ab"
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    """With a Python that measures nothing: it waits to be told to end."""
+    """A job whose Python measures nothing: it waits for SIGTERM or for a file."""
     python = tmp_path / "python"
     python.write_text(
         "#!/bin/sh\ntrap 'echo ending >&2; exit 5' TERM\necho \"told: $*\" >&2\n"
@@ -215,8 +215,8 @@ def test_apptainer_s_compilers_write_into_the_run_s_folder(job: Job) -> None:
 
 
 def test_followers_get_no_challenge_and_all_share_the_network(job: Job) -> None:
-    leader = run_script.argv(in_docker(job), Together(2, 0, "gpu1:29500"))
-    follower = run_script.argv(in_docker(job), Together(2, 1, "gpu1:29500"))
+    leader = run_script.argv(in_docker(job), GroupMember(2, 0, "gpu1:29500"))
+    follower = run_script.argv(in_docker(job), GroupMember(2, 1, "gpu1:29500"))
     assert "--network=host" in leader and "--network=host" in follower
     assert "--challenge" in leader and "--challenge" not in follower
     assert follower[-6:] == ["--nodes", "2", "--node", "1", "--meet", "gpu1:29500"]
@@ -226,13 +226,13 @@ def test_followers_get_no_challenge_and_all_share_the_network(job: Job) -> None:
 def test_the_network_s_devices_are_handed_on_by_the_node_that_has_them(
     job: Job, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The node that writes the script need not be the one that runs it."""
+    """The node that runs the script, not the one that wrote it, decides which devices exist."""
 
     def told(devices: Path) -> str:
-        for other in (quoting, docker, apptainer):
+        for other in (run_script, docker, apptainer):
             monkeypatch.setattr(other, "RDMA", devices)
-        together = Together(2, 0, "gpu1:29500")
-        line = quoting.words(run_script.argv(in_docker(job, engine=engine), together))
+        member = GroupMember(2, 0, "gpu1:29500")
+        line = run_script.shell_line(run_script.argv(in_docker(job, engine=engine), member))
         return subprocess.run(
             ["sh", "-c", line.replace(engine, "echo", 1)], capture_output=True, text=True, check=True
         ).stdout
@@ -246,7 +246,7 @@ def test_the_network_s_devices_are_handed_on_by_the_node_that_has_them(
 
 @pytest.mark.parametrize("engine", ["docker", "podman", "apptainer"])
 def test_a_container_obeys_the_node_s_choice_of_gpus_where_there_is_one(job: Job, engine: str) -> None:
-    line = quoting.words(run_script.argv(in_docker(job, engine=engine), None))
+    line = run_script.shell_line(run_script.argv(in_docker(job, engine=engine), None))
 
     def told(chosen: dict[str, str]) -> list[str]:
         shown = subprocess.run(

@@ -1,4 +1,4 @@
-"""What was begun is found again; one exit code for all."""
+"""Records of runs are found again; results of many nodes reduce to one exit code."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_runs_by_the_names_that_people_have(records: Records, names: list[str], 
     [("gpu1", "gpu1-aaaa00000000.tar"), ("me@[fe80::1]:22", "me__fe80__1__22-aaaa00000000.tar")],
 )
 def test_a_bundle_is_named_after_its_node(host: str, name: str) -> None:
-    """It holds no host name itself, and of forty that came back one wants to know which is slow."""
+    """The bundle holds no host name, and among forty bundles the slow node must be identifiable."""
     assert dataclasses.replace(R, host=host).bundle == Path("/here/results") / name
 
 
@@ -107,7 +107,7 @@ def result(outcome: Outcome, code: int = 3) -> Result:
 
 
 def checked(folder: Path, **gpu: Any) -> Result:
-    """A node whose GPU 0 answers so."""
+    """The result of a node check in which NVML answers `gpu` for GPU 0."""
     bundle = made.bundle(folder / "node.tar", folder, count=2, gpus={"0": gpu})
     return Result("h", outcome="done", verdict=verify_bundle(bundle, recompute))
 

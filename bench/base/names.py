@@ -1,0 +1,11 @@
+"""Names and units that several folders share. Pure; imports nothing, so that every module may import it."""
+
+from __future__ import annotations
+
+GIB = 2**30  # bytes
+CONTAINER_ENGINES = ("docker", "podman", "apptainer")  # in the order in which "auto" tries them
+ENGINES = (*CONTAINER_ENGINES, "none")  # choices of --engine; "none": the machine's own Python environment
+ENGINES_WITH_STORE = ("docker", "podman")  # keep images by name, and pull them; Apptainer's images are files
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # the variable that chooses GPUs; kept in bundles as their UUIDs
+# The variable that passes an image's identity into its container, as JSON: {"config": ..., "diff_ids": [...]}
+IMAGE_VARIABLE = "BENCH_IMAGE"
