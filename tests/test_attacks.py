@@ -793,7 +793,7 @@ def test_a_node_check_that_says_it_looked_at_no_gpu(tmp_path: Path) -> None:
     results = json.loads(old["results.json"]) | {"manifest_digest": f"sha256:{sha256(manifest)}"}
     results |= {"device": "cpu", "expect": results["expect"] | {"gpus": None}}
     signed_anew(path, old | {"manifest.json": manifest, "results.json": pretty_json(results)})
-    refused(path, "a check of the CPU alone has no GPUs", recompute)
+    refused(path, "the results are of a CPU check, but list GPUs", recompute)
 
 
 @pytest.mark.parametrize(
@@ -802,7 +802,7 @@ def test_a_node_check_that_says_it_looked_at_no_gpu(tmp_path: Path) -> None:
         ({"gpus": 8, "expect": {}}, "other expectations than its manifest has"),
         ({"expect": {"gpus": 1, "driver": "999."}}, "other expectations than its manifest has"),
         ({"expect": {"gpus": 1, "persistence": True}}, "other expectations than its manifest has"),
-        ({"require": ["all-reduce"]}, "require other checks than their manifest does"),
+        ({"require": ["all-reduce"]}, "require other checks than their manifest"),
     ],
 )
 def test_a_node_check_by_other_standards_than_its_manifests(tmp_path: Path, asks: Any, why: str) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from bench.base.errors import BadInput, nearest
 from bench.base.strict_json import pretty_json, to_json
-from bench.node_check.checks import known_checks
-from bench.node_check.judging import Level
+from bench.node_check.all_checks import known_checks
+from bench.node_check.judging import Depth
 from bench.node_check.judging.finding import EXITS, NAGIOS
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class CheckArguments:
     """The command's arguments."""
 
     manifest: Path | None
-    level: Level | None
+    level: Depth | None
     out: Path
     skip: tuple[str, ...]
     scratch: Path | None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.base.errors import BenchError
 from bench.cli import operator_options as control
-from bench.node_check.judging import LEVELS
+from bench.node_check.judging import DEPTHS
 
 EXIT_CODES = """exit codes:
   0  the node passes; warnings are shown
@@ -24,7 +24,7 @@ def add_check(check: argparse.ArgumentParser) -> None:
     check.epilog, check.formatter_class = EXIT_CODES, argparse.RawDescriptionHelpFormatter
     add = check.add_argument
     add("manifest", type=Path, metavar="MANIFEST", nargs="?", help="default: the one that bench brings")
-    add("--level", choices=LEVELS, help="2, 10 or 60 minutes (default: the manifest's)")
+    add("--level", choices=DEPTHS, help="2, 10 or 60 minutes (default: the manifest's)")
     add("-o", "--out", type=Path, default=Path("out"), metavar="DIR", help="where bundles go (default: out)")
     add("--skip", action="append", default=[], metavar="CHECK", help="leave a check out; repeatable")
     add("--scratch", type=Path, metavar="DIR", help="the disk to check (default: that of --out)")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bench.base.errors import BadInput
 from bench.cli.arguments import Commands, Mixed, duration, is_host_and_port
-from bench.node_check.judging import LEVELS
+from bench.node_check.judging import DEPTHS
 
 if TYPE_CHECKING:
     from bench.push.hosts import Host
@@ -81,7 +81,7 @@ def _add_run(push: argparse.ArgumentParser) -> None:
         help="bundles go here (default: results)",
     )
     add("--budget", type=duration, metavar="TIME", help="start no trial after this long: 90s, 60m, 2h")
-    add("--level", choices=LEVELS, help="of a node check: 2, 10 or 60 minutes (default: the manifest's)")
+    add("--level", choices=DEPTHS, help="of a node check: 2, 10 or 60 minutes (default: the manifest's)")
     add("--engine", choices=("auto", "docker", "podman", "apptainer", "none"), default="auto",
         help="there (default: auto, the first that answers); none: an environment of Python's")  # fmt: skip
     add("--image", metavar="REF", help="a file of bench image build or save, or a name in the engine here "

@@ -10,7 +10,7 @@ import pytest
 
 from bench.node_check.checks import xid
 from bench.node_check.judging.finding import Finding, overall
-from bench.node_check.judging.standards import Expect, Past, Standards, profile_for, profile_of
+from bench.node_check.judging.standards import Expectations, Past, Standards, profile_for, profile_of
 from tests.checks.node import HOST, bad, evidence, findings
 
 
@@ -272,14 +272,14 @@ def test_what_was_ordered_is_what_must_be_there(tmp_path: Path) -> None:
     found = evidence(tmp_path, count=7)
     profile = profile_of("NVIDIA H200")
     for expect, check in (
-        (Expect(gpus=8), "present"),
-        (Expect(gpu="NVIDIA H100 80GB HBM3"), "present"),
-        (Expect(driver="999."), "alike"),
-        (Expect(vbios="0"), "alike"),
-        (Expect(power_watts=1000), "power"),
-        (Expect(pcie_generation=6), "pcie"),
-        (Expect(disk_gb_per_second=50), "disk"),
-        (Expect(host_gb_per_second=900), "host-memory"),
+        (Expectations(gpus=8), "present"),
+        (Expectations(gpu="NVIDIA H100 80GB HBM3"), "present"),
+        (Expectations(driver="999."), "alike"),
+        (Expectations(vbios="0"), "alike"),
+        (Expectations(power_watts=1000), "power"),
+        (Expectations(pcie_generation=6), "pcie"),
+        (Expectations(disk_gb_per_second=50), "disk"),
+        (Expectations(host_gb_per_second=900), "host-memory"),
     ):
         assert {(f.check, f.verdict) for f in bad(findings(found, Standards(profile, expect)))} == {
             (check, "fail")
@@ -291,14 +291,14 @@ def test_a_gpu_that_was_faster_before_is_warned_of(tmp_path: Path) -> None:
     uuid = found.gpus[2].uuid
     usual = next(f.rate for f in found.figures("memory") if f.gpu == 2)
     past = {uuid: Past(("a", "b"), {"memory": (1.08 * usual, 1.09 * usual)})}
-    (finding,) = bad(findings(found, Standards(profile_of("NVIDIA H200"), Expect(), past)))
+    (finding,) = bad(findings(found, Standards(profile_of("NVIDIA H200"), Expectations(), past)))
     assert (finding.check, finding.gpu, finding.basis) == ("memory", 2, "history")
 
 
 def test_rows_remapped_since_the_last_check_are_warned_of(tmp_path: Path) -> None:
     found = evidence(tmp_path, gpus={"2": {"RemappedRows": [3, 0, 0, 0]}})
     past = {found.gpus[2].uuid: Past(("a",), {}, {"remapped rows": 1})}
-    standards = Standards(profile_of("NVIDIA H200"), Expect(), past)
+    standards = Standards(profile_of("NVIDIA H200"), Expectations(), past)
     (finding,) = bad(findings(found, standards))
     assert (finding.check, finding.gpu, finding.basis) == ("rows", 2, "history")
     assert "2 more than at its last check" in finding.found

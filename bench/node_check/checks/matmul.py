@@ -15,10 +15,12 @@ from bench.node_check.judging.standards import Standards
 SIZE, TINY_SIZE = 8192, 256
 RULES = Tolerances(
     # Power and leakage differ from chip to chip: two healthy H200 of one node were 3% apart.
-    peers_warn=6, peers_fail=10, history_warn=5,
+    peers_warn=6,
+    peers_fail=10,
+    history_warn=5,
     advice="look at its clocks, power and temperature in the soak, and at who else computes there; were "
     "clocks locked (nvidia-smi -q -d CLOCK; -rgc frees them)? if it stays slow alone and cool, return it",
-)  # fmt: skip
+)
 
 
 def precisions(rig: Rig) -> tuple[str, ...]:
@@ -31,10 +33,10 @@ def precisions(rig: Rig) -> tuple[str, ...]:
     return ("fp16", "fp32") if older else ("bf16", "fp16", "tf32", "fp32")
 
 
-def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
+def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
     import torch
 
-    size = TINY_SIZE if effort.tiny else SIZE
+    size = TINY_SIZE if budget.tiny else SIZE
     figures = []
     for precision in precisions(rig):
         rig.say(precision)
@@ -55,6 +57,11 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
 
 
 CHECK = Check(
-    "matmul", "does every GPU reach the arithmetic of its kind?", judge, measure,
-    workers="team", limit_seconds=120, needs=("torch",),
-)  # fmt: skip
+    "matmul",
+    "does every GPU reach the arithmetic of its kind?",
+    judge,
+    measure,
+    workers="team",
+    limit_seconds=120,
+    needs=("torch",),
+)

@@ -19,9 +19,10 @@ from typing import Any, Protocol
 from bench.base.errors import BadInput
 from bench.base.paths import making_folders
 from bench.base.strict_json import to_json
-from bench.node_check.check_manifest import LevelBudget
+from bench.node_check.all_checks import known_checks
+from bench.node_check.check_manifest import DepthBudget
 from bench.node_check.check_results import CheckResults
-from bench.node_check.checks import Check, CheckBudget, known_checks
+from bench.node_check.checks import Check, CheckBudget
 from bench.node_check.judging.evidence import AFTER, BEFORE, IDLE, Answers, Evidence, Reading
 from bench.records.text import failure_text
 from bench.records.trial import Gpu
@@ -91,7 +92,7 @@ class CheckRun:
         self.asked = asked
         self.folder = folder
         self.talk = talk
-        self.pains: LevelBudget = asked.manifest.pains(asked.level)
+        self.pains: DepthBudget = asked.manifest.budget(asked.level)
         self.readings: dict[str, Reading] = {}
         self.gpus: tuple[Gpu, ...] = ()
         self.driver: str | None = None

@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.base.strict_json import from_json
-from bench.node_check.checks import CheckBudget, known_checks
+from bench.node_check.all_checks import known_checks
+from bench.node_check.checks import CheckBudget
 from bench.runner.machine import nvml
 from bench.runner.processes.ranks import together
 

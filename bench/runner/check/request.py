@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench.node_check.check_manifest import CheckManifest
-from bench.node_check.judging import Level
+from bench.node_check.judging import Depth
 from bench.node_check.judging.evidence import Reading
 from bench.node_check.judging.standards import Past
 from bench.records.trial import Gpu
@@ -19,7 +19,7 @@ class CheckRequest:
     """What the user wants of a check, besides the manifest."""
 
     manifest: CheckManifest
-    level: Level
+    level: Depth
     out: Path
     device: Literal["cpu", "cuda"]
     skip: tuple[str, ...]
