@@ -799,9 +799,9 @@ def test_a_node_check_that_says_it_looked_at_no_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asks", "why"),
     [
-        ({"gpus": 8, "expect": {}}, "other expectations than its manifest has"),
-        ({"expect": {"gpus": 1, "driver": "999."}}, "other expectations than its manifest has"),
-        ({"expect": {"gpus": 1, "persistence": True}}, "other expectations than its manifest has"),
+        ({"gpus": 8, "expect": {}}, "other expectations than those of its manifest"),
+        ({"expect": {"gpus": 1, "driver": "999."}}, "other expectations than those of its manifest"),
+        ({"expect": {"gpus": 1, "persistence": True}}, "other expectations than those of its manifest"),
         ({"require": ["all-reduce"]}, "require other checks than their manifest"),
     ],
 )
