@@ -182,7 +182,7 @@ def _decode_tuple(arguments: tuple[Any, ...], value: Any, path: str) -> tuple[An
         if arguments[0] in SCALARS and all(type(item) is arguments[0] for item in value):
             return tuple(value)
         row_type: Any = arguments[0]
-        if is_dataclass(row_type):
+        if _parts_of(row_type)[1]:
             hints, required = _shape(row_type)
             if required == hints.keys() and (rows := decode_rows(row_type, hints, value)) is not None:
                 return rows

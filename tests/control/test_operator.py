@@ -222,7 +222,7 @@ def test_somebody_elses_key(ledger: Ledger, key: OperatorKey) -> None:
         (b"ssh-ed25519 ", b"ssh-rsa ", "the requested key is no ssh-ed25519"),
         (b"\n", b"\n\n", "canonical form"),
         (b"{", b'{"more":1,', "unknown field"),
-        (b"BEGIN SSH", b"BEGIN PGP", "is no SSH signature"),
+        (b"BEGIN SSH", b"BEGIN PGP", "is not an SSH signature"),
     ],
 )
 def test_a_request_in_another_form(
@@ -265,7 +265,7 @@ def test_a_bundle_of_another_operator(ledger: Ledger, key: OperatorKey, tmp_path
     with Ledger(tmp_path / "theirs.jsonl") as theirs:
         node = asked(theirs)
         bundle = node.bundle(tmp_path / "b.tar", certified(theirs, other, node))
-        refused_bundle(ledger, key, bundle, "certified by SHA256:.*, which is not among them")
+        refused_bundle(ledger, key, bundle, "certified by the key SHA256:.*, which is not listed")
         refused_bundle(ledger, other, bundle, "a challenge that is not in the ledger")
 
 
