@@ -144,7 +144,7 @@ def test_a_trust_file_that_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
         "absent": "No such file",
         ".": "Is a directory",
         "binary": "text",
-        "large": "more",
+        "large": "larger",
     }.items():
         with pytest.raises(BadInput, match=why):
             TrustPolicy.from_file(tmp_path / name)

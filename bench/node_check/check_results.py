@@ -82,7 +82,7 @@ def _judged(name: str, evidence: Evidence, standards: Standards) -> Iterator[Fin
     findings = list(check.judge(evidence, standards))
     yield from findings
     if not findings:
-        yield Question(name).unread("nothing was there to judge" if evidence.gpus else "no GPU answers")
+        yield Question(name).unread("there was nothing to judge" if evidence.gpus else "no GPU answers")
 
 
 def _required(finding: Finding) -> Finding:

@@ -80,7 +80,7 @@ SAME: Mapping[str, tuple[str, Callable[[FleetMember], str], str]] = {
     "number of GPUs": (
         "present",
         lambda member: str(member.gpu_count or ""),
-        'with "gpus" in the manifest fewer fail',
+        'set "gpus" in the manifest, so that fewer GPUs fail',
     ),
     "driver": ("alike", lambda member: member.driver, "install the driver that the fleet has"),
     "VBIOS": ("alike", lambda member: member.vbios, "bring it to the fleet's with the vendor's tool"),
@@ -163,7 +163,7 @@ def _unusual(member: FleetMember, fleet: Sequence[FleetMember]) -> Iterator[Find
             expected=f"at most {LESS_MEMORY_PERCENT:g}% less",
             basis="fleet",
             source=source,
-            advice="is a memory module missing or switched off, or does a container give less?",
+            advice="check for a memory module that is missing or switched off, and for a container's limit",
         )
 
 

@@ -155,9 +155,9 @@ def test_what_differs_is_said_in_words_and_units(tmp_path: Path) -> None:
     other = {"MigMode": [0, 1], "ComputeMode": 3, "PowerManagementLimit": 650000}
     said = {f.found: f.expected for f in bad(findings(evidence(tmp_path, count=2, gpus={"1": other})))}
     assert said == {
-        "MIG mode off, on after the next reset": "MIG mode off, as another has it",
-        "compute mode exclusive process": "compute mode default, as another has it",
-        "power limit 650 W": "power limit 700 W, as another has it",
+        "MIG mode off, on after the next reset": "MIG mode off, as another GPU has it",
+        "compute mode exclusive process": "compute mode default, as another GPU has it",
+        "power limit 650 W": "power limit 700 W, as another GPU has it",
     }
 
 
@@ -165,7 +165,7 @@ def test_clocks_that_somebody_set_are_no_fault_and_are_said(tmp_path: Path) -> N
     every = findings(evidence(tmp_path, load={"4": {"CurrentClocksEventReasons": 0x06}}))
     assert not bad(every)
     said = {f.gpu: f.found for f in every if f.subject.endswith("throttling")}
-    assert "clocks that somebody set (in " in said.pop(4)
+    assert "clocks set by a user (in " in said.pop(4)
     assert set(said.values()) == {"none but the power cap"}
 
 
@@ -313,7 +313,7 @@ def test_what_is_required_counts(tmp_path: Path) -> None:
     """A kernel log that is closed keeps no node from passing, unless its owner wants it read."""
     found = evidence(tmp_path, host={"xid": {"closed": "/dev/kmsg: Operation not permitted"}})
     assert overall(findings(found)) == "pass"
-    assert any("root adds it" in f.advice for f in findings(found) if f.check == "xid")
+    assert any("run as root" in f.advice for f in findings(found) if f.check == "xid")
     assert overall(findings(found, require=("xid",))) == "not-run"
 
 
@@ -431,7 +431,7 @@ def test_cards_with_bridges_in_twos_need_no_way_to_the_others(tmp_path: Path) ->
     (finding,) = bridged(tmp_path, 4, {"0-1", "1-0"})
     assert (finding.check, finding.verdict) == ("peers", "fail")
     # Those of one baseboard do.
-    assert "no direct way: 0-2" in [f.found for f in bad(findings(evidence(tmp_path, cut=["0-2"])))]
+    assert "no direct access: 0-2" in [f.found for f in bad(findings(evidence(tmp_path, cut=["0-2"])))]
 
 
 def test_a_card_that_has_no_bridge_is_asked_about_and_not_failed(tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def test_a_bundle_that_comes_too_late(ledger: Ledger, key: OperatorKey, tmp_path
 def test_a_bundle_of_another_manifest(ledger: Ledger, key: OperatorKey, tmp_path: Path) -> None:
     node = Node(certify_and_receive.challenge(ledger, "0" * 64, NOW))
     bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
-    refused_bundle(ledger, key, bundle, "is of another manifest than the one asked for")
+    refused_bundle(ledger, key, bundle, "has another manifest than its challenge")
 
 
 def test_a_damaged_bundle_does_not_consume_the_nonce(
@@ -380,5 +380,5 @@ def test_without_ssh_keygen_it_says_so(
     ledger: Ledger, key: OperatorKey, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EnvironmentCannot, match="there is no ssh-keygen here"):
+    with pytest.raises(EnvironmentCannot, match="ssh-keygen is not installed"):
         certified(ledger, key, asked(ledger))

@@ -49,7 +49,7 @@ def _compared(query: str, values: dict[int, str]) -> Iterator[Finding]:
     """A finding for each GPU whose value is not the usual one, or a single pass if all are equal."""
     what, verdict, advice = SAME[query]
     usual, count = Counter(values.values()).most_common(1)[0]
-    whose = "as most of this node have it" if 2 * count > len(values) else "as another has it"
+    whose = "as on most GPUs of this node" if 2 * count > len(values) else "as another GPU has it"
     source = "the other GPUs of this node"
     for index, value in values.items():
         if value != usual:
@@ -65,7 +65,7 @@ def _compared(query: str, values: dict[int, str]) -> Iterator[Finding]:
         yield Question("alike", what).judged(
             "pass",
             f"{usual} on all" if count > 1 else usual,
-            expected="one on all GPUs",
+            expected="the same on all GPUs",
             basis="peers",
             source=source,
         )

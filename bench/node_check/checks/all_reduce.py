@@ -110,7 +110,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
         yield Question("all-reduce", "algorithm").judged(
             "pass" if algorithm else "not-run",
             f"NCCL uses {algorithm or 'an algorithm that its log does not name'}{off}",
-            expected="known, since what is expected depends on it",
+            expected="known, because the expected rate depends on it",
             source="NCCL's log",
             counts=False,
         )

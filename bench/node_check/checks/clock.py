@@ -59,7 +59,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     if "error" in data:
         yield question.judged(
             "not-run",
-            f"the kernel does not say (errno {data['error']})",
+            f"the kernel does not report the clock's state (errno {data['error']})",
             expected="an answer",
             source="adjtimex(2)",
             advice="some containers forbid it",
@@ -72,19 +72,19 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     # false there, so the state is reported as not known.
     unknown = free and data["virtual"]
     if unknown:
-        found = "nothing that its kernel knows of keeps it: in a virtual machine the host may"
+        found = "not synchronised as far as the kernel knows; in a virtual machine the host may do it"
     elif free:
-        found = "nothing that its kernel knows of keeps it"
+        found = "not synchronised as far as the kernel knows"
     else:
-        found = f"kept, wrong by at most {data['max_error_seconds']:.3g} s"
+        found = f"synchronised, off by at most {data['max_error_seconds']:.3g} s"
     yield question.judged(
         "not-run" if unknown else verdict_of(fail=False, warn=free or far),
         found,
-        expected=f"kept, wrong by at most {MOST_SECONDS:g} s",
+        expected=f"synchronised, off by at most {MOST_SECONDS:g} s",
         source="adjtimex(2)",
         advice="start chrony or systemd-timesyncd, on the host if this is a container or a virtual machine",
         counts=not unknown,
     )
 
 
-CHECK = Check("clock", "is the clock kept?", judge, measure, limit_seconds=10, blames="node")
+CHECK = Check("clock", "is the clock synchronised?", judge, measure, limit_seconds=10, blames="node")

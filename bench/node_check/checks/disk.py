@@ -96,7 +96,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
             quantity(rate, "B/s"),
             expected=f"at least {quantity(least, 'B/s')}",
             source="the manifest" if expected else "bench",
-            advice="another disk is at work, or this one is a network's: name a local scratch",
+            advice="something else uses this disk, or it is a network disk: name a local one with --scratch",
             value=rate,
             reference=least,
         )

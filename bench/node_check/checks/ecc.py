@@ -32,7 +32,7 @@ def _mode(gpu: Answers, mode: list[int] | None, standards: Standards) -> Iterato
     if mode is None:
         why = gpu.why("EccMode")
         yield Question.of_gpu("ecc", gpu.index).unread(
-            f"{gpu.where} says nothing of ECC: {why}", counts=expected and why != "NotSupported"
+            f"{gpu.where} does not report ECC: {why}", counts=expected and why != "NotSupported"
         )
         return
     current, pending = mode
@@ -77,7 +77,7 @@ def _threshold(gpu: Answers) -> Iterator[Finding]:
             "more SRAM errors than the card's own threshold",
             expected="fewer",
             source="NVML: nvmlDeviceGetSramEccErrorStatus",
-            advice="return it: this is NVIDIA's own word for a replacement",
+            advice="return it: NVIDIA's criterion for a replacement is met",
         )
 
 

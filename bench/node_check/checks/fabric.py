@@ -44,12 +44,12 @@ def _by_peers(gpu: Answers, why: str) -> Finding:
     names = (name for name in gpu.raw if name.startswith("P2PStatus.") and name.endswith(".0"))
     states = [state for name in names if (state := gpu.number(name)) is not None]  # a lost peer has none
     if not states:
-        return question.unread(f"{gpu.where} does not speak of the fabric: {why}", counts=False)
+        return question.unread(f"{gpu.where} does not report the fabric's state: {why}", counts=False)
     good = all(state == 0 for state in states)
     reach = "all peers are reachable" if good else "some peers are not reachable"
     return question.judged(
         verdict_of(fail=not good),
-        f"it does not speak of the fabric ({why}); {reach}",
+        f"it does not report the fabric's state ({why}); {reach}",
         expected="every peer reachable",
         source="NVML: nvmlDeviceGetP2PStatus",
         advice=ADVICE,

@@ -36,7 +36,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
             quantity(figure.rate, "B/s"),
             expected=f"at least {quantity(least, 'B/s')}",
             source="the manifest" if expected else "bench: half a channel of DDR4",
-            advice="are all memory channels populated, and is the node's memory ours alone?",
+            advice="check that all memory channels are populated and that nothing else uses the memory",
             value=figure.rate,
             reference=least,
         )

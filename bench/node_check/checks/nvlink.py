@@ -19,7 +19,7 @@ MOST_LINKS = 18
 SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 COUNTERS = {0: "replays", 1: "recoveries", 2: "CRC errors"}
 CRC_WARN = 100  # new ones while it was checked; the link repairs them, at a cost
-BRIDGE = "has it a bridge as the others have? then reseat it; if it has none, all is well"
+BRIDGE = "if it has a bridge as the others have, reseat it; if it has none, nothing is wrong"
 FABRIC = "the fabric of NVSwitches is not up (check fabric): bring it up first, then check again"
 ADVICE = "reset the GPU, look at the baseboard or the bridge; if it stays, return it"
 
@@ -36,7 +36,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
         return
     if not any(links.values()) and len(alive) == 1 and standards.expect.nvlinks is None:
         # A virtual machine with one GPU of a baseboard gets it with its links down.
-        yield question.unread("one GPU alone, without links: there is nobody to reach", counts=False)
+        yield question.unread("a single GPU without links: there is no peer to reach", counts=False)
         return
     for gpu in alive:
         if gpu.index not in links:
@@ -106,7 +106,7 @@ def _errors(before: Answers, after: Answers) -> Finding:
         first = "NvLinkErrorCounter.0.0"
         why = (before if before.get(first) is None else after).why(first)
         return Question.of_gpu("nvlink", before.index).unread(
-            f"{before.where} says nothing of its links' errors: {why}", counts=why != "NotSupported"
+            f"{before.where} does not report its links' errors: {why}", counts=why != "NotSupported"
         )
     grave = any(number < 2 for _, number, _, _ in grown)
     many = sum(count for _, _, _, count in grown) >= CRC_WARN

@@ -54,10 +54,11 @@ def _link(gpu: Answers, evidence: Evidence, standards: Standards) -> Finding:
     ]
     question = Question.of_gpu("pcie", gpu.index)
     if samples and not links:
-        return question.unread(f"{gpu.where} does not say what its link does", counts=False)
+        return question.unread(f"{gpu.where} does not report its link's speed", counts=False)
     if not links or generation is None or width is None:
         return question.unread(
-            f"{gpu.where} was not seen under load", advice="the checks that load it must run: copies"
+            f"{gpu.where} has no sample under load",
+            advice="run a check that loads it: copies, matmul or soak",
         )
     best_generation, best_width = max(links)  # the best of the samples: between two bursts a link may rest
     return question.judged(

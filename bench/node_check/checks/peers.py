@@ -96,8 +96,8 @@ def _reachable(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
         bad = not reached.issuperset(linked)
     yield Question("peers").judged(
         verdict_of(fail=bad),
-        f"no direct way: {', '.join(cut)}" if cut else "every GPU reaches every other directly",
-        expected="a direct way between GPUs with NVLink",
+        f"no direct access: {', '.join(cut)}" if cut else "every GPU reaches every other directly",
+        expected="direct access between GPUs with NVLink",
         source="CUDA: cudaDeviceCanAccessPeer",
         advice="look at fabric manager, IOMMU and ACS settings",
     )

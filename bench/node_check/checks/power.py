@@ -9,7 +9,7 @@ from bench.node_check.judging.evidence import BEFORE, Answers, Evidence
 from bench.node_check.judging.finding import Basis, Finding, Question, verdict_of
 from bench.node_check.judging.standards import Standards
 
-LIMIT_ADVICE = "nvidia-smi -pl (root), unless the rack's power is capped on purpose: then say so under expect"
+LIMIT_ADVICE = "raise it with nvidia-smi -pl (root); if it is capped on purpose, set power_watts under expect"
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
@@ -22,7 +22,7 @@ def _limit(gpu: Answers, standards: Standards) -> Finding:
     milliwatts = gpu.number("EnforcedPowerLimit") or gpu.number("PowerManagementLimit")
     question = Question.of_gpu("power", gpu.index)
     if milliwatts is None:
-        return question.unread(f"{gpu.where} does not say its power limit", counts=False)
+        return question.unread(f"{gpu.where} does not report its power limit", counts=False)
     profile = standards.profile
     basis: Basis = "rule"
     expected, source = (gpu.number("PowerManagementDefaultLimit") or 0.0) / 1000, "NVML: the card's default"
@@ -31,7 +31,7 @@ def _limit(gpu: Answers, standards: Standards) -> Finding:
     if standards.expect.power_watts:
         expected, basis, source = float(standards.expect.power_watts), "rule", "the manifest"
     if not expected:
-        return question.unread(f"{gpu.where} does not say its usual power limit", counts=False)
+        return question.unread(f"{gpu.where} does not report its usual power limit", counts=False)
     enforced = milliwatts / 1000
     return Question("power", f"{gpu.where} limit", gpu.index, unit="W").judged(
         verdict_of(fail=enforced < expected - 1),
@@ -49,7 +49,7 @@ def _persistence(gpu: Answers, standards: Standards) -> Finding:
     mode = gpu.number("PersistenceMode")
     if mode is None:
         return Question.of_gpu("power", gpu.index).unread(
-            f"{gpu.where} does not say its persistence mode", counts=False
+            f"{gpu.where} does not report its persistence mode", counts=False
         )
     expected = standards.expect.persistence
     off = not mode and expected is not False

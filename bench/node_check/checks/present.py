@@ -37,7 +37,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     for name in before.data.get("not_here", ()):
         yield Question("present", f"GPU {name}").judged(
             "fail",
-            "CUDA_VISIBLE_DEVICES names it, and it is not here",
+            "CUDA_VISIBLE_DEVICES names it, but it is not present",
             expected="every GPU that is named",
             source="bench",
             advice=NOT_HERE_ADVICE,
@@ -83,7 +83,7 @@ def _still_there(evidence: Evidence) -> Iterator[Finding]:
     """Report GPUs that stopped answering between the first look and the last."""
     after = evidence.readings.get(AFTER)
     if after is None or after.reason is not None:
-        why = after.reason if after else "nobody looked"
+        why = after.reason if after else "NVML was not asked"
         yield Question("present").unread(f"at the end: {why}", advice=GONE_ADVICE)
         return
     lost_at_the_end = {gpu.index for gpu in evidence.inventory(AFTER) if gpu.lost is not None}

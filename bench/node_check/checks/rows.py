@@ -45,7 +45,10 @@ def _rows(before: Answers, after: Answers, remapped_before: int | None) -> Findi
     if pending:
         verdict, advice = "fail", "drain the node and reset the GPU (root): then the row is replaced"
     if failed:
-        verdict, advice = "fail", "return it: the spare rows are used up, NVIDIA's own word for a replacement"
+        verdict, advice = (
+            "fail",
+            "return it: the spare rows are used up, NVIDIA's criterion for a replacement",
+        )
     parts = [f"{count} remapped, {uncorrected} of them for uncorrected errors{grown}"]
     parts += ["one waits for a reset"] * bool(pending) + ["remapping failed"] * bool(failed)
     return Question.of_gpu("rows", before.index).judged(

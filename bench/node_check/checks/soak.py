@@ -28,7 +28,7 @@ RULES = Tolerances(
     advice="look at power and temperature under load: airflow, power supply, a neighbour that heats",
 )
 # No fault, but a reason to be slow: settings stay until somebody takes them back or the node reboots.
-SET_BY_SOMEBODY = {0x02: "clocks that somebody set", 0x10: "sync boost"}
+SET_BY_SOMEBODY = {0x02: "clocks set by a user", 0x10: "sync boost"}
 REASONS_SOURCE = "NVML: nvmlClocksEventReasons"
 SETTLING = 0.2  # first share of the samples, left out because clocks still rise
 # Share of the samples. A warm card slows down now and then; one that does so half of the time is not cooled.
@@ -87,7 +87,7 @@ def _over_time(index: int, rates: list[float], wrong_windows: int) -> Finding:
     third = max(1, len(rates) // 3)
     begin, end = median(rates[:third]), median(rates[-third:])
     sag = 100 * (1 - end / begin)
-    bits = f"; {wrong_windows} windows ended in other bits" if wrong_windows else ""
+    bits = f"; {wrong_windows} windows ended with other bits" if wrong_windows else ""
     return Question.of_gpu("soak", index, "over time").judged(
         verdict_of(fail=sag > SAGS_FAIL or wrong_windows, warn=sag > SAGS_WARN),
         f"{quantity(begin, 'FLOP/s')} at first, {quantity(end, 'FLOP/s')} at last ({-sag:+.1f}%){bits}",
@@ -119,7 +119,7 @@ def _throttling(index: int, samples: list[Sample]) -> Finding:
     reasons = [g.throttle_reasons for g in answering if g.throttle_reasons is not None]
     if not reasons:
         return Question.of_gpu("soak", index).unread(
-            f"GPU {index} says nothing of why it slows down", counts=not answering
+            f"GPU {index} does not report why it slows down", counts=not answering
         )
     counts = {bit: sum(bool(r & bit) for r in reasons) for bit in BAD_REASONS}
     slowdowns = [(*BAD_REASONS[bit], count) for bit, count in counts.items() if count]
@@ -147,11 +147,11 @@ def _heat(index: int, samples: list[Sample], evidence: Evidence) -> Finding:
     clocks = [g.sm_mhz for g in answering if g.sm_mhz is not None]
     if not celsius:
         return Question.of_gpu("soak", index).unread(
-            f"GPU {index} says nothing of its temperature", counts=not answering
+            f"GPU {index} does not report its temperature", counts=not answering
         )
     answers = evidence.alive(BEFORE).get(index)
     slow = answers.number("TemperatureThreshold.1") if answers else None
-    limit = "the card's limit, which it does not say"
+    limit = "the card's limit, which it does not report"
     if slow is not None:
         limit = f"{slow - MARGIN_CELSIUS:.0f} °C"
     parts = [f"up to {max(celsius)} °C"]

@@ -14,14 +14,16 @@ from bench.node_check.judging.standards import Standards
 HELD_WARN, HELD_FAIL = 1.0, 2.0  # GiB
 BUSY_WARN, BUSY_FAIL = 1.0, 4.0  # percent, mean of the look
 TRAFFIC_WARN, TRAFFIC_FAIL = 50e6, 500e6  # B/s, both ways; an idle H200 was seen at 1.4e6
-ADVICE = "end the other work, or ask the landlord who shares this GPU; then check again"
+ADVICE = "end the other work, or ask the provider who shares this GPU; then check again"
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     data = evidence.data(IDLE)
     if data is None:
         reading = evidence.readings.get(IDLE)
-        yield Question("strangers").unread(reading.reason if reading and reading.reason else "nobody looked")
+        yield Question("strangers").unread(
+            reading.reason if reading and reading.reason else "it was not measured"
+        )
         return
     gpus = evidence.alive(BEFORE)
     for rates in data["gpus"]:
@@ -41,7 +43,7 @@ def _use(index: int, rates: dict[str, list[float]], answers: Answers) -> Finding
     busy, traffic = _late(rates["busy_percent"]), _late(rates["bus_bytes_per_second"])
     parts: list[tuple[Verdict, str]] = list(_processes(answers))
     if memory and (held := min(memory) / 2**30) > HELD_WARN:
-        parts.append((verdict_of(fail=held > HELD_FAIL, warn=True), f"{held:.1f} GiB of memory are held"))
+        parts.append((verdict_of(fail=held > HELD_FAIL, warn=True), f"{held:.1f} GiB of memory are in use"))
     if busy and (percent := mean(busy)) > BUSY_WARN:
         verdict = verdict_of(fail=percent > BUSY_FAIL, warn=True)
         parts.append((verdict, f"it is busy {percent:.0f}% of the time"))
@@ -49,7 +51,7 @@ def _use(index: int, rates: dict[str, list[float]], answers: Answers) -> Finding
         verdict = verdict_of(fail=rate > TRAFFIC_FAIL, warn=True)
         parts.append((verdict, f"{quantity(rate, 'B/s')} cross its bus"))
     if not memory and not busy and not traffic:
-        return question.unread("it says nothing of memory, load or traffic")
+        return question.unread("reports neither memory use, load nor traffic")
     readable = {
         "no process": answers.get("ComputeRunningProcesses") is not None,
         "no load": bool(busy),
@@ -59,7 +61,7 @@ def _use(index: int, rates: dict[str, list[float]], answers: Answers) -> Finding
         verdict_of(fail="fail" in [verdict for verdict, _ in parts], warn=parts),
         "; ".join(text for _, text in parts)
         or f"idle: {', '.join(what for what, readable in readable.items() if readable)}",
-        expected=f"no process, under {HELD_WARN:g} GiB held, under {BUSY_WARN:g}% busy, under "
+        expected=f"no process, under {HELD_WARN:g} GiB in use, under {BUSY_WARN:g}% busy, under "
         f"{quantity(TRAFFIC_WARN, 'B/s')} on its bus",
         source="bench: what an idle H200 showed",
         advice=ADVICE,
@@ -74,11 +76,11 @@ def _processes(answers: Answers) -> Iterator[tuple[Verdict, str]]:
     if compute:
         yield "fail", f"{len(compute)} processes compute there (pid {_pids(compute)})"
     elif drawing:
-        yield "warn", f"{len(drawing)} processes draw there (pid {_pids(drawing)})"
+        yield "warn", f"{len(drawing)} graphics processes run there (pid {_pids(drawing)})"
 
 
 def _pids(processes: list[dict[str, int]]) -> str:
     return ", ".join(str(p.get("pid")) for p in processes[:4])
 
 
-CHECK = Check("strangers", "is anybody else on these GPUs?", judge, blames="guests")
+CHECK = Check("strangers", "does anything else use these GPUs?", judge, blames="guests")

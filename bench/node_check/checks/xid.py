@@ -100,7 +100,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
         yield Question("xid").unread(
             f"the kernel's log is closed ({why}): earlier Xids are not known",
             counts=False,
-            advice="root adds it, or kernel.dmesg_restrict=0",
+            advice="run as root, or set kernel.dmesg_restrict=0",
         )
     elif inventory and not lines:
         yield Question("xid", "kernel log").judged(
@@ -117,7 +117,7 @@ def _events(index: int, evidence: Evidence) -> Finding:
         return _finding(question, [xid for xids in reported for xid in xids], "while it was checked")
     if samples:
         return question.unread(f"the driver reports no Xid events of GPU {index}", counts=False)
-    return question.unread(f"nobody watched GPU {index} for Xid events")
+    return question.unread(f"GPU {index} was not watched for Xid events")
 
 
 def _elsewhere(logged: Mapping[str, list[int]], evidence: Evidence) -> Iterator[Finding]:
@@ -163,13 +163,13 @@ def _bus(text: str) -> str:
 def _finding(question: Question, xids: list[int], when: str) -> Finding:
     hard = [x for x in xids if x not in OF_PROGRAMS]
     texts = [f"{x} ({WORDS[x]})" if x in WORDS else str(x) for x in dict.fromkeys(hard)]
-    found = f"Xid {', '.join(texts)} {when}" if texts else f"none of the hardware {when}"
+    found = f"Xid {', '.join(texts)} {when}" if texts else f"no hardware Xid {when}"
     if len(xids) > len(hard):
-        found += f"; {len(xids) - len(hard)} of programs' own"
+        found += f"; {len(xids) - len(hard)} caused by programs"
     return question.judged(
         verdict_of(fail=[x for x in hard if x not in NOTED], warn=hard),
         found,
-        expected="no Xid of the hardware",
+        expected="no hardware Xid",
         source=SOURCE,
         advice="look the number up in NVIDIA's Xid catalogue; drain the node",
     )

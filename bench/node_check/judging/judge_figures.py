@@ -59,7 +59,7 @@ def _by_reference(check: str, figure: Figure, standards: Standards, tolerances: 
             expected="no reference figure",
             basis="reference",
             source=f"{profile.name} has no such figure" if profile else "no profile of this device",
-            advice="peers and history still judge it",
+            advice="its peers and its history are compared all the same",
             value=figure.rate,
             counts=False,
         )
