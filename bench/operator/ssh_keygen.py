@@ -18,7 +18,7 @@ from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.stamps import utc
 from bench.bundle.handshake import BUNDLE_NAMESPACE, NAMESPACE_OPTION, NONCE_OPTION, key_id, principal
 from bench.signing.key_file import default_key_path, public_half
-from bench.signing.ssh_keys import Certificate, FormatError, PublicKey
+from bench.signing.ssh_keys import Certificate, PublicKey
 from bench.signing.sshsig import verify
 
 
@@ -45,7 +45,7 @@ class OperatorKey:
     def certify(
         self, key: PublicKey, run_id: str, nonce: str, serial: int, valid: tuple[int, int]
     ) -> Certificate:
-        """Certify a key for one run, challenge and namespace and a limited time; servers refuse it for logins."""
+        """Certify a key for one run, challenge and namespace, for a limited time; no login accepts it."""
         self._say_touch(f"certify run {run_id}")
         with tempfile.TemporaryDirectory(prefix="bench-certify-") as folder:
             file = Path(folder) / "run.pub"
@@ -87,7 +87,7 @@ def run_ssh_keygen(arguments: Sequence[str], *, where: str, stdin: bytes | None 
             input=stdin,
             capture_output=True,
             check=False,
-            env=os.environ | {"TZ": "UTC"},  # of the times in -V
+            env=os.environ | {"TZ": "UTC"},  # for the times in -V
         )
     except FileNotFoundError:
         advice = "install OpenSSH's client programs"
@@ -97,10 +97,3 @@ def run_ssh_keygen(arguments: Sequence[str], *, where: str, stdin: bytes | None 
         reason = lines[-1][:300] if lines else "no reason given"
         raise EnvironmentCannot(f"ssh-keygen refused: {reason}", where=where)
     return done.stdout
-
-
-def read_certificate(path: Path) -> Certificate:
-    try:
-        return Certificate.from_line(path.read_text("ascii", "replace"))
-    except FormatError as error:
-        raise BadInput(str(error), where=str(path)) from None

@@ -219,7 +219,7 @@ def test_somebody_elses_key(ledger: Ledger, key: OperatorKey) -> None:
     [
         (b"bench/request/v1", b"bench/request/v2", "knows only v1"),
         (b"bench/request/v1", b"bench/other/v1", "is no request"),
-        (b"ssh-ed25519 ", b"ssh-rsa ", "the requested key is no ssh-ed25519"),
+        (b"ssh-ed25519 ", b"ssh-rsa ", "the requested key is not an ssh-ed25519"),
         (b"\n", b"\n\n", "canonical form"),
         (b"{", b'{"more":1,', "unknown field"),
         (b"BEGIN SSH", b"BEGIN PGP", "is not an SSH signature"),

@@ -1,4 +1,4 @@
-"""Are all GPUs of one kind, with one firmware, one driver and one power limit?"""
+"""Check that all GPUs have the same model, firmware, driver and power limit, from NVML's inventory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""All-reduce over sizes and over GPU counts, and by which algorithm NCCL did it.
+"""Measure all-reduce over message sizes and GPU counts, and read from NCCL's log which algorithm it used.
 
-What a good figure is depends on the algorithm: with NVLink SHARP (NVLS) eight H100 reach 480 GB/s of bus
-bandwidth, by rings 370, and nothing is wrong with a node whose NVLS is off.
+The expected rate depends on the algorithm: with NVLink SHARP (NVLS) eight H100 reach 480 GB/s of bus
+bandwidth, by rings 370. A node whose NVLS is off is not faulty.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
                 continue
             rig.say(f"{count} GPUs, {_size(size)}")
             tensor = torch.ones(size // 4, device=rig.device)
-            # What each sends and receives at least: github.com/NVIDIA/nccl-tests doc/PERFORMANCE.md
+            # Least bytes that each GPU sends and receives: github.com/NVIDIA/nccl-tests doc/PERFORMANCE.md
             work = 2.0 * (count - 1) / count * size
             timed = rig.timed(
                 lambda tensor=tensor, group=group: dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group),  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Can the scratch disk take checkpoints and give data? Written through to the disk, read past the cache."""
+"""Measure the scratch disk: free space, and the rates of writing and reading past the page cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
     size = min(size, free // 4 // BLOCK_BYTES * BLOCK_BYTES)
     if size < BLOCK_BYTES:
         return {"free_bytes": free}
-    block = mmap.mmap(-1, BLOCK_BYTES)  # aligned to pages, as O_DIRECT wants it
+    block = mmap.mmap(-1, BLOCK_BYTES)  # aligned to pages, as O_DIRECT requires
     block.write(os.urandom(BLOCK_BYTES))
     with tempfile.NamedTemporaryFile(dir=budget.scratch, prefix="bench-disk-") as file:
         written, write_seconds = _transfer(file.name, size, block, budget, writing=True)

@@ -1,4 +1,4 @@
-"""ECC: is it on, and how many errors has the memory had, since boot, ever, and while it was checked?"""
+"""Check that ECC is on, and count memory errors: since boot, ever, and during the check. From NVML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fabric of NVSwitches: has fabric manager brought it up, and does it call itself healthy?"""
+"""Check that fabric manager has brought up the NVSwitch fabric and that it reports no error. From NVML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.node_check.judging.finding import Finding, Question, verdict_of
 from bench.node_check.judging.standards import Standards
 
 STATES = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
-# Two bits each of the health mask, of which 1 says that it is so: nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*.
+# Shift of each two-bit field in the health mask; 1 means true: nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*.
 HEALTH = {0: "degraded bandwidth", 2: "route recovery", 4: "unhealthy route", 6: "access timeout recovery"}
 ADVICE = "systemctl status nvidia-fabricmanager on the host (root), of the driver's very version"
 

@@ -1,4 +1,4 @@
-"""The host's memory bandwidth: what all GPUs' copies and data loaders share."""
+"""Measure the host's memory bandwidth, which the copies of all GPUs and the data loaders share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
     size = TINY_BYTES if budget.tiny else COPIED_BYTES
     source = torch.ones(size // 8, dtype=torch.int64)
     target = torch.empty_like(source)
-    # An addition, which torch spreads over all cores; copies of one thread would show one core.
+    # torch spreads an addition over all cores; a copy would run in one thread.
     timed = rig.timed(lambda: torch.add(source, 1, out=target), 2.0 * size)
     return {"figures": to_json([Figure("host-memory", None, "B/s", timed.work, timed.samples)])}
 

@@ -1,4 +1,4 @@
-"""Copies within each GPU's memory: read and written bytes a second, all GPUs at once."""
+"""Measure copies within each GPU's memory, in bytes read and written a second, all GPUs at once."""
 
 from __future__ import annotations
 

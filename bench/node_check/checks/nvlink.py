@@ -1,4 +1,4 @@
-"""NVLink: are all links up, at one speed, and without new errors under load?
+"""Check that all NVLinks are up, at one speed, and without new errors under load. From NVML.
 
 Of NVML's per-link error counters only replay, recovery and CRC count errors. The two others (CRC data,
 ECC data) grow with ordinary traffic: by 25 to 333 on every link of two healthy H200 that trained, with
@@ -18,7 +18,7 @@ from bench.node_check.judging.standards import Standards
 MOST_LINKS = 18
 SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 COUNTERS = {0: "replays", 1: "recoveries", 2: "CRC errors"}
-CRC_WARN = 100  # new ones while it was checked; the link repairs them, at a cost
+CRC_WARN = 100  # new errors during the check; the link repairs them, at a cost
 BRIDGE = "if it has a bridge as the others have, reseat it; if it has none, nothing is wrong"
 FABRIC = "the fabric of NVSwitches is not up (check fabric): bring it up first, then check again"
 ADVICE = "reset the GPU, look at the baseboard or the bridge; if it stays, return it"

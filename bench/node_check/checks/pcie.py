@@ -1,4 +1,4 @@
-"""The PCIe link of each GPU while data moves: idle links fall back to save power, so idle says nothing."""
+"""Check the PCIe link of each GPU while data moves: idle links slow down to save power. From NVML."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.node_check.judging.evidence import AFTER, BEFORE, Answers, Evidence
 from bench.node_check.judging.finding import Finding, Question, verdict_of
 from bench.node_check.judging.standards import Standards
 
-UNDER_LOAD = ("copies", "matmul", "soak")  # where a link is at its full speed
+UNDER_LOAD = ("copies", "matmul", "soak")  # readings during which a link runs at full speed
 ERRORS = {
     "PCIE_REPLAY_COUNTER": "replays",
     "PCIE_COUNT_CORRECTABLE_ERRORS": "corrected errors",
@@ -19,7 +19,7 @@ ERRORS = {
     "PCIE_COUNT_BAD_DLLP": "bad link packets",
 }
 RESEAT = "reseat the card or its riser, and look at the slot's speed in the BIOS"
-REPLAYS_WARN = 10  # while it was checked; a few are noise
+REPLAYS_WARN = 10  # errors during the check; a few are noise
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""From every GPU to every other: who reaches whom directly, and how fast."""
+"""Measure copies from every GPU to every other, and check which pairs have direct access."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
 
     size = TINY_BYTES if budget.tiny else COPIED_BYTES
     figures, direct = [], {}
-    # Eight GPUs have 56 pairs: all together take what some figures may.
+    # Eight GPUs have 56 pairs, which share the time of eight figures.
     pairs = rig.size * (rig.size - 1)
     seconds = max(LEAST_SECONDS, min(budget.seconds, FIGURES_TIME * budget.seconds / pairs))
     for a in range(rig.size):
@@ -37,8 +37,8 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
         for b in range(rig.size):
             if a == b:
                 continue
-            one, other = rig.gpus[a], rig.gpus[b]
-            rig.say(f"GPU {one} to GPU {other}")
+            pair = f"{rig.gpus[a]}-{rig.gpus[b]}"
+            rig.say(f"GPU {rig.gpus[a]} to GPU {rig.gpus[b]}")
             target = torch.empty_like(source, device=rig.at(b))
             timed = rig.timed(
                 lambda source=source, target=target: target.copy_(source, non_blocking=True),  # type: ignore[misc]
@@ -47,9 +47,9 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
                 seconds=seconds,
                 warm_seconds=0.0,
             )
-            figures.append(Figure(f"peer {one}-{other}", None, "B/s", timed.work, timed.samples, "peer"))
+            figures.append(Figure(f"peer {pair}", None, "B/s", timed.work, timed.samples, "peer"))
             if rig.kind == "cuda":
-                direct[f"{one}-{other}"] = torch.cuda.can_device_access_peer(a, b)
+                direct[pair] = torch.cuda.can_device_access_peer(a, b)
     return {"figures": to_json(figures), "direct": direct}
 
 

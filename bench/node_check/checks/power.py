@@ -1,4 +1,4 @@
-"""Persistence and power limits: what silently costs minutes at every start, or a tenth of every step."""
+"""Check power limits and persistence mode: a low limit slows every step, no persistence every start."""
 
 from __future__ import annotations
 

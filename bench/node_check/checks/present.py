@@ -1,4 +1,4 @@
-"""Are the GPUs there, all of them, and do they answer from the first look to the last?"""
+"""Check that all GPUs are present and answer NVML from the first inventory to the last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory rows that were replaced by spares, or pages that were retired: is one waiting, are they used up?"""
+"""Check remapped memory rows or retired pages: pending ones, failed ones, exhausted spares. From NVML."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.node_check.judging.finding import Finding, Question, Verdict, verdict
 from bench.node_check.judging.standards import Standards
 
 SOURCE = "NVIDIA GPU Memory Error Management: row remapping"
-MOST_RETIRED = 60  # pages, of the 64 there are: NVIDIA's dynamic page retirement
+MOST_RETIRED = 60  # pages; a card can retire 64: NVIDIA's dynamic page retirement
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Full load for long: does the rate hold, and what do clocks, power, temperature and throttling say?"""
+"""Keep all GPUs under full load for minutes; judge the rate over time, throttling and temperature."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RULES = Tolerances(
     history_warn=5,
     advice="look at power and temperature under load: airflow, power supply, a neighbour that heats",
 )
-# No fault, but a reason to be slow: settings stay until somebody takes them back or the node reboots.
+# Not faults, but reasons to be slow: settings last until they are reset or the node reboots.
 SET_BY_SOMEBODY = {0x02: "clocks set by a user", 0x10: "sync boost"}
 REASONS_SOURCE = "NVML: nvmlClocksEventReasons"
 SETTLING = 0.2  # first share of the samples, left out because clocks still rise
@@ -57,7 +57,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
             seconds=min(WINDOW_SECONDS, left),
             warm_seconds=0.0,
         )
-        # A window is one sample: its length is what it is.
+        # Each window counts as one sample of all the work done in it.
         figures.append(
             Figure("soak", rig.gpu, "FLOP/s", timed.work * len(timed.samples), (sum(timed.samples),))
         )

@@ -1,4 +1,4 @@
-"""Who else is on these GPUs, before anything of ours is? Processes, memory, load, traffic on the bus."""
+"""Check for other users of the GPUs before the load: processes, memory, load and bus traffic. From NVML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.node_check.judging.standards import Standards
 
 # An idle H200 without a context was seen at 0.60 GiB, the driver's own; displays hold some hundred MiB.
 HELD_WARN, HELD_FAIL = 1.0, 2.0  # GiB
-BUSY_WARN, BUSY_FAIL = 1.0, 4.0  # percent, mean of the look
+BUSY_WARN, BUSY_FAIL = 1.0, 4.0  # percent, mean while idle
 TRAFFIC_WARN, TRAFFIC_FAIL = 50e6, 500e6  # B/s, both ways; an idle H200 was seen at 1.4e6
 ADVICE = "end the other work, or ask the provider who shares this GPU; then check again"
 

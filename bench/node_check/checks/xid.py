@@ -1,6 +1,6 @@
-"""Xid errors: what the driver reported of a GPU, during the check through NVML, before it in the kernel log.
+"""Check for Xid errors of the driver: during the check by NVML's events, before it from the kernel's log.
 
-The events need no root. The kernel's log may: where it is closed, this says so, and what root would add.
+The events need no root. The kernel's log may need it; then the finding says that earlier Xids are unknown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.node_check.judging.standards import Standards
 
 SOURCE = "NVIDIA: Xid errors"
 IN_LOG = "since boot, in the kernel's log"
-# A program's own fault, and no word about the hardware: NVIDIA's catalogue calls these application errors.
+# Errors of programs, not of the hardware: NVIDIA's catalogue calls these application errors.
 OF_PROGRAMS = {13, 31, 43, 45, 68, 69}
 WORDS = {
     48: "double-bit ECC error",
@@ -34,10 +34,12 @@ WORDS = {
     120: "GSP error",
     140: "unrecovered ECC error",
 }
-NOTED = {63, 92, 94}  # memory that was repaired: to be seen, not yet to be refused
+NOTED = {63, 92, 94}  # repaired memory errors: a warning, not a failure
 _LINE = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+),? ?(.*)")
 _OF_A_SWITCH = re.compile(r"SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)")
-_MOST_LINES = 20  # of one number of one GPU: a program that crashes again and again hides nothing else
+_MOST_LINES = (
+    20  # of each Xid of each GPU, so that a program that crashes repeatedly does not crowd out others
+)
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
@@ -52,7 +54,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
                 record = os.read(fd, 8192)
             except BlockingIOError:
                 break
-            except BrokenPipeError:  # the oldest records went while we read
+            except BrokenPipeError:  # the oldest records were overwritten meanwhile
                 continue
             if b"Xid (" in record:
                 records.append(record.decode(errors="replace"))
