@@ -793,16 +793,16 @@ def test_a_node_check_that_says_it_looked_at_no_gpu(tmp_path: Path) -> None:
     results = json.loads(old["results.json"]) | {"manifest_digest": f"sha256:{sha256(manifest)}"}
     results |= {"device": "cpu", "expect": results["expect"] | {"gpus": None}}
     signed_anew(path, old | {"manifest.json": manifest, "results.json": pretty_json(results)})
-    refused(path, "a check of the CPU alone has no GPUs", recompute)
+    refused(path, "the results are of a CPU check, but list GPUs", recompute)
 
 
 @pytest.mark.parametrize(
     ("asks", "why"),
     [
-        ({"gpus": 8, "expect": {}}, "other expectations than its manifest has"),
-        ({"expect": {"gpus": 1, "driver": "999."}}, "other expectations than its manifest has"),
-        ({"expect": {"gpus": 1, "persistence": True}}, "other expectations than its manifest has"),
-        ({"require": ["all-reduce"]}, "require other checks than their manifest does"),
+        ({"gpus": 8, "expect": {}}, "other expectations than those of its manifest"),
+        ({"expect": {"gpus": 1, "driver": "999."}}, "other expectations than those of its manifest"),
+        ({"expect": {"gpus": 1, "persistence": True}}, "other expectations than those of its manifest"),
+        ({"require": ["all-reduce"]}, "require other checks than their manifest"),
     ],
 )
 def test_a_node_check_by_other_standards_than_its_manifests(tmp_path: Path, asks: Any, why: str) -> None:
@@ -864,7 +864,7 @@ def test_certificate_for_another_key(path: Path) -> None:
 def test_certificate_by_an_authority_that_nobody_trusts(path: Path) -> None:
     resign(path, cert=certificate(authority=STRANGER))
     countersign(path, receipt_for(path, certificate(authority=STRANGER)), STRANGER)
-    refused(path, "certified by SHA256:.*, which is not among them")
+    refused(path, "certified by the key SHA256:.*, which is not listed")
 
 
 def test_certificate_exchanged_in_its_file(path: Path) -> None:
@@ -882,7 +882,7 @@ def test_stranger_who_signs_himself(path: Path) -> None:
     """His bundle is valid, at level self; where an operator must vouch for it, it is refused."""
     pack(path, FILES, predicate(), STRANGER)
     assert verdict(path, trust=None).level == "self"
-    refused(path, "not trusted by trusted: signed by SHA256:.*, which is not among them")
+    refused(path, "not trusted: signed by the key SHA256:.*, which is not listed")
 
 
 def test_expired(path: Path) -> None:
@@ -1035,7 +1035,7 @@ def test_receipt_signed_for_another_namespace(path: Path) -> None:
 
 def test_receipt_by_an_authority_that_may_not_give_any(path: Path) -> None:
     line = f"* cert-authority {PublicKey.of(OPERATOR).line()}"
-    refused(path, "is a certificate authority only", trust=TrustPolicy.from_text(line, "trusted"))
+    refused(path, "may only certify keys", trust=TrustPolicy.from_text(line, "trusted"))
 
 
 @pytest.mark.parametrize(("challenged", "received_at"), [(RECEIVED + 1, RECEIVED), (-(2**53), RECEIVED)])

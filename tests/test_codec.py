@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from bench.base.fast_json import NOT_PLAIN, plain_json
 from bench.base.strict_json import (
     DecodeError,
     canonical_json,
@@ -185,6 +186,30 @@ def test_any_spelling_of_a_value_is_read(
 ) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only, separators=separators)
     assert strict_loads(text) == value
+
+
+def test_a_plain_text_takes_the_fast_path() -> None:
+    assert plain_json(b'{"a":[1,2.5,-1e30],"b":{"c":null,"d":"x: y"}}') == {
+        "a": [1, 2.5, -1e30],
+        "b": {"c": None, "d": "x: y"},
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a":1,"a":2}',
+        b'{"a" :1,"a":":x"}',
+        b'{"a":1,"\\u0061":2}',
+        b"[NaN]",
+        b"[9007199254740993]",
+        b"[1e0309]",
+        b"[1,]",
+        b"[" * 65 + b"]" * 65,
+    ],
+)
+def test_the_fast_path_leaves_what_could_be_wrong_to_the_slow_one(text: bytes) -> None:
+    assert plain_json(text) is NOT_PLAIN
 
 
 ROWS = st.lists(

@@ -77,8 +77,8 @@ def test_nothing_is_overwritten(home: Path) -> None:
     load_or_make_key()
     (home / "id_ed25519").write_text("mine")
     (home / "id_ed25519.pub").write_text("mine too")
-    refused(home / "id_ed25519", "is no OpenSSH private key", "ssh-keygen")
-    with pytest.raises(BadInput, match="is no OpenSSH private key"):
+    refused(home / "id_ed25519", "is not an OpenSSH private key", "ssh-keygen")
+    with pytest.raises(BadInput, match="is not an OpenSSH private key"):
         load_or_make_key()
     assert (home / "id_ed25519").read_text() == "mine"
     assert (home / "id_ed25519.pub").read_text() == "mine too"
@@ -136,7 +136,9 @@ def test_a_key_of_another_type_is_told_before_its_passphrase_is_asked(
 @needs("ssh-keygen")
 def test_a_key_in_pem_is_told(tmp_path: Path) -> None:
     refused(
-        ssh_key(tmp_path / "id", "rsa", "", "-m", "PEM"), "is no OpenSSH private key", "ssh-keygen -t ed25519"
+        ssh_key(tmp_path / "id", "rsa", "", "-m", "PEM"),
+        "is not an OpenSSH private key",
+        "ssh-keygen -t ed25519",
     )
 
 
@@ -179,7 +181,7 @@ def test_a_huge_file_is_no_key(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.write(b"-----BEGIN OPENSSH PRIVATE KEY-----\n")
         file.truncate(2**40)
-    refused(path, "is no OpenSSH private key", "ssh-keygen")
+    refused(path, "is not an OpenSSH private key", "ssh-keygen")
 
 
 # --- passphrases ----------------------------------------------------------------------------------------

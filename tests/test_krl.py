@@ -108,7 +108,7 @@ def test_a_text_of_public_keys_is_a_list() -> None:
         (b"", "is empty"),
         (b"# nothing\n", "is empty"),
         (b"\xff\xfe", "neither a KRL nor a text"),
-        (b"hello\n", "neither a KRL nor a text of public keys: a line is no ssh-ed25519 public key"),
+        (b"hello\n", "neither a KRL nor a text of public keys: a line is not an ssh-ed25519 public key"),
         (b"SSHKRL\n\0", "ends too early"),
         (b"SSHKRL\n\0" + b"\0\0\0\2" + bytes(40), "a format version that bench does not know"),
         (b"SSHKRL\n\0" + b"\0\0\0\1" + bytes(32) + b"\x04\0\0\0\0", "a section of type 4"),

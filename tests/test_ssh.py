@@ -63,7 +63,7 @@ def test_ssh_keygen_reads_the_same(tmp_path: Path) -> None:
     [
         ({"kind": ED25519}, "of type ssh-ed25519, not ssh-ed25519-cert"),
         ({"kind": "ssh-ed25519-cert-v02@openssh.com"}, "of type ssh-ed25519-cert-v02"),
-        ({"role": 2}, "no certificate for users"),
+        ({"role": 2}, "not a certificate for users"),
         ({"extensions": wire_string("permit-pty") + wire_string("")}, "grants extensions"),
         ({"reserved": b"x"}, "reserved"),
         ({"tail": b"\0"}, "1 bytes too many"),

@@ -120,7 +120,7 @@ def test_what_the_users_own_list_does_not_vouch_for_is_still_looked_at(path: Pat
     """--trust demands; bench's own list of keys only adds to what is known."""
     verdict = verify_bundle(path, nothing, TrustRules(trusting(OPERATOR), demanded=False))
     assert not verdict.trusted
-    assert verdict.doubt == "not trusted by trusted: the key that signed it is not among them"
+    assert verdict.doubt == "not trusted: the key that signed it is not listed (trusted keys: trusted)"
     assert verdict.to_lines()[1:3] == [
         f"signed     run 7f3a2c by {PUBLIC.fingerprint}",  # once
         f"doubt      {verdict.doubt}",

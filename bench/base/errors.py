@@ -1,13 +1,13 @@
-"""Every way to fail, with its exit code and what to do about it.
+"""The errors that users see, each with an exit code, the place of the mistake, and advice. Pure.
 
 BenchError
 ├── BadInput            2  the manifest, an argument or a file of the user's is wrong
 ├── EnvironmentCannot   3  this machine lacks what the work needs
 ├── VerificationFailed  4  a bundle is not what it claims to be
-│   └── Untrusted          it may be, and is signed by nobody trusted
+│   └── Untrusted          it is intact, but no trusted key vouches for it
 └── Incomplete          5  interrupted or out of budget; what was measured is kept
 
-Exit code 1 is no error: the work was done and the verdict is no.
+Exit code 1 is not an error: the work was done, and its verdict is negative.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import ClassVar, Self
 
 
 def printable(text: str) -> str:
-    """Texts of strangers, without what a terminal would obey: escapes, other controls, reversed writing."""
+    """Escape everything in an untrusted text that a terminal would interpret: controls, reversed writing."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
 def one_line(text: str) -> str:
-    """The same where a line has its meaning, whatever the text holds."""
+    """Escape an untrusted text like `printable`, line breaks and tabs too, so that it stays on one line."""
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def in_json(value: object, most: int = 60) -> str:
-    """A value of an input as its author wrote it, in one line."""
+    """Show a value of an input as JSON on one line, cut to `most` characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= most else text[: most - 1] + "…"
 
@@ -53,14 +53,14 @@ class BenchError(Exception):
         return printable(f"{first}\n  {self.advice}" if self.advice else first)
 
     def to_json(self) -> dict[str, object]:
-        """What `--json` has on stdout instead of what was asked for."""
+        """The document that `--json` prints on stdout in place of a result."""
         error = {"message": self.message, "where": self.where, "advice": self.advice}
         return {"schema": "bench/error/v1", "exit_code": self.exit_code, "error": error}
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One thing wrong at one place of an input."""
+    """One mistake in an input: its path, what was found there, and what is allowed."""
 
     path: str
     found: str
@@ -68,7 +68,7 @@ class Mistake:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What was probably meant, or else what there is; upper case does not matter."""
+    """Suggest the most similar of the known names, ignoring case; else list them."""
     names = {n.lower(): n for n in known}
     close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     return f'nearest: "{names[close[0]]}"' if close else f"allowed: {listed(names.values())}"
@@ -80,7 +80,7 @@ def listed(names: Iterable[str], most: int = 12) -> str:
 
 
 class BadInput(BenchError):
-    """An input of the user's is wrong; all mistakes are named at once."""
+    """The manifest, an argument or a file of the user is wrong; all mistakes are listed at once."""
 
     exit_code = 2
 
@@ -127,17 +127,17 @@ class VerificationFailed(BenchError):
     exit_code = 4
 
     def __str__(self) -> str:
-        """In one line whatever a stranger's names hold: a second one would look like another verdict."""
+        """The error on one line: a line break in an untrusted name could forge a second verdict."""
         first = f"{self.where}: {self.message}" if self.where else self.message
         return one_line(first) + (f"\n  {one_line(self.advice)}" if self.advice else "")
 
 
 class Untrusted(VerificationFailed):
-    """Nobody trusted vouches for it; `doubt` says so to who has the key's fingerprint before them."""
+    """No trusted key vouches for the bundle. `doubt` is the message without the key's fingerprint."""
 
     def __init__(self, source: str, did: str, fingerprint: str, why: str) -> None:
-        super().__init__(f"not trusted by {source}: {did} by {fingerprint}, which {why}")
-        self.doubt = f"not trusted by {source}: the key that {did} it {why}"
+        super().__init__(f"not trusted: {did} by the key {fingerprint}, which {why} (trusted keys: {source})")
+        self.doubt = f"not trusted: the key that {did} it {why} (trusted keys: {source})"
 
 
 class Incomplete(BenchError):

@@ -1,4 +1,7 @@
-"""Every place where a document does not have its form: that of a dataclass, and texts of one line."""
+"""Find every mistake in the form of a document: fields that do not fit a dataclass, texts of several lines.
+
+`strict_json.from_json` stops at the first mistake; this is for documents that people write. Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,18 @@ from bench.base.errors import Mistake, in_json, nearest
 from bench.base.strict_json import DecodeError, from_json
 
 WORDS: Mapping[Any, str] = {
-    str: "a text", int: "a whole number", float: "a number", bool: "true or false", type(None): "null",
-}  # fmt: skip
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
 
 
 def form_mistakes(kind: Any, value: Any, path: str = "") -> Iterator[Mistake]:
+    """Yield a mistake for each place where a parsed document does not fit the type `kind`."""
     if isinstance(value, dict) and (named := next(filter(is_dataclass, (kind, *_options(kind))), None)):
-        yield from _of_fields(named, value, path)
+        yield from _field_mistakes(named, value, path)
     elif get_origin(kind) is tuple and isinstance(value, list):
         for i, item in enumerate(value):
             yield from form_mistakes(get_args(kind)[0], item, f"{path}/{i}")
@@ -28,7 +36,7 @@ def form_mistakes(kind: Any, value: Any, path: str = "") -> Iterator[Mistake]:
             yield Mistake(path or "/", f"{in_json(value)} does not fit", f"allowed: {_words(kind)}")
 
 
-def _of_fields(kind: Any, value: Mapping[str, Any], path: str) -> Iterator[Mistake]:
+def _field_mistakes(kind: Any, value: Mapping[str, Any], path: str) -> Iterator[Mistake]:
     hints = get_type_hints(kind)
     for name in sorted(value.keys() - hints.keys()):
         yield Mistake(f"{path}/{name}", "no such field", nearest(name, hints))
@@ -55,7 +63,7 @@ def _words(kind: Any) -> str:
 
 
 def line_breaks(value: Any, place: str = "") -> Iterator[str]:
-    """Where in a document a text, or the name of a field, is of several lines."""
+    """Yield the path of each text, and of each field name, that has several lines."""
     if isinstance(value, str):
         if value.splitlines() not in ([], [value]):
             yield place

@@ -1,4 +1,4 @@
-"""Typed readers of data/."""
+"""The catalogue of GPU models (data/gpus.json): rates and memory, by the driver's or a typed name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.base.strict_json import from_json
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """A GPU as its vendor describes it; dense rates, without sparsity."""
+    """A GPU model by its vendor's data sheet; dense rates, without sparsity."""
 
     name: str  # as the driver spells it
     compute_capability: str
@@ -22,7 +22,7 @@ class GpuModel:
     fp32_tflops: float
     memory_gb_per_second: float
     source: str
-    also: str = ""  # what it is called besides
+    also: str = ""  # other names, for `find_gpu_model`
 
     def peak_flops(self, precision: str, tf32: bool) -> float:
         if precision in ("bf16", "fp16"):
@@ -36,21 +36,21 @@ def gpu_models() -> tuple[GpuModel, ...]:
 
 
 def gpu_named(name: str) -> GpuModel | None:
-    """By the driver's own name, whole: an H20 is no H200."""
+    """Find a model by the driver's full name; a part of it does not match, as H20 would an H200."""
     return next((gpu for gpu in gpu_models() if gpu.name == name), None)
 
 
 def find_gpu_model(name: str) -> GpuModel | None:
-    """By the driver's full name, or by parts of it that people type: "h200", "a100-80gb", "rtx4090"."""
+    """Find a model by the driver's full name, or by typed parts of it: "h200", "a100-80gb", "rtx4090"."""
     typed = re.sub(r"\brtx(?=\d)", "rtx ", name, flags=re.IGNORECASE).replace("-", " ").split()
     close = (gpu for gpu in gpu_models() if all(_has(gpu, part) for part in typed))
     return gpu_named(name) or (next(close, None) if typed else None)
 
 
 def _has(gpu: GpuModel, part: str) -> bool:
-    """A word of its name or the beginning of one ("sxm"), but of no number or model: "a10" is no A100.
+    """True if `part` is a word of the names, or the beginning of one, such as "sxm" or the "80" of 80GB.
 
-    Nor is "l40" an L40S, which has twice its rate; "80" is one of 80GB.
+    A number or a model must match as a whole: "a10" does not find the A100, nor "l40" the L40S.
     """
     whole = "(?![a-z])" if part[:1].isalpha() and part[-1:].isdecimal() else ""
     pattern = rf"\b{re.escape(part)}(?!(?<=\d)\d){whole}"

@@ -1,4 +1,7 @@
-"""Linux processes as a group: ends that leave no orphan, memory of all together."""
+"""Manage groups of Linux processes: end them without orphans, add up their memory, tell how they ended.
+
+Uses prctl, signals and /proc.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,19 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGKILL when the parent ends, however it ends."""
+    """Have the kernel send SIGKILL to this process when its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above took effect
         os._exit(1)
 
 
 def adopt_orphans() -> None:
-    """Grandchildren whose parent ends become children of this process, whatever session they made."""
+    """Become the parent of all descendants whose own parent ends, in any session."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def preferred_victim() -> None:
-    """The kernel, short of memory, ends this process before the supervisor."""
+    """Make this process the first that the kernel kills when memory runs out, before the supervisor."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
@@ -46,7 +49,7 @@ def children() -> list[int]:
 
 
 def end_all_children() -> None:
-    """Kills and reaps every child, until none is left: each end may hand over more orphans."""
+    """Kill and reap children until none is left; each that ends may leave more orphans to this process."""
     while True:
         for pid in children():
             with suppress(ProcessLookupError):
@@ -58,7 +61,7 @@ def end_all_children() -> None:
 
 
 def group_bytes(group: int) -> int:
-    """Resident memory of all processes of a group; what they share is counted once per process."""
+    """Resident memory of a process group, without pages shared with files or other processes."""
     total = 0
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -67,27 +70,26 @@ def group_bytes(group: int) -> int:
             stat = (entry / "stat").read_text()
             if int(stat.rpartition(")")[2].split()[2]) != group:
                 continue
-            total += int((entry / "statm").read_text().split()[1]) - int(
-                (entry / "statm").read_text().split()[2]
-            )
+            _, resident, shared, *_ = map(int, (entry / "statm").read_text().split())
+            total += resident - shared
         except (OSError, IndexError):  # it ended meanwhile
             continue
     return total * os.sysconf("SC_PAGE_SIZE")
 
 
 def ended_how(status: int) -> str:
-    """A wait status in words."""
+    """Describe a wait status: "by SIGKILL" or "with exit code 1"."""
     number = status & 0x7F
     return f"by {signal.Signals(number).name}" if number else f"with exit code {status >> 8}"
 
 
 def ended_for_memory(status: int, kills_before: int) -> bool:
-    """By the kernel, as far as can be told: by its signal, and it has killed for memory since."""
+    """Whether the kernel probably killed a process for memory: SIGKILL, and the OOM count has grown."""
     return status & 0x7F == signal.SIGKILL and oom_kills() > kills_before
 
 
 def oom_kills() -> int:
-    """How often the kernel has killed for memory since it started."""
+    """Number of out-of-memory kills since the kernel started."""
     for line in Path("/proc/vmstat").read_text().splitlines():
         if line.startswith("oom_kill "):
             return int(line.split()[1])

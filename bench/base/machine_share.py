@@ -1,4 +1,7 @@
-"""What this process may have of the machine: a container or a scheduler may give it less than all."""
+"""The cores and the memory that this process may use, which cgroups or a scheduler may limit.
+
+Reads /proc and /sys.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,22 @@ from pathlib import Path
 
 MEMORY = ("memory.max", "memory.limit_in_bytes")  # of cgroups 2 and 1
 GROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-
-
-ALL = 0.9  # of the memory: a scheduler keeps a little of it from whoever has a whole node
-DRIVER = Path("/proc/driver/nvidia/gpus")  # every GPU of the machine, whoever may use it
+ALL = 0.9  # share of the memory that counts as all: schedulers reserve a little even of a whole node
+DRIVER = Path("/proc/driver/nvidia/gpus")  # lists every GPU of the machine, usable by this process or not
 
 
 def parts(visible_gpus: int | None) -> list[str]:
-    """What is ours of the machine, where that is not all: of cores, memory and GPUs."""
-    told = []
+    """Describe the limits of this process, such as "8 of 64 cores"; empty if it has the whole machine."""
+    limits = []
     machine = os.cpu_count() or 1
     if cores() < machine:
-        told.append(f"{cores()} of {machine} cores")
+        limits.append(f"{cores()} of {machine} cores")
     if memory_bytes() < ALL * physical_bytes():
-        told.append(f"{memory_bytes() / 2**30:.0f} of {physical_bytes() / 2**30:.0f} GiB")
+        limits.append(f"{memory_bytes() / 2**30:.0f} of {physical_bytes() / 2**30:.0f} GiB")
     here = len(list(DRIVER.iterdir())) if DRIVER.is_dir() else 0
     if visible_gpus is not None and visible_gpus < here:
-        told.append(f"{visible_gpus} of {here} GPUs")
-    return told
+        limits.append(f"{visible_gpus} of {here} GPUs")
+    return limits
 
 
 def physical_bytes() -> int:
@@ -41,26 +42,26 @@ def memory_bytes() -> int:
 
 
 def cores() -> int:
-    """Those that it may be put on, or fewer where it may use them for a part of the time alone."""
+    """Number of cores of the affinity mask, or fewer if a cgroup limits the CPU time."""
     shares = [time[0] / time[1] for folder in _folders("cpu") if len(time := _cpu_time(folder)) == 2]
     return min([len(os.sched_getaffinity(0)), *(math.ceil(share) for share in shares if share > 0)])
 
 
 def _cpu_time(folder: Path) -> list[int]:
-    """How long of which period, in µs; nothing where there is no limit."""
+    """Quota and period of the CPU time in µs; empty if there is no limit."""
     old = [*_numbers(folder / "cpu.cfs_quota_us"), *_numbers(folder / "cpu.cfs_period_us")]
     return _numbers(folder / "cpu.max") or old
 
 
 def _numbers(file: Path) -> list[int]:
-    """None where there is no such file, or no limit, which is written "max"."""
+    """The numbers in a file; empty if it does not exist, or says "max" for no limit."""
     with suppress(OSError, ValueError):
         return [int(word) for word in file.read_text().split()]
     return []
 
 
 def _folders(controller: str) -> Iterator[Path]:
-    """From our own group to the outermost that is seen here: the narrowest limit of all counts."""
+    """The cgroups of this process from the innermost outwards; the narrowest of their limits counts."""
     with suppress(OSError):
         for line in OWN.read_text().splitlines():
             _, controllers, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""Where bench keeps what outlives a run: keys and lists, the operator's ledger, and the run's own folder."""
+"""Paths of the files that outlive a run: keys, trust lists, the operator's ledger, and results."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ LEDGER = "ledger.jsonl"
 
 
 def config_path(name: str) -> Path | None:
-    """${XDG_CONFIG_HOME:-~/.config}/bench/name; None where there is no home."""
+    """${XDG_CONFIG_HOME:-~/.config}/bench/name; None if there is no home directory."""
     return _below("XDG_CONFIG_HOME", ".config", name)
 
 
 def state_path(name: str) -> Path | None:
-    """${XDG_STATE_HOME:-~/.local/state}/bench/name; None where there is no home."""
+    """${XDG_STATE_HOME:-~/.local/state}/bench/name; None if there is no home directory."""
     return _below("XDG_STATE_HOME", ".local/state", name)
 
 
@@ -29,24 +29,24 @@ def ledger_path(given: Path | None) -> Path:
     path = given or state_path(LEDGER)
     if path is None:
         raise EnvironmentCannot(
-            "there is no home directory for the ledger", advice="--ledger FILE is a place"
+            "there is no home directory for the ledger", advice="name a file with --ledger"
         )
     return path
 
 
 @contextmanager
 def making_folders(out: Path) -> Iterator[None]:
-    """Below what the user named for results; what the system says against it is told."""
+    """Turn an OSError while writing below --out into EnvironmentCannot with the system's reason."""
     try:
         yield
     except OSError as error:
         message = f"cannot be written: {error.strerror}"
-        raise EnvironmentCannot(message, where=str(out), advice="--out names another directory") from None
+        raise EnvironmentCannot(message, where=str(out), advice="name another directory with --out") from None
 
 
 def _below(variable: str, default: str, name: str) -> Path | None:
     configured = Path(os.environ.get(variable, ""))
-    try:  # a relative path there does not count, says the specification
+    try:  # the XDG specification says to ignore relative paths
         base = configured if configured.is_absolute() else Path.home() / default
     except RuntimeError:
         return None

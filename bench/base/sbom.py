@@ -1,6 +1,7 @@
-"""`python -m bench.base.sbom`: what is installed here, as CycloneDX. Run once, while an image is built.
+"""Write an SBOM of the installed Debian and Python packages in CycloneDX (`python -m bench.base.sbom`).
 
-The same software gives the same bytes: no time, and a serial number that follows from the content.
+Runs once, while an image is built. Equal software gives equal bytes: there is no time in it, and the serial
+number follows from the content.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from bench import __version__
 from bench.base.strict_json import canonical_json, pretty_json
 
 DPKG = Path("/var/lib/dpkg/status")
-PLACE = Path("/usr/share/bench/sbom.cdx.json")  # where an image has it
+PLACE = Path("/usr/share/bench/sbom.cdx.json")  # its path in an image
 
 
 def sbom() -> bytes:
@@ -39,7 +40,7 @@ def sbom() -> bytes:
 
 
 def debian(status: str) -> Iterator[dict[str, Any]]:
-    """dpkg's own list; a package that was removed but left its configuration is not installed."""
+    """Components from dpkg's status file, without removed packages that left their configuration."""
     for paragraph in status.strip().split("\n\n"):
         fields = dict(
             line.split(": ", 1)
@@ -60,7 +61,7 @@ def python() -> Iterator[dict[str, Any]]:
     for distribution in metadata.distributions():
         # As the package index normalises it, so that scanners find it.
         name = distribution.metadata["Name"].lower().replace("_", "-").replace(".", "-")
-        if name in seen:  # behind another on the path: never imported
+        if name in seen:  # shadowed by another copy earlier on the path
             continue
         seen.add(name)
         purl = f"pkg:pypi/{quote(name)}@{quote(distribution.version, safe='')}"
@@ -69,13 +70,13 @@ def python() -> Iterator[dict[str, Any]]:
 
 
 def _licence(fields: Any) -> dict[str, Any]:
-    """Only what is a valid SPDX expression by the package's own word; anything else would be a guess."""
+    """The licence, only if the package declares an SPDX expression; other fields would need guesses."""
     expression = fields.get("License-Expression")
     return {"licenses": [{"expression": expression}]} if expression else {}
 
 
 def python_versions(document: Mapping[str, Any]) -> Mapping[str, str]:
-    """The Python packages that an SBOM of ours lists."""
+    """Versions of the Python packages in an SBOM that `sbom` wrote."""
     return {c["name"]: c["version"] for c in document["components"] if c["purl"].startswith("pkg:pypi/")}
 
 

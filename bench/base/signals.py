@@ -1,4 +1,4 @@
-"""Who answers the signals that end us, for a while."""
+"""Temporarily handle or delay SIGINT, SIGTERM and SIGHUP."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
-# Ctrl-C, a polite kill, a lost terminal.
+# Ctrl-C, kill, a closed terminal.
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 
 @contextmanager
 def answered_by(handler: Handler, numbers: Iterable[signal.Signals] = ENDS) -> Iterator[None]:
-    """What nohup has us ignore stays ignored."""
-    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in heard}
+    """Handle the signals by `handler` within the block; those that are ignored (nohup) stay ignored."""
+    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in handled}
     try:
         yield
     finally:
-        for number, handled in before.items():
-            signal.signal(number, handled)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 @contextmanager
 def held() -> Iterator[None]:
-    """For what must be done as a whole: they are answered after it.
+    """Delay the signals until the end of the block, for work that must not be interrupted.
 
-    Not by a mask, which is one thread's: where there are others, one of them takes the signal.
+    A signal mask would not do: it belongs to one thread, and another thread would take the signal.
     """
     waiting: list[int] = []
     try:

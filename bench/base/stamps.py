@@ -1,4 +1,4 @@
-"""Times, digests and identifiers as the text that files hold."""
+"""Format and recognise the times, digests and identifiers in files. Pure."""
 
 from __future__ import annotations
 

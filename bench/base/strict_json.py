@@ -1,41 +1,43 @@
-"""Frozen dataclasses to JSON and back, strictly: no unknown field, no coercion, no NaN."""
+"""Convert frozen dataclasses to JSON and back, strictly: no unknown fields, no coercion, no NaN. Pure."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import types
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from itertools import chain, repeat
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from bench.base.fast_json import NOT_PLAIN, SCALARS, count_keys, decode_rows, plain_json
+
 T = TypeVar("T")
-_MAX_DEPTH = 64
 
 
 class DecodeError(ValueError):
-    """A document does not have the shape that its type demands."""
+    """A text is not strict JSON, or a document does not have the shape of its type.
+
+    The message names the place and the reason, such as "/seconds: expected float, found 'x'", and the caller
+    puts the name of the document in front.
+    """
 
 
 def canonical_json(value: Any) -> bytes:
-    """One value, one sequence of bytes: sorted keys, no spaces, ASCII, no NaN."""
+    """Serialise so that equal values give equal bytes: sorted keys, no spaces, ASCII, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def pretty_json(value: Any) -> bytes:
-    """Canonical too, but for people: one line a field, sorted."""
+    """Serialise for people: sorted keys, one line for each field. Equal values give equal bytes here too."""
     return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
 
 
 def strict_loads(data: bytes | str) -> Any:
-    """JSON as RFC 8259 has it, without duplicate keys, NaN, or a number past 2**53."""
+    """Parse JSON of RFC 8259; DecodeError for duplicate keys, NaN, and integers past 2**53."""
     try:
-        value = _plain_json(data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass"))
-        if value is _NOT_PLAIN:
+        value = plain_json(data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass"))
+        if value is NOT_PLAIN:
             value = json.loads(
                 data.decode("utf-8") if isinstance(data, bytes) else data,
                 object_pairs_hook=_unique_pairs,
@@ -43,7 +45,7 @@ def strict_loads(data: bytes | str) -> Any:
                 parse_int=_bounded_int,
                 parse_float=_finite_float,
             )
-            _count_keys(value)
+            _require_readable(value)
     except RecursionError:
         raise DecodeError("nested too deeply") from None
     except UnicodeDecodeError as error:
@@ -53,57 +55,13 @@ def strict_loads(data: bytes | str) -> Any:
     return value
 
 
-_NOT_PLAIN = object()
-_SPACED = re.compile(rb'"\s+:')  # a colon apart from its key
-# The shape of a text: every digit as 0, whatever a number can begin behind as a colon, no plus. Sixteen
-# digits there may be past 2**53, or past a double if there are hundreds, and so may three of an exponent.
-# The first may be but a part of some name: then the other way looks closer.
-_SHAPE = bytes.maketrans(b"123456789E,[- \t\r\n", b"000000000e:::::::")
-_LONG_NUMBER, _LONG_EXPONENT = b":" + b"0" * 16, re.compile(rb":[0.]+e000")
-
-
-def _plain_json(data: bytes) -> Any:
-    """The value of a text that is so plain that little has to be looked for in it, which is most of a bundle.
-
-    Several times faster than looking at every key and number as it is read. Without an escape and without
-    space before a colon, each key ends in `":`, and so may the beginning of a string; if there are no more
-    of these than keys in the value, no key was dropped for standing twice.
-    """
-    if not data.startswith((b"{", b"[")) or b"\\" in data or _has_spaced_colon(data):
-        return _NOT_PLAIN
-    shape = data.translate(_SHAPE, b"+")
-    if _LONG_NUMBER in shape or (b"e000" in shape and _LONG_EXPONENT.search(shape)):
-        return _NOT_PLAIN
-    try:
-        value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
-    except json.JSONDecodeError:
-        return _NOT_PLAIN  # the other way tells what is wrong with it
-    return value if data.count(b'":') == _count_keys(value) else _NOT_PLAIN
-
-
-def _has_spaced_colon(data: bytes) -> bool:
-    if b"\n" in data or b"\t" in data or b"\r" in data:
-        return _SPACED.search(data) is not None
-    return b'" :' in data or b'"  ' in data
-
-
-def _count_keys(value: Any) -> int:
-    """Of all objects in it. What the parser can nest, the code after it may not be able to follow."""
-    keys, level = 0, [value]
-    for _ in range(_MAX_DEPTH + 1):
-        kinds = set(map(type, level))
-        if _Refused in kinds:
-            raise DecodeError(_placed(value, ""))
-        if dict not in kinds and list not in kinds:
-            return keys
-        objects = level if kinds == {dict} else [item for item in level if type(item) is dict]
-        lists = [item for item in level if type(item) is list] if list in kinds else []
-        keys += sum(map(len, objects))
-        level = [*chain.from_iterable(map(dict.values, objects)), *chain.from_iterable(lists)]
-    raise DecodeError("nested too deeply")
-
-
-_PLAIN = (str, int, float, bool)
+def _require_readable(value: Any) -> None:
+    """DecodeError for a value that is nested too deeply or holds a refused number."""
+    keys, kinds = count_keys(value)
+    if keys is None:
+        raise DecodeError("nested too deeply")
+    if _Refused in kinds:
+        raise DecodeError(_first_refused(value, ""))
 
 
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -122,14 +80,15 @@ def _refuse_constant(name: str) -> Any:
 
 
 class _Refused(str):
-    """Why a number is, in its place until that can be named."""
+    """Placeholder for a refused number; carries the reason until the number's path is known."""
 
 
-def _placed(value: Any, place: str) -> str | None:
+def _first_refused(value: Any, path: str) -> str | None:
+    """The path and the reason of the first refused number in a value."""
     if isinstance(value, _Refused):
-        return f"{place or '/'}: {value}"
+        return f"{path or '/'}: {value}"
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return next(filter(None, (_placed(item, f"{place}/{name}") for name, item in items)), None)
+    return next(filter(None, (_first_refused(item, f"{path}/{name}") for name, item in items)), None)
 
 
 def _bounded_int(text: str) -> int | _Refused:
@@ -148,9 +107,9 @@ def _cut(text: str) -> str:
 
 
 def to_json(value: Any) -> Any:
-    """Plain JSON values; tuples become lists."""
+    """Convert dataclasses, mappings and tuples to dicts and lists; other values are returned as they are."""
     kind: Any = type(value)
-    if kind in _PLAIN or value is None:  # most of what a bundle holds
+    if kind in SCALARS or value is None:  # most of what a bundle holds
         return value
     if names := _field_names(kind):
         return {name: to_json(getattr(value, name)) for name in names}
@@ -167,20 +126,20 @@ def _field_names(kind: Any) -> tuple[str, ...]:
 
 
 def from_json(cls: type[T], value: Any) -> T:
-    """The inverse of `to_json`; DecodeError names the place that does not fit."""
+    """Decode what `to_json` made of a value of type `cls`; DecodeError names the place that does not fit."""
     decoded: T = _decode(cls, value, "")
     return decoded
 
 
 def union_from_json(union: Any, value: Any) -> Any:
-    """The same for a union of dataclasses, told apart by their field `kind`."""
+    """Decode a value of a union of dataclasses, which their field `kind` tells apart."""
     return _decode(union, value, "")
 
 
 def _decode(kind: Any, value: Any, path: str) -> Any:
-    if type(value) is kind and kind in _PLAIN:  # most of what a bundle holds
+    if type(value) is kind and kind in SCALARS:  # most of what a bundle holds
         return value
-    origin, holds_fields, arguments = _sort(kind)
+    origin, holds_fields, arguments = _parts_of(kind)
     if kind is Any:
         return value
     if holds_fields:
@@ -201,8 +160,8 @@ def _decode(kind: Any, value: Any, path: str) -> Any:
 
 
 @cache
-def _sort(kind: Any) -> tuple[Any, bool, tuple[Any, ...]]:
-    """What a type is made of; asked a thousand times a bundle."""
+def _parts_of(kind: Any) -> tuple[Any, bool, tuple[Any, ...]]:
+    """Origin of a type, whether it is a dataclass, and its arguments; cached: needed for each value."""
     return get_origin(kind), is_dataclass(kind), get_args(kind)
 
 
@@ -220,10 +179,13 @@ def _decode_tuple(arguments: tuple[Any, ...], value: Any, path: str) -> tuple[An
     if not isinstance(value, list):
         raise DecodeError(f"{path or '/'}: expected a list")
     if len(arguments) == 2 and arguments[1] is Ellipsis:
-        if arguments[0] in _PLAIN and all(type(item) is arguments[0] for item in value):
+        if arguments[0] in SCALARS and all(type(item) is arguments[0] for item in value):
             return tuple(value)
-        if is_dataclass(arguments[0]) and (rows := _decode_rows(arguments[0], value)) is not None:
-            return rows
+        row_type: Any = arguments[0]
+        if _parts_of(row_type)[1]:
+            hints, required = _shape(row_type)
+            if required == hints.keys() and (rows := decode_rows(row_type, hints, value)) is not None:
+                return rows
         return tuple(_decode(arguments[0], item, f"{path}/{i}") for i, item in enumerate(value))
     if len(arguments) != len(value):
         raise DecodeError(f"{path or '/'}: expected {len(arguments)} items, found {len(value)}")
@@ -232,35 +194,9 @@ def _decode_tuple(arguments: tuple[Any, ...], value: Any, path: str) -> tuple[An
     )
 
 
-def _decode_rows(kind: Any, value: list[Any]) -> tuple[Any, ...] | None:
-    """Many small dataclasses of plain fields, column by column; None where one of them is anything else."""
-    hints, required = _shape(kind)
-    if required != hints.keys() or not all(hint in _PLAIN for hint in hints.values()):
-        return None
-    if set(map(type, value)) != {dict} or set(map(len, value)) != {len(hints)}:
-        return None
-    try:
-        columns = [[item[name] for item in value] for name in hints]
-    except KeyError:
-        return None
-    if any(set(map(type, c)) != {hint} for c, hint in zip(columns, hints.values(), strict=True)):
-        return None
-    return _instances(kind, hints, columns)
-
-
-def _instances(kind: Any, names: Iterable[str], columns: list[list[Any]]) -> tuple[Any, ...]:
-    """As the constructor makes them, if it does nothing but keep its arguments, in half of its time."""
-    if "__slots__" not in vars(kind) or hasattr(kind, "__post_init__"):
-        return tuple(map(kind, *columns))
-    made = tuple(map(object.__new__, repeat(kind, len(columns[0]))))
-    for name, column in zip(names, columns, strict=True):
-        deque(map(getattr(kind, name).__set__, made, column), maxlen=0)
-    return made
-
-
 def _decode_union(arguments: tuple[Any, ...], value: Any, path: str) -> Any:
     kind = type(value)
-    if kind in arguments and (value is None or kind in _PLAIN):
+    if kind in arguments and (value is None or kind in SCALARS):
         return value
     if isinstance(value, dict) and "kind" in value:
         for candidate in arguments:

@@ -14,8 +14,8 @@ from bench.base.strict_json import pretty_json, to_json
 from bench.cli.measure_options import uses_engine
 from bench.cli.signing import make_sealer
 from bench.node_check import check_manifest
-from bench.node_check.checks import known_checks
-from bench.node_check.judging import Level
+from bench.node_check.all_checks import known_checks
+from bench.node_check.judging import Depth
 from bench.node_check.judging.finding import EXITS, NAGIOS
 from bench.report.text.check_text import nagios_line, text
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class CheckArguments:
     manifest: Path | None
-    level: Level | None
+    level: Depth | None
     out: Path
     skip: tuple[str, ...]
     scratch: Path | None

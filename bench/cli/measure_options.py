@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.base.errors import BadInput
 from bench.base.names import ENGINES
 from bench.cli.arguments import Command, Commands, add_budget, add_command, add_json
-from bench.node_check.judging import LEVELS
+from bench.node_check.judging import DEPTHS
 
 CHECK_EXIT_CODES = """exit codes:
   0  the node passes; warnings are shown
@@ -86,7 +86,7 @@ def _add_check(commands: Commands) -> None:
     )
     add = check.add_argument
     add("manifest", type=Path, metavar="MANIFEST", nargs="?", help="default: the one that bench ships")
-    add("--level", choices=LEVELS, help="2, 10 or 60 minutes (default: the manifest's)")
+    add("--level", choices=DEPTHS, help="2, 10 or 60 minutes (default: the manifest's)")
     add(
         "-o", "--out", type=Path, default=Path("out"), metavar="DIR", help="folder for bundles (default: out)"
     )

@@ -21,7 +21,7 @@ from bench.cli.arguments import is_host_and_port
 from bench.cli.signing import own_revocations
 from bench.node_check.any_manifest import load_any
 from bench.node_check.check_manifest import CheckManifest
-from bench.node_check.judging import Level
+from bench.node_check.judging import Depth
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push import many_nodes
 from bench.push.hosts import Host, find_hosts
@@ -53,7 +53,7 @@ class PushArguments:
     place: str | None
     out: Path
     budget_seconds: float | None
-    level: Level | None
+    level: Depth | None
     engine: str
     image: str | None
     pull: str | None

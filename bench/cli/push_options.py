@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.base.names import ENGINES
 from bench.cli.arguments import Command, Commands, add_budget, add_command, add_json, duration
-from bench.node_check.judging import LEVELS
+from bench.node_check.judging import DEPTHS
 
 NODES_AT_ONCE = 64
 
@@ -86,7 +86,7 @@ def _add_run(push: argparse.ArgumentParser) -> None:
         help="folder for bundles on this machine (default: results)",
     )
     add_budget(group)
-    add("--level", choices=LEVELS, help="a node check of 2, 10 or 60 minutes (default: the manifest's)")
+    add("--level", choices=DEPTHS, help="a node check of 2, 10 or 60 minutes (default: the manifest's)")
     add(
         "--engine",
         choices=("auto", *ENGINES),

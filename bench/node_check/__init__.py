@@ -1,5 +1,5 @@
-"""Is this node good? Checks, what they found, the manifest of a check, and many nodes held together.
+"""Node checks: the checks, their findings, the manifest of a check, and the comparison of many nodes.
 
-Imports bundle and below. Inside: judging, then checks, then results, manifest and fleet. Measuring is done by
-`runner.check`.
+Imports bundle and below. Inside, from the bottom: judging, checks, then results, manifest and fleet. The
+measuring processes are in `runner.check`.
 """

@@ -1,4 +1,4 @@
-"""What a node may be asked for: to train the models of a manifest, or to check itself."""
+"""Load a manifest of either kind: models to train, or a node check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AnyManifest = Manifest | CheckManifest
 
 
 def wanted_image(manifest: AnyManifest) -> str | None:
-    """The only one that may run it; a node check names none."""
+    """The image that the manifest prescribes, if any; a node check prescribes none."""
     return None if isinstance(manifest, CheckManifest) else manifest.image
 
 

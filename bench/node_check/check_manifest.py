@@ -1,4 +1,7 @@
-"""A node-check manifest: how hard to look, at what, and what the owner expects of the node."""
+"""Parse a node-check manifest: the depth, the checks to skip or require, and the owner's expectations.
+
+In:  bytes or a path. Out: `CheckManifest`, or BadInput with every mistake at once. No torch.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from typing import Any, Literal
 
 from bench.base.errors import BadInput, Mistake, nearest
 from bench.base.strict_json import DecodeError, from_json, strict_loads
-from bench.node_check.checks import known_checks
-from bench.node_check.judging import LEVELS, Level
-from bench.node_check.judging.standards import Expect
+from bench.node_check.all_checks import known_checks
+from bench.node_check.judging import DEPTHS, Depth
+from bench.node_check.judging.standards import Expectations
 from bench.planning.manifest import read_manifest, schema_mistakes
 
 SCHEMA = "bench/node-check/v1"
@@ -21,56 +24,58 @@ SHIPPED = Path(str(files("bench.data") / "node-check.json"))  # manifests/node-c
 
 
 @dataclass(frozen=True, slots=True)
-class LevelBudget:
-    """What a level may take."""
+class DepthBudget:
+    """The time that a node check of one depth may take."""
 
-    minutes: float  # in all; what has not begun by then is not run
+    minutes: float  # in all; checks that have not begun by then are not run
     warm_seconds: float  # before each figure
     seconds: float  # of each figure
     soak_seconds: float
 
 
-DEFAULTS: Mapping[Level, LevelBudget] = {
-    "quick": LevelBudget(2, 0.7, 1.0, 15),
-    "standard": LevelBudget(10, 1.5, 3.0, 180),
-    "soak": LevelBudget(60, 2.0, 4.0, 3000),
+DEFAULTS: Mapping[Depth, DepthBudget] = {
+    "quick": DepthBudget(2, 0.7, 1.0, 15),
+    "standard": DepthBudget(10, 1.5, 3.0, 180),
+    "soak": DepthBudget(60, 2.0, 4.0, 3000),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class CheckManifest:
+    """A valid node-check manifest and the bytes it was parsed from."""
+
     data: bytes
     name: str
-    level: Level = "standard"
+    level: Depth = "standard"
     gpus: int | None = None
     skip: tuple[str, ...] = ()
-    require: tuple[str, ...] = ()  # checks without whose answer the node does not pass
-    expect: Expect = field(default_factory=Expect)
-    levels: Mapping[str, LevelBudget] = field(default_factory=dict)
+    require: tuple[str, ...] = ()  # checks that must have an answer before the node passes
+    expect: Expectations = field(default_factory=Expectations)
+    levels: Mapping[str, DepthBudget] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
         return "sha256:" + hashlib.sha256(self.data).hexdigest()
 
-    def pains(self, level: Level) -> LevelBudget:
-        return self.levels.get(level, DEFAULTS[level])
+    def budget(self, depth: Depth) -> DepthBudget:
+        return self.levels.get(depth, DEFAULTS[depth])
 
-    def expected(self, device: Literal["cpu", "cuda"]) -> Expect:
-        """As many GPUs as are asked for must be there."""
-        wanted = self.expect.gpus or (self.gpus if device == "cuda" else None)
-        return replace(self.expect, gpus=wanted)
+    def expected(self, device: Literal["cpu", "cuda"]) -> Expectations:
+        """The owner's expectations; the number of GPUs to check is also the number that must be present."""
+        gpus = self.expect.gpus or (self.gpus if device == "cuda" else None)
+        return replace(self.expect, gpus=gpus)
 
 
 @dataclass(frozen=True, slots=True)
 class _Document:
     schema: Literal["bench/node-check/v1"]
     name: str = "node-check"
-    level: Level = "standard"
+    level: Depth = "standard"
     gpus: int | None = None
     skip: tuple[str, ...] = ()
     require: tuple[str, ...] = ()
-    expect: Expect = field(default_factory=Expect)
-    levels: Mapping[str, LevelBudget] = field(default_factory=dict)
+    expect: Expectations = field(default_factory=Expectations)
+    levels: Mapping[str, DepthBudget] = field(default_factory=dict)
 
 
 def shipped() -> CheckManifest:
@@ -88,7 +93,9 @@ def parse(data: bytes, where: str) -> CheckManifest:
     except DecodeError as error:
         raise BadInput(str(error), where=where) from None
     if isinstance(document, dict) and document.get("schema") == "bench/manifest/v1":
-        raise BadInput("is no node check but a manifest of models", where=where, advice=f"bench run {where}")
+        raise BadInput(
+            "is a manifest of models, not of a node check", where=where, advice=f"bench run {where}"
+        )
     mistakes = [*schema_mistakes(document, "node-check-v1"), *_names(document), *_contradictions(document)]
     if mistakes:
         mistakes.sort(key=lambda mistake: mistake.path)
@@ -97,37 +104,46 @@ def parse(data: bytes, where: str) -> CheckManifest:
 
 
 def read(data: bytes) -> CheckManifest:
-    """One that was run already, maybe where other checks are known; DecodeError if it is none."""
+    """Parse the manifest of a finished check, which may name unknown checks; DecodeError if malformed."""
     return _build(data, strict_loads(data))
 
 
 def _build(data: bytes, document: Any) -> CheckManifest:
-    found = from_json(_Document, document)
+    parsed = from_json(_Document, document)
     return CheckManifest(
-        data, found.name, found.level, found.gpus, found.skip, found.require, found.expect, found.levels
+        data=data,
+        name=parsed.name,
+        level=parsed.level,
+        gpus=parsed.gpus,
+        skip=parsed.skip,
+        require=parsed.require,
+        expect=parsed.expect,
+        levels=parsed.levels,
     )
 
 
 def _names(document: Any) -> list[Mistake]:
-    """Checks that there are none of."""
-    found = []
+    """Mistakes in the names of checks and levels."""
+    mistakes = []
     for key in ("skip", "require") if isinstance(document, dict) else ():
         entries = document.get(key)
         for i, name in enumerate(entries if isinstance(entries, list) else []):
             if isinstance(name, str) and name not in known_checks():
-                found.append(Mistake(f"/{key}/{i}", f'"{name}" is no check', nearest(name, known_checks())))
+                mistakes.append(
+                    Mistake(f"/{key}/{i}", f'no check is named "{name}"', nearest(name, known_checks()))
+                )
     levels = document.get("levels") if isinstance(document, dict) else None
     for name in levels if isinstance(levels, dict) else ():
-        if name not in LEVELS:
-            found.append(Mistake(f"/levels/{name}", "no such level", nearest(name, LEVELS)))
-    return found
+        if name not in DEPTHS:
+            mistakes.append(Mistake(f"/levels/{name}", "no such level", nearest(name, DEPTHS)))
+    return mistakes
 
 
 def _contradictions(document: Any) -> list[Mistake]:
-    """Checks that are left out and without whose answer the node does not pass."""
-    asked = document if isinstance(document, dict) else {}
+    """Mistakes for checks that are both skipped and required."""
+    entries = document if isinstance(document, dict) else {}
     skip, require = (
-        found if isinstance(found := asked.get(key), list) else [] for key in ("skip", "require")
+        names if isinstance(names := entries.get(key), list) else [] for key in ("skip", "require")
     )
     return [
         Mistake(
@@ -139,7 +155,7 @@ def _contradictions(document: Any) -> list[Mistake]:
 
 
 def is_check(data: bytes) -> bool:
-    """Whether these bytes say of themselves that they are a node check."""
+    """True if the document's `schema` field names a node check."""
     try:
         document = strict_loads(data)
     except DecodeError:

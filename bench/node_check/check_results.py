@@ -1,10 +1,10 @@
-"""results.json of a node check: the verdicts, and all that they follow from besides the readings.
+"""results.json of a node check: build it, and recompute it from a bundle's readings.
 
-The readings are in samples.jsonl and telemetry.jsonl. `recompute` judges them again: a verdict that does not
-follow from what was read is no verdict.
+In:  the readings (samples.jsonl, telemetry.jsonl) and the standards in results.json. Out: `CheckResults`, or
+`CheckContents` of a verified bundle; VerificationFailed if a verdict does not follow from the readings.
 
-Bundles outlive the code that judged them. One that says it was judged by other rules than these is judged by
-these, and what it said itself counts for nothing: it may say of its rules what it likes.
+Bundles outlive the code that judged them. If a bundle names other rules than this version's, its verdicts are
+ignored and its readings are judged by this version's rules. Pure, apart from reading the bundle's members.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from bench.bundle.plausibility import require_one_line_texts, require_plain
 from bench.bundle.recompute_run import require_same_run
 from bench.bundle.stated_manifest import read_document
 from bench.bundle.verdict import Note
+from bench.node_check.all_checks import known_checks
 from bench.node_check.check_manifest import CheckManifest, read
-from bench.node_check.checks import known_checks, not_read
-from bench.node_check.judging import Level
+from bench.node_check.judging import Depth
 from bench.node_check.judging.evidence import Evidence, Reading, checked_figures, read_course
-from bench.node_check.judging.finding import Finding, Verdict, overall
-from bench.node_check.judging.standards import Expect, Past, Profile, Standards, profile_for
+from bench.node_check.judging.finding import Finding, Question, Verdict, overall
+from bench.node_check.judging.standards import Expectations, Past, Profile, Standards, profile_for
 from bench.node_check.rules_digest import rules_digest
 from bench.records.run_results import RunFacts
 from bench.records.slowdown import Slowed
@@ -39,20 +39,22 @@ SCHEMA: Literal["bench/check-results/v1"] = "bench/check-results/v1"
 
 @dataclass(frozen=True, slots=True)
 class CheckResults:
+    """results.json of a node check."""
+
     bench_version: str
     manifest_digest: str
     run: RunFacts
     node: NodeFacts
-    level: Level
+    level: Depth
     device: Literal["cpu", "cuda"]
-    simulated: bool  # by a fake NVML: no node at all
-    profile: Profile | None  # as it was applied: another version of bench may have another
-    expect: Expect
+    simulated: bool  # the GPUs are those of the fake NVML
+    profile: Profile | None  # as it was applied; other versions of bench may ship another one
+    expect: Expectations
     require: tuple[str, ...]
     verdict: Verdict
     findings: tuple[Finding, ...]
     history: Mapping[str, Past] = field(default_factory=dict)
-    rules: str = ""  # the code that judged; the first bundles do not say
+    rules: str = ""  # digest of the code that judged; empty in the first bundles
     schema: Literal["bench/check-results/v1"] = SCHEMA
 
     def to_bytes(self) -> bytes:
@@ -64,7 +66,7 @@ class CheckResults:
 
 
 def judge(evidence: Evidence, standards: Standards, require: Sequence[str]) -> tuple[Finding, ...]:
-    """Every check's findings. A check that finds nothing was not run: silence is no pass."""
+    """The findings of every check, in order. A check without a finding gets one that says not-run."""
     return tuple(
         _required(finding) if name in require else finding
         for name in known_checks()
@@ -76,18 +78,16 @@ def _judged(name: str, evidence: Evidence, standards: Standards) -> Iterator[Fin
     check = known_checks()[name]
     reading = evidence.readings.get(name)
     if reading is not None and reading.reason is not None:
-        yield not_read(name, reading.reason, counts=reading.counts)
+        yield Question(name).unread(reading.reason, counts=reading.counts)
         return
     findings = list(check.judge(evidence, standards))
     yield from findings
     if not findings:
-        yield not_read(name, "nothing was there to judge" if evidence.gpus else "no GPU answers")
+        yield Question(name).unread("there was nothing to judge" if evidence.gpus else "no GPU answers")
 
 
 def _required(finding: Finding) -> Finding:
-    if finding.counts:
-        return finding
-    return replace(finding, counts=True)
+    return finding if finding.counts else replace(finding, counts=True)
 
 
 def results_of(
@@ -109,7 +109,7 @@ def results_of(
 
 
 def readings_bytes(readings: Mapping[str, Reading]) -> bytes:
-    """A line a reading, in the order in which they were made."""
+    """Serialise as samples.jsonl: one line for each reading, in the order in which they were made."""
     return b"".join(canonical_json(to_json(reading)) + b"\n" for reading in readings.values())
 
 
@@ -119,7 +119,7 @@ class CheckContents:
 
     results: CheckResults  # by the rules of this version
     evidence: Evidence
-    claimed: Verdict  # what the bundle says; it may differ only where the bundle was judged by other rules
+    claimed: Verdict  # the bundle's own verdict; it differs only if the bundle was judged by other rules
     shipped_profile: bool  # the bundle was judged against the profile that this version has
     samples: int
     measured_seconds: float
@@ -137,9 +137,9 @@ class CheckContents:
 
 
 def recompute_check(document: Any, files: Files) -> CheckContents:
-    """Every verdict again, from the readings; VerificationFailed where one differs by the same rules.
+    """Judge the readings again; VerificationFailed if a verdict of the same rules differs.
 
-    `document` is results.json as parsed.
+    `document` is the parsed results.json.
     """
     data = files.read("manifest.json")
     manifest = read_document(data)
@@ -147,14 +147,14 @@ def recompute_check(document: Any, files: Files) -> CheckContents:
     try:
         results = from_json(CheckResults, document)
         if results.manifest_digest != "sha256:" + files.sha256["manifest.json"]:
-            raise VerificationFailed("the results are of another manifest")
+            raise VerificationFailed("the results belong to another manifest")
         check_image(manifest, results.node.image)
-        _require_asked(read(data), results)
+        _require_manifest(read(data), results)
         require_same_run(results.run, results.node, files.run)
         readings = [from_json(Reading, strict_loads(line)) for line in files.lines("samples.jsonl")]
         named = {reading.name: reading for reading in readings}
         if len(named) != len(readings):
-            raise VerificationFailed("holds a reading twice", where="samples.jsonl")
+            raise VerificationFailed("contains a reading twice", where="samples.jsonl")
         checked_figures(readings)
         course = read_course([strict_loads(line) for line in files.lines("telemetry.jsonl")])
     except DecodeError as error:
@@ -182,14 +182,16 @@ def recompute_check(document: Any, files: Files) -> CheckContents:
     )
 
 
-def _require_asked(asked: CheckManifest, results: CheckResults) -> None:
-    """What the owner expects and requires decides the verdict: it is the manifest's to say."""
-    if results.device == "cpu" and results.node.gpus:  # to a check of the CPU no number of GPUs is expected
-        raise VerificationFailed("a check of the CPU alone has no GPUs, the results have")
-    if results.expect != asked.expected(results.device):
-        raise VerificationFailed("the node was held against other expectations than its manifest has")
-    if results.require != asked.require:
-        raise VerificationFailed("the results require other checks than their manifest does")
+def _require_manifest(manifest: CheckManifest, results: CheckResults) -> None:
+    """Refuse results whose expectations or required checks are not those of the manifest."""
+    if (
+        results.device == "cpu" and results.node.gpus
+    ):  # a CPU check is exempt from the expected number of GPUs
+        raise VerificationFailed("the results are of a CPU check, but list GPUs")
+    if results.expect != manifest.expected(results.device):
+        raise VerificationFailed("the node was judged by other expectations than those of its manifest")
+    if results.require != manifest.require:
+        raise VerificationFailed("the results require other checks than their manifest")
 
 
 def _require_equal(results: CheckResults, findings: tuple[Finding, ...]) -> None:
@@ -197,11 +199,9 @@ def _require_equal(results: CheckResults, findings: tuple[Finding, ...]) -> None
         if theirs != ours:
             what = f"{theirs.check}: {theirs.subject} {theirs.verdict}"
             raise VerificationFailed(
-                f"the verdict does not follow from the readings: {what}; {ours.verdict} does"
+                f"the verdict does not follow from the readings: {what}; recomputed: {ours.verdict}"
             )
     if len(results.findings) != len(findings):
         raise VerificationFailed("the results do not hold every verdict that follows from the readings")
     if results.verdict != overall(findings):
-        raise VerificationFailed(
-            f"the whole is said to {results.verdict}, and follows to {overall(findings)}"
-        )
+        raise VerificationFailed(f"the overall verdict is {results.verdict}; recomputed: {overall(findings)}")

@@ -1,7 +1,9 @@
-"""Many nodes' checks against each other: who lags behind the fleet, and which GPU was bad before. Pure.
+"""Compare the checks of many nodes: which nodes lag behind the fleet, and which GPUs failed repeatedly.
 
-Robust statistics: medians, and deviations from them, which a tenth of bad nodes does not move. A figure is
-held only against those of the same GPU model and, for collectives, the same algorithm and GPU count.
+In:  one `FleetMember` a bundle. Out: `Fleet`, the nodes ranked with the worst first.
+Uses robust statistics: medians and median deviations, which a tenth of bad nodes does not move. A figure is
+compared only with those of the same GPU model and, for collectives, the same algorithm and GPU count.
+Pure: no I/O, no torch.
 """
 
 from __future__ import annotations
@@ -12,22 +14,31 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
-from bench.node_check.checks import known_checks
+from bench.node_check.all_checks import known_checks
 from bench.node_check.fleet_member import FleetMember, Value
-from bench.node_check.judging.finding import VERDICTS, Finding, Verdict, overall, quantity, worst
+from bench.node_check.judging.finding import (
+    VERDICTS,
+    Finding,
+    Question,
+    Verdict,
+    overall,
+    quantity,
+    verdict_of,
+    worst,
+)
 from bench.records.text import bytes_text
 
-LEAST_VALUES = 4  # or there is no fleet
-MOST = 2 / 3  # of the nodes: what fewer have in common is no fleet's usual
-LESS_MEMORY_PERCENT = 5.0  # of the hosts': kernels keep back a little, a missing module is more
-DEVIATIONS = 4.0  # of the fleet's own spread
-WARN_PERCENT, FAIL_PERCENT = 4.0, 10.0  # and at least so much under the median
+LEAST_VALUES = 4  # of fewer nodes no median says what is usual
+MAJORITY = 2 / 3  # share of the nodes that must agree before a property counts as the fleet's usual one
+LESS_MEMORY_PERCENT = 5.0  # below the median of the hosts: kernels reserve less, a missing module is more
+DEVIATIONS = 4.0  # times the fleet's spread under the median, and at least WARN_PERCENT, is an outlier
+WARN_PERCENT, FAIL_PERCENT = 4.0, 10.0  # under the median
 MAD_TO_SIGMA = 1.4826
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """One figure over the fleet."""
+    """The distribution of one figure over the nodes of one kind."""
 
     kind: str
     figure: str
@@ -64,51 +75,60 @@ class Fleet:
     schema: Literal["bench/fleet/v1"] = field(default="bench/fleet/v1", kw_only=True)
 
 
-SAME: Mapping[str, tuple[str, Callable[[FleetMember], str], str]] = {  # whose check it is, and what to do
+# Property: (check that reports it, how to read it, advice)
+SAME: Mapping[str, tuple[str, Callable[[FleetMember], str], str]] = {
     "number of GPUs": (
-        "present", lambda seen: str(seen.gpu_count or ""), 'with "gpus" in the manifest fewer fail',
+        "present",
+        lambda member: str(member.gpu_count or ""),
+        'set "gpus" in the manifest, so that fewer GPUs fail',
     ),
-    "driver": ("alike", lambda seen: seen.driver, "install the driver that the fleet has"),
-    "VBIOS": ("alike", lambda seen: seen.vbios, "bring it to the fleet's with the vendor's tool"),
-}  # fmt: skip
+    "driver": ("alike", lambda member: member.driver, "install the driver that the fleet has"),
+    "VBIOS": ("alike", lambda member: member.vbios, "bring it to the fleet's with the vendor's tool"),
+}
 
 
-def compare_fleet(every: Sequence[FleetMember]) -> Fleet:
-    newest, older = _newest(every)
-    copied = _copied(every)
+def compare_fleet(members: Sequence[FleetMember]) -> Fleet:
+    """Rank the newest check of each node; older checks count for repeat offenders only."""
+    newest, older = _newest(members)
+    copied = _copied(members)
     pools: dict[tuple[str, str], list[Value]] = {}
-    for seen in newest:
-        for value in () if id(seen) in copied else seen.values:
-            pools.setdefault((seen.kind, value.figure), []).append(value)
+    for member in newest:
+        for value in () if id(member) in copied else member.values:
+            pools.setdefault((member.kind, value.figure), []).append(value)
     spreads = {key: _spread(*key, pool) for key, pool in pools.items() if len(pool) >= LEAST_VALUES}
-    alike: dict[str, list[FleetMember]] = {}
-    for seen in newest:
-        alike.setdefault(seen.kind, []).append(seen)
-    strange = {id(s): (*_strange(s, alike[s.kind]), *copied.get(id(s), ())) for s in newest}
-    nodes = sorted((_rank(seen, spreads, strange[id(seen)]) for seen in newest), key=_order)
-    outliers = {node.seen.run_id: node.findings for node in nodes}
+    by_kind: dict[str, list[FleetMember]] = {}
+    for member in newest:
+        by_kind.setdefault(member.kind, []).append(member)
+    nodes = sorted(
+        (
+            _rank(member, spreads, (*_unusual(member, by_kind[member.kind]), *copied.get(id(member), ())))
+            for member in newest
+        ),
+        key=_order,
+    )
     return Fleet(
-        tuple(nodes),
-        tuple(sorted(spreads.values(), key=lambda s: (s.kind, s.figure))),
-        _lemons(every, outliers),
-        tuple(seen.path for seen in older),
-        next((v for v in VERDICTS if v in {node.verdict for node in nodes}), "not-run"),
+        nodes=tuple(nodes),
+        spreads=tuple(sorted(spreads.values(), key=lambda s: (s.kind, s.figure))),
+        lemons=_lemons(members, {node.seen.run_id: node.findings for node in nodes}),
+        older=tuple(member.path for member in older),
+        verdict=next((v for v in VERDICTS if v in {node.verdict for node in nodes}), "not-run"),
     )
 
 
-def _newest(every: Sequence[FleetMember]) -> tuple[list[FleetMember], list[FleetMember]]:
+def _newest(members: Sequence[FleetMember]) -> tuple[list[FleetMember], list[FleetMember]]:
+    """Split into the newest check of each node and the older ones, in their given order."""
     kept: list[FleetMember] = []
-    for seen in sorted(every, key=lambda seen: (seen.started_at, seen.run_id), reverse=True):
-        if not any(_is_one_node(seen, newer) for newer in kept):
-            kept.append(seen)
-    chosen = {id(seen) for seen in kept}
-    return [s for s in every if id(s) in chosen], [s for s in every if id(s) not in chosen]
+    for member in sorted(members, key=lambda member: (member.started_at, member.run_id), reverse=True):
+        if not any(_is_one_node(member, newer) for newer in kept):
+            kept.append(member)
+    newest = {id(member) for member in kept}
+    return [m for m in members if id(m) in newest], [m for m in members if id(m) not in newest]
 
 
-def _is_one_node(one: FleetMember, other: FleetMember) -> bool:
-    """By most of its GPUs: since the last check one may be lost, or another may stand in its place."""
-    a, b = set(one.uuids.values()), set(other.uuids.values())
-    return one.identity == other.identity or 2 * len(a & b) > max(len(a), len(b))
+def _is_one_node(a: FleetMember, b: FleetMember) -> bool:
+    """True if most GPUs are the same: between two checks one GPU may be lost or replaced."""
+    uuids, others = set(a.uuids.values()), set(b.uuids.values())
+    return a.identity == b.identity or 2 * len(uuids & others) > max(len(uuids), len(others))
 
 
 def _spread(kind: str, figure: str, pool: Sequence[Value]) -> Spread:
@@ -117,68 +137,83 @@ def _spread(kind: str, figure: str, pool: Sequence[Value]) -> Spread:
     return Spread(kind, figure, pool[0].unit, len(pool), middle, 100 * deviation / middle)
 
 
-def _strange(seen: FleetMember, fleet: Sequence[FleetMember]) -> Iterator[Finding]:
-    """What a node has that most others do not: alone it may pass, and yet it is not what they are."""
-    source = f"{len(fleet)} nodes of {seen.kind} in this comparison"
-    for what, (check, of, advice) in SAME.items():
-        own, usual = of(seen), _usual([of(other) for other in fleet])
-        if own and usual and own != usual:
-            yield Finding(
-                check, "the node", "warn", f"{what} {own}, where most of the fleet have {usual}",
-                f"{what} {usual}", "fleet", source, advice,
-            )  # fmt: skip
-    # Of one shape: a machine that is lent with half of the GPUs has half of the memory.
-    sizes = [other.host_bytes for other in fleet if other.gpu_count == seen.gpu_count]
+def _unusual(member: FleetMember, fleet: Sequence[FleetMember]) -> Iterator[Finding]:
+    """Report properties in which a node differs from most of the fleet, though its own check may pass."""
+    source = f"{len(fleet)} nodes of {member.kind} in this comparison"
+    for what, (check, read, advice) in SAME.items():
+        value, usual = read(member), _usual([read(other) for other in fleet])
+        if value and usual and value != usual:
+            yield Question(check).judged(
+                "warn",
+                f"{what} {value}, where most of the fleet have {usual}",
+                expected=f"{what} {usual}",
+                basis="fleet",
+                source=source,
+                advice=advice,
+            )
+    # Only nodes with the same number of GPUs: a machine rented with half of them has half of the memory.
+    sizes = [other.host_bytes for other in fleet if other.gpu_count == member.gpu_count]
     middle = median(sizes)
     least = middle * (1 - LESS_MEMORY_PERCENT / 100)
-    if seen.host_bytes < least and _usual([str(size >= least) for size in sizes]) == "True":
-        yield Finding(
-            "host-memory", "the host", "warn",
-            f"{bytes_text(seen.host_bytes)} of memory, where most of the fleet have {bytes_text(middle)}",
-            f"at most {LESS_MEMORY_PERCENT:g}% less", "fleet", source,
-            "is a memory module missing or switched off, or does a container give less?",
-        )  # fmt: skip
+    if member.host_bytes < least and _usual([str(size >= least) for size in sizes]) == "True":
+        memory = f"{bytes_text(member.host_bytes)} of memory"
+        yield Question("host-memory", "the host").judged(
+            "warn",
+            f"{memory}, where most of the fleet have {bytes_text(middle)}",
+            expected=f"at most {LESS_MEMORY_PERCENT:g}% less",
+            basis="fleet",
+            source=source,
+            advice="check for a memory module that is missing or switched off, and for a container's limit",
+        )
 
 
-def _copied(every: Sequence[FleetMember]) -> Mapping[int, tuple[Finding, ...]]:
-    """Whose figures another run has, to the last digit: nobody can tell here which of them measured."""
-    alike: dict[frozenset[tuple[str, float]], list[FleetMember]] = {}
-    for seen in every:
-        if len(seen.values) >= LEAST_VALUES and not seen.simulated:
-            alike.setdefault(frozenset((v.figure, v.rate) for v in seen.values), []).append(seen)
+def _copied(members: Sequence[FleetMember]) -> Mapping[int, tuple[Finding, ...]]:
+    """Findings, by id(), for members whose figures equal those of another run to the last digit.
+
+    Which of them measured and which copied cannot be told, so that each of them gets one.
+    """
+    by_figures: dict[frozenset[tuple[str, float]], list[FleetMember]] = {}
+    for member in members:
+        if len(member.values) >= LEAST_VALUES and not member.simulated:
+            figures = frozenset((v.figure, v.rate) for v in member.values)
+            by_figures.setdefault(figures, []).append(member)
     return {
-        id(seen): (_copy(seen, others),)
-        for same in alike.values()
-        for seen in same
-        if (others := [other.name for other in same if other.run_id != seen.run_id])
+        id(member): (_copy(member, others),)
+        for equal in by_figures.values()
+        for member in equal
+        if (others := [other.name for other in equal if other.run_id != member.run_id])
     }
 
 
-def _copy(seen: FleetMember, others: Sequence[str]) -> Finding:
-    return Finding(
-        "alike", "the node", "fail", f"all {len(seen.values)} figures are those of {', '.join(others)}",
-        "figures of its own", "fleet", "no two runs measure the same to the last digit",
-        "check these nodes again, with bench push or bench check --challenge",
-    )  # fmt: skip
+def _copy(member: FleetMember, others: Sequence[str]) -> Finding:
+    return Question("alike").judged(
+        "fail",
+        f"all {len(member.values)} figures are those of {', '.join(others)}",
+        expected="figures of its own",
+        basis="fleet",
+        source="no two runs measure the same to the last digit",
+        advice="check these nodes again, with bench push or bench check --challenge",
+    )
 
 
 def _usual(values: Sequence[str]) -> str | None:
-    """What most of them are, of those that say it, if they are enough to speak of."""
-    known = [value for value in values if value]
-    if len(known) < LEAST_VALUES:
+    """The value that over two thirds of the nodes share; None if there is none, or too few report one."""
+    reported = [value for value in values if value]
+    if len(reported) < LEAST_VALUES:
         return None
-    ((most, count),) = Counter(known).most_common(1)
-    return most if count > MOST * len(known) else None
+    ((most, count),) = Counter(reported).most_common(1)
+    return most if count > MAJORITY * len(reported) else None
 
 
 def _rank(
-    seen: FleetMember, spreads: Mapping[tuple[str, str], Spread], strange: tuple[Finding, ...]
+    member: FleetMember, spreads: Mapping[tuple[str, str], Spread], unusual: tuple[Finding, ...]
 ) -> RankedNode:
-    own = tuple(f for f in seen.findings if f.verdict != "pass" and f.counts)
-    fleet = list(strange)
+    """Judge one node by its own findings that count and by its distance from the fleet's medians."""
+    own = tuple(f for f in member.findings if f.verdict != "pass" and f.counts)
+    fleet = list(unusual)
     lowest: float | None = None
-    for value in seen.values:
-        spread = spreads.get((seen.kind, value.figure))
+    for value in member.values:
+        spread = spreads.get((member.kind, value.figure))
         if spread is None:
             continue
         under = 100 * (1 - value.rate / spread.median)
@@ -186,27 +221,22 @@ def _rank(
         if under >= max(WARN_PERCENT, DEVIATIONS * spread.spread_percent):
             fleet.append(_outlier(value, spread, under))
     findings = (*own, *fleet)
-    verdict = overall([*seen.findings, *fleet])
-    return RankedNode(seen, verdict, findings, worst(findings), -lowest if lowest is not None else None)
+    verdict = overall([*member.findings, *fleet])
+    return RankedNode(member, verdict, findings, worst(findings), -lowest if lowest is not None else None)
 
 
 def _outlier(value: Value, spread: Spread, under: float) -> Finding:
-    where = "" if value.gpu is None else f"GPU {value.gpu} "
-    return Finding(
-        value.check,
-        f"{where}{value.figure}",
-        "fail" if under >= FAIL_PERCENT else "warn",
+    subject = value.figure if value.gpu is None else f"GPU {value.gpu} {value.figure}"
+    limit = max(WARN_PERCENT, DEVIATIONS * spread.spread_percent)
+    return Question(value.check, subject, value.gpu, value.figure, value.unit).judged(
+        verdict_of(fail=under >= FAIL_PERCENT, warn=True),
         f"{quantity(value.rate, value.unit)}, {under:.1f}% under the fleet's median",
-        f"at most {max(WARN_PERCENT, DEVIATIONS * spread.spread_percent):.1f}% under "
-        f"{quantity(spread.median, value.unit)}",
-        "fleet",
-        f"{spread.count} values of {spread.kind} in this comparison",
-        "check that node again; if it stays behind, its GPU or its slot is worse than the others",
-        value.gpu,
-        value.figure,
-        value.rate,
-        spread.median,
-        value.unit,
+        expected=f"at most {limit:.1f}% under {quantity(spread.median, value.unit)}",
+        basis="fleet",
+        source=f"{spread.count} values of {spread.kind} in this comparison",
+        advice="check that node again; if it stays behind, its GPU or its slot is worse than the others",
+        value=value.rate,
+        reference=spread.median,
     )
 
 
@@ -216,24 +246,24 @@ def _order(node: RankedNode) -> tuple[int, float, str]:
 
 
 def _lemons(
-    every: Sequence[FleetMember], outliers: Mapping[str, tuple[Finding, ...]]
+    members: Sequence[FleetMember], outliers: Mapping[str, tuple[Finding, ...]]
 ) -> tuple[RepeatOffender, ...]:
-    """By UUID, over all bundles: a GPU keeps its name when it moves to another node."""
+    """GPUs that failed in more than one check, by UUID, which a GPU keeps when it moves to another node."""
     times: dict[str, dict[str, str]] = {}
-    for seen in sorted(every, key=lambda s: s.started_at):
-        findings = _against_cards([*seen.findings, *outliers.get(seen.run_id, ())])
+    for member in sorted(members, key=lambda member: member.started_at):
+        findings = _against_cards([*member.findings, *outliers.get(member.run_id, ())])
         for index in dict.fromkeys(f.gpu for f in findings):
-            uuid = seen.uuids.get(str(index))
+            uuid = member.uuids.get(str(index))
             checks = ", ".join(dict.fromkeys(f.check for f in findings if f.gpu == index))
             if uuid is not None:
-                times.setdefault(uuid, {})[seen.run_id] = (
-                    f"GPU {index} of {seen.name} on {seen.started_at[:10]}: {checks}"
+                times.setdefault(uuid, {})[member.run_id] = (
+                    f"GPU {index} of {member.name} on {member.started_at[:10]}: {checks}"
                 )
     return tuple(RepeatOffender(uuid, tuple(runs.values())) for uuid, runs in times.items() if len(runs) > 1)
 
 
 def _against_cards(findings: Sequence[Finding]) -> list[Finding]:
-    """Failures that are a GPU's own: neither its node's, nor of whoever else was at work on it."""
+    """Select failures of the card itself; slow figures count only if no other process used the GPU."""
     failed = [
         (known_checks()[f.check].blames, f) for f in findings if f.verdict == "fail" and f.gpu is not None
     ]

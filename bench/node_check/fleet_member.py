@@ -1,4 +1,4 @@
-"""One node's check, as far as the comparison of many needs it."""
+"""Reduce a verified node check to what the comparison of a fleet needs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ FIGURES = ("matmul", "memory", "copies", "peers", "all-reduce")
 
 @dataclass(frozen=True, slots=True)
 class Value:
+    """One measured figure of one check."""
+
     check: str
     figure: str  # with the algorithm, for a collective
     unit: str
@@ -27,14 +29,14 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class FleetMember:
-    """One check of one node, as far as the fleet needs it."""
+    """One check of one node, reduced to what the fleet comparison needs."""
 
     path: str
     run_id: str
     started_at: str
-    identity: str  # of these very GPUs together
+    identity: str  # digest of the UUIDs of its GPUs
     kind: str  # the model of its GPUs
-    uuids: Mapping[str, str]  # by GPU index, as text; of those that answered
+    uuids: Mapping[str, str]  # of the GPUs that answered, by their index as text
     level: str
     simulated: bool
     findings: tuple[Finding, ...]
@@ -51,24 +53,25 @@ class FleetMember:
 
 def fleet_member(path: Path, check: CheckContents) -> FleetMember:
     results, evidence = check.results, check.evidence
-    # One that is lost does not say who it is: what stands in its place is no name, the same on every node.
+    # A lost GPU has no UUID, only a placeholder that is the same on every node.
     uuids = {str(gpu.index): gpu.uuid for gpu in results.node.gpus if gpu.memory_bytes}
     identity = " ".join(sorted(uuids.values())) or f"run {results.run.id}"
+    vbios = {str(gpu.get("VbiosVersion") or "") for gpu in evidence.inventory(BEFORE)}
     return FleetMember(
-        str(path),
-        results.run.id,
-        utc(results.run.started_at),
-        hashlib.sha256(identity.encode()).hexdigest()[:12],
-        results.node.gpus[0].name if results.node.gpus else results.node.cpu,
-        uuids,
-        results.level,
-        results.simulated,
-        results.findings,
-        tuple(_values(evidence)),
-        len(results.node.gpus),
-        str((evidence.data(BEFORE) or {}).get("driver") or ""),
-        ", ".join(sorted({str(v) for g in evidence.inventory(BEFORE) if (v := g.get("VbiosVersion"))})),
-        results.node.memory_bytes,
+        path=str(path),
+        run_id=results.run.id,
+        started_at=utc(results.run.started_at),
+        identity=hashlib.sha256(identity.encode()).hexdigest()[:12],
+        kind=results.node.gpus[0].name if results.node.gpus else results.node.cpu,
+        uuids=uuids,
+        level=results.level,
+        simulated=results.simulated,
+        findings=results.findings,
+        values=tuple(_values(evidence)),
+        gpu_count=len(results.node.gpus),
+        driver=str((evidence.data(BEFORE) or {}).get("driver") or ""),
+        vbios=", ".join(sorted(vbios - {""})),
+        host_bytes=results.node.memory_bytes,
     )
 
 

@@ -1,4 +1,4 @@
-"""Which code judges: bundles outlive it, and a check that has learned something makes no bundle a forgery."""
+"""Digest of the code that judges node checks, by which bundles of other versions are recognised."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PACKAGES = ("bench.node_check", "bench.node_check.judging", "bench.node_check.ch
 
 @cache
 def rules_digest() -> str:
-    """The same in a checkout, a wheel and an image of one state of the code."""
+    """SHA-256 over the sources; equal in a checkout, a wheel and an image of the same code."""
     digest = sha256()
     for package in PACKAGES:
         sources = [path for path in files(package).iterdir() if path.name.endswith(".py")]

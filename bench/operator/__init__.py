@@ -1,1 +1,1 @@
-"""The operator's side: keys and receipts, images and engines, what is checked before anything starts."""
+"""The operator's side of attested runs: keys, challenges, certificates, receipts and the ledger."""

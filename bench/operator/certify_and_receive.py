@@ -1,4 +1,7 @@
-"""Before a run: challenge and certificate. After it: the receipt. What the ledger says decides."""
+"""Issue challenges and certificates before a run, and receipts after it. The ledger decides.
+
+Reads and appends to the ledger, signs through ssh-keygen, and writes countersigned bundles.
+"""
 
 from __future__ import annotations
 
@@ -18,43 +21,46 @@ from bench.signing.allowed_signers import AllowedSigner, TrustPolicy
 from bench.signing.revocation import Revoked
 from bench.signing.ssh_keys import Certificate
 
-SKEW_SECONDS = 300  # by which a stranger's clock may be slow without finding it "not valid yet"
+SKEW_SECONDS = 300  # a node's clock may be slow by this much and still find its certificate valid
 MOST_VALID_SECONDS = 7 * 24 * 3600
 
 
 def challenge(ledger: Ledger, manifest_sha256: str, now: int, run_id: str | None = None) -> Challenge:
-    """A fresh nonce: for a new run, or for one that was challenged before and goes on."""
+    """Issue a fresh nonce for a new run, or for the run `run_id` that was challenged before."""
     if run_id is not None:
         before = ledger.find("challenged", run_id=run_id)
         if before is None or before.facts.get("manifest_sha256") != manifest_sha256:
-            raise BadInput(f"this manifest was never asked for as run {run_id}", where=str(ledger.path))
-    asked = Challenge(run_id or secrets.token_hex(6), secrets.token_hex(32), manifest_sha256, now)
-    ledger.append("challenged", now, asked.run_id, asked.nonce, {"manifest_sha256": manifest_sha256})
-    return asked
+            raise BadInput(f"run {run_id} was never challenged with this manifest", where=str(ledger.path))
+    issued = Challenge(run_id or secrets.token_hex(6), secrets.token_hex(32), manifest_sha256, now)
+    ledger.append("challenged", now, issued.run_id, issued.nonce, {"manifest_sha256": manifest_sha256})
+    return issued
 
 
 def certify(ledger: Ledger, key: OperatorKey, request: bytes, now: int, valid_seconds: int) -> Certificate:
-    """For the key of a request that answers one of our challenges. Again, for a run whose node was lost."""
-    wanted, run_key = check_request(request)
-    asked = _challenge_of(ledger, wanted.run_id, wanted.nonce)
-    if received := ledger.find("received", nonce=wanted.nonce):
+    """Certify the key of a request that answers a challenge; VerificationFailed if its bundle was received.
+
+    A challenge may be certified again, for a run that goes on after its node was lost.
+    """
+    answered, run_key = check_request(request)
+    issued = _challenge_of(ledger, answered.run_id, answered.nonce)
+    if received := ledger.find("received", nonce=answered.nonce):
         message = f"the bundle of this challenge was received on {utc(received.at)}"
-        advice = f"bench challenge MANIFEST --run {wanted.run_id} makes another for the same run"
+        advice = f"bench challenge MANIFEST --run {answered.run_id} makes another for the same run"
         raise VerificationFailed(message, advice=advice)
     serial = secrets.randbelow(2**63 - 1) + 1
-    valid = (max(asked.at, now - SKEW_SECONDS), now + valid_seconds)
-    certificate = key.certify(run_key, wanted.run_id, wanted.nonce, serial, valid)
+    valid = (max(issued.at, now - SKEW_SECONDS), now + valid_seconds)
+    certificate = key.certify(run_key, answered.run_id, answered.nonce, serial, valid)
     facts = {"key": run_key.fingerprint, "until": valid[1], "certificate_sha256": sha256(certificate.blob)}
-    ledger.append("certified", now, wanted.run_id, wanted.nonce, facts)
+    ledger.append("certified", now, answered.run_id, answered.nonce, facts)
     return certificate
 
 
 def _challenge_of(ledger: Ledger, run_id: str, nonce: str) -> Line:
-    asked = ledger.find("challenged", nonce=nonce, run_id=run_id)
-    if asked is None:
+    issued = ledger.find("challenged", nonce=nonce, run_id=run_id)
+    if issued is None:
         message = f"run {run_id} answers a challenge that is not in the ledger {ledger.path}"
-        raise VerificationFailed(message, advice="--ledger FILE is another ledger")
-    return asked
+        raise VerificationFailed(message, advice="name another ledger with --ledger")
+    return issued
 
 
 def receive(
@@ -66,16 +72,17 @@ def receive(
     recompute: Recompute[C],
     revoked: tuple[Revoked, ...] = (),
 ) -> Verdict[C]:
-    """Verifies, consumes the nonce, countersigns. Nothing is written before all of it holds.
+    """Verify a bundle, consume its nonce and write it to `out` with a receipt.
 
-    Again for the same bundle it gives the same receipt; for another bundle of the same challenge, none.
+    Nothing is written unless everything holds. The same bundle gets the same receipt again; another bundle of
+    the same challenge is refused as a replay.
     """
     rules = _rules(key, now, revoked)
     with open_bundle(bundle) as opened:
         verdict = verify_bundle(bundle, recompute, rules)
         if verdict.nonce is None or verdict.certificate_sha256 is None:
-            message = "answers no challenge: nothing says that it is fresh"
-            advice = "bench challenge, then bench run --challenge"
+            message = "answers no challenge, so nothing proves that the run is recent"
+            advice = "make one with bench challenge, then run bench run --challenge"
             raise VerificationFailed(message, where=str(bundle), advice=advice)
         members: dict[str, Source] = {name: StoredMember(opened, name) for name in opened.members}
         if verdict.received_at is None:
@@ -89,7 +96,7 @@ def receive(
 def read_received(
     key: OperatorKey, bundle: Path, now: int, recompute: Recompute[C], revoked: tuple[Revoked, ...] = ()
 ) -> Verdict[C]:
-    """One that is here already."""
+    """Verify a bundle that was received before."""
     return verify_bundle(bundle, recompute, _rules(key, now, revoked))
 
 
@@ -101,9 +108,9 @@ def _rules(key: OperatorKey, now: int, revoked: tuple[Revoked, ...]) -> TrustRul
 def _consume(ledger: Ledger, verdict: Verdict[Contents], bundle: Path, now: int) -> Receipt:
     assert verdict.nonce is not None
     assert verdict.certificate_sha256 is not None
-    asked = _challenge_of(ledger, verdict.run_id, verdict.nonce)
-    if asked.facts.get("manifest_sha256") != verdict.manifest_sha256:
-        raise VerificationFailed("is of another manifest than the one asked for", where=str(bundle))
+    issued = _challenge_of(ledger, verdict.run_id, verdict.nonce)
+    if issued.facts.get("manifest_sha256") != verdict.manifest_sha256:
+        raise VerificationFailed("has another manifest than its challenge", where=str(bundle))
     certified = [line.facts.get("certificate_sha256") for line in ledger.lines if line.event == "certified"]
     if verdict.certificate_sha256 not in certified:
         raise VerificationFailed(f"its certificate is not in the ledger {ledger.path}", where=str(bundle))

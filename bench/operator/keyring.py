@@ -1,4 +1,4 @@
-"""`bench keys`: the operator's key, whom he trusts, what is revoked. In the formats that ssh-keygen knows."""
+"""Make keys, trust keys and revoke keys (`bench keys`), in files that ssh-keygen reads too."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from bench.signing.key_file import default_key_path, public_half
 from bench.signing.revocation import Revoked
 from bench.signing.ssh_keys import Certificate, FormatError, PublicKey
 
-THEIRS = "give the .pub file of the key that it is about: whoever has the key hands it out"
+THEIRS = "give the .pub file of that key, which its owner can send you"
 
 
 def new(path: Path | None, *, token: bool, passphrase: bool) -> PublicKey:
-    """Makes a key with ssh-keygen, which asks for the passphrase, or the token's touch, itself."""
+    """Make a key with ssh-keygen, which asks for the passphrase or the token's touch itself."""
     path = path or default_key_path()
     for existing in (path, path.with_name(path.name + ".pub")):
         if existing.exists():
@@ -36,14 +36,14 @@ def new(path: Path | None, *, token: bool, passphrase: bool) -> PublicKey:
         done = subprocess.run([*command, *([] if passphrase else ["-N", ""])], check=False)
     except FileNotFoundError:
         advice = "install OpenSSH's client programs"
-        raise EnvironmentCannot("there is no ssh-keygen here", advice=advice) from None
+        raise EnvironmentCannot("ssh-keygen is not installed", advice=advice) from None
     if done.returncode != 0:
         raise EnvironmentCannot("ssh-keygen made no key", where=str(path))
     return public_half(path)
 
 
 def trust_lines(key: PublicKey, name: str) -> list[str]:
-    """What others put into their allowed_signers: it certifies runs, signs receipts, and its own bundles."""
+    """The lines of allowed_signers that let a key certify runs, and sign receipts and bundles."""
     return [
         f'bench-run:* cert-authority,namespaces="{BUNDLE_NAMESPACE}" {key.line()}',
         f'{name} namespaces="{RECEIPT_NAMESPACE},{BUNDLE_NAMESPACE}" {key.line()}',
@@ -51,16 +51,17 @@ def trust_lines(key: PublicKey, name: str) -> list[str]:
 
 
 def trust(path: Path, name: str) -> tuple[Path, list[str]]:
-    """Adds a key to the user's allowed_signers; the lines that were not there yet."""
-    # One that begins as a kind of key does would be read as a key without a name.
+    """Add a key to the user's allowed_signers; return the file and the lines that were added."""
+    # A name that begins like a key type would be read as a key without a name.
     if not name or any(c in name for c in ' "\t\n#') or name.startswith(("ssh-", "sk-", "ecdsa-")):
         raise BadInput(
-            f"{name!r} is no name for a signer", advice="one word, such as an address: --as me@example.org"
+            f"{name!r} cannot be the name of a signer",
+            advice="one word, such as an address: --as me@example.org",
         )
     lists = _own(ALLOWED_SIGNERS)
     before = lists.read_text() if lists.exists() else ""
     if before:
-        TrustPolicy.from_text(before, str(lists))  # what is damaged is not made longer
+        TrustPolicy.from_text(before, str(lists))  # a damaged file is refused, not extended
     added = [line for line in trust_lines(public_half(path, THEIRS), name) if line not in before.splitlines()]
     if added:
         lists.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -72,7 +73,7 @@ def trust(path: Path, name: str) -> tuple[Path, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Revocation:
-    """One thing to revoke, as ssh-keygen -k takes it."""
+    """A key or certificate to revoke, with its line in the specification for ssh-keygen -k."""
 
     what: str
     specification: str
@@ -80,7 +81,7 @@ class Revocation:
 
 
 def to_revoke(target: str, authority: Path | None) -> Revocation:
-    """A public key, a certificate or a bundle by its file; a key by its fingerprint; a run by its id."""
+    """Find what to revoke: the file of a public key, certificate or bundle, a fingerprint, or a run's id."""
     if target.startswith("SHA256:"):
         return Revocation(f"the key {target}", f"hash: {target}")
     if not Path(target).exists() and authority is not None:
@@ -90,7 +91,7 @@ def to_revoke(target: str, authority: Path | None) -> Revocation:
         advice = (
             "give a .pub file, a bundle, a fingerprint SHA256:..., or a run's id with --authority FILE.pub"
         )
-        raise BadInput("is no file, and no fingerprint", where=target, advice=advice)
+        raise BadInput("is neither a file nor a fingerprint", where=target, advice=advice)
     if path.suffix == ".pub":
         return _of_public_file(path)
     with open_bundle(path) as bundle:
@@ -115,7 +116,7 @@ def _certificate(text: str, where: str) -> Certificate:
 
 
 def revoke(revocations: Sequence[Revocation], file: Path | None) -> Path:
-    """Adds to a KRL, the user's own unless another is named, and makes sure that it can be read again."""
+    """Add to a KRL, by default the user's own; read it before and after, so that damage is noticed."""
     krl = file or _own(REVOKED)
     krl.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     for revocation in revocations:

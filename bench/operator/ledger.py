@@ -1,7 +1,7 @@
-"""What the operator asked for, certified and received: append-only, each line holding the last one's hash.
+"""The operator's ledger: challenges, certificates and receipts in an append-only file of hash-chained lines.
 
-A nonce is consumed by its first `received` line. A line counts once its newline is on the disk; a torn
-last line is what a crash leaves, and is cut off. All else that does not fit is damage, and refused.
+A nonce is consumed by its first `received` line. A line counts once its newline is on the disk; a torn last
+line, which a crash leaves, is cut off. Any other line that does not follow from the one before is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Event = Literal["challenged", "certified", "received"]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One event. `facts` say more: the manifest, the certificate's serial number, the statement's digest."""
+    """One event. `facts` holds its details, such as the digests of the manifest or the statement."""
 
     number: int
     previous: str
@@ -43,7 +43,7 @@ class Line:
 
 
 class Ledger:
-    """Open, it holds the ledger's lock: what one command reads and then writes, no other changes between."""
+    """The open ledger. It is locked until closed, so that no other command changes it meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,7 +53,7 @@ class Ledger:
         except OSError as error:
             message = f"the ledger cannot be kept here: {error.strerror}"
             raise EnvironmentCannot(
-                message, where=str(path), advice="--ledger FILE is another place"
+                message, where=str(path), advice="name another file with --ledger"
             ) from None
         try:
             self.lines = list(self._read())
@@ -85,11 +85,11 @@ class Ledger:
         return line
 
     def find(self, event: Event, *, nonce: str | None = None, run_id: str | None = None) -> Line | None:
-        """The first such line."""
-        wanted = {"event": event, "nonce": nonce, "run_id": run_id}
-        asked = {name: value for name, value in wanted.items() if value is not None}
-        fits = (line for line in self.lines if all(getattr(line, n) == v for n, v in asked.items()))
-        return next(fits, None)
+        """The first line of an event, with the given nonce and run if any; None if there is no such line."""
+        for line in self.lines:
+            if line.event == event and nonce in (None, line.nonce) and run_id in (None, line.run_id):
+                return line
+        return None
 
     def __enter__(self) -> Self:
         return self

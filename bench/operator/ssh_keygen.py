@@ -1,7 +1,7 @@
-"""The operator's key, used through ssh-keygen: it lies in a file, in an agent, or in a hardware token.
+"""Certify and sign with the operator's key through ssh-keygen: a key in a file, an agent or a hardware token.
 
-ssh-keygen asks for passphrases and touches itself. The private key is never read here, and whatever
-ssh-keygen answers is verified before it counts.
+ssh-keygen asks for passphrases and touches itself. The private key is never read here, and every
+certificate and signature that ssh-keygen returns is verified.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.stamps import utc
 from bench.bundle.handshake import BUNDLE_NAMESPACE, NAMESPACE_OPTION, NONCE_OPTION, key_id, principal
 from bench.signing.key_file import default_key_path, public_half
-from bench.signing.ssh_keys import Certificate, FormatError, PublicKey
+from bench.signing.ssh_keys import Certificate, PublicKey
 from bench.signing.sshsig import verify
 
 
@@ -33,7 +33,9 @@ class OperatorKey:
         """The key at the path: private, or public with the private half beside it or in the agent."""
         path = path or default_key_path()
         if not path.exists():
-            advice = "bench keys new makes one; --key FILE is another, FILE.pub one in an agent or token"
+            advice = (
+                "bench keys new makes one; --key names another, by its FILE.pub if it is in an agent or token"
+            )
             raise BadInput("there is no key to certify with", where=str(path), advice=advice)
         public = public_half(path)
         private = path.with_suffix("") if path.suffix == ".pub" else path
@@ -43,7 +45,7 @@ class OperatorKey:
     def certify(
         self, key: PublicKey, run_id: str, nonce: str, serial: int, valid: tuple[int, int]
     ) -> Certificate:
-        """For one run, one namespace, one challenge, and a while; no server lets anybody in with it."""
+        """Certify a key for one run, challenge and namespace, for a limited time; no login accepts it."""
         self._say_touch(f"certify run {run_id}")
         with tempfile.TemporaryDirectory(prefix="bench-certify-") as folder:
             file = Path(folder) / "run.pub"
@@ -78,27 +80,20 @@ def _compact(unix_seconds: int) -> str:
 
 
 def run_ssh_keygen(arguments: Sequence[str], *, where: str, stdin: bytes | None = None) -> bytes:
-    """What it prints. It asks on the terminal itself; what it complains of comes back as one line."""
+    """Run ssh-keygen and return its output; EnvironmentCannot with the last line of its complaint."""
     try:
         done = subprocess.run(
             ["ssh-keygen", *arguments],
             input=stdin,
             capture_output=True,
             check=False,
-            env=os.environ | {"TZ": "UTC"},  # of the times in -V
+            env=os.environ | {"TZ": "UTC"},  # for the times in -V
         )
     except FileNotFoundError:
         advice = "install OpenSSH's client programs"
-        raise EnvironmentCannot("there is no ssh-keygen here", advice=advice) from None
+        raise EnvironmentCannot("ssh-keygen is not installed", advice=advice) from None
     if done.returncode != 0:
-        said = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-        reason = said[-1][:300] if said else "no reason given"
+        lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+        reason = lines[-1][:300] if lines else "no reason given"
         raise EnvironmentCannot(f"ssh-keygen refused: {reason}", where=where)
     return done.stdout
-
-
-def read_certificate(path: Path) -> Certificate:
-    try:
-        return Certificate.from_line(path.read_text("ascii", "replace"))
-    except FormatError as error:
-        raise BadInput(str(error), where=str(path)) from None

@@ -13,7 +13,7 @@ from bench.bundle.verdict import RunContents
 from bench.node_check.any_manifest import AnyManifest
 from bench.node_check.check_manifest import CheckManifest
 from bench.node_check.check_results import CheckContents, CheckResults
-from bench.node_check.judging import Level
+from bench.node_check.judging import Depth
 from bench.node_check.judging.finding import EXITS, worst
 from bench.node_check.recompute_any import AnyVerdict
 from bench.operator.ssh_keygen import OperatorKey
@@ -48,7 +48,7 @@ class PushRequest:
     place: str | None = None  # folder on the node; None: $HOME/.bench
     on_cpu: bool = False
     budget_seconds: float | None = None
-    level: Level | None = None  # of a node check; None: as the manifest says
+    level: Depth | None = None  # of a node check; None: as the manifest says
     valid_seconds: int = 0
     keep: bool = False
     until: Literal["preflight", "ship", "start", "fetch"] = "fetch"

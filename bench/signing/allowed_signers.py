@@ -1,4 +1,7 @@
-"""Whom to trust: a public key, or an allowed_signers file as in ssh-keygen(1)."""
+"""Read the trusted keys: a public key, or an allowed_signers file as in ssh-keygen(1).
+
+`TrustPolicy.accept` decides whether a key may sign or certify for a namespace at a time. Untrusted if not.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +26,19 @@ _TIME = r"([0-9]{4})([0-9]{2})([0-9]{2})(?:([0-9]{2})([0-9]{2})([0-9]{2})?)?([Zz
 
 @dataclass(frozen=True, slots=True)
 class AllowedSigner:
-    """One key of an allowed_signers file, or the one of a .pub file, which may do everything."""
+    """One key of an allowed_signers file with its restrictions; the key of a .pub file has none."""
 
     key: PublicKey
     principals: str
-    authority: bool | None = None  # it certifies keys, or signs itself; None: both
+    authority: bool | None = None  # True: only certifies keys; False: only signs; None: both
     namespaces: str | None = None  # patterns; None allows all
     valid_after: float | None = None
     valid_before: float | None = None
 
     def refusal(self, namespace: str, at: float, principal: str | None) -> str | None:
-        """Why its signature does not count for this, at that time."""
+        """Why the key does not count for this namespace, time and principal; None if it counts."""
         if self.authority is not None and self.authority != (principal is not None):
-            return "is a certificate authority only" if self.authority else "is no certificate authority"
+            return "may only certify keys" if self.authority else "is not a certificate authority"
         if self.namespaces is not None and not _matches(namespace, self.namespaces):
             return f"is allowed for the namespaces {self.namespaces} only, not {namespace}"
         if principal is not None and self.principals and not _matches(principal, self.principals):
@@ -48,7 +51,7 @@ class AllowedSigner:
 
 
 def _matches(text: str, patterns: str) -> bool:
-    """ssh's pattern lists: * and ?, and a match with ! in front refuses whatever else matches."""
+    """Match ssh's pattern lists, with * and ?; a matching pattern with ! in front overrides all others."""
     allowed = False
     for pattern in patterns.split(","):
         glob = re.escape(pattern.removeprefix("!")).replace(r"\*", ".*").replace(r"\?", ".")
@@ -61,15 +64,15 @@ def _matches(text: str, patterns: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TrustPolicy:
-    """The keys whose bundles are trusted, as the user's file lists them."""
+    """The trusted keys of the user, as one file lists them."""
 
     source: str
     signers: tuple[AllowedSigner, ...]
 
     @classmethod
     def from_file(cls, path: Path) -> TrustPolicy:
-        """A .pub file or an allowed_signers file."""
-        too_large = f"more than {MAX_BYTES} bytes are no list of keys"
+        """Read a .pub file or an allowed_signers file; BadInput if it is neither."""
+        too_large = f"larger than {MAX_BYTES} bytes: not a list of keys"
         data = read_bounded(path, MAX_BYTES, what="the trusted keys", too_large=too_large)
         try:
             text = data.decode()
@@ -98,10 +101,9 @@ class TrustPolicy:
         return cls(source, tuple(signers))
 
     def accept(self, key: PublicKey, namespace: str, at: float, principal: str | None = None) -> str:
-        """Where the key is listed, and as whom; VerificationFailed if it is not, or not for this.
+        """Return the file, and the name, under which the key is trusted; Untrusted if it is not.
 
-        With a principal it is asked whether the key may certify others under that name; without one,
-        whether it may sign itself.
+        With a principal it must be allowed to certify keys under that name, otherwise to sign.
         """
         refusals = []
         for signer in self.signers:
@@ -110,12 +112,12 @@ class TrustPolicy:
                 if refusal is None:
                     return f"{self.source} as {signer.principals}" if signer.principals else self.source
                 refusals.append(refusal)
-        why = refusals[0] if refusals else "is not among them"
+        why = refusals[0] if refusals else "is not listed"
         raise Untrusted(self.source, "certified" if principal else "signed", key.fingerprint, why)
 
 
 def _parse_signer(line: str) -> AllowedSigner | None:
-    """One line; None if it holds nothing that could sign a bundle."""
+    """Parse one line; None for comments and for keys that cannot sign a bundle, such as RSA."""
     if not line or line.startswith("#"):
         return None
     words: list[str] = []
@@ -146,7 +148,7 @@ def _parse_options(text: str) -> dict[str, str]:
     while text:
         match = re.match(_OPTION, text)
         name = match[1].lower() if match else ""
-        # An option that is not understood may be a restriction: better no trust than too much.
+        # An unknown option may be a restriction, so the line is refused.
         if not match or name not in _OPTIONS or name in options:
             raise FormatError(f"has an option that bench does not understand: {text!r:.80}")
         options[name] = match[2] or ""
@@ -155,7 +157,7 @@ def _parse_options(text: str) -> dict[str, str]:
 
 
 def _parse_time(text: str | None) -> float | None:
-    """YYYYMMDD[HHMM[SS]], in local time unless a Z follows."""
+    """Parse YYYYMMDD[HHMM[SS]], in local time unless a Z follows."""
     if text is None:
         return None
     from datetime import UTC, datetime  # rarely needed, and not free to import

@@ -1,4 +1,7 @@
-"""DSSE: the envelope that in-toto tools and cosign read. https://github.com/secure-systems-lab/dsse"""
+"""Seal and open DSSE envelopes, which in-toto tools and cosign read. Pure.
+
+Protocol: https://github.com/secure-systems-lab/dsse
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """What is really signed: type and payload with their lengths, so that neither can pass for the other."""
+    """Encode what is signed: type and payload, each with its length, so that they cannot be shifted."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
 def seal(payload: bytes, key: Signer, payload_type: str = PAYLOAD_TYPE) -> bytes:
-    """The envelope with one signature, in canonical JSON; the key id is the key's SSH fingerprint."""
+    """Sign a payload; return the envelope in canonical JSON. Its key id is the key's SSH fingerprint."""
     return _envelope(payload_type, payload, PublicKey.of(key), key.sign(pae(payload_type, payload)))
 
 
@@ -32,7 +35,7 @@ def _envelope(payload_type: str, payload: bytes, key: PublicKey, signature: byte
 
 
 def unseal(envelope: bytes, key: PublicKey, payload_type: str = PAYLOAD_TYPE) -> bytes:
-    """The payload, if one of the signatures is this key's; any envelope that the protocol allows."""
+    """Return the payload of any valid envelope that this key signed; VerificationFailed if it did not."""
     payload, found_type, signatures = _open(envelope)
     signed = pae(found_type, payload)
     if not any(_fits(signature, signed, key) for signature in signatures):
@@ -43,7 +46,7 @@ def unseal(envelope: bytes, key: PublicKey, payload_type: str = PAYLOAD_TYPE) ->
 
 
 def verify_own(envelope: bytes, statement: bytes, key: PublicKey) -> None:
-    """That this is the envelope that seal() makes of these very bytes."""
+    """Refuse an envelope that is not exactly the one that seal() makes of these bytes."""
     payload, _, signatures = _open(envelope)
     if payload != statement:
         raise VerificationFailed("the envelope holds another statement than statement.json")
@@ -69,19 +72,19 @@ def _open(envelope: bytes) -> tuple[bytes, str, list[bytes]]:
         signatures = [_from_any_base64(entry["sig"]) for entry in document["signatures"]]
         payload_type = document["payloadType"]
         if not isinstance(payload_type, str) or not signatures:
-            raise DecodeError("it has no payloadType, or no signature")
+            raise DecodeError("payloadType or signature is missing")
         payload_type.encode()
     except (DecodeError, FormatError, UnicodeEncodeError) as error:
         raise VerificationFailed(f"the envelope is malformed: {error}") from None
     except (KeyError, TypeError):
-        raise VerificationFailed("the envelope is malformed: it is no DSSE envelope") from None
+        raise VerificationFailed("the envelope is malformed: not a DSSE envelope") from None
     return payload, payload_type, signatures
 
 
 def _from_any_base64(text: Any) -> bytes:
-    """Of the standard or the URL-safe alphabet: the protocol wants both read."""
+    """Decode base64 of the standard or the URL-safe alphabet; the protocol requires both."""
     if not isinstance(text, str):
-        raise FormatError("has something else where base64 belongs")
+        raise FormatError("has a value that is not base64 text")
     mixed = re.search(r"[-_]", text) and re.search(r"[+/]", text)
     if mixed:
         raise FormatError("mixes two alphabets of base64")

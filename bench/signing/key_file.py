@@ -1,4 +1,7 @@
-"""The user's signing key on the disk: found, or made on first use. Nothing existing is ever overwritten."""
+"""Load the user's signing key from disk, or make it on first use. Existing files are never overwritten.
+
+Reads and writes files, and asks for passphrases on the terminal.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +40,12 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class UserKey:
-    """A key that can sign, and where it came from."""
+    """A private key that can sign, and the file it was read from."""
 
     private: Ed25519PrivateKey = field(repr=False)
     public: PublicKey
     path: Path
-    made: bool  # just now; worth a word to the user
+    made: bool  # True if it was made just now, which the user should learn
 
 
 def default_key_path() -> Path:
@@ -53,7 +56,7 @@ def default_key_path() -> Path:
 
 
 def load_or_make_key(path: Path | None = None) -> UserKey:
-    """The given SSH key; without one the user's own for bench, made if there is none yet."""
+    """Load the given SSH key, or else the user's key for bench, which is made if it does not exist."""
     if path is not None:
         return load_key(path)
     path = default_key_path()
@@ -63,13 +66,13 @@ def load_or_make_key(path: Path | None = None) -> UserKey:
     except OSError as error:
         message = f"the signing key cannot be kept here: {error.strerror}"
         raise EnvironmentCannot(message, where=str(path), advice=_GIVE_ONE) from None
-    with suppress(OSError):  # for the eyes of people only, and made again by the next run if this one cannot
+    with suppress(OSError):  # only people read it, and the next run tries again
         _publish(path.with_name(path.name + ".pub"), f"{key.public.line('bench')}\n".encode(), 0o644)
     return key
 
 
 def _make(path: Path) -> bool:
-    """False if another process was faster: then its key is the key."""
+    """Make the key file; False if another process made it first, whose key is then used."""
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     path.parent.mkdir(mode=0o700, exist_ok=True)
     private = Ed25519PrivateKey.generate()
@@ -77,7 +80,7 @@ def _make(path: Path) -> bool:
 
 
 def _publish(path: Path, data: bytes, mode: int) -> bool:
-    """Makes the file whole at once, unless there is one: a link never replaces, unlike a rename."""
+    """Create the file atomically; False if it exists. A hard link, unlike a rename, never replaces a file."""
     if path.exists():
         return False
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
@@ -96,7 +99,7 @@ def _publish(path: Path, data: bytes, mode: int) -> bool:
 
 
 def load_key(path: Path, *, made: bool = False) -> UserKey:
-    """An Ed25519 private key in OpenSSH's format; a passphrase is asked for on the terminal."""
+    """Load an Ed25519 private key in OpenSSH's format, asking for its passphrase on the terminal."""
     data = _read(path)
     encrypted, inside = _look_inside(path, data)
     if inside.application is not None:
@@ -114,7 +117,7 @@ def _read(path: Path, advice: str = _MAKE_ONE) -> bytes:
     with open_regular(path, advice=advice) as file:
         status = os.fstat(file.fileno())
         data = file.read(_LARGEST + 1)
-    # ssh's own rule: what another user owns, that user answers for.
+    # As in ssh, only the mode of files that belong to this user is checked.
     loose = status.st_mode & 0o077 and status.st_uid == os.getuid()
     if loose and data.startswith(b"-----BEGIN") and not data.startswith(_PEM_PUBLIC):
         message = f"its mode {stat.S_IMODE(status.st_mode):04o} lets others read this private key"
@@ -123,7 +126,7 @@ def _read(path: Path, advice: str = _MAKE_ONE) -> bytes:
 
 
 def public_half(path: Path, advice: str = _MAKE_ONE) -> PublicKey:
-    """Of a private key, for which no passphrase is needed, or of its .pub file."""
+    """Read the public key from a private key, without its passphrase, or from a .pub file."""
     data = _read(path, advice)
     if data.startswith(_PEM_PUBLIC):
         message = "is a public key in PEM, not OpenSSH's form"
@@ -137,18 +140,18 @@ def public_half(path: Path, advice: str = _MAKE_ONE) -> PublicKey:
 
 
 def _look_inside(path: Path, data: bytes) -> tuple[bool, PublicKey]:
-    """Whether a passphrase protects it, and its public half: told before anyone types a passphrase."""
+    """Whether a passphrase protects the key, and its public half, which is stored unencrypted."""
     where = str(path)
     if data.startswith((b"ssh-", b"ecdsa-", b"sk-")):
         likely = path.with_suffix("") if path.suffix == ".pub" else "the file without .pub"
         raise BadInput("is a public key", where=where, advice=f"give the private key, {likely}")
     if not data.startswith(_BEGIN) or len(data) > _LARGEST:
-        raise BadInput("is no OpenSSH private key", where=where, advice=_MAKE_ONE)
+        raise BadInput("is not an OpenSSH private key", where=where, advice=_MAKE_ONE)
     try:
         body = data.strip().removeprefix(_BEGIN).removesuffix(_END)
         wire = WireReader(a2b_base64(b"".join(body.split()), strict_mode=True))
         if wire.take(len(_MAGIC)) != _MAGIC:
-            raise FormatError("is no OpenSSH private key of version 1")
+            raise FormatError("is not an OpenSSH private key of version 1")
         cipher, _, _ = wire.string(), wire.string(), wire.string()
         if wire.number() != 1:
             raise FormatError("does not hold exactly one key")
@@ -189,5 +192,5 @@ def _decode(path: Path, data: bytes, passphrase: bytes | None) -> Ed25519Private
         message = "is a damaged private key" if passphrase is None else "this is not its passphrase"
         raise BadInput(message, where=str(path), advice=_MAKE_ONE) from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise BadInput("is no Ed25519 key", where=str(path), advice=_MAKE_ONE)
+        raise BadInput("is not an Ed25519 key", where=str(path), advice=_MAKE_ONE)
     return key

@@ -1,7 +1,6 @@
-"""Lists of what is revoked: OpenSSH's binary KRL (ssh-keygen -k), or a text file with a public key a line.
+"""Read revocation lists: OpenSSH's binary KRL (ssh-keygen -k), or a text file with one public key a line.
 
-Format: PROTOCOL.krl of OpenSSH. A part that is not understood may revoke something, so that a list with one
-is refused as a whole.
+Format: PROTOCOL.krl of OpenSSH. An unknown section may revoke something, so a list that has one is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _SERIALS, _RANGE, _BITMAP, _KEY_IDS = 0x20, 0x21, 0x22, 0x23
 
 @dataclass(slots=True)
 class _OfAuthority:
-    """What is revoked among the certificates of one authority, or of any."""
+    """The revoked certificates of one authority, or of every authority."""
 
     serials: set[int] = field(default_factory=set)
     ranges: list[tuple[int, int]] = field(default_factory=list)
@@ -34,7 +33,7 @@ class _OfAuthority:
         serial = certificate.serial
         if certificate.key_id.encode() in self.key_ids:
             return f'the certificate "{certificate.key_id}" is revoked by its id'
-        # ssh takes the serial 0 for none at all.
+        # Serial 0 means that a certificate has no serial number.
         if serial and (
             serial in self.serials
             or any(low <= serial <= high for low, high in self.ranges)
@@ -46,7 +45,7 @@ class _OfAuthority:
 
 @dataclass(slots=True)
 class Revoked:
-    """What one list revokes. Only Ed25519 keys matter here: no other can sign a bundle."""
+    """The contents of one revocation list. Only Ed25519 keys are kept: no other can sign a bundle."""
 
     source: str
     keys: set[bytes] = field(default_factory=set)  # blobs
@@ -55,25 +54,25 @@ class Revoked:
 
     @classmethod
     def from_file(cls, path: Path) -> Revoked:
-        too_large = f"more than {MAX_BYTES} bytes are no revocation list"
+        too_large = f"larger than {MAX_BYTES} bytes: not a revocation list"
         data = read_bounded(path, MAX_BYTES, what="the revocation list", too_large=too_large)
         return cls.from_bytes(data, str(path))
 
     @classmethod
     def from_bytes(cls, data: bytes, source: str) -> Revoked:
-        found = cls(source)
+        revoked = cls(source)
         try:
             if data.startswith(_MAGIC):
-                _read_binary(WireReader(data), found)
+                _read_binary(WireReader(data), revoked)
             else:
-                found.keys |= {key.blob for key in _read_text(data)}
+                revoked.keys |= {key.blob for key in _read_text(data)}
         except FormatError as error:
             advice = "give a list made by ssh-keygen -k, or a text file with a public key a line"
             raise BadInput(f"the revocation list {error}", where=source, advice=advice) from None
-        return found
+        return revoked
 
     def refusal(self, key: PublicKey, certificate: Certificate | None) -> str | None:
-        """Why this signer no longer counts: its key, its certificate, or who certified it is revoked."""
+        """Why a signer is revoked: by its key, certificate or authority. None if it is not revoked."""
         if self._has(key):
             return f"the key {key.fingerprint} is revoked"
         if certificate is None:
@@ -106,7 +105,7 @@ def _read_text(data: bytes) -> Iterable[PublicKey]:
                 raise FormatError(f"is neither a KRL nor a text of public keys: a line {error}") from None
 
 
-def _read_binary(wire: WireReader, found: Revoked) -> None:
+def _read_binary(wire: WireReader, revoked: Revoked) -> None:
     wire.take(len(_MAGIC))
     if wire.number() != 1:
         raise FormatError("is of a format version that bench does not know")
@@ -116,31 +115,31 @@ def _read_binary(wire: WireReader, found: Revoked) -> None:
     while wire.left:
         kind, section = wire.number(1), wire.inner()
         if kind == _CERTIFICATES:
-            _read_certificates(section, found)
+            _read_certificates(section, revoked)
         elif kind == _KEYS:
-            found.keys |= set(_strings(section))
+            revoked.keys |= set(_strings(section))
         elif kind in (_SHA1, _SHA256):
-            found.digests |= set(_strings(section))
+            revoked.digests |= set(_strings(section))
         else:
             raise FormatError(f"has a section of type {kind}, which bench does not know")
 
 
-def _read_certificates(wire: WireReader, found: Revoked) -> None:
-    revoked = found.authorities.setdefault(wire.string(), _OfAuthority())
+def _read_certificates(wire: WireReader, revoked: Revoked) -> None:
+    certificates = revoked.authorities.setdefault(wire.string(), _OfAuthority())
     wire.string()  # reserved
     while wire.left:
         kind, part = wire.number(1), wire.inner()
         if kind == _SERIALS:
             while part.left:
-                revoked.serials.add(part.number(8))
+                certificates.serials.add(part.number(8))
         elif kind == _RANGE:
-            revoked.ranges.append((part.number(8), part.number(8)))
+            certificates.ranges.append((part.number(8), part.number(8)))
             part.end()
         elif kind == _BITMAP:
-            revoked.bitmaps.append((part.number(8), int.from_bytes(part.string(), "big")))
+            certificates.bitmaps.append((part.number(8), int.from_bytes(part.string(), "big")))
             part.end()
         elif kind == _KEY_IDS:
-            revoked.key_ids |= set(_strings(part))
+            certificates.key_ids |= set(_strings(part))
         else:
             raise FormatError(f"has a list of type {kind}, which bench does not know")
 

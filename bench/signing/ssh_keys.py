@@ -1,8 +1,8 @@
-"""SSH's keys and certificates, as ssh-keygen reads and writes them.
+"""Parse and verify SSH keys and certificates, as ssh-keygen reads and writes them. Pure: no files.
 
-No files are touched here. Everything has one form only: what would not come out the same if written again
-is refused, so that nobody can change a byte of it and keep it valid. Two kinds of keys count: Ed25519, and
-Ed25519 inside a FIDO token. The algorithm follows from the key, never from what a signature says of itself.
+Everything has one encoding only. Input that would be written differently is refused, so that no byte of it
+can be changed without making it invalid. Two kinds of keys are accepted: Ed25519, and Ed25519 inside a FIDO
+token. The algorithm follows from the key, never from the name that a signature carries.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ TOKEN = "sk-ssh-ed25519@openssh.com"
 CERTIFICATE = "ssh-ed25519-cert-v01@openssh.com"
 
 _USER = 1  # the type of a certificate for people, not hosts
-_TOUCHED = 0x01  # a token's word that somebody touched it
-_EXTENDED = 0xC0  # more follows in what it signed, which ssh-keygen never asks for
-_FOR_EVER = 2**40  # unix seconds: the year 36812; what lies beyond is "for ever" to ssh-keygen
+_TOUCHED = 0x01  # flag of a token: the user touched it
+_EXTENDED = 0xC0  # flags of a token: extension data follows, which ssh-keygen never requests
+_FOR_EVER = 2**40  # unix seconds: the year 36812; later times mean "forever" to ssh-keygen
 _PRIME = 2**255 - 19
 # The y of all points whose order divides 8: a signature under such a "key" fits many messages.
 _ORDER_8 = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
@@ -32,11 +32,14 @@ _SMALL_Y = frozenset({0, 1, _PRIME - 1, _ORDER_8, _PRIME - _ORDER_8})
 
 
 class FormatError(ValueError):
-    """Bytes that are not the key, the signature or the line that they should be."""
+    """Bytes that are not the key, the signature or the line that they should be.
+
+    The message is a predicate, such as "ends too early"; the caller puts the subject in front.
+    """
 
 
 class Signer(Protocol):
-    """What can sign: an Ed25519 private key, wherever it lives."""
+    """Anything that signs like an Ed25519 private key."""
 
     def public_key(self) -> Ed25519PublicKey: ...
 
@@ -52,7 +55,7 @@ def wire_string(data: bytes | str) -> bytes:
 
 
 class WireReader:
-    """Numbers of four or eight bytes, and strings with their length in front."""
+    """Read SSH's wire format: numbers of four or eight bytes, and strings prefixed by their length."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -75,7 +78,7 @@ class WireReader:
         return self.take(self.number())
 
     def text(self) -> str:
-        """A string of printable ASCII, which is all that a name here needs."""
+        """Read a string; FormatError unless it is printable ASCII."""
         raw = self.string()
         if re.search(rb"[^ -~]", raw):
             raise FormatError(f"holds a name that is not plain ASCII: {shown(raw)}")
@@ -90,7 +93,7 @@ class WireReader:
 
 
 def shown(raw: bytes) -> str:
-    """A name from outside, fit for a terminal."""
+    """Escape an untrusted name for the terminal, cut to 60 characters."""
     return repr(raw.decode("ascii", "replace"))[1:-1][:60]
 
 
@@ -98,7 +101,7 @@ def from_base64(text: str) -> bytes:
     try:
         data = a2b_base64(text, strict_mode=True)
     except ValueError:
-        raise FormatError("is no base64") from None
+        raise FormatError("is not base64") from None
     if to_base64(data) != text:
         raise FormatError("is base64 in a non-canonical form")
     return data
@@ -113,19 +116,19 @@ def to_base64(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """An Ed25519 public key in its one encoding, and none of the few that fit many signatures."""
+    """An Ed25519 public key in canonical encoding; not of low order, under which many signatures fit."""
 
     raw: bytes
-    application: str | None = None  # what a token's key is for; None: a key without a token
+    application: str | None = None  # of a token's key, such as "ssh:"; None: a key without a token
 
     def __post_init__(self) -> None:
         y = int.from_bytes(self.raw, "little") & (2**255 - 1)
         if len(self.raw) != 32:
-            raise FormatError("is no Ed25519 key: it has not 32 bytes")
+            raise FormatError("is not an Ed25519 key: its length is not 32 bytes")
         if y >= _PRIME:
             raise FormatError("is an Ed25519 key in a non-canonical encoding")
         if y in _SMALL_Y:
-            raise FormatError("is an Ed25519 key of low order, under which anything seems signed")
+            raise FormatError("is an Ed25519 key of low order, which accepts signatures that nobody made")
 
     @classmethod
     def of(cls, key: Signer) -> PublicKey:
@@ -144,10 +147,10 @@ class PublicKey:
 
     @classmethod
     def from_line(cls, line: str) -> PublicKey:
-        """From `ssh-ed25519 AAAA… comment`, the form of a .pub file."""
+        """Parse `ssh-ed25519 AAAA… comment`, the form of a .pub file."""
         kind, blob = (*line.split(maxsplit=2), "", "")[:2]
         if kind not in (ED25519, TOKEN):
-            raise FormatError(f"is no {ED25519} public key")
+            raise FormatError(f"is not an {ED25519} public key")
         key = cls.from_blob(from_base64(blob))
         if key.kind != kind:
             raise FormatError(f"says {kind}, but holds a key of type {key.kind}")
@@ -164,34 +167,35 @@ class PublicKey:
 
     @property
     def fingerprint(self) -> str:
-        """As ssh-keygen -l shows it."""
+        """The fingerprint that ssh-keygen -l shows."""
         return "SHA256:" + to_base64(hashlib.sha256(self.blob).digest()).rstrip("=")
 
     def line(self, comment: str = "") -> str:
         return f"{self.kind} {to_base64(self.blob)} {comment}".rstrip()
 
     def check(self, signature: bytes, data: bytes) -> None:
-        """That this is the plain Ed25519 signature of the data; InvalidSignature if not."""
+        """Verify a raw Ed25519 signature of the data; InvalidSignature if it does not fit."""
         Ed25519PublicKey.from_public_bytes(self.raw).verify(signature, data)
 
     def check_wire(self, signature: bytes, data: bytes) -> None:
-        """The same for a signature as SSH wraps it: with its algorithm, and a token's own words."""
+        """Verify a signature in SSH's wrapping: with its algorithm and, from a token, flags and counter."""
         wire = WireReader(signature)
         if (kind := wire.string()) != self.kind.encode():
             raise FormatError(f"is by the algorithm {shown(kind)}, not {self.kind}")
         raw = wire.string()
         if self.application is not None:
-            data = self._told_to_token(wire, data)
+            data = self._signed_by_token(wire, data)
         wire.end()
         self.check(raw, data)
 
-    def _told_to_token(self, wire: WireReader, data: bytes) -> bytes:
+    def _signed_by_token(self, wire: WireReader, data: bytes) -> bytes:
+        """The bytes that a FIDO token signs in place of the data."""
         assert self.application is not None
         flags_and_counter = wire.take(5)
         if not flags_and_counter[0] & _TOUCHED or flags_and_counter[0] & _EXTENDED:
             raise FormatError("was made by a token that nobody touched")
-        told = hashlib.sha256(self.application.encode()).digest()
-        return told + flags_and_counter + hashlib.sha256(data).digest()
+        application = hashlib.sha256(self.application.encode()).digest()
+        return application + flags_and_counter + hashlib.sha256(data).digest()
 
 
 # --- certificates ---------------------------------------------------------------------------------------
@@ -199,16 +203,16 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A user certificate whose signature holds. Whether its authority counts is another matter."""
+    """A user certificate with a valid signature. Whether its authority is trusted is not decided here."""
 
     key: PublicKey
     authority: PublicKey
     serial: int
     key_id: str
     principals: tuple[str, ...]
-    valid_after: int  # unix seconds; the first one at which it counts
-    valid_before: int  # the first one at which it no longer does
-    options: Mapping[str, str]  # all critical: sshd lets nobody in who brings one that it does not know
+    valid_after: int  # unix seconds; inclusive
+    valid_before: int  # unix seconds; exclusive
+    options: Mapping[str, str]  # all critical, so that sshd refuses logins with unknown ones
     blob: bytes = field(repr=False)
 
     @classmethod
@@ -220,7 +224,7 @@ class Certificate:
         key = PublicKey(wire.string())
         serial, role, key_id = wire.number(8), wire.number(), wire.text()
         if role != _USER:
-            raise FormatError("is no certificate for users")
+            raise FormatError("is not a certificate for users")
         principals = tuple(_texts(wire.inner()))
         valid_after, valid_before = wire.number(8), wire.number(8)
         if not valid_after < valid_before < _FOR_EVER:
@@ -244,7 +248,7 @@ class Certificate:
     def from_line(cls, line: str) -> Certificate:
         kind, blob = (*line.split(maxsplit=2), "", "")[:2]
         if kind != CERTIFICATE:
-            raise FormatError(f"is no {CERTIFICATE} certificate")
+            raise FormatError(f"is not an {CERTIFICATE} certificate")
         return cls.from_blob(from_base64(blob))
 
     def line(self) -> str:
@@ -252,20 +256,20 @@ class Certificate:
 
 
 def _texts(wire: WireReader) -> list[str]:
-    found = []
+    texts = []
     while wire.left:
-        found.append(wire.text())
-    return found
+        texts.append(wire.text())
+    return texts
 
 
 def _options(wire: WireReader) -> dict[str, str]:
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     last = ""
     while wire.left:
         name, value = wire.text(), wire.inner()
         if name <= last:
             raise FormatError("has options that are not in order")
-        found[name] = value.text()
+        options[name] = value.text()
         value.end()
         last = name
-    return found
+    return options

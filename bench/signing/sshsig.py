@@ -1,4 +1,7 @@
-"""SSHSIG: what ssh-keygen -Y sign writes and -Y verify reads. In one form only, like all that is signed."""
+"""Make and verify SSHSIG signatures, which ssh-keygen -Y sign writes and -Y verify reads. Pure.
+
+Only the exact encoding of ssh-keygen is accepted.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +31,23 @@ _ARMOR_COLUMNS = 70  # ssh-keygen's
 
 
 class Signed(NamedTuple):
-    """Who signed: a key, and the certificate that it came with."""
+    """The key that made a signature, and the certificate that came with it, if any."""
 
     key: PublicKey
     certificate: Certificate | None
 
 
 def sign(message: bytes, key: Signer, namespace: str, certificate: Certificate | None = None) -> bytes:
-    """The armored signature; Ed25519 gives the same one each time."""
+    """Return the armored signature; equal input gives equal bytes, since Ed25519 is deterministic."""
     signature = wire_string(ED25519) + wire_string(key.sign(_signed_data(message, namespace)))
     return _armor(certificate.blob if certificate else PublicKey.of(key).blob, namespace, signature)
 
 
 def verify(message: bytes, armored: bytes, namespace: str, what: str = "the signature") -> Signed:
-    """Who signed exactly these bytes for this namespace; whether to trust them is another matter."""
+    """Return the signer of exactly these bytes in this namespace; VerificationFailed if the signature is bad.
+
+    Whether the signer is trusted is decided by `allowed_signers`.
+    """
     try:
         blob, signature = _open_armor(armored, namespace)
         kind = WireReader(blob).string()
@@ -68,16 +74,16 @@ def _armor(blob: bytes, namespace: str, signature: bytes) -> bytes:
 
 
 def _open_armor(armored: bytes, namespace: str) -> tuple[bytes, bytes]:
-    """The signer's blob and the signature."""
+    """Split an armored signature into the signer's blob and the signature."""
     text = armored.decode("ascii", "replace")
     if not text.startswith(_BEGIN) or not text.endswith(_END):
-        raise FormatError("is no SSH signature")
+        raise FormatError("is not an SSH signature")
     wire = WireReader(from_base64(text[len(_BEGIN) : -len(_END)].replace("\n", "")))
     if wire.take(6) != b"SSHSIG" or wire.number() != 1:
-        raise FormatError("is no SSH signature of version 1")
+        raise FormatError("is not an SSH signature of version 1")
     blob = wire.string()
-    if (found := wire.string()) != namespace.encode():
-        raise FormatError(f"was made for the namespace {shown(found)}, not {namespace}")
+    if (signed_for := wire.string()) != namespace.encode():
+        raise FormatError(f"was made for the namespace {shown(signed_for)}, not {namespace}")
     if wire.string():
         raise FormatError("uses the reserved field")
     if (hashed := wire.string()) != b"sha512":
@@ -85,5 +91,5 @@ def _open_armor(armored: bytes, namespace: str) -> tuple[bytes, bytes]:
     signature = wire.string()
     wire.end()
     if _armor(blob, namespace, signature) != armored:
-        raise FormatError("is not armored as ssh-keygen does it")
+        raise FormatError("is not armored as by ssh-keygen")
     return blob, signature

@@ -253,7 +253,7 @@ def test_a_gpu_that_is_named_and_not_there_fails_the_node(
     machine(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,9")
     assert main(["check", *FAST]) == 1
-    assert "present: GPU 9: CUDA_VISIBLE_DEVICES names it, and it is not here" in capsys.readouterr().out
+    assert "present: GPU 9: CUDA_VISIBLE_DEVICES names it, but it is not present" in capsys.readouterr().out
     (bundle,) = Path("out").glob("*.tar")
     assert main(["verify", str(bundle)]) == 0
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,-1,9")  # what comes after it is hidden on purpose

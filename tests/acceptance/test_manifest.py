@@ -21,8 +21,8 @@ def read(**document: Any) -> Any:
 def test_the_shipped_one_is_the_one_in_manifests_and_says_the_defaults() -> None:
     assert (ROOT / "manifests" / "node-check.json").read_bytes() == shipped().data
     assert shipped().level == "standard"
-    assert {level: shipped().pains(level) for level in DEFAULTS} == dict(DEFAULTS)
-    assert [shipped().pains(level).minutes for level in DEFAULTS] == [2, 10, 60]
+    assert {level: shipped().budget(level) for level in DEFAULTS} == dict(DEFAULTS)
+    assert [shipped().budget(level).minutes for level in DEFAULTS] == [2, 10, 60]
 
 
 @pytest.mark.parametrize(

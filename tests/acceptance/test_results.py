@@ -55,7 +55,7 @@ def test_findings_that_are_left_out_are_missed(tmp_path: Path) -> None:
 
 
 def test_the_whole_must_follow_from_its_parts(tmp_path: Path) -> None:
-    with pytest.raises(VerificationFailed, match="the whole is said to pass, and follows to fail"):
+    with pytest.raises(VerificationFailed, match="the overall verdict is pass; recomputed: fail"):
         judged(forged(tmp_path, verdict=lambda _: "pass"))
 
 

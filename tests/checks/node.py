@@ -12,8 +12,9 @@ from typing import Any
 from unittest import mock
 
 from bench.base.strict_json import canonical_json, strict_loads
+from bench.node_check.all_checks import known_checks
 from bench.node_check.check_results import judge
-from bench.node_check.checks import CheckBudget, known_checks
+from bench.node_check.checks import CheckBudget
 from bench.node_check.judging.evidence import AFTER, BEFORE, IDLE, Answers, Evidence, Reading, read_course
 from bench.node_check.judging.finding import Finding
 from bench.node_check.judging.standards import Standards, profile_of

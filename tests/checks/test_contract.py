@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.base.gpu_catalogue import gpu_named
-from bench.node_check.checks import known_checks
+from bench.node_check.all_checks import known_checks
 from bench.node_check.judging.evidence import Evidence
 from bench.node_check.judging.standards import Standards, profiles
 from bench.records.trial import Gpu

@@ -10,7 +10,7 @@ import pytest
 
 from bench.node_check.checks import xid
 from bench.node_check.judging.finding import Finding, overall
-from bench.node_check.judging.standards import Expect, Past, Standards, profile_for, profile_of
+from bench.node_check.judging.standards import Expectations, Past, Standards, profile_for, profile_of
 from tests.checks.node import HOST, bad, evidence, findings
 
 
@@ -155,9 +155,9 @@ def test_what_differs_is_said_in_words_and_units(tmp_path: Path) -> None:
     other = {"MigMode": [0, 1], "ComputeMode": 3, "PowerManagementLimit": 650000}
     said = {f.found: f.expected for f in bad(findings(evidence(tmp_path, count=2, gpus={"1": other})))}
     assert said == {
-        "MIG mode off, on after the next reset": "MIG mode off, as another has it",
-        "compute mode exclusive process": "compute mode default, as another has it",
-        "power limit 650 W": "power limit 700 W, as another has it",
+        "MIG mode off, on after the next reset": "MIG mode off, as another GPU has it",
+        "compute mode exclusive process": "compute mode default, as another GPU has it",
+        "power limit 650 W": "power limit 700 W, as another GPU has it",
     }
 
 
@@ -165,7 +165,7 @@ def test_clocks_that_somebody_set_are_no_fault_and_are_said(tmp_path: Path) -> N
     every = findings(evidence(tmp_path, load={"4": {"CurrentClocksEventReasons": 0x06}}))
     assert not bad(every)
     said = {f.gpu: f.found for f in every if f.subject.endswith("throttling")}
-    assert "clocks that somebody set (in " in said.pop(4)
+    assert "clocks set by a user (in " in said.pop(4)
     assert set(said.values()) == {"none but the power cap"}
 
 
@@ -272,14 +272,14 @@ def test_what_was_ordered_is_what_must_be_there(tmp_path: Path) -> None:
     found = evidence(tmp_path, count=7)
     profile = profile_of("NVIDIA H200")
     for expect, check in (
-        (Expect(gpus=8), "present"),
-        (Expect(gpu="NVIDIA H100 80GB HBM3"), "present"),
-        (Expect(driver="999."), "alike"),
-        (Expect(vbios="0"), "alike"),
-        (Expect(power_watts=1000), "power"),
-        (Expect(pcie_generation=6), "pcie"),
-        (Expect(disk_gb_per_second=50), "disk"),
-        (Expect(host_gb_per_second=900), "host-memory"),
+        (Expectations(gpus=8), "present"),
+        (Expectations(gpu="NVIDIA H100 80GB HBM3"), "present"),
+        (Expectations(driver="999."), "alike"),
+        (Expectations(vbios="0"), "alike"),
+        (Expectations(power_watts=1000), "power"),
+        (Expectations(pcie_generation=6), "pcie"),
+        (Expectations(disk_gb_per_second=50), "disk"),
+        (Expectations(host_gb_per_second=900), "host-memory"),
     ):
         assert {(f.check, f.verdict) for f in bad(findings(found, Standards(profile, expect)))} == {
             (check, "fail")
@@ -291,14 +291,14 @@ def test_a_gpu_that_was_faster_before_is_warned_of(tmp_path: Path) -> None:
     uuid = found.gpus[2].uuid
     usual = next(f.rate for f in found.figures("memory") if f.gpu == 2)
     past = {uuid: Past(("a", "b"), {"memory": (1.08 * usual, 1.09 * usual)})}
-    (finding,) = bad(findings(found, Standards(profile_of("NVIDIA H200"), Expect(), past)))
+    (finding,) = bad(findings(found, Standards(profile_of("NVIDIA H200"), Expectations(), past)))
     assert (finding.check, finding.gpu, finding.basis) == ("memory", 2, "history")
 
 
 def test_rows_remapped_since_the_last_check_are_warned_of(tmp_path: Path) -> None:
     found = evidence(tmp_path, gpus={"2": {"RemappedRows": [3, 0, 0, 0]}})
     past = {found.gpus[2].uuid: Past(("a",), {}, {"remapped rows": 1})}
-    standards = Standards(profile_of("NVIDIA H200"), Expect(), past)
+    standards = Standards(profile_of("NVIDIA H200"), Expectations(), past)
     (finding,) = bad(findings(found, standards))
     assert (finding.check, finding.gpu, finding.basis) == ("rows", 2, "history")
     assert "2 more than at its last check" in finding.found
@@ -313,7 +313,7 @@ def test_what_is_required_counts(tmp_path: Path) -> None:
     """A kernel log that is closed keeps no node from passing, unless its owner wants it read."""
     found = evidence(tmp_path, host={"xid": {"closed": "/dev/kmsg: Operation not permitted"}})
     assert overall(findings(found)) == "pass"
-    assert any("root adds it" in f.advice for f in findings(found) if f.check == "xid")
+    assert any("run as root" in f.advice for f in findings(found) if f.check == "xid")
     assert overall(findings(found, require=("xid",))) == "not-run"
 
 
@@ -431,7 +431,7 @@ def test_cards_with_bridges_in_twos_need_no_way_to_the_others(tmp_path: Path) ->
     (finding,) = bridged(tmp_path, 4, {"0-1", "1-0"})
     assert (finding.check, finding.verdict) == ("peers", "fail")
     # Those of one baseboard do.
-    assert "no direct way: 0-2" in [f.found for f in bad(findings(evidence(tmp_path, cut=["0-2"])))]
+    assert "no direct access: 0-2" in [f.found for f in bad(findings(evidence(tmp_path, cut=["0-2"])))]
 
 
 def test_a_card_that_has_no_bridge_is_asked_about_and_not_failed(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench.node_check.checks import CheckBudget, TimedWork, known_checks
+from bench.node_check.all_checks import known_checks
+from bench.node_check.checks import CheckBudget, TimedWork
 
 EFFORT = CheckBudget("quick", 0.0, 0.0, 0.001, "/nowhere", True)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bench.node_check.checks import known_checks
+from bench.node_check.all_checks import known_checks
 from bench.node_check.checks.all_reduce import chosen
 from bench.node_check.checks.xid import parse
 from bench.node_check.judging.evidence import AFTER, BEFORE, Answers, Evidence, Reading
-from bench.node_check.judging.standards import Expect, Standards, profile_of
+from bench.node_check.judging.standards import Expectations, Standards, profile_of
 from bench.runner.machine.gpus import gpu_from_answers
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -54,7 +54,7 @@ def test_one_h200_that_is_lent_alone_has_no_links_and_nobody_to_reach() -> None:
     (finding,) = check.judge(lone(0), Standards(profile))
     assert finding.verdict == "not-run" and not finding.counts
     # Some up and some down is a fault; so is it if its owner says that it has links.
-    for evidence, expect in ((lone(17), Expect()), (lone(0), Expect(nvlinks=18))):
+    for evidence, expect in ((lone(17), Expectations()), (lone(0), Expectations(nvlinks=18))):
         assert "fail" in {f.verdict for f in check.judge(evidence, Standards(profile, expect))}
 
 

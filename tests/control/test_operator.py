@@ -219,10 +219,10 @@ def test_somebody_elses_key(ledger: Ledger, key: OperatorKey) -> None:
     [
         (b"bench/request/v1", b"bench/request/v2", "knows only v1"),
         (b"bench/request/v1", b"bench/other/v1", "is no request"),
-        (b"ssh-ed25519 ", b"ssh-rsa ", "the requested key is no ssh-ed25519"),
+        (b"ssh-ed25519 ", b"ssh-rsa ", "the requested key is not an ssh-ed25519"),
         (b"\n", b"\n\n", "canonical form"),
         (b"{", b'{"more":1,', "unknown field"),
-        (b"BEGIN SSH", b"BEGIN PGP", "is no SSH signature"),
+        (b"BEGIN SSH", b"BEGIN PGP", "is not an SSH signature"),
     ],
 )
 def test_a_request_in_another_form(
@@ -265,7 +265,7 @@ def test_a_bundle_of_another_operator(ledger: Ledger, key: OperatorKey, tmp_path
     with Ledger(tmp_path / "theirs.jsonl") as theirs:
         node = asked(theirs)
         bundle = node.bundle(tmp_path / "b.tar", certified(theirs, other, node))
-        refused_bundle(ledger, key, bundle, "certified by SHA256:.*, which is not among them")
+        refused_bundle(ledger, key, bundle, "certified by the key SHA256:.*, which is not listed")
         refused_bundle(ledger, other, bundle, "a challenge that is not in the ledger")
 
 
@@ -290,7 +290,7 @@ def test_a_bundle_that_comes_too_late(ledger: Ledger, key: OperatorKey, tmp_path
 def test_a_bundle_of_another_manifest(ledger: Ledger, key: OperatorKey, tmp_path: Path) -> None:
     node = Node(certify_and_receive.challenge(ledger, "0" * 64, NOW))
     bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
-    refused_bundle(ledger, key, bundle, "is of another manifest than the one asked for")
+    refused_bundle(ledger, key, bundle, "has another manifest than its challenge")
 
 
 def test_a_damaged_bundle_does_not_consume_the_nonce(
@@ -380,5 +380,5 @@ def test_without_ssh_keygen_it_says_so(
     ledger: Ledger, key: OperatorKey, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EnvironmentCannot, match="there is no ssh-keygen here"):
+    with pytest.raises(EnvironmentCannot, match="ssh-keygen is not installed"):
         certified(ledger, key, asked(ledger))

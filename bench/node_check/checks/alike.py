@@ -1,4 +1,4 @@
-"""Are all GPUs of one kind, with one firmware, one driver and one power limit?"""
+"""Check that all GPUs have the same model, firmware, driver and power limit, from NVML's inventory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 from bench.node_check.checks import Check
 from bench.node_check.judging.evidence import BEFORE, Evidence
-from bench.node_check.judging.finding import Finding
+from bench.node_check.judging.finding import Finding, Question, Verdict, verdict_of
 from bench.node_check.judging.standards import Standards
 
-SAME = {
+# NVML query: (property, verdict if it differs, advice)
+SAME: dict[str, tuple[str, Verdict, str]] = {
     "Name": ("model", "fail", "one of the GPUs is not what was ordered"),
     "VbiosVersion": ("VBIOS", "warn", "bring all to one VBIOS with the vendor's tool"),
     "InforomImageVersion": ("InfoROM", "warn", "bring all to one firmware with the vendor's tool"),
@@ -19,7 +20,7 @@ SAME = {
     "MigMode": ("MIG mode", "fail", "switch MIG alike on all GPUs (root)"),
     "ComputeMode": ("compute mode", "warn", "nvidia-smi -c 0 (root)"),
     "PowerManagementLimit": ("power limit", "fail", "nvidia-smi -pl (root): slow GPUs hold back the others"),
-}  # fmt: skip
+}
 
 COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 PROHIBITED = 2
@@ -27,34 +28,50 @@ PROHIBITED = 2
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     gpus = list(evidence.alive(BEFORE).values())
-    for query, (what, verdict, advice) in SAME.items():
-        found = {g.index: _words(query, g.get(query)) for g in gpus if g.get(query) is not None}
-        usual, count = Counter(found.values()).most_common(1)[0] if found else ("", 0)
-        whose = "as most of this node have it" if 2 * count > len(found) else "as another has it"
-        for index, value in found.items():
-            if value != usual:
-                yield Finding(
-                    "alike", f"GPU {index}", verdict,  # type: ignore[arg-type]
-                    f"{what} {value}", f"{what} {usual}, {whose}", "peers",
-                    "the other GPUs of this node", advice, index,
-                )  # fmt: skip
-        if found and len(set(found.values())) == 1:
-            yield Finding(
-                "alike", what, "pass", f"{usual}" + (" on all" if len(found) > 1 else ""), "one on all GPUs",
-                "peers", "the other GPUs of this node",
-            )  # fmt: skip
+    for query in SAME:
+        values = {g.index: _value_text(query, g.get(query)) for g in gpus if g.get(query) is not None}
+        if values:
+            yield from _compared(query, values)
     for gpu in gpus:
         if gpu.get("ComputeMode") == PROHIBITED:
-            yield Finding(
-                "alike", f"GPU {gpu.index} compute mode", "fail", "no program may compute there",
-                "default, or exclusive process", "rule", "NVML: nvmlDeviceGetComputeMode",
-                SAME["ComputeMode"][2], gpu.index,
-            )  # fmt: skip
+            yield Question.of_gpu("alike", gpu.index, "compute mode").judged(
+                "fail",
+                "no program may compute there",
+                expected="default, or exclusive process",
+                source="NVML: nvmlDeviceGetComputeMode",
+                advice=SAME["ComputeMode"][2],
+            )
     yield from _driver(evidence, standards)
     yield from _vbios(evidence, standards)
 
 
-def _words(query: str, value: Any) -> str:
+def _compared(query: str, values: dict[int, str]) -> Iterator[Finding]:
+    """A finding for each GPU whose value is not the usual one, or a single pass if all are equal."""
+    what, verdict, advice = SAME[query]
+    usual, count = Counter(values.values()).most_common(1)[0]
+    whose = "as on most GPUs of this node" if 2 * count > len(values) else "as another GPU has it"
+    source = "the other GPUs of this node"
+    for index, value in values.items():
+        if value != usual:
+            yield Question.of_gpu("alike", index).judged(
+                verdict,
+                f"{what} {value}",
+                expected=f"{what} {usual}, {whose}",
+                basis="peers",
+                source=source,
+                advice=advice,
+            )
+    if count == len(values):
+        yield Question("alike", what).judged(
+            "pass",
+            f"{usual} on all" if count > 1 else usual,
+            expected="the same on all GPUs",
+            basis="peers",
+            source=source,
+        )
+
+
+def _value_text(query: str, value: Any) -> str:
     match query, value:
         case "ComputeMode", int():
             return COMPUTE_MODES.get(value, str(value))
@@ -70,47 +87,37 @@ def _driver(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     data = evidence.data(BEFORE)
     if data is None:
         return
+    question = Question("alike", "driver")
     library, module = data.get("driver"), data.get("kernel_module")
     if library and module and library != module:
-        yield Finding(
-            "alike",
-            "driver",
+        yield question.judged(
             "fail",
             f"libraries of {library}, kernel module {module}",
-            "one version",
-            "rule",
-            "NVML and /proc/driver/nvidia/version",
-            "reload the module or reboot: an update was not finished",
+            expected="one version",
+            source="NVML and /proc/driver/nvidia/version",
+            advice="reload the module or reboot: an update was not finished",
         )
-    wanted = standards.expect.driver
-    if library and wanted:
-        good = str(library).startswith(wanted)
-        yield Finding(
-            "alike",
-            "driver",
-            "pass" if good else "fail",
+    expected = standards.expect.driver
+    if library and expected:
+        yield question.judged(
+            verdict_of(fail=not str(library).startswith(expected)),
             str(library),
-            f"{wanted}...",
-            "rule",
-            "the manifest",
-            "" if good else "install the driver that the fleet has",
+            expected=f"{expected}...",
+            source="the manifest",
+            advice="install the driver that the fleet has",
         )
 
 
 def _vbios(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
-    for gpu in evidence.inventory(BEFORE) if standards.expect.vbios else ():
-        found = gpu.get("VbiosVersion")
-        good = found == standards.expect.vbios
-        yield Finding(
-            "alike",
-            gpu.where,
-            "pass" if good else "fail",
-            f"VBIOS {found}",
-            f"VBIOS {standards.expect.vbios}",
-            "rule",
-            "the manifest",
-            "" if good else "update it with the vendor's tool",
-            gpu.index,
+    expected = standards.expect.vbios
+    for gpu in evidence.inventory(BEFORE) if expected else ():
+        vbios = gpu.get("VbiosVersion")
+        yield Question.of_gpu("alike", gpu.index).judged(
+            verdict_of(fail=vbios != expected),
+            f"VBIOS {vbios}",
+            expected=f"VBIOS {expected}",
+            source="the manifest",
+            advice="update it with the vendor's tool",
         )
 
 

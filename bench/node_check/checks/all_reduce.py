@@ -1,7 +1,7 @@
-"""All-reduce over sizes and over GPU counts, and by which algorithm NCCL did it.
+"""Measure all-reduce over message sizes and GPU counts, and read from NCCL's log which algorithm it used.
 
-What a good figure is depends on the algorithm: with NVLink SHARP (NVLS) eight H100 reach 480 GB/s of bus
-bandwidth, by rings 370, and nothing is wrong with a node whose NVLS is off.
+The expected rate depends on the algorithm: with NVLink SHARP (NVLS) eight H100 reach 480 GB/s of bus
+bandwidth, by rings 370. A node whose NVLS is off is not faulty.
 """
 
 from __future__ import annotations
@@ -15,34 +15,29 @@ from typing import Any
 from bench.base.strict_json import to_json
 from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.judging.evidence import Evidence, Figure
-from bench.node_check.judging.finding import Finding
+from bench.node_check.judging.finding import Finding, Question
 from bench.node_check.judging.judge_figures import Tolerances, judge_figures
 from bench.node_check.judging.standards import Standards
 
 SIZES = {"quick": (1 << 20, 1 << 30), "standard": (1 << 10, 1 << 20, 1 << 25, 1 << 28, 1 << 30, 1 << 32)}
 TINY_SIZES = (1 << 10, 1 << 20)
-JUDGED = 1 << 30  # below it latency counts; one size for all levels
+JUDGED = 1 << 30  # bytes; smaller messages measure latency. Measured at every depth
 RULES = Tolerances(
-    peers_warn=5, peers_fail=10, history_warn=5,
+    peers_warn=5,
+    peers_fail=10,
+    history_warn=5,
     advice="look at the NVLink states (check nvlink), the fabric (check fabric) and NCCL's log in the bundle",
-)  # fmt: skip
-_ALGORITHMS = (
-    "TREE",
-    "RING",
-    "COLLNET_DIRECT",
-    "COLLNET_CHAIN",
-    "NVLS",
-    "NVLS_TREE",
-    "PAT",
-)  # NCCL's numbers
+)
+# In the order of NCCL's numbers for them.
+_ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _CHOSEN = re.compile(r"(?:AllReduce: )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
 
 
-def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
+def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
     import torch
     import torch.distributed as dist
 
-    sizes = TINY_SIZES if effort.tiny else SIZES.get(effort.level, SIZES["standard"])
+    sizes = TINY_SIZES if budget.tiny else SIZES.get(budget.depth, SIZES["standard"])
     counts = sorted({n for n in (2, 4, 8) if n < rig.size} | {rig.size})
     figures = []
     for count in counts:
@@ -53,15 +48,15 @@ def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
                 continue
             rig.say(f"{count} GPUs, {_size(size)}")
             tensor = torch.ones(size // 4, device=rig.device)
-            # What each sends and receives at least: github.com/NVIDIA/nccl-tests doc/PERFORMANCE.md
+            # Least bytes that each GPU sends and receives: github.com/NVIDIA/nccl-tests doc/PERFORMANCE.md
             work = 2.0 * (count - 1) / count * size
             timed = rig.timed(
                 lambda tensor=tensor, group=group: dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group),  # type: ignore[misc]
                 work,
                 wait=False,
                 group=group,
-                # NCCL writes a line a call: of small sizes a moment is enough.
-                seconds=None if size >= JUDGED else min(effort.seconds, 0.5),
+                # NCCL logs a line a call, so small sizes are measured for a moment only.
+                seconds=None if size >= JUDGED else min(budget.seconds, 0.5),
                 warm_seconds=None if size >= JUDGED else 0.1,
             )
             figures.append(
@@ -83,20 +78,18 @@ def _size(size: int) -> str:
 
 
 def _algorithms() -> dict[str, str]:
-    """Of each size, as NCCL says in its log; a log that says nothing gives nothing."""
+    """The algorithm of each size, from the log that NCCL wrote; empty if there is no log."""
     path = os.environ.get("NCCL_DEBUG_FILE", "").replace("%p", str(os.getpid()))
     return chosen(Path(path).read_text(errors="replace")) if path and Path(path).exists() else {}
 
 
 def chosen(log: str) -> dict[str, str]:
-    """NCCL's tuning lines: "AllReduce: 1073741824 Bytes -> Algo RING proto SIMPLE channel{...}"."""
-    found = {}
+    """Parse NCCL's tuning lines: "AllReduce: 1073741824 Bytes -> Algo RING proto SIMPLE channel{...}"."""
+    algorithms = {}
     for size, algorithm, _ in _CHOSEN.findall(log):
-        name = (
-            _ALGORITHMS[int(algorithm)] if algorithm.isdigit() and int(algorithm) < 7 else algorithm.upper()
-        )
-        found[size] = name
-    return found
+        numbered = algorithm.isdigit() and int(algorithm) < len(_ALGORITHMS)
+        algorithms[size] = _ALGORITHMS[int(algorithm)] if numbered else algorithm.upper()
+    return algorithms
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
@@ -108,17 +101,19 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     judged = [f for f in figures if f.name.endswith(_size(JUDGED))] or list(figures[-1:])
     for figure in judged:
         count = figure.name.split()[1]
-        # Without NCCL's word the slower algorithms are expected: a good node must not fail by a guess.
+        # If the log does not name the algorithm, the slower one is expected: a good node must not fail.
         kind = f"all-reduce {algorithm or 'RING'} {count}"
         named = Figure(figure.name, None, figure.unit, figure.work, figure.samples, kind)
         yield from judge_figures("all-reduce", [named], evidence, standards, RULES)
     if evidence.device == "cuda":
-        yield Finding(
-            "all-reduce", "algorithm", "pass" if algorithm else "not-run",
-            f"NCCL uses {algorithm or 'an algorithm that its log does not name'}"
-            + (" (NVLS switched off by NCCL_NVLS_ENABLE=0)" if data["nvls"] == "0" else ""),
-            "known, since what is expected depends on it", "rule", "NCCL's log", counts=False,
-        )  # fmt: skip
+        off = " (NVLS switched off by NCCL_NVLS_ENABLE=0)" if data["nvls"] == "0" else ""
+        yield Question("all-reduce", "algorithm").judged(
+            "pass" if algorithm else "not-run",
+            f"NCCL uses {algorithm or 'an algorithm that its log does not name'}{off}",
+            expected="known, because the expected rate depends on it",
+            source="NCCL's log",
+            counts=False,
+        )
 
 
 CHECK = Check(

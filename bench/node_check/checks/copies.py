@@ -1,4 +1,4 @@
-"""Copies between the host and each GPU, both ways, one GPU after the other; then all at once."""
+"""Measure copies between the host and each GPU, both ways: one GPU at a time, then all at once."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from bench.node_check.judging.standards import Standards
 COPIED_BYTES, TINY_BYTES = 512 << 20, 1 << 20
 LEAST_SECONDS = 0.4
 RULES = Tolerances(
-    # A GPU behind the other socket has a longer way.
-    peers_warn=10, peers_fail=25, history_warn=8,
+    # A GPU at the other CPU socket has a longer path.
+    peers_warn=10,
+    peers_fail=25,
+    history_warn=8,
     advice="look at the link's generation and width under load (check pcie), at NUMA placement, and at "
     "other traffic on the bus; then reseat the card or its riser",
-)  # fmt: skip
+)
 
 
-def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
+def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
     import torch
 
-    size = TINY_BYTES if effort.tiny else COPIED_BYTES
-    there = torch.randint(0, 255, (size,), device=rig.device, dtype=torch.uint8)
-    here = torch.empty_like(there, device="cpu", pin_memory=rig.kind == "cuda")
+    size = TINY_BYTES if budget.tiny else COPIED_BYTES
+    on_gpu = torch.randint(0, 255, (size,), device=rig.device, dtype=torch.uint8)
+    on_host = torch.empty_like(on_gpu, device="cpu", pin_memory=rig.kind == "cuda")
     ways = {
-        "host-to-device": lambda: there.copy_(here, non_blocking=True),
-        "device-to-host": lambda: here.copy_(there, non_blocking=True),
+        "host-to-device": lambda: on_gpu.copy_(on_host, non_blocking=True),
+        "device-to-host": lambda: on_host.copy_(on_gpu, non_blocking=True),
     }
     mine = []
-    seconds = max(LEAST_SECONDS, effort.seconds / rig.size)  # one after the other: eight take eight times
+    seconds = max(LEAST_SECONDS, budget.seconds / rig.size)  # eight GPUs, one at a time, take eight times
     for turn in range(rig.size):
         rig.wait()
         if turn == rig.rank:
@@ -41,7 +43,7 @@ def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
             for name, call in ways.items():
                 timed = rig.timed(call, float(size), wait=False, seconds=seconds, warm_seconds=0.1)
                 mine.append(Figure(name, rig.gpu, "B/s", timed.work, timed.samples))
-    if rig.size > 1 and effort.level != "quick":
+    if rig.size > 1 and budget.depth != "quick":
         rig.say("all at once")
         for name, call in ways.items():
             timed = rig.timed(call, float(size))
@@ -55,6 +57,11 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
 
 
 CHECK = Check(
-    "copies", "does data get to and from every GPU at the speed of its bus?", judge, measure,
-    workers="team", limit_seconds=150, needs=("torch",),
-)  # fmt: skip
+    "copies",
+    "does data get to and from every GPU at the speed of its bus?",
+    judge,
+    measure,
+    workers="team",
+    limit_seconds=150,
+    needs=("torch",),
+)

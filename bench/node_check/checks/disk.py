@@ -1,4 +1,4 @@
-"""Can the scratch disk take checkpoints and give data? Written through to the disk, read past the cache."""
+"""Measure the scratch disk: free space, and the rates of writing and reading past the page cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.judging.evidence import Evidence
-from bench.node_check.judging.finding import Finding, quantity
+from bench.node_check.judging.finding import Finding, Question, quantity, verdict_of
 from bench.node_check.judging.standards import Standards
 
 BLOCK_BYTES = 8 << 20
@@ -23,27 +23,33 @@ FREE_FAIL, FREE_WARN = 5 * 2**30, 50 * 2**30
 SLOW = 100e6  # B/s: a checkpoint of a small model would take a minute
 
 
-def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
-    free = shutil.disk_usage(effort.scratch).free
-    size = TINY_BYTES if effort.tiny else BYTES[effort.level]
+def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    free = shutil.disk_usage(budget.scratch).free
+    size = TINY_BYTES if budget.tiny else BYTES[budget.depth]
     size = min(size, free // 4 // BLOCK_BYTES * BLOCK_BYTES)
     if size < BLOCK_BYTES:
         return {"free_bytes": free}
-    block = mmap.mmap(-1, BLOCK_BYTES)  # aligned to pages, as O_DIRECT wants it
+    block = mmap.mmap(-1, BLOCK_BYTES)  # aligned to pages, as O_DIRECT requires
     block.write(os.urandom(BLOCK_BYTES))
-    with tempfile.NamedTemporaryFile(dir=effort.scratch, prefix="bench-disk-") as file:
-        written, wrote = _through(file.name, size, block, effort, writing=True)
-        read, reading = _through(file.name, written, block, effort, writing=False)
+    with tempfile.NamedTemporaryFile(dir=budget.scratch, prefix="bench-disk-") as file:
+        written, write_seconds = _transfer(file.name, size, block, budget, writing=True)
+        read, read_seconds = _transfer(file.name, written, block, budget, writing=False)
     return {
-        "free_bytes": free, "written_bytes": written, "write_seconds": wrote,
-        "read_bytes": read, "read_seconds": reading,
-    }  # fmt: skip
+        "free_bytes": free,
+        "written_bytes": written,
+        "write_seconds": write_seconds,
+        "read_bytes": read,
+        "read_seconds": read_seconds,
+    }
 
 
-def _through(
-    path: str, size: int, block: mmap.mmap, effort: CheckBudget, *, writing: bool
+def _transfer(
+    path: str, size: int, block: mmap.mmap, budget: CheckBudget, *, writing: bool
 ) -> tuple[int, float]:
-    """Past the page cache where the file system can, for at most four times a figure's time."""
+    """Write or read up to `size` bytes; return the bytes and the seconds.
+
+    Bypasses the page cache where the file system can, and stops after four times a figure's time.
+    """
     flags = os.O_WRONLY if writing else os.O_RDONLY
     try:
         fd = os.open(path, flags | os.O_DIRECT)
@@ -54,7 +60,7 @@ def _through(
     try:
         started = time.perf_counter()
         done = 0
-        while done < size and time.perf_counter() - started < 4 * effort.seconds:
+        while done < size and time.perf_counter() - started < 4 * budget.seconds:
             moved = os.write(fd, block) if writing else os.readv(fd, [block])
             if moved == 0:
                 break
@@ -71,31 +77,29 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     if data is None:
         return
     free = data["free_bytes"]
-    verdict = "fail" if free < FREE_FAIL else "warn" if free < FREE_WARN else "pass"
-    yield Finding(
-        "disk",
-        "free space",
-        verdict,  # type: ignore[arg-type]
+    yield Question("disk", "free space").judged(
+        verdict_of(fail=free < FREE_FAIL, warn=free < FREE_WARN),
         f"{free / 2**30:.0f} GiB",
-        f"at least {FREE_WARN / 2**30:.0f} GiB",
-        "rule",
-        "bench: an image and some checkpoints",
-        "make room, or name another scratch with --scratch" if verdict != "pass" else "",
+        expected=f"at least {FREE_WARN / 2**30:.0f} GiB",
+        source="bench: an image and some checkpoints",
+        advice="make room, or name another scratch with --scratch",
     )
-    wanted = standards.expect.disk_gb_per_second
-    for what in ("write", "read"):
-        size = data.get("written_bytes" if what == "write" else "read_bytes")
+    expected = standards.expect.disk_gb_per_second
+    least = expected * 1e9 if expected else SLOW
+    for what, moved in (("write", "written_bytes"), ("read", "read_bytes")):
+        size = data.get(moved)
         if not size:
             continue
         rate = size / data[f"{what}_seconds"]
-        least = wanted * 1e9 if wanted else SLOW
-        slow = rate < least
-        yield Finding(
-            "disk", what, ("fail" if wanted else "warn") if slow else "pass", quantity(rate, "B/s"),
-            f"at least {quantity(least, 'B/s')}", "rule", "the manifest" if wanted else "bench",
-            "another disk is at work, or this one is a network's: name a local scratch" if slow else "",
-            None, None, rate, least, "B/s",
-        )  # fmt: skip
+        yield Question("disk", what, unit="B/s").judged(
+            verdict_of(fail=expected and rate < least, warn=rate < least),
+            quantity(rate, "B/s"),
+            expected=f"at least {quantity(least, 'B/s')}",
+            source="the manifest" if expected else "bench",
+            advice="something else uses this disk, or it is a network disk: name a local one with --scratch",
+            value=rate,
+            reference=least,
+        )
 
 
 CHECK = Check(

@@ -1,12 +1,12 @@
-"""ECC: is it on, and how many errors has the memory had, since boot, ever, and while it was checked?"""
+"""Check that ECC is on, and count memory errors: since boot, ever, and during the check. From NVML."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.node_check.checks import Check, not_read
+from bench.node_check.checks import Check
 from bench.node_check.judging.evidence import AFTER, BEFORE, Answers, Evidence
-from bench.node_check.judging.finding import Finding, Verdict
+from bench.node_check.judging.finding import Finding, Question, verdict_of
 from bench.node_check.judging.standards import Standards
 
 CORRECTED, UNCORRECTED = 0, 1
@@ -27,28 +27,25 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
 
 
 def _mode(gpu: Answers, mode: list[int] | None, standards: Standards) -> Iterator[Finding]:
-    wanted = standards.profile.ecc if standards.profile else False
+    profile = standards.profile
+    expected = profile.ecc if profile else False
     if mode is None:
-        counts = wanted and gpu.why("EccMode") != "NotSupported"
-        yield not_read(
-            "ecc", f"{gpu.where} says nothing of ECC: {gpu.why('EccMode')}", counts=counts, gpu=gpu.index
+        why = gpu.why("EccMode")
+        yield Question.of_gpu("ecc", gpu.index).unread(
+            f"{gpu.where} does not report ECC: {why}", counts=expected and why != "NotSupported"
         )
         return
     current, pending = mode
-    off = wanted and not current
+    off = expected and not current
     changes = current != pending
-    verdict: Verdict = "fail" if off else "warn" if changes else "pass"
-    yield Finding(
-        "ecc",
-        f"{gpu.where} mode",
-        verdict,
-        ("on" if current else "off")
-        + (f", {'on' if pending else 'off'} after the next reset" if changes else ""),
-        "on" if wanted else "as its owner wants it",
-        "reference" if standards.profile else "rule",
-        standards.profile.sources[0] if standards.profile else "NVML",
-        "nvidia-smi -e 1 and a reset (root)" if off else "reset the GPU (root)" if changes else "",
-        gpu.index,
+    later = f", {'on' if pending else 'off'} after the next reset" if changes else ""
+    yield Question.of_gpu("ecc", gpu.index, "mode").judged(
+        verdict_of(fail=off, warn=changes),
+        f"{'on' if current else 'off'}{later}",
+        expected="on" if expected else "as its owner wants it",
+        basis="reference" if profile else "rule",
+        source=profile.sources[0] if profile else "NVML",
+        advice="nvidia-smi -e 1 and a reset (root)" if off else "reset the GPU (root)",
     )
 
 
@@ -58,44 +55,29 @@ def _counts(before: Answers, after: Answers) -> Finding:
     )
     ever = after.number(f"TotalEccErrors.{UNCORRECTED}.{AGGREGATE}")
     if uncorrected is None:
-        return not_read(
-            "ecc",
-            f"{before.where}: {after.why(f'TotalEccErrors.{UNCORRECTED}.{VOLATILE}')}",
-            gpu=before.index,
-        )
-    verdict: Verdict = "pass"
-    if ever or (corrected or 0) >= MANY_CORRECTED:
-        verdict = "warn"
-    if uncorrected:
-        verdict = "fail"
-    then = before.number(f"TotalEccErrors.{UNCORRECTED}.{VOLATILE}")
-    new = f", {uncorrected - then:.0f} of them now" if then is not None and uncorrected > then else ""
-    return Finding(
-        "ecc",
-        f"{before.where} errors",
-        verdict,
+        why = after.why(f"TotalEccErrors.{UNCORRECTED}.{VOLATILE}")
+        return Question.of_gpu("ecc", before.index).unread(f"{before.where}: {why}")
+    earlier = before.number(f"TotalEccErrors.{UNCORRECTED}.{VOLATILE}")
+    grown = earlier is not None and uncorrected > earlier
+    new = f", {uncorrected - (earlier or 0):.0f} of them now" if grown else ""
+    return Question.of_gpu("ecc", before.index, "errors").judged(
+        verdict_of(fail=uncorrected, warn=ever or (corrected or 0) >= MANY_CORRECTED),
         f"{uncorrected:.0f} uncorrected since boot{new}, {corrected or 0:.0f} corrected; "
         f"{ever or 0:.0f} uncorrected ever",
-        f"none uncorrected, under {MANY_CORRECTED} corrected since boot",
-        "rule",
-        "NVIDIA GPU Memory Error Management",
-        RETURN if verdict != "pass" else "",
-        before.index,
+        expected=f"none uncorrected, under {MANY_CORRECTED} corrected since boot",
+        source="NVIDIA GPU Memory Error Management",
+        advice=RETURN,
     )
 
 
 def _threshold(gpu: Answers) -> Iterator[Finding]:
     if (gpu.get("SramEccErrorStatus") or {}).get("bThresholdExceeded"):
-        yield Finding(
-            "ecc",
-            f"{gpu.where} SRAM",
+        yield Question.of_gpu("ecc", gpu.index, "SRAM").judged(
             "fail",
             "more SRAM errors than the card's own threshold",
-            "fewer",
-            "rule",
-            "NVML: nvmlDeviceGetSramEccErrorStatus",
-            "return it: this is NVIDIA's own word for a replacement",
-            gpu.index,
+            expected="fewer",
+            source="NVML: nvmlDeviceGetSramEccErrorStatus",
+            advice="return it: NVIDIA's criterion for a replacement is met",
         )
 
 

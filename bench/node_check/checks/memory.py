@@ -1,4 +1,4 @@
-"""Copies within each GPU's memory: read and written bytes a second, all GPUs at once."""
+"""Measure copies within each GPU's memory, in bytes read and written a second, all GPUs at once."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from bench.node_check.judging.standards import Standards
 
 COPIED_BYTES, TINY_BYTES = 2 << 30, 4 << 20
 RULES = Tolerances(
-    peers_warn=3, peers_fail=6, history_warn=4,
+    peers_warn=3,
+    peers_fail=6,
+    history_warn=4,
     advice="look at remapped rows, ECC errors and who else uses that memory; if it stays, return it",
-)  # fmt: skip
+)
 
 
-def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
+def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
     import torch
 
-    size = TINY_BYTES if effort.tiny else COPIED_BYTES
+    size = TINY_BYTES if budget.tiny else COPIED_BYTES
     source = torch.randint(0, 255, (size,), device=rig.device, dtype=torch.uint8)
     target = torch.empty_like(source)
     timed = rig.timed(lambda: target.copy_(source), 2.0 * size)
@@ -35,6 +37,11 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
 
 
 CHECK = Check(
-    "memory", "does every GPU's memory reach its bandwidth?", judge, measure,
-    workers="team", limit_seconds=60, needs=("torch",),
-)  # fmt: skip
+    "memory",
+    "does every GPU's memory reach its bandwidth?",
+    judge,
+    measure,
+    workers="team",
+    limit_seconds=60,
+    needs=("torch",),
+)

@@ -1,4 +1,4 @@
-"""From every GPU to every other: who reaches whom directly, and how fast."""
+"""Measure copies from every GPU to every other, and check which pairs have direct access."""
 
 from __future__ import annotations
 
@@ -10,33 +10,35 @@ from bench.base.strict_json import to_json
 from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.checks.nvlink import linked_to_all
 from bench.node_check.judging.evidence import BEFORE, Evidence, Figure
-from bench.node_check.judging.finding import Finding, quantity
+from bench.node_check.judging.finding import Finding, Question, quantity, verdict_of
 from bench.node_check.judging.judge_figures import Tolerances, judge_figures, shortfall
 from bench.node_check.judging.standards import Standards
 
 COPIED_BYTES, TINY_BYTES = 256 << 20, 1 << 20
 RULES = Tolerances(
-    peers_warn=8, peers_fail=20, history_warn=8,
+    peers_warn=8,
+    peers_fail=20,
+    history_warn=8,
     advice="look at the NVLink states and error counters of both GPUs (check nvlink), and at the topology",
-)  # fmt: skip
+)
 FIGURES_TIME, LEAST_SECONDS = 8, 0.1
 
 
-def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
+def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
     import torch
 
-    size = TINY_BYTES if effort.tiny else COPIED_BYTES
+    size = TINY_BYTES if budget.tiny else COPIED_BYTES
     figures, direct = [], {}
-    # Eight GPUs have 56 pairs: all together take what some figures may.
+    # Eight GPUs have 56 pairs, which share the time of eight figures.
     pairs = rig.size * (rig.size - 1)
-    seconds = max(LEAST_SECONDS, min(effort.seconds, FIGURES_TIME * effort.seconds / pairs))
+    seconds = max(LEAST_SECONDS, min(budget.seconds, FIGURES_TIME * budget.seconds / pairs))
     for a in range(rig.size):
         source = torch.randint(0, 255, (size,), device=rig.at(a), dtype=torch.uint8)
         for b in range(rig.size):
             if a == b:
                 continue
-            one, other = rig.gpus[a], rig.gpus[b]
-            rig.say(f"GPU {one} to GPU {other}")
+            pair = f"{rig.gpus[a]}-{rig.gpus[b]}"
+            rig.say(f"GPU {rig.gpus[a]} to GPU {rig.gpus[b]}")
             target = torch.empty_like(source, device=rig.at(b))
             timed = rig.timed(
                 lambda source=source, target=target: target.copy_(source, non_blocking=True),  # type: ignore[misc]
@@ -45,9 +47,9 @@ def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
                 seconds=seconds,
                 warm_seconds=0.0,
             )
-            figures.append(Figure(f"peer {one}-{other}", None, "B/s", timed.work, timed.samples, "peer"))
+            figures.append(Figure(f"peer {pair}", None, "B/s", timed.work, timed.samples, "peer"))
             if rig.kind == "cuda":
-                direct[f"{one}-{other}"] = torch.cuda.can_device_access_peer(a, b)
+                direct[pair] = torch.cuda.can_device_access_peer(a, b)
     return {"figures": to_json(figures), "direct": direct}
 
 
@@ -62,17 +64,22 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
 
 
 def _pairs(figures: tuple[Figure, ...]) -> Iterator[Finding]:
-    """A pair that is slow among its like names its two ends."""
+    """Report pairs that are slower than the median pair of the node."""
     usual = median(f.rate for f in figures)
     for figure in figures:
         verdict = shortfall(figure.rate, usual, RULES.peers_warn, RULES.peers_fail)
         if verdict != "pass":
-            yield Finding(
-                "peers", figure.name, verdict,
-                f"{quantity(figure.rate, 'B/s')}, {100 * (figure.rate / usual - 1):+.1f}% of the median pair",
-                f"at most {RULES.peers_warn:g}% under {quantity(usual, 'B/s')}", "peers",
-                "the other pairs of this node", RULES.advice, None, figure.name, figure.rate, usual, "B/s",
-            )  # fmt: skip
+            deviation = f"{100 * (figure.rate / usual - 1):+.1f}% of the median pair"
+            yield Question("peers", figure.name, figure=figure.name, unit="B/s").judged(
+                verdict,
+                f"{quantity(figure.rate, 'B/s')}, {deviation}",
+                expected=f"at most {RULES.peers_warn:g}% under {quantity(usual, 'B/s')}",
+                basis="peers",
+                source="the other pairs of this node",
+                advice=RULES.advice,
+                value=figure.rate,
+                reference=usual,
+            )
 
 
 def _reachable(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
@@ -84,18 +91,25 @@ def _reachable(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     linked = [str(gpu.index) for gpu in gpus if gpu.number("NvLinkState.0") == 1]
     if linked_to_all(gpus, standards):
         bad = bool(cut and linked)
-    else:  # by a bridge: to the one at its other end
+    else:  # a bridge reaches only the card at its other end
         reached = {end for pair, ok in direct.items() if ok for end in pair.split("-")}
         bad = not reached.issuperset(linked)
-    yield Finding(
-        "peers", "the node", "fail" if bad else "pass",
-        f"no direct way: {', '.join(cut)}" if cut else "every GPU reaches every other directly",
-        "a direct way between GPUs with NVLink", "rule", "CUDA: cudaDeviceCanAccessPeer",
-        "look at fabric manager, IOMMU and ACS settings" if bad else "",
-    )  # fmt: skip
+    yield Question("peers").judged(
+        verdict_of(fail=bad),
+        f"no direct access: {', '.join(cut)}" if cut else "every GPU reaches every other directly",
+        expected="direct access between GPUs with NVLink",
+        source="CUDA: cudaDeviceCanAccessPeer",
+        advice="look at fabric manager, IOMMU and ACS settings",
+    )
 
 
 CHECK = Check(
-    "peers", "does every GPU reach every other, and fast?", judge, measure,
-    workers="one", least_gpus=2, limit_seconds=120, needs=("torch",),
-)  # fmt: skip
+    "peers",
+    "does every GPU reach every other, and fast?",
+    judge,
+    measure,
+    workers="one",
+    least_gpus=2,
+    limit_seconds=120,
+    needs=("torch",),
+)

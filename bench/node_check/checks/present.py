@@ -1,100 +1,112 @@
-"""Are the GPUs there, all of them, and do they answer from the first look to the last?"""
+"""Check that all GPUs are present and answer NVML from the first inventory to the last."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.node_check.checks import Check, not_read
+from bench.node_check.checks import Check
 from bench.node_check.judging.evidence import AFTER, BEFORE, Evidence
-from bench.node_check.judging.finding import Finding
+from bench.node_check.judging.finding import Finding, Question, verdict_of
 from bench.node_check.judging.standards import Standards
 
 RECOVERY = {
-    1: "a reset of the GPU", 2: "a reboot of the node", 3: "to be drained of peer traffic",
-    4: "to be drained and reset", 5: "recovery of its IMEX domain", 6: "a reset of its bus",
+    1: "a reset of the GPU",
+    2: "a reboot of the node",
+    3: "to be drained of peer traffic",
+    4: "to be drained and reset",
+    5: "recovery of its IMEX domain",
+    6: "a reset of its bus",
     7: "a reboot of the system",
-}  # fmt: skip
+}
+NOT_HERE_ADVICE = (
+    "name those that nvidia-smi -L shows; if it was there before, look at the kernel log for Xid 79"
+)
+FEW_ADVICE = "a GPU is missing on the bus, or hidden by CUDA_VISIBLE_DEVICES: lspci, nvidia-smi"
 GONE_ADVICE = "look at the kernel log for Xid 79 (fallen off the bus); reboot; if it goes again, return it"
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     before = evidence.readings.get(BEFORE)
     if before is None or before.reason is not None:
-        reason = before.reason if before and before.reason else "NVML was not asked"
-        yield not_read(
-            "present", reason, advice="is the driver loaded, and are the devices visible here? nvidia-smi"
+        yield Question("present").unread(
+            before.reason if before and before.reason else "NVML was not asked",
+            advice="is the driver loaded, and are the devices visible here? nvidia-smi",
         )
         return
-    gpus = evidence.inventory(BEFORE)
     yield _count(len(before.data["gpus"]), evidence, standards)
     for name in before.data.get("not_here", ()):
-        yield Finding(
-            "present", f"GPU {name}", "fail", "CUDA_VISIBLE_DEVICES names it, and it is not here",
-            "every GPU that is named", "rule", "bench",
-            "name those that nvidia-smi -L shows; if it was there before, look at the kernel log for Xid 79",
-        )  # fmt: skip
+        yield Question("present", f"GPU {name}").judged(
+            "fail",
+            "CUDA_VISIBLE_DEVICES names it, but it is not present",
+            expected="every GPU that is named",
+            source="bench",
+            advice=NOT_HERE_ADVICE,
+        )
+    gpus = evidence.inventory(BEFORE)
     lost = {g.index for g in gpus if g.lost}
-    for name in (BEFORE, AFTER):
-        for gpu in evidence.inventory(name):
-            if gpu.lost is not None and (name == BEFORE or gpu.index not in lost):
-                when = "" if name == BEFORE else " while it was checked"
-                yield Finding(
-                    "present",
-                    gpu.where,
-                    "fail",
-                    f"does not answer{when}: {gpu.lost}",
-                    "an answer to every query",
-                    "rule",
-                    "NVML",
-                    GONE_ADVICE,
-                    gpu.index,
-                )
-    yield from _still_there(evidence)
-    later = evidence.alive(AFTER)
     for gpu in gpus:
-        # What went wrong under load asks for it only then.
-        looks = (later.get(gpu.index, gpu), gpu)
-        action = next((found for g in looks if (found := g.field("GET_GPU_RECOVERY_ACTION"))), None)
-        if action:
-            yield Finding(
-                "present", gpu.where, "fail", f"the driver says that it needs {RECOVERY.get(action, action)}",
-                "no recovery needed", "rule", "NVML: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION",
-                "do that, then check again", gpu.index,
-            )  # fmt: skip
+        if gpu.lost is not None:
+            yield _lost(gpu.index, f"does not answer: {gpu.lost}")
+    for gpu in evidence.inventory(AFTER):
+        if gpu.lost is not None and gpu.index not in lost:
+            yield _lost(gpu.index, f"does not answer while it was checked: {gpu.lost}")
+    yield from _still_there(evidence)
+    yield from _recovery(evidence)
 
 
-def _count(found: int, evidence: Evidence, standards: Standards) -> Finding:
-    wanted = standards.expect.gpus
+def _count(in_machine: int, evidence: Evidence, standards: Standards) -> Finding:
+    count, model = standards.expect.gpus, standards.expect.gpu
     shown = len(evidence.gpus)
-    hidden = f", {found} in the machine" if found != shown else ""
-    few = shown < (wanted or 1)
-    name = standards.expect.gpu
-    strange = [g.name for g in evidence.gpus if name and g.name != name]
-    text = f"{shown} {evidence.gpus[0].name if evidence.gpus else 'GPUs'}{hidden}"
-    return Finding(
-        "present", "the node", "fail" if few or strange else "pass",
-        f"{text}; {strange[0]} is not what was ordered" if strange else text,
-        f"{wanted} {name or 'GPUs'}" if wanted or name else "at least one GPU", "rule",
-        "the manifest" if wanted or name else "bench",
-        "a GPU is missing on the bus, or hidden by CUDA_VISIBLE_DEVICES: lspci, nvidia-smi" if few else "",
-    )  # fmt: skip
+    few = shown < (count or 1)
+    other_model = next((gpu.name for gpu in evidence.gpus if model and gpu.name != model), None)
+    found = f"{shown} {evidence.gpus[0].name if evidence.gpus else 'GPUs'}"
+    if in_machine != shown:
+        found += f", {in_machine} in the machine"
+    if other_model:
+        found += f"; {other_model} is not what was ordered"
+    return Question("present").judged(
+        verdict_of(fail=few or other_model),
+        found,
+        expected=f"{count} {model or 'GPUs'}" if count or model else "at least one GPU",
+        source="the manifest" if count or model else "bench",
+        advice=FEW_ADVICE if few else "",
+    )
+
+
+def _lost(index: int, found: str) -> Finding:
+    return Question.of_gpu("present", index).judged(
+        "fail", found, expected="an answer to every query", source="NVML", advice=GONE_ADVICE
+    )
 
 
 def _still_there(evidence: Evidence) -> Iterator[Finding]:
-    """A GPU or a driver that stopped answering between the first look and the last."""
+    """Report GPUs that stopped answering between the first look and the last."""
     after = evidence.readings.get(AFTER)
     if after is None or after.reason is not None:
-        why = after.reason if after else "nobody looked"
-        yield not_read("present", f"at the end: {why}", advice=GONE_ADVICE)
+        why = after.reason if after else "NVML was not asked"
+        yield Question("present").unread(f"at the end: {why}", advice=GONE_ADVICE)
         return
-    known = {g.index for g in evidence.inventory(AFTER) if g.lost is not None}
+    lost_at_the_end = {gpu.index for gpu in evidence.inventory(AFTER) if gpu.lost is not None}
     for index in (gpu.index for gpu in evidence.gpus):
         errors = [s.gpus[index].lost for s in evidence.course if index < len(s.gpus) and s.gpus[index].lost]
-        if errors and index not in known:
-            yield Finding(
-                "present", f"GPU {index}", "fail", f"did not answer in {len(errors)} samples: {errors[0]}",
-                "an answer to every query", "rule", "NVML", GONE_ADVICE, index,
-            )  # fmt: skip
+        if errors and index not in lost_at_the_end:
+            yield _lost(index, f"did not answer in {len(errors)} samples: {errors[0]}")
+
+
+def _recovery(evidence: Evidence) -> Iterator[Finding]:
+    """Report GPUs for which the driver asks for a reset or the like, before the check or after the load."""
+    later = evidence.alive(AFTER)
+    for gpu in evidence.inventory(BEFORE):
+        field = "GET_GPU_RECOVERY_ACTION"
+        action = later.get(gpu.index, gpu).field(field) or gpu.field(field)
+        if action:
+            yield Question.of_gpu("present", gpu.index).judged(
+                "fail",
+                f"the driver says that it needs {RECOVERY.get(action, action)}",
+                expected="no recovery needed",
+                source="NVML: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION",
+                advice="do that, then check again",
+            )
 
 
 CHECK = Check("present", "are all GPUs there, and do they stay?", judge)

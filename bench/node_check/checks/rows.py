@@ -1,41 +1,43 @@
-"""Memory rows that were replaced by spares, or pages that were retired: is one waiting, are they used up?"""
+"""Check remapped memory rows or retired pages: pending ones, failed ones, exhausted spares. From NVML."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.node_check.checks import Check, not_read
+from bench.node_check.checks import Check
 from bench.node_check.judging.evidence import AFTER, BEFORE, Answers, Evidence
-from bench.node_check.judging.finding import Finding, Verdict
+from bench.node_check.judging.finding import Finding, Question, Verdict, verdict_of
 from bench.node_check.judging.standards import Standards
 
 SOURCE = "NVIDIA GPU Memory Error Management: row remapping"
-MOST_RETIRED = 60  # pages, of the 64 there are: NVIDIA's dynamic page retirement
+MOST_RETIRED = 60  # pages; a card can retire 64: NVIDIA's dynamic page retirement
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     after = evidence.alive(AFTER)
     for gpu in evidence.alive(BEFORE).values():
         later = after.get(gpu.index, gpu)
-        yield _rows(gpu, later, _known(gpu.index, evidence, standards))
+        yield _rows(gpu, later, _remapped_before(gpu.index, evidence, standards))
 
 
-def _known(index: int, evidence: Evidence, standards: Standards) -> int | None:
-    """How many rows of this GPU had been remapped at its last check."""
+def _remapped_before(index: int, evidence: Evidence, standards: Standards) -> int | None:
+    """Number of rows of this GPU that were remapped at its last check; None if it was never checked."""
     gpu = evidence.gpu(index)
     past = standards.history.get(gpu.uuid) if gpu else None
     return past.counters.get("remapped rows") if past else None
 
 
-def _rows(before: Answers, after: Answers, known: int | None) -> Finding:
-    found = after.get("RemappedRows")
-    if found is None:
+def _rows(before: Answers, after: Answers, remapped_before: int | None) -> Finding:
+    rows = after.get("RemappedRows")
+    if rows is None:
         return _pages(after)
-    corrected, uncorrected, pending, failed = found
+    corrected, uncorrected, pending, failed = rows
     count = corrected + uncorrected
-    then = before.get("RemappedRows") or found
-    new = count - (then[0] + then[1])
-    grown = f", {count - known} more than at its last check" if known is not None and count > known else ""
+    then = before.get("RemappedRows") or rows
+    new = count != then[0] + then[1]
+    grown = ""
+    if remapped_before is not None and count > remapped_before:
+        grown = f", {count - remapped_before} more than at its last check"
     verdict: Verdict = "pass"
     advice = ""
     if uncorrected or new or grown:
@@ -43,38 +45,40 @@ def _rows(before: Answers, after: Answers, known: int | None) -> Finding:
     if pending:
         verdict, advice = "fail", "drain the node and reset the GPU (root): then the row is replaced"
     if failed:
-        verdict, advice = "fail", "return it: the spare rows are used up, NVIDIA's own word for a replacement"
+        verdict, advice = (
+            "fail",
+            "return it: the spare rows are used up, NVIDIA's criterion for a replacement",
+        )
     parts = [f"{count} remapped, {uncorrected} of them for uncorrected errors{grown}"]
     parts += ["one waits for a reset"] * bool(pending) + ["remapping failed"] * bool(failed)
-    return Finding(
-        "rows",
-        before.where,
+    return Question.of_gpu("rows", before.index).judged(
         verdict,
         "; ".join(parts),
-        "none waiting, none failed, none for uncorrected errors",
-        "history" if grown else "rule",
-        SOURCE,
-        advice,
-        before.index,
+        expected="none waiting, none failed, none for uncorrected errors",
+        basis="history" if grown else "rule",
+        source=SOURCE,
+        advice=advice,
     )
 
 
 def _pages(gpu: Answers) -> Finding:
-    """Cards before Ampere retire pages, and consumer cards do neither."""
+    """Judge the retired pages of a card before Ampere; consumer cards neither retire pages nor remap rows."""
+    question = Question.of_gpu("rows", gpu.index)
     pages = [gpu.get(f"RetiredPages.{cause}") for cause in (0, 1)]
     if all(p is None for p in pages):
-        counts = gpu.why("RemappedRows") != "NotSupported"
-        return not_read(
-            "rows", f"{gpu.where} remaps no rows and retires no pages", counts=counts, gpu=gpu.index
+        return question.unread(
+            f"{gpu.where} remaps no rows and retires no pages",
+            counts=gpu.why("RemappedRows") != "NotSupported",
         )
     count = sum(len(p or ()) for p in pages)
     pending = bool(gpu.number("RetiredPagesPendingStatus"))
-    verdict: Verdict = "fail" if pending or count >= MOST_RETIRED else "warn" if pages[1] else "pass"
-    return Finding(
-        "rows", gpu.where, verdict, f"{count} pages retired" + ("; one waits for a reset" if pending else ""),
-        f"none waiting, under {MOST_RETIRED}", "rule", "NVIDIA: dynamic page retirement",
-        "" if verdict == "pass" else "reset it (root); with many pages return it", gpu.index,
-    )  # fmt: skip
+    return question.judged(
+        verdict_of(fail=pending or count >= MOST_RETIRED, warn=pages[1]),
+        f"{count} pages retired{'; one waits for a reset' if pending else ''}",
+        expected=f"none waiting, under {MOST_RETIRED}",
+        source="NVIDIA: dynamic page retirement",
+        advice="reset it (root); with many pages return it",
+    )
 
 
 CHECK = Check("rows", "has memory been replaced, and is more waiting?", judge)

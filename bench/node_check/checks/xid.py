@@ -1,6 +1,6 @@
-"""Xid errors: what the driver reported of a GPU, during the check through NVML, before it in the kernel log.
+"""Check for Xid errors of the driver: during the check by NVML's events, before it from the kernel's log.
 
-The events need no root. The kernel's log may: where it is closed, this says so, and what root would add.
+The events need no root. The kernel's log may need it; then the finding says that earlier Xids are unknown.
 """
 
 from __future__ import annotations
@@ -12,27 +12,37 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from bench.node_check.checks import Check, CheckBudget, Rig, not_read
+from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.judging.evidence import BEFORE, Answers, Evidence
-from bench.node_check.judging.finding import Finding, Verdict
+from bench.node_check.judging.finding import Finding, Question, verdict_of
 from bench.node_check.judging.standards import Standards
 
 SOURCE = "NVIDIA: Xid errors"
 IN_LOG = "since boot, in the kernel's log"
-# A program's own fault, and no word about the hardware: NVIDIA's catalogue calls these application errors.
+# Errors of programs, not of the hardware: NVIDIA's catalogue calls these application errors.
 OF_PROGRAMS = {13, 31, 43, 45, 68, 69}
 WORDS = {
-    48: "double-bit ECC error", 63: "row remapping recorded", 64: "row remapping failed", 74: "NVLink error",
-    79: "fallen off the bus", 92: "many single-bit errors", 94: "contained ECC error",
-    95: "uncontained ECC error", 119: "GSP does not answer", 120: "GSP error", 140: "unrecovered ECC error",
-}  # fmt: skip
-NOTED = {63, 92, 94}  # memory that was repaired: to be seen, not yet to be refused
+    48: "double-bit ECC error",
+    63: "row remapping recorded",
+    64: "row remapping failed",
+    74: "NVLink error",
+    79: "fallen off the bus",
+    92: "many single-bit errors",
+    94: "contained ECC error",
+    95: "uncontained ECC error",
+    119: "GSP does not answer",
+    120: "GSP error",
+    140: "unrecovered ECC error",
+}
+NOTED = {63, 92, 94}  # repaired memory errors: a warning, not a failure
 _LINE = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+),? ?(.*)")
 _OF_A_SWITCH = re.compile(r"SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)")
-_MOST_LINES = 20  # of one number of one GPU: a program that crashes again and again hides nothing else
+_MOST_LINES = (
+    20  # of each Xid of each GPU, so that a program that crashes repeatedly does not crowd out others
+)
 
 
-def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
+def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
     try:
         fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
@@ -44,7 +54,7 @@ def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
                 record = os.read(fd, 8192)
             except BlockingIOError:
                 break
-            except BrokenPipeError:  # the oldest records went while we read
+            except BrokenPipeError:  # the oldest records were overwritten meanwhile
                 continue
             if b"Xid (" in record:
                 records.append(record.decode(errors="replace"))
@@ -57,7 +67,7 @@ def measure(rig: Rig, effort: CheckBudget) -> Mapping[str, Any]:
 
 
 def lines_of(records: Iterable[str]) -> list[str]:
-    """The lines that are Xids, of /dev/kmsg's records; of very many alike the newest."""
+    """Select the Xid lines from records of /dev/kmsg; of each number of each GPU the newest 20."""
     kept: dict[tuple[str, ...], deque[tuple[int, str]]] = {}
     for number, record in enumerate(records):
         line = record.partition(";")[2].partition("\n")[0]
@@ -67,7 +77,7 @@ def lines_of(records: Iterable[str]) -> list[str]:
 
 
 def parse(line: str) -> tuple[str, int, str] | None:
-    """The GPU's bus id, the number and the rest of a line of the kernel's log."""
+    """Split a line of the kernel's log into bus id, Xid and the rest; None if it is not an Xid."""
     match = _LINE.search(line)
     return (match[1], int(match[2]), match[3]) if match else None
 
@@ -76,60 +86,70 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     inventory = list(evidence.alive(BEFORE).values())
     log = evidence.data("xid")
     lines = list((log or {}).get("lines", ()))
-    past: dict[str, list[int]] = {}  # by the GPU's place on the bus
+    logged: dict[str, list[int]] = {}  # Xids by the GPU's place on the bus
     for line in lines:
-        if (found := parse(line)) is not None:
-            past.setdefault(_bus(found[0]), []).append(found[1])
+        if (parsed := parse(line)) is not None:
+            logged.setdefault(_bus(parsed[0]), []).append(parsed[1])
     places = {g.index: _place(g) for g in inventory}
     for gpu in evidence.gpus:
-        looks = [s.gpus[gpu.index].xids for s in evidence.course if gpu.index < len(s.gpus)]
-        told = [xids for xids in looks if xids is not None]
-        if told:
-            yield _finding(gpu.index, [x for xids in told for x in xids], "while it was checked")
-        elif looks:
-            yield not_read(
-                "xid", f"the driver reports no Xid events of GPU {gpu.index}", counts=False, gpu=gpu.index
-            )
-        else:
-            yield not_read("xid", f"nobody watched GPU {gpu.index} for Xid events", gpu=gpu.index)
-        if earlier := past.get(places.get(gpu.index, "")):
-            yield _finding(gpu.index, earlier, IN_LOG)
-    yield from _elsewhere(past, evidence)
+        yield _events(gpu.index, evidence)
+        if earlier := logged.get(places.get(gpu.index, "")):
+            yield _finding(Question.of_gpu("xid", gpu.index), earlier, IN_LOG)
+    yield from _elsewhere(logged, evidence)
     yield from _switches(lines)
     if log is None or "closed" in log:
         why = log["closed"] if log else "it was not read"
-        yield not_read(
-            "xid", f"the kernel's log is closed ({why}): earlier Xids are not known", counts=False,
-            advice="root adds it, or kernel.dmesg_restrict=0",
-        )  # fmt: skip
+        yield Question("xid").unread(
+            f"the kernel's log is closed ({why}): earlier Xids are not known",
+            counts=False,
+            advice="run as root, or set kernel.dmesg_restrict=0",
+        )
     elif inventory and not lines:
-        yield Finding("xid", "kernel log", "pass", "no Xid since boot", "none", "rule", SOURCE)
+        yield Question("xid", "kernel log").judged(
+            "pass", "no Xid since boot", expected="none", source=SOURCE
+        )
 
 
-def _elsewhere(past: Mapping[str, list[int]], evidence: Evidence) -> Iterator[Finding]:
-    """Of a place where no GPU answers: one that is lost does not say where it is, one that is gone is not
-    even counted. Those that were left out on purpose are known, unless they may not be asked."""
+def _events(index: int, evidence: Evidence) -> Finding:
+    """Judge the Xid events that NVML reported of one GPU while the node was checked."""
+    question = Question.of_gpu("xid", index)
+    samples = [sample.gpus[index].xids for sample in evidence.course if index < len(sample.gpus)]
+    reported = [xids for xids in samples if xids is not None]
+    if reported:
+        return _finding(question, [xid for xids in reported for xid in xids], "while it was checked")
+    if samples:
+        return question.unread(f"the driver reports no Xid events of GPU {index}", counts=False)
+    return question.unread(f"GPU {index} was not watched for Xid events")
+
+
+def _elsewhere(logged: Mapping[str, list[int]], evidence: Evidence) -> Iterator[Finding]:
+    """Report Xids at places on the bus where no GPU answers.
+
+    A lost GPU does not tell its place, and one that fell off the bus is not counted any more. GPUs that were
+    left out on purpose have a known place, unless the process may not query them: then nothing is reported.
+    """
     everyone = [Answers(i, raw) for i, raw in enumerate((evidence.data(BEFORE) or {}).get("gpus", ()))]
     if any(gpu.forbidden for gpu in everyone):
         return
-    known = {_place(gpu) for gpu in everyone}
-    for place in past:
-        if place not in known:
-            yield _finding(None, past[place], IN_LOG, f"{place}, where no GPU answers")
+    places = {_place(gpu) for gpu in everyone}
+    for place, xids in logged.items():
+        if place not in places:
+            yield _finding(Question("xid", f"{place}, where no GPU answers"), xids, IN_LOG)
 
 
 def _switches(lines: Iterable[str]) -> Iterator[Finding]:
-    """SXids, of the NVSwitches between the GPUs: their driver says itself which are fatal."""
-    seen: dict[str, dict[str, str]] = {}
+    """Report SXids, the errors of NVSwitches; their driver logs which of them are fatal."""
+    errors: dict[str, dict[str, str]] = {}
     for match in filter(None, map(_OF_A_SWITCH.search, lines)):
-        seen.setdefault(_bus(match[1]), {})[match[2]] = match[3].lower()
-    for place, found in seen.items():
-        yield Finding(
-            "xid", f"NVSwitch {place}", "fail" if "fatal" in found.values() else "warn",
-            f"SXid {', '.join(f'{number} ({kind})' for number, kind in found.items())} {IN_LOG}",
-            "no SXid of the switches", "rule", "NVIDIA Fabric Manager User Guide: NVSwitch SXid errors",
-            "look the number up in NVIDIA's Fabric Manager guide; drain the node if it is fatal",
-        )  # fmt: skip
+        errors.setdefault(_bus(match[1]), {})[match[2]] = match[3].lower()
+    for place, kinds in errors.items():
+        yield Question("xid", f"NVSwitch {place}").judged(
+            verdict_of(fail="fatal" in kinds.values(), warn=True),
+            f"SXid {', '.join(f'{number} ({kind})' for number, kind in kinds.items())} {IN_LOG}",
+            expected="no SXid of the switches",
+            source="NVIDIA Fabric Manager User Guide: NVSwitch SXid errors",
+            advice="look the number up in NVIDIA's Fabric Manager guide; drain the node if it is fatal",
+        )
 
 
 def _place(gpu: Answers) -> str:
@@ -137,28 +157,23 @@ def _place(gpu: Answers) -> str:
 
 
 def _bus(text: str) -> str:
-    """0000:1B:00 and 00000000:1b:00.0 are one place."""
+    """Normalise a bus id: 0000:1B:00 and 00000000:1b:00.0 are one place."""
     parts = text.lower().partition(".")[0].split(":")
     return ":".join([parts[0][-4:].rjust(4, "0"), *parts[1:]]) if len(parts) > 1 else text
 
 
-def _finding(index: int | None, xids: list[int], when: str, subject: str | None = None) -> Finding:
+def _finding(question: Question, xids: list[int], when: str) -> Finding:
     hard = [x for x in xids if x not in OF_PROGRAMS]
-    grave = [x for x in hard if x not in NOTED]
-    verdict: Verdict = "fail" if grave else "warn" if hard else "pass"
     texts = [f"{x} ({WORDS[x]})" if x in WORDS else str(x) for x in dict.fromkeys(hard)]
-    mild = f"{len(xids) - len(hard)} of programs' own" if len(xids) > len(hard) else ""
-    found = f"Xid {', '.join(texts)} {when}" if texts else f"none of the hardware {when}"
-    return Finding(
-        "xid",
-        subject or f"GPU {index}",
-        verdict,
-        f"{found}; {mild}" if mild else found,
-        "no Xid of the hardware",
-        "rule",
-        SOURCE,
-        "look the number up in NVIDIA's Xid catalogue; drain the node" if hard else "",
-        index,
+    found = f"Xid {', '.join(texts)} {when}" if texts else f"no hardware Xid {when}"
+    if len(xids) > len(hard):
+        found += f"; {len(xids) - len(hard)} caused by programs"
+    return question.judged(
+        verdict_of(fail=[x for x in hard if x not in NOTED], warn=hard),
+        found,
+        expected="no hardware Xid",
+        source=SOURCE,
+        advice="look the number up in NVIDIA's Xid catalogue; drain the node",
     )
 
 

@@ -1,9 +1,10 @@
-"""Is this node good? What was read of it, what that is held against, and the verdicts that follow.
+"""Judge a node: the readings, the standards they are compared with, and the findings that follow.
 
-Everything here is pure but `commands`: the runner reads, the report shows, `bench verify` judges again.
+Pure: no I/O, no torch, so that `bench verify` can judge the readings of a bundle again.
 """
 
 from typing import Literal
 
-Level = Literal["quick", "standard", "soak"]
-LEVELS: tuple[Level, ...] = ("quick", "standard", "soak")
+# How thorough a node check is. Manifests, results and options call it the level.
+Depth = Literal["quick", "standard", "soak"]
+DEPTHS: tuple[Depth, ...] = ("quick", "standard", "soak")

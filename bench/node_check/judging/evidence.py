@@ -1,4 +1,4 @@
-"""What was read of a node: plain values, as they lie in samples.jsonl and telemetry.jsonl."""
+"""The readings of a node as plain values, as samples.jsonl and telemetry.jsonl hold them. Pure, no torch."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from math import fsum
 from typing import Any, Literal
 
 from bench.base.strict_json import DecodeError, from_json
-from bench.node_check.judging import Level
+from bench.node_check.judging import Depth
 from bench.records.trial import Gpu
 
-BEFORE, AFTER, IDLE = "inventory-before", "inventory-after", "idle"  # readings that are no check's own
+# Readings that belong to no single check: two inventories by NVML, and the idle node before any load.
+BEFORE, AFTER, IDLE = "inventory-before", "inventory-after", "idle"
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one piece of work brought, or why it brought nothing."""
+    """The data of one measurement or inventory, or the reason why there is none."""
 
     name: str
     data: Mapping[str, Any] = field(default_factory=dict)
-    reason: str | None = None  # why there is none; None: it was read
-    counts: bool = True  # of one that was not read: whether that keeps the node from passing
+    reason: str | None = None  # why there is no data; None: it was read
+    counts: bool = True  # whether missing data keeps the node from passing
     started_at: float = 0.0  # unix time
     ended_at: float = 0.0
 
@@ -31,21 +32,21 @@ class Figure:
     """A rate, from the raw times of equal pieces of work."""
 
     name: str  # matmul-bf16, memory, host-to-device, peer 0-3, all-reduce 4 x 1 GiB
-    gpu: int | None  # by its index here; None: of the node
+    gpu: int | None  # index on this node; None: the node as a whole
     unit: Literal["FLOP/s", "B/s"]
     work: float  # FLOP or bytes of one sample
     samples: tuple[float, ...]  # seconds
-    kind: str = ""  # what the reference profile calls it, where that is not the name
+    kind: str = ""  # its name in the reference profile; empty: `name`
 
     @property
     def rate(self) -> float:
-        """The mean, not the best: who takes a tenth of a GPU leaves the best call alone."""
+        """Mean rate. The best call would hide another process that takes a tenth of the GPU."""
         return self.work * len(self.samples) / fsum(self.samples)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """What NVML said of one GPU at one moment; None where it said nothing."""
+    """NVML's readings of one GPU at one moment; None for each value that it does not report."""
 
     sm_mhz: int | None = None
     memory_mhz: int | None = None
@@ -57,22 +58,26 @@ class GpuSample:
     busy_percent: int | None = None
     pcie_generation: int | None = None
     pcie_width: int | None = None
-    xids: tuple[int, ...] | None = ()  # None: its driver reports none
-    lost: str | None = None  # the error, where the GPU did not answer at all
+    xids: tuple[int, ...] | None = ()  # since the last sample; None: the driver reports no Xid events
+    lost: str | None = None  # the error if the GPU did not answer at all
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    at: float
+    """The node at one moment: one line of telemetry.jsonl."""
+
+    at: float  # unix time
     gpus: tuple[GpuSample, ...]
     load: float = 0.0
     available_bytes: int = 0
-    trial: str | None = None  # which reading was going on
+    trial: str | None = None  # name of the reading that was being made
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    level: Level
+    """Everything that was read of a node; the checks judge it."""
+
+    level: Depth
     device: Literal["cpu", "cuda"]
     gpus: tuple[Gpu, ...]
     readings: Mapping[str, Reading]
@@ -87,21 +92,21 @@ class Evidence:
         return from_json(tuple[Figure, ...], data["figures"]) if data else ()
 
     def inventory(self, name: str) -> tuple[Answers, ...]:
-        """Our GPUs as NVML described them then; empty where it did not answer."""
+        """NVML's answers about the checked GPUs in one of the inventories; empty if NVML did not answer."""
         data = self.data(name)
-        ours = {gpu.index for gpu in self.gpus}
-        everyone = (Answers(index, raw) for index, raw in enumerate(data["gpus"])) if data else ()
-        return tuple(answers for answers in everyone if answers.index in ours)
+        checked = {gpu.index for gpu in self.gpus}
+        every = (Answers(index, raw) for index, raw in enumerate(data["gpus"])) if data else ()
+        return tuple(answers for answers in every if answers.index in checked)
 
     def alive(self, name: str) -> dict[int, Answers]:
-        """Those of them that answered, by index."""
+        """The inventory of the GPUs that answered, by index."""
         return {answers.index: answers for answers in self.inventory(name) if answers.lost is None}
 
     def gpu(self, index: int) -> Gpu | None:
         return next((gpu for gpu in self.gpus if gpu.index == index), None)
 
     def during(self, name: str) -> Iterator[Sample]:
-        """The samples that were taken while that reading went on."""
+        """The samples that were taken while a reading was being made."""
         reading = self.readings.get(name)
         if reading is not None:
             yield from (s for s in self.course if reading.started_at <= s.at <= reading.ended_at)
@@ -115,42 +120,42 @@ class Answers:
     raw: Mapping[str, Any]
 
     def get(self, name: str) -> Any:
-        """The answer; None where there is none."""
-        found = self.raw.get(name)
-        return None if isinstance(found, dict) and ("error" in found or "raised" in found) else found
+        """The answer to a query; None if it failed or was not made."""
+        answer = self.raw.get(name)
+        return None if isinstance(answer, dict) and ("error" in answer or "raised" in answer) else answer
 
     def number(self, name: str) -> float | None:
-        found = self.get(name)
-        return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
+        answer = self.get(name)
+        return float(answer) if isinstance(answer, (int, float)) and not isinstance(answer, bool) else None
 
     def field(self, name: str) -> int | None:
-        """Of nvmlDeviceGetFieldValues: the one value that was asked for, if NVML has it."""
-        found = self.get(f"field.NVML_FI_DEV_{name}")
-        if isinstance(found, list) and found and found[0].get("nvmlReturn") == 0:
-            value = found[0]["value"]
-            # Unions: the widest reading of a value that was written narrower has the same low bytes.
-            return int(value["ullVal"] if found[0].get("valueType") in (2, 3, 4) else value["uiVal"])
+        """The value of NVML_FI_DEV_`name`, queried by nvmlDeviceGetFieldValues; None if NVML has none."""
+        answer = self.get(f"field.NVML_FI_DEV_{name}")
+        if isinstance(answer, list) and answer and answer[0].get("nvmlReturn") == 0:
+            value = answer[0]["value"]
+            # A union: the widest member of a value that was written narrower has the same low bytes.
+            return int(value["ullVal"] if answer[0].get("valueType") in (2, 3, 4) else value["uiVal"])
         return None
 
     def why(self, name: str) -> str:
-        """Why there is no answer, as NVML names it."""
-        found = self.raw.get(name)
-        if isinstance(found, dict) and "error" in found:
-            return str(found["error"]).removeprefix("NVMLError_")
-        return "not asked" if found is None else str(found)
+        """NVML's name of the error that a query ended with."""
+        answer = self.raw.get(name)
+        if isinstance(answer, dict) and "error" in answer:
+            return str(answer["error"]).removeprefix("NVMLError_")
+        return "not asked" if answer is None else str(answer)
 
     @property
     def lost(self) -> str | None:
-        """The error that says that this GPU is gone; None while it answers."""
+        """The error by which NVML reports that this GPU is gone; None while it answers."""
         for name in ("Name", "UUID", "MemoryInfo"):
             if self.why(name) in GONE:
                 return self.why(name)
-        # Whatever the error is called: a card without its power cable, an interrupt that does not come.
+        # Other errors, such as a missing power cable or interrupt, count if neither name nor UUID is known.
         return self.why("UUID") if self.get("Name") is None and self.get("UUID") is None else None
 
     @property
     def forbidden(self) -> bool:
-        """A scheduler gave it to somebody else: it is counted, and may not be asked."""
+        """True if the scheduler gave this GPU to another job: NVML counts it but refuses queries."""
         return self.why("UUID") == "NoPermission"
 
     @property
@@ -162,12 +167,12 @@ GONE = {"GpuIsLost", "ResetRequired", "NoData", "Unknown", "GpuNotFound"}
 
 
 def read_course(lines: Sequence[Any]) -> tuple[Sample, ...]:
-    """Every line of telemetry.jsonl, already parsed."""
+    """Decode the parsed lines of telemetry.jsonl."""
     return tuple(from_json(Sample, line) for line in lines)
 
 
 def checked_figures(readings: Sequence[Reading]) -> None:
-    """DecodeError where a figure holds what no clock can say."""
+    """Raise DecodeError if a figure has no samples, or a time or an amount of work that is not positive."""
     for reading in readings:
         for raw in reading.data.get("figures", ()) if reading.reason is None else ():
             figure = from_json(Figure, raw)

@@ -1,4 +1,8 @@
-"""One answer of one check: the verdict, the number, what was expected and by whose word, what to do."""
+"""The answers of a node check: `Question` makes a `Finding`; `overall` and `worst` sum up many of them.
+
+A finding holds the verdict, what was measured or read, what was expected and on which authority, and what to
+do about it. Pure: no I/O, no torch.
+"""
 
 from __future__ import annotations
 
@@ -13,39 +17,99 @@ NAGIOS: dict[Verdict, int] = {"pass": 0, "warn": 1, "fail": 2, "not-run": 3}  # 
 VERDICTS: tuple[Verdict, ...] = ("fail", "not-run", "warn", "pass")  # the worst first
 
 
+def verdict_of(*, fail: object, warn: object = False) -> Verdict:
+    """Return "fail" if `fail` is true, else "warn" if `warn` is true, else "pass"."""
+    return "fail" if fail else "warn" if warn else "pass"
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """One answer of one check about one subject, as results.json holds it."""
+
     check: str
     subject: str  # "GPU 5 matmul-bf16", "the node"
     verdict: Verdict
     found: str  # in words, with the number
     expected: str  # in words, with the limit
     basis: Basis
-    source: str  # who says so: a page, a bundle, a rule of NVIDIA's
-    advice: str = ""  # what to do; empty where nothing is to be done
-    gpu: int | None = None  # its index here; None: the node as a whole
-    figure: str | None = None  # of which measured figure, where it is one
+    source: str  # origin of the expectation: a page, a bundle, a rule of NVIDIA's
+    advice: str = ""  # what to do; empty for a pass
+    gpu: int | None = None  # index on this node; None: the node as a whole
+    figure: str | None = None  # name of the measured figure, if a figure was judged
     value: float | None = None
-    reference: float | None = None  # what the value was held against, in the same unit
+    reference: float | None = None  # what the value was compared with, in the same unit
     unit: str | None = None
-    counts: bool = True  # false: not-run because this machine has no such thing, or it would need root
+    counts: bool = True  # False: not-run because this machine has no such thing, or reading it needs root
 
     @property
     def line(self) -> str:
-        """As all that is said of it: with what was expected, where a number alone says nothing."""
+        """The finding as one line; the expectation is added where a bare number would say nothing."""
         bare = self.verdict in ("warn", "fail") and self.value is not None and "%" not in self.found
         return f"{self.check}: {self.subject}: {self.found}{f', expected {self.expected}' if bare else ''}"
 
     @property
     def share(self) -> float | None:
-        """The value over what it was held against."""
+        """The value divided by its reference; None if either is missing."""
         if self.value is None or not self.reference:
             return None
         return self.value / self.reference
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a check asks about one subject; its methods make the findings that answer it."""
+
+    check: str
+    subject: str = "the node"
+    gpu: int | None = None
+    figure: str | None = None
+    unit: str | None = None
+
+    @classmethod
+    def of_gpu(cls, check: str, index: int, detail: str = "") -> Question:
+        """A question about one GPU, or about one detail of it, such as its power limit."""
+        return cls(check, f"GPU {index} {detail}".rstrip(), index)
+
+    def judged(
+        self,
+        verdict: Verdict,
+        found: str,
+        *,
+        expected: str,
+        source: str,
+        basis: Basis = "rule",
+        advice: str = "",
+        value: float | None = None,
+        reference: float | None = None,
+        counts: bool = True,
+    ) -> Finding:
+        """Make the finding for an answer that was read. The advice is dropped if the verdict is a pass."""
+        return Finding(
+            check=self.check,
+            subject=self.subject,
+            verdict=verdict,
+            found=found,
+            expected=expected,
+            basis=basis,
+            source=source,
+            advice=advice if verdict != "pass" else "",
+            gpu=self.gpu,
+            figure=self.figure,
+            value=value,
+            reference=reference,
+            unit=self.unit,
+            counts=counts,
+        )
+
+    def unread(self, reason: str, *, counts: bool = True, advice: str = "") -> Finding:
+        """Make a not-run finding; `counts`: the missing answer keeps the node from passing."""
+        return self.judged(
+            "not-run", reason, expected="an answer", source="bench", advice=advice, counts=counts
+        )
+
+
 def overall(findings: Sequence[Finding]) -> Verdict:
-    """The worst that counts. What was not run is no pass, and nothing at all is not-run."""
+    """The worst verdict among the findings that count; not-run unless something passed or failed."""
     counted = [f.verdict for f in findings if f.counts]
     if not any(verdict == "pass" for verdict in counted) and "fail" not in counted:
         return "not-run"
@@ -53,10 +117,10 @@ def overall(findings: Sequence[Finding]) -> Verdict:
 
 
 def worst(findings: Iterable[Finding]) -> Finding | None:
-    """The first of the gravest kind: what one line has room for.
+    """The single most serious finding, for one-line summaries; None if there is no finding.
 
-    What is wrong goes before what is slow, which may follow from it: a guest, a link that is down, an error.
-    A shortfall goes before a smaller one.
+    Among findings of one verdict, faults (a foreign process, a link that is down, an error) go before slow
+    figures, which may follow from them; a larger shortfall goes before a smaller one.
     """
     return min(findings, key=_gravity, default=None)
 
@@ -70,7 +134,7 @@ _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def quantity(value: float, unit: str) -> str:
-    """741 TFLOP/s, 4.28 TB/s, 55.5 GB/s, 12 °C: three figures and a prefix."""
+    """Format with three significant figures and a prefix: 741 TFLOP/s, 4.28 TB/s, 55.5 GB/s, 12 °C."""
     if not unit.startswith(("FLOP/s", "B/s")):
         return f"{value:.4g} {unit}"
     for scale, prefix in _PREFIXES:

@@ -1,4 +1,4 @@
-"""What a node is held against: the profile of its GPUs, what its owner expects, its own past."""
+"""The standards a node is judged by: the profile of its GPUs, its owner's expectations, its own past."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.records.trial import Gpu
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a good card reaches, by whose word, and how much less is still good."""
+    """The value that a good card reaches, its source, and the tolerated shortfall."""
 
     value: float
     unit: Literal["FLOP/s", "B/s"]
@@ -26,27 +26,27 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One kind of GPU in one form."""
+    """The properties and reference figures of one GPU model in one form factor."""
 
     name: str
     gpus: tuple[str, ...]  # as the driver spells them
     form_factor: str
-    sources: tuple[str, ...]  # of what is not a figure
+    sources: tuple[str, ...]  # of the properties; each figure has its own
     figures: Mapping[str, Reference]
     pcie_generation: int | None = None
     pcie_width: int | None = None
-    nvlinks: int | None = None  # None: it has none, or it depends on the bridge
+    nvlinks: int | None = None  # None: no NVLink, or the number depends on the bridge
     ecc: bool = True
     power_watts: int | None = None  # the card's own limit
 
 
 @dataclass(frozen=True, slots=True)
-class Expect:
-    """What the owner of the node says of it, in the manifest."""
+class Expectations:
+    """The manifest's "expect": properties that the owner requires of the node."""
 
     gpus: int | None = None
     gpu: str | None = None
-    driver: str | None = None  # a beginning: "580." takes every 580
+    driver: str | None = None  # a prefix: "580." accepts every 580
     vbios: str | None = None
     persistence: bool | None = None
     power_watts: int | None = None
@@ -59,7 +59,7 @@ class Expect:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What one GPU showed in earlier checks, the newest last."""
+    """The figures of one GPU in earlier checks, the newest last."""
 
     runs: tuple[str, ...]
     figures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -68,8 +68,10 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Standards:
+    """Everything that the readings of one node are compared with."""
+
     profile: Profile | None
-    expect: Expect = field(default_factory=Expect)
+    expect: Expectations = field(default_factory=Expectations)
     history: Mapping[str, Past] = field(default_factory=dict)  # by GPU UUID
 
 
@@ -81,11 +83,11 @@ def profiles() -> tuple[Profile, ...]:
 
 
 def profile_of(gpu: str) -> Profile | None:
-    """By the driver's name of the GPU, whole: an H100 PCIe is no H100."""
+    """The profile for the driver's full name of a GPU: an H100 PCIe has another profile than an H100 SXM."""
     return next((p for p in profiles() if gpu in p.gpus), None)
 
 
 def profile_for(gpus: Sequence[Gpu]) -> Profile | None:
-    """Of those that answer, if all are of one kind: of two kinds neither is held against the other's."""
-    kinds = {gpu.name for gpu in gpus if gpu.memory_bytes}
-    return profile_of(kinds.pop()) if len(kinds) == 1 else None
+    """The profile of the GPUs that answer; None if they are of several models."""
+    models = {gpu.name for gpu in gpus if gpu.memory_bytes}
+    return profile_of(models.pop()) if len(models) == 1 else None

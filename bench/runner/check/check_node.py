@@ -23,9 +23,10 @@ from bench.base.paths import making_folders
 from bench.base.signals import interruptible, uninterruptible
 from bench.base.strict_json import pretty_json, to_json
 from bench.bundle.pack import pack
-from bench.node_check.check_manifest import LevelBudget
+from bench.node_check.all_checks import known_checks
+from bench.node_check.check_manifest import DepthBudget
 from bench.node_check.check_results import CheckResults, readings_bytes, results_of
-from bench.node_check.checks import Check, CheckBudget, known_checks
+from bench.node_check.checks import Check, CheckBudget
 from bench.node_check.judging.evidence import AFTER, BEFORE, IDLE, Answers, Evidence, Reading, read_course
 from bench.node_check.judging.standards import Standards, profile_for
 from bench.records.run_results import RunFacts
@@ -96,7 +97,7 @@ class CheckRun:
         self.request = request
         self.folder = folder
         self.view = view
-        self.budget: LevelBudget = request.manifest.pains(request.level)
+        self.budget: DepthBudget = request.manifest.budget(request.level)
         self.readings: dict[str, Reading] = {}
         self.gpus: tuple[Gpu, ...] = ()
         self.driver: str | None = None

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.base.strict_json import to_json
-from bench.node_check.checks import known_checks
+from bench.node_check.all_checks import known_checks
 from bench.records.trial import Crashed
 from bench.runner.check.request import AnyCheckJob, CheckJob, IdleJob, InventoryJob, check_job_from_json
 from bench.runner.machine import nvml

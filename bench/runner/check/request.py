@@ -10,7 +10,7 @@ from typing import Any, Literal
 from bench.base.strict_json import union_from_json
 from bench.node_check.check_manifest import CheckManifest
 from bench.node_check.checks import CheckBudget
-from bench.node_check.judging import Level
+from bench.node_check.judging import Depth
 from bench.node_check.judging.standards import Past
 
 
@@ -19,7 +19,7 @@ class CheckRequest:
     """A manifest with the options of `bench check`."""
 
     manifest: CheckManifest
-    level: Level
+    level: Depth
     out: Path
     device: Literal["cpu", "cuda"]
     skip: tuple[str, ...]
