@@ -129,7 +129,7 @@ def test_a_file_that_grows_while_it_is_packed_is_no_bundle(
 
 @pytest.mark.parametrize("name", ["statement.json", "sbom.exe", "logs/a.bin", "logs/a/b.txt", "Results.json"])
 def test_only_the_files_of_a_bundle_are_packed(tmp_path: Path, name: str) -> None:
-    with pytest.raises(BadInput, match="is no file of a bundle"):
+    with pytest.raises(BadInput, match="is not a file of a bundle"):
         packed(tmp_path / "b.tar", {**FILES, name: b""})
 
 

@@ -24,7 +24,7 @@ from bench.training.methods import (
     refusal,
 )
 from bench.training.models import Counted, Flops, Model, Parts, known_models
-from bench.training.setting import Setting, in_group
+from bench.training.setting import GROUPS, Setting, in_group
 from tests.targets import CPU, FOUR_H200, H200, RTX_3090, V100
 
 
@@ -357,7 +357,7 @@ def test_a_free_lunch_has_every_method_that_costs_nothing_there(beside: Setting)
             continue
         lunch = free_lunch(model, H200, beside)
         for name, method in known_methods().items():
-            if method.free_lunch and method.group is None and not method.refuse(model, H200):
+            if method.free_lunch and name not in GROUPS and not method.refuse(model, H200):
                 assert name in lunch or conflict(ordered([name, *lunch])), model.name
     assert "rotary" not in free_lunch(known_models()["roberta-large"], H200)
 

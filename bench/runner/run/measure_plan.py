@@ -66,7 +66,7 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
         return {gpu.index: held for gpu, held in zip(ours, meter.used_bytes(), strict=False)}
 
     before = used()
-    progress.start(run.id, run.plan, run.believed, deadline)
+    progress.start(run.id, run.plan, run.plausible_outcomes, deadline)
     tell_of_others(before, progress.say)
 
     def tick(event: dict[str, Any] | None) -> None:
@@ -90,7 +90,7 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
                     break
                 settle(used, before, progress.say)
                 _measure_trial(run, supervisor, progress, trial, Path(scratch), deadline)
-            while run.manifest.prove and (trial := unproven(run.plan, run.believed, run.proofs)):
+            while run.manifest.prove and (trial := unproven(run.plan, run.plausible_outcomes, run.proofs)):
                 if _spent(deadline):
                     spent = f"the budget of {budget_seconds or 0:.0f} s is spent before all was proven"
                     stopped = stopped or spent
@@ -111,9 +111,9 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
 
 def _next(run: Run, deadline: float | None) -> Trial | None:
     """What is open; once nothing is, and as long as there is time, what decides between finalists."""
-    if trial := next_trial(run.plan, run.believed):
+    if trial := next_trial(run.plan, run.plausible_outcomes):
         return trial
-    last = finalist(run.plan, run.believed, run.again)
+    last = finalist(run.plan, run.plausible_outcomes, run.again)
     return None if _spent(deadline) else last  # to choose it takes time, too
 
 
@@ -199,7 +199,7 @@ def _dismiss(run: Run, supervisor: Supervisor, progress: Progress, why: str | No
 
 
 def what_is_open(run: Run) -> str:
-    decided, total, what = tally(run.plan, run.believed)
+    decided, total, what = tally(run.plan, run.plausible_outcomes)
     return f"{total - decided} of {total} {what} undecided"
 
 

@@ -46,7 +46,8 @@ class Run:
         self.journal = journal
         self.folder = folder
         self.outcomes: dict[str, Outcome] = {}
-        self.believed: dict[str, Outcome] = {}  # the same for who searches: what cannot be true is no time
+        # For the search, in which an implausible time counts as a failure.
+        self.plausible_outcomes: dict[str, Outcome] = {}
         self.again: set[str] = set()  # trials that were tried a second time, longer
         self.earlier: dict[str, Measured] = {}  # of those measured twice, what the first process said
         self.ceilings: tuple[Ceiling, ...] = ()
@@ -104,7 +105,7 @@ class Run:
                 self.earlier[trial] = before
         if isinstance(outcome, Measured) or trial not in self.outcomes:
             self.outcomes[trial] = outcome
-            self.believed[trial] = outcome if self._is_plausible(trial, outcome) else IMPLAUSIBLE
+            self.plausible_outcomes[trial] = outcome if self._is_plausible(trial, outcome) else IMPLAUSIBLE
 
     def _is_plausible(self, identity: str, outcome: Outcome) -> bool:
         trials = (trial for cell in self.plan.cells for trial in cell.trials)
@@ -143,7 +144,9 @@ class Run:
             trials=trials,
             skipped=self.plan.skipped,
             winners=tuple(
-                fastest_with_confidence(model.name, trials, undecided(self.plan, self.believed, model.name))
+                fastest_with_confidence(
+                    model.name, trials, undecided(self.plan, self.plausible_outcomes, model.name)
+                )
                 for model in self.manifest.models
             ),
         )
