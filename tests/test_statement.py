@@ -109,7 +109,7 @@ DEEP = "[" * 500 + "]" * 500
         ],
         (altered(predicate__run_id="../x"), "not a run id"),
         (altered(predicate__run_id="\x1b[2J"), "not a run id"),
-        (altered(predicate__started_at="2026-12-03 10:00:00"), "no time in UTC"),
+        (altered(predicate__started_at="2026-12-03 10:00:00"), "not a time in UTC"),
         (altered(predicate__manifest_sha256="b" * 64), "not the digest of manifest.json"),
         (altered(predicate__node=[]), "/node: expected an object"),
     ],
