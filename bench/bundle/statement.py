@@ -22,7 +22,6 @@ _PREDICATE_URN = "urn:uuid:96ed7b46-ed52-4e43-99b8-c7ff1d48d57f#"
 # The first version: one signature, by a key without a certificate. Read, and no longer written.
 FIRST: Literal["bench/run/v1"] = "bench/run/v1"
 PREDICATE_SCHEMA: Literal["bench/run/v2"] = "bench/run/v2"
-PREDICATE_TYPE = _PREDICATE_URN + PREDICATE_SCHEMA
 Level = Literal["self", "operator"]
 
 _SUBJECT = re.compile(r"[a-z0-9._/-]{1,100}")

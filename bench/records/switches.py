@@ -9,41 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-_RECORDED = (
-    "TORCH",
-    "PYTORCH_",
-    "TRITON_",
-    "CUDA_",
-    "CUBLAS",
-    "CUDNN_",
-    "NVIDIA_TF32",
-    "NCCL_",
-    "GLOO_",
-    "OMP_",
-    "KMP_",
-    "GOMP_",
-    "MKL_",
-    "OPENBLAS_",
-    "DS_",
-    "MALLOC_",
-    "LD_PRELOAD",
+_RECORDED = re.compile(
+    "TORCH|PYTORCH_|TRITON_|CUDA_|CUBLAS|CUDNN_|NVIDIA_TF32|NCCL_|GLOO_|OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|DS_|"
+    "MALLOC_|LD_PRELOAD"
 )
 _PLACE = re.compile(r"TORCHELASTIC_.*|.*_(DIR|DIRECTORY|HOME|PATH|ROOT|DEBUG_FILE|HOSTID|COMM_ID|LOGS?)")
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # recorded as the UUIDs of the GPUs instead
-# Prefixes of variables that change arithmetic, compiled code or memory. The others say how this node is wired
-# and threaded, which may differ between nodes that are compared.
-_DECIDING = (
-    "TORCHINDUCTOR_",
-    "TORCHDYNAMO_",
-    "TORCH_COMPILE",
-    "TORCH_ALLOW_TF32",
-    "TORCH_BLAS",
-    "PYTORCH_",
-    "TRITON_",
-    "CUDA_LAUNCH",
-    "CUBLAS",
-    "CUDNN_",
-    "NVIDIA_TF32",
+# Variables that change arithmetic, compiled code or memory. The others say how this node is wired and
+# threaded, which may differ between nodes that are compared.
+_DECIDING = re.compile(
+    "TORCHINDUCTOR_|TORCHDYNAMO_|TORCH_COMPILE|TORCH_ALLOW_TF32|TORCH_BLAS|PYTORCH_|TRITON_|CUDA_LAUNCH|CUBLAS|"
+    "CUDNN_|NVIDIA_TF32"
 )
 _MAX_CHARACTERS = 200
 NOT_SET = "not set"
@@ -55,7 +31,7 @@ def kept(environment: Mapping[str, str]) -> Switches:
     return {
         name: _recorded_value(value)
         for name, value in sorted(environment.items())
-        if name.startswith(_RECORDED) and not _PLACE.fullmatch(name) and name != VISIBLE
+        if _RECORDED.match(name) and not _PLACE.fullmatch(name) and name != VISIBLE
     }
 
 
@@ -67,12 +43,12 @@ def _recorded_value(value: str) -> str:
 
 def deciding(switches: Switches) -> Switches:
     """The switches that must be equal for two runs to measure the same."""
-    return {name: value for name, value in switches.items() if name.startswith(_DECIDING)}
+    return {name: value for name, value in switches.items() if _DECIDING.match(name)}
 
 
 def others(switches: Switches) -> Switches:
     """The switches that may differ between runs that are compared."""
-    return {name: value for name, value in switches.items() if not name.startswith(_DECIDING)}
+    return {name: value for name, value in switches.items() if not _DECIDING.match(name)}
 
 
 def in_words(switches: Switches) -> str:

@@ -133,7 +133,7 @@ def outcome_line(result: TrialResult, unit: str) -> str:
 def image_text(image: Image | None) -> str:
     """The image's variant and identity, which reproducing the environment takes."""
     if image is None:
-        return "none: nobody can rebuild this environment from the bundle"
+        return "none: the environment cannot be rebuilt from the bundle"
     if image.config is None:
         return f"{image.variant}, of unknown identity (bench run --engine tells it): not reproducible"
     return f"{image.variant} {image.config}"
