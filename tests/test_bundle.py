@@ -265,8 +265,8 @@ def test_a_large_member_is_hashed_in_little_memory(tmp_path: Path) -> None:
         (b"", "ends too early"),
         (b"\x1f\x8b\x08" + bytes(1000), "is compressed by gzip"),
         (b"PK\x03\x04" + bytes(1000), "is compressed by zip"),
-        (b"\x7fELF" + bytes(2000), "is no bundle"),
-        (b"\xff" * 5000, "is no bundle"),
+        (b"\x7fELF" + bytes(2000), "is not a bundle"),
+        (b"\xff" * 5000, "is not a bundle"),
     ],
 )
 def test_what_is_no_tar_is_refused(data: bytes, why: str) -> None:

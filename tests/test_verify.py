@@ -291,7 +291,7 @@ def test_a_file_that_is_no_bundle_fails_verification(path: Path) -> None:
         whole[:-1]: "truncated|follows the end",
         whole[: len(whole) // 2]: "truncated",
         gzip.compress(whole): "is compressed by gzip; .* decompress it first",
-        random.Random(0).randbytes(5000): "is no bundle",
+        random.Random(0).randbytes(5000): "is not a bundle",
         whole * 2: "follows the end",
     }.items():
         path.write_bytes(data)

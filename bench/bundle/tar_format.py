@@ -165,7 +165,7 @@ class Bundle:
     def _exactly(self, count: int) -> bytes:
         data = self._file.read(count)
         if len(data) != count:
-            raise VerificationFailed("the file ends too early: it is truncated, or no bundle")
+            raise VerificationFailed("the file ends too early: it is truncated, or not a bundle")
         return data
 
     def _walk(self) -> Iterator[Member]:
@@ -205,7 +205,7 @@ def _header_fault(block: bytes, name: str) -> str:
     if packer := _COMPRESSED.get(block[:2]):
         return f"is compressed by {packer}; a bundle is a plain tar: decompress it first"
     if block[257:262] != b"ustar":
-        return "is no bundle, or a damaged one"
+        return "is not a bundle, or a damaged one"
     if kind := _FOREIGN.get(block[156:157]):
         return f"holds {kind}; a bundle holds regular files only"
     if not _NAME.fullmatch(name):
@@ -215,7 +215,7 @@ def _header_fault(block: bytes, name: str) -> str:
 
 @contextmanager
 def open_bundle(path: Path) -> Iterator[Bundle]:
-    """The bundle at this path. BadInput if there is no file, VerificationFailed if it is no bundle.
+    """The bundle at this path. BadInput if there is no file, VerificationFailed if it is not a bundle.
 
     A VerificationFailed raised while it is open gets the path in front of its `where`.
     """

@@ -76,7 +76,7 @@ C_co = TypeVar("C_co", bound=Contents, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Verdict(Generic[C_co]):
-    """What is proven of a valid bundle. An invalid bundle raises VerificationFailed instead."""
+    """The facts proven of a valid bundle. An invalid bundle raises VerificationFailed instead."""
 
     path: str
     files: int

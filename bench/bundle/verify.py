@@ -116,7 +116,7 @@ Recompute = Callable[[Files], C]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What the signatures show, before the statement is parsed."""
+    """The signer of a bundle and who vouches for it, known before the statement is parsed."""
 
     signed: Signed
     receipt: Receipt | None
