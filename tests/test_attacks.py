@@ -136,7 +136,7 @@ def test_added_file(path: Path) -> None:
 
 def test_removed_file(path: Path) -> None:
     write_bundle(path, {n: d for n, d in contents(path).items() if not n.startswith("logs/")})
-    refused(path, r"logs/0123456789abcdef\.txt: the statement lists it, the bundle lacks it")
+    refused(path, r"logs/0123456789abcdef\.txt: is in the statement, but missing in the bundle")
 
 
 def test_renamed_file(path: Path) -> None:
@@ -149,7 +149,7 @@ def test_renamed_file(path: Path) -> None:
 def test_signed_file_that_has_no_place_in_a_bundle(path: Path) -> None:
     """Even the key's owner cannot give meaning to a file that this version does not know."""
     resign(path, files={**FILES, "run.sh": b"#!/bin/sh\n"})
-    refused(path, r"run\.sh is no file of a bundle")
+    refused(path, r"run\.sh is not a file of a bundle")
 
 
 # --- the container --------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_level_that_nothing_proves(path: Path, level: str) -> None:
 def test_level_operator_without_an_operator(path: Path) -> None:
     data = contents(path)[STATEMENT]
     write_bundle(path, {**FILES, **signatures(data, RUN_KEY)})
-    refused(path, "says level operator, its certificate does not", trust=None)
+    refused(path, "says level operator, but has no certificate", trust=None)
 
 
 def test_statement_under_the_old_signature(path: Path) -> None:
@@ -901,7 +901,7 @@ def test_not_valid_yet(path: Path) -> None:
 def test_received_after_it_expired(path: Path, at: int) -> None:
     certified(path)
     countersign(path, receipt_for(path, received_at=at))
-    refused(path, "was received when the run's certificate had expired")
+    refused(path, "was received at a time when the run's certificate had expired")
 
 
 def test_expired_authority(path: Path) -> None:
@@ -1046,7 +1046,7 @@ def test_receipt_that_contradicts_itself(path: Path, challenged: int, received_a
 
 def test_receipt_of_a_time_that_does_not_come(path: Path) -> None:
     countersign(path, receipt_for(path, received_at=2**53))
-    refused(path, "was received when the run's certificate had expired", trust=None)
+    refused(path, "was received at a time when the run's certificate had expired", trust=None)
 
 
 def test_certificate_that_is_valid_for_ever(path: Path) -> None:
@@ -1061,7 +1061,7 @@ def test_token_that_signs_a_bundle(path: Path) -> None:
     token = Token()
     signed = token.sign_wire(_signed_data(contents(path)[STATEMENT], BUNDLE_NAMESPACE))
     change(path, **{"statement__json__sig": _armor(token.public.blob, BUNDLE_NAMESPACE, signed)})
-    refused(path, "the signature is by a token", trust=None)
+    refused(path, "the signature is by a hardware token", trust=None)
 
 
 def test_receipt_that_was_edited(path: Path) -> None:
@@ -1086,7 +1086,7 @@ def test_receipt_on_a_bundle_that_nobody_certified(path: Path) -> None:
     ("found", "written", "why"),
     [
         (b"bench/receipt/v1", b"bench/receipt/v2", "knows only v1"),
-        (b'"received_at":1800003600', b'"received_at":18e8', "is no receipt of bench"),
+        (b'"received_at":1800003600', b'"received_at":18e8', "is not a receipt of bench"),
         (b'"received_at":1800003600', b'"received_at":1800003600,"received_at":1800000001', "twice"),
         (b'{"cert', b'{ "cert', "canonical form"),
         (b'"run_id":"7f3a2c"', b'"run_id":"../../x"', "no run id"),

@@ -129,7 +129,7 @@ def test_a_file_that_grows_while_it_is_packed_is_no_bundle(
 
 @pytest.mark.parametrize("name", ["statement.json", "sbom.exe", "logs/a.bin", "logs/a/b.txt", "Results.json"])
 def test_only_the_files_of_a_bundle_are_packed(tmp_path: Path, name: str) -> None:
-    with pytest.raises(BadInput, match="is no file of a bundle"):
+    with pytest.raises(BadInput, match="is not a file of a bundle"):
         packed(tmp_path / "b.tar", {**FILES, name: b""})
 
 
@@ -265,8 +265,8 @@ def test_a_large_member_is_hashed_in_little_memory(tmp_path: Path) -> None:
         (b"", "ends too early"),
         (b"\x1f\x8b\x08" + bytes(1000), "is compressed by gzip"),
         (b"PK\x03\x04" + bytes(1000), "is compressed by zip"),
-        (b"\x7fELF" + bytes(2000), "is no bundle"),
-        (b"\xff" * 5000, "is no bundle"),
+        (b"\x7fELF" + bytes(2000), "is not a bundle"),
+        (b"\xff" * 5000, "is not a bundle"),
     ],
 )
 def test_what_is_no_tar_is_refused(data: bytes, why: str) -> None:

@@ -86,4 +86,4 @@ def test_it_is_left_to_formulas_where_there_are_some_and_to_nobody_where_nothing
 ) -> None:
     other = replace(PLAIN, **change)  # type: ignore[arg-type]
     learnt = {trial(PLAIN, 1).id: FULL}
-    assert LearntMemory([PLAIN], learnt, MEMORY)(other, other.trials[0]) == "yes"
+    assert LearntMemory(TriedTrials([PLAIN], learnt), MEMORY)(other, other.trials[0]) == "yes"

@@ -99,14 +99,17 @@ DEEP = "[" * 500 + "]" * 500
         (altered(predicate__schema="bench/run/v1"), "predicateType is .*v2'; .* knows only .*v1"),
         (altered(predicate__level="operator"), "the nonce of a challenge belong together"),
         (altered(predicate__nonce="5e" * 32), "the nonce of a challenge belong together"),
-        (altered(predicate__level="operator", predicate__nonce="5E" * 32), "its nonce is none"),
+        (
+            altered(predicate__level="operator", predicate__nonce="5E" * 32),
+            "its nonce does not have the form",
+        ),
         *[
             (altered(predicate__level=level), f"'{level}' is none of 'self', 'operator'")
             for level in ("reproduced", "gpu-attested", "root")
         ],
-        (altered(predicate__run_id="../x"), "no run id"),
-        (altered(predicate__run_id="\x1b[2J"), "no run id"),
-        (altered(predicate__started_at="2026-12-03 10:00:00"), "no time in UTC"),
+        (altered(predicate__run_id="../x"), "not a run id"),
+        (altered(predicate__run_id="\x1b[2J"), "not a run id"),
+        (altered(predicate__started_at="2026-12-03 10:00:00"), "not a time in UTC"),
         (altered(predicate__manifest_sha256="b" * 64), "not the digest of manifest.json"),
         (altered(predicate__node=[]), "/node: expected an object"),
     ],

@@ -55,7 +55,7 @@ def test_a_valid_bundle_without_trust(path: Path) -> None:
     assert verdict.to_lines() == [
         "valid      7 files, 1,234 samples; every summary recomputed and equal",
         f"signed     run 7f3a2c by {PUBLIC.fingerprint}",
-        "doubt      no list of trusted keys was given or kept",
+        "doubt      not trusted: no list of trusted keys is given or kept",
         f"           {TO_TRUST}",
         "level      self: integrity is proven; origin, freshness and the node's honesty are not",
     ]
@@ -73,7 +73,7 @@ def test_a_valid_bundle_without_trust(path: Path) -> None:
         "certified_until": None,
         "trusted": False,
         "trusted_by": None,
-        "doubt": "no list of trusted keys was given or kept",
+        "doubt": "not trusted: no list of trusted keys is given or kept",
         "level": "self",
         "level_claimed": "self",
         "nonce": None,
@@ -102,7 +102,7 @@ def test_a_received_bundle_by_a_trusted_operator(path: Path) -> None:
     assert verdict.to_lines()[1:] == [
         "signed     run 7f3a2c by a key made for it",
         f"certified  by {by}, trusted by trusted",
-        "received   and countersigned by it on 2027-01-15T09:00:00Z, 60 min after its challenge",
+        "received   and countersigned by the same key on 2027-01-15T09:00:00Z, 60 min after its challenge",
         "level      operator: integrity, origin and freshness are proven; the node's honesty is not",
     ]
 
@@ -291,7 +291,7 @@ def test_a_file_that_is_no_bundle_fails_verification(path: Path) -> None:
         whole[:-1]: "truncated|follows the end",
         whole[: len(whole) // 2]: "truncated",
         gzip.compress(whole): "is compressed by gzip; .* decompress it first",
-        random.Random(0).randbytes(5000): "is no bundle",
+        random.Random(0).randbytes(5000): "is not a bundle",
         whole * 2: "follows the end",
     }.items():
         path.write_bytes(data)

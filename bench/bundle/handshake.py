@@ -1,4 +1,4 @@
-"""What operator and node say to each other around a run, as plain documents. No files, no clocks here.
+"""The documents that operator and node exchange around a run. Pure: no files, no clock.
 
 operator              node
 challenge.json   ->                   a fresh nonce for one run of one manifest
@@ -25,7 +25,7 @@ REQUEST_NAMESPACE = "bench-request@v1"
 RECEIPT_NAMESPACE = "bench-receipt@v1"
 NAMESPACE_OPTION = "bench-namespace@v1"
 NONCE_OPTION = "bench-nonce@v1"
-# How much longer than between challenge and receipt a run may claim to have lasted: clocks drift a little.
+# Seconds by which a run's own times may exceed the time from challenge to receipt: clocks drift.
 DRIFT_SECONDS = 60
 
 T = TypeVar("T", "Challenge", "CertificateRequest", "Receipt")
@@ -33,24 +33,24 @@ T = TypeVar("T", "Challenge", "CertificateRequest", "Receipt")
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """The operator asks for one run of one manifest."""
+    """The operator's request for one run of one manifest."""
 
     run_id: str
     nonce: str
     manifest_sha256: str
-    issued_at: int  # unix seconds, by the operator's clock like all times below
+    issued_at: int  # unix seconds by the operator's clock, like all times below
     schema: Literal["bench/challenge/v1"] = "bench/challenge/v1"
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateRequest:
-    """The node asks for its key to be certified, and shows with a signature that it has it."""
+    """The node's request to certify its key, with a signature that proves possession of the key."""
 
     run_id: str
     nonce: str
     key: str
     schema: Literal["bench/request/v1"] = "bench/request/v1"
-    signature: str = ""  # SSHSIG by the key, over this document without it
+    signature: str = ""  # SSHSIG by the key, over this document without this field
 
     def signed_part(self) -> bytes:
         return canonical_json({k: v for k, v in to_json(self).items() if k != "signature"})
@@ -58,7 +58,7 @@ class CertificateRequest:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """Where the ledger says so, for whoever audits the operator."""
+    """The line of the operator's ledger about a receipt, for an audit of the operator."""
 
     number: int
     sha256: str
@@ -66,13 +66,13 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The operator has received this bundle, and no other for this nonce."""
+    """The operator's statement that it received this bundle, and no other for the same nonce."""
 
     run_id: str
     nonce: str
     statement_sha256: str
     certificate_sha256: str
-    challenged_at: int  # for the first time, if this run was challenged again after its node was lost
+    challenged_at: int  # the first time, if the run was challenged again after its node was lost
     received_at: int
     ledger: LedgerEntry
     schema: Literal["bench/receipt/v1"] = "bench/receipt/v1"
@@ -86,14 +86,14 @@ def write(document: Challenge | CertificateRequest | Receipt) -> bytes:
 
 
 def read(kind: type[T], data: bytes) -> T:
-    """The document in these bytes, if they are what write() makes of it."""
+    """The document in these bytes; VerificationFailed unless write() would make the same bytes."""
     name = _NAMES[kind]
     try:
         value = strict_loads(data)
         _check_schema(name, value)
         document = from_json(kind, value)
     except DecodeError as error:
-        raise VerificationFailed(f"is no {name} of bench: {error}") from None
+        raise VerificationFailed(f"is not a {name} of bench: {error}") from None
     if write(document) != data:
         raise VerificationFailed(f"the {name} is not in its canonical form")
     if not is_run_id(document.run_id) or not is_nonce(document.nonce):
@@ -102,9 +102,9 @@ def read(kind: type[T], data: bytes) -> T:
 
 
 def _check_schema(name: str, value: Any) -> None:
-    found = value.get("schema") if isinstance(value, dict) else None
-    if isinstance(found, str) and found.startswith(f"bench/{name}/") and found != f"bench/{name}/v1":
-        raise VerificationFailed(f"is of schema {found!r:.60}; this version of bench knows only v1")
+    schema = value.get("schema") if isinstance(value, dict) else None
+    if isinstance(schema, str) and schema.startswith(f"bench/{name}/") and schema != f"bench/{name}/v1":
+        raise VerificationFailed(f"is of schema {schema!r:.60}; this version of bench knows only v1")
 
 
 # --- the node's request ---------------------------------------------------------------------------------
@@ -117,13 +117,14 @@ def make_request(challenge: Challenge, key: Signer) -> bytes:
 
 
 def check_request(data: bytes) -> tuple[CertificateRequest, PublicKey]:
+    """The request in these bytes and its key; VerificationFailed unless that key signed it."""
     request = read(CertificateRequest, data)
     try:
         key = PublicKey.from_line(request.key)
     except FormatError as error:
         raise VerificationFailed(f"the requested key {error}") from None
     if key.application is not None:
-        raise VerificationFailed("the requested key is one of a token; a run's key is made in memory")
+        raise VerificationFailed("the requested key is of a hardware token; a run's key is made in memory")
     signer = verify(request.signed_part(), request.signature.encode(), REQUEST_NAMESPACE)
     if signer.certificate is not None or signer.key != key or request.key != key.line():
         raise VerificationFailed("the request is not signed by the key that it is for")
@@ -134,7 +135,7 @@ def check_request(data: bytes) -> tuple[CertificateRequest, PublicKey]:
 
 
 def principal(run_id: str) -> str:
-    """The name under which a run's key signs; allowed_signers may say bench-run:*"""
+    """The principal under which a run's key signs; an allowed_signers file may list bench-run:*."""
     return f"bench-run:{run_id}"
 
 
@@ -143,7 +144,7 @@ def key_id(run_id: str) -> str:
 
 
 def certificate_fault(certificate: Certificate, run_id: str, nonce: str) -> str | None:
-    """Why this certificate is not for this run's bundle, or allows more than that."""
+    """Why a certificate is not for this run's bundle alone; None if it is."""
     options = {NAMESPACE_OPTION: BUNDLE_NAMESPACE, NONCE_OPTION: nonce}
     if certificate.key.application is not None:
         return "is for the key of a token"
@@ -162,7 +163,7 @@ def certificate_fault(certificate: Certificate, run_id: str, nonce: str) -> str 
 def receipt_fault(
     receipt: Receipt, run_id: str, nonce: str, statement: bytes, cert: Certificate
 ) -> str | None:
-    """Why this receipt is not for this bundle."""
+    """Why a receipt is not for this bundle; None if it is."""
     if (receipt.run_id, receipt.nonce) != (run_id, nonce):
         return f"is of run {receipt.run_id}, or of another challenge"
     if receipt.statement_sha256 != sha256(statement):

@@ -1,4 +1,8 @@
-"""Writing bundles: the one tar of these files, signed, whole or not at all."""
+"""Write bundles: sign the payload files and store them in one tar, atomically.
+
+In: files as bytes or paths, the predicate of the statement, a key. Out: a bundle on the disk; the same files
+always make the same tar.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ from bench.signing.sshsig import sign
 
 
 class StoredMember(NamedTuple):
-    """A member of another bundle, copied piece by piece."""
+    """A member of another bundle, to be copied in chunks."""
 
     bundle: Bundle
     name: str
@@ -48,7 +52,7 @@ def pack(
     key: Signer,
     certificate: Certificate | None = None,
 ) -> None:
-    """Writes the signed bundle of these payload files, given as bytes or as files on the disk."""
+    """Write the signed bundle of these payload files."""
     if fault := payload_fault(files):
         raise BadInput(fault, where=str(path))
     statement = build_statement(
@@ -58,7 +62,7 @@ def pack(
 
 
 def signatures(statement: bytes, key: Signer, certificate: Certificate | None = None) -> dict[str, bytes]:
-    """The statement and all that is made from it with the key: the same bytes, signed in two forms."""
+    """The statement, its SSH signature and DSSE envelope, and the certificate if there is one."""
     certified = {CERTIFICATE: f"{certificate.line()}\n".encode()} if certificate else {}
     return certified | {
         STATEMENT: statement,
@@ -68,7 +72,7 @@ def signatures(statement: bytes, key: Signer, certificate: Certificate | None = 
 
 
 def write_bundle(path: Path, files: Mapping[str, Source]) -> None:
-    """The tar of these files, whole or not at all: the same files always make the same bytes."""
+    """Write the tar of these files, completely or not at all."""
     try:
         with replacing(path) as temporary, temporary.open("xb") as out:
             _write_members(out, files)
@@ -115,7 +119,7 @@ def _chunks(source: Source) -> Iterator[bytes]:
 
 
 def _sync_directory(directory: Path) -> None:
-    with suppress(OSError):  # some file systems sync no directories; the bundle itself is on the disk
+    with suppress(OSError):  # some file systems cannot sync directories; the bundle itself is synced
         descriptor = os.open(directory, os.O_RDONLY)
         try:
             os.fsync(descriptor)

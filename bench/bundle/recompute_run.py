@@ -96,8 +96,8 @@ def _require_summaries(
     results: Results, trials: Mapping[str, Trial], measured: Mapping[str, ReducedTrial]
 ) -> None:
     """Refuse summaries of trials, and fastest trials, that differ from the recomputed ones."""
-    labelled: list[LabelledTrial] = [
-        (entry.id, trials[entry.id], entry.label, _end(entry, measured)) for entry in results.trials
+    labelled = [
+        LabelledTrial(trials[entry.id], entry.label, _end(entry, measured)) for entry in results.trials
     ]
     proofs = {entry.id: proof for entry in results.trials if (proof := entry.proof or entry.unproven)}
     for theirs, ours in zip(results.trials, trial_results(labelled, proofs), strict=True):

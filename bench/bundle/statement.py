@@ -1,4 +1,7 @@
-"""The in-toto statement of a bundle: which files, of which run. Written, and read in that one form only."""
+"""The in-toto statement of a bundle: the digests of its files, and the facts of its run. Pure.
+
+In and out: canonical JSON. A statement is read only if `build_statement` would write the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,11 @@ from bench.base.strict_json import DecodeError, canonical_json, from_json, stric
 from bench.records.trial import NodeFacts
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
-# in-toto asks for a URI that nobody else can mean. A random UUID is one without a host to own and keep.
+# in-toto asks for a globally unique URI. A random UUID is one, and needs no domain that must be kept.
 _PREDICATE_URN = "urn:uuid:96ed7b46-ed52-4e43-99b8-c7ff1d48d57f#"
-FIRST: Literal["bench/run/v1"] = (
-    "bench/run/v1"  # signed once, by a key that nobody certified; read, but no longer written
-)
+# The first version: one signature, by a key without a certificate. Read, and no longer written.
+FIRST: Literal["bench/run/v1"] = "bench/run/v1"
 PREDICATE_SCHEMA: Literal["bench/run/v2"] = "bench/run/v2"
-PREDICATE_TYPE = _PREDICATE_URN + PREDICATE_SCHEMA
 Level = Literal["self", "operator"]
 
 _SUBJECT = re.compile(r"[a-z0-9._/-]{1,100}")
@@ -29,16 +30,16 @@ _UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Predicate:
-    """What the signer says about the run as a whole."""
+    """The signer's claims about the run as a whole."""
 
     run_id: str
     manifest_sha256: str
-    node: Mapping[str, Any]  # what identifies it: GPU UUIDs, driver; never an address
+    node: Mapping[str, Any]  # identifies the machine: GPU UUIDs, driver; never an address
     started_at: str  # RFC 3339 in UTC, to the second: see utc()
     ended_at: str
     complete: bool  # false: interrupted, or out of budget
-    level: Level = "self"  # who is said to vouch for the signer; what is proven of it, a verifier decides
-    nonce: str | None = None  # of the operator's challenge; None: nobody challenged
+    level: Level = "self"  # claimed assurance; a verifier decides which one is proven
+    nonce: str | None = None  # of the operator's challenge; None: there was no challenge
     schema: Literal["bench/run/v1", "bench/run/v2"] = PREDICATE_SCHEMA
 
 
@@ -53,7 +54,7 @@ def build_statement(subjects: Mapping[str, str], predicate: Predicate) -> bytes:
         raise ValueError(fault)
     fields = to_json(predicate)
     if predicate.schema == FIRST:
-        del fields["nonce"]  # which that version did not have
+        del fields["nonce"]  # that version had none
     return canonical_json(
         {
             "_type": STATEMENT_TYPE,
@@ -65,7 +66,7 @@ def build_statement(subjects: Mapping[str, str], predicate: Predicate) -> bytes:
 
 
 def parse_statement(data: bytes) -> Statement:
-    """The statement in these bytes, if they are what build_statement makes of it."""
+    """The statement in these bytes; VerificationFailed unless build_statement would write the same bytes."""
     try:
         document = strict_loads(data)
         _check_versions(document)
@@ -75,7 +76,7 @@ def parse_statement(data: bytes) -> Statement:
         raise VerificationFailed(f"the statement is malformed: {error}") from None
     if fault := _statement_fault(subjects, predicate):
         raise VerificationFailed(f"the statement is malformed: {fault}")
-    # Once more by our own writer: refuses repeated or unsorted subjects, spaces, missing fields, all else.
+    # Writing it again refuses repeated or unsorted subjects, spaces, missing fields, and anything else.
     if build_statement(subjects, predicate) != data:
         raise VerificationFailed("the statement is not in its canonical form")
     return Statement(subjects, predicate)
@@ -90,39 +91,40 @@ def _read_subjects(listed: Any) -> dict[str, str]:
 
 
 def _check_versions(document: Any) -> None:
-    """Before the shape is judged, so that a newer bundle is told from a broken one."""
+    """Refuse other versions before the shape is checked, so that a newer bundle does not count as broken."""
     outer = document if isinstance(document, dict) else {}
     predicate = outer.get("predicate")
     inner = predicate if isinstance(predicate, dict) else {}
     schema = FIRST if inner.get("schema") == FIRST else PREDICATE_SCHEMA
     known = {"_type": STATEMENT_TYPE, "predicateType": _PREDICATE_URN + schema, "schema": schema}
     for name, value in known.items():
-        found = (inner if name == "schema" else outer).get(name)
-        if found != value:
-            message = f"the statement's {name} is {found!r:.80}; this version of bench knows only {value}"
+        actual = (inner if name == "schema" else outer).get(name)
+        if actual != value:
+            message = f"the statement's {name} is {actual!r:.80}; this version of bench knows only {value}"
             raise VerificationFailed(message)
 
 
 def _statement_fault(subjects: Mapping[str, str], predicate: Predicate) -> str | None:
+    """Why these parts are no statement; None if they are one."""
     for name, sha256 in subjects.items():
         if not _SUBJECT.fullmatch(name) or not is_sha256(sha256):
             return f"the subject {name!r:.80} has a bad name or sha256"
     if subjects.get("manifest.json") != predicate.manifest_sha256:
         return "manifest_sha256 is not the digest of manifest.json"
     if not is_run_id(predicate.run_id):
-        return f"{predicate.run_id!r:.80} is no run id"
-    # Not their order: a clock may be set back during a run.
+        return f"{predicate.run_id!r:.80} is not a run id"
+    # Their order is not checked: a clock may be set back during a run.
     if not (_UTC.fullmatch(predicate.started_at) and _UTC.fullmatch(predicate.ended_at)):
-        return "started_at or ended_at is no time in UTC"
+        return "started_at or ended_at is not a time in UTC"
     if (predicate.level == "operator") != (predicate.nonce is not None):
         return "the level operator and the nonce of a challenge belong together"
     if predicate.nonce is not None and (predicate.schema == FIRST or not is_nonce(predicate.nonce)):
-        return "its nonce is none"
+        return "its nonce does not have the form of one"
     return None
 
 
 def identity_of(node: NodeFacts, gpus: Sequence[str] | None = None) -> dict[str, Any]:
-    """As a statement names a machine; `gpus` are those of all that the run was on, if there were several."""
+    """A machine as statements name it; `gpus` are the UUIDs on all machines, for a run on several."""
     return {
         "gpus": [gpu.uuid for gpu in node.gpus] if gpus is None else list(gpus),
         "driver": node.driver,

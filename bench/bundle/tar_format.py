@@ -1,8 +1,8 @@
-"""The bundle: a tar that has one form only. What is not in that form is refused, never repaired.
+"""The container of a bundle: a tar with exactly one form. Any other form is refused, never repaired.
 
-The writer makes one sequence of bytes from the same files. The reader accepts a header only if it is
-what the writer would have written for that name and size: this one comparison refuses links, devices,
-sparse files, extensions and every flipped byte of a header. Nothing is ever unpacked to the disk.
+The writer makes one sequence of bytes from the same files. The reader accepts a header only if the writer
+would have written the same one for that name and size: this one comparison refuses links, devices, sparse
+files, extensions and every flipped byte of a header. Nothing is unpacked to the disk. Format: docs/bundle.md.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ ENVELOPE = "statement.dsse.json"
 CERTIFICATE = "run-cert.pub"
 RECEIPT = "receipt.json"
 RECEIPT_SIGNATURE = "receipt.json.sig"
-# What the statement does not speak of, since it is made from the statement or about it.
+# Files that the statement does not list, since they are made from the statement.
 SIGNING = frozenset({STATEMENT, SIGNATURE, ENVELOPE, CERTIFICATE, RECEIPT, RECEIPT_SIGNATURE})
 
-# What the statement speaks of, and whether a bundle must have it. A new kind of file is a new row here.
+# Files that the statement lists, and whether a bundle must have them. A new kind of file is a new row here.
 PAYLOAD: Mapping[str, bool] = {
     "manifest.json": True,
     "results.json": True,
@@ -41,7 +41,7 @@ _LOG = re.compile(r"logs/[a-z0-9][a-z0-9._-]*\.txt")
 MAX_MEMBERS = 10_000
 MAX_MEMBER_BYTES = 64 * 2**20
 MAX_TOTAL_BYTES = 2**30
-# What a verifier holds in memory at once. All else it reads piece by piece, or line by line.
+# Largest files that a verifier reads in one piece. All others it reads in blocks or line by line.
 MAX_WHOLE_BYTES: Mapping[str, int] = {
     "manifest.json": 4 * 2**20,
     "results.json": 8 * 2**20,
@@ -51,7 +51,7 @@ MAX_WHOLE_BYTES: Mapping[str, int] = {
 }
 MAX_LINE_BYTES = 8 * 2**20
 
-# Lower-case ASCII only, so that no two names collide on a disk that folds case or normalises Unicode.
+# Lower-case ASCII only: no two names collide on a disk that folds case or normalises Unicode.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)?")
 _NAME_BYTES = 100
 BLOCK = 512
@@ -77,13 +77,13 @@ class Member(NamedTuple):
 
 
 def payload_fault(names: Iterable[str]) -> str | None:
-    """What is wrong with these names as the payload of a bundle."""
+    """Why a bundle cannot have exactly these payload files; None if it can."""
     present = set(names)
     for name, needed in PAYLOAD.items():
         if needed and name not in present:
             return f"{name} is missing"
     strangers = sorted(n for n in present if n not in PAYLOAD and not _LOG.fullmatch(n))
-    return f"{strangers[0]:.100} is no file of a bundle" if strangers else None
+    return f"{strangers[0]:.100} is not a file of a bundle" if strangers else None
 
 
 def sha256_of(chunks: Iterable[bytes]) -> str:
@@ -103,7 +103,7 @@ def header(name: str, size: int) -> bytes:
 
 
 class MemberRules:
-    """What the members of one bundle may be; the writer and the reader ask the same ones."""
+    """The rules for the members of one bundle, in their order; writer and reader share them."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
@@ -111,7 +111,7 @@ class MemberRules:
         self._total = 0
 
     def fault(self, name: str, size: int) -> str | None:
-        """Why this member may not come next; otherwise it counts as having come."""
+        """Why this member may not come next; None if it may, and then it counts as the last one."""
         if not _NAME.fullmatch(name) or len(name) > _NAME_BYTES:
             return f"the name {name[:120]!r} is not of the allowed form"
         if name <= self._last:
@@ -131,9 +131,9 @@ class MemberRules:
 
 
 class Bundle:
-    """An open bundle of which every header and every byte of padding has been checked.
+    """An open bundle whose headers and padding have been checked.
 
-    The bytes of the members are checked later, against the signed digests, by bench.bundle.verify.
+    bench.bundle.verify checks the bytes of the members against the signed digests.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -146,15 +146,15 @@ class Bundle:
         return sha256_of(self.chunks(name))
 
     def read(self, name: str) -> bytes:
-        """A member's bytes at once."""
+        """A member's bytes in one piece."""
         return b"".join(self.chunks(name))
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """A member's bytes, piece by piece."""
+        """A member's bytes in chunks of CHUNK bytes."""
         member = self._member(name)
         end = member.offset + member.size
         for at in range(member.offset, end, CHUNK):
-            self._file.seek(at)  # each time: another member may have been read since
+            self._file.seek(at)  # for each chunk: another member may have been read in between
             yield self._exactly(min(end - at, CHUNK))
 
     def _member(self, name: str) -> Member:
@@ -165,14 +165,14 @@ class Bundle:
     def _exactly(self, count: int) -> bytes:
         data = self._file.read(count)
         if len(data) != count:
-            raise VerificationFailed("the file ends too early: it is truncated, or no bundle")
+            raise VerificationFailed("the file ends too early: it is truncated, or not a bundle")
         return data
 
     def _walk(self) -> Iterator[Member]:
         rules = MemberRules()
         self._file.seek(0)
         while (block := self._exactly(BLOCK)) != ZEROS:
-            name, size = _parseheader(block)
+            name, size = _parse_header(block)
             if fault := rules.fault(name, size):
                 raise VerificationFailed(fault)
             member = Member(name, size, self._file.tell())
@@ -191,21 +191,21 @@ class Bundle:
             raise VerificationFailed("is followed by padding that is not zero", where=member.name)
 
 
-def _parseheader(block: bytes) -> tuple[str, int]:
+def _parse_header(block: bytes) -> tuple[str, int]:
     name = block[:_NAME_BYTES].partition(b"\0")[0].decode("latin-1")
     digits = block[124:135]
     size = 0 if digits.strip(b"01234567") else int(digits, 8)
-    # Only a name of the allowed form is encoded again; any other cannot have been ours.
+    # header() can encode only names of the allowed form; the writer writes no others.
     if not _NAME.fullmatch(name) or block != header(name, size):
-        raise VerificationFailed(_what_else(block, name))
+        raise VerificationFailed(_header_fault(block, name))
     return name, size
 
 
-def _what_else(block: bytes, name: str) -> str:
+def _header_fault(block: bytes, name: str) -> str:
     if packer := _COMPRESSED.get(block[:2]):
         return f"is compressed by {packer}; a bundle is a plain tar: decompress it first"
     if block[257:262] != b"ustar":
-        return "is no bundle, or a damaged one"
+        return "is not a bundle, or a damaged one"
     if kind := _FOREIGN.get(block[156:157]):
         return f"holds {kind}; a bundle holds regular files only"
     if not _NAME.fullmatch(name):
@@ -215,15 +215,15 @@ def _what_else(block: bytes, name: str) -> str:
 
 @contextmanager
 def open_bundle(path: Path) -> Iterator[Bundle]:
-    """The bundle at this path. BadInput if no file lies there, VerificationFailed if it is no bundle.
+    """The bundle at this path. BadInput if there is no file, VerificationFailed if it is not a bundle.
 
-    What is found wrong with it while it is open is told with the path in front.
+    A VerificationFailed raised while it is open gets the path in front of its `where`.
     """
     with open_regular(path) as file:
         try:
             yield Bundle(file)
         except VerificationFailed as error:
-            if error.where is None or not error.where.startswith(str(path)):  # said already: opened twice
+            if error.where is None or not error.where.startswith(str(path)):  # it has it if opened twice
                 error.where = f"{path}: {error.where}" if error.where else str(path)
             raise
         except OSError as error:

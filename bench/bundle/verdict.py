@@ -12,14 +12,14 @@ from bench.bundle.statement import Level
 from bench.records.run_results import Results
 from bench.records.slowdown import Slowed, slowed_lines
 
-TO_TRUST = "bench keys trust FILE --as NAME keeps the public key of whoever you trust; --trust names a list"
+TO_TRUST = "to trust its signer: bench keys trust FILE.pub --as NAME, or --trust with a list of keys"
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a verifier has to take on trust, in words."""
+    """A claim of a bundle that a verifier cannot check, in words."""
 
-    model: str | None  # None: of the whole run
+    model: str | None  # None: about the whole run
     text: str
 
     def __str__(self) -> str:
@@ -27,14 +27,14 @@ class Note:
 
 
 class Contents(Protocol):
-    """What recomputing a bundle returns, whatever the bundle is of."""
+    """The recomputed contents of a bundle, be it of a training run or of a node check."""
 
     @property
     def samples(self) -> int: ...
 
     @property
     def measured_seconds(self) -> float:
-        """The time that all samples together took."""
+        """The sum of the times of all samples."""
         ...
 
     @property
@@ -46,13 +46,13 @@ class Contents(Protocol):
         ...
 
     def facts(self) -> dict[str, object]:
-        """What `bench verify --json` has under "recomputed"."""
+        """The field "recomputed" of `bench verify --json`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RunContents:
-    """A run that trained models, as its samples show it."""
+    """A run that trained models, recomputed from its samples."""
 
     results: Results
     stated: StatedManifest
@@ -76,25 +76,25 @@ C_co = TypeVar("C_co", bound=Contents, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Verdict(Generic[C_co]):
-    """What was proven of a bundle. There is none of a bundle that failed: that is an error."""
+    """The facts proven of a valid bundle. An invalid bundle raises VerificationFailed instead."""
 
     path: str
     files: int
     size_bytes: int
     run_id: str
-    fingerprint: str  # of the key that signed
+    fingerprint: str  # of the signing key
     certified_by: str | None  # fingerprint of the authority that certified that key
     certificate_sha256: str | None
     certified_until: str | None
     trusted: bool
-    trusted_by: str | None  # the file that lists the key or its authority, and as whom
-    doubt: str | None  # why nobody vouches for it: a sentence that stands alone
-    level: Level  # what is proven to this verifier
-    level_claimed: Level  # what the bundle says of itself
+    trusted_by: str | None  # the file that lists the key or its authority, and the name there
+    doubt: str | None  # why no trusted key vouches for it, as a sentence
+    level: Level  # proven to this verifier
+    level_claimed: Level  # stated in the bundle
     nonce: str | None
-    challenged_at: str | None  # this and the next by the operator's clock
+    challenged_at: str | None  # like received_at, by the operator's clock
     received_at: str | None
-    seen_seconds: int | None  # from challenge to receipt: all the time that the run can have taken
+    seen_seconds: int | None  # from challenge to receipt: the run cannot have taken longer
     complete: bool
     started_at: str
     ended_at: str
@@ -103,6 +103,7 @@ class Verdict(Generic[C_co]):
     contents: C_co
 
     def to_lines(self) -> list[str]:
+        """The lines of `bench verify` on what is proven, each with a label in front."""
         counted = f"{self.files:,} files, {self.contents.samples:,} samples"
         lines = [
             f"valid      {counted}; every summary recomputed and equal",
@@ -115,7 +116,7 @@ class Verdict(Generic[C_co]):
         return lines + [f"SLOWED     {line}" for line in slowed_lines(self.contents.slowed)]
 
     def to_json(self) -> dict[str, object]:
-        """The document of `bench verify --json`, but for the bundle's validity."""
+        """The document of `bench verify --json`, without its field "valid"."""
         named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "contents"}
         document: dict[str, object] = to_json(named | {"recomputed": self.contents.facts()})
         return document
@@ -132,10 +133,10 @@ class Verdict(Generic[C_co]):
         if self.doubt is not None:
             lines += [f"doubt      {self.doubt}", f"           {TO_TRUST}"]
         if self.received_at is not None and self.seen_seconds is not None:
-            from bench.records.text import seconds_text  # brings all that there are words for
+            from bench.records.text import seconds_text  # its imports are needed here alone
 
             after = f"{seconds_text(self.seen_seconds)} after its challenge"
-            lines.append(f"received   and countersigned by it on {self.received_at}, {after}")
+            lines.append(f"received   and countersigned by the same key on {self.received_at}, {after}")
         return lines
 
     def _level(self) -> str:

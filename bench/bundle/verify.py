@@ -1,6 +1,8 @@
-"""Is this bundle what it claims to be? Every check in order; the first that fails ends it.
+"""Verify a bundle: signatures, certificate, receipt, files, and the recomputation of its summaries.
 
-The signatures come first: nothing of a bundle is interpreted before it is known who signed the statement.
+In: the path of a bundle, a function that recomputes its contents, the rules of trust. Out: a `Verdict`, or
+VerificationFailed at the first check that fails. The signatures come first: nothing of a bundle is
+interpreted before its signer is known. Reads the bundle, and the clock unless `TrustRules` has a time.
 """
 
 from __future__ import annotations
@@ -49,12 +51,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrustRules:
-    """By what a bundle is judged: whom the user trusts, what is revoked, and the time."""
+    """The keys that the user trusts, what is revoked, and the time to judge by."""
 
     trust: TrustPolicy | None = None
-    demanded: bool = True  # a bundle by somebody else fails, rather than counting as one by a stranger
+    demanded: bool = True  # an untrusted signer fails the bundle; else its verdict is "not trusted"
     revoked: tuple[Revoked, ...] = ()
-    now: float | None = None  # unix seconds; None: the clock
+    now: float | None = None  # unix seconds; None: the clock's
 
 
 class Files:
@@ -109,23 +111,26 @@ class Files:
 Recompute = Callable[[Files], C]
 
 
-# --- who signed, and who says so ------------------------------------------------------------------------
+# --- signatures and trust -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What the signatures show, before a word of the statement is read."""
+    """The signer of a bundle and who vouches for it, known before the statement is parsed."""
 
     signed: Signed
     receipt: Receipt | None
     trusted_by: str | None  # the file that lists the key or its authority, and as whom
-    doubt: str | None  # why nobody vouches for it
+    doubt: str | None  # why no trusted key vouches for it
 
 
 def _origin(bundle: Bundle, statement: bytes, rules: TrustRules) -> Origin:
+    """Check every signature, the revocation lists and the trust list."""
     signed = verify(statement, bundle.read(SIGNATURE), BUNDLE_NAMESPACE)
     if signed.key.application is not None:
-        raise VerificationFailed("the signature is by a token, which certifies runs but signs none")
+        raise VerificationFailed(
+            "the signature is by a hardware token, which signs certificates, not bundles"
+        )
     if ENVELOPE in bundle.members:
         verify_own(bundle.read(ENVELOPE), statement, signed.key)
     _check_certificate_file(bundle, signed.certificate)
@@ -135,9 +140,9 @@ def _origin(bundle: Bundle, statement: bytes, rules: TrustRules) -> Origin:
             raise VerificationFailed(f"{why}, says {listed.source}")
     at = float(receipt.received_at) if receipt else time.time() if rules.now is None else rules.now
     if receipt and signed.certificate and (why := _out_of_time(signed.certificate, at)):
-        raise VerificationFailed(f"was received when {why}")
+        raise VerificationFailed(f"was received at a time when {why}")
     if rules.trust is None:
-        return Origin(signed, receipt, None, "no list of trusted keys was given or kept")
+        return Origin(signed, receipt, None, "not trusted: no list of trusted keys is given or kept")
     try:
         return Origin(signed, receipt, _trusted_by(signed, receipt, at, rules.trust), None)
     except VerificationFailed as error:
@@ -148,12 +153,14 @@ def _origin(bundle: Bundle, statement: bytes, rules: TrustRules) -> Origin:
 
 
 def _check_certificate_file(bundle: Bundle, certificate: Certificate | None) -> None:
+    """Refuse a certificate file that does not hold the certificate of the signature."""
     expected = f"{certificate.line()}\n".encode() if certificate else None
     if expected != (bundle.read(CERTIFICATE) if CERTIFICATE in bundle.members else None):
         raise VerificationFailed("is not the certificate of the signature", where=CERTIFICATE)
 
 
 def _receipt(bundle: Bundle, certificate: Certificate | None) -> Receipt | None:
+    """The receipt, signed by the authority that certified the run's key; None for a bundle without one."""
     if RECEIPT not in bundle.members and RECEIPT_SIGNATURE not in bundle.members:
         return None
     data = bundle.read(RECEIPT)
@@ -165,6 +172,7 @@ def _receipt(bundle: Bundle, certificate: Certificate | None) -> Receipt | None:
 
 
 def _out_of_time(certificate: Certificate, at: float) -> str | None:
+    """Why a certificate is not valid at a time, in unix seconds; None if it is."""
     if at < certificate.valid_after:
         return f"the run's certificate was not valid yet: it is from {utc(certificate.valid_after)}"
     if at >= certificate.valid_before:
@@ -173,6 +181,7 @@ def _out_of_time(certificate: Certificate, at: float) -> str | None:
 
 
 def _trusted_by(signed: Signed, receipt: Receipt | None, at: float, trust: TrustPolicy) -> str:
+    """The entry of the trust list that vouches for the signer or its authority; Untrusted without one."""
     certificate = signed.certificate
     if certificate is None:
         return trust.accept(signed.key, BUNDLE_NAMESPACE, at)
@@ -181,22 +190,23 @@ def _trusted_by(signed: Signed, receipt: Receipt | None, at: float, trust: Trust
     if receipt:
         trust.accept(certificate.authority, RECEIPT_NAMESPACE, at)
     elif why := _out_of_time(certificate, at):
-        advice = "bench receive must come in time; on its node, bench run --challenge --resume signs it anew"
+        advice = "on its node, bench run --challenge --resume signs it anew; then bench receive, in time"
         raise VerificationFailed(f"no receipt, and {why}", advice=advice)
     return listed
 
 
-# --- what the statement says of it ----------------------------------------------------------------------
+# --- the statement and the files ------------------------------------------------------------------------
 
 
 def _check_run(statement: Statement, data: bytes, origin: Origin, enveloped: bool) -> None:
-    """The certificate, the receipt and the envelope are those of this very run."""
+    """Refuse a certificate, a receipt or an envelope that does not belong to this run."""
     run, certificate, receipt = statement.predicate, origin.signed.certificate, origin.receipt
     if enveloped == (run.schema == FIRST):
-        missing = "has none in this version" if enveloped else "is missing in the bundle"
-        raise VerificationFailed(missing, where=ENVELOPE)
+        reason = "does not belong into a bundle of this version" if enveloped else "is missing in the bundle"
+        raise VerificationFailed(reason, where=ENVELOPE)
     if (certificate is None) != (run.nonce is None):
-        raise VerificationFailed(f"the statement says level {run.level}, its certificate does not")
+        contrast = "but has a certificate" if certificate else "but has no certificate"
+        raise VerificationFailed(f"the statement says level {run.level}, {contrast}")
     if certificate is None or run.nonce is None:
         return
     if fault := certificate_fault(certificate, run.run_id, run.nonce):
@@ -207,23 +217,22 @@ def _check_run(statement: Statement, data: bytes, origin: Origin, enveloped: boo
         raise VerificationFailed(f"the receipt {fault}")
 
 
-def check_time(seen: int, contents: Contents) -> None:
-    """Refuse more measured time than lies between challenge and receipt, by the operator's clock."""
+def check_time(seconds: int, contents: Contents) -> None:
+    """Refuse more measured time than the `seconds` from challenge to receipt by the operator's clock."""
     measured = contents.measured_seconds
-    if measured > seen + DRIFT_SECONDS:
-        message = (
-            f"its samples take {measured:.0f} s, but the operator saw {seen} s from challenge to receipt"
+    if measured > seconds + DRIFT_SECONDS:
+        raise VerificationFailed(
+            f"its samples take {measured:.0f} s, but the operator saw {seconds} s from challenge to receipt"
         )
-        raise VerificationFailed(message)
 
 
 def _check_files(bundle: Bundle, subjects: Mapping[str, str]) -> None:
-    """Exactly the files that were signed for, each with the digest that was signed."""
+    """Refuse added, missing and changed files: the statement lists the digest of each."""
     payload = bundle.members.keys() - SIGNING
     if extra := sorted(payload - subjects.keys()):
         raise VerificationFailed("is not in the statement: it was added", where=extra[0])
     if missing := sorted(subjects.keys() - payload):
-        raise VerificationFailed("the statement lists it, the bundle lacks it", where=missing[0])
+        raise VerificationFailed("is in the statement, but missing in the bundle", where=missing[0])
     if fault := payload_fault(payload):
         raise VerificationFailed(fault)
     for name, sha256 in subjects.items():
@@ -235,10 +244,10 @@ def _check_files(bundle: Bundle, subjects: Mapping[str, str]) -> None:
 
 
 def verify_bundle(path: Path, recompute: Recompute[C], rules: TrustRules | None = None) -> Verdict[C]:
-    """The verdict, or VerificationFailed with the file and the reason.
+    """The verdict on a bundle, or VerificationFailed with the file and the reason.
 
-    `recompute` gets the payload files, and derives every summary once more from the raw samples; it raises
-    VerificationFailed if one differs. What it returns is the contents of the verdict.
+    `recompute` derives every summary once more from the raw samples in the payload files; it raises
+    VerificationFailed if one differs, and returns the contents of the verdict.
     """
     with open_bundle(path) as bundle:
         data = bundle.read(STATEMENT)

@@ -44,7 +44,7 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What to measure, and for how long."""
+    """A valid manifest: the models to measure, the methods to try, and how long to measure."""
 
     data: bytes
     name: str

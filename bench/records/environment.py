@@ -1,4 +1,4 @@
-"""Differences between the software of two machines, package by package."""
+"""Differences between the software of two machines, package by package. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def differences(
     absent: str,
     names: tuple[str, str] = ("here", "there"),
 ) -> Iterator[str]:
-    """What two machines have otherwise, or one alone."""
+    """A text for each package whose version differs, or that only one machine has."""
     for name in sorted({*here, *there}):
         ours, theirs = here.get(name, absent), there.get(name, absent)
         if ours != theirs:

@@ -1,7 +1,7 @@
-"""From raw samples to days: pure arithmetic, the same for who measures and who verifies.
+"""Estimate a recipe's days from raw samples. Pure arithmetic; the runner and the verifier both call it.
 
-A step of A passes takes  update + A * pass.  Two accumulation counts, low < high, give the line:
-its slope is one pass, its intercept the synchronised pass and the update. A recipe's step is a
+A step of A passes takes  update + A * pass.  Two accumulation counts, low < high, give the line: its slope
+is one pass, its intercept the update with what the synchronised pass costs more. A recipe's step is a
 weighted sum of the two means, which gives its interval too.
 """
 
@@ -17,10 +17,10 @@ from bench.records.trial import Ceiling, Measurement, StepSample, Trial
 from bench.training.models import Flops, Model
 
 SECONDS_A_DAY = 86_400
-# By how much two processes that train the same differ, beside a trial's own interval (docs/accuracy.md):
-# one standard deviation, of the time.
+# Standard deviation of the time between processes that train the same, as a share of it; it comes on top of a
+# trial's own interval (docs/accuracy.md).
 BETWEEN_PROCESSES = 0.005
-TO_SIGMA = 1 / 1.96
+TO_SIGMA = 1 / 1.96  # from the half-width of a 95% interval to a standard deviation
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,45 +42,49 @@ class Interval:
 
     @property
     def of_any_process(self) -> Interval:
-        """Wide enough for another process that trains the same, on the same machine or one as good."""
+        """The interval for another process that trains the same, on this machine or an equal one."""
         return self.among(BETWEEN_PROCESSES)
 
     def among(self, spread: float) -> Interval:
-        """The same where processes differ by that standard deviation of the time."""
+        """The interval widened by a spread between processes: a standard deviation, as a share."""
         return Interval(self.value, math.hypot(self.half_width, spread / TO_SIGMA * self.value))
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
+    """A trial's step, days and rates, by its samples."""
+
     step_seconds: Interval  # one recipe step, without saving, evaluating and logging
-    pass_seconds: float | None  # None where nothing tells it from the update: a recipe of one pass a step
-    update_seconds: float | None  # with what the synchronised pass costs beyond a plain one
-    overhead_seconds: float  # saving, evaluating and logging, amortised over the steps
-    units_per_second: float  # tokens or images, over everything
+    pass_seconds: float | None  # None: a step is one pass, and nothing tells pass and update apart
+    update_seconds: float | None  # with what the synchronised pass costs more than others
+    overhead_seconds: float  # saving, evaluating and logging, per step
+    units_per_second: float  # tokens or images, overhead included
     days: Interval
-    flops_per_second: float  # of the model's own arithmetic; recomputation does not count
+    flops_per_second: float  # the model's own arithmetic, without recomputation
     ceiling_flops_per_second: float | None
     peak_bytes: int
 
     @property
     def utilisation(self) -> float | None:
-        """Share of what this machine's own matrix products reached."""
-        return (
-            self.flops_per_second / self.ceiling_flops_per_second if self.ceiling_flops_per_second else None
-        )
+        """The share of the rate that this machine's own matrix products reached."""
+        ceiling = self.ceiling_flops_per_second
+        return self.flops_per_second / ceiling if ceiling else None
 
     @property
     def plausible(self) -> bool:
-        """False if the figure implies more arithmetic than the machine can do: our defect."""
+        """False if the figure implies more arithmetic than the machine can do: a defect of bench."""
         return self.utilisation is None or self.utilisation <= 1.0
 
 
 def step_interval(samples: Iterable[StepSample], accumulation: int) -> Interval | None:
-    """A step at the recipe's accumulation; None until each count has two samples, and a pass takes time."""
+    """The interval of a step at the recipe's accumulation.
+
+    None until each count that it needs has two samples, and while a pass seems to take no time.
+    """
     return _interval(_by_accumulation(samples), accumulation)
 
 
-Groups = Mapping[int, Sequence[float]]  # seconds of steps by their accumulation
+Groups = Mapping[int, Sequence[float]]  # seconds of steps, by accumulation
 
 
 def _interval(groups: Groups, accumulation: int) -> Interval | None:
@@ -95,7 +99,7 @@ def _interval(groups: Groups, accumulation: int) -> Interval | None:
     total = math.fsum(error for error, _ in errors)
     if total == 0:
         return Interval(value, 0.0)
-    # Welch and Satterthwaite: the two counts scatter differently.
+    # Welch-Satterthwaite: the variances of the two counts differ.
     degrees = total**2 / math.fsum(error**2 / n for error, n in errors)
     return Interval(value, quantile95(degrees) * math.sqrt(total))
 
@@ -108,7 +112,7 @@ def _by_accumulation(samples: Iterable[StepSample]) -> dict[int, list[float]]:
 
 
 def _weights(counts: tuple[int, ...], accumulation: int) -> dict[int, float] | None:
-    """How much each count's mean weighs in a step at `accumulation`."""
+    """The weight of each count's mean in a step at `accumulation`; None if the counts do not determine it."""
     if accumulation in counts:
         return {accumulation: 1.0}
     if len(counts) < 2:
@@ -119,11 +123,12 @@ def _weights(counts: tuple[int, ...], accumulation: int) -> dict[int, float] | N
 
 
 def pass_and_update(samples: Iterable[StepSample]) -> tuple[float, float] | tuple[None, None]:
+    """Seconds of a pass and of an update; (None, None) where the samples do not tell them apart."""
     return _line(_by_accumulation(samples))
 
 
 def _line(groups: Groups) -> tuple[float, float] | tuple[None, None]:
-    """A pass and an update; nothing where more passes seem to take no longer, as updates scatter."""
+    """Like pass_and_update. Where more passes seem to take no longer, updates scatter too much to tell."""
     if len(groups) < 2:
         return None, None
     low, high = min(groups), max(groups)
@@ -132,13 +137,13 @@ def _line(groups: Groups) -> tuple[float, float] | tuple[None, None]:
 
 
 def ceiling_precision(model: Model, setting: tuple[str, ...]) -> str:
-    """In which precision matrix products bound this trial."""
+    """The precision of the matrix products that bound this trial."""
     precision = model.recipe.precision
     return "tf32" if precision == "fp32" and "tf32" in setting else precision
 
 
 def ceiling_rate(ceilings: Iterable[Ceiling], name: str, gpus: int) -> float | None:
-    """The rate of `gpus` devices together: each counts with the best that it did."""
+    """The best rates of the `gpus` fastest devices, added up; None without such a ceiling."""
     best: dict[int, float] = {}
     for ceiling in ceilings:
         if ceiling.name == name:
@@ -147,7 +152,7 @@ def ceiling_rate(ceilings: Iterable[Ceiling], name: str, gpus: int) -> float | N
 
 
 def overhead_seconds(measurement: Measurement, model: Model) -> float:
-    """What saving, evaluating and logging cost a step, by the recipe's own frequency."""
+    """Seconds of saving, evaluating and logging per step, at the recipe's frequencies."""
     recipe = model.recipe
     eval_seconds = None
     if measurement.eval_seconds_per_sample is not None and recipe.eval_samples:
@@ -163,22 +168,22 @@ def overhead_seconds(measurement: Measurement, model: Model) -> float:
 def estimate(
     trial: Trial, measurement: Measurement, flops: Flops, ceilings: Iterable[Ceiling]
 ) -> Estimate | None:
-    """None if there are too few samples for an interval."""
+    """The estimate of a trial; None if there are too few samples for an interval."""
     groups = _by_accumulation(measurement.steps)
     step = _interval(groups, trial.accumulation)
     if step is None:
         return None
     recipe = trial.model.recipe
     overhead = overhead_seconds(measurement, trial.model)
-    whole = step.shifted(overhead)
+    step_with_overhead = step.shifted(overhead)
     one_pass, update = _line(groups)
     return Estimate(
         step_seconds=step,
         pass_seconds=one_pass,
         update_seconds=update,
         overhead_seconds=overhead,
-        units_per_second=recipe.batch_size * recipe.units_per_sample / whole.value,
-        days=whole.scaled(recipe.steps / SECONDS_A_DAY),
+        units_per_second=recipe.batch_size * recipe.units_per_sample / step_with_overhead.value,
+        days=step_with_overhead.scaled(recipe.steps / SECONDS_A_DAY),
         flops_per_second=flops.training * recipe.batch_size / step.value,
         ceiling_flops_per_second=ceiling_rate(
             ceilings, f"matmul-{ceiling_precision(trial.model, trial.setting)}", trial.gpus
@@ -188,7 +193,7 @@ def estimate(
 
 
 def loss_difference(measurement: Measurement, naive: Measurement) -> float | None:
-    """Largest relative difference of the first losses; None if they saw other samples."""
+    """The largest relative difference of the first losses; None if they are over other samples."""
     if measurement.samples_per_loss != naive.samples_per_loss or not measurement.losses:
         return None
     pairs = zip(measurement.losses, naive.losses, strict=False)

@@ -1,11 +1,11 @@
-"""results.json and samples.jsonl: what a run answers, and everything it follows from."""
+"""results.json and samples.jsonl: the results of a run, and the samples that they are computed from. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from bench.base.strict_json import canonical_json, pretty_json, to_json
 from bench.records.estimate import Estimate, Interval, estimate, loss_difference
@@ -38,6 +38,8 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
+    """One trial's summary, as results.json and the tables show it."""
+
     id: str
     model: str
     setting: tuple[str, ...]
@@ -46,16 +48,18 @@ class TrialResult:
     accumulation: int
     gpus: int
     outcome: Literal["measured", "out-of-memory", "unsupported", "timed-out", "crashed"]
-    failure: Failure | None  # None where it was measured
+    failure: Failure | None  # None: it was measured
     estimate: Estimate | None
-    loss_difference: float | None  # from the naive setting's first losses, where comparable
-    proof: Proof | None = None  # real training, after the estimate was kept
-    unproven: Failure | None = None  # why there is no proof
-    earlier: Interval | None = None  # days by another process, which measured it first and not as long
+    loss_difference: float | None  # from the naive setting's first losses; None: not comparable
+    proof: Proof | None = None  # real training, after the estimate was recorded
+    unproven: Failure | None = None  # why the proof failed
+    earlier: Interval | None = None  # days by the first of two processes, which measured more briefly
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
+    """The document results.json."""
+
     bench_version: str
     manifest_digest: str
     run: RunFacts
@@ -67,7 +71,7 @@ class Results:
     ceilings: tuple[Ceiling, ...]
     trials: tuple[TrialResult, ...]
     skipped: tuple[Skipped, ...]
-    winners: tuple[Fastest, ...] = ()  # one a model; none in bundles from before there were any
+    winners: tuple[Fastest, ...] = ()  # one for each model; empty in bundles from before they were recorded
     schema: Literal["bench/results/v1"] = SCHEMA
 
     def to_bytes(self) -> bytes:
@@ -76,13 +80,13 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class ReducedTrial:
-    """What is kept of a measurement once its samples have been read: a file may hold many of them."""
+    """A measurement without its samples, which may be many, and their sums."""
 
     estimate: Estimate | None
-    first: Measurement  # without its steps
+    first: Measurement  # without steps and warm-up
     samples: int
-    seconds: float  # that they took, one after the other
-    earlier: ReducedTrial | None = None  # by the process that measured it first
+    seconds: float  # the sum of the samples' times
+    earlier: ReducedTrial | None = None  # the measurement by the first of two processes
 
 
 def reduce_trial(trial: Trial, measurement: Measurement, ceilings: Sequence[Ceiling]) -> ReducedTrial:
@@ -100,45 +104,52 @@ def reduce_trials(
     proofs: Mapping[str, ProofOrFailure],
     earlier: Mapping[str, Measured] = MappingProxyType({}),
 ) -> tuple[TrialResult, ...]:
-    """Trials with label and outcome, to what the tables show; `earlier` by the trials' ids."""
-    found: list[LabelledTrial] = []
-    for trial, label, end in trials:
-        if isinstance(end, Measured):
+    """The summaries of trials with label and outcome; `proofs` and `earlier` are by trial id."""
+    labelled: list[LabelledTrial] = []
+    for trial, label, outcome in trials:
+        if isinstance(outcome, Measured):
             first = earlier.get(trial.id)
             before = reduce_trial(trial, first.measurement, ceilings) if first else None
-            ended = replace(reduce_trial(trial, end.measurement, ceilings), earlier=before)
-            found.append((trial.id, trial, label, ended))
+            reduced = replace(reduce_trial(trial, outcome.measurement, ceilings), earlier=before)
+            labelled.append(LabelledTrial(trial, label, reduced))
         else:
-            found.append((trial.id, trial, label, end))
-    return trial_results(found, proofs)
+            labelled.append(LabelledTrial(trial, label, outcome))
+    return trial_results(labelled, proofs)
 
 
-# A trial's id, which takes a while to compute, the trial, its label, and how it ended.
-LabelledTrial = tuple[str, Trial, str, ReducedTrial | Failure]
+class LabelledTrial(NamedTuple):
+    trial: Trial
+    label: str
+    end: ReducedTrial | Failure
 
 
 def trial_results(
-    found: Sequence[LabelledTrial], proofs: Mapping[str, ProofOrFailure]
+    labelled: Sequence[LabelledTrial], proofs: Mapping[str, ProofOrFailure]
 ) -> tuple[TrialResult, ...]:
+    """The summaries of trials, in their order; `proofs` by trial id."""
     # Naive may have been measured at several micro-batches, whose losses are over other samples.
     naive = {
-        _losses_of(t, s): s.first for _, t, _, s in found if not t.setting and isinstance(s, ReducedTrial)
+        _losses_key(trial, end): end.first
+        for trial, _, end in labelled
+        if not trial.setting and isinstance(end, ReducedTrial)
     }
-    return tuple(_result(each, naive, proofs.get(each[0])) for each in found)
+    return tuple(_result(each, naive, proofs.get(each.trial.id)) for each in labelled)
 
 
-def _losses_of(trial: Trial, measured: ReducedTrial) -> tuple[str, int]:
+def _losses_key(trial: Trial, measured: ReducedTrial) -> tuple[str, int]:
+    """Measurements with equal keys have comparable losses."""
     return trial.model.name, measured.first.samples_per_loss
 
 
 def _result(
-    found: LabelledTrial, naive: Mapping[tuple[str, int], Measurement], proof: ProofOrFailure | None
+    labelled: LabelledTrial, naive: Mapping[tuple[str, int], Measurement], proof: ProofOrFailure | None
 ) -> TrialResult:
-    name, trial, label, end = found
+    trial, label, end = labelled
     measured = end if isinstance(end, ReducedTrial) else None
-    compared = naive.get(_losses_of(trial, measured)) if measured and trial.setting else None
+    earlier = measured.earlier.estimate if measured and measured.earlier else None
+    compared = naive.get(_losses_key(trial, measured)) if measured and trial.setting else None
     return TrialResult(
-        id=name,
+        id=trial.id,
         model=trial.model.name,
         setting=trial.setting,
         label=label,
@@ -151,16 +162,17 @@ def _result(
         loss_difference=loss_difference(measured.first, compared) if measured and compared else None,
         proof=proof if isinstance(proof, Proof) else None,
         unproven=None if isinstance(proof, Proof) else proof,
-        earlier=before.estimate.days
-        if (before := measured and measured.earlier) and before.estimate
-        else None,
+        earlier=earlier.days if earlier else None,
     )
 
 
 def samples_bytes(
     trials: Sequence[tuple[Trial, str, Outcome]], earlier: Mapping[str, Measured] = MappingProxyType({})
 ) -> bytes:
-    """A line a measured trial: its id and every raw sample; one more where two processes measured it."""
+    """samples.jsonl: one line for each measurement, with the trial's id and every raw sample.
+
+    A trial that two processes measured has two lines; the first is marked "earlier".
+    """
     lines: list[dict[str, Any]] = []
     for trial, _, outcome in trials:
         if isinstance(outcome, Measured):
@@ -172,7 +184,9 @@ def samples_bytes(
 
 @dataclass(frozen=True, slots=True)
 class Fastest:
+    """A model's fastest trial, as results.json has it under "winners"."""
+
     model: str
-    trial: str | None  # None: none was measured
-    undecided: int  # settings that may yet be faster, when the run ended
-    confidence: float | None  # that no other trial measured is more than a percent faster
+    trial: str | None  # its id; None: none was measured
+    undecided: int  # settings that might still have been faster when the run ended
+    confidence: float | None  # probability that no other measured trial is more than a percent faster

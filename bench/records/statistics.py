@@ -1,4 +1,4 @@
-"""Mean, variance and Student's t, which intervals of estimates need."""
+"""Mean, variance and Student's t, for the intervals of estimates. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ _T95 = (
 
 
 def quantile95(degrees: float) -> float:
-    """Student's t. Continuous, so that a rounding error on another machine cannot make it jump."""
+    """The two-sided 95% quantile of Student's t, for any number of degrees of freedom.
+
+    Continuous, so that a rounding error on another machine cannot make it jump.
+    """
     if degrees < len(_T95):
         below = max(1, math.floor(degrees))
         share = max(0.0, degrees - below)
         return _T95[below - 1] * (1 - share) + _T95[below] * share
-    # Past the table: its expansion in 1/degrees, good to 0.02%.
+    # Above the table: the expansion in 1/degrees, good to 0.02%.
     return 1.959964 + 2.3723 / degrees + 2.8225 / degrees**2
 
 

@@ -1,4 +1,4 @@
-"""Numbers and outcomes in the words of tables, progress and HTML: one spelling everywhere."""
+"""Numbers and outcomes as text: one spelling in tables, progress and HTML. Pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ from bench.records.trial import Crashed, Failure, Image, OutOfMemory, TimedOut, 
 
 
 def figures(value: float, digits: int = 3) -> str:
-    """A plain decimal with that many significant figures, thousands parted: 12,300 or 0.0123."""
+    """A plain decimal with `digits` significant figures and thousands separators: 12,300 or 0.0123."""
     if value == 0:
         return "0"
     text = f"{value:.{digits}g}"
     if "e" not in text:
         number = float(text)
         return f"{number:,.0f}" if abs(number) >= 10 ** (digits - 1) else text
-    return (
-        f"{float(text):,.0f}"
-        if abs(value) >= 1
-        else f"{float(text):.{digits - 1 - _magnitude(value)}f}".rstrip("0")
-    )
+    if abs(value) >= 1:
+        return f"{float(text):,.0f}"
+    return f"{float(text):.{digits - 1 - _magnitude(value)}f}".rstrip("0")
 
 
 def interval_text(interval: Interval) -> str:
-    """1.234 ±0.012: the value as far as the half-width makes its digits meaningful."""
+    """1.234 ±0.012: as many digits as the half-width makes meaningful."""
     if interval.half_width <= 0:
         return f"{figures(interval.value, 4)} ±0"
     places = max(0, 2 - _magnitude(interval.half_width) - 1)
@@ -38,7 +36,7 @@ def _magnitude(value: float) -> int:
 
 
 def money_text(amount: float, currency: str) -> str:
-    """$127,500, $14.84, EUR 640: cents below a hundred, and what is less than a cent in figures."""
+    """$127,500, $14.84, EUR 640: cents below a hundred, two significant figures below a cent."""
     if amount >= 99.995:
         number = f"{amount:,.0f}"
     else:
@@ -51,7 +49,7 @@ def count_text(number: int, word: str) -> str:
 
 
 def batch_text(micro_batch: int, accumulation: int, devices: int) -> str:
-    """What makes up the batch of a step."""
+    """A step's batch as a product: micro-batch, accumulation, devices."""
     return f"{micro_batch} x {accumulation}" + (f" x {devices}" if devices > 1 else "")
 
 
@@ -62,7 +60,7 @@ def bytes_text(count: float) -> str:
 
 
 def size_text(count: float) -> str:
-    """What goes over a line: from bytes to gigabytes."""
+    """A size in decimal units, as for transfers: 12 B, 3.4 kB, 5.6 GB."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -79,7 +77,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def failure_text(failure: Failure) -> str:
-    """In one line, whatever ended the trial had to say."""
+    """Why a trial failed, in one line."""
     return one_line(_failure_text(failure))
 
 
@@ -90,8 +88,8 @@ def _failure_text(failure: Failure) -> str:
         case Unsupported():
             return f"unsupported: {failure.reason}"
         case TimedOut():
-            told = f"timed out after {seconds_text(failure.limit_seconds)} in {failure.phase}"
-            return f"{told}; trial_minutes gives it longer" if failure.trained else told
+            text = f"timed out after {seconds_text(failure.limit_seconds)} in {failure.phase}"
+            return f"{text}; trial_minutes gives it longer" if failure.trained else text
         case Crashed():
             return f"crashed: {failure.reason}"
         case _:
@@ -99,7 +97,7 @@ def _failure_text(failure: Failure) -> str:
 
 
 def proof_line(result: TrialResult) -> str:
-    """An estimate held against real training: 24.56 s a step predicted, 24.61 in 8 real steps, -0.2%."""
+    """An estimate beside its proof: 24.56 s a step predicted, 24.61 in 8 real ones, -0.2%."""
     head = f"{result.model:<16} {result.label:<28} proof"
     if result.unproven is not None:
         return f"{head}: {failure_text(result.unproven)}"
@@ -113,14 +111,14 @@ def proof_line(result: TrialResult) -> str:
 
 
 def error_text(result: TrialResult) -> str:
-    """How far the estimate lies from the proof, in percent of what was really so."""
+    """The estimate's error, as a percentage of the proof; "" without both."""
     if result.proof is None or result.estimate is None:
         return ""
     return f"{100 * (result.estimate.step_seconds.value / result.proof.step_seconds - 1):+.1f}%"
 
 
 def outcome_line(result: TrialResult, unit: str) -> str:
-    """One trial, one line: what progress leaves behind."""
+    """The line that progress prints when a trial has ended."""
     head = f"{result.model:<16} {result.label:<28} micro-batch {result.micro_batch:<4}"
     if result.failure is not None:
         return f"{head} {failure_text(result.failure)}"
@@ -133,9 +131,9 @@ def outcome_line(result: TrialResult, unit: str) -> str:
 
 
 def image_text(image: Image | None) -> str:
-    """What somebody needs who wants the same environment."""
+    """The image's variant and identity, which reproducing the environment takes."""
     if image is None:
-        return "none: nobody can rebuild this environment from the bundle"
+        return "none: the environment cannot be rebuilt from the bundle"
     if image.config is None:
         return f"{image.variant}, of unknown identity (bench run --engine tells it): not reproducible"
     return f"{image.variant} {image.config}"

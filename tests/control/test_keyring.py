@@ -167,7 +167,7 @@ def test_what_is_no_request_is_a_wrong_argument(
     """As it is where a run is given another file for its challenge."""
     (tmp_path / "c.json").write_text('{"schema": "bench/challenge/v1"}')
     _, err = said(capsys, "certify", tmp_path / "c.json", "--valid", "7d", code=2)
-    assert "c.json: is no request of bench" in err
+    assert "c.json: is not a request of bench" in err
     assert "request.json of the run's folder" in err
 
 

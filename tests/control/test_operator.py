@@ -218,7 +218,7 @@ def test_somebody_elses_key(ledger: Ledger, key: OperatorKey) -> None:
     ("found", "written", "why"),
     [
         (b"bench/request/v1", b"bench/request/v2", "knows only v1"),
-        (b"bench/request/v1", b"bench/other/v1", "is no request"),
+        (b"bench/request/v1", b"bench/other/v1", "is not a request"),
         (b"ssh-ed25519 ", b"ssh-rsa ", "the requested key is not an ssh-ed25519"),
         (b"\n", b"\n\n", "canonical form"),
         (b"{", b'{"more":1,', "unknown field"),
@@ -235,7 +235,7 @@ def test_a_request_in_another_form(
 
 def test_what_is_no_request(ledger: Ledger, key: OperatorKey) -> None:
     for data in (b"", b"{}", b"null", b"\xff", b"[" * 9999, FILES["manifest.json"]):
-        refused_request(ledger, key, data, "is no request of bench")
+        refused_request(ledger, key, data, "is not a request of bench")
 
 
 # --- what gets no receipt -------------------------------------------------------------------------------

@@ -82,4 +82,4 @@ def test_a_manifest_without_an_image_runs_anywhere() -> None:
 def test_nothing_is_called_reproducible_that_is_not() -> None:
     assert image_text(IMAGE) == f"cpu {DIGEST}"
     assert "not reproducible" in image_text(dataclasses.replace(IMAGE, config=None))
-    assert "nobody can rebuild" in image_text(None)
+    assert "cannot be rebuilt" in image_text(None)

@@ -347,7 +347,7 @@ def test_what_cannot_be_true_neither_wins_nor_ends_the_search(
         (winner,) = run.results(None).winners
         impossible = fake.asked[1].id
         assert len(fake.asked) > 2, "nothing is ruled out by it"
-        proven = unproven(run.plan, run.believed, ())
+        proven = unproven(run.plan, run.plausible_outcomes, ())
     assert winner.trial != impossible
     assert proven is not None
     assert proven.id == winner.trial

@@ -166,8 +166,8 @@ def test_a_challenge_is_read_from_its_file(challenge: Challenge, tmp_path: Path)
     path.write_bytes(write(challenge))
     assert read_challenge(path) == challenge
     for data, why in {
-        b"": "is no challenge of bench",
-        b"{}": "is no challenge of bench",
+        b"": "is not a challenge of bench",
+        b"{}": "is not a challenge of bench",
         write(challenge).replace(b"challenge/v1", b"challenge/v2"): "knows only v1",
         write(challenge).replace(b'"7f3a2c"', b'"../../etc"'): "no run id",
         write(challenge)[:-1]: "canonical form",

@@ -67,7 +67,7 @@ def promising(
     blamed = _blamed(tried, timed)
     if not timed:
         return _before_any_time(open_, tried, blamed, memory_bytes)
-    best = min(timed, key=lambda one: one.step_seconds)
+    best = min(timed, key=lambda timed_trial: timed_trial.step_seconds)
     pass_cost = pass_cost_of(timed)
     left = [trial for _, trial in open_ if _strikes(trial.setting, blamed) < STRIKES_OUT]
     limit = EQUAL_WITHIN * best.step_seconds
@@ -81,7 +81,7 @@ def promising(
         """
         expected = _expected(trial, best, pass_cost)
         step = expected / trial.accumulation + (best.update_seconds or 0.0)
-        # Of trials that hardly fit the smallest: if it does not, the larger ones do not either.
+        # The smallest of the trials that hardly fit comes first: if it does not fit, the larger ones do not.
         hardly = trial.micro_batch if fit_of[trial.id] == "hardly" else 0
         shows_overhead = pass_cost is None and _next_to(trial, best.trial)
         return STEPS * step > trial_seconds, hardly, not shows_overhead, expected
@@ -147,7 +147,7 @@ def _doubts(plan: SettingPlan, trial: Trial, ran_out: Sequence[Trial], slow: Seq
 
 def _blamed(tried: TriedTrials, timed: Sequence[TimedTrial]) -> list[tuple[frozenset[str], int]]:
     """(methods, strikes) for each failure: the fewest methods that explain it and have worked nowhere yet."""
-    worked = {name for one in timed for name in one.trial.setting}
+    worked = {name for timed_trial in timed for name in timed_trial.trial.setting}
     failed = [
         (suspects, STRIKES_OUT if isinstance(each.failure, TimedOut) else 1)
         for each in tried.failed

@@ -55,7 +55,7 @@ class LearntMemory:
 
 
 def _lower_bounds(tried: TriedTrials, memory_bytes: int) -> Iterator[_SampleMemory]:
-    """What a sample takes at least, by each trial that ran out of the GPU's memory."""
+    """Lower bounds of a sample's memory, one from each trial that ran out of the GPU's memory."""
     for plan, trial, failure in tried.failed:
         if isinstance(failure, OutOfMemory) and failure.where == "gpu" and plan.least_bytes is not None:
             room = USABLE * memory_bytes - (1 + DOUBT) * plan.least_bytes
@@ -63,7 +63,7 @@ def _lower_bounds(tried: TriedTrials, memory_bytes: int) -> Iterator[_SampleMemo
 
 
 def _of_largest_fitting(tried: TriedTrials) -> Iterator[_SampleMemory]:
-    """What a sample took in each setting at its largest measured micro-batch.
+    """The memory of a sample in each setting, at its largest measured micro-batch.
 
     At small micro-batches, an error in the memory before any sample would count as the samples' memory.
     """

@@ -69,14 +69,14 @@ class PassCost:
 
 def with_updates(timed: Sequence[TimedTrial]) -> list[TimedTrial]:
     """Fill in unknown updates from trials of the same setting with several passes a step."""
-    return [_with_update(one, _of_setting(one.trial.setting, timed)) for one in timed]
+    return [_with_update(timed_trial, _of_setting(timed_trial.trial.setting, timed)) for timed_trial in timed]
 
 
-def _with_update(one: TimedTrial, same: Sequence[TimedTrial]) -> TimedTrial:
+def _with_update(timed_trial: TimedTrial, same: Sequence[TimedTrial]) -> TimedTrial:
     updates = [other.update_seconds for other in same if other.update_seconds is not None]
-    if one.update_seconds is not None or not updates:
-        return one
-    return replace(one, update_seconds=min(*updates, MAX_UPDATE_SHARE * one.step_seconds))
+    if timed_trial.update_seconds is not None or not updates:
+        return timed_trial
+    return replace(timed_trial, update_seconds=min(*updates, MAX_UPDATE_SHARE * timed_trial.step_seconds))
 
 
 def pass_cost_of(timed: Sequence[TimedTrial]) -> PassCost | None:
@@ -85,7 +85,7 @@ def pass_cost_of(timed: Sequence[TimedTrial]) -> PassCost | None:
     Of equal overheads the one from the smaller micro-batch. Settings that add up on the host show none.
     """
     costs = []
-    for setting in {one.trial.setting for one in timed}:
+    for setting in {timed_trial.trial.setting for timed_trial in timed}:
         same = _of_setting(setting, timed)
         if len(same) > 1 and not _adds_up_on_host(setting):
             small, large = same[-2], same[-1]
@@ -100,7 +100,7 @@ def pass_cost_of(timed: Sequence[TimedTrial]) -> PassCost | None:
 
 def bound(trial: Trial, timed: Sequence[TimedTrial], pass_cost: PassCost | None) -> float:
     """Seconds that no step of this trial takes less than: the largest bound by any measured setting."""
-    settings = {one.trial.setting for one in timed}
+    settings = {timed_trial.trial.setting for timed_trial in timed}
     return max(_bound_by_setting(trial, setting, timed, pass_cost) for setting in settings)
 
 
@@ -109,10 +109,10 @@ def _bound_by_setting(
 ) -> float:
     """The bound by the trials of one measured setting: the lower of two extremes where no update is known."""
     same = _of_setting(setting, timed)
-    if all(one.update_seconds is not None for one in same):
+    if all(timed_trial.update_seconds is not None for timed_trial in same):
         return _bound_with_updates(same, trial, setting, pass_cost)
     extremes = (
-        [replace(one, update_seconds=share * one.step_seconds) for one in same]
+        [replace(timed_trial, update_seconds=share * timed_trial.step_seconds) for timed_trial in same]
         for share in (0, MAX_UPDATE_SHARE)
     )
     return min(_bound_with_updates(extreme, trial, setting, pass_cost) for extreme in extremes)
@@ -121,7 +121,7 @@ def _bound_by_setting(
 def _bound_with_updates(
     same: Sequence[TimedTrial], trial: Trial, setting: Setting, pass_cost: PassCost | None
 ) -> float:
-    update = min(one.update_seconds or 0.0 for one in same)
+    update = min(timed_trial.update_seconds or 0.0 for timed_trial in same)
     half = trial.model.recipe.precision != "fp32"
     saves = half and halves_weights(trial.setting) and not halves_weights(setting)
     casts = CASTS * update if saves and sharded_by(trial.setting) != "fsdp" else 0.0
@@ -154,8 +154,8 @@ def _adds_up_on_host(setting: Setting) -> bool:
 
 def _of_setting(setting: Setting, timed: Sequence[TimedTrial]) -> list[TimedTrial]:
     """The trials of one setting, the smallest micro-batch first."""
-    same = (one for one in timed if one.trial.setting == setting)
-    return sorted(same, key=lambda one: one.trial.micro_batch)
+    same = (timed_trial for timed_trial in timed if timed_trial.trial.setting == setting)
+    return sorted(same, key=lambda timed_trial: timed_trial.trial.micro_batch)
 
 
 def _pass_bound(
@@ -165,7 +165,7 @@ def _pass_bound(
 
     `gain` is the share of that setting's pass that remains, `casts` the seconds of casting that are saved.
     """
-    nearest = min(same, key=lambda one: abs(one.trial.micro_batch - micro_batch))
+    nearest = min(same, key=lambda timed_trial: abs(timed_trial.trial.micro_batch - micro_batch))
     size = nearest.trial.micro_batch
     at_size = max(0.0, gain * nearest.pass_seconds - casts)  # casts take the same time at every micro-batch
     if micro_batch == size:

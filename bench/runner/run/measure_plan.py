@@ -70,7 +70,7 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
         return {gpu.index: used for gpu, used in zip(gpus, meter.used_bytes(), strict=False)}
 
     before = used()
-    progress.start(run.id, run.plan, run.believed, deadline)
+    progress.start(run.id, run.plan, run.plausible_outcomes, deadline)
     tell_of_others(before, progress.say)
 
     def tick(event: WorkerEvent | None) -> None:
@@ -94,7 +94,7 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
                     break
                 settle(used, before, progress.say)
                 _measure_trial(run, supervisor, progress, trial, Path(scratch), deadline)
-            while run.manifest.prove and (trial := unproven(run.plan, run.believed, run.proofs)):
+            while run.manifest.prove and (trial := unproven(run.plan, run.plausible_outcomes, run.proofs)):
                 if _spent(deadline):
                     spent = f"the budget of {budget_seconds or 0:.0f} s is spent before all was proven"
                     stopped = stopped or spent
@@ -115,9 +115,9 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
 
 def _next(run: Run, deadline: float | None) -> Trial | None:
     """The next open trial; if none is and there is time left, a finalist to measure again for longer."""
-    if trial := next_trial(run.plan, run.believed):
+    if trial := next_trial(run.plan, run.plausible_outcomes):
         return trial
-    again = finalist(run.plan, run.believed, run.again)
+    again = finalist(run.plan, run.plausible_outcomes, run.again)
     return None if _spent(deadline) else again  # choosing the finalist takes time, too
 
 
@@ -210,7 +210,7 @@ def _dismiss(run: Run, supervisor: Supervisor, progress: Progress, why: str | No
 
 def what_is_open(run: Run) -> str:
     """How many models or settings are undecided, as a phrase."""
-    decided, total, what = tally(run.plan, run.believed)
+    decided, total, what = tally(run.plan, run.plausible_outcomes)
     return f"{total - decided} of {total} {what} undecided"
 
 

@@ -69,7 +69,9 @@ class Run:
         self.id = folder.name
         self.started_at = time.time()
         self.outcomes: dict[str, Outcome] = {}
-        self.believed: dict[str, Outcome] = {}  # for the search: an implausible time counts as a failure
+        self.plausible_outcomes: dict[
+            str, Outcome
+        ] = {}  # for the search: an implausible time counts as a failure
         self.again: set[str] = set()  # trials that were measured a second time, for longer
         self.earlier: dict[str, Measured] = {}  # the first measurement of those measured twice
         self.ceilings: tuple[Ceiling, ...] = ()
@@ -142,7 +144,7 @@ class Run:
         self.outcomes[identity] = outcome
         self._reduced.pop(identity, None)
         plausible = identity not in self._planned or self._is_plausible(self._reduce(identity))
-        self.believed[identity] = outcome if plausible else IMPLAUSIBLE
+        self.plausible_outcomes[identity] = outcome if plausible else IMPLAUSIBLE
 
     def _is_plausible(self, reduced: ReducedTrial | Failure) -> bool:
         if not isinstance(reduced, ReducedTrial) or reduced.estimate is None:
@@ -194,7 +196,9 @@ class Run:
             trials=trials,
             skipped=self.plan.skipped,
             winners=tuple(
-                fastest_with_confidence(model.name, trials, undecided(self.plan, self.believed, model.name))
+                fastest_with_confidence(
+                    model.name, trials, undecided(self.plan, self.plausible_outcomes, model.name)
+                )
                 for model in self.manifest.models
             ),
         )
