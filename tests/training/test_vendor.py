@@ -253,14 +253,14 @@ def test_a_built_model_has_the_parts_that_its_family_names(family: Family) -> No
 
 def test_deepspeed_has_what_the_engine_is_asked_for() -> None:
     pytest.importorskip("deepspeed", reason="the extra zero is not installed")
-    from deepspeed.runtime.engine import DeepSpeedEngine
+    from deepspeed.runtime import engine
 
     for name in ("set_gradient_accumulation_boundary", "get_global_grad_norm"):
-        assert callable(getattr(DeepSpeedEngine, name, None)), gone(
+        assert callable(getattr(engine.DeepSpeedEngine, name, None)), gone(
             deepspeed_inside, f"the engine has no {name}"
         )
-    parameters = inspect.signature(inspect.unwrap(DeepSpeedEngine.backward)).parameters
-    assert "scale_wrt_gas" in parameters, gone(deepspeed_inside, "engine.backward takes no scale_wrt_gas")
+    source = inspect.getsource(engine)  # a decorator hides backward's signature
+    assert "scale_wrt_gas=True" in source, gone(deepspeed_inside, "backward takes no scale_wrt_gas")
 
 
 def test_deepspeed_reads_its_accelerator_from_the_environment() -> None:
