@@ -19,7 +19,7 @@ from bench.cli.arguments import count
 from bench.export.guards import finite, nothing_lost, right_devices
 from bench.records.trial import Trial
 from bench.runner.trial.device import Device
-from bench.runner.trial.run_trial import TrialRun, keep_what_is_here
+from bench.runner.trial.run_trial import TrialRun, freeze_garbage_collector
 from bench.runner.trial.team import Team, join
 from bench.runner.trial.training_loop import Strategy
 from bench.training.setting import in_group
@@ -62,7 +62,7 @@ def train(run: TrialRun, strategy: Strategy, arguments: argparse.Namespace, team
             total += strategy.forward_backward(next(data), passes, sync=i == passes - 1)
         strategy.update()
         if step == done + WARM_STEPS:
-            keep_what_is_here()
+            freeze_garbage_collector()
         saves = arguments.out and (step == last or step % (arguments.save_every or SAVE_EVERY) == 0)
         if saves or step == last or step % (arguments.log_every or recipe.log_every_steps or SILENT) == 0:
             loss = finite(team.mean(float(total) / (step - since)), step)  # float: waits for the device
