@@ -51,7 +51,7 @@ class WarmUp:
 
 
 class TrialRun:
-    """One member's run of a trial; `run` and `prove` read from top to bottom."""
+    """A member's run of a trial; `run` and `prove` list its phases from top to bottom."""
 
     def __init__(self, trial: Trial, device: Device, team: Team, scratch: Path, emit: Emit) -> None:
         self.trial = trial

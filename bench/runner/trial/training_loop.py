@@ -43,7 +43,7 @@ class WithLoss(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         if self.parts is not None:
-            return self.tail(*self.asked(self.features(batch), batch["labels"]))
+            return self.tail(*self.select_positions(self.features(batch), batch["labels"]))
         loss: Tensor = self.criterion(logits(self.model, batch), batch["labels"])
         return loss
 
@@ -53,7 +53,7 @@ class WithLoss(nn.Module):
         features: Tensor = getattr(self.model, self.parts[0])(input_ids=batch["input_ids"]).last_hidden_state
         return features
 
-    def asked(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def select_positions(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Select the positions whose loss counts. Default: all; the method masked-head replaces this."""
         return features, labels
 
@@ -94,7 +94,7 @@ class Strategy(Protocol):
 
 
 class SingleDevice:
-    """One device with fp32 weights, under autocast if the recipe trains in half precision."""
+    """Training on a single device: fp32 weights, autocast if the recipe trains in half precision."""
 
     even_from: int = 1
 

@@ -30,7 +30,7 @@ def _apply(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
         chosen = features.gather(1, first.unsqueeze(-1).expand(-1, -1, features.size(-1)))
         return chosen, labels.gather(1, first)
 
-    whole.asked = masked_positions
+    whole.select_positions = masked_positions
 
 
 def _left_out(model: Model) -> Flops:
