@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 def _refuse(model: Model, _target: Target) -> str | None:
     if model.recipe.objective != "masked-lm":
-        return "only a masked language model has positions that are not asked"
+        return "only a masked language model has positions that the loss ignores"
     if family_of(model).body_and_head is None:
-        return f"where the head of {model.family} begins is not known here"
+        return f"bench does not know which module of {model.family} is the head"
     return None
 
 
@@ -44,7 +44,7 @@ def _left_out(model: Model) -> Flops:
 METHODS = (
     Method(
         name="masked-head",
-        summary="a masked language model's head at the positions that are asked",
+        summary="a masked language model's head at the masked positions only",
         free_lunch=True,
         refuse=_refuse,
         apply=_apply,

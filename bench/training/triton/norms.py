@@ -113,14 +113,7 @@ def _norms_gradient(
 
 
 @_norms.register_fake
-def _(
-    hidden: Tensor,
-    _weight_first: Tensor,
-    _bias_first: Tensor,
-    _weight_second: Tensor,
-    _bias_second: Tensor,
-    _eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(hidden: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     first, second = (torch.empty_like(hidden, memory_format=torch.contiguous_format) for _ in range(2))
     rows = hidden.numel() // hidden.shape[-1]
     means, scales = (hidden.new_empty(rows, dtype=torch.float32) for _ in range(2))
