@@ -25,7 +25,7 @@ from bench.records.trial import Trial
 from bench.runner.trial.device import Device
 from bench.runner.trial.fsdp_strategy import shard
 from bench.runner.trial.made_up_data import PIXEL_DEVIATION, PIXEL_MEAN, Batches, Samples, Share, make_pool
-from bench.runner.trial.run_trial import TrialRun, keep_what_is_here
+from bench.runner.trial.run_trial import TrialRun, freeze_garbage_collector
 from bench.runner.trial.team import Team, join
 from bench.runner.trial.training_loop import Strategy, WithLoss, make_optimizer, make_scheduler
 from bench.runner.trial.zero_strategy import drop_stale_locks, even_first, optimizer_of
@@ -34,11 +34,41 @@ from bench.training.models import family_of, uses_all_weights
 from bench.training.setting import in_group, sharded_by
 
 __all__ = [
-    "PIXEL_DEVIATION", "PIXEL_MEAN", "Device", "Samples", "Share", "StepLog", "Strategy", "Team",
-    "TrainingOptions", "Trial", "TrialRun", "WithLoss", "apply_all", "check_devices", "drop_stale_locks",
-    "even_first", "family_of", "in_group", "join", "keep_what_is_here", "known_methods", "latest_step",
-    "made_up_batches", "make_optimizer", "make_pool", "make_scheduler", "mark_complete", "no_checkpoint",
-    "optimizer_of", "parse_options", "prepare_all", "read_trial", "shard", "sharded_by", "uses_all_weights",
+    "PIXEL_DEVIATION",
+    "PIXEL_MEAN",
+    "Device",
+    "Samples",
+    "Share",
+    "StepLog",
+    "Strategy",
+    "Team",
+    "TrainingOptions",
+    "Trial",
+    "TrialRun",
+    "WithLoss",
+    "apply_all",
+    "check_devices",
+    "drop_stale_locks",
+    "even_first",
+    "family_of",
+    "freeze_garbage_collector",
+    "in_group",
+    "join",
+    "known_methods",
+    "latest_step",
+    "made_up_batches",
+    "make_optimizer",
+    "make_pool",
+    "make_scheduler",
+    "mark_complete",
+    "no_checkpoint",
+    "optimizer_of",
+    "parse_options",
+    "prepare_all",
+    "read_trial",
+    "shard",
+    "sharded_by",
+    "uses_all_weights",
 ]  # fmt: skip
 
 LATEST_STEP = "latest-step"  # a file beside the checkpoints: the step of the last complete one

@@ -1,5 +1,6 @@
-"""What is trained and how: models with their recipes, and methods that change speed and memory.
+"""Models with the recipes that train them, and methods that change their speed and memory.
 
-Imports only base. Others go through `training.models`, `training.methods` and `training.setting`;
-torch is imported only by functions that a worker calls, and by `training.triton`.
+Imports only base. Other folders use `training.models`, `training.methods`, `training.setting` and, for
+internals of torch, transformers and DeepSpeed, `training.vendor`. torch is imported by functions that a
+worker calls, and at module level only by `training.triton`.
 """

@@ -1,6 +1,6 @@
-"""A setting as names: the methods in force together, without the code of any method.
+"""A setting: the names of the methods that are used together, and the group of each.
 
-Models predict memory by a setting, and methods refuse models, so what both need of names stands here.
+Pure, and below both models and methods: families predict memory by a setting, and methods refuse models.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ GROUPS: Mapping[str, Group] = {
 
 
 def in_group(setting: Setting, group: Group) -> str | None:
-    """The method of this group that a setting holds, or None."""
+    """The setting's method of this group, or None."""
     return next((name for name in setting if GROUPS.get(name) == group), None)
 
 
 def sharded_by(setting: Setting) -> Literal["zero", "fsdp"] | None:
-    """Which code divides the model among the GPUs: DeepSpeed's ZeRO, PyTorch's FSDP2, or none."""
+    """The code that divides the model among GPUs: "zero" is DeepSpeed's, "fsdp" is PyTorch's FSDP2."""
     sharding = in_group(setting, "sharding")
     return None if sharding is None else "zero" if sharding.startswith("zero-") else "fsdp"
 
 
 def halves_weights(setting: Setting) -> bool:
-    """Whether weights are kept in the precision that products compute in, so that no pass casts them."""
+    """Whether weights have the precision in which matrix products compute, so that no pass casts them."""
     return "half-weights" in setting or in_group(setting, "sharding") is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bench.export import KINDS
 from bench.training.methods import Method, known_methods
 from bench.training.models import Model, families, known_models
 from bench.training.setting import GROUPS
@@ -21,6 +22,24 @@ def test_a_method_says_what_it_is(method: Method) -> None:
 
 def test_the_table_of_groups_names_known_methods_alone() -> None:
     assert GROUPS.keys() <= known_methods().keys()
+
+
+@every_method
+def test_a_method_requires_and_excludes_known_methods_or_groups(method: Method) -> None:
+    assert {*method.requires, *method.excludes} <= {*known_methods(), *GROUPS.values()}
+    assert all([*method.requires.values(), *method.excludes.values(), *method.not_exported_to.values()])
+
+
+@every_method
+def test_a_method_names_frameworks_that_exist(method: Method) -> None:
+    assert {*method.configured_by, *method.not_exported_to} <= {*KINDS}
+
+
+@every_method
+def test_a_method_s_effects_on_time_are_factors(method: Method) -> None:
+    assert method.prior_time > 0
+    assert method.least_time_with >= 1 or not method.free_lunch
+    assert 0 < method.least_time_without <= 1
 
 
 @every_method

@@ -44,7 +44,7 @@ ROTARY = """
 import torch
 from transformers import GPTNeoXConfig
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention, GPTNeoXRotaryEmbedding
-from bench.training.triton.rotary import _turned, forward_of
+from bench.training.triton.rotary import _rotated, forward_of
 from bench.training.models.attention import attention_implementation
 
 torch.manual_seed(0)
@@ -68,7 +68,7 @@ for heads, width, share in ((3, 20, 0.3), (1, 16, 0.25), (2, 8, 1.0)):
     for one, other in zip([found, ours.grad, *(p.grad for p in module.parameters())], expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     packed = torch.randn(2, 11, heads, 3 * width, requires_grad=True)
-    torch.library.opcheck(_turned, (packed, *tables))
+    torch.library.opcheck(_rotated, (packed, *tables))
     print("alike", heads, width, share)
 """
 

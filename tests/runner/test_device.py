@@ -50,7 +50,7 @@ def test_a_cpu_has_no_more_threads_than_it_may_use_cores(
 
 def test_a_torch_without_cuda_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
-    with pytest.raises(RuntimeError, match="this torch is for CPUs alone: install one with CUDA"):
+    with pytest.raises(RuntimeError, match="this torch has no CUDA support: install one that has"):
         Device("cuda").choose()
 
 

@@ -11,7 +11,7 @@ from bench.bundle.tar_format import MAX_LINE_BYTES
 from bench.records.estimate import step_interval
 from bench.records.trial import Measured, StepSample, Timing
 from bench.runner.trial.stopping_rules import (
-    MOST_SAMPLES,
+    MAX_SAMPLES,
     accumulation_counts,
     evaluates_rarely,
     is_enough,
@@ -111,7 +111,7 @@ def test_updates_that_hide_a_pass_are_given_more_time_and_then_up() -> None:
 
 def test_no_more_is_measured_than_a_bundle_can_hold_in_a_line() -> None:
     patient = replace(TIMING, target_percent=0.001, measure_seconds=1e6)
-    steps = [StepSample(1, 0.0101234567890123 + 0.001 * (i % 7)) for i in range(MOST_SAMPLES)]
+    steps = [StepSample(1, 0.0101234567890123 + 0.001 * (i % 7)) for i in range(MAX_SAMPLES)]
     assert not is_enough(steps[:1000], 1, 10.0, patient)
     assert is_enough(steps, 1, 1000.0, patient)
     line = canonical_json(to_json(Measured(measurement(steps))))

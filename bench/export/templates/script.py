@@ -51,7 +51,7 @@ def train(
             total += strategy.forward_backward(next(data), passes, sync=i == passes - 1)
         strategy.update()
         if step == done + WARM_STEPS:
-            runtime.keep_what_is_here()
+            runtime.freeze_garbage_collector()
         if options.logs(step):
             log.write(step, team.mean(float(total) / (step - log.step)))  # float() waits for the device
             total.zero_()

@@ -21,6 +21,7 @@ from bench.planning.plan import Plan
 from bench.planning.search.next_trial import undecided
 from bench.records.fastest import fastest_with_confidence
 from bench.records.run_results import (
+    LabelledTrial,
     ReducedTrial,
     Results,
     RunFacts,
@@ -69,9 +70,7 @@ class Run:
         self.id = folder.name
         self.started_at = time.time()
         self.outcomes: dict[str, Outcome] = {}
-        self.plausible_outcomes: dict[
-            str, Outcome
-        ] = {}  # for the search: an implausible time counts as a failure
+        self.plausible_outcomes: dict[str, Outcome] = {}  # for the search: implausible ones failed
         self.again: set[str] = set()  # trials that were measured a second time, for longer
         self.earlier: dict[str, Measured] = {}  # the first measurement of those measured twice
         self.ceilings: tuple[Ceiling, ...] = ()
@@ -174,7 +173,7 @@ class Run:
     def summaries(self) -> tuple[TrialResult, ...]:
         """Results of the trials so far, in the plan's order."""
         labelled = [
-            (identity, trial, label, self._reduce(identity))
+            LabelledTrial(trial, label, self._reduce(identity))
             for identity, (trial, label) in self._planned.items()
             if identity in self.outcomes
         ]

@@ -1,4 +1,4 @@
-"""One trial inside a worker process: model, strategy, training loop, timing.
+"""A trial inside a worker process: model, strategy, training loop, timing.
 
 Imports torch at module level, so only worker processes may import these modules.
 """

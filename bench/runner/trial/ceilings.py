@@ -1,8 +1,8 @@
-"""The best this machine does on bare operations: what no training step can beat.
+"""Measure the ceilings of a machine: bare operations that no training step can beat.
 
-A matrix product per precision, a copy within device memory, copies to and from the host and an
-all-reduce, each in several shapes where shape matters, each timed call by call; the best call of the
-best shape is the ceiling. All devices measure at once, as they will train: they share power and host.
+A matrix product per precision, a copy within device memory, copies to and from the host, and an all-reduce.
+Every call is timed, and products have several shapes; the best call of the best shape is the ceiling. All
+devices measure at once, as they train: they share power and host. Imports torch at module level.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from bench.runner.trial.device import Device
 from bench.runner.trial.team import Team
 
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# (m, n, k). Large enough to fill the device, small enough for a second; the best one counts.
+# Shapes (m, n, k): large enough to fill the device, small enough to take less than a second.
 _GPU_SHAPES = ((8192, 8192, 8192), (16384, 8192, 4096), (4096, 4096, 16384))
 _CPU_SHAPES = ((1024, 1024, 1024), (512, 2048, 1024))
-_CPU_HALF_SHAPES = ((512, 512, 512),)  # without matrix units half precision is slow there
+_CPU_HALF_SHAPES = ((512, 512, 512),)  # half precision is slow without matrix units
 WARM_CALLS, TIMED_CALLS = 3, 12
 COPIED_BYTES = {"cuda": 4 << 30, "cpu": 256 << 20}
 HOST_BYTES = 1 << 30
@@ -30,12 +30,12 @@ REDUCED_BYTES = {"cuda": 1 << 30, "cpu": 16 << 20}
 
 
 def measure_ceilings(device: Device, team: Team, precisions: list[str]) -> list[Ceiling]:
-    """`precisions` are those of the matrix products; the rest is measured wherever it exists."""
-    mine = list(_ceilings(device, team, precisions))
+    """The ceilings of all members: matrix products in these precisions, and everything else that exists."""
+    ceilings = list(_ceilings(device, team, precisions))
     if team.size == 1:
-        return mine
+        return ceilings
     everyone: list[list[Ceiling]] = [[] for _ in range(team.size)]
-    dist.all_gather_object(everyone, mine)
+    dist.all_gather_object(everyone, ceilings)
     return [ceiling for member in everyone for ceiling in member]
 
 
@@ -57,7 +57,7 @@ def _matmul(device: Device, team: Team, precision: str) -> Iterator[Ceiling]:
         _GPU_SHAPES if device.kind == "cuda" else _CPU_SHAPES if dtype == torch.float32 else _CPU_HALF_SHAPES
     )
     for m, n, k in shapes:
-        # Random, never zeros: on zeros a GPU draws less power and runs faster than it ever would.
+        # Random, because on zeros a GPU draws less power, and runs faster than it ever does in training.
         a = torch.randn(m, k, device=device.torch, dtype=dtype)
         b = torch.randn(k, n, device=device.torch, dtype=dtype)
         out = torch.empty(m, n, device=device.torch, dtype=dtype)
@@ -69,35 +69,36 @@ def _memory(device: Device, team: Team) -> Ceiling:
     source = _bytes(COPIED_BYTES[device.kind], device.torch)
     target = torch.empty_like(source)
     samples = _timed(device, team, lambda: target.copy_(source))
-    # Read and written.
+    # Each byte is read and written.
     return Ceiling("memory-bandwidth", team.rank, "B/s", 2 * source.nbytes, samples)
 
 
 def _host_copies(device: Device, team: Team) -> Iterator[Ceiling]:
-    there = _bytes(HOST_BYTES, device.torch)
-    here = torch.empty_like(there, device="cpu", pin_memory=True)
+    on_device = _bytes(HOST_BYTES, device.torch)
+    on_host = torch.empty_like(on_device, device="cpu", pin_memory=True)
     copies = {
-        "host-to-device": lambda: there.copy_(here, non_blocking=True),
-        "device-to-host": lambda: here.copy_(there, non_blocking=True),
+        "host-to-device": lambda: on_device.copy_(on_host, non_blocking=True),
+        "device-to-host": lambda: on_host.copy_(on_device, non_blocking=True),
     }
     for name, copy in copies.items():
-        yield Ceiling(name, team.rank, "B/s", there.nbytes, _timed(device, team, copy))
+        yield Ceiling(name, team.rank, "B/s", on_device.nbytes, _timed(device, team, copy))
 
 
 def _all_reduce(device: Device, team: Team) -> Ceiling:
     tensor = torch.ones(REDUCED_BYTES[device.kind] // 4, device=device.torch)
     samples = _timed(device, team, lambda: dist.all_reduce(tensor, dist.ReduceOp.MAX))
-    # What each device sends and receives at least: github.com/NVIDIA/nccl-tests doc/PERFORMANCE.md
+    # Bytes that each device sends and receives at least: github.com/NVIDIA/nccl-tests doc/PERFORMANCE.md
     work = 2 * (team.size - 1) * tensor.nbytes // team.size
     return Ceiling("all-reduce", team.rank, "B/s", work, samples)
 
 
 def _bytes(size: int, device: torch.device) -> torch.Tensor:
-    """Drawn eight at a time: one at a time takes a CPU three times as long."""
+    """Random bytes, drawn as 64-bit integers: a CPU draws single bytes in three times the time."""
     return torch.empty(size // 8, device=device, dtype=torch.int64).random_().view(torch.uint8)
 
 
 def _timed(device: Device, team: Team, call: Callable[[], object]) -> tuple[float, ...]:
+    """Seconds of each call, after some that warm up; all members begin each call together."""
     for _ in range(WARM_CALLS):
         call()
     samples = []

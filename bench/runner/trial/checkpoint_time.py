@@ -1,4 +1,7 @@
-"""How long it takes to save what training goes on from: weights and moments, this member's part."""
+"""Measure how long saving a checkpoint takes: weights and moments, this member's part.
+
+Imports torch at module level; writes one temporary file.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,22 @@ from bench.runner.machine.disk_room import TooFull
 from bench.runner.trial.device import Device
 from bench.runner.trial.training_loop import Strategy
 
-SAVED_BYTES = 1 << 30  # how much of the state is really written; the rest is scaled
-LEAST_BYTES = 1 << 24  # of a larger state: from less nothing can be scaled
+MAX_WRITTEN_BYTES = 1 << 30  # of the state; the time for the rest is scaled
+MIN_WRITTEN_BYTES = 1 << 24  # of a larger state; from less the time cannot be scaled
 
 
 def seconds_to_save(strategy: Strategy, device: Device, path: Path) -> float:
+    """Seconds of saving the optimizer's state to `path`, which is deleted. Raises TooFull without room."""
     tensors = _state_tensors(strategy.optimizer)
     total = sum(t.nbytes for t in tensors)
     if not tensors:
         return 0.0  # an optimizer that updates nothing fails the trial by itself
     free = shutil.disk_usage(path.parent).free
-    written = list(_first(tensors, free // 2 // device.count))  # the node's others may save beside this one
+    written = list(
+        _first(tensors, free // 2 // device.count)
+    )  # other members of the node may save at the same time
     size = sum(t.nbytes for t in written)
-    if size < min(total, LEAST_BYTES):
+    if size < min(total, MIN_WRITTEN_BYTES):
         raise TooFull(f"{bytes_text(free)} free for temporary files, too little to time a checkpoint")
     device.synchronise()
     started = time.perf_counter()
@@ -44,10 +50,10 @@ def seconds_to_save(strategy: Strategy, device: Device, path: Path) -> float:
 
 
 def _first(tensors: Iterable[torch.Tensor], room: int) -> Iterator[torch.Tensor]:
-    """Whole ones, until they are enough; where there is no room for that, the last is cut."""
+    """The first tensors, up to MAX_WRITTEN_BYTES; the last is cut if it exceeds `room`."""
     size = 0
     for tensor in tensors:
-        if size >= SAVED_BYTES:
+        if size >= MAX_WRITTEN_BYTES:
             return
         if size + tensor.nbytes > room:
             yield tensor.flatten()[: (room - size) // tensor.itemsize].clone()  # a view is saved whole
@@ -57,8 +63,8 @@ def _first(tensors: Iterable[torch.Tensor], room: int) -> Iterator[torch.Tensor]
 
 
 def _state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """What must be saved to go on later: the weights that are updated, and their moments; our part."""
-    found = []
+    """This member's part of the weights that the optimizer updates, and of their moments."""
+    tensors = []
     for weight, state in optimizer.state.items():
-        found += [weight.detach(), *(value for value in state.values() if isinstance(value, torch.Tensor))]
-    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in found]
+        tensors += [weight.detach(), *(value for value in state.values() if isinstance(value, torch.Tensor))]
+    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]

@@ -1,4 +1,7 @@
-"""One device of the worker: waiting for it, its memory, its share of loader processes."""
+"""A trial's device: synchronise with it, cap and read its memory, divide loader processes and threads.
+
+Imports torch at module level.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class Device:
 
     @classmethod
     def own(cls, kind: Literal["cpu", "cuda"]) -> Self:
-        """This process's, by what a launcher says of its node; alone without one."""
+        """This process's device, from LOCAL_RANK and LOCAL_WORLD_SIZE; the only one without a launcher."""
         rank, size = os.environ.get("LOCAL_RANK", "0"), os.environ.get("LOCAL_WORLD_SIZE", "1")
         return cls(kind, int(rank), int(size))
 
@@ -30,21 +33,25 @@ class Device:
         return torch.device("cuda", self.index) if self.kind == "cuda" else torch.device("cpu")
 
     def loaders(self) -> int:
-        """Loader processes of this device; none on a CPU: they would take the cores that train."""
+        """The number of this device's loader processes; 0 on a CPU, whose cores train."""
         if self.kind == "cpu":
             return 0
         return max(1, min(8, cores() // (2 * self.count)))
 
     def choose(self) -> None:
-        """From here on this process's own device: what says "cuda" means it."""
+        """Make this the process's current device; on a CPU, limit threads to its share of cores."""
         if self.kind == "cuda":
             if not torch.backends.cuda.is_built():
-                raise RuntimeError("this torch is for CPUs alone: install one with CUDA, or --device cpu")
+                raise RuntimeError(
+                    "this torch has no CUDA support: install one that has, or pass --device cpu"
+                )
             torch.cuda.set_device(self.index)
             _require_code_for(torch.cuda.get_device_capability(self.index))
             return
         threads = max(1, cores() // self.count)
-        if self.count > 1 or threads < torch.get_num_threads():  # more would wait for each other's time
+        if (
+            self.count > 1 or threads < torch.get_num_threads()
+        ):  # more threads than cores slow each other down
             torch.set_num_threads(threads)
 
     def synchronise(self) -> None:
@@ -52,7 +59,7 @@ class Device:
             torch.cuda.synchronize(self.index)
 
     def cap_memory(self, cap_bytes: int | None) -> None:
-        """On a GPU the allocator refuses beyond the cap; on a CPU the supervisor watches."""
+        """Make a GPU's allocator refuse memory beyond the cap. On a CPU the supervisor enforces it."""
         if self.kind == "cuda" and cap_bytes is not None:
             total = torch.cuda.get_device_properties(self.index).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total), self.index)
@@ -65,10 +72,10 @@ class Device:
 
     def peak_bytes(self) -> int:
         if self.kind == "cuda":
-            # What CUDA graphs keep counts as allocated only while they are recorded.
+            # Memory of CUDA graphs counts as allocated only while they are recorded.
             graphs = os.environ.get("TORCHINDUCTOR_CUDAGRAPHS") == "1"
-            told = torch.cuda.max_memory_reserved if graphs else torch.cuda.max_memory_allocated
-            return int(told(self.index))
+            peak = torch.cuda.max_memory_reserved if graphs else torch.cuda.max_memory_allocated
+            return int(peak(self.index))
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
@@ -76,7 +83,10 @@ class Device:
 
 
 def _require_code_for(capability: tuple[int, int]) -> None:
-    """Newer versions of CUDA leave older cards out; CUDA itself says no more than that there is no kernel."""
+    """Refuse a GPU that is older than all architectures this torch was compiled for.
+
+    CUDA's own error only says that there is no kernel image.
+    """
     oldest = min(
         (int(name.rpartition("_")[2].rstrip("af")) for name in torch.cuda.get_arch_list()), default=0
     )

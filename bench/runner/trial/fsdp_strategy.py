@@ -1,7 +1,7 @@
 """FSDP2 (`fully_shard`): every device holds a part of each parameter, gradient and moment.
 
-Gradients are divided, so each pass sends them on: that is what keeps them small, and what the
-measured slope of a pass then includes.
+Each pass sends its gradients to the devices that hold their parts, which keeps them small; the measured time
+of a pass includes it. Imports torch at module level.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.training.vendor import torch_inside
 
 
 class ShardedFsdp(SingleDevice):
-    """fp32 shards; what a block computes with is gathered in the recipe's precision."""
+    """Shards in fp32; each block's weights are gathered in the recipe's precision."""
 
     on_host: ClassVar[bool] = False
 
@@ -39,25 +39,27 @@ class ShardedFsdp(SingleDevice):
         self.parameters_too = parameters_too
         offload = self.on_host
         shard(whole, blocks, recipe, device, team, parameters_too=parameters_too, offload=offload)
-        super().__init__(whole, recipe, device, fused or offload)  # on the host the plain update crawls
+        super().__init__(
+            whole, recipe, device, fused or offload
+        )  # on the host an update that is not fused is very slow
 
     def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
-        # Where parameters are not divided, they stay together between the passes of a step.
+        # Without `parameters_too`, parameters stay gathered between the passes of a step.
         self.whole.set_reshard_after_backward(sync or self.parameters_too)
         return super().forward_backward(batch, passes, sync)
 
 
 class OffloadedFsdp(ShardedFsdp):
-    """Shards live in the host's memory, and gradients are added up there, while the device computes.
+    """Shards in the host's memory, where gradients are added up while the device computes.
 
-    FSDP2 would add them up itself, inside of the backward pass: where a gradient lies already, it waits for
-    the next one, copied through memory that is not pinned, and adds that alone. Of mamba-2.8b the second pass
-    of a step took 10.8 s so, the first one, which finds no gradient, 3.0 s together with the update
-    (results/settings-h200/mamba-2.8b-1gpu-rest-2.tar). So no pass finds one.
+    FSDP2 would add them up itself inside of the backward pass: if a parameter already has a gradient, it
+    waits for the next one, which is copied through memory that is not pinned. The second pass of a step of
+    mamba-2.8b then took 10.8 s; the first, which finds no gradients, 3.0 s including the update
+    (results/settings-h200/mamba-2.8b-1gpu-rest-2.tar). So gradients are set aside before every backward pass.
     """
 
     on_host: ClassVar[bool] = True
-    # A step's last gradients are added when no pass is left to hide it; where they are its only ones, never.
+    # No pass hides the addition of a step's last gradients; a step of one pass has nothing to add.
     even_from: int = 2
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -67,11 +69,11 @@ class OffloadedFsdp(ShardedFsdp):
 
     def forward(self, batch: Batch) -> Tensor:
         loss = super().forward(batch)
-        self.set_aside()  # the device is still at what was only begun here
+        self.set_aside()  # the host adds while the device still computes the loss
         return loss
 
     def set_aside(self) -> None:
-        """What the pass before this one left."""
+        """Move gradients of the previous pass into the sums."""
         for weight in self.weights:
             if weight.grad is not None:
                 if weight in self.sums:
@@ -89,20 +91,26 @@ class OffloadedFsdp(ShardedFsdp):
 
 
 def _part(gradient: Tensor) -> Tensor:
-    """This device's, as a plain tensor: adding two of them is one kernel."""
+    """This device's part as a plain tensor: adding two of them is one kernel."""
     assert isinstance(gradient, DTensor)
     return gradient.to_local()
 
 
 def shard(
-    whole: nn.Module, blocks: list[nn.Module], recipe: Recipe, device: torch.device, team: Team, *,
-    parameters_too: bool, offload: bool,
-) -> None:  # fmt: skip
-    """Block by block, and what is left with the whole; in place."""
+    whole: nn.Module,
+    blocks: list[nn.Module],
+    recipe: Recipe,
+    device: torch.device,
+    team: Team,
+    *,
+    parameters_too: bool,
+    offload: bool,
+) -> None:
+    """Shard each block, then the remaining parameters with the whole module, in place."""
     half = HALF.get(recipe.precision)
     options = {
         "mesh": init_device_mesh(device.type, (team.size,)),
-        # Reduced in fp32, as replicas are; inputs stay what they are, as under autocast alone.
+        # Gradients are reduced in fp32, as replicas' are; inputs are not cast, as under autocast alone.
         "mp_policy": MixedPrecisionPolicy(half, torch.float32 if half else None, None, False),
         "offload_policy": CPUOffloadPolicy(torch.cuda.is_available()) if offload else OffloadPolicy(),
         "reshard_after_forward": parameters_too,

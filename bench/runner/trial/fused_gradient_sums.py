@@ -1,7 +1,7 @@
-"""Products that add a weight's gradient to its fp32 sums themselves, so that it is never written apart.
+"""Matrix products that add a weight's gradient directly to its fp32 sums.
 
-In half precision it would be written by the product and read again to be added: of pythia-6.9b 13.7 GB a
-pass, of one sample as of many.
+Otherwise the product writes the gradient in half precision, and the addition reads it again: 13.7 GB a pass
+of pythia-6.9b, however many samples it has. Imports torch at module level.
 """
 
 from __future__ import annotations
@@ -14,42 +14,43 @@ from torch import Tensor, nn
 
 from bench.training.vendor import torch_inside
 
-EVEN = 64  # elements: what lengths of rows divide by in all that was measured
+ROW_MULTIPLE = 64  # elements; all layers that were measured have rows of a multiple
 
 
 def adds_up(layer: nn.Module) -> bool:
-    """Others have something of their own between weight and product, or rows of odd length.
+    """Whether the layer's product can add the gradient: a plain linear layer with rows of even length.
 
-    Those the compiler pads to be fast. With roberta-large's head of 50,265 words a pass of 256 samples ended
-    in an illegal memory access (torch 2.11 on an H200), and does not without.
+    The compiler pads rows of odd length. With roberta-large's head of 50,265 words, a pass of 256 samples
+    then ended in an illegal memory access (torch 2.11 on an H200). Subclasses of nn.Linear may change the
+    weight before the product.
     """
-    return type(layer) is nn.Linear and not any(length % EVEN for length in layer.weight.shape)
+    return type(layer) is nn.Linear and not any(length % ROW_MULTIPLE for length in layer.weight.shape)
 
 
 def add_up_in_products(layer: nn.Linear, sums: Tensor) -> None:
-    """The backward pass adds the gradient of the layer's weight to `sums`; autograd is given none."""
-    # `data`, since sums are views of one buffer: else each seems changed when another one is.
+    """Let the backward pass add the gradient of the layer's weight to `sums`; autograd gets none."""
+    # `data`, because sums are views of one buffer: otherwise autograd sees a change of one in all others.
     layer.register_buffer("sums", sums.data, persistent=False)
 
     def product(entry: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        # Of an entry that asks for no gradient a compiler drops the operator: none of its results is used.
+        # For an input without a gradient the compiler would drop the operator, whose results nothing uses.
         if not entry.requires_grad or entry.dim() < 2:
             return F.linear(entry, weight, bias)
         out: Tensor = _product(entry, weight, bias, layer.sums)
         return out
 
-    if "forward" in vars(layer):  # a method's, which asks for its product (bench.training.triton.gelu)
+    if "forward" in vars(layer):  # replaced by a method that uses `layer.product` (triton/gelu.py)
         layer.product = product
     else:
         layer.forward = lambda input: product(input, layer.weight, layer.bias)
 
 
-# Operators of their own, so that torch.compile takes them as they are.
+# Registered as operators, so that torch.compile calls them without tracing into them.
 
 
 @torch.library.custom_op("bench::product", mutates_args=())
 def _product(entry: Tensor, weight: Tensor, bias: Tensor | None, sums: Tensor) -> Tensor:  # noqa: ARG001
-    # `data`, since it may be a view, and autograd lets nobody write to a view that an operator made.
+    # `data`, because the result may be a view, and autograd forbids writing to a view from an operator.
     return F.linear(entry, weight, bias).data
 
 
@@ -58,34 +59,36 @@ def _(entry: Tensor, weight: Tensor, _bias: Tensor | None, _sums: Tensor) -> Ten
     return entry.new_empty(*entry.shape[:-1], weight.shape[0])
 
 
-# It changes `sums`, which nothing else in a compiled graph reads: were that said, they would be copied.
+# It also changes `sums`, undeclared: nothing else in a compiled graph reads them, and declaring it would make
+# the compiler copy them.
 @torch.library.custom_op("bench::product_gradient", mutates_args=())
-def _product_gradient(change: Tensor, entry: Tensor, weight: Tensor, sums: Tensor) -> Tensor:
-    changes, entries = change.flatten(0, -2), entry.flatten(0, -2)
-    total = sums.data  # unseen by autograd, which keeps them for a layer's other uses, too
+def _product_gradient(grad_out: Tensor, entry: Tensor, weight: Tensor, sums: Tensor) -> Tensor:
+    """Add the weight's gradient to `sums`. Returns the gradient of the input."""
+    gradients, entries = grad_out.flatten(0, -2), entry.flatten(0, -2)
+    total = sums.data  # hidden from autograd, which keeps `sums` for other uses of the layer
     if total.is_cuda:
-        torch_inside.add_half_product(total, changes.T, entries)
-    else:  # PyTorch has a product of halves in fp32 for GPUs alone
-        total += changes.T @ entries
-    return change @ weight
+        torch_inside.add_half_product(total, gradients.T, entries)
+    else:  # PyTorch multiplies halves into fp32 on GPUs only
+        total += gradients.T @ entries
+    return grad_out @ weight
 
 
 @_product_gradient.register_fake
-def _(change: Tensor, _entry: Tensor, weight: Tensor, _sums: Tensor) -> Tensor:
-    return change.new_empty(*change.shape[:-1], weight.shape[1])
+def _(grad_out: Tensor, _entry: Tensor, weight: Tensor, _sums: Tensor) -> Tensor:
+    return grad_out.new_empty(*grad_out.shape[:-1], weight.shape[1])
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Tensor], output: Tensor) -> None:  # noqa: ARG001
+def _save_inputs(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Tensor], output: Tensor) -> None:  # noqa: ARG001
     entry, weight, bias, sums = inputs
     ctx.biased = bias is not None
     ctx.save_for_backward(entry, weight, sums)
 
 
-def _backward(ctx: Any, change: Tensor) -> tuple[Tensor, None, Tensor | None, None]:
+def _backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, None, Tensor | None, None]:
     entry, weight, sums = ctx.saved_tensors
-    # Not in the operator: what made `change` may add it up on the way.
-    of_bias = change.flatten(0, -2).sum(0) if ctx.biased else None
-    return _product_gradient(change, entry, weight, sums), None, of_bias, None
+    # Outside of the operator, so that the compiler can fuse the sum with the code that makes `grad_out`.
+    grad_bias = grad_out.flatten(0, -2).sum(0) if ctx.biased else None
+    return _product_gradient(grad_out, entry, weight, sums), None, grad_bias, None
 
 
-torch.library.register_autograd("bench::product", _backward, setup_context=_keep)
+torch.library.register_autograd("bench::product", _backward, setup_context=_save_inputs)

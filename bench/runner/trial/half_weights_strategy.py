@@ -1,6 +1,7 @@
 """Half-precision weights, with an fp32 copy that the optimizer updates and fp32 sums of their gradients.
 
-Nothing is cast within a pass, and what flows from block to block is half as large as under autocast.
+No weight is cast within a pass, and activations between blocks are half as large as under autocast. Imports
+torch at module level.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from bench.runner.trial.training_loop import HALF, Batch, SingleDevice, lowered,
 from bench.training.models import Recipe
 from bench.training.vendor import torch_inside
 
-ALIGNED = 128  # elements: what vectorised kernels want to start at
+ALIGNED = 128  # elements; vectorised kernels are fast on tensors that start at multiples
 
 
 class HalfWeightsStrategy(SingleDevice):
+    """`self.weights` are the fp32 copies, `self.computed` the half-precision weights of the module."""
+
     def __init__(
         self, whole: nn.Module, recipe: Recipe, device: torch.device, team: Team, fused: bool
     ) -> None:
@@ -30,12 +33,14 @@ class HalfWeightsStrategy(SingleDevice):
         self.computed = list(whole.parameters())
         self.gradients = _flat_gradients(self.weights)
         for weight, copy in zip(self.computed, self.weights, strict=True):
-            # Parameters alone: the tables of rotary positions, say, stay in fp32.
+            # Parameters only: buffers, tables of rotary positions for instance, stay in fp32.
             weight.data = weight.data.to(HALF[recipe.precision])
-            weight.register_post_accumulate_grad_hook(_adds_to(copy))
+            weight.register_post_accumulate_grad_hook(_hook_adding_to(copy))
         sums = dict(zip(map(id, self.computed), (copy.grad for copy in self.weights), strict=True))
         for layer in whole.modules():
-            if adds_up(layer) and id(layer.weight) in sums:  # not one that is computed, by weight_norm say
+            if (
+                adds_up(layer) and id(layer.weight) in sums
+            ):  # a computed weight, by weight_norm for instance, has no sums
                 add_up_in_products(layer, sums[id(layer.weight)])
 
     def updated_weights(self) -> list[nn.Parameter]:
@@ -63,23 +68,24 @@ class HalfWeightsStrategy(SingleDevice):
             return self.forward(lowered(batch, self.recipe))
 
     def state(self) -> dict[str, Any]:
-        """The fp32 copies under the names of what is computed with; their moments in the same order."""
+        """The fp32 copies under the names of the module's weights, and their moments in the same order."""
         make_moments(self.optimizer)
         return {"model": self.whole.state_dict() | self.copies(), "optimizer": self.optimizer.state_dict()}
 
     def copies(self) -> dict[str, Tensor]:
+        """The fp32 copies by the names of the module's weights."""
         names = [name for name, _ in self.whole.named_parameters()]
         return dict(zip(names, (weight.detach() for weight in self.weights), strict=True))
 
     def go_on_from(self, state: Mapping[str, Any]) -> None:
-        self.whole.load_state_dict(state["model"])  # lowered on the way
+        self.whole.load_state_dict(state["model"])  # casts them to half precision
         for name, copy in self.copies().items():
             copy.copy_(state["model"][name])
         self.optimizer.load_state_dict(state["optimizer"])
 
 
 def _flat_gradients(weights: list[nn.Parameter]) -> Tensor:
-    """One buffer that all gradients are views of: cleared and exchanged as one."""
+    """Make all gradients views of one buffer, which is cleared and exchanged as a whole. Returns it."""
     padded = [-(-weight.numel() // ALIGNED) * ALIGNED for weight in weights]
     flat = torch.zeros(sum(padded), device=weights[0].device)
     for weight, part in zip(weights, flat.split(padded), strict=True):
@@ -87,22 +93,22 @@ def _flat_gradients(weights: list[nn.Parameter]) -> Tensor:
     return flat
 
 
-def _adds_to(copy: nn.Parameter) -> Callable[[Tensor], None]:
-    """Takes a gradient over as soon as it is whole, so that it need not stay in half precision too."""
+def _hook_adding_to(copy: nn.Parameter) -> Callable[[Tensor], None]:
+    """A hook that adds a weight's complete gradient to the copy's, and frees the half-precision one."""
 
-    def take_over(weight: Tensor) -> None:
+    def add_gradient(weight: Tensor) -> None:
         assert copy.grad is not None
-        if weight.grad is None:  # a product has added it up (bench.runner.trial.fused_gradient_sums)
+        if weight.grad is None:  # already added by the product (fused_gradient_sums.py)
             return
         _add(copy.grad, weight.grad)
         weight.grad = None
 
-    return take_over
+    return add_gradient
 
 
 def _add(total: Tensor, more: Tensor) -> None:
     if total.is_cuda and more.is_contiguous():
-        from bench.training.triton.add import add  # brings Triton, which needs a GPU
+        from bench.training.triton.add import add  # imports Triton, which needs a GPU
 
         add(total, more)
     else:

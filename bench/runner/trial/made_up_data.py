@@ -1,7 +1,8 @@
 """Made-up data on disk, read through a real data loader.
 
-Random tokens and pixels train as slowly as real ones, once preparation is done ahead of time, which
-the recipes assume. Sample i is the same whatever the micro-batch, so that losses can be compared.
+Random tokens and pixels train at the speed of real ones that were prepared ahead of time, which the recipes
+assume. Sample i does not depend on the micro-batch, so that losses can be compared. Imports torch at module
+level.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from bench.training.models import Model
 
 POOL_TOKENS = 1 << 22
 POOL_IMAGES = 256
-MASK_TOKEN_SHARE, RANDOM_TOKEN_SHARE = 0.8, 0.1  # of the chosen tokens; the rest stay (BERT, RoBERTa)
+MASK_TOKEN_SHARE, RANDOM_TOKEN_SHARE = 0.8, 0.1  # of chosen tokens; the rest keep their token (BERT, RoBERTa)
 PIXEL_MEAN, PIXEL_DEVIATION = 0.5, 0.25
 
 Sample = dict[str, Any]
 
 
 def make_pool(model: Model, folder: Path, seed: int) -> Path:
-    """The file that the loader maps: tokens one after the other, or images as bytes."""
+    """Write the file that the loader maps: a sequence of tokens, or images as bytes. Returns its path."""
     recipe = model.recipe
     random = np.random.default_rng(seed)
     folder.mkdir(exist_ok=True)
@@ -40,14 +41,14 @@ def make_pool(model: Model, folder: Path, seed: int) -> Path:
         np.save(path, random.integers(0, 256, (count, 3, size, size), dtype=np.uint8))
     else:
         vocabulary = int(model.architecture["vocab_size"])
-        # Room for two samples and most of a third: each begins a token later than the last but one.
+        # Two samples and most of a third: then each sample begins a token later than the last but one.
         count = max(POOL_TOKENS, 3 * (recipe.units_per_sample + 1) - 1)
         np.save(path, random.integers(0, vocabulary, count, dtype=np.int32))
     return path
 
 
 class Samples(Dataset[Sample]):
-    """Sample i of an endless recipe; opened anew in each loader process."""
+    """An endless data set over the pool, which each loader process opens for itself."""
 
     def __init__(self, model: Model, pool: Path, seed: int) -> None:
         self.model = model
@@ -76,7 +77,7 @@ class Samples(Dataset[Sample]):
         recipe = self.model.recipe
         tokens = self._tokens(index, recipe.units_per_sample)
         random = np.random.default_rng((self.seed, index))
-        # The same number for every sample: then a mean over micro-batches is the mean over the batch.
+        # Equally many in every sample: then the mean over micro-batches is the mean over the batch.
         chosen = random.permutation(len(tokens))[: recipe.asked_per_sample]
         labels = np.full_like(tokens, -100)
         labels[chosen] = tokens[chosen]
@@ -94,12 +95,12 @@ class Samples(Dataset[Sample]):
 
 
 class Share(Sampler[list[int]]):
-    """Which samples make this member's micro-batches: every size-th of them, beginning with the rank-th."""
+    """The samples of this member's micro-batches: every size-th micro-batch, beginning with the rank-th."""
 
     def __init__(self, micro_batch: int, team: Team, first: int = 0) -> None:
         self.micro_batch = micro_batch
         self.team = team
-        self.first = first  # of this member's micro-batches: those before it were trained with
+        self.first = first  # of this member's micro-batches; earlier ones were trained on already
 
     def __iter__(self) -> Iterator[list[int]]:
         for number in itertools.count(self.team.rank + self.first * self.team.size, self.team.size):
@@ -107,7 +108,7 @@ class Share(Sampler[list[int]]):
 
 
 class Batches:
-    """Micro-batches on the device, without end, through PyTorch's own loader."""
+    """An endless iterator of micro-batches on the device, from PyTorch's loader."""
 
     def __init__(
         self,
@@ -137,6 +138,6 @@ class Batches:
     def __next__(self) -> dict[str, torch.Tensor]:
         batch = {k: v.to(self.device, non_blocking=True) for k, v in next(self._batches).items()}
         if (pixels := batch.get("pixel_values")) is not None:
-            # Bytes cross to the device; a quarter of the traffic of floats.
+            # Images are copied to the device as bytes, a quarter of the traffic of floats.
             batch["pixel_values"] = pixels.float().div_(255).sub_(PIXEL_MEAN).div_(PIXEL_DEVIATION)
         return batch

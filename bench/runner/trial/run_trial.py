@@ -1,4 +1,8 @@
-"""A trial from an empty process to a measurement, phase by phase; every member of the team does the same."""
+"""Run a trial in a worker: from an empty process to a measurement, phase by phase.
+
+In: a trial, a device, a team. Out: a Measurement or a Proof, and events for the supervisor. Every member of
+the team does the same. Imports torch at module level.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +41,18 @@ Emit = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Warm:
+class WarmUp:
+    """The steps of a warm-up, and what they tell about the measurement to come."""
+
     samples: tuple[StepSample, ...]
     steady: bool
-    step_seconds: float  # of one pass
-    pass_seconds: float  # roughly, to choose how to measure
+    step_seconds: float  # a step of one pass
+    pass_seconds: float  # roughly, to choose pass counts
 
 
 class TrialRun:
+    """A member's run of a trial; `run` and `prove` list its phases from top to bottom."""
+
     def __init__(self, trial: Trial, device: Device, team: Team, scratch: Path, emit: Emit) -> None:
         self.trial = trial
         self.device = device
@@ -55,6 +63,7 @@ class TrialRun:
         self._phase = ("start", time.perf_counter())
 
     def phase(self, name: str) -> None:
+        """End the current phase and begin the next, for the supervisor and for the measurement's record."""
         before, started = self._phase
         now = time.perf_counter()
         self.phase_seconds[before] = self.phase_seconds.get(before, 0.0) + now - started
@@ -66,7 +75,7 @@ class TrialRun:
         self.phase("first steps")  # compilation happens in here
         losses, norms, samples_per_loss = self.loss_curve()
         self.phase("warm-up")
-        keep_what_is_here()
+        freeze_garbage_collector()
         warm = self.warm_up()
         self.phase("measure")
         started = time.time()
@@ -77,26 +86,35 @@ class TrialRun:
         log, save, evaluation = self.overheads(warm.pass_seconds)
         self.phase("done")
         return Measurement(
-            steps=steps, warmup=warm.samples, steady=warm.steady,
-            losses=losses, gradient_norms=norms, samples_per_loss=samples_per_loss,
+            steps=steps,
+            warmup=warm.samples,
+            steady=warm.steady,
+            losses=losses,
+            gradient_norms=norms,
+            samples_per_loss=samples_per_loss,
             peak_bytes=int(self.team.slowest(peak)),
             parameters=self.parameters,
             flops=arithmetic(self.trial.setting, self.trial.model, flops_of(self.trial.model)),
             master_dtype=_dtype_of(self.strategy.optimizer),
-            log_seconds=log, save_seconds=save, eval_seconds_per_sample=evaluation,
-            phase_seconds=self.phase_seconds, started_at=started, ended_at=ended,
-        )  # fmt: skip
+            log_seconds=log,
+            save_seconds=save,
+            eval_seconds_per_sample=evaluation,
+            phase_seconds=self.phase_seconds,
+            started_at=started,
+            ended_at=ended,
+        )
 
     def prove(self, steps: int, seconds: float) -> Proof:
-        """Trains as the recipe says, at least so many steps and seconds; synchronised at both ends only.
+        """Train as the recipe says for at least so many steps and seconds, and time the whole.
 
-        What an estimate is held against: nothing of the estimate's own clockwork is in here.
+        Estimates are compared with the result, so it shares none of their timing: devices are synchronised
+        at the beginning and at the end only.
         """
         self.prepare()
         self.phase("first steps")
         for _ in range(3):
             self.step(min(2, self.trial.accumulation))
-        keep_what_is_here()
+        freeze_garbage_collector()
         self.device.synchronise()
         self.device.reset_peak()
         self.phase("train")
@@ -107,12 +125,13 @@ class TrialRun:
             self.step(self.trial.accumulation)
             done += 1
             self.emit({"step": self.trial.accumulation})
-            if done >= steps:  # only once the count alone no longer ends it
+            if done >= steps:  # before that the time cannot end the loop, and need not be read
                 self.device.synchronise()
                 elapsed = self.team.slowest(time.perf_counter() - started)
         return Proof(done, elapsed, int(self.team.slowest(self.device.peak_bytes())))
 
     def prepare(self) -> None:
+        """Build the strategy and open the data, within the trial's memory cap."""
         self.phase("build")
         self.device.cap_memory(self.trial.memory_cap_bytes)
         self.strategy = self.build()
@@ -136,28 +155,34 @@ class TrialRun:
         trial = self.trial
         pool = make_pool(trial.model, self.scratch / f"rank-{self.team.rank}", trial.seed)
         return Batches(
-            trial.model, pool, trial.micro_batch, trial.seed, self.device.torch, self.team,
-            self.device.loaders(), first,
-        )  # fmt: skip
+            model=trial.model,
+            pool=pool,
+            micro_batch=trial.micro_batch,
+            seed=trial.seed,
+            device=self.device.torch,
+            team=self.team,
+            workers=self.device.loaders(),
+            first=first,
+        )
 
     def passes(self, count: int, of: int | None = None) -> torch.Tensor:
-        """The passes of one step, or so many of them. Returns their mean loss, still on the device."""
+        """Run `count` passes of a step that has `of` (default: `count`). Returns their mean loss."""
         total = torch.zeros((), device=self.device.torch)
         for i in range(count):
             total += self.strategy.forward_backward(next(self.batches), of or count, sync=i == count - 1)
         return total
 
     def step(self, passes: int, of: int | None = None) -> torch.Tensor:
-        """One optimizer step, not synchronised. Returns its mean loss, still on the device."""
+        """Run one optimizer step without synchronising. Returns its mean loss, on the device."""
         loss = self.passes(passes, of)
         self.strategy.update()
         return loss
 
     def timed_step(self, passes: int) -> StepSample:
-        """A step of fewer passes than the recipe has, with the numbers of the recipe's.
+        """Time a step of fewer passes than the recipe's, whose losses are scaled as in the recipe's step.
 
-        A pass's loss is divided by the passes of its step, and a GPU at its power limit is the slower
-        the larger the numbers: fp16 gradients 128 times too large cost 2% (docs/accuracy.md).
+        A loss is divided by the number of passes of its step. Larger numbers slow down a GPU at its power
+        limit: fp16 gradients 128 times too large cost 2% (docs/accuracy.md).
         """
         self.device.synchronise()
         self.team.wait()
@@ -169,7 +194,10 @@ class TrialRun:
         return sample
 
     def loss_curve(self) -> tuple[tuple[float, ...], tuple[float | None, ...], int]:
-        """The first steps: what tells whether a setting still computes the same thing."""
+        """Train the first steps: losses, gradient norms, and samples a step.
+
+        Comparing them between settings shows whether a setting computes the same as the naive one.
+        """
         trial = self.trial
         at_once = trial.micro_batch * self.team.size
         samples = loss_samples(self.parameters, trial.model.recipe)
@@ -180,21 +208,21 @@ class TrialRun:
             loss = self.passes(passes)
             norm = self.strategy.update(norm_wanted=True)
             losses.append(self.team.mean(float(loss)))
-            if not math.isfinite(losses[-1]):  # what follows would time numbers that nobody trains with
+            if not math.isfinite(losses[-1]):  # timings of such numbers would mean nothing
                 raise FloatingPointError(
                     f"the loss is {losses[-1]} at step {step}: lower the recipe's learning rate, "
                     "or train in bf16 where fp16 overflows"
                 )
             assert norm is not None
-            # Not finite: half precision overflowed, and the scaler left this update out.
+            # Not finite if half precision overflowed; then the scaler skipped this update.
             norms.append(float(norm) if math.isfinite(norm) else None)
             self.emit({"step": passes})
         return tuple(losses), tuple(norms), passes * at_once
 
-    def warm_up(self) -> Warm:
-        """Steps of one pass until two adjacent windows agree, or the time is up; then two of two passes.
+    def warm_up(self) -> WarmUp:
+        """Run steps of one pass until two adjacent windows agree or the time is up, then two of two passes.
 
-        The first of those may still make room for what it adds up.
+        Two, because the first may still allocate memory for the sums of gradients.
         """
         samples: list[StepSample] = []
         started = time.perf_counter()
@@ -202,15 +230,15 @@ class TrialRun:
             if self.team.slowest(time.perf_counter() - started) > self.trial.timing.warmup_seconds:
                 break
             samples.append(self.timed_step(1))
-        a_step = mean([sample.seconds for sample in samples[-3:]])  # the last and so the warmest
+        a_step = mean([sample.seconds for sample in samples[-3:]])  # the last are the warmest
         if self.trial.accumulation == 1:
-            return Warm(tuple(samples), steady, a_step, a_step)
+            return WarmUp(tuple(samples), steady, a_step, a_step)
         samples += [self.timed_step(2), self.timed_step(2)]
         a_pass = min(max(samples[-1].seconds - a_step, a_step / 50), a_step)
-        return Warm(tuple(samples), steady, a_step, a_pass)
+        return WarmUp(tuple(samples), steady, a_step, a_pass)
 
-    def measure(self, warm: Warm) -> tuple[StepSample, ...]:
-        """Both counts in turn, so that a machine that drifts drifts for both."""
+    def measure(self, warm: WarmUp) -> tuple[StepSample, ...]:
+        """Time steps of both pass counts alternately, so that drift of the machine affects both alike."""
         trial = self.trial
         update = warm.step_seconds - warm.pass_seconds
         counts = accumulation_counts(
@@ -227,18 +255,19 @@ class TrialRun:
         raise AssertionError("cycle never ends")
 
     def overheads(self, pass_seconds: float) -> tuple[float | None, float | None, float | None]:
+        """Seconds of a log line, a checkpoint and an evaluated sample; None for what the recipe omits."""
         recipe = self.trial.model.recipe
         log = self.time_log() if recipe.log_every_steps else None
         save = self.time_save() if recipe.save_every_steps else None
         evaluation = None
-        if evaluates_rarely(recipe):  # to be timed it would be compiled first: a pass of training is more
+        if evaluates_rarely(recipe):  # a training pass bounds it, and saves compiling it
             evaluation = pass_seconds / (self.trial.micro_batch * self.team.size)
         elif recipe.eval_every_steps and recipe.eval_samples:
             evaluation = self.time_evaluation()
         return log, save, evaluation
 
     def time_log(self) -> float:
-        """Beyond the step: the wait that reading a loss forces is in every timed step already."""
+        """Seconds of writing a log line. Waiting for the loss is excluded: every timed step includes it."""
         loss = self.step(1)
         self.device.synchronise()
         started = time.perf_counter()
@@ -247,9 +276,9 @@ class TrialRun:
         return self.team.slowest(time.perf_counter() - started)
 
     def time_save(self) -> float:
-        """Weights and moments to this disk; past a GiB the rest is scaled from what was written.
+        """Seconds of saving weights and moments to this disk; at most a GiB is written, the rest is scaled.
 
-        Of replicas the first one saves; where each holds a part, all do at once.
+        The first of several replicas saves; if each member holds a part, all save at once.
         """
         saves = self.team.rank == 0 or in_group(self.trial.setting, "sharding") is not None
         path = self.scratch / f"checkpoint-{self.team.rank}.pt"
@@ -257,6 +286,7 @@ class TrialRun:
         return self.team.slowest(seconds_to_save(self.strategy, self.device, path) if saves else 0.0)
 
     def time_evaluation(self) -> float:
+        """Seconds of evaluating one sample."""
         whole = self.strategy.whole
         whole.eval()
         seconds = 0.0
@@ -272,19 +302,20 @@ class TrialRun:
         return seconds / (self.trial.micro_batch * self.team.size)
 
 
-def keep_what_is_here() -> None:
-    """After the first steps, when all is built and compiled.
+def freeze_garbage_collector() -> None:
+    """Exempt all objects from garbage collection. Called once everything is built and compiled.
 
-    Python's collector would look through half a million objects that stay for ever, again and again, and
-    hold a step up for a third of a second each time.
+    Otherwise Python's collector repeatedly scans half a million permanent objects, and delays a step by a
+    third of a second each time.
     """
     gc.collect()
     gc.freeze()
 
 
 def _dtype_of(optimizer: torch.optim.Optimizer) -> str:
-    """The dtype of the weights that were updated: fp32, or the trial computes something else."""
-    kinds = {str(weight.dtype).removeprefix("torch.") for weight in optimizer.state}
-    if kinds != {"float32"}:
-        raise RuntimeError(f"the optimizer updates {', '.join(sorted(kinds)) or 'nothing'}, not fp32 weights")
-    return kinds.pop()
+    """The dtype of the weights that the optimizer updates. Raises unless it is fp32."""
+    dtypes = {str(weight.dtype).removeprefix("torch.") for weight in optimizer.state}
+    if dtypes != {"float32"}:
+        names = ", ".join(sorted(dtypes)) or "nothing"
+        raise RuntimeError(f"the optimizer updates {names}, not fp32 weights")
+    return dtypes.pop()

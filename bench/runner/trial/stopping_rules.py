@@ -1,4 +1,7 @@
-"""When a measurement is warm, when it is good enough, and how many passes its steps take. Pure."""
+"""Decide when a trial is warm, when its measurement is good enough, and how many passes its steps take.
+
+Pure: from the times measured so far, and the recipe.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,19 @@ from bench.records.trial import StepSample, Timing
 from bench.training.models import Recipe
 
 WINDOW = 3  # steps; two adjacent windows must agree
-AGREEMENT = 0.02  # of their mean; more where the wanted interval is wider than that
-ROUNDS = 5  # before a tight interval is believed
-LATE_ROUNDS = 3  # before the time that is up ends it
-PATIENCE = 4  # times the measuring time, where more passes do not take longer yet: then it stays untold
-MOST_SAMPLES = (
-    50_000  # whoever verifies reads a trial's as one line, and no longer ones (bench/bundle/tar_format.py)
-)
-RARE = 3e-4  # evaluated samples, of those trained on: at most 0.1% of the time
-# Of the measuring time, for one step at the high count. A pass is the difference of two steps, and what one
-# of them is off by is the less of a pass the further they lie apart: few long steps beat many short ones.
+MIN_AGREEMENT = 0.02  # largest difference of two windows, relative; the target interval if that is wider
+MIN_ROUNDS = 5  # before a tight interval ends the measurement; a round has one step of each pass count
+MIN_ROUNDS_AT_DEADLINE = 3  # before the end of the measuring time does
+UNRESOLVED_FACTOR = 4  # times the measuring time; then a trial ends whose passes cannot be told from updates
+MAX_SAMPLES = 50_000  # steps; a verifier reads a trial's as one line of limited length (bundle/tar_format.py)
+RARE_EVALUATION = 3e-4  # evaluated samples per trained sample: at most 0.1% of the time
+# Share of the measuring time for one step at the high pass count. A pass is the difference of two steps,
+# whose errors matter less the more passes lie between them: few long steps beat many short ones.
 MAX_STEP_SHARE = 1 / 5
-# A step of the loss curve: so many samples whatever the micro-batch, as near as it divides, and fewer where
-# they are more arithmetic than a slow card does in half a minute: it would time out before it is measured.
+# Samples in a step of the loss curve, independent of the micro-batch as far as it divides them. Fewer if that
+# is more arithmetic than a slow GPU does in half a minute, or the trial would time out before it is measured.
 LOSS_SAMPLES, LOSS_FLOPS = 64, 1e15
-DEAR = 1 / 6  # of the measuring time, for one pass: from there on two passes must do, else three
+LONG_PASS = 1 / 6  # share of the measuring time; a step has at least 2 longer passes, or 3 shorter ones
 
 
 def is_steady(seconds: Sequence[float], timing: Timing) -> bool:
@@ -32,45 +33,51 @@ def is_steady(seconds: Sequence[float], timing: Timing) -> bool:
     if len(seconds) < 2 * WINDOW:
         return False
     before, after = mean(seconds[-2 * WINDOW : -WINDOW]), mean(seconds[-WINDOW:])
-    return abs(after - before) <= max(AGREEMENT, timing.target_percent / 100) * before
+    return abs(after - before) <= max(MIN_AGREEMENT, timing.target_percent / 100) * before
 
 
 def loss_samples(parameters: int, recipe: Recipe) -> int:
-    """A power of two, for most micro-batches to divide, and of the model alone, for runs to be compared."""
-    each = 6 * parameters * recipe.units_per_sample  # an addition and a product a weight, and twice that back
-    return 1 << (max(1, min(LOSS_SAMPLES, int(LOSS_FLOPS / each))).bit_length() - 1)
+    """Samples in a step of the loss curve: a power of two, which most micro-batches divide.
+
+    Depends on the model only, so that loss curves of different runs can be compared.
+    """
+    sample_flops = 6 * parameters * recipe.units_per_sample  # 2 a weight forward, 4 backward
+    return 1 << (max(1, min(LOSS_SAMPLES, int(LOSS_FLOPS / sample_flops))).bit_length() - 1)
 
 
 def accumulation_counts(
     recipe_accumulation: int, pass_seconds: float, update_seconds: float, timing: Timing, even_from: int = 1
 ) -> tuple[int, ...]:
-    """One pass, and as many as the time allows up to what the recipe does; of the recipe's own, or on a line.
+    """The two pass counts to measure, low and high; (1,) if the recipe's step is one pass.
 
-    The line begins where passes are even: a step of fewer than `even_from` lacks something that all longer
-    ones have once. An update that takes longer than passes do, on the host, scatters by more too: then passes
-    of twice its time, up to the whole measuring time.
+    Low is one pass, or `even_from` if a step of fewer passes lacks something that all longer ones have. High
+    is as many as the time allows, at most the recipe's. An update on the host may take longer than passes,
+    and then scatters more: a step gets up to twice its time, within the measuring time.
     """
     low = even_from if recipe_accumulation > even_from else 1
     seconds = max(MAX_STEP_SHARE * timing.measure_seconds, min(2 * update_seconds, timing.measure_seconds))
-    least = 2 if pass_seconds > DEAR * timing.measure_seconds else 3
-    apart = max(least, int(seconds / pass_seconds)) - 1  # what tells a pass, wherever the line begins
-    high = min(recipe_accumulation, low + apart)
+    min_passes = 2 if pass_seconds > LONG_PASS * timing.measure_seconds else 3
+    difference = max(min_passes, int(seconds / pass_seconds)) - 1  # passes between the two counts
+    high = min(recipe_accumulation, low + difference)
     return (1,) if recipe_accumulation == 1 else (low, high)
 
 
 def is_enough(samples: Sequence[StepSample], accumulation: int, elapsed: float, timing: Timing) -> bool:
-    """Tight enough, or out of time; never before a handful of rounds, nor after more than can be read."""
-    if len(samples) >= MOST_SAMPLES:
+    """Whether the interval is tight enough or the time is up.
+
+    Never before a few rounds, always after as many samples as a bundle may hold.
+    """
+    if len(samples) >= MAX_SAMPLES:
         return True
     interval = step_interval(samples, accumulation)
     rounds = len(samples) // max(1, len({sample.accumulation for sample in samples}))
     if interval is None:
-        return elapsed >= PATIENCE * timing.measure_seconds and rounds >= LATE_ROUNDS
-    late = elapsed >= timing.measure_seconds and rounds >= LATE_ROUNDS
-    return late or (rounds >= ROUNDS and interval.percent <= timing.target_percent)
+        return elapsed >= UNRESOLVED_FACTOR * timing.measure_seconds and rounds >= MIN_ROUNDS_AT_DEADLINE
+    late = elapsed >= timing.measure_seconds and rounds >= MIN_ROUNDS_AT_DEADLINE
+    return late or (rounds >= MIN_ROUNDS and interval.percent <= timing.target_percent)
 
 
 def evaluates_rarely(recipe: Recipe) -> bool:
-    """So rarely that a bound on its time is enough."""
+    """Whether the recipe evaluates so rarely that an upper bound on the time is enough."""
     trained = (recipe.eval_every_steps or 0) * recipe.batch_size
-    return bool(trained and recipe.eval_samples) and (recipe.eval_samples or 0) < RARE * trained
+    return bool(trained and recipe.eval_samples) and (recipe.eval_samples or 0) < RARE_EVALUATION * trained

@@ -1,4 +1,4 @@
-"""Which strategy a setting asks for; what it needs is imported with it."""
+"""Choose the strategy of a setting. Its module, and the packages it needs, are imported when it is chosen."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from bench.training.setting import in_group
 def make_strategy(
     trial: Trial, whole: WithLoss, blocks: list[nn.Module], device: torch.device, team: Team
 ) -> Strategy:
+    """The strategy that trains `whole`, whose repeated units are `blocks`, in the trial's setting."""
     setting, recipe = trial.setting, trial.model.recipe
     fused, offload = "fused-optimizer" in setting, "offload" in setting
     match in_group(setting, "sharding"):
@@ -30,8 +31,8 @@ def make_strategy(
             from bench.runner.trial.fsdp_strategy import OffloadedFsdp, ShardedFsdp
 
             sharded = OffloadedFsdp if offload else ShardedFsdp
-            divided = name == "fsdp-3"
-            return sharded(whole, blocks, recipe, device, team, parameters_too=divided, fused=fused)
+            parameters_too = name == "fsdp-3"
+            return sharded(whole, blocks, recipe, device, team, parameters_too=parameters_too, fused=fused)
         case name:
             from bench.runner.trial.zero_strategy import ZeroStrategy
 

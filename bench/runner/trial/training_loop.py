@@ -1,6 +1,7 @@
 """The training loop: what a recipe does in one step, and nothing else.
 
-`bench export` will write this same loop down, so what was measured can be run.
+`bench export` writes scripts that use this same loop, so what was measured can be run. Imports torch at
+module level.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ Batch = Mapping[str, Tensor]
 
 
 class Criterion(nn.Module):
+    """The loss as a module, so that it can be compiled on its own."""
+
     def forward(self, answer: Tensor, labels: Tensor) -> Tensor:
         return cross_entropy(answer, labels)
 
@@ -31,7 +34,7 @@ class Criterion(nn.Module):
 class WithLoss(nn.Module):
     """A model and its loss as one module: what is compiled, replicated or sharded as a whole."""
 
-    parts: tuple[str, str] | None = None  # body and head, once a method takes them apart
+    parts: tuple[str, str] | None = None  # body and head, once a method calls them separately
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -40,55 +43,58 @@ class WithLoss(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         if self.parts is not None:
-            return self.tail(*self.asked(self.features(batch), batch["labels"]))
+            return self.tail(*self.select_positions(self.features(batch), batch["labels"]))
         loss: Tensor = self.criterion(logits(self.model, batch), batch["labels"])
         return loss
 
     def features(self, batch: Batch) -> Tensor:
-        """What the body gives for every position."""
+        """The body's output for every position."""
         assert self.parts is not None
         features: Tensor = getattr(self.model, self.parts[0])(input_ids=batch["input_ids"]).last_hidden_state
         return features
 
-    def asked(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of them that head and loss are given: all, unless a method says otherwise."""
+    def select_positions(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Select the positions whose loss counts. Default: all; the method masked-head replaces this."""
         return features, labels
 
     def tail(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Head and loss."""
+        """Compute the logits of selected positions, and their loss."""
         assert self.parts is not None
         head = getattr(self.model, self.parts[1])
-        # Mamba's features are fp32, also where its head is held in half precision.
+        # Mamba's features are fp32 even if its head has half-precision weights.
         features = features.to(next(head.parameters()).dtype)
         loss: Tensor = self.criterion(head(features), labels)
         return loss
 
 
 class Strategy(Protocol):
-    """How one model trains on the devices at hand."""
+    """How one model trains on this member's device, together with the team."""
 
     whole: nn.Module
     optimizer: torch.optim.Optimizer
-    even_from: int  # passes: from so many on, a step of one more takes one pass longer, and no more
+    even_from: int  # passes; beyond it, each further pass lengthens a step by exactly one pass time
 
     def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
-        """One pass of `passes`; `sync` on the last: only then must gradients be exchanged.
+        """Run one of a step's `passes`; `sync` is true on the last, when gradients must be exchanged.
 
-        Returns this device's share of the step's mean loss, still on the device.
+        Returns this device's share of the step's mean loss, on the device.
         """
         ...
 
     def update(self, norm_wanted: bool = False) -> float | None:
-        """Clip, step, schedule, zero. Where it is wanted, the gradients' norm before clipping."""
+        """Clip gradients, update weights and learning rate, clear gradients.
+
+        Returns the gradients' norm before clipping if it is wanted, else None.
+        """
         ...
 
     def evaluate(self, batch: Batch) -> Tensor:
-        """The loss of a batch, with nothing kept for a backward pass."""
+        """The loss of a batch, without keeping activations."""
         ...
 
 
 class SingleDevice:
-    """One device: fp32 weights, autocast where the recipe trains in half precision."""
+    """Training on a single device: fp32 weights, autocast if the recipe trains in half precision."""
 
     even_from: int = 1
 
@@ -102,7 +108,7 @@ class SingleDevice:
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "fp16")
 
     def updated_weights(self) -> list[nn.Parameter]:
-        """What the optimizer updates, in fp32."""
+        """The fp32 weights that the optimizer updates."""
         return list(self.whole.parameters())
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -138,8 +144,8 @@ class SingleDevice:
             return self.forward(batch)
 
     def state(self) -> dict[str, Any]:
-        """Weights and moments by the weights' names, this member's part: to be saved, or loaded into."""
-        from torch.distributed.checkpoint.state_dict import get_state_dict  # what is measured does without
+        """This member's part of weights and moments, by the weights' names, to be saved or loaded into."""
+        from torch.distributed.checkpoint.state_dict import get_state_dict  # measuring does not need it
 
         make_moments(self.optimizer)
         model, optimizer = get_state_dict(self.whole, self.optimizer)
@@ -149,19 +155,21 @@ class SingleDevice:
         from torch.distributed.checkpoint.state_dict import set_state_dict
 
         set_state_dict(
-            self.whole, self.optimizer,
-            model_state_dict=state["model"], optim_state_dict=state["optimizer"],
-        )  # fmt: skip
+            self.whole,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
 
 
 class DataParallel(SingleDevice):
-    """Every device holds the whole model, and gradients are exchanged once a step (DDP)."""
+    """DDP: every device holds the whole model, and gradients are exchanged once a step."""
 
     def __init__(
         self, whole: nn.Module, recipe: Recipe, device: torch.device, fused: bool, *, all_used: bool
     ) -> None:
         super().__init__(whole, recipe, device, fused)
-        # Views: gradients lie in the buckets that are sent, not beside them.
+        # Gradients as views of the buckets that are sent need no memory of their own.
         self.replica = DistributedDataParallel(
             whole, gradient_as_bucket_view=True, find_unused_parameters=not all_used
         )
@@ -176,22 +184,22 @@ class DataParallel(SingleDevice):
 
 
 def lowered(batch: Batch, recipe: Recipe) -> Batch:
-    """Without autocast, pictures come in the weights' precision."""
+    """The batch with images in the recipe's precision, for models that compute without autocast."""
     dtype = HALF.get(recipe.precision, torch.float32)
     return {name: t.to(dtype) if t.is_floating_point() else t for name, t in batch.items()}
 
 
 def _number(norm: Tensor | None) -> float:
-    """On the host; of a sharded model, of all its shards."""
+    """The norm as a number on the host; for a sharded model, the norm over all shards."""
     assert norm is not None
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 def make_optimizer(weights: Iterable[nn.Parameter], recipe: Recipe, fused: bool) -> torch.optim.Optimizer:
-    """Weights decay beside the gradient under either name, as with those whose recipes say "Adam" (ADR 3).
+    """AdamW, for both names in recipes: weights decay separately from the gradient (docs/adr/0003).
 
-    Through the gradient, as torch.optim.Adam has it, a Pythia's decay outweighs gradients: with it the tiny
-    model learns nothing of what it else knows after 500 steps.
+    torch.optim.Adam adds the decay to the gradient, which a Pythia's decay outweighs: with it the tiny model
+    learns nothing in 500 steps.
     """
     o = recipe.optimizer
     return torch.optim.AdamW(
@@ -205,9 +213,9 @@ def make_optimizer(weights: Iterable[nn.Parameter], recipe: Recipe, fused: bool)
 
 
 def make_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Between steps: of weights that have none yet, as they are before a first update, which else makes them.
+    """Create zero moments, between steps, for weights that have had no update yet.
 
-    Also of those that no pass uses: what goes on from a checkpoint looks for the moments of all.
+    Loading a checkpoint needs the moments of all weights, including those that no pass uses.
     """
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     bare = {weight for weight in weights if weight.requires_grad and weight not in optimizer.state}
@@ -216,12 +224,12 @@ def make_moments(optimizer: torch.optim.Optimizer) -> None:
     gradients = [weight.grad for weight in weights]  # none, or zero
     for weight in weights:
         if weight not in bare:
-            weight.grad = None  # its moments stay as they are
+            weight.grad = None  # keeps its moments unchanged
         elif weight.grad is None:
             weight.grad = torch.zeros_like(weight)
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
-        group["lr"] = 0.0  # weights would decay
+        group["lr"] = 0.0  # otherwise weights would decay
     optimizer.step()
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
@@ -238,7 +246,7 @@ def make_scheduler(optimizer: torch.optim.Optimizer, recipe: Recipe) -> torch.op
 
 
 def learning_rate_factor(schedule: Schedule, step: int, steps: int) -> float:
-    """Of the peak learning rate, for the step that follows `step` updates."""
+    """The factor on the peak learning rate, for the step that follows `step` updates."""
     if step < schedule.warmup_steps:
         return (step + 1) / schedule.warmup_steps
     progress = min(1.0, (step - schedule.warmup_steps) / max(1, steps - schedule.warmup_steps))

@@ -1,6 +1,7 @@
-"""ZeRO (DeepSpeed): half-precision weights where the recipe has them, an fp32 copy divided among devices.
+"""ZeRO (DeepSpeed): weights in the recipe's precision, and an fp32 copy that is divided among devices.
 
-Stage 1 exchanges gradients once a step. From stage 2 on they are divided, so each pass sends them on.
+Stage 1 exchanges gradients once a step. From stage 2 on they are divided, so each pass sends them. Imports
+torch at module level, and deepspeed when a strategy is made.
 """
 
 from __future__ import annotations
@@ -17,21 +18,30 @@ from bench.runner.trial.training_loop import Batch, lowered, make_optimizer, mak
 from bench.training.models import Recipe
 from bench.training.vendor import deepspeed_inside, torch_inside
 
-ALIGNED = 8  # weights in half precision, 16 bytes: as much as a GPU loads at once
-STALE_SECONDS = 240.0  # the slowest operator compiles in half of that; a trial's silence ends it after 300
+ALIGNED = 8  # half-precision weights, 16 bytes: as much as a GPU loads at once
+STALE_SECONDS = 240.0  # twice the slowest operator's compilation; a trial that is silent for 300 s is ended
 
 
 class ZeroStrategy:
+    """DeepSpeed's engine as a `Strategy`."""
+
     def __init__(
-        self, whole: nn.Module, recipe: Recipe, device: torch.device, micro_batch: int, *,
-        stage: int, offload: bool, fused: bool,
-    ) -> None:  # fmt: skip
+        self,
+        whole: nn.Module,
+        recipe: Recipe,
+        device: torch.device,
+        micro_batch: int,
+        *,
+        stage: int,
+        offload: bool,
+        fused: bool,
+    ) -> None:
         deepspeed_inside.choose_accelerator(device.type)
         drop_stale_locks()
         import deepspeed
 
         optimizer = optimizer_of(whole, recipe, offload=offload, fused=fused)
-        # A step's only pass goes by no sum on the host (stage_1_and_2.py, copy_grads_in_partition).
+        # A step of one pass adds nothing up on the host (stage_1_and_2.py, copy_grads_in_partition).
         self.even_from = 2 if offload else 1
         self.whole = whole
         self.recipe = recipe
@@ -60,10 +70,11 @@ class ZeroStrategy:
 
 
 def even_first(weights: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """The odd-sized last: DeepSpeed lays all into one buffer, where what follows them is at odd addresses.
+    """Sort the weights so that those of odd size come last.
 
-    Behind the 50,265 biases of RoBERTa's head came all other weights of the head, which kernels read slowly
-    there, or not at all.
+    An odd-sized parameter misaligns all that follow it in DeepSpeed's flat buffer, RoBERTa's head with 50,265
+    biases for instance; kernels read misaligned weights slowly, or fail.
+    https://github.com/deepspeedai/DeepSpeed/issues/2700
     """
     return sorted(weights, key=lambda weight: weight.numel() % ALIGNED != 0)
 
@@ -80,7 +91,7 @@ def drop_stale_locks() -> None:
 
 
 def configuration(recipe: Recipe, micro_batch: int, stage: int, offload: bool) -> dict[str, Any]:
-    """What `deepspeed.initialize` is told; docs: deepspeed.ai, "DeepSpeed Configuration JSON"."""
+    """The configuration for `deepspeed.initialize`: deepspeed.ai, "DeepSpeed Configuration JSON"."""
     on_host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True}
     if offload:
@@ -89,12 +100,12 @@ def configuration(recipe: Recipe, micro_batch: int, stage: int, offload: bool) -
             zero["offload_param"] = on_host
     return {
         "train_micro_batch_size_per_gpu": micro_batch,
-        "gradient_accumulation_steps": 1,  # the loop says itself which pass is the last
+        "gradient_accumulation_steps": 1,  # the training loop decides which pass is the last
         "gradient_clipping": recipe.clip_norm or 0.0,
         "zero_optimization": zero,
         "bf16": {"enabled": recipe.precision == "bf16"},
         "fp16": {"enabled": recipe.precision == "fp16"},
-        # Half precision would lose what hundreds of passes add.
+        # Sums of hundreds of passes would lose digits in half precision.
         "data_types": {"grad_accum_dtype": "fp32"},
         "steps_per_print": 1 << 40,
     }

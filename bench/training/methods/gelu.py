@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def _refuse(model: Model, target: Target) -> str | None:
     family = family_of(model)
     if not {"gelu", "before_gelu"} <= family.seams.keys():
-        return f"where {model.name} has GELU after a layer with a bias is not known here"
+        return f"bench does not know which module of {model.name} is GELU after a layer with a bias"
     if target.device == "cpu":
         return "its kernels are for NVIDIA GPUs"
     activation = complete(model, family.defaults())["hidden_act"]

@@ -31,7 +31,7 @@ METHODS = (
         excludes={"sharding": "half-weights and {other} both say how weights are held: choose one"},
         chooses_kernels=False,
         not_exported_to={
-            "accelerate": "it keeps weights in fp32; half-precision weights beside them need bench's loop",
+            "accelerate": "it keeps weights in fp32: half-precision weights need bench's loop",
             "deepspeed": "without sharding it sums gradients of half-precision weights in half precision",
         },
         refuse=_refuse,

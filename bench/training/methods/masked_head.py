@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 def _refuse(model: Model, _target: Target) -> str | None:
     if model.recipe.objective != "masked-lm":
-        return "only a masked language model has positions that are not asked"
+        return "only a masked language model has positions that the loss ignores"
     if family_of(model).body_and_head is None:
-        return f"where the head of {model.family} begins is not known here"
+        return f"bench does not know which module of {model.family} is the head"
     return None
 
 
@@ -30,7 +30,7 @@ def _apply(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
         chosen = features.gather(1, first.unsqueeze(-1).expand(-1, -1, features.size(-1)))
         return chosen, labels.gather(1, first)
 
-    whole.asked = masked_positions
+    whole.select_positions = masked_positions
 
 
 def _left_out(model: Model) -> Flops:
@@ -44,7 +44,7 @@ def _left_out(model: Model) -> Flops:
 METHODS = (
     Method(
         name="masked-head",
-        summary="a masked language model's head at the positions that are asked",
+        summary="a masked language model's head at the masked positions only",
         free_lunch=True,
         refuse=_refuse,
         apply=_apply,

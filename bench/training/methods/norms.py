@@ -41,7 +41,7 @@ def _apply(model: Model, _whole: nn.Module, blocks: list[nn.Module]) -> None:
 METHODS = (
     Method(
         name="norms",
-        summary="both norms of a block in Triton, which reads what they are of once each way",
+        summary="both norms of a block in one Triton kernel, which reads their input once in each pass",
         free_lunch=True,
         compiled_on_first_use=True,
         # Under autocast norms compute in fp32, and the layers after them read a half-precision copy.

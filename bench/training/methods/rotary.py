@@ -31,7 +31,7 @@ def _apply(model: Model, _whole: nn.Module, blocks: list[nn.Module]) -> None:
 METHODS = (
     Method(
         name="rotary",
-        summary="queries and keys turned to their positions in Triton, where attention reads them",
+        summary="queries and keys rotated in Triton, in the layout that attention reads",
         free_lunch=True,
         compiled_on_first_use=True,
         requires={"kernels": "rotary hands over to the attention of kernels: add kernels"},

@@ -48,7 +48,7 @@ __all__ = [
 
 @cache
 def _files() -> tuple[tuple[Family, tuple[Model, ...]], ...]:
-    """What the families' files define, in the order in which models are listed.
+    """The family and the models of each file, in the order in which models are listed.
 
     They are imported here because most commands need none of them.
     """

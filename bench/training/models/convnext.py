@@ -52,7 +52,7 @@ DEFAULTS: Mapping[str, Any] = {
     "num_labels": 2,
 }
 DEPTHWISE = 7 * 7
-SHRINK = 2  # a stage halves the sides of the one before
+SHRINK = 2  # each stage has half the height and width of the previous one
 
 
 class ConvNext(Bytes):
@@ -102,7 +102,7 @@ class ConvNext(Bytes):
                 convolution += 2 * places * SHRINK**2 * before * channels
             else:
                 convolution += 2 * places * a["num_channels"] * a["patch_size"] ** 2 * channels
-            convolution += depth * 2 * places * DEPTHWISE * channels  # each channel by itself
+            convolution += depth * 2 * places * DEPTHWISE * channels  # one filter a channel
             matmul += depth * 2 * places * 8 * channels * channels
             before = channels
         return Flops(matmul=matmul + 2 * before * a["num_labels"], convolution=convolution)
@@ -113,7 +113,7 @@ class ConvNext(Bytes):
         assert model.recipe.image_size is not None
         ends = h * a["num_channels"] * model.recipe.image_size**2 + INDEX  # pixels, label
         for channels, depth, places in _stages(model):
-            if before:  # what shrinks: norm of the last stage, its copy for the convolution
+            if before:  # the shrinking layer: norm of the previous stage, its copy for the convolution
                 wide = places * SHRINK**2
                 ends += wide * (FP32 * before + NORM_STATISTICS + h * before)
             else:
@@ -122,7 +122,7 @@ class ConvNext(Bytes):
             place = (h if mixed else FP32) * channels  # the convolution's input
             place += FP32 * channels + NORM_STATISTICS + h * channels  # norm
             place += 4 * channels * activated(model, setting, a["hidden_act"])
-            place += h * channels  # what is scaled
+            place += h * channels  # the input of layer scale
             blocks.append(Block(depth, entry, places * place, places * 2 * h * 4 * channels))
             before = channels
         ends += 2 * FP32 * before + NORM_STATISTICS
@@ -146,7 +146,10 @@ class ConvNext(Bytes):
 
 
 def _keep_rate_in_a_tensor(drop_path: nn.Module) -> None:
-    """transformers' own arithmetic; a number would be a constant of each block's compiled graph."""
+    """Replace transformers' drop path by the same arithmetic with the rate in a tensor.
+
+    As a number the rate would be a constant in each block's compiled graph, so that no two blocks share one.
+    """
     import torch
 
     drop_path.register_buffer("kept", torch.tensor(1.0 - drop_path.drop_prob), persistent=False)
@@ -162,7 +165,7 @@ def _keep_rate_in_a_tensor(drop_path: nn.Module) -> None:
 
 
 def _stages(model: Model) -> Iterator[tuple[int, int, int]]:
-    """Channels, depth and places of each stage."""
+    """Channels, depth, and number of positions of each stage."""
     a = complete(model, DEFAULTS)
     assert model.recipe.image_size is not None
     side = model.recipe.image_size // a["patch_size"]

@@ -1,4 +1,7 @@
-"""What the families share: bytes and losses, their defaults, and attention that needs no mask."""
+"""Arithmetic that families share: bytes of activations, parameters of layers, checks of fields.
+
+Pure: no I/O, no torch. docs/accuracy.md compares the predictions with measurements.
+"""
 
 from __future__ import annotations
 
@@ -15,60 +18,58 @@ if TYPE_CHECKING:
 
 FP32 = 4  # bytes
 INDEX = 8  # bytes of a token's id or a label
-EVEN = 8  # what the length of a row divides by where matrix kernels are fast
-NORM_STATISTICS = 2 * FP32  # a layer norm keeps mean and deviation of every row
+ROW_MULTIPLE = 8  # elements; matrix kernels are fast on rows of a multiple
+NORM_STATISTICS = 2 * FP32  # bytes; a layer norm keeps mean and deviation of every row
 ACTIVATIONS = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "tanh")
-WRITTEN_OUT = {"gelu_fast": 8, "gelu_new": 5, "quick_gelu": 3}  # in transformers, and the numbers they keep
+# Activations that transformers composes of PyTorch operations, with the numbers that autograd keeps for each.
+COMPOSED_ACTIVATIONS = {"gelu_fast": 8, "gelu_new": 5, "quick_gelu": 3}
 SDPA = "scaled_dot_product_attention: scores and probabilities are never written to memory"
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Bytes of one sample in one repeated unit; `count` of them are equal."""
+    """Bytes of one sample in each of `count` equal blocks."""
 
     count: int
-    entry: int  # its input in fp32: all that checkpointing keeps
-    inside: int  # all that it keeps for its backward pass
-    backward: int = 0  # what that backward pass holds besides
+    entry: int  # the block's input in fp32: checkpointing keeps nothing else
+    inside: int  # everything kept for the backward pass, without checkpointing
+    backward: int = 0  # additional bytes during the backward pass
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of one sample on its way through a model, as autocast on CUDA keeps them."""
+    """Bytes of one sample that a model keeps for its backward pass, under autocast on CUDA."""
 
     ends: int  # before the first block and after the last, without head and logits
     blocks: tuple[Block, ...]
-    logits: int  # elements, not bytes: they are fp32 in the loss whatever the precision
-    head: int = 0  # what a head of several layers keeps before the logits
+    logits: int  # elements, not bytes: the loss computes in fp32 in any precision
+    head: int = 0  # kept by a head of several layers, before the logits
 
-    def asked(self, share: float) -> Footprint:
-        """With the head at that share of the positions alone."""
+    def with_head_at(self, share: float) -> Footprint:
+        """The footprint if the head runs at that share of the positions only."""
         return replace(self, logits=round(share * self.logits), head=round(share * self.head))
 
     def kept(self, checkpointing: bool) -> int:
-        """What autograd holds when the forward pass is done; log-probabilities stand for the loss."""
+        """Bytes kept at the end of the forward pass; the loss keeps its log-probabilities."""
         blocks = sum(block.count * (block.entry if checkpointing else block.inside) for block in self.blocks)
         return self.ends + self.head + blocks + FP32 * self.logits
 
     def heights(self, checkpointing: bool, compiled_loss_bytes: int | None = None) -> tuple[int, int]:
-        """The same at its highest: where the loss begins its backward pass, and where a block is redone.
+        """Peak bytes while the loss runs its backward pass, and while a block does, recomputed or not.
 
-        A compiled loss writes no fp32 logits: `compiled_loss_bytes` an element is all there is then.
+        A compiled loss writes no fp32 logits, only `compiled_loss_bytes` an element.
         """
         kept = self.kept(checkpointing)
-        # The gradient of the log-probabilities and that of the logits stand beside what is kept.
+        # The gradients of log-probabilities and logits exist in addition to what is kept.
         loss = kept + 2 * FP32 * self.logits
         if compiled_loss_bytes is not None:
             loss = kept + (compiled_loss_bytes - FP32) * self.logits
-        redone = (block.inside - block.entry for block in self.blocks)
-        extra = [
-            again * checkpointing + block.backward for again, block in zip(redone, self.blocks, strict=True)
-        ]
+        extra = [(block.inside - block.entry) * checkpointing + block.backward for block in self.blocks]
         return loss, kept - FP32 * self.logits + max(extra, default=0)
 
 
 class Bytes:
-    """The part of the family contract that follows from a footprint."""
+    """Base class of families with formulas: predicted bytes follow from `footprint`."""
 
     body_and_head: tuple[str, str] | None = None
     seams: Mapping[str, str] = {}
@@ -76,6 +77,7 @@ class Bytes:
     by_blocks: bool = True  # measured: docs/measurements.md
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
+        """Predicted bytes that one sample keeps in this setting."""
         raise NotImplementedError
 
     def kept_bytes(self, model: Model, setting: Setting) -> int:
@@ -83,23 +85,26 @@ class Bytes:
 
     def activation_bytes(self, model: Model, setting: Setting) -> tuple[int, int]:
         footprint = self.footprint(model, setting)
-        odd = footprint.logits // model.recipe.units_per_sample % EVEN != 0
+        odd = footprint.logits // model.recipe.units_per_sample % ROW_MULTIPLE != 0
         if "masked-head" in setting:
-            footprint = footprint.asked(model.recipe.asked_per_sample / model.recipe.units_per_sample)
-        # Compiled with the head, the loss writes its gradient over the logits. Rows of odd length are
-        # padded for the head's product, and cut to length in a copy.
+            footprint = footprint.with_head_at(model.recipe.asked_per_sample / model.recipe.units_per_sample)
+        # A loss that is compiled with the head overwrites the logits with their gradient. Rows of odd length
+        # are padded for the head's product, and cut to length in a copy.
         loss_bytes = lowered(model) * (1 + odd) if in_group(setting, "compilation") else None
         return footprint.heights("checkpointing" in setting, loss_bytes)
 
 
 def autocasts(model: Model, setting: Setting) -> bool:
-    """Norms and sums in fp32. ZeRO and half-weights compute in the weights' own precision."""
-    alone = "half-weights" in setting or sharded_by(setting) == "zero"
-    return lowered(model) < FP32 and not alone
+    """Whether autocast computes norms and sums in fp32.
+
+    ZeRO and half-weights use no autocast: they compute in the precision of their weights.
+    """
+    weights_decide = "half-weights" in setting or sharded_by(setting) == "zero"
+    return lowered(model) < FP32 and not weights_decide
 
 
 def between_blocks(model: Model, setting: Setting) -> int:
-    """Bytes of an activation there, a sum of embeddings and products: as precise as weights are."""
+    """Bytes of an activation between blocks, which has the precision of the weights."""
     return lowered(model) if halves_weights(setting) else FP32
 
 
@@ -109,18 +114,19 @@ def lowered(model: Model) -> int:
 
 
 def activated(model: Model, setting: Setting, activation: str) -> int:
-    """Bytes kept for a number that passes an activation: both of its sides, or its output alone."""
+    """Bytes kept for each element of an activation function: input and output, or output only."""
     h = lowered(model)
     if activation in ("relu", "tanh"):
         return h
-    if in_group(setting, "compilation"):  # what lies between is made again
+    if in_group(setting, "compilation"):  # intermediate results are recomputed
         return 2 * h
-    if activation == "gelu_new" and autocasts(model, setting):  # a power is fp32 there
+    if activation == "gelu_new" and autocasts(model, setting):  # autocast computes its power in fp32
         return 4 * FP32
-    return WRITTEN_OUT.get(activation, 2) * h
+    return COMPOSED_ACTIVATIONS.get(activation, 2) * h
 
 
 def complete(model: Model, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's architecture with its family's defaults."""
     return {**defaults, **model.architecture}
 
 
@@ -130,6 +136,7 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> int:
 
 
 def head_mistakes(a: Mapping[str, Any], path: str) -> Iterator[Mistake]:
+    """Refuse attention heads that do not divide the hidden size."""
     hidden, heads = a["hidden_size"], a["num_attention_heads"]
     if hidden % heads:
         allowed = "allowed: a divisor of hidden_size"
@@ -139,6 +146,7 @@ def head_mistakes(a: Mapping[str, Any], path: str) -> Iterator[Mistake]:
 
 
 def length_mistakes(model: Model, positions: int, path: str) -> Iterator[Mistake]:
+    """Refuse samples that are longer than the architecture's positions."""
     length = model.recipe.units_per_sample
     if length > positions:
         found = f"{length} is more than the {positions} positions of the architecture"
@@ -146,6 +154,7 @@ def length_mistakes(model: Model, positions: int, path: str) -> Iterator[Mistake
 
 
 def activation_mistakes(a: Mapping[str, Any], allowed: tuple[str, ...], path: str) -> Iterator[Mistake]:
+    """Refuse activation functions that the family has no formulas for."""
     if a["hidden_act"] not in allowed:
         words = "allowed: " + ", ".join(allowed)
         yield Mistake(f"{path}/architecture/hidden_act", f'"{a["hidden_act"]}" is not one of these', words)

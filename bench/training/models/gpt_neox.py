@@ -98,7 +98,7 @@ class GptNeoX(Bytes):
         a, s = complete(model, DEFAULTS), model.recipe.units_per_sample
         d, layers = a["hidden_size"], a["num_hidden_layers"]
         weights = layers * (4 * d * d + 2 * d * a["intermediate_size"]) + d * a["vocab_size"]
-        pairs = s * (s + 1) // 2  # a token sees itself and those before it
+        pairs = s * (s + 1) // 2  # a token attends to itself and to those before it
         return Flops(matmul=2 * s * weights, attention=layers * pairs * 2 * 2 * d)
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
@@ -111,13 +111,13 @@ class GptNeoX(Bytes):
         token += 2 * d if a["hidden_dropout"] else 0
         token += h * d  # the attention's output
         if "rotary" in setting:
-            # Query, key and value; attention writes its output as it goes on.
+            # Query, key and value; attention overwrites its output.
             block, backward = s * (token + 3 * h * d + FP32 * heads), s * h * f
         elif "kernels" in setting:
-            # Rotated query and key, all that the values are a view of, output by head, log-sum-exp.
+            # Rotated query and key, the tensor that values are a view of, output by head, log-sum-exp.
             block, backward = s * (token + 6 * h * d + FP32 * heads), s * h * f
         else:
-            # Copies of query, key, value; softmax in fp32, and again as the matmul takes it.
+            # Copies of query, key, value; softmax in fp32, and its copy in the matmul's precision.
             block = s * (token + 3 * h * d) + s * s * heads * self._eager_pair(a, h)
             backward = s * s * heads * 2 * FP32  # the softmax's gradient, before and after
         ends = s * (2 * INDEX + residual + NORM_STATISTICS + h * d)
@@ -132,7 +132,7 @@ class GptNeoX(Bytes):
         return FP32 + lowered_copy + dropped
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
-        return None  # PyTorch brings them
+        return None  # they are part of PyTorch
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
         from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
@@ -153,9 +153,17 @@ FAMILY = GptNeoX()
 
 
 def _pythia(
-    size: str, hidden: int, layers: int, heads: int, rate: float, *,
-    precision: Precision = "fp16", vocabulary: int = 50304, eval_every_steps: int = 40_000, note: str = "",
-) -> Model:  # fmt: skip
+    size: str,
+    hidden: int,
+    layers: int,
+    heads: int,
+    rate: float,
+    *,
+    precision: Precision = "fp16",
+    vocabulary: int = 50304,
+    eval_every_steps: int = 40_000,
+    note: str = "",
+) -> Model:
     architecture = {
         "vocab_size": vocabulary,  # 50,277 tokens, padded to a multiple of 128 a model-parallel rank
         "hidden_size": hidden,
@@ -188,7 +196,12 @@ MODELS: tuple[Model, ...] = (
     _pythia("160M", 768, 12, 12, 6e-4),
     _pythia("410M", 1024, 24, 16, 3e-4),
     _pythia(
-        "1B", 2048, 16, 8, 3e-4, precision="bf16",
+        "1B",
+        2048,
+        16,
+        8,
+        3e-4,
+        precision="bf16",
         note="; learning rate: that repository's README (the .yml has 2.5e-4)",
     ),
     _pythia("2.8B", 2560, 32, 32, 1.6e-4),
@@ -220,4 +233,4 @@ MODELS: tuple[Model, ...] = (
             source="ours: Pythia's recipe for two CPU cores",
         ),
     ),
-)  # fmt: skip
+)

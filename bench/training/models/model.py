@@ -1,4 +1,4 @@
-"""What a model is: an architecture as data, the recipe that trains it, and the contract of its family.
+"""The types of a model: its architecture as data, the recipe that trains it, the contract of its family.
 
 Pure: plain values and arithmetic. torch is imported only by the methods of a family that a worker calls.
 """

@@ -119,10 +119,10 @@ def _family(model_type: Any, path: str) -> Family | Mistake:
         return Mistake(path, found, f"allowed: {listed(families())}, or another type of transformers")
     if family := families().get(model_type):
         return family
-    known = transformers_source.types()
-    if known and model_type not in known:
+    types = transformers_source.types()
+    if types and model_type not in types:
         found = f"{in_json(model_type)} is not a type of transformers"
-        return Mistake(path, found, nearest(model_type, known))
+        return Mistake(path, found, nearest(model_type, types))
     return TransformersFamily(model_type)
 
 

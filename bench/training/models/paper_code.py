@@ -1,7 +1,7 @@
-"""The recipes as the paper's published code reads them, for comparisons like for like.
+"""Known models with the recipes of the paper's published code, for comparisons like for like.
 
-"pythia-1b@paper-code" in a manifest is Pythia-1B so changed. Only what can cost time or memory is
-here, as far as it belongs to a recipe; decision 3 lists every difference, with its reason.
+"pythia-1b@paper-code" in a manifest is Pythia-1B with these changes. Only differences that can cost time or
+memory, and belong to a recipe, are here; docs/adr/0003 lists all of them with reasons. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bench.training.models import Model, known_models
 
 SUFFIX = "@paper-code"
 SOURCE = "the paper's code: src/models/ of github.com/apoorvkh/academic-pretraining"
-# It logs, saves and evaluates nothing while it measures.
+# The paper's code logs, saves and evaluates nothing while it measures.
 SILENT: Mapping[str, None] = dict.fromkeys(
     ("log_every_steps", "save_every_steps", "eval_every_steps", "eval_samples")
 )
@@ -25,18 +25,19 @@ ARCHITECTURE: Mapping[str, Mapping[str, Any]] = {
 
 
 def find_model(name: str) -> Model | None:
-    """A known model, or that model as the paper's code trains it."""
+    """The model of this name, which may end with "@paper-code"; None if there is none."""
     model = known_models().get(name.removesuffix(SUFFIX))
     return as_in_paper_code(model) if model and name.endswith(SUFFIX) else model
 
 
 def as_in_paper_code(model: Model) -> Model:
+    """The model as the paper's code trains it, named with the suffix."""
     architecture = {**model.architecture, **ARCHITECTURE.get(model.family, {})}
     changes: dict[str, Any] = {}
-    if model.family == "gpt_neox":  # a sample of 2,049 tokens goes in whole
+    if model.family == "gpt_neox":  # the code does not shorten a sample of 2,049 tokens
         changes["sequence_length"] = model.recipe.units_per_sample + 1
         architecture["max_position_embeddings"] += 1
-    if model.family == "roberta":  # every token is a label
+    if model.family == "roberta":  # the code uses every token as a label
         changes["masked_fraction"] = 1.0
     recipe = replace(model.recipe, **{"source": SOURCE, **SILENT, **changes})
     return Model(model.name + SUFFIX, model.family, architecture, recipe)

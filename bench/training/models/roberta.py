@@ -72,7 +72,7 @@ class Roberta(Bytes):
     def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
         a = complete(model, DEFAULTS)
         yield from head_mistakes(a, path)
-        # Positions are counted from the padding token's id on: fairseq, utils.make_positions.
+        # Positions start after the padding token's id: fairseq, utils.make_positions.
         yield from length_mistakes(model, a["max_position_embeddings"] - a["pad_token_id"] - 1, path)
         yield from activation_mistakes(a, ACTIVATIONS, path)
 
@@ -81,7 +81,7 @@ class Roberta(Bytes):
         d, f, norm = a["hidden_size"], a["intermediate_size"], 2 * a["hidden_size"]
         tables = (a["vocab_size"] + a["max_position_embeddings"] + a["type_vocab_size"]) * d
         block = 4 * linear(d, d) + linear(d, f) + linear(f, d) + 2 * norm
-        head = linear(d, d) + norm + a["vocab_size"]  # its matrix is the table of words
+        head = linear(d, d) + norm + a["vocab_size"]  # its matrix is the embedding table
         return Parts(tables + norm + head, (block,) * a["num_hidden_layers"])
 
     def forward_flops(self, model: Model) -> Flops:
@@ -96,8 +96,8 @@ class Roberta(Bytes):
         mixed = autocasts(model, setting)
         residual = d * (FP32 if mixed else h)
         masks = d if a["hidden_dropout_prob"] else 0
-        # Query, key and value each lower the input for themselves where nothing is compiled: autocast
-        # remembers weights alone.
+        # Without compilation query, key and value each have their own half-precision copy of the input:
+        # autocast caches copies of weights only.
         copies = 1 if in_group(setting, "compilation") else 3
         token = copies * h * d if mixed else residual
         token += 3 * h * d + h * d + masks  # query, key, value; attention's output
@@ -105,7 +105,7 @@ class Roberta(Bytes):
         token += f * activated(model, setting, a["hidden_act"])
         token += masks + residual + NORM_STATISTICS  # sum, norm
         if "kernels" in setting:
-            # Going back, at its widest: the gradient of one side of gelu.
+            # The backward pass peaks at the gradient of gelu's input.
             block, backward = s * (token + FP32 * heads), s * h * f
         else:
             dropped = (1 + (0 if mixed else FP32)) if a["attention_probs_dropout_prob"] else 0
@@ -117,7 +117,7 @@ class Roberta(Bytes):
         return Footprint(s * embeddings, (blocks,), s * a["vocab_size"], s * head)
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
-        return None  # PyTorch brings them
+        return None  # they are part of PyTorch
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
         from transformers import RobertaConfig, RobertaForMaskedLM

@@ -109,7 +109,7 @@ class Vit(Bytes):
         token += residual + NORM_STATISTICS + h * d  # sum, norm
         token += f * activated(model, setting, a["hidden_act"]) + masks
         if "kernels" in setting:
-            # Going back, at its widest: the gradient of one side of gelu.
+            # The backward pass peaks at the gradient of gelu's input.
             block, backward = n * (token + FP32 * heads), n * h * f
         else:
             dropped = 1 + (0 if mixed else FP32) if a["attention_probs_dropout_prob"] else 0
@@ -123,7 +123,7 @@ class Vit(Bytes):
         )
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
-        return None  # PyTorch brings them
+        return None  # they are part of PyTorch
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
         from transformers import ViTConfig, ViTForImageClassification

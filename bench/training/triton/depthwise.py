@@ -1,7 +1,7 @@
 """Depthwise convolutions on a GPU, in Triton: one filter a channel, read and written once.
 
-cuDNN's gradient of such filters runs far below the memory's rate: two of three milliseconds of ConvNeXt's
-backward pass went there (docs/measurements.md). Channels lie innermost here, as the layers around want it.
+cuDNN's gradient of such filters runs far below the memory's rate: it took two of three milliseconds of
+ConvNeXt's backward pass (docs/measurements.md). Channels are innermost here, as in the layers around.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-SIDE = 7  # of the filters: the kernels are written out for it
+SIDE = 7  # of the filters, for which the kernels are unrolled
 REACH = SIDE // 2
 TAPS = SIDE * SIDE
 CHANNELS = 32  # of one program
-MOST_COLUMNS = 16  # of one program
-PROGRAMS = 2048  # of the filters' gradient at least: a few for each multiprocessor
+MAX_COLUMNS = 16  # of one program
+MIN_PROGRAMS = 2048  # of the filters' gradient: a few for each multiprocessor
 
 
 def fits(module: nn.Module) -> bool:
-    """A depthwise convolution of seven by seven that keeps height and width."""
+    """Whether the module is a depthwise convolution of seven by seven that keeps height and width."""
     return (
         isinstance(module, nn.Conv2d)
         and module.groups == module.in_channels == module.out_channels
@@ -33,7 +33,7 @@ def fits(module: nn.Module) -> bool:
 
 
 def forward_of(conv: nn.Conv2d) -> Any:
-    """The same convolution, for the same parameters."""
+    """The forward function of a convolution that `fits`, with its parameters."""
 
     def forward(images: Tensor) -> Tensor:
         filters = conv.weight.flatten(1).t()
@@ -45,33 +45,33 @@ def forward_of(conv: nn.Conv2d) -> Any:
     return forward
 
 
-# Operators of their own, so that torch.compile takes them as they are.
+# Registered as operators, so that torch.compile calls them without tracing into them.
 
 
 @torch.library.custom_op("bench::depthwise", mutates_args=())
 def _convolved(images: Tensor, filters: Tensor) -> Tensor:
-    """[samples, height, width, channels] and [taps, channels]."""
+    """Convolve images [samples, height, width, channels] with filters [taps, channels]."""
     images, filters = images.contiguous(), filters.contiguous()
     out = torch.empty_like(images)
     samples, height, width, channels = images.shape
-    columns = min(MOST_COLUMNS, triton.next_power_of_2(width))
+    columns = min(MAX_COLUMNS, triton.next_power_of_2(width))
     grid = (samples * height * triton.cdiv(width, columns), triton.cdiv(channels, CHANNELS))
-    _convolve[grid](images, filters, out, height, width, channels, columns, CHANNELS)
+    _convolve_kernel[grid](images, filters, out, height, width, channels, columns, CHANNELS)
     return out
 
 
 @torch.library.custom_op("bench::depthwise_filters", mutates_args=())
-def _filters_gradient(images: Tensor, gradient: Tensor) -> Tensor:
-    """How the loss changes with each tap of each filter: [taps, channels]."""
-    images, gradient = images.contiguous(), gradient.contiguous()
+def _filters_gradient(images: Tensor, grad_out: Tensor) -> Tensor:
+    """The gradient of the filters, [taps, channels]."""
+    images, grad_out = images.contiguous(), grad_out.contiguous()
     samples, height, width, channels = images.shape
     blocks = triton.cdiv(channels, CHANNELS)
-    parts = min(samples * height, triton.cdiv(PROGRAMS, blocks * SIDE))
-    sums = torch.empty(parts, TAPS, channels, device=images.device)
-    columns = min(MOST_COLUMNS, triton.next_power_of_2(width))
-    rows = triton.cdiv(samples * height, parts)
-    _correlate[(parts, SIDE, blocks)](
-        images, gradient, sums, samples * height, rows, height, width, channels, columns, CHANNELS
+    programs = min(samples * height, triton.cdiv(MIN_PROGRAMS, blocks * SIDE))
+    sums = torch.empty(programs, TAPS, channels, device=images.device)
+    columns = min(MAX_COLUMNS, triton.next_power_of_2(width))
+    rows_each = triton.cdiv(samples * height, programs)
+    _correlate_kernel[(programs, SIDE, blocks)](
+        images, grad_out, sums, samples * height, rows_each, height, width, channels, columns, CHANNELS
     )
     return sums.sum(0)
 
@@ -82,32 +82,34 @@ def _(images: Tensor, _filters: Tensor) -> Tensor:
 
 
 @_filters_gradient.register_fake
-def _(images: Tensor, _gradient: Tensor) -> Tensor:
+def _(images: Tensor, _grad_out: Tensor) -> Tensor:
     return images.new_empty(TAPS, images.shape[-1], dtype=torch.float32)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG001
+def _save_inputs(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG001
     ctx.save_for_backward(*inputs)
 
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+def _backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor]:
     images, filters = ctx.saved_tensors
-    # The gradient of a correlation is one with the filters turned around.
-    return _convolved(gradient, filters.flip(0)), _filters_gradient(images, gradient).to(filters.dtype)
+    # The gradient of a correlation is a correlation with the filters reversed.
+    return _convolved(grad_out, filters.flip(0)), _filters_gradient(images, grad_out).to(filters.dtype)
 
 
-torch.library.register_autograd("bench::depthwise", _backward, setup_context=_keep)
+torch.library.register_autograd("bench::depthwise", _backward, setup_context=_save_inputs)
 
 
 @triton.jit
-def _convolve(images, filters, out, height, width, channels, columns: tl.constexpr, many: tl.constexpr):
-    """A stretch of one row of one sample, for some channels."""
+def _convolve_kernel(
+    images, filters, out, height, width, channels, columns: tl.constexpr, channels_each: tl.constexpr
+):
+    """Convolve a stretch of one row of one sample, in `channels_each` channels."""
     stretches = tl.cdiv(width, columns)
     row = tl.program_id(0) // stretches
     column = tl.program_id(0) % stretches * columns + tl.arange(0, columns)
-    channel = tl.program_id(1) * many + tl.arange(0, many)
-    wide = tl.full((columns,), width, tl.int64)  # places go beyond 32 bits
-    total = tl.zeros((columns, many), tl.float32)
+    channel = tl.program_id(1) * channels_each + tl.arange(0, channels_each)
+    wide = tl.full((columns,), width, tl.int64)  # offsets exceed 32 bits
+    total = tl.zeros((columns, channels_each), tl.float32)
     for i in tl.static_range(7):
         above = row % height + i - 3
         if (above >= 0) & (above < height):
@@ -121,32 +123,40 @@ def _convolve(images, filters, out, height, width, channels, columns: tl.constex
 
 
 @triton.jit
-def _correlate(
-    images, gradient, sums, all_rows, rows, height, width, channels,
-    columns: tl.constexpr, many: tl.constexpr,
-):  # fmt: skip
-    """One row of taps of some channels' filters, over some rows of all samples."""
-    part, i = tl.program_id(0), tl.program_id(1)
-    channel = tl.program_id(2) * many + tl.arange(0, many)
+def _correlate_kernel(
+    images,
+    grad_out,
+    sums,
+    rows,
+    rows_each,
+    height,
+    width,
+    channels,
+    columns: tl.constexpr,
+    channels_each: tl.constexpr,
+):
+    """Gradient of one row of taps in `channels_each` channels, summed over `rows_each` rows."""
+    program, i = tl.program_id(0), tl.program_id(1)
+    channel = tl.program_id(2) * channels_each + tl.arange(0, channels_each)
     wide = tl.full((columns,), width, tl.int64)
-    t0 = tl.zeros((columns, many), tl.float32)
+    t0 = tl.zeros((columns, channels_each), tl.float32)
     t1, t2, t3, t4, t5, t6 = t0, t0, t0, t0, t0, t0
-    for row in range(part * rows, tl.minimum(part * rows + rows, all_rows)):
+    for row in range(program * rows_each, tl.minimum(program * rows_each + rows_each, rows)):
         above = row % height + i - 3
         if (above >= 0) & (above < height):
             start = (row + i - 3) * wide
             for first in range(0, width, columns):
                 column = first + tl.arange(0, columns)
-                change = _loaded(gradient, row * wide, column, channel, width, channels)
-                t0 += change * _loaded(images, start, column - 3, channel, width, channels)
-                t1 += change * _loaded(images, start, column - 2, channel, width, channels)
-                t2 += change * _loaded(images, start, column - 1, channel, width, channels)
-                t3 += change * _loaded(images, start, column, channel, width, channels)
-                t4 += change * _loaded(images, start, column + 1, channel, width, channels)
-                t5 += change * _loaded(images, start, column + 2, channel, width, channels)
-                t6 += change * _loaded(images, start, column + 3, channel, width, channels)
+                dy = _loaded(grad_out, row * wide, column, channel, width, channels)
+                t0 += dy * _loaded(images, start, column - 3, channel, width, channels)
+                t1 += dy * _loaded(images, start, column - 2, channel, width, channels)
+                t2 += dy * _loaded(images, start, column - 1, channel, width, channels)
+                t3 += dy * _loaded(images, start, column, channel, width, channels)
+                t4 += dy * _loaded(images, start, column + 1, channel, width, channels)
+                t5 += dy * _loaded(images, start, column + 2, channel, width, channels)
+                t6 += dy * _loaded(images, start, column + 3, channel, width, channels)
     inside = channel < channels
-    taps = sums + (part * 49 + i * 7) * channels + channel
+    taps = sums + (program * 49 + i * 7) * channels + channel
     tl.store(taps, tl.sum(t0, 0), inside)
     tl.store(taps + channels, tl.sum(t1, 0), inside)
     tl.store(taps + 2 * channels, tl.sum(t2, 0), inside)
@@ -158,7 +168,7 @@ def _correlate(
 
 @triton.jit
 def _loaded(images, start, column, channel, width, channels):
-    """Pixels of one row, as far as they are in the image; else nothing, as the padding has it."""
+    """Load pixels of one row in fp32; 0 outside of the image, as the padding has it."""
     mask = ((column >= 0) & (column < width))[:, None] & (channel < channels)[None, :]
     place = (start + column)[:, None] * channels + channel[None, :]
     return tl.load(images + place, mask, 0.0).to(tl.float32)

@@ -1,8 +1,8 @@
-"""The two norms of a GPT-NeoX block in Triton: both are of the same numbers, which are read once each way.
+"""The two norms of a GPT-NeoX block in Triton: both normalise the same numbers, which are read once each way.
 
-Compiled from PyTorch, with 2,560 numbers a row, the way there runs at 34% of the memory's rate, the way back
-at 36% (docs/evidence/where-time-goes-h200/pythia-2.8b-rotary.txt). What leaves the block beside both norms
-goes through here, too, so that its gradient is added where the others are.
+Compiled from PyTorch, with 2,560 numbers a row, the forward pass runs at 34% of the memory's rate, the
+backward pass at 36% (docs/evidence/where-time-goes-h200/pythia-2.8b-rotary.txt). The residual connection
+passes through here as well, so that its gradient is added in the same kernel.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-PROGRAMS = 264  # two a multiprocessor of an H200: each keeps sums of its own
-STAGES = tl.constexpr(3)  # rows on their way from memory at once
+PROGRAMS = 264  # of the backward kernel: two for each multiprocessor of an H200, each with sums of its own
+STAGES = tl.constexpr(3)  # rows that are loaded ahead
 
 
 def forward_of(block: nn.Module, seams: Mapping[str, str]) -> Callable[..., Tensor]:
@@ -39,133 +39,188 @@ def forward_of(block: nn.Module, seams: Mapping[str, str]) -> Callable[..., Tens
 
 
 class NormsFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, weight2: Tensor, bias2: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        one, other, means, scales = _norms(hidden, weight, bias, weight2, bias2, eps)
-        ctx.save_for_backward(hidden, weight, weight2, means, scales)
-        return one, other, hidden.view_as(hidden)
+    """Both norms of `hidden`, and `hidden` itself for the residual connection."""
 
     @staticmethod
-    def backward(ctx: Any, one: Tensor, other: Tensor, beside: Tensor) -> tuple[Tensor | None, ...]:
-        return *_norms_gradient(one, other, beside, *ctx.saved_tensors), None
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight_first: Tensor,
+        bias_first: Tensor,
+        weight_second: Tensor,
+        bias_second: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        first, second, means, scales = _norms(
+            hidden, weight_first, bias_first, weight_second, bias_second, eps
+        )
+        ctx.save_for_backward(hidden, weight_first, weight_second, means, scales)
+        return first, second, hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_first: Tensor, grad_second: Tensor, grad_skip: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        return *_norms_gradient(grad_first, grad_second, grad_skip, *ctx.saved_tensors), None
 
 
 @torch.library.custom_op("bench::norms", mutates_args=())
 def _norms(
-    hidden: Tensor, weight: Tensor, bias: Tensor, weight2: Tensor, bias2: Tensor, eps: float
+    hidden: Tensor,
+    weight_first: Tensor,
+    bias_first: Tensor,
+    weight_second: Tensor,
+    bias_second: Tensor,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Both norms, and the mean and scale of each row for the backward pass."""
     hidden = hidden.contiguous()
     rows, width = hidden.numel() // hidden.shape[-1], hidden.shape[-1]
-    one, other = torch.empty_like(hidden), torch.empty_like(hidden)
+    first, second = torch.empty_like(hidden), torch.empty_like(hidden)
     means, scales = (hidden.new_empty(rows, dtype=torch.float32) for _ in range(2))
-    each = triton.cdiv(rows, 4 * PROGRAMS)
-    _there[(triton.cdiv(rows, each),)](
-        hidden, weight, bias, weight2, bias2, one, other, means, scales, rows, width, eps, each,
-        triton.next_power_of_2(width), num_warps=8,
-    )  # fmt: skip
-    return one, other, means, scales
+    rows_each = triton.cdiv(rows, 4 * PROGRAMS)
+    weights = (weight_first, bias_first, weight_second, bias_second)
+    sizes = (rows, width, eps, rows_each, triton.next_power_of_2(width))
+    grid = (triton.cdiv(rows, rows_each),)
+    _forward_kernel[grid](hidden, *weights, first, second, means, scales, *sizes, num_warps=8)
+    return first, second, means, scales
 
 
 @torch.library.custom_op("bench::norms_gradient", mutates_args=())
 def _norms_gradient(
-    one: Tensor, other: Tensor, beside: Tensor, hidden: Tensor, weight: Tensor, weight2: Tensor,
-    means: Tensor, scales: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """From the gradients of all three: of the input, and of both weights and biases."""
-    one, other, beside, hidden = (x.contiguous() for x in (one, other, beside, hidden))
+    grad_first: Tensor,
+    grad_second: Tensor,
+    grad_skip: Tensor,
+    hidden: Tensor,
+    weight_first: Tensor,
+    weight_second: Tensor,
+    means: Tensor,
+    scales: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the input and of both weights and biases, from the gradients of the three outputs."""
+    gradients = (grad_first.contiguous(), grad_second.contiguous(), grad_skip.contiguous())
+    hidden = hidden.contiguous()
     rows, width = hidden.numel() // hidden.shape[-1], hidden.shape[-1]
-    out = torch.empty_like(hidden)
-    each = triton.cdiv(rows, PROGRAMS)
-    programs = triton.cdiv(rows, each)
-    parts = hidden.new_empty(4, programs, width, dtype=torch.float32)
-    _back[(programs,)](
-        one, other, beside, hidden, weight, weight2, means, scales, out, *parts, rows, width, each,
-        triton.next_power_of_2(width), num_warps=8,
-    )  # fmt: skip
-    sums = parts.sum(1).to(weight.dtype)
-    return out, *(part.clone() for part in sums)
+    grad_hidden = torch.empty_like(hidden)
+    rows_each = triton.cdiv(rows, PROGRAMS)
+    programs = triton.cdiv(rows, rows_each)
+    partial_sums = hidden.new_empty(4, programs, width, dtype=torch.float32)
+    saved = (hidden, weight_first, weight_second, means, scales)
+    sizes = (rows, width, rows_each, triton.next_power_of_2(width))
+    _backward_kernel[(programs,)](*gradients, *saved, grad_hidden, *partial_sums, *sizes, num_warps=8)
+    sums = partial_sums.sum(1).to(weight_first.dtype)
+    return grad_hidden, *(gradient.clone() for gradient in sums)
 
 
 @_norms.register_fake
-def _(
-    hidden: Tensor, _w: Tensor, _b: Tensor, _w2: Tensor, _b2: Tensor, _eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    one, other = (torch.empty_like(hidden, memory_format=torch.contiguous_format) for _ in range(2))
+def _(hidden: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    first, second = (torch.empty_like(hidden, memory_format=torch.contiguous_format) for _ in range(2))
     rows = hidden.numel() // hidden.shape[-1]
     means, scales = (hidden.new_empty(rows, dtype=torch.float32) for _ in range(2))
-    return one, other, means, scales
+    return first, second, means, scales
 
 
 @_norms_gradient.register_fake
 def _(
-    _one: Tensor, _other: Tensor, _beside: Tensor, hidden: Tensor, weight: Tensor, weight2: Tensor,
-    _means: Tensor, _scales: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    out = torch.empty_like(hidden, memory_format=torch.contiguous_format)
-    of_weights = (torch.empty_like(x) for x in (weight, weight, weight2, weight2))
-    return out, *of_weights
+    _grad_first: Tensor,
+    _grad_second: Tensor,
+    _grad_skip: Tensor,
+    hidden: Tensor,
+    weight_first: Tensor,
+    weight_second: Tensor,
+    _means: Tensor,
+    _scales: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    grad_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+    weights = (weight_first, weight_first, weight_second, weight_second)
+    return grad_hidden, *(torch.empty_like(weight) for weight in weights)
 
 
 @triton.jit
-def _there(
-    hidden, weight, bias, weight2, bias2, one, other, means, scales, rows, width, eps, each,
+def _forward_kernel(
+    hidden,
+    weight_first,
+    bias_first,
+    weight_second,
+    bias_second,
+    out_first,
+    out_second,
+    means,
+    scales,
+    rows,
+    width,
+    eps,
+    rows_each,
     columns: tl.constexpr,
-):  # fmt: skip
-    """Some rows."""
+):
+    """Normalise `rows_each` rows, one after the other."""
     column = tl.arange(0, columns)
-    there = column < width
-    w = tl.load(weight + column, there, 0.0).to(tl.float32)
-    b = tl.load(bias + column, there, 0.0).to(tl.float32)
-    w2 = tl.load(weight2 + column, there, 0.0).to(tl.float32)
-    b2 = tl.load(bias2 + column, there, 0.0).to(tl.float32)
-    first = tl.program_id(0) * each
-    start = first.to(tl.int64)
-    for row in tl.range(first, tl.minimum(first + each, rows), num_stages=STAGES):
-        place = (start + (row - first)) * width + column
-        x = tl.load(hidden + place, there, 0.0).to(tl.float32)
+    inside = column < width
+    w1 = tl.load(weight_first + column, inside, 0.0).to(tl.float32)
+    b1 = tl.load(bias_first + column, inside, 0.0).to(tl.float32)
+    w2 = tl.load(weight_second + column, inside, 0.0).to(tl.float32)
+    b2 = tl.load(bias_second + column, inside, 0.0).to(tl.float32)
+    start = tl.program_id(0) * rows_each
+    start_wide = start.to(tl.int64)
+    for row in tl.range(start, tl.minimum(start + rows_each, rows), num_stages=STAGES):
+        place = (start_wide + (row - start)) * width + column
+        x = tl.load(hidden + place, inside, 0.0).to(tl.float32)
         mean = tl.sum(x, 0) / width
-        x = tl.where(there, x - mean, 0.0)
+        x = tl.where(inside, x - mean, 0.0)
         scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
         x *= scale
-        tl.store(one + place, x * w + b, there)
-        tl.store(other + place, x * w2 + b2, there)
+        tl.store(out_first + place, x * w1 + b1, inside)
+        tl.store(out_second + place, x * w2 + b2, inside)
         tl.store(means + row, mean)
         tl.store(scales + row, scale)
 
 
 @triton.jit
-def _back(
-    one, other, beside, hidden, weight, weight2, means, scales, out, of_weight, of_bias, of_weight2, of_bias2,
-    rows, width, each, columns: tl.constexpr,
-):  # fmt: skip
-    """Some rows, whose sums are a part of the gradients of weights and biases."""
+def _backward_kernel(
+    grad_first,
+    grad_second,
+    grad_skip,
+    hidden,
+    weight_first,
+    weight_second,
+    means,
+    scales,
+    grad_hidden,
+    grad_weight_first,
+    grad_bias_first,
+    grad_weight_second,
+    grad_bias_second,
+    rows,
+    width,
+    rows_each,
+    columns: tl.constexpr,
+):
+    """Gradients of `rows_each` rows, and the sums over them that are a part of the weights' gradients."""
     column = tl.arange(0, columns)
-    there = column < width
-    w = tl.load(weight + column, there, 0.0).to(tl.float32)
-    w2 = tl.load(weight2 + column, there, 0.0).to(tl.float32)
-    dw, db = tl.zeros((columns,), tl.float32), tl.zeros((columns,), tl.float32)
+    inside = column < width
+    w1 = tl.load(weight_first + column, inside, 0.0).to(tl.float32)
+    w2 = tl.load(weight_second + column, inside, 0.0).to(tl.float32)
+    dw1, db1 = tl.zeros((columns,), tl.float32), tl.zeros((columns,), tl.float32)
     dw2, db2 = tl.zeros((columns,), tl.float32), tl.zeros((columns,), tl.float32)
-    first = tl.program_id(0) * each
-    start = first.to(tl.int64)
-    for row in tl.range(first, tl.minimum(first + each, rows), num_stages=STAGES):
-        place = (start + (row - first)) * width + column
-        d = tl.load(one + place, there, 0.0).to(tl.float32)
-        d2 = tl.load(other + place, there, 0.0).to(tl.float32)
-        x = tl.load(hidden + place, there, 0.0).to(tl.float32)
-        more = tl.load(beside + place, there, 0.0).to(tl.float32)
+    start = tl.program_id(0) * rows_each
+    start_wide = start.to(tl.int64)
+    for row in tl.range(start, tl.minimum(start + rows_each, rows), num_stages=STAGES):
+        place = (start_wide + (row - start)) * width + column
+        dy1 = tl.load(grad_first + place, inside, 0.0).to(tl.float32)
+        dy2 = tl.load(grad_second + place, inside, 0.0).to(tl.float32)
+        x = tl.load(hidden + place, inside, 0.0).to(tl.float32)
+        dskip = tl.load(grad_skip + place, inside, 0.0).to(tl.float32)
         scale = tl.load(scales + row)
-        x = tl.where(there, (x - tl.load(means + row)) * scale, 0.0)
-        dw += d * x
-        db += d
-        dw2 += d2 * x
-        db2 += d2
-        dx = d * w + d2 * w2
+        x = tl.where(inside, (x - tl.load(means + row)) * scale, 0.0)
+        dw1 += dy1 * x
+        db1 += dy1
+        dw2 += dy2 * x
+        db2 += dy2
+        dx = dy1 * w1 + dy2 * w2
         dx -= tl.sum(dx, 0) / width + x * (tl.sum(dx * x, 0) / width)
-        tl.store(out + place, dx * scale + more, there)
+        tl.store(grad_hidden + place, dx * scale + dskip, inside)
     place = tl.program_id(0) * width + column
-    tl.store(of_weight + place, dw, there)
-    tl.store(of_bias + place, db, there)
-    tl.store(of_weight2 + place, dw2, there)
-    tl.store(of_bias2 + place, db2, there)
+    tl.store(grad_weight_first + place, dw1, inside)
+    tl.store(grad_bias_first + place, db1, inside)
+    tl.store(grad_weight_second + place, dw2, inside)
+    tl.store(grad_bias_second + place, db2, inside)

@@ -1,0 +1,271 @@
+"""Each internal of torch, transformers and DeepSpeed that bench relies on exists in the installed version."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import socket
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bench.training.models import Family, families, known_models
+from bench.training.vendor import deepspeed_inside, torch_inside, transformers_inside, transformers_source
+
+
+def gone(module: Any, what: str) -> str:
+    """What to do when an internal is missing: the message of a failed test."""
+    file = str(module.__file__).partition("bench/")[2]
+    return f"{what}: read the vendor's changes, then mend or remove the function in bench/{file}"
+
+
+# torch
+
+
+@pytest.mark.parametrize(
+    "setting", ["suppress_errors", "fail_on_recompile_limit_hit", "recompile_limit", "optimize_ddp"]
+)
+def test_dynamo_has_the_settings(setting: str) -> None:
+    import torch._dynamo
+
+    assert hasattr(torch._dynamo.config, setting), gone(torch_inside, f"dynamo lacks the setting {setting}")
+
+
+def test_dynamo_s_settings_are_set() -> None:
+    import torch._dynamo
+
+    with torch._dynamo.config.patch(suppress_errors=True, optimize_ddp=True, recompile_limit=8):
+        torch_inside.fail_instead_of_eager()
+        torch_inside.keep_graphs_whole_under_ddp()
+        config = torch._dynamo.config
+        assert (config.suppress_errors, config.optimize_ddp, config.recompile_limit) == (False, False, 64)
+
+
+def test_the_compiler_s_modules_can_be_imported_ahead() -> None:
+    for name in torch_inside.COMPILER_MODULES:
+        assert importlib.util.find_spec(name), gone(torch_inside, f"torch has no module {name}")
+
+
+def test_fake_tensors_have_a_shape_and_no_contents() -> None:
+    with torch_inside.fake_tensors():
+        product = torch.empty(3, 4) @ torch.empty(4, 5)
+    assert product.shape == (3, 5), gone(torch_inside, "FakeTensorMode computes no shapes")
+    assert type(product).__name__ == "FakeTensor", gone(torch_inside, "FakeTensorMode makes other tensors")
+
+
+def test_the_flop_counter_takes_formulas_of_grouped_and_batched_products() -> None:
+    assert hasattr(torch.ops.aten, "_grouped_mm"), gone(torch_inside, "torch has no aten._grouped_mm")
+    counter = torch_inside.flop_counter(grouped_matmul=lambda *_, **__: 0, batched_matmul=lambda *_, **__: 7)
+    with counter:
+        torch.bmm(torch.ones(2, 3, 4), torch.ones(2, 4, 5))
+    assert counter.get_total_flops() == 7, gone(torch_inside, "the flop counter ignores custom formulas")
+
+
+def test_tensors_are_copied_across_precisions() -> None:
+    half, full = [torch.zeros(3, dtype=torch.float16)], [torch.ones(3)]
+    torch_inside.copy_each(half, full)
+    assert half[0].tolist() == [1, 1, 1], gone(torch_inside, "torch._foreach_copy_ copies otherwise")
+
+
+def test_extensions_lock_with_a_file_of_this_name() -> None:
+    from torch.utils import cpp_extension
+
+    assert callable(cpp_extension.get_default_build_root)
+    source = inspect.getsource(cpp_extension._jit_compile)
+    assert "'lock'" in source, gone(torch_inside, "cpp_extension has another lock")
+
+
+def test_flex_attention_passes_options_of_its_backward_kernel_on() -> None:
+    from torch._inductor.kernel.flex import flex_attention
+
+    source = inspect.getsource(flex_attention)
+    assert "bwd_" in source, gone(torch_inside, "FlexAttention's options have no prefix bwd_")
+    for option in torch_inside.FLEX_BACKWARD_OPTIONS:
+        name = option.removeprefix("bwd_")
+        assert name in source, gone(torch_inside, f"FlexAttention has no option {option}")
+
+
+def test_a_store_listens_on_an_open_socket() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    store = torch_inside.store_on_socket(
+        "127.0.0.1", port, 1, listen_fd=listener.detach(), timeout=timedelta(seconds=20)
+    )
+    store.set("key", "value")
+    assert store.get("key") == b"value", gone(torch_inside, "TCPStore takes no open socket")
+    assert isinstance(store, dist.Store)
+
+
+def test_torchrun_reads_the_rendezvous_options() -> None:
+    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, dynamic_rendezvous
+
+    options = torch_inside.rendezvous_options(is_host=True, join_seconds=1, missed_signs=2)
+    assert options == "is_host=True,join_timeout=1,keep_alive_max_attempt=2"
+    source = inspect.getsource(c10d_rendezvous_backend) + inspect.getsource(dynamic_rendezvous)
+    for text in ('"is_host"', '_timeout"', '"keep_alive_max_attempt"'):
+        assert text in source, gone(torch_inside, f"torchrun's c10d backend does not read {text}")
+
+
+@pytest.mark.parametrize(
+    ("variable", "module"),
+    [
+        ("TORCHELASTIC_RUN_ID", "torch.distributed.elastic.agent.server.local_elastic_agent"),
+        *(
+            (name, "torch.distributed.elastic.rendezvous.dynamic_rendezvous")
+            for name in torch_inside.SHARED_STORE
+        ),
+        ("PYTORCH_NVML_BASED_CUDA_CHECK", "torch.cuda"),
+    ],
+)
+def test_torch_knows_the_environment_variable(variable: str, module: str) -> None:
+    source = inspect.getsource(importlib.import_module(module))
+    assert variable in source, gone(torch_inside, f"{module} does not use {variable}")
+
+
+def test_the_loss_scale_is_made_where_the_first_tensor_lies() -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    assert scaler._scale is None, gone(torch_inside, "GradScaler makes its scale at once")
+    torch_inside.keep_loss_scale_on_host(scaler)
+    assert scaler._scale is not None and scaler._scale.device.type == "cpu"
+
+
+def test_a_product_of_halves_is_added_in_fp32() -> None:
+    if torch.cuda.is_available():
+        total, half = (
+            torch.ones(16, 16, device="cuda"),
+            torch.ones(16, 16, device="cuda", dtype=torch.float16),
+        )
+        torch_inside.add_half_product(total, half, half)
+        assert bool((total == 17).all()), gone(torch_inside, "torch.addmm with out_dtype computes otherwise")
+    else:
+        overloads = torch.ops.aten.addmm.overloads()
+        assert "dtype_out" in overloads, gone(
+            torch_inside, "torch.addmm takes no out_dtype together with out"
+        )
+
+
+def test_adamw_counts_updates_in_a_tensor() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    optimizer = torch.optim.AdamW([weight])
+    optimizer.step()
+    torch_inside.forget_updates(optimizer, weight)
+    assert float(optimizer.state[weight]["step"]) == 0, gone(torch_inside, 'AdamW\'s state has no "step"')
+
+
+# transformers
+
+
+@pytest.mark.parametrize("family", families())
+def test_transformers_has_the_module_that_is_imported_ahead(family: str) -> None:
+    name = transformers_inside.modeling_module(family)
+    assert importlib.util.find_spec(name), gone(transformers_inside, f"transformers has no {name}")
+
+
+def test_auto_classes_tell_what_they_can_build() -> None:
+    import transformers
+
+    vit, causal = transformers.ViTConfig(), transformers.AutoModelForCausalLM
+    told = transformers_inside.can_build(transformers.AutoModelForImageClassification, vit)
+    assert told and not transformers_inside.can_build(causal, vit), gone(
+        transformers_inside, "_model_mapping of Auto classes says something else"
+    )
+
+
+def test_configurations_tell_their_fields_and_aliases() -> None:
+    from transformers import GPT2Config
+
+    names = transformers_inside.field_names(GPT2Config())
+    assert {"n_layer", "num_hidden_layers"} <= {*names}, gone(
+        transformers_inside, "attribute_map has changed"
+    )
+    assert transformers_inside.field_named(GPT2Config(), "num_hidden_layers") == "n_layer"
+
+
+def test_a_model_with_several_classes_is_built_and_has_no_mask_tokens() -> None:
+    from transformers import AutoModelForImageClassification, DeiTConfig
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    configuration = DeiTConfig(**sizes, image_size=8, patch_size=4)
+    transformers_inside.build_first_class(configuration)
+    with torch.device("meta"):
+        model = AutoModelForImageClassification.from_config(configuration)
+    transformers_inside.drop_mask_tokens(model)
+    left = [name for name, _ in model.named_parameters() if name.endswith("mask_token")]
+    assert not left, gone(transformers_inside, f"mask tokens have another name: {left}")
+
+
+def test_transformers_refuses_wrong_types_with_a_known_exception() -> None:
+    from transformers import ViTConfig
+
+    with pytest.raises(transformers_inside.refusals()):
+        ViTConfig(hidden_size=[])
+
+
+def test_mamba_s_module_has_the_function_that_is_replaced() -> None:
+    module = transformers_inside.load_mamba(fused=False)
+    source = Path(module.__file__).read_text()
+    assert "mamba_inner_fn" in source, gone(transformers_inside, "modeling_mamba has no mamba_inner_fn")
+    assert "use_kernel_func_from_hub_with_fallback" in source or "mamba_ssm" in source
+
+
+def test_transformers_source_is_readable() -> None:
+    types = transformers_source.types()
+    assert {*families()} <= types, gone(transformers_source, "the mapping of types looks different")
+    assert transformers_source.has_fused_attention("llama"), gone(
+        transformers_source, "_supports_sdpa is gone"
+    )
+    assert transformers_source.counts_positions_after_padding("roberta"), gone(
+        transformers_source, "RoBERTa's position table looks different"
+    )
+    assert not transformers_source.counts_positions_after_padding("bert")
+
+
+@pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
+def test_a_built_model_has_the_parts_that_its_family_names(family: Family) -> None:
+    """`body_and_head`, `blocks` and `seams` are attribute names that transformers may rename."""
+    model = next(m for m in known_models().values() if m.family == family.name and m.name.startswith("tiny-"))
+    with torch.device("meta"):
+        module = family.build(model, kernels=False)
+    file = f"correct bench/training/models/{family.name}.py"
+    for name in family.body_and_head or ():
+        assert hasattr(module, name), f"{family.name} has no {name}: {file}, body_and_head"
+    blocks = family.blocks(module)
+    assert blocks, f"{family.name} has no blocks: {file}, blocks()"
+    seams = dict(family.seams)
+    pair = [seams.pop(name) for name in ("gelu", "before_gelu") if name in seams]
+    if pair:
+        parts = [part for part in blocks[0].modules() if all(hasattr(part, name) for name in pair)]
+        assert len(parts) == 1, f"{len(parts)} modules of a {family.name} block have {pair}: {file}, seams"
+        assert isinstance(getattr(parts[0], pair[1]), nn.Linear)
+    for role, name in seams.items():
+        assert hasattr(blocks[0], name), f"a {family.name} block has no {name} ({role}): {file}, seams"
+
+
+# DeepSpeed
+
+
+def test_deepspeed_has_what_the_engine_is_asked_for() -> None:
+    pytest.importorskip("deepspeed", reason="the extra zero is not installed")
+    from deepspeed.runtime import engine
+
+    for name in ("set_gradient_accumulation_boundary", "get_global_grad_norm"):
+        assert callable(getattr(engine.DeepSpeedEngine, name, None)), gone(
+            deepspeed_inside, f"the engine has no {name}"
+        )
+    source = inspect.getsource(engine)  # a decorator hides backward's signature
+    assert "scale_wrt_gas=True" in source, gone(deepspeed_inside, "backward takes no scale_wrt_gas")
+
+
+def test_deepspeed_reads_its_accelerator_from_the_environment() -> None:
+    pytest.importorskip("deepspeed", reason="the extra zero is not installed")
+    from deepspeed.accelerator import real_accelerator
+
+    source = inspect.getsource(real_accelerator)
+    assert "DS_ACCELERATOR" in source, gone(deepspeed_inside, "DS_ACCELERATOR is not read")
