@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from bench.base.errors import BadInput, nearest
 from bench.base.strict_json import pretty_json, to_json
 from bench.cli.measure_options import uses_engine
-from bench.cli.signing import make_sealer
+from bench.cli.sealing import make_sealer
 from bench.node_check import check_manifest
 from bench.node_check.all_checks import known_checks
 from bench.node_check.judging import Depth

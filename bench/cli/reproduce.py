@@ -60,7 +60,7 @@ def reproduce(request: ReproduceArguments) -> int:
 
 def _run_here(original: Subject, request: ReproduceArguments) -> Path:
     """Run the manifest with the software installed here; without --any-stack, it must be the same."""
-    from bench.cli.signing import make_sealer, signed_text
+    from bench.cli.sealing import make_sealer, signed_text
     from bench.runner.machine.probe import probe
     from bench.runner.run.execute import execute
     from bench.runner.run.progress import Progress

@@ -13,7 +13,7 @@ from bench.base.paths import making_folders
 from bench.base.strict_json import pretty_json, to_json
 from bench.cli.arguments import is_host_and_port
 from bench.cli.measure_options import uses_engine
-from bench.cli.signing import make_sealer, signed_text
+from bench.cli.sealing import make_sealer, signed_text
 from bench.node_check.recompute_any import AnyVerdict, results_of
 from bench.planning.manifest import Manifest, load_manifest
 from bench.records.fastest import without_figures
