@@ -218,11 +218,11 @@ def test_a_public_key_line_comes_back(seed: bytes) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("", "no ssh-ed25519 public key"),
-        ("ssh-rsa AAAA", "no ssh-ed25519 public key"),
+        ("", "not an ssh-ed25519 public key"),
+        ("ssh-rsa AAAA", "not an ssh-ed25519 public key"),
         ("ssh-ed25519", "ends too early"),
-        ("ssh-ed25519 AAA", "no base64"),
-        ("ssh-ed25519 \u00e4\u00e4\u00e4\u00e4", "no base64"),
+        ("ssh-ed25519 AAA", "not base64"),
+        ("ssh-ed25519 \u00e4\u00e4\u00e4\u00e4", "not base64"),
         ("ssh-ed25519 " + b64encode(wire_string(b"ssh-rsa")).decode(), "of type ssh-rsa"),
         ("ssh-ed25519 " + b64encode(PublicKey.of(KEY).blob + b"\0").decode(), "too many"),
     ],

@@ -194,7 +194,7 @@ def test_sigstore_managed_key_bundles_are_none_of_ours(
     document = {"mediaType": case["mediaType"], "messageSignature": case["messageSignature"]}
     file = tmp_path / "bundle.sigstore.json"
     file.write_text(json.dumps(document))
-    with pytest.raises(VerificationFailed, match="it not a DSSE envelope"):
+    with pytest.raises(VerificationFailed, match="not a DSSE envelope"):
         unseal(file.read_bytes(), PublicKey(bytes.fromhex(vectors("dsse")["keys"]["A"])))
     with pytest.raises(VerificationFailed, match="is not an SSH signature"):
         verify(ARTIFACT, file.read_bytes(), BUNDLE_NAMESPACE)

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from typing import Protocol
 
 from bench.node_check.checks import Check
 
 
+class CheckFile(Protocol):
+    """A module of bench/node_check/checks."""
+
+    CHECK: Check
+
+
 @cache
 def known_checks() -> Mapping[str, Check]:
-    """Every check by name: those that need a quiet node first, the soak last of those that measure."""
+    """Every check by name: first those that need a quiet node, then the load, which ends with the soak."""
     from bench.node_check.checks import (
         agreement,
         alike,
@@ -38,26 +45,7 @@ def known_checks() -> Mapping[str, Check]:
         xid,
     )
 
-    checks: tuple[Check, ...] = (
-        present.CHECK,
-        alike.CHECK,
-        strangers.CHECK,
-        clock.CHECK,
-        disk.CHECK,
-        host_memory.CHECK,
-        matmul.CHECK,
-        memory.CHECK,
-        copies.CHECK,
-        peers.CHECK,
-        all_reduce.CHECK,
-        agreement.CHECK,
-        soak.CHECK,
-        pcie.CHECK,
-        nvlink.CHECK,
-        fabric.CHECK,
-        power.CHECK,
-        ecc.CHECK,
-        rows.CHECK,
-        xid.CHECK,
-    )
-    return {check.name: check for check in checks}
+    before_load: tuple[CheckFile, ...] = (present, alike, strangers, clock, disk, host_memory)
+    load: tuple[CheckFile, ...] = (matmul, memory, copies, peers, all_reduce, agreement, soak)
+    after_load: tuple[CheckFile, ...] = (pcie, nvlink, fabric, power, ecc, rows, xid)
+    return {file.CHECK.name: file.CHECK for file in (*before_load, *load, *after_load)}

@@ -154,7 +154,7 @@ def test_a_key_to_trust_is_somebody_elses_to_make(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, err = said(capsys, "keys", "trust", tmp_path / "nofile", code=2)
-    assert "whoever has the key hands it out" in err
+    assert "which its owner can send you" in err
     assert "ssh-keygen" not in err
 
 

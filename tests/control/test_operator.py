@@ -182,7 +182,7 @@ def test_a_run_that_was_received_in_part_goes_on_under_a_new_challenge(
 def test_a_run_that_was_never_asked_for_cannot_go_on(ledger: Ledger) -> None:
     node = asked(ledger)
     for run_id, manifest in (("other", RUN.manifest_sha256), (node.challenge.run_id, "0" * 64)):
-        with pytest.raises(BadInput, match="was never asked for"):
+        with pytest.raises(BadInput, match="was never challenged with this manifest"):
             certify_and_receive.challenge(ledger, manifest, NOW, run_id)
 
 
