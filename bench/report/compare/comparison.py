@@ -146,7 +146,7 @@ def _ranked_recipe(rows: list[Row]) -> Conditions:
 
 
 def _unusable(rows: Iterable[Row]) -> Mapping[str, str]:
-    """By family, why its measured rows cannot support an estimate: shown if there is none."""
+    """Why the measured rows of a family cannot support an estimate, by family: shown if there is none."""
     of_family: dict[str, list[Row]] = {}
     for row in _ranked(rows):
         of_family.setdefault(row.family, []).append(row)
