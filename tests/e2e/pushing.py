@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
@@ -47,7 +48,7 @@ class Operator:
 
     folder: Path
     nodes: Nodes
-    python: str = ""  # here and of the nodes; if none, one that begins with torch imported
+    python: str = ""  # of the nodes; if none, one that begins with torch imported
 
     def manifest(self, name: str = "tiny", **changes: Any) -> Path:
         path = self.folder / f"{name}.json"
@@ -59,7 +60,7 @@ class Operator:
         return os.environ | own | {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "HOME": str(self.folder)}
 
     def command(self, *words: str | Path) -> list[str]:
-        return [self.python or quick_python(), "-m", "bench", *map(str, words)]
+        return [sys.executable, "-m", "bench", *map(str, words)]
 
     def bench(self, *words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
@@ -140,6 +141,21 @@ class WithImage(Operator):
         first = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         return descendants({int(pid) for pid in first.split()})
 
+    def build(self, source: Path, out: str) -> dict[str, Any]:
+        words = [
+            "image",
+            "build",
+            "cpu",
+            "--cache",
+            self.folder / "wheels",
+            "--out",
+            self.folder / out,
+            "--source",
+            source,
+        ]
+        found: dict[str, Any] = json.loads(self.bench(*words, "--json").stdout)
+        return found
+
     def tags(self, node: int) -> list[str]:
         """Those that push gave."""
         form = "{{.Repository}}:{{.Tag}}"
@@ -158,7 +174,7 @@ class WithImage(Operator):
 @contextmanager
 def nodes_with_engines() -> Iterator[WithImage]:
     """Two nodes, with an engine each, and no image in it."""
-    require("dockerd", "sshd")
+    require("dockerd", "mmdebstrap", "buildah", "gpg", "sshd")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-push-")))
         engines = []

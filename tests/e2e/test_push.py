@@ -315,7 +315,7 @@ def _fifty(operator: Operator, refused: str, silent: str) -> None:
     out, err = operator.folder / "out.json", operator.folder / "err.txt"
     with out.open("wb") as answers, err.open("wb") as words:
         pushing = subprocess.Popen(
-            replace(operator, python=sys.executable).command(*command),
+            operator.command(*command),
             cwd=operator.folder,
             env=operator.environment(),
             stdout=answers,
