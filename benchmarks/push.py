@@ -91,7 +91,7 @@ def main() -> None:
             tempfile.TemporaryDirectory(prefix="bench-cost-") as name,
             ssh_nodes(Path(name) / "n", 1) as nodes,
         ):
-            found = a_run(Operator(Path(name), nodes))
+            found = a_run(Operator(Path(name), nodes, python=sys.executable))
     print(json.dumps(found, indent=1))
 
 

@@ -3,8 +3,28 @@
 import os
 import signal
 
+import pytest
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("COLUMNS", None)  # workers of xdist have no terminal, and are told of one
 # A shell starts what runs in its background with interrupts ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup does so with this one
+
+# The files of end-to-end tests that take longest, in the order that they begin in. All others come later, so
+# that at the end no worker is left with one of these.
+FIRST = (
+    "tests/e2e/test_image.py", "tests/runner/test_parallel.py", "tests/e2e/test_push.py",
+    "tests/e2e/test_export.py", "tests/test_equivalence.py", "tests/e2e/test_push_image.py",
+    "tests/runner/test_nodes.py", "tests/methods/test_interpreted.py", "tests/e2e/test_push_slurm.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        if item.get_closest_marker("e2e") is None:
+            return -1  # where it was, before all of these
+        file = item.nodeid.partition("::")[0]
+        return FIRST.index(file) if file in FIRST else len(FIRST)
+
+    items.sort(key=place)

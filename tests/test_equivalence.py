@@ -8,12 +8,13 @@ is on, checkpointing must still drop the same units twice.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config
 from _pytest.mark.structures import ParameterSet
 
 from bench.records.trial import Timing
@@ -29,6 +30,13 @@ from tests.models.test_generic import SMALL, TEXT, resolved
 TINY = {m.family: m for name, m in known_models().items() if name.startswith("tiny-")}
 CPU = Device("cpu")
 STEP = 0.003  # of a loss: so small that it is straight there
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_here() -> Iterator[None]:
+    """The compiler would start processes to compile in, which takes longer than what is compiled here."""
+    with torch._inductor.config.patch(compile_threads=1):
+        yield
 
 
 def without_dropout(model: Model) -> Model:

@@ -20,6 +20,7 @@ from typing import Any
 import bench as package
 from tests.e2e.nodes import Nodes, ssh_nodes
 from tests.e2e.services import docker_engine, require
+from tests.warm import forked_for, quick_python
 
 ROOT = Path(package.__file__).parent.parent
 TINY = {
@@ -28,7 +29,7 @@ TINY = {
     "models": ["tiny-gpt-neox", "tiny-vit"],
     "methods": "naive",
     "micro_batch": 16,
-    "timing": {"target_percent": 20, "measure_seconds": 0.5, "warmup_seconds": 0.5},
+    "timing": {"target_percent": 50, "measure_seconds": 0.1, "warmup_seconds": 0.1},
 }
 # Of a node check: what depends on this machine, and on what else it does meanwhile.
 MOODY = ["soak", "host-memory", "disk", "clock"]
@@ -37,7 +38,7 @@ PAIR: dict[str, Any] = {
     "name": "pair",
     "gpus": 1,
     "micro_batch": 4,
-    "timing": {"measure_seconds": 0.2, "warmup_seconds": 0.2},
+    "timing": {"target_percent": 50, "measure_seconds": 0.1, "warmup_seconds": 0.1},
 }
 
 
@@ -47,6 +48,7 @@ class Operator:
 
     folder: Path
     nodes: Nodes
+    python: str = ""  # of the nodes; if none, one that begins with torch imported
 
     def manifest(self, name: str = "tiny", **changes: Any) -> Path:
         path = self.folder / f"{name}.json"
@@ -73,8 +75,8 @@ class Operator:
         return done
 
     def pushing(self, *words: str | Path) -> list[str | Path]:
-        return ["push", *words, "--engine", "none", "--python", sys.executable, "--device", "cpu",
-                "--ssh-config", self.nodes.ssh_config]  # fmt: skip
+        return ["push", *words, "--engine", "none", "--python", self.python or quick_python(), "--device",
+                "cpu", "--ssh-config", self.nodes.ssh_config]  # fmt: skip
 
     def push(self, *words: str | Path, code: int = 0) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.bench(*self.pushing(*words), "--json", code=code).stdout)
@@ -126,7 +128,7 @@ class Operator:
 class WithImage(Operator):
     """Two nodes with an engine each, and the CPU image as a file here."""
 
-    docker: tuple[str, ...]
+    docker: tuple[str, ...] = ()
 
     def pushing(self, *words: str | Path) -> list[str | Path]:
         return ["push", *words, "--engine", "docker", "--ssh-config", self.nodes.ssh_config]
@@ -181,7 +183,7 @@ def nodes_with_engines() -> Iterator[WithImage]:
             engines.append(stack.enter_context(docker_engine(folder / name)))
         own = {number: {"DOCKER_HOST": engine} for number, engine in enumerate(engines)}
         nodes = stack.enter_context(ssh_nodes(folder / "n", 2, {}, own))
-        yield WithImage(folder, nodes, tuple(engines))
+        yield WithImage(folder, nodes, docker=tuple(engines))
 
 
 _MIRRORED = "results/*/journal.jsonl"
@@ -216,6 +218,7 @@ def descendants(first: set[int]) -> list[int]:
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    parents |= {pid: parent for pid, parent in forked_for().items() if pid in parents}
     found, more = set[int](), {pid for pid in first if pid in parents}
     while more:
         found |= more

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from tests.e2e.nodes import free_port, ssh_nodes, wire
 from tests.e2e.pushing import MOODY, Operator, inside, kill_run, lose, run_processes, until
 from tests.e2e.services import SYSTEM
+from tests.warm import quick_python
 
 pytestmark = pytest.mark.e2e
 
@@ -31,6 +33,8 @@ def operator(tmp_path: Path) -> Iterator[Operator]:
 
 
 def test_a_run_comes_back_certified_and_leaves_nothing_behind(operator: Operator) -> None:
+    """By an ordinary Python, as on anybody's node."""
+    operator = replace(operator, python=sys.executable)
     address, other = operator.nodes.addresses
     done = operator.push(operator.manifest(), address, other)
     assert done["exit_code"] == 0
@@ -291,7 +295,7 @@ def test_fifty_nodes_five_of_which_fail_each_in_its_own_way(tmp_path: Path) -> N
     full.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(full)], check=True)
     own = {1: {"HOME": str(full)}, 2: {"PATH": "/usr/bin:/bin"}}
-    python = Path(sys.executable).parent
+    python = Path(quick_python()).parent
     try:
         with ssh_nodes(tmp_path / "n", MANY - 2, {"PATH": f"{python}:{os.environ['PATH']}"}, own) as nodes:
             operator = Operator(tmp_path, nodes)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.e2e.nodes import ssh_nodes
 from tests.e2e.pushing import ROOT, Operator
+from tests.warm import quick_python
 
 pytestmark = pytest.mark.e2e
 
@@ -66,7 +67,7 @@ def inventory(operator: Operator) -> str:
     }
     shared = {
         "push_ssh_config": str(operator.nodes.ssh_config), "push_command": str(BIN / "bench"),
-        "push_engine": "none", "push_python": sys.executable, "push_device": "cpu",
+        "push_engine": "none", "push_python": quick_python(), "push_device": "cpu",
         "push_out": str(operator.folder / "results"),
         "bench_manifest": str(operator.manifest(models=["tiny-gpt-neox"])),
     }  # fmt: skip
@@ -114,7 +115,7 @@ def test_bench_reads_the_same_inventory(operator: Operator) -> None:
         "--engine",
         "none",
         "--python",
-        sys.executable,
+        quick_python(),
     ]
     found = json.loads(
         operator.bench(*words, "--ssh-config", operator.nodes.ssh_config, "--dry-run", "--json").stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,6 +15,7 @@ import pytest
 from tests.e2e.nodes import ssh_nodes
 from tests.e2e.pushing import PAIR, Operator, descendants, until
 from tests.e2e.slurm import slurm_cluster
+from tests.warm import quick_python
 
 pytestmark = pytest.mark.e2e
 
@@ -78,7 +78,7 @@ def test_this_machine_may_be_the_login_node(operator: Operator) -> None:
         "--engine",
         "none",
         "--python",
-        sys.executable,
+        quick_python(),
     ]
     done = subprocess.run(
         operator.command(*command, "--device", "cpu", "--json"), cwd=operator.folder, env=environment,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.warm import quick_python
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def bench(*arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(folder / "config")}
     return subprocess.run(
-        [sys.executable, "-m", "bench", *map(str, arguments)],
+        [quick_python(), "-m", "bench", *map(str, arguments)],
         check=False, cwd=folder, env=environment, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
 

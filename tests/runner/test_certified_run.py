@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from bench.bundle.tar_format import SIGNATURE, STATEMENT
 from tests.authority import contents
 from tests.needs import needs
 from tests.runner.test_run import bench, environment, gone, manifest, wait_for_trials
+from tests.warm import quick_python
 
 pytestmark = [pytest.mark.slow, needs("ssh-keygen")]
 
@@ -53,7 +53,7 @@ class Node:
 
     @contextmanager
     def runs(self, *more: str) -> Iterator[subprocess.Popen[str]]:
-        command = [sys.executable, "-m", "bench", *self.command, *more]
+        command = [quick_python(), "-m", "bench", *self.command, *more]
         process = subprocess.Popen(
             command, cwd=self.folder, env=environment(self.folder),
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,

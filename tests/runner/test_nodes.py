@@ -35,6 +35,7 @@ from bench.runner.processes.nodes import (
 )
 from bench.runner.processes.ranks import written_reasons
 from bench.runner.processes.supervisor import Limits, Supervisor
+from tests.warm import quick_python
 
 MANIFEST = {
     "schema": "bench/manifest/v1",
@@ -46,10 +47,10 @@ MANIFEST = {
 }
 
 
-def command(folder: Path, node: int, meet: str) -> list[str]:
+def command(python: str, folder: Path, node: int, meet: str) -> list[str]:
     place = ["--device", "cpu", "--nodes", "2", "--node", str(node), "--meet", meet]
     return [
-        sys.executable,
+        python,
         "-m",
         "bench",
         "run",
@@ -62,14 +63,20 @@ def command(folder: Path, node: int, meet: str) -> list[str]:
 
 @contextmanager
 def both(
-    folder: Path, other_has: dict[str, str] | None = None, leader: str = "127.0.0.1", **changes: Any
+    folder: Path,
+    other_has: dict[str, str] | None = None,
+    leader: str = "127.0.0.1",
+    cold: bool = False,
+    **changes: Any,
 ) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
+    """By ordinary Pythons if `cold`, or by some that begin with torch imported."""
+    python = sys.executable if cold else quick_python()
     (folder / "m.json").write_text(json.dumps(MANIFEST | changes))
     port = free_port()
     environment = os.environ | {"XDG_CONFIG_HOME": str(folder), "COLUMNS": "200"}
     nodes = [
         subprocess.Popen(
-            command(folder, i, f"{leader}:{port}"),
+            command(python, folder, i, f"{leader}:{port}"),
             env=environment | (other_has or {}) if i else environment,
             stderr=(folder / f"node-{i}.txt").open("w"),
         )
@@ -128,7 +135,7 @@ datetime.datetime = Late
 def test_nodes_whose_clocks_are_minutes_apart_measure_together(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(LATE)
     late = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-    with both(tmp_path, other_has=late, methods=["naive"]) as (leader, other):
+    with both(tmp_path, other_has=late, cold=True, methods=["naive"]) as (leader, other):
         assert leader.wait(300) == 0, said(tmp_path)
         assert other.wait(60) == 0, said(tmp_path)
 

@@ -26,15 +26,21 @@ EVERYDAY = [NAIVE, ("fsdp-3",), ("fsdp-2", "offload")]  # ZeRO compiles its own 
 TINY = {m.family: m for name, m in known_models().items() if name.startswith("tiny-")}
 QUICK = Timing(target_percent=50, measure_seconds=0.1, warmup_seconds=0.1, loss_steps=3)
 MODELING = [f"transformers.models.{name}.modeling_{name}" for name in families()]
-# As in a run, or every member of every trial would import its model's code anew, for seconds.
-PRELOAD = ["numpy", "torch", "transformers", *MODELING, "bench.runner.processes.worker"]
+# As in a run, or every member of every trial would import its model's code anew, for seconds. DeepSpeed
+# decorates a function with torch.compile when it is imported, which imports the compiler.
+COMPILER = ["torch._dynamo", "torch._dynamo.repro.after_dynamo", "torch._inductor.compile_fx"]
+PRELOAD = ["numpy", "torch", "torch.utils.data", "transformers", *MODELING, *COMPILER, "deepspeed",
+           "bench.runner.processes.worker"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]:
     folder = tmp_path_factory.mktemp("server")
-    with Supervisor(PRELOAD, lambda event: None, folder / "server.txt") as started:
-        yield started
+    with pytest.MonkeyPatch.context() as environment:
+        # Processes of the compiler's own take longer to start than what is compiled here.
+        environment.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+        with Supervisor(PRELOAD, lambda event: None, folder / "server.txt") as started:
+            yield started
 
 
 def small(model: Model) -> Model:

@@ -17,9 +17,11 @@ import pytest
 
 from bench.runner.machine.exclusive_use import warn_of_others
 from tests.authority import contents
+from tests.warm import forked_for, quick_python
 
 # Each run imports torch and transformers anew, many seconds of CPU time: what a run does on the main road
-# and under an interrupt or a kill is tested every day, its other ends in the end-to-end tests.
+# and under an interrupt or a kill is tested every day, its other ends in the end-to-end tests. On the main
+# road and under a kill it is an ordinary Python that runs.
 pytestmark = pytest.mark.slow
 
 QUICK = {"target_percent": 50, "measure_seconds": 0.2, "warmup_seconds": 0.2, "loss_steps": 1}
@@ -33,8 +35,11 @@ MANIFEST: dict[str, Any] = {
 }
 
 
-def bench(*arguments: str | Path, folder: Path, **switches: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bench", *map(str, arguments)]
+def bench(
+    *arguments: str | Path, folder: Path, cold: bool = False, **switches: str
+) -> subprocess.CompletedProcess[str]:
+    """By an ordinary Python if `cold`, or by one that begins with torch imported."""
+    command = [sys.executable if cold else quick_python(), "-m", "bench", *map(str, arguments)]
     around = environment(folder) | switches
     return subprocess.run(
         command, cwd=folder, env=around, capture_output=True, text=True, timeout=300, check=False
@@ -52,8 +57,9 @@ def manifest(folder: Path, **changes: Any) -> Path:
 
 
 @contextmanager
-def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "bench", "run", str(manifest(folder)), *arguments]
+def started(folder: Path, cold: bool = False) -> Iterator[subprocess.Popen[str]]:
+    python = sys.executable if cold else quick_python()
+    command = [python, "-m", "bench", "run", str(manifest(folder))]
     process = subprocess.Popen(
         command, cwd=folder, env=environment(folder), stderr=subprocess.PIPE, text=True
     )
@@ -80,14 +86,14 @@ def wait_for_trials(folder: Path, count: int) -> None:
 
 
 def descendants(pid: int) -> set[int]:
-    found = set()
+    found, forked = set(), forked_for()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
-            if int(fields[1]) == pid and fields[0] != "Z":
+            if forked.get(int(entry.name), int(fields[1])) == pid and fields[0] != "Z":
                 found |= {int(entry.name)} | descendants(int(entry.name))
     return found
 
@@ -115,7 +121,7 @@ def decided(results: dict[str, Any]) -> None:
 
 
 def test_a_run_measures_decides_signs_and_verifies(tmp_path: Path) -> None:
-    done = bench("run", manifest(tmp_path), folder=tmp_path)
+    done = bench("run", manifest(tmp_path), folder=tmp_path, cold=True)
     assert done.returncode == 0, done.stderr
     assert "tiny-gpt-neox" in done.stdout
     assert "checkpointing" in done.stdout
@@ -169,7 +175,7 @@ def test_an_interrupt_leaves_a_valid_partial_bundle_and_exit_5(
 def test_a_lost_terminal_leaves_a_valid_partial_bundle(tmp_path: Path) -> None:
     """What is written to it from then on fails."""
     ours, theirs = os.openpty()
-    command = [sys.executable, "-m", "bench", "run", str(manifest(tmp_path)), "--json"]
+    command = [quick_python(), "-m", "bench", "run", str(manifest(tmp_path)), "--json"]
     with os.fdopen(theirs, "w") as terminal, (tmp_path / "out.json").open("w") as out:
         process = subprocess.Popen(
             command, cwd=tmp_path, env=environment(tmp_path), stdout=out, stderr=terminal
@@ -184,7 +190,7 @@ def test_a_lost_terminal_leaves_a_valid_partial_bundle(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim", ["supervisor", pytest.param("worker", marks=pytest.mark.e2e)])
 def test_kill_9_loses_at_most_the_trial_in_flight(tmp_path: Path, victim: str) -> None:
-    with started(tmp_path) as process:
+    with started(tmp_path, cold=victim == "supervisor") as process:
         wait_for_trials(tmp_path, 1)
         below = descendants(process.pid)
         if victim == "supervisor":

@@ -8,6 +8,17 @@ import sys
 from importlib.abc import MetaPathFinder
 
 
+def change(module):
+    begin = module.PartialState.__init__
+
+    def start(self, *given, **more):
+        begin(self, *given, **more)
+        if self.distributed_type == module.DistributedType.MULTI_CPU:
+            self.distributed_type = module.DistributedType.MULTI_GPU
+
+    module.PartialState.__init__ = start
+
+
 class State(MetaPathFinder):
     """Changes accelerate.state once it is imported, for whoever imports it."""
 
@@ -20,17 +31,13 @@ class State(MetaPathFinder):
 
         def exec_module(module):
             run(module)
-            begin = module.PartialState.__init__
-
-            def start(self, *given, **more):
-                begin(self, *given, **more)
-                if self.distributed_type == module.DistributedType.MULTI_CPU:
-                    self.distributed_type = module.DistributedType.MULTI_GPU
-
-            module.PartialState.__init__ = start
+            change(module)
 
         spec.loader.exec_module = exec_module
         return spec
 
 
-sys.meta_path.insert(0, State())
+if "accelerate.state" in sys.modules:  # in a process of tests/warm.py
+    change(sys.modules["accelerate.state"])
+else:
+    sys.meta_path.insert(0, State())

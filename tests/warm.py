@@ -1,0 +1,262 @@
+"""A Python for tests that begins with torch, transformers and others imported: `quick_python()` is its path.
+
+Whatever runs `quick_python() ARGUMENTS...` gets a process with these arguments, and with the environment,
+folder and open files of whoever runs it, six seconds of processor time sooner than from an ordinary Python.
+What is run is a small program that asks a server (`python -m tests.warm FOLDER`) to fork; it passes signals
+on to the fork, ends as the fork ends, and the fork is killed when it is. sys.executable is the same path
+inside, so what a program starts in its turn is as quick, as are the members that torchrun starts.
+
+Modules of ours are not imported ahead: each process reads them from its own path. What stays hidden is a
+program of ours that forgot to import a part of another package. So whatever is started like this in some
+tests is started by an ordinary Python in at least one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import os
+import runpy
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+FAMILIES = ("gpt_neox", "roberta", "vit", "convnext", "mamba")
+AHEAD = [
+    "numpy", "torch", "torch.distributed.run", "torch.distributed.checkpoint", "torch.distributed.fsdp",
+    "transformers", "transformers.trainer",
+    *(f"transformers.models.{name}.modeling_{name}" for name in FAMILIES),
+    "torch._dynamo.repro.after_dynamo", "torch._inductor.compile_fx", "accelerate", "deepspeed",
+    "cryptography.hazmat.primitives.serialization.ssh", "fabric", "paramiko",
+]  # fmt: skip
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_MANY = 250  # files; more cannot be sent at once
+_HIGH = 1000  # no file of a process that is passed on has a number like this
+
+
+@cache
+def _folder() -> Path:
+    """The folder of this process's server, which begins at the first use and ends with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="bench-warm-"))
+    (folder / "asked").mkdir()
+    signals = [*map(int, PASSED_ON)]
+    asking = _ASKING.format(python=sys.executable, socket=str(folder / "socket"), signals=signals)
+    (folder / "python3").write_text(asking)
+    (folder / "python3").chmod(0o755)
+    ours, theirs = os.pipe()  # nobody writes: it tells the server when this process has ended
+    # Threads do not survive a fork, so nothing may start any as it is imported.
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    subprocess.Popen(
+        [sys.executable, "-m", "tests.warm", str(folder)],
+        cwd=ROOT, env=os.environ | one_thread | {"PYTHONPATH": str(ROOT)}, stdin=ours, start_new_session=True,
+    )  # fmt: skip
+    os.close(ours)
+    atexit.register(os.close, theirs)
+    for _ in range(1200):
+        if (folder / "socket").exists():
+            return folder
+        select.select([], [], [], 0.1)
+    raise AssertionError("the server of tests/warm.py did not begin")
+
+
+def quick_python() -> str:
+    return str(_folder() / "python3")
+
+
+def forked_for() -> dict[int, int]:
+    """For each process that was forked for somebody: who asked for it, whose child it is in spirit."""
+    found = {}
+    if _folder.cache_info().currsize:
+        for path in (_folder() / "asked").iterdir():
+            with suppress(OSError, ValueError):
+                found[int(path.name)] = int(path.read_text())
+    return found
+
+
+_ASKING = """#!{python} -IS
+import array, json, os, signal, socket, sys
+files = [int(n) for n in os.listdir("/proc/self/fd")]
+files = [n for n in files if os.path.exists(f"/proc/self/fd/{{n}}") and os.get_inheritable(n)]
+words = sys.argv[1:]
+if not words or (words[0].startswith("-") and words[0] not in ("-m", "-c", "-u")):
+    os.execv("{python}", ["{python}", *words])
+ignored = [n for n in {signals} if signal.getsignal(n) == signal.SIG_IGN]
+told = {{"words": words, "folder": os.getcwd(), "environment": dict(os.environ), "files": files,
+        "ignored": ignored, "asked_by": os.getpid(), "python": os.path.realpath(__file__)}}
+umask = os.umask(0o22)
+os.umask(umask)
+told["umask"] = umask
+signal.pthread_sigmask(signal.SIG_BLOCK, {signals})
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect("{socket}")
+    server.sendmsg([b" "], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
+    server.sendall(json.dumps(told).encode() + b"\\n")
+    answers = server.makefile()
+    pid = int(answers.readline())
+    for number in {signals}:
+        if number not in ignored:
+            signal.signal(number, lambda number, _: os.kill(pid, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signals})
+    for number in files:  # or whoever reads from the other end of one would wait for this process
+        if number > 2:
+            os.close(number)
+    status = int(answers.readline())
+if os.WIFSIGNALED(status):
+    signal.signal(os.WTERMSIG(status), signal.SIG_DFL) if os.WTERMSIG(status) != signal.SIGKILL else None
+    os.kill(os.getpid(), os.WTERMSIG(status))
+os._exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+# --- the server -----------------------------------------------------------------------------------------
+
+
+def serve(folder: Path) -> None:
+    gc.disable()
+    for name in AHEAD:
+        import_module(name)
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who look after a fork
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / "new"))
+    listener.listen(100)
+    (folder / "new").rename(folder / "socket")
+    while sys.stdin.fileno() not in (ready := select.select([listener, sys.stdin.fileno()], [], [])[0]):
+        if ready:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _look_after(connection, folder / "asked")
+                os._exit(0)
+            connection.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _look_after(connection: socket.socket, asked: Path) -> None:
+    """Forks the process that is asked for; it ends when whoever asked does."""
+    data, files, _, _ = socket.recv_fds(connection, 1, _MANY)
+    lines = connection.makefile("rb")
+    told = json.loads(data + lines.readline())
+    if (pid := os.fork()) == 0:
+        _end(_become(told, files))
+    for number in files:
+        os.close(number)
+    kept = asked / str(pid)
+    kept.write_text(str(told["asked_by"]))
+    with suppress(OSError):
+        connection.sendall(b"%d\n" % pid)
+    watched = os.pidfd_open(pid)
+    if watched not in select.select([watched, connection], [], [])[0]:
+        os.kill(pid, signal.SIGKILL)
+    status = os.waitpid(pid, 0)[1]
+    kept.unlink(missing_ok=True)
+    with suppress(OSError):
+        connection.sendall(b"%d\n" % status)
+
+
+# --- the fork -------------------------------------------------------------------------------------------
+
+
+def _become(told: dict[str, Any], files: Sequence[int]) -> int:
+    """Does in this process what a new Python would; the exit code."""
+    os.setsid()
+    _take(files, told["files"])
+    os.chdir(told["folder"])
+    os.umask(told["umask"])
+    os.environ.clear()
+    os.environ.update(told["environment"])
+    for number in PASSED_ON:
+        signal.signal(number, signal.SIG_IGN if number in told["ignored"] else signal.SIG_DFL)
+    if signal.SIGINT not in told["ignored"]:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.executable = told["python"]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]
+    named = [path for path in told["environment"].get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:] = [*named, *(path for path in sys.path if Path(path) != ROOT)]
+    gc.enable()
+    return _code_of(lambda: _run(named, told["words"]))
+
+
+def _take(files: Sequence[int], numbers: Sequence[int]) -> None:
+    """The open files of whoever asked, by their numbers there; all others are closed."""
+    import fcntl
+
+    moved = [fcntl.fcntl(number, fcntl.F_DUPFD, _HIGH) for number in files]
+    os.closerange(0, _HIGH)
+    for number, file in zip(numbers, moved, strict=True):
+        os.dup2(file, number)
+    os.closerange(_HIGH, 2 * _HIGH)
+    sys.stdin = os.fdopen(0, "r", closefd=False)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+
+
+def _run(named: Sequence[str], words: Sequence[str]) -> None:
+    for custom in (Path(path, "sitecustomize.py") for path in named):
+        if custom.exists():
+            runpy.run_path(str(custom))
+    first, *more = words[1:] if words[0] == "-u" else words
+    if first == "-m":
+        _module(*more)
+    elif first == "-c":
+        sys.argv[:] = ["-c", *more[1:]]
+        sys.path.insert(0, "")
+        exec(compile(more[0], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        _script(first, *more)
+
+
+def _module(name: str, *arguments: str) -> None:
+    sys.argv[:] = [name, *arguments]
+    sys.path.insert(0, str(Path.cwd()))
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _script(name: str, *arguments: str) -> None:
+    sys.argv[:] = [name, *arguments]
+    sys.path.insert(0, str(Path(name).resolve().parent))
+    runpy.run_path(name, run_name="__main__")
+
+
+def _code_of(program: Callable[[], None]) -> int:
+    """As Python ends: 0, what it was told to exit with, or 1 after a message or a traceback."""
+    try:
+        program()
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _end(code: int) -> None:
+    with suppress(BaseException):
+        atexit._run_exitfuncs()
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))
