@@ -52,7 +52,7 @@ def test_results_that_can_go_nowhere_are_no_defect(
 ) -> None:
     Path("file").touch()
     assert main([*command, "--device", "cpu", "-o", out]) == 3
-    expected = f"{out}: cannot be written: {reason}\n  --out names another directory\n"
+    expected = f"{out}: cannot be written: {reason}\n  name another directory with --out\n"
     assert capsys.readouterr().err.endswith(expected)
 
 
