@@ -177,7 +177,7 @@ def _close_line(row: RankedRow, doubt: UncertainFastest, machine: str) -> str:
     return (
         f"close: {machine}, {row.best.label} is within 1% of the fastest measured with "
         f"{doubt.confidence:.0%} confidence; next: {rival.label} at micro-batch {rival.micro_batch}, "
-        f"{interval_text(rival.days)} days (of all others, its interval ends first)"
+        f"{interval_text(rival.days)} days"
     )
 
 
