@@ -120,7 +120,7 @@ def test_the_filter_hides_what_does_not_match(opened: Page) -> None:
     every = opened.locator("table.ranked tbody tr").count()
     offers = opened.locator("table.offers tbody tr").count()
     wanted = opened.get_by_label("Show only rows with")
-    wanted.fill("fsdp 2x")
+    wanted.fill("fsdp 2x h200")
     visible = _visible(opened, "table.ranked")
     assert 0 < len(visible) < every
     assert all("fsdp" in row and "2x H200" in row for row in visible)
@@ -128,7 +128,7 @@ def test_the_filter_hides_what_does_not_match(opened: Page) -> None:
     assert 0 < len(offered) < offers
     assert all("2x H200" in row for row in offered)
     assert opened.get_by_role("status").inner_text() == f"{len(visible) + len(offered)} rows"
-    wanted.fill("fsdp 2x buy")
+    wanted.fill("fsdp 2x h200 buy")
     assert _visible(opened, "table.ranked") == []
     assert _visible(opened, "table.offers") == [row for row in offered if row.lstrip().startswith("buy")]
     wanted.fill("")
