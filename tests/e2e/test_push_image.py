@@ -189,7 +189,7 @@ def test_a_node_may_ask_a_registry_and_the_manifest_holds_all_the_same(operator:
         copy += ["--dest-compress-level=1", f"docker-archive:{image}", f"docker://{registry}/bench:cpu"]
         subprocess.run(copy, check=True)
         for reference, said in {
-            f"{registry}/bench:none": f"pulling {registry}/bench:none: ",
+            f"{registry}/bench:none": f"pulling {registry}/bench:none failed: ",
             f"{registry}/bench:other": f", the manifest asks for {identity}",
         }.items():
             found = operator.push(manifest, address, "--pull", reference, code=3)["nodes"][0]
