@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from bench.records.trial import Measurement, StepSample, Timing, Trial
+from bench.records.run_results import LabelledTrial, TrialResult, reduce_outcome, trial_results
+from bench.records.trial import (
+    Ceiling,
+    Measured,
+    Measurement,
+    Outcome,
+    ProofOrFailure,
+    StepSample,
+    Timing,
+    Trial,
+)
 from bench.training.models import Flops, Model, Optimizer, Recipe, Schedule
 
 RECIPE = Recipe(
@@ -47,3 +58,17 @@ def measurement(steps: Sequence[StepSample], **changes: Any) -> Measurement:
         ended_at=1.0,
     )
     return dataclasses.replace(one, **changes)
+
+
+def reduce_trials(
+    trials: Sequence[tuple[Trial, str, Outcome]],
+    ceilings: Sequence[Ceiling],
+    proofs: Mapping[str, ProofOrFailure],
+    earlier: Mapping[str, Measured] = MappingProxyType({}),
+) -> tuple[TrialResult, ...]:
+    """The summaries of trials with label and outcome, as a run makes them; `proofs` and `earlier` by id."""
+    labelled = [
+        LabelledTrial(trial, label, reduce_outcome(trial, outcome, earlier.get(trial.id), ceilings))
+        for trial, label, outcome in trials
+    ]
+    return trial_results(labelled, proofs)

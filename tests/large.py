@@ -11,9 +11,9 @@ from pathlib import Path
 from bench.base.stamps import utc
 from bench.bundle.pack import pack
 from bench.bundle.statement import identity_of
-from bench.records.run_results import Results, RunFacts, reduce_trials, samples_bytes
+from bench.records.run_results import Results, RunFacts, samples_bytes
 from bench.records.trial import Measured, NodeFacts, Outcome, StepSample, Trial
-from tests.builders import MODEL, measurement, trial
+from tests.builders import MODEL, measurement, reduce_trials, trial
 from tests.bundles import KEY, predicate
 
 MANIFEST = b'{"models":["test-model"]}'

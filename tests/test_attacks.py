@@ -48,7 +48,7 @@ from bench.bundle.verdict import Verdict
 from bench.bundle.verify import Recompute, TrustRules, verify_bundle
 from bench.node_check.recompute_any import recompute, results_of
 from bench.records.fastest import fastest_with_confidence
-from bench.records.run_results import Results, reduce_trials, samples_bytes
+from bench.records.run_results import Results, samples_bytes
 from bench.records.trial import Measured, Measurement, StepSample, Trial
 from bench.report.text.run_table import results_table
 from bench.signing.allowed_signers import TrustPolicy
@@ -76,6 +76,7 @@ from tests.authority import (
     received,
     trusting,
 )
+from tests.builders import reduce_trials
 from tests.bundles import BLOCK, FILES, member, nothing, predicate
 from tests.needs import needs
 

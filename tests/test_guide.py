@@ -21,12 +21,11 @@ from bench.planning.search.candidates import promising
 from bench.planning.search.lower_bounds import PassCost, TimedTrial, pass_cost_of
 from bench.planning.search.next_trial import fastest, next_trial, remaining, unproven
 from bench.records.fastest import fastest_with_confidence
-from bench.records.run_results import reduce_trials
 from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory, StepSample, TimedOut, Trial
 from bench.training.methods import Target, free_lunch
 from bench.training.models import family_of, known_models
 from bench.training.setting import Setting, in_group
-from tests.builders import measurement
+from tests.builders import measurement, reduce_trials
 from tests.targets import FOUR_H200, H200, RTX_3090
 
 WORLDS = 25

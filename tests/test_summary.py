@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.records.run_results import reduce_trials
 from bench.records.trial import Measured, Outcome, StepSample, Trial
-from tests.builders import measurement, trial
+from tests.builders import measurement, reduce_trials, trial
 
 STEPS = tuple(StepSample(1 + i % 2, 0.1 * (1 + i % 2)) for i in range(20))
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from bench.records.estimate import BETWEEN_PROCESSES, Interval
 from bench.records.fastest import ProcessSpread, confidence, fastest_with_confidence, process_spread
-from bench.records.run_results import TrialResult, reduce_trials
+from bench.records.run_results import TrialResult
 from bench.records.trial import Crashed, Measured, Outcome, StepSample, Trial
-from tests.builders import measurement, trial
+from tests.builders import measurement, reduce_trials, trial
 
 
 def results(*seconds: float | None) -> tuple[TrialResult, ...]:

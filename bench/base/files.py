@@ -71,24 +71,27 @@ def write_whole(path: Path, data: bytes) -> None:
 class AppendOnlyLines:
     """A locked file of lines, each of which counts once its newline is on the disk.
 
-    A torn last line, which a crash leaves behind, is cut off when the file is opened. OSError where the file
-    cannot be opened; BlockingIOError where `wait` is false and another process holds the lock.
+    OSError where the file cannot be opened; BlockingIOError where `wait` is false and another process holds
+    the lock.
     """
 
     def __init__(self, path: Path, *, wait: bool) -> None:
         self._file = path.open("a+b", buffering=0)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            self._file.seek(0)
-            data = self._file.read()
-            whole = data.rfind(b"\n") + 1
-            if whole != len(data):
-                self._file.truncate(whole)
-                os.fsync(self._file.fileno())
         except BaseException:
             self._file.close()
             raise
-        self.found: list[bytes] = data[:whole].splitlines()  # as it was opened, without their newlines
+
+    def read(self) -> list[bytes]:
+        """Every line without its newline. A torn last one, which a crash leaves, is cut off the file."""
+        self._file.seek(0)
+        data = self._file.read()
+        whole = data.rfind(b"\n") + 1
+        if whole != len(data):
+            self._file.truncate(whole)
+            os.fsync(self._file.fileno())
+        return data[:whole].splitlines()
 
     def append(self, line: bytes) -> None:
         """Append a line, whole or not at all: half a line on a full disk would damage the next one."""

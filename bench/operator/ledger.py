@@ -63,7 +63,7 @@ class Ledger:
 
     def _read(self) -> Iterator[Line]:
         previous = _START
-        for number, raw in enumerate(self._file.found, start=1):
+        for number, raw in enumerate(self._file.read(), start=1):
             try:
                 line = from_json(Line, strict_loads(raw))
             except DecodeError as error:

@@ -98,23 +98,14 @@ def reduce_trial(trial: Trial, measurement: Measurement, ceilings: Sequence[Ceil
     )
 
 
-def reduce_trials(
-    trials: Sequence[tuple[Trial, str, Outcome]],
-    ceilings: Sequence[Ceiling],
-    proofs: Mapping[str, ProofOrFailure],
-    earlier: Mapping[str, Measured] = MappingProxyType({}),
-) -> tuple[TrialResult, ...]:
-    """The summaries of trials with label and outcome; `proofs` and `earlier` are by trial id."""
-    labelled: list[LabelledTrial] = []
-    for trial, label, outcome in trials:
-        if isinstance(outcome, Measured):
-            first = earlier.get(trial.id)
-            before = reduce_trial(trial, first.measurement, ceilings) if first else None
-            reduced = replace(reduce_trial(trial, outcome.measurement, ceilings), earlier=before)
-            labelled.append(LabelledTrial(trial, label, reduced))
-        else:
-            labelled.append(LabelledTrial(trial, label, outcome))
-    return trial_results(labelled, proofs)
+def reduce_outcome(
+    trial: Trial, outcome: Outcome, earlier: Measured | None, ceilings: Sequence[Ceiling]
+) -> ReducedTrial | Failure:
+    """What is kept of an outcome; `earlier` is an earlier measurement of the trial by another process."""
+    if not isinstance(outcome, Measured):
+        return outcome
+    before = reduce_trial(trial, earlier.measurement, ceilings) if earlier else None
+    return replace(reduce_trial(trial, outcome.measurement, ceilings), earlier=before)
 
 
 class LabelledTrial(NamedTuple):

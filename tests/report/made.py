@@ -17,7 +17,7 @@ from bench.bundle.pack import pack
 from bench.bundle.statement import Predicate, identity_of
 from bench.bundle.tar_format import SIGNING, open_bundle
 from bench.planning.manifest import Manifest, parse_manifest
-from bench.records.run_results import Results, RunFacts, reduce_trials, samples_bytes
+from bench.records.run_results import Results, RunFacts, samples_bytes
 from bench.records.trial import (
     Ceiling,
     Crashed,
@@ -34,7 +34,7 @@ from bench.records.trial import (
 from bench.training.methods import arithmetic
 from bench.training.models import flops_of
 from bench.training.setting import Setting
-from tests.builders import measurement
+from tests.builders import measurement, reduce_trials
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 H100 = "NVIDIA H100 80GB HBM3"

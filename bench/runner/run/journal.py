@@ -31,7 +31,7 @@ class Journal:
         except BlockingIOError:
             advice = "wait until it ends, or end it; without --resume a new run begins"
             raise BadInput("this run is already going on", where=str(folder), advice=advice) from None
-        self.events = list(_parse(self.path, self._lines.found))
+        self.events = list(_parse(self.path, self._lines.read()))
 
     def append(self, event: dict[str, Any]) -> None:
         self._lines.append(canonical_json(event))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench import __version__
@@ -26,7 +26,7 @@ from bench.records.run_results import (
     Results,
     RunFacts,
     TrialResult,
-    reduce_trial,
+    reduce_outcome,
     trial_results,
 )
 from bench.records.slowdown import Slowed, slowed_trials
@@ -155,13 +155,7 @@ class Run:
         if (reduced := self._reduced.get(identity)) is not None:
             return reduced
         trial, _ = self._planned[identity]
-        outcome = self.outcomes[identity]
-        if isinstance(outcome, Measured):
-            reduced = reduce_trial(trial, outcome.measurement, self.ceilings)
-            if first := self.earlier.get(identity):
-                reduced = replace(reduced, earlier=reduce_trial(trial, first.measurement, self.ceilings))
-        else:
-            reduced = outcome
+        reduced = reduce_outcome(trial, self.outcomes[identity], self.earlier.get(identity), self.ceilings)
         self._reduced[identity] = reduced
         return reduced
 
