@@ -74,6 +74,8 @@ def main() -> None:
                 total = torch.zeros_like(total)
             if options.out and options.saves(step):
                 save(accelerator, options.out, step)
+    # The model goes before the process group: gloo can hang where it goes after (pytorch issue 56297).
+    model, optimizer = accelerator.free_memory(model, optimizer)
     accelerator.end_training()
 
 
