@@ -61,6 +61,16 @@ def measured(owner: Supervisor, folder: Path, model: Model, setting: Setting, gp
     return found.measurement
 
 
+ALONE: dict[str, Measurement] = {}
+
+
+def alone(owner: Supervisor, folder: Path, model: Model) -> Measurement:
+    """What one device measures without any method; each model is measured once for all tests."""
+    if (key := repr(model)) not in ALONE:
+        ALONE[key] = measured(owner, folder, model, NAIVE, 1)
+    return ALONE[key]
+
+
 def agree(one: Measurement, several: Measurement) -> None:
     assert several.losses == pytest.approx(one.losses, rel=1e-5)
     assert several.gradient_norms == pytest.approx(one.gradient_norms, rel=1e-4)
@@ -77,7 +87,7 @@ def test_two_devices_compute_what_one_computes(
     setting: Setting, supervisor: Supervisor, tmp_path: Path
 ) -> None:
     model = small(TINY["gpt_neox"])
-    agree(measured(supervisor, tmp_path, model, NAIVE, 1), measured(supervisor, tmp_path, model, setting, 2))
+    agree(alone(supervisor, tmp_path, model), measured(supervisor, tmp_path, model, setting, 2))
 
 
 @pytest.mark.e2e
@@ -87,7 +97,7 @@ def test_every_family_trains_on_two_devices(
     family: str, setting: Setting, supervisor: Supervisor, tmp_path: Path
 ) -> None:
     model = small(TINY[family])
-    agree(measured(supervisor, tmp_path, model, NAIVE, 1), measured(supervisor, tmp_path, model, setting, 2))
+    agree(alone(supervisor, tmp_path, model), measured(supervisor, tmp_path, model, setting, 2))
 
 
 @pytest.mark.e2e
@@ -96,7 +106,7 @@ def test_compiled_models_train_on_two_devices(
     setting: Setting, supervisor: Supervisor, tmp_path: Path
 ) -> None:
     model = small(TINY["gpt_neox"])
-    agree(measured(supervisor, tmp_path, model, NAIVE, 1), measured(supervisor, tmp_path, model, setting, 2))
+    agree(alone(supervisor, tmp_path, model), measured(supervisor, tmp_path, model, setting, 2))
 
 
 @pytest.mark.e2e
@@ -115,7 +125,7 @@ def test_half_weights_on_two_devices_compute_what_they_do_on_one(
 @pytest.mark.parametrize("setting", [s for s in memory_saving_settings(1) if "offload" in s], ids="+".join)
 def test_one_device_offloads(setting: Setting, supervisor: Supervisor, tmp_path: Path) -> None:
     model = small(TINY["gpt_neox"])
-    agree(measured(supervisor, tmp_path, model, NAIVE, 1), measured(supervisor, tmp_path, model, setting, 1))
+    agree(alone(supervisor, tmp_path, model), measured(supervisor, tmp_path, model, setting, 1))
 
 
 @pytest.mark.parametrize(
@@ -153,7 +163,7 @@ def test_a_weight_that_no_pass_uses_is_no_hindrance(
     entry = {"name": "esm", "architecture": ESM, "recipe": recipe}
     document = {"schema": "bench/manifest/v1", "models": [entry]}
     (model,) = parse_manifest(json.dumps(document).encode(), "m.json").models
-    agree(measured(supervisor, tmp_path, model, NAIVE, 1), measured(supervisor, tmp_path, model, setting, 2))
+    agree(alone(supervisor, tmp_path, model), measured(supervisor, tmp_path, model, setting, 2))
 
 
 @pytest.mark.e2e
