@@ -201,6 +201,18 @@ def test_a_model_with_several_classes_is_built_and_has_no_mask_tokens() -> None:
     assert not left, gone(transformers_inside, f"mask tokens have another name: {left}")
 
 
+def test_masks_are_made_with_a_look_for_packed_samples() -> None:
+    from transformers import masking_utils
+
+    for maker in (masking_utils.create_causal_mask, masking_utils.create_sliding_window_causal_mask):
+        names = maker.__code__.co_names
+        assert "_preprocess_mask_arguments" in names, gone(transformers_inside, f"{maker.__name__} differs")
+    look = masking_utils._preprocess_mask_arguments.__code__.co_names
+    assert "find_packed_sequence_indices" in look, gone(
+        transformers_inside, "nothing looks for packed samples"
+    )
+
+
 def test_transformers_refuses_wrong_types_with_a_known_exception() -> None:
     from transformers import ViTConfig
 
@@ -218,9 +230,14 @@ def test_mamba_s_module_has_the_function_that_is_replaced() -> None:
 def test_transformers_source_is_readable() -> None:
     types = transformers_source.types()
     assert {*families()} <= types, gone(transformers_source, "the mapping of types looks different")
-    assert transformers_source.has_fused_attention("llama"), gone(
-        transformers_source, "_supports_sdpa is gone"
+    refused = {
+        name: transformers_source.why_not_fused(name) is not None for name in ("llama", "bloom", "gemma2")
+    }
+    assert refused == {"llama": False, "bloom": True, "gemma2": True}, gone(
+        transformers_source, "_supports_sdpa or softcap= is gone"
     )
+    registered = [*map(transformers_source.takes_registered_attention, ("llama", "bert", "falcon"))]
+    assert registered == [True, True, False], gone(transformers_source, "ALL_ATTENTION_FUNCTIONS is gone")
     assert transformers_source.counts_positions_after_padding("roberta"), gone(
         transformers_source, "RoBERTa's position table looks different"
     )

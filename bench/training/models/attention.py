@@ -1,4 +1,4 @@
-"""Attention that needs no mask, registered with transformers under names of its own.
+"""PyTorch's attention kernels, registered with transformers under names of their own.
 
 Imports torch and transformers only when called, in a worker.
 """
@@ -8,55 +8,81 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.training.vendor import torch_inside
+from bench.training.vendor import torch_inside, transformers_inside
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def attention_implementation(kernels: bool) -> Literal["eager", "bench_unmasked"]:
+def attention_implementation(kernels: bool) -> Literal["eager", "bench_fused"]:
     """The `attn_implementation` to build a model with: with the method "kernels", or without it."""
-    return unmasked_attention() if kernels else "eager"
+    return fused_attention() if kernels else "eager"
 
 
 @cache
-def unmasked_attention() -> Literal["bench_unmasked"]:
-    """Register PyTorch's fused attention, called without a mask. Returns its name.
+def fused_attention() -> Literal["bench_fused"]:
+    """Register PyTorch's fused attention, called without a mask wherever one is not needed. Returns its name.
 
-    Under torch.compile, transformers 5.17 passes SDPA a mask of every pair of positions, causal or not,
-    which excludes the flash kernels; without compilation it waits for the device to learn whether sequences
-    are packed (`find_packed_sequence_indices`, `is_tracing` in masking_utils.py). For a name that has no
-    registered mask it does neither: transformers' documentation, "Attention Interface".
+    Flash and cuDNN attention take no mask, and K and V of grouped heads are repeated beside one. Samples are
+    neither padded nor packed here, so that causal and full attention need none. A window shorter than the
+    sample, and any other pattern, keeps the mask that transformers builds.
     """
     import torch.nn.functional as F
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    transformers_inside.expect_no_packed_samples()
+
+    def mask(*given: Any, **more: Any) -> Tensor | None:
+        return None if _needs_no_mask(**more) else sdpa_mask(*given, **more)
 
     def attend(
         module: Any,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        attention_mask: None,
-        scaling: float | None = None,
+        attention_mask: Tensor | None,
         dropout: float = 0.0,
-        **_: Any,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        **more: Any,
     ) -> tuple[Tensor, None]:
-        assert attention_mask is None, "nothing is padded here"
         # Rotary embeddings return fp32; autocast would lower them here too.
         query, key = query.to(value.dtype), key.to(value.dtype)
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        if attention_mask is not None or more.get("position_bias") is not None:
+            options = {"dropout": dropout, "scaling": scaling, "is_causal": causal} | more
+            out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+            return out, None
+        grouped = query.size(1) != key.size(1)
         out = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            dropout_p=dropout,
-            is_causal=module.is_causal,
-            scale=scaling,
-            enable_gqa=query.size(1) != key.size(1),
+            query, key, value, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=grouped
         )
         return out.transpose(1, 2).contiguous(), None
 
-    AttentionInterface.register("bench_unmasked", attend)
-    return "bench_unmasked"
+    AttentionInterface.register("bench_fused", attend)
+    AttentionMaskInterface.register("bench_fused", mask)
+    return "bench_fused"
+
+
+def _needs_no_mask(
+    *,
+    q_length: int,
+    kv_length: int,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    **_: Any,
+) -> bool:
+    """Whether `is_causal` says as much as the mask that transformers asks for with these arguments.
+
+    transformers' own `sdpa_mask` decides the same, unless it is traced: then it always builds the mask.
+    """
+    window_hides_some = local_size is not None and local_size < kv_length
+    may_skip = allow_is_causal_skip or allow_is_bidirectional_skip
+    return may_skip and attention_mask is None and q_length == kv_length and not window_hides_some
 
 
 @cache

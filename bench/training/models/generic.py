@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from bench.base.errors import BadInput, Mistake, in_json
+from bench.training.models.attention import fused_attention
 from bench.training.models.footprint import SDPA
 from bench.training.models.loss import cross_entropy, logits
 from bench.training.models.model import Counted, Flops, Has, Model, Objective, Parts, installed
@@ -72,13 +73,13 @@ class TransformersFamily:
         _count_later()
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
-        if transformers_source.has_fused_attention(self.name) is False:
-            return f"transformers' {self.name} takes no fused attention"
-        return None  # PyTorch brings them
+        return transformers_source.why_not_fused(self.name)
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
-        # transformers chooses the masks here: a sliding window, for instance, is part of the mathematics.
-        return _build(model, "sdpa" if kernels else "eager")
+        if not kernels:
+            return _build(model, "eager")
+        registered = transformers_source.takes_registered_attention(self.name)
+        return _build(model, fused_attention() if registered else "sdpa")
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
         return _repeated(module)

@@ -79,6 +79,23 @@ def refusals() -> tuple[type[Exception], ...]:
     return StrictDataclassError, ValueError, TypeError
 
 
+def expect_no_packed_samples() -> None:
+    """Let transformers build masks without looking for several texts packed into one sample.
+
+    Relies on: `find_packed_sequence_indices` in masking_utils, called for every mask. Why: while tracing it
+    finds packed texts everywhere, so that each mask holds every pair of positions, which excludes the flash
+    kernels; uncompiled it waits for the device. No issue known.
+    Remove when a model can be told that nothing is packed.
+    """
+    from transformers import masking_utils
+
+    masking_utils.find_packed_sequence_indices = _nothing_is_packed
+
+
+def _nothing_is_packed(_position_ids: Any) -> None:
+    return None
+
+
 def drop_mask_tokens(module: nn.Module) -> None:
     """Remove the parameters that stand for hidden image patches, in place.
 

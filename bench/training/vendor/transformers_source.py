@@ -51,10 +51,20 @@ def _modeling_code(model_type: str) -> str:
     return "".join(file.read_text() for file in files)
 
 
-def has_fused_attention(model_type: str) -> bool | None:
-    """Whether the type can use PyTorch's fused attention; None if its source cannot be read."""
+def why_not_fused(model_type: str) -> str | None:
+    """Why the type cannot use PyTorch's fused attention; None if it can, or if its source cannot be read."""
     code = _modeling_code(model_type)
-    return "_supports_sdpa = True" in code if code else None
+    if code and "_supports_sdpa = True" not in code:
+        return f"transformers' {model_type} takes no fused attention"
+    if "softcap=" in code:  # transformers passes the cap on, and its call of fused attention ignores it
+        return f"{model_type} caps attention's scores, which fused attention cannot do"
+    return None
+
+
+def takes_registered_attention(model_type: str) -> bool:
+    """Whether the type calls attention by its registered name; True if its source cannot be read."""
+    code = _modeling_code(model_type)
+    return not code or "ALL_ATTENTION_FUNCTIONS" in code
 
 
 def counts_positions_after_padding(model_type: str) -> bool:
