@@ -41,6 +41,20 @@ def test_a_published_configuration_goes_in_as_it_is() -> None:
     assert dry_build(resolved("llama", PUBLISHED, TEXT | CAUSAL), "/models/0").mistakes == ()
 
 
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        (
+            "qwen3_moe",
+            {"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        ),
+        ("phi3", {"partial_rotary_factor": 0.5, "pad_token_id": 0}),
+    ],
+)
+def test_a_field_that_only_the_code_of_a_model_reads_is_taken(name: str, given: dict[str, Any]) -> None:
+    assert dry_build(resolved(name, GROUPED | given, TEXT | CAUSAL), "/models/0").mistakes == ()
+
+
 BAD: list[tuple[str, dict[str, Any], dict[str, Any], str, str, str]] = [
     # type, architecture, recipe, path below the model, what was found, what is allowed
     ("llama", GROUPED | {"hidden_sise": 9}, CAUSAL, "architecture/hidden_sise", "no such", '"hidden_size"'),

@@ -238,6 +238,8 @@ def test_transformers_source_is_readable() -> None:
     )
     registered = [*map(transformers_source.takes_registered_attention, ("llama", "bert", "falcon"))]
     assert registered == [True, True, False], gone(transformers_source, "ALL_ATTENTION_FUNCTIONS is gone")
+    read = [transformers_source.reads_field("qwen3_moe", field) for field in ("head_dim", "tail_dim")]
+    assert read == [True, False], gone(transformers_source, "fields are no longer read by getattr")
     assert transformers_source.counts_positions_after_padding("roberta"), gone(
         transformers_source, "RoBERTa's position table looks different"
     )

@@ -96,10 +96,11 @@ def _objective_mistakes(model: Model, configuration: Any, path: str) -> Iterator
 
 
 def _unknown_fields(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:
-    """Fields that are neither a field of the configuration's class, nor an alias, nor read by it."""
+    """Fields that nothing reads: neither the configuration's class nor the code of the model knows them."""
     default = type(configuration)()
     for key in model.architecture:
-        if key in vars(configuration) and not hasattr(default, key):
+        known = hasattr(default, key) or transformers_source.reads_field(model.family, key)
+        if key in vars(configuration) and not known:
             found = f"{type(default).__name__} has no such field"
             hint = nearest(key, transformers_inside.field_names(default))
             yield Mistake(f"{path}/architecture/{key}", found, f"{hint}; or leave it out: nothing reads it")

@@ -67,6 +67,24 @@ def takes_registered_attention(model_type: str) -> bool:
     return not code or "ALL_ATTENTION_FUNCTIONS" in code
 
 
+def reads_field(model_type: str, field: str) -> bool:
+    """Whether a field is read that the type's configuration need not have.
+
+    Modules of the type read "head_dim" for instance, and rotary embeddings "partial_rotary_factor".
+    """
+    name = f'"{re.escape(field)}"'
+    read = rf"getattr\((self\.)?config, {name}|kwargs\.(get|pop)\({name}"
+    return bool(re.search(read, _modeling_code(model_type) + _rotary_code()))
+
+
+@cache
+def _rotary_code() -> str:
+    """The source of rotary embeddings' parameters; empty if it cannot be read."""
+    models = _models_folder()
+    file = models.parent / "modeling_rope_utils.py" if models else None
+    return file.read_text() if file and file.is_file() else ""
+
+
 def counts_positions_after_padding(model_type: str) -> bool:
     """Whether positions start after the padding token's id, as RoBERTa's do."""
     return "padding_idx=self.padding_idx" in _modeling_code(model_type)
