@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.e2e.images import ROOT, build_image
 from tests.e2e.nodes import ssh_nodes
-from tests.e2e.pushing import ROOT, Operator, nodes_with_engines
+from tests.e2e.pushing import Operator, nodes_with_engines
 
 ROUNDS = 3
 
@@ -62,7 +63,7 @@ def a_run(one: Operator) -> dict[str, Any]:
 
 def an_image() -> dict[str, Any]:
     with nodes_with_engines() as one:
-        one.build(ROOT, "one.tar")
+        build_image(one.folder / "wheels", one.folder / "one.tar", ROOT)
         words = (
             one.manifest(),
             one.nodes.addresses[0],

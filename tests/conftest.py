@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("COLUMNS", None)  # workers of xdist have no terminal, and are told of one
@@ -28,3 +29,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return FIRST.index(file) if file in FIRST else len(FIRST)
 
     items.sort(key=place)
+
+
+# Files of end-to-end tests that share what takes long to make; one worker runs them one after the other.
+TOGETHER = {"tests/e2e/test_push_image.py": "tests/e2e/test_image.py"}
+
+
+class ByFile(LoadScopeScheduling):
+    """Give a worker all tests of a file, and of the files that TOGETHER names with it."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return TOGETHER.get(file, file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling | None:
+    return ByFile(config, log) if config.getvalue("dist") == "loadscope" else None

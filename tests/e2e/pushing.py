@@ -141,21 +141,6 @@ class WithImage(Operator):
         first = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         return descendants({int(pid) for pid in first.split()})
 
-    def build(self, source: Path, out: str) -> dict[str, Any]:
-        words = [
-            "image",
-            "build",
-            "cpu",
-            "--cache",
-            self.folder / "wheels",
-            "--out",
-            self.folder / out,
-            "--source",
-            source,
-        ]
-        found: dict[str, Any] = json.loads(self.bench(*words, "--json").stdout)
-        return found
-
     def tags(self, node: int) -> list[str]:
         """Those that push gave."""
         form = "{{.Repository}}:{{.Tag}}"
@@ -174,7 +159,7 @@ class WithImage(Operator):
 @contextmanager
 def nodes_with_engines() -> Iterator[WithImage]:
     """Two nodes, with an engine each, and no image in it."""
-    require("dockerd", "mmdebstrap", "buildah", "gpg", "sshd")
+    require("dockerd", "sshd")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-push-")))
         engines = []

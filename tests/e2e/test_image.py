@@ -15,22 +15,21 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import bench as package
 from bench.base.names import GIB
 from bench.images.container import Container
+from tests.e2e.images import ROOT, Images, build_image
 from tests.e2e.pushing import MOODY
-from tests.e2e.services import SYSTEM, docker_engine, podman_store, require
+from tests.e2e.services import SYSTEM, docker_engine, podman_store
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(package.__file__).parent.parent
 QUICKSTART = json.loads((ROOT / "manifests/quickstart.json").read_text())
 ENGINES = ["docker", "podman"]
 STAGES = ["base", "libraries", "torch", "rest", "kernels", "image"]
@@ -44,10 +43,8 @@ class Machine:
     docker: str
     podman: Mapping[str, str] = field(default_factory=dict)  # the environment of its Podman
 
-    def bench(
-        self, *arguments: str | Path, code: int = 0, within: Sequence[str] = ()
-    ) -> subprocess.CompletedProcess[str]:
-        command = [*within, *self.command(*arguments)]
+    def bench(self, *arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+        command = self.command(*arguments)
         done = subprocess.run(command, **self.how(), capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stdout + done.stderr
         return done
@@ -59,13 +56,6 @@ class Machine:
         environment = {"PATH": SYSTEM, "DOCKER_HOST": self.docker, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
         return {"cwd": self.folder, "env": os.environ | environment | self.podman}
 
-    def build(self, cache: str, out: str, source: Path = ROOT, within: Sequence[str] = ()) -> dict[str, Any]:
-        arguments = ["--cache", self.folder / cache, "--out", self.folder / out, "--source", source, "--json"]
-        found: dict[str, Any] = json.loads(
-            self.bench("image", "build", "cpu", *arguments, within=within).stdout
-        )
-        return found
-
     def manifest(self, **changes: Any) -> Path:
         path = self.folder / "manifest.json"
         path.write_text(json.dumps(QUICKSTART | changes))
@@ -74,7 +64,6 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
-    require("dockerd", "mmdebstrap", "buildah", "gpg")  # mmdebstrap finds its keys by gpg
     # Short, for a socket's path; removed at once, for it holds gigabytes.
     with tempfile.TemporaryDirectory(prefix="bench-e2e-") as name:
         engine = Path(name) / "docker"
@@ -86,9 +75,10 @@ def machine() -> Iterator[Machine]:
 
 
 @pytest.fixture(scope="module")
-def image(machine: Machine) -> dict[str, Any]:
+def image(machine: Machine, images: Images) -> dict[str, Any]:
     """Built, and loaded as bench:cpu into both engines."""
-    found = machine.build("cache", "one.tar")
+    found = images.one
+    (machine.folder / "one.tar").hardlink_to(images.folder / "one.tar")
     for engine in ENGINES:
         machine.bench("image", "load", machine.folder / "one.tar", "--engine", engine)
     return found
@@ -98,11 +88,12 @@ def identity(machine: Machine, *arguments: str | Path) -> str:
     return machine.bench("image", "id", *arguments).stdout.strip()
 
 
-def test_two_builds_from_clean_stores_are_the_same_image(machine: Machine, image: dict[str, Any]) -> None:
-    shutil.copytree(
-        machine.folder / "cache/wheels", machine.folder / "other/wheels"
-    )  # each checked by its digest
-    again = machine.build("other", "two.tar")
+def test_two_builds_from_clean_stores_are_the_same_image(
+    machine: Machine, image: dict[str, Any], images: Images
+) -> None:
+    wheels = images.folder / "cache/wheels"  # each checked by its digest
+    shutil.copytree(wheels, machine.folder / "other/wheels", copy_function=os.link)
+    again = build_image(machine.folder / "other", machine.folder / "two.tar", ROOT)
     assert again["config"] == image["config"]
     assert (machine.folder / "one.tar").read_bytes() == (machine.folder / "two.tar").read_bytes()
     (machine.folder / "two.tar").unlink()
@@ -110,20 +101,15 @@ def test_two_builds_from_clean_stores_are_the_same_image(machine: Machine, image
 
 
 def test_a_change_of_our_code_is_built_without_a_network_and_ships_one_small_layer(
-    machine: Machine, image: dict[str, Any]
+    images: Images, image: dict[str, Any]
 ) -> None:
-    changed = machine.folder / "changed"
-    shutil.copytree(ROOT, changed, ignore=shutil.ignore_patterns(".git", ".venv", "results", "out", "tests"))
-    with (changed / "bench/records/text.py").open("a") as file:
-        file.write("# a change\n")
-    found = machine.build("cache", "changed.tar", changed, within=("unshare", "--net"))
+    found = images.changed
     same = [new == old for new, old in zip(found["diff_ids"], image["diff_ids"], strict=True)]
     assert same == [True] * 5 + [False]
-    with tarfile.open(machine.folder / "changed.tar") as archive:
+    with tarfile.open(images.folder / "changed.tar") as archive:
         layer = archive.extractfile(found["layers"][-1]["name"])
         assert layer is not None
         assert len(gzip.compress(layer.read())) < 1_000_000
-    (machine.folder / "changed.tar").unlink()
 
 
 def test_no_trace_of_the_build_is_in_any_layer(machine: Machine, image: dict[str, Any]) -> None:

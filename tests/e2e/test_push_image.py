@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -12,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.images import Images
 from tests.e2e.nodes import free_port, wire
-from tests.e2e.pushing import MOODY, PAIR, ROOT, WithImage, inside, nodes_with_engines
+from tests.e2e.pushing import MOODY, PAIR, WithImage, inside, nodes_with_engines
 from tests.e2e.services import image_registry
 
 pytestmark = pytest.mark.e2e
@@ -22,21 +22,18 @@ MIB = 2**20
 
 
 @pytest.fixture(scope="module")
-def operator() -> Iterator[WithImage]:
+def operator(images: Images) -> Iterator[WithImage]:
+    assert images.one
     with nodes_with_engines() as made:
-        made.build(ROOT, "one.tar")
+        (made.folder / "one.tar").hardlink_to(images.folder / "one.tar")
         yield made
 
 
 @pytest.fixture(scope="module")
-def changed(operator: WithImage) -> Path:
+def changed(images: Images) -> Path:
     """The image after a change of our code."""
-    source = operator.folder / "changed"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".git", ".venv", "results", "out", "tests"))
-    with (source / "bench/records/text.py").open("a") as file:
-        file.write("# a change\n")
-    operator.build(source, "changed.tar")
-    return operator.folder / "changed.tar"
+    assert images.changed
+    return images.folder / "changed.tar"
 
 
 def compressed_bytes(operator: WithImage, image: str) -> int:
