@@ -78,5 +78,5 @@ def test_a_host_that_does_not_pass_its_check_fails_the_task_and_its_bundle_is_na
     done = module(tmp_path, f"#!/bin/sh\necho '{said}'\nexit 1\n", manifest="node-check.json", level="quick")
     found = json.loads(done.stdout)
     assert (done.returncode, found["failed"], found["rc"]) == (1, True, 1)
-    assert found["msg"] == "its check came to fail: power: GPU 0 limit: 650 W (results/gpu1-ab.tar)"
+    assert found["msg"] == "the verdict of its check is fail: power: GPU 0 limit: 650 W (results/gpu1-ab.tar)"
     assert found["bundle"] == "results/gpu1-ab.tar"
