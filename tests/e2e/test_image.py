@@ -1,6 +1,6 @@
-"""The CPU image for real: built twice, run hardened by Docker and by Podman, its bundle verified.
+"""The real CPU image is built twice and run with restrictions by Docker and Podman; its bundle verifies.
 
-One module, in order: a build takes a minute or two, and everything here is about the same image.
+The tests run in order and share one image, because a build takes a minute or two.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ STAGES = ["base", "libraries", "torch", "rest", "kernels", "image"]
 
 @dataclass(frozen=True)
 class Machine:
-    """A folder to work in, and the engine's address."""
+    """A machine with a working folder and the address of its engine."""
 
     folder: Path
     docker: str
-    podman: Mapping[str, str] = field(default_factory=dict)  # the environment of its Podman
+    podman: Mapping[str, str] = field(default_factory=dict)  # environment variables of its Podman
 
     def bench(
         self, *arguments: str | Path, code: int = 0, within: Sequence[str] = ()
@@ -74,8 +74,8 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
-    require("dockerd", "mmdebstrap", "buildah", "gpg")  # mmdebstrap finds its keys by gpg
-    # Short, for a socket's path; removed at once, for it holds gigabytes.
+    require("dockerd", "mmdebstrap", "buildah", "gpg")  # mmdebstrap needs gpg for its keys
+    # The path is short, for a socket; the folder is removed at once, because it contains gigabytes.
     with tempfile.TemporaryDirectory(prefix="bench-e2e-") as name:
         engine = Path(name) / "docker"
         engine.mkdir()
@@ -87,7 +87,7 @@ def machine() -> Iterator[Machine]:
 
 @pytest.fixture(scope="module")
 def image(machine: Machine) -> dict[str, Any]:
-    """Built, and loaded as bench:cpu into both engines."""
+    """Build the image and load it as bench:cpu into both engines."""
     found = machine.build("cache", "one.tar")
     for engine in ENGINES:
         machine.bench("image", "load", machine.folder / "one.tar", "--engine", engine)
@@ -101,7 +101,7 @@ def identity(machine: Machine, *arguments: str | Path) -> str:
 def test_two_builds_from_clean_stores_are_the_same_image(machine: Machine, image: dict[str, Any]) -> None:
     shutil.copytree(
         machine.folder / "cache/wheels", machine.folder / "other/wheels"
-    )  # each checked by its digest
+    )  # each is checked by its digest
     again = machine.build("other", "two.tar")
     assert again["config"] == image["config"]
     assert (machine.folder / "one.tar").read_bytes() == (machine.folder / "two.tar").read_bytes()
@@ -271,7 +271,7 @@ def test_a_node_is_checked_in_the_image(machine: Machine, image: dict[str, Any],
     assert found == {"agreement": "pass"}
     (bundle,) = out.glob("*.tar")
     assert f"image      cpu {image['config']}" in machine.bench("verify", bundle).stdout
-    line = machine.bench(*words, "--nagios", code=3).stdout  # no driver answers there
+    line = machine.bench(*words, "--nagios", code=3).stdout  # the container has no driver
     assert line.startswith("BENCH UNKNOWN - ") and len(line.splitlines()) == 1
 
 

@@ -1,4 +1,4 @@
-"""PNG of every plot: needs a font, which the script that installs Chromium brings."""
+"""Every plot can be written as PNG; the script that installs Chromium also installs the font."""
 
 from __future__ import annotations
 

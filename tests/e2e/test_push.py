@@ -1,4 +1,4 @@
-"""Push, for real: sshd, a shell, a run; connections cut, runs killed, nodes lost. Engine none: no image."""
+"""Push without an image, with a real sshd and run: cut connections, killed runs, lost nodes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def operator(tmp_path: Path) -> Iterator[Operator]:
         yield Operator(tmp_path, nodes)
 
 
-# --- the main street ------------------------------------------------------------------------------------
+# --- the usual case -------------------------------------------------------------------------------------
 
 
 def test_a_run_comes_back_certified_and_leaves_nothing_behind(operator: Operator) -> None:
-    """By an ordinary Python, as on anybody's node."""
+    """The node uses an ordinary Python, as a user's node does."""
     operator = replace(operator, python=sys.executable)
     address, other = operator.nodes.addresses
     done = operator.push(operator.manifest(), address, other)
@@ -64,7 +64,7 @@ def test_the_run_outlives_whoever_pushed_it(operator: Operator) -> None:
     address = operator.nodes.addresses[0]
     pushing = operator.begin(operator.manifest(), address)
     with operator.halfway(address):
-        pushing.kill()  # the laptop's battery
+        pushing.kill()  # as when the operator's laptop goes off
         pushing.communicate()
         assert "alive" in operator.bench("status").stdout
     done = json.loads(operator.bench("attach", "--json").stdout)
@@ -147,7 +147,7 @@ def test_nodes_check_themselves_and_one_that_does_not_pass_is_told(operator: Ope
         1,
         1,
     )
-    assert node["run"] in err  # the same, begun anew
+    assert node["run"] in err  # the same run starts again
     assert operator.push(bad, address, "--once", code=1)["nodes"][0]["outcome"] == "unchanged"
     table = operator.bench("attach", code=1)
     assert "FAIL host-memory: the host: " in table.stderr
@@ -165,7 +165,7 @@ def test_what_is_of_training_alone_is_refused_for_a_node_check(operator: Operato
     assert "--level is for node checks" in said
 
 
-# --- what goes wrong ------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_was_killed_goes_on_and_measures_nothing_twice(operator: Operator) -> None:
@@ -290,7 +290,7 @@ MANY = 50
 
 
 def test_fifty_nodes_five_of_which_fail_each_in_its_own_way(tmp_path: Path) -> None:
-    """Refused, hung, disk full, killed mid-run, and an environment that is not the one asked for."""
+    """The faults: refused, hung, disk full, killed mid-run, and another environment than requested."""
     full = tmp_path / "full"
     full.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(full)], check=True)

@@ -1,4 +1,4 @@
-"""The collection: as strict as ansible-lint gets, and run twice against a real sshd."""
+"""The Ansible collection passes ansible-lint's strictest profile and runs twice against a real sshd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two nodes that train as one: one bundle; both of them start, or none; where one is lost, both end."""
+"""Two nodes that train together give one bundle; both start or neither does; if one is lost, both end."""
 
 from __future__ import annotations
 
