@@ -1,4 +1,4 @@
-"""Predicted device memory, held against the peaks of the measured bundles in results/: within 15%."""
+"""Predicted device memory is within 15% of the peaks of the measured bundles in results/."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WITHOUT_SUMS = {
 
 
 def logits_bytes(model: Model) -> int:
-    """Of a sample, in half precision; those of pictures hardly count."""
+    """Return the bytes of a sample's logits in half precision; logits of picture models are negligible."""
     recipe = model.recipe
     positions = recipe.asked_per_sample if recipe.objective == "masked-lm" else recipe.units_per_sample
     return 2 * positions * model.architecture.get("vocab_size", 0)
@@ -80,8 +80,8 @@ def test_a_committed_bundle_verifies_and_its_peaks_are_predicted_within_15_perce
     "name", [*sorted(WITHOUT_SUMS), "settings-h200/mamba-2.8b-1gpu-fsdp-2",
              "settings-h200/pythia-1b-1gpu-fsdp-16"],
 )  # fmt: skip
-def test_what_offloading_takes_of_the_hosts_memory_is_predicted(name: str) -> None:
-    """Of models so large that it shows; at the height, which a trial that failed later has seen too."""
+def test_the_host_memory_of_offloading_is_predicted(name: str) -> None:
+    """Only large models show it clearly. The peak counts, which a trial that failed later has reached too."""
     with tarfile.open(RESULTS / f"{name}.tar") as bundle:
         results = json.loads(member(bundle, "results.json"))
         telemetry = [json.loads(line) for line in member(bundle, "telemetry.jsonl").splitlines()]
@@ -113,7 +113,7 @@ def test_there_are_committed_bundles() -> None:
 
 
 @pytest.mark.parametrize("half", [True, False])
-def test_more_is_divided_from_stage_to_stage_and_less_stays(half: bool) -> None:
+def test_higher_sharding_stages_need_less_memory(half: bool) -> None:
     def held(*setting: str) -> int:
         return state_bytes(PARTS, setting, 8, half)
 
@@ -124,5 +124,5 @@ def test_more_is_divided_from_stage_to_stage_and_less_stays(half: bool) -> None:
             assert held(*setting) < held(*(name for name in setting if name != "offload"))
 
 
-def test_one_device_alone_divides_nothing() -> None:
+def test_sharding_on_one_device_saves_nothing() -> None:
     assert state_bytes(PARTS, ("zero-2",), 1, True) >= state_bytes(PARTS, (), 1, True)

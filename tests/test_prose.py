@@ -1,4 +1,4 @@
-"""Docstrings that a reader understands alone: they begin with a subject or a verb of their own."""
+"""Docstrings begin with a subject or a verb of their own, so that they can be read alone."""
 
 from __future__ import annotations
 

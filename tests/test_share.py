@@ -1,4 +1,4 @@
-"""What a container or a scheduler leaves of a machine is what there is."""
+"""bench uses the share of a machine that a container or a scheduler grants."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_narrowest_limit_counts(
     assert (node.memory_bytes / GIB, node.cpu_cores) == (memory_gib, cores)
 
 
-def test_a_part_of_a_machine_is_told_in_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_of_a_machine_is_reported_in_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in range(8):
         (tmp_path / "gpus" / str(name)).mkdir(parents=True)
     (tmp_path / "own").write_text("0::/job_7\n")

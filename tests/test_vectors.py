@@ -31,7 +31,7 @@ def vectors(name: str) -> Any:
 
 
 def accepts(key: bytes, signature: bytes, message: bytes) -> bool:
-    """As a bundle's signature is judged: the key, the signature in SSH's wrapping, the bytes."""
+    """Judge a signature as in a bundle: the key, the signature in SSH's encoding, the bytes."""
     try:
         PublicKey(key).check_wire(wire_string(ED25519) + wire_string(signature), message)
     except (FormatError, InvalidSignature):
@@ -48,7 +48,7 @@ WYCHEPROOF = [
 ]
 
 
-def test_wycheproof_is_there_whole() -> None:
+def test_the_wycheproof_file_is_complete() -> None:
     assert len(WYCHEPROOF) == vectors("wycheproof_ed25519")["numberOfTests"] == 210
 
 
@@ -87,7 +87,7 @@ def test_speccheck_keys_of_low_order_are_refused_as_such(number: int) -> None:
 
 
 def test_the_vector_of_the_dsse_specification() -> None:
-    """What is signed is what the specification signs. Its key is of another algorithm, and does not count."""
+    """Our encoding equals the specification's signed bytes; its key has another algorithm and is refused."""
     vector = vectors("dsse")["protocol_md"]
     signed = pae(vector["payloadType"], vector["payload_text"].encode())
     assert signed == vector["pae"].encode()
@@ -122,7 +122,7 @@ def test_dsse(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", vectors("sigstore")["cases"])
 def test_sigstore_envelopes_under_managed_keys(name: str) -> None:
-    """Each is signed by its key over our encoding. What must fail does so because of its statement."""
+    """Each envelope is validly signed over our encoding; the invalid ones fail by their statement."""
     case = vectors("sigstore")["cases"][name]
     envelope = case["dsseEnvelope"]
     key = load_pem_public_key(case["key"].encode())
@@ -142,7 +142,7 @@ def test_sigstore_envelopes_under_managed_keys(name: str) -> None:
 
 @pytest.mark.parametrize("name", vectors("sigstore")["cases"])
 def test_sigstore_envelopes_under_the_wrong_key_or_algorithm(name: str) -> None:
-    """Pinned by the key: an Ed25519 key accepts no ECDSA signature, another P-256 key not this one."""
+    """An Ed25519 key refuses an ECDSA signature, and another P-256 key refuses this signature."""
     cases = vectors("sigstore")["cases"]
     envelope = cases[name]["dsseEnvelope"]
     with pytest.raises(VerificationFailed, match="is not signed by"):
@@ -163,7 +163,7 @@ ARTIFACT = base64.b64decode(vectors("sigstore")["message_signatures"]["artifact"
 
 @pytest.mark.parametrize("name", MANAGED)
 def test_sigstore_managed_key_data_are_sound(name: str) -> None:
-    """What sigstore accepts fits its key, what it refuses does not: our refusals are not for damaged data."""
+    """The data are intact: signatures that sigstore accepts match their key, and those it refuses do not."""
     case = MANAGED[name]
     digest = case["messageSignature"]["messageDigest"]
     assert digest["algorithm"] == "SHA2_256"
@@ -186,10 +186,10 @@ def test_sigstore_managed_key_data_are_sound(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MANAGED)
-def test_sigstore_managed_key_bundles_are_none_of_ours(
+def test_sigstore_managed_key_bundles_are_refused(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither by any door that reads a signature nor as a file; its key is nobody whom we could trust."""
+    """They are refused as signature, envelope and file, and their key cannot be in a trust list."""
     case = MANAGED[name]
     document = {"mediaType": case["mediaType"], "messageSignature": case["messageSignature"]}
     file = tmp_path / "bundle.sigstore.json"
