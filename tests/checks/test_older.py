@@ -43,7 +43,7 @@ class OnTheHost:
         ((8, 0), ["matmul-bf16", "matmul-fp16", "matmul-tf32", "matmul-fp32"], torch.bfloat16),
     ],
 )
-def test_a_card_is_asked_for_what_its_matrix_units_have(
+def test_a_card_is_tested_in_the_precisions_of_its_matrix_units(
     capability: tuple[int, int], matmul: list[str], soak: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)

@@ -107,7 +107,7 @@ def test_from_challenge_to_receipt(ledger: Ledger, key: OperatorKey, tmp_path: P
     assert verify_bundle(bundle, recompute, TrustRules(trust, now=NOW + 3e7)).level == "operator"
 
 
-def test_received_again_the_same_bundle_has_the_same_receipt(
+def test_receiving_a_bundle_again_gives_the_same_receipt(
     ledger: Ledger, key: OperatorKey, tmp_path: Path
 ) -> None:
     """So that a receipt that was lost, or never written because of a crash, can be had again."""
@@ -142,7 +142,7 @@ def test_replayed_nonce(ledger: Ledger, key: OperatorKey, tmp_path: Path) -> Non
     assert "--run" in str(caught.value.advice)
 
 
-def test_a_bundle_that_measured_for_longer_than_we_waited_is_not_received(
+def test_a_bundle_that_measured_longer_than_the_operator_waited_is_refused(
     ledger: Ledger, key: OperatorKey, tmp_path: Path
 ) -> None:
     node = asked(ledger)
@@ -165,7 +165,7 @@ def test_a_node_that_was_lost_gets_a_new_certificate_for_its_new_key(
     assert certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 600, recompute).level == "operator"
 
 
-def test_a_run_that_was_received_in_part_goes_on_under_a_new_challenge(
+def test_a_partially_received_run_continues_under_a_new_challenge(
     ledger: Ledger, key: OperatorKey, tmp_path: Path
 ) -> None:
     node = asked(ledger)
@@ -179,7 +179,7 @@ def test_a_run_that_was_received_in_part_goes_on_under_a_new_challenge(
     assert verdict.seen_seconds == 10_600  # from the first challenge: what was measured then counts too
 
 
-def test_a_run_that_was_never_asked_for_cannot_go_on(ledger: Ledger) -> None:
+def test_a_run_without_a_challenge_cannot_continue(ledger: Ledger) -> None:
     node = asked(ledger)
     for run_id, manifest in (("other", RUN.manifest_sha256), (node.challenge.run_id, "0" * 64)):
         with pytest.raises(BadInput, match="was never challenged with this manifest"):
@@ -233,7 +233,7 @@ def test_a_request_in_another_form(
     refused_request(ledger, key, data[:at] + written + data[at + len(found) :], why)
 
 
-def test_what_is_no_request(ledger: Ledger, key: OperatorKey) -> None:
+def test_a_malformed_request(ledger: Ledger, key: OperatorKey) -> None:
     for data in (b"", b"{}", b"null", b"\xff", b"[" * 9999, FILES["manifest.json"]):
         refused_request(ledger, key, data, "is not a request of bench")
 
@@ -345,7 +345,7 @@ def test_a_key_in_an_agent(
         agent.wait(10)
 
 
-def test_a_passphrase_that_cannot_be_asked_for_is_told(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_passphrase_without_a_terminal_is_reported(ledger: Ledger, tmp_path: Path) -> None:
     """In a session without a terminal; with one, ssh-keygen asks there."""
     locked = ssh_key(tmp_path / "locked", passphrase="secret")
     (tmp_path / "request.json").write_bytes(asked(ledger).request())
@@ -362,7 +362,7 @@ def test_a_passphrase_that_cannot_be_asked_for_is_told(ledger: Ledger, tmp_path:
     assert not (tmp_path / "run-cert.pub").exists()
 
 
-def test_where_no_key_is_found_is_told(tmp_path: Path) -> None:
+def test_a_missing_key_is_reported_with_advice(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no key to certify with") as caught:
         OperatorKey.find(tmp_path / "absent")
     assert "bench keys new" in str(caught.value.advice)

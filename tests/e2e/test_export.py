@@ -175,7 +175,7 @@ Replica.__init__, distributed.destroy_process_group = told, tell
 
 
 @pytest.mark.parametrize("kind", ["script", "trainer", "accelerate"])
-def test_replicas_hold_their_gradients_once(kind: str, tmp_path: Path) -> None:
+def test_replicas_store_their_gradients_once(kind: str, tmp_path: Path) -> None:
     """DDP must not keep gradients a second time beside its buckets: they might not fit where the trial did.
 
     No replica may outlive the process group: freeing the last one would then wait for gloo's thread, which
@@ -221,9 +221,7 @@ def test_in_half_precision_without_sharding(half: Path, kind: export.Kind, tmp_p
 
 
 @pytest.mark.parametrize("kind", export.KINDS)
-def test_the_last_step_is_logged_and_saved_whatever_the_recipe_names(
-    tied: Path, kind: str, tmp_path: Path
-) -> None:
+def test_the_last_step_is_always_logged_and_saved(tied: Path, kind: str, tmp_path: Path) -> None:
     """The last step is saved also for a model with tied embeddings."""
     folder = exported(tied, kind, "naive", tmp_path / "made")
     log = trained(folder, 1, "--log-every", "2", "--out", "checkpoints")
@@ -296,7 +294,7 @@ def test_training_goes_on_where_it_stopped(
     goes_on(exported(bundle, kind, label, tmp_path / "made"), gpus, paths)
 
 
-def test_our_script_goes_on_with_half_weights(half: Path, tmp_path: Path) -> None:
+def test_benchs_script_resumes_with_half_weights(half: Path, tmp_path: Path) -> None:
     folder = written(half, "script", "half-weights", tmp_path / "made")
     agree(trained(folder, 1), measured_losses(half, "half-weights"))
     goes_on(folder, 1)
@@ -338,7 +336,7 @@ def test_another_number_of_devices_is_refused(one: Path, two: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", export.KINDS)
-def test_begun_anew_it_does_not_write_over_what_is_there(one: Path, kind: str, tmp_path: Path) -> None:
+def test_a_new_run_of_a_script_does_not_overwrite_checkpoints(one: Path, kind: str, tmp_path: Path) -> None:
     folder = exported(one, kind, "naive", tmp_path / "made")
     trained(folder, 1, "--out", "checkpoints")
     before = sorted((folder / "checkpoints").rglob("*"))
@@ -347,7 +345,7 @@ def test_begun_anew_it_does_not_write_over_what_is_there(one: Path, kind: str, t
 
 
 @pytest.mark.parametrize("kind", export.KINDS)
-def test_a_loss_that_is_no_number_ends_it_before_it_is_saved(one: Path, kind: str, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_ends_a_script_before_saving(one: Path, kind: str, tmp_path: Path) -> None:
     folder = exported(one, kind, "naive", tmp_path / "made")
     trial = json.loads((folder / "trial.json").read_text())
     trial["model"]["recipe"]["optimizer"]["learning_rate"] = 1e30

@@ -109,7 +109,7 @@ def test_two_builds_from_clean_stores_are_the_same_image(machine: Machine, image
     shutil.rmtree(machine.folder / "other")
 
 
-def test_a_change_of_our_code_is_built_without_a_network_and_ships_one_small_layer(
+def test_a_change_of_benchs_code_builds_without_a_network_and_ships_one_small_layer(
     machine: Machine, image: dict[str, Any]
 ) -> None:
     changed = machine.folder / "changed"
@@ -221,7 +221,7 @@ def in_podman(machine: Machine, container: Container) -> bytes:
 
 
 @pytest.mark.parametrize("probe", [in_docker, in_podman], ids=ENGINES)
-def test_the_container_can_do_nothing_but_measure(
+def test_the_container_has_no_other_rights_than_measuring(
     machine: Machine, image: dict[str, Any], probe: Callable[[Machine, Container], bytes]
 ) -> None:
     out = machine.folder / "probe"
@@ -312,7 +312,7 @@ def test_another_image_than_the_manifest_s_starts_nothing(machine: Machine, imag
     assert "the manifest asks for the image" in machine.bench("run", manifest, "--out", out, code=3).stderr
 
 
-def test_an_image_that_is_not_there_and_an_engine_that_does_not_answer(machine: Machine) -> None:
+def test_a_missing_image_and_an_engine_that_does_not_answer_are_reported(machine: Machine) -> None:
     manifest = machine.manifest()
     said = machine.bench("run", manifest, "--engine", "docker", "--image", "bench:nothing", code=3).stderr
     assert "docker has no image bench:nothing" in said

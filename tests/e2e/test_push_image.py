@@ -47,7 +47,7 @@ def compressed_bytes(operator: WithImage, image: str) -> int:
     return size
 
 
-def test_what_goes_over_the_wire(operator: WithImage, changed: Path) -> None:
+def test_bytes_on_the_wire(operator: WithImage, changed: Path) -> None:
     one = operator.folder / "one.tar"
     compressed = compressed_bytes(operator, "one.tar")
     moved = []
@@ -115,7 +115,7 @@ def test_nodes_check_themselves_in_containers(operator: WithImage) -> None:
     assert [operator.images(number) for number in (0, 1)] == [[], []]
 
 
-def test_an_image_that_was_there_before_stays(operator: WithImage) -> None:
+def test_an_image_that_existed_before_is_kept(operator: WithImage) -> None:
     image = operator.folder / "one.tar"
     identity = operator.bench("image", "id", image).stdout.strip()
     subprocess.run(
@@ -129,7 +129,7 @@ def test_an_image_that_was_there_before_stays(operator: WithImage) -> None:
     operator.remove(0, "bench:cpu")
 
 
-def test_a_disk_that_is_full_in_the_middle_is_repaired_by_the_next_push(operator: WithImage) -> None:
+def test_a_push_that_filled_the_disk_is_completed_by_the_next_one(operator: WithImage) -> None:
     address, image = operator.nodes.addresses[1], operator.folder / "one.tar"
     place = operator.folder / "small"
     place.mkdir()
@@ -148,7 +148,7 @@ def test_a_disk_that_is_full_in_the_middle_is_repaired_by_the_next_push(operator
         operator.remove(1, *operator.tags(1))
 
 
-def test_what_is_wrong_is_said_before_anything_is_sent(operator: WithImage) -> None:
+def test_problems_are_reported_before_anything_is_sent(operator: WithImage) -> None:
     address, image = operator.nodes.addresses[0], operator.folder / "one.tar"
     another = operator.manifest("another", image="sha256:" + "0" * 64)
     found = operator.push(another, address, "--image", image, code=3)["nodes"][0]
@@ -179,7 +179,7 @@ def test_a_damaged_layer_is_refused_by_its_digest(operator: WithImage) -> None:
     operator.remove(0, *operator.tags(0))
 
 
-def test_a_node_may_ask_a_registry_and_the_manifest_holds_all_the_same(operator: WithImage) -> None:
+def test_an_image_may_be_pulled_and_must_still_match_the_manifest(operator: WithImage) -> None:
     address, image = operator.nodes.addresses[0], operator.folder / "one.tar"
     identity = operator.bench("image", "id", image).stdout.strip()
     manifest = operator.manifest("pulled", models=["tiny-vit"], image=identity)

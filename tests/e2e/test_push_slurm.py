@@ -42,7 +42,7 @@ def test_a_job_is_submitted_on_the_login_node_and_its_bundle_comes_back(operator
     assert operator.nodes.left(login) == []
 
 
-def test_a_job_that_is_requeued_goes_on_with_its_journal(operator: Operator) -> None:
+def test_a_requeued_job_continues_its_journal(operator: Operator) -> None:
     login, manifest = operator.nodes.addresses[0], operator.manifest()
     pushing = operator.begin(manifest, login, "--slurm")
     with operator.halfway(login):
@@ -59,7 +59,7 @@ def test_a_job_that_is_requeued_goes_on_with_its_journal(operator: Operator) -> 
     assert "tiny-gpt-neox" in out
 
 
-def test_a_job_is_cancelled_with_what_it_measured(operator: Operator) -> None:
+def test_a_cancelled_job_keeps_its_results(operator: Operator) -> None:
     login = operator.nodes.addresses[0]
     pushing = operator.begin(operator.manifest(), login, "--slurm")
     with operator.halfway(login):
@@ -69,7 +69,7 @@ def test_a_job_is_cancelled_with_what_it_measured(operator: Operator) -> None:
     assert "level: operator" in err
 
 
-def test_this_machine_may_be_the_login_node(operator: Operator) -> None:
+def test_the_local_machine_may_be_the_login_node(operator: Operator) -> None:
     environment = operator.environment() | {"SLURM_CONF": str(operator.folder / "slurm/slurm.conf")}
     command = [
         "push",

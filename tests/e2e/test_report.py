@@ -98,7 +98,7 @@ def test_the_page_holds_the_comparison_itself(opened: Page, real: tuple[Comparis
     assert inside == outside
 
 
-def test_a_click_sorts_and_another_turns_it_round(opened: Page) -> None:
+def test_a_click_sorts_and_another_reverses_the_order(opened: Page) -> None:
     table = opened.locator("section#pythia-160m table.ranked")
     days = [head.strip() for head in table.locator("th").all_inner_texts()].index("days")
 
@@ -116,7 +116,7 @@ def test_a_click_sorts_and_another_turns_it_round(opened: Page) -> None:
     assert table.locator("th[aria-sort=descending]").count() == 1
 
 
-def test_the_filter_hides_what_does_not_match(opened: Page) -> None:
+def test_the_filter_hides_rows_that_do_not_match(opened: Page) -> None:
     every = opened.locator("table.ranked tbody tr").count()
     offers = opened.locator("table.offers tbody tr").count()
     wanted = opened.get_by_label("Show only rows with")
@@ -155,7 +155,9 @@ LUMINANCE = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_in_both_themes(browser: Browser, real: tuple[Comparison, Path], scheme: Any) -> None:
+def test_text_has_enough_contrast_in_both_themes(
+    browser: Browser, real: tuple[Comparison, Path], scheme: Any
+) -> None:
     page = browser.new_page(color_scheme=scheme)
     page.goto(real[1].as_uri())
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -167,7 +169,7 @@ def test_text_stands_out_in_both_themes(browser: Browser, real: tuple[Comparison
     page.close()
 
 
-def test_on_a_phone_nothing_is_wider_than_the_page_but_what_scrolls_itself(
+def test_on_a_phone_only_scrolling_elements_are_wider_than_the_page(
     browser: Browser, real: tuple[Comparison, Path]
 ) -> None:
     page = browser.new_page(viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
@@ -179,7 +181,7 @@ def test_on_a_phone_nothing_is_wider_than_the_page_but_what_scrolls_itself(
     page.close()
 
 
-def test_what_scrolls_on_a_small_screen_shows_it_at_its_edge(
+def test_scrolling_elements_show_a_shadow_at_their_edge(
     browser: Browser, real: tuple[Comparison, Path]
 ) -> None:
     """The shadow disappears at the end of the table, where the cover of the shadow has scrolled into view."""
@@ -211,7 +213,7 @@ def test_on_a_phone_a_machine_is_a_block(browser: Browser, real: tuple[Compariso
     page.close()
 
 
-def test_it_is_whole_without_its_script(browser: Browser, real: tuple[Comparison, Path]) -> None:
+def test_the_report_is_complete_without_javascript(browser: Browser, real: tuple[Comparison, Path]) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(real[1].as_uri())
@@ -222,7 +224,7 @@ def test_it_is_whole_without_its_script(browser: Browser, real: tuple[Comparison
     context.close()
 
 
-def test_those_who_do_not_see_it_are_told_everything(opened: Page) -> None:
+def test_screen_readers_get_all_information(opened: Page) -> None:
     assert opened.locator("html").get_attribute("lang") == "en"
     plots = opened.locator("svg.plot")
     assert plots.count() > 15
@@ -271,7 +273,7 @@ def test_a_hundred_bundles_make_less_than_two_megabytes_and_still_work(
     page.close()
 
 
-def test_on_paper_no_column_is_cut_and_what_was_dark_is_ink_on_white(opened: Page) -> None:
+def test_printed_pages_cut_no_column_and_are_black_on_white(opened: Page) -> None:
     opened.get_by_role("button", name="Light / dark").click()
     dark = opened.evaluate("getComputedStyle(document.body).color")
     opened.set_viewport_size({"width": 720, "height": 1000})  # width of A4 without margins
@@ -281,7 +283,7 @@ def test_on_paper_no_column_is_cut_and_what_was_dark_is_ink_on_white(opened: Pag
     assert opened.evaluate("getComputedStyle(document.body).color") != dark
 
 
-def test_tables_and_columns_have_names_for_those_who_hear_them(opened: Page) -> None:
+def test_tables_and_columns_have_names_for_screen_readers(opened: Page) -> None:
     section = opened.locator("section[id='pythia-160m']")
     assert section.get_by_role("region", name="pythia-160m: machines by days").count() == 1
     offers = section.get_by_role("region", name="pythia-160m: to buy and to rent")

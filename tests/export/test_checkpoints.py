@@ -56,7 +56,7 @@ def test_training_goes_on_as_if_it_had_not_stopped(
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize(("setting", "precision"), [((), "fp32"), ((), "fp16"), (("half-weights",), "bf16")])
-def test_training_goes_on_though_no_pass_uses_one_of_the_weights(
+def test_a_checkpoint_with_an_unused_weight_can_be_resumed(
     setting: Setting, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some of transformers' models have such; on one device, or sharded, nothing else notices."""

@@ -36,7 +36,7 @@ def group_of_one(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_ddp_cuts_no_compiled_block(group_of_one: None) -> None:
+def test_ddp_does_not_split_a_compiled_block(group_of_one: None) -> None:
     """Cut, a block that is recomputed kept other tensors than are asked for in its backward pass."""
     blocks = [Block(), Block()]
     body = nn.Sequential(*blocks)

@@ -236,7 +236,7 @@ def test_operations_are_known_to_the_worker(model: Model) -> None:
 
 
 @pytest.mark.parametrize("family", [f for f in families().values() if f.body_and_head], ids=lambda f: f.name)
-def test_body_and_head_apart_compute_what_the_model_does_in_half_precision(family: Family) -> None:
+def test_body_and_head_called_separately_compute_the_same_in_half_precision(family: Family) -> None:
     """As under ZeRO, whose weights are in half precision, without autocast."""
     model = next(model for model in TINY if model.family == family.name)
     whole = WithLoss(built(without_dropout(model)).bfloat16())

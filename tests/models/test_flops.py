@@ -55,7 +55,7 @@ def test_convnext_agrees_with_the_counter_forwards() -> None:
     assert flops == Flops(matmul=of(counts, aten.mm, aten.addmm), convolution=of(counts, aten.convolution))
 
 
-def test_the_counter_takes_grouped_convolutions_for_dense_ones_backwards() -> None:
+def test_the_counter_treats_gradients_of_grouped_convolutions_as_dense() -> None:
     """The gradient of a depthwise weight is counted as if each channel met every other.
 
     That, and not the model, is why the paper's Figure 9(a) has three times our operations for
@@ -75,7 +75,7 @@ def test_the_counter_takes_grouped_convolutions_for_dense_ones_backwards() -> No
     assert sum(of(c, aten.convolution_backward) for c in apart) == 2 * ours
 
 
-def test_mamba_agrees_with_the_counter_but_for_its_scan() -> None:
+def test_mamba_agrees_with_the_counter_except_for_its_scan() -> None:
     """Of the six operations of a scan the counter sees two, the read-out; fused, it sees none.
 
     The plain convolution also runs past the end of the sequence, by a kernel less one.

@@ -122,7 +122,7 @@ def test_of_a_sliding_window_only_what_it_shows_is_counted(
                   "decoder_ffn_dim": 128}, "masked-lm", 2 * (2 * 32 * 32 + TRIANGLE)),
     ],
 )  # fmt: skip
-def test_what_reads_its_data_is_counted_too(
+def test_a_model_that_reads_its_data_is_counted_too(
     name: str, given: dict[str, Any], objective: str, pairs: int
 ) -> None:
     """Counting comes after a trial's steps: what cannot be counted was measured in vain."""
@@ -162,7 +162,7 @@ def test_what_transformers_refuses_is_said_without_a_traceback() -> None:
 @pytest.mark.parametrize(
     ("name", "fused"), [("llama", True), ("gemma3_text", True), ("deberta-v2", False), ("bloom", False)]
 )
-def test_fused_attention_is_left_out_where_transformers_has_no_place_for_it(name: str, fused: bool) -> None:
+def test_fused_attention_is_left_out_if_transformers_does_not_support_it(name: str, fused: bool) -> None:
     """Else all that costs nothing, which is all that a search tries, would fail to build."""
     model = resolved(name, SMALL, TEXT | CAUSAL)
     lunch = free_lunch(model, Target("cpu", 1, 2**34))

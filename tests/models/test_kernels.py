@@ -36,7 +36,7 @@ def test_losses_and_gradients_agree_with_eager_attention(model: Model) -> None:
 
 
 @every_fused_model
-def test_attention_is_given_no_mask_even_while_tracing(model: Model) -> None:
+def test_attention_gets_no_mask_even_while_tracing(model: Model) -> None:
     """A mask would shut out the flash kernels; transformers' own "sdpa" has one under torch.compile."""
     seen: list[tuple[Any, Any]] = []
 

@@ -151,7 +151,7 @@ def test_a_node_that_was_lost_goes_on_with_a_new_key_under_the_same_run(desk: De
 
 
 @pytest.mark.e2e
-def test_another_node_begins_a_lost_run_anew_and_one_of_the_two_is_received(
+def test_another_node_can_restart_a_lost_run_and_only_one_bundle_is_received(
     desk: Desk, node: Node, tmp_path: Path
 ) -> None:
     """The same challenge on another machine: a key of its own, nothing of the first one's, one receipt."""
@@ -177,7 +177,7 @@ def test_another_node_begins_a_lost_run_anew_and_one_of_the_two_is_received(
 
 
 @pytest.mark.e2e
-def test_what_one_node_began_another_does_not_go_on_with(desk: Desk, node: Node) -> None:
+def test_a_run_of_one_node_is_not_continued_on_another(desk: Desk, node: Node) -> None:
     """The run's folder was carried to a machine that says of itself that it is another."""
     with node.runs() as process:
         wait_for_trials(node.folder, 1)
@@ -202,7 +202,7 @@ def test_what_one_node_began_another_does_not_go_on_with(desk: Desk, node: Node)
 
 
 @pytest.mark.e2e
-def test_without_a_certificate_the_bundle_claims_nothing_and_can_be_sealed_later(
+def test_without_a_certificate_the_bundle_has_level_self_and_can_be_certified_later(
     desk: Desk, node: Node
 ) -> None:
     with node.runs() as process:
@@ -225,7 +225,7 @@ def test_without_a_certificate_the_bundle_claims_nothing_and_can_be_sealed_later
     assert level(desk, receive(desk, node)) == "operator"
 
 
-def test_a_certified_bundle_is_not_given_up_for_one_without_a_certificate(desk: Desk, node: Node) -> None:
+def test_a_certified_bundle_is_not_replaced_by_one_without_a_certificate(desk: Desk, node: Node) -> None:
     with node.runs() as process:
         certify(desk, node)
         assert process.wait(120) == 0
@@ -252,7 +252,7 @@ def test_a_certified_bundle_is_not_given_up_for_one_without_a_certificate(desk: 
     assert level(desk, node.bundle) == "operator"
 
 
-def test_a_run_is_not_begun_twice_by_mistake(desk: Desk, node: Node) -> None:
+def test_a_run_is_not_started_twice_by_mistake(desk: Desk, node: Node) -> None:
     node.place.mkdir(parents=True)
     done = bench(*node.command, folder=node.folder)
     assert done.returncode == 2

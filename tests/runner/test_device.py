@@ -57,7 +57,7 @@ def test_a_torch_without_cuda_says_what_to_install(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("capability", "refused"), [((7, 0), True), ((7, 5), False), ((9, 0), False), ((12, 1), False)]
 )
-def test_a_card_that_this_torch_has_no_code_for_is_told_before_anything_is_measured(
+def test_a_card_that_torch_has_no_code_for_is_refused_before_measuring(
     capability: tuple[int, int], refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
@@ -72,7 +72,7 @@ def test_a_card_that_this_torch_has_no_code_for_is_told_before_anything_is_measu
 
 
 @pytest.mark.parametrize(("graphs", "peak"), [(None, 5), ("0", 5), ("1", 80)])
-def test_what_cuda_graphs_keep_counts_as_memory(
+def test_memory_kept_by_cuda_graphs_is_counted(
     graphs: str | None, peak: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """17.6 GiB were told of a pythia-1b that held 92.2 on an H200."""

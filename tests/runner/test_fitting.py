@@ -36,7 +36,7 @@ def kept(data: bytes) -> list[Any]:
     return [strict_loads(line) for line in data.splitlines()]
 
 
-def test_what_fits_goes_in_as_it_is() -> None:
+def test_small_files_are_packed_unchanged() -> None:
     data = course(600)
     assert fit_telemetry(data, marks_of_trials({}), len(data)) == data
     torn = (
@@ -55,13 +55,13 @@ def test_telemetry_of_many_hours_is_thinned_evenly() -> None:
     assert set(short.splitlines()) <= set(data.splitlines())
 
 
-def test_half_a_line_of_a_process_that_was_killed_is_left_out() -> None:
+def test_an_incomplete_last_line_is_left_out() -> None:
     data = course(HOUR) + b'{"at": half a li' + course(HOUR)
     assert len(kept(fit_telemetry(data, marks_of_trials({}), MOST))) > 100
 
 
 @pytest.mark.slow
-def test_a_bundle_holds_a_run_whatever_its_telemetry_and_logs_weigh(
+def test_a_run_fits_into_a_bundle_for_any_size_of_telemetry_and_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with begun(tmp_path / "run") as run:
@@ -85,7 +85,7 @@ def test_every_trial_keeps_its_ends_and_those_of_its_timed_steps() -> None:
         assert {600.0 * i + second for second in (0, 101, 137, 599)} <= times
 
 
-def test_what_a_verdict_of_a_node_check_follows_from_stays() -> None:
+def test_readings_that_a_node_checks_verdict_needs_are_kept() -> None:
     odd = {
         "at_1001": {"xids": [79]},
         "at_2001": {"throttle_reasons": 64},
@@ -98,12 +98,12 @@ def test_what_a_verdict_of_a_node_check_follows_from_stays() -> None:
     assert {301.0, 1001.0, 2001.0, 3001.0, 4001.0, 5001.0, 6001.0} <= {reading["at"] for reading in short}
 
 
-def test_however_much_is_marked_it_fits() -> None:
+def test_the_result_fits_however_many_readings_are_marked() -> None:
     always = fit_telemetry(course(2 * HOUR), lambda reading: [reading["at"]], MOST)
     assert MOST / 2 < len(always) <= MOST
 
 
-def test_of_a_log_that_is_too_long_the_beginning_and_the_end_are_kept(tmp_path: Path) -> None:
+def test_the_beginning_and_the_end_of_a_long_log_are_kept(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"short")
     (tmp_path / "b.txt").write_bytes(b"first" + bytes(3 * LOG_BYTES) + b"last")
     logs = fitting_logs(tmp_path, most_bytes=2 * LOG_BYTES)

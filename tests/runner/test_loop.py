@@ -32,7 +32,7 @@ def plain_roberta(name: Literal["adam", "adamw"]) -> Model:
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])
-def test_a_step_is_the_recipe_s_own_whatever_the_micro_batch(
+def test_a_step_computes_the_same_at_every_micro_batch(
     name: Literal["adam", "adamw"], tmp_path: Path
 ) -> None:
     """Four passes of four samples, against the whole batch at once in textbook AdamW.

@@ -102,7 +102,7 @@ def supervised(fake: Guessing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "Supervisor", supervisor)
 
 
-def test_a_finalist_that_is_not_sure_is_measured_once_more_and_longer(
+def test_an_uncertain_finalist_is_measured_again_for_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake = Guessing()
@@ -137,7 +137,7 @@ def bundle_of(run: Run, path: Path, change: Callable[[list[bytes]], object] = le
     return packed(path, files, run_id=run.id, started_at=begun, ended_at=ended, node=node)
 
 
-def test_what_the_first_of_two_processes_said_stays_in_the_bundle(
+def test_the_first_of_two_measurements_stays_in_the_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with begun(tmp_path / "run") as run:
@@ -168,14 +168,14 @@ def test_what_the_first_of_two_processes_said_stays_in_the_bundle(
                 verify_bundle(bundle_of(run, tmp_path / "other.tar", change), recompute)
 
 
-def test_a_second_time_that_fails_leaves_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_second_measurement_keeps_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Guessing(Crashed("the node is tired"))
     with begun(tmp_path) as run:
         assert searched(run, fake, monkeypatch) is None
         assert all(trial.estimate and not trial.earlier for trial in run.results(None).trials)
 
 
-def test_a_budget_that_is_spent_before_a_second_time_leaves_nothing_undecided(
+def test_a_budget_spent_before_a_second_measurement_leaves_no_model_undecided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first: dict[str, dict[str, Any]] = {}
@@ -201,7 +201,7 @@ class Deadly(Guessing):
 
 
 @pytest.mark.parametrize("politely", [False, True])
-def test_a_trial_that_kills_the_run_each_time_is_not_tried_for_ever(
+def test_a_trial_that_kills_the_run_every_time_is_given_up(
     politely: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where the kernel, short of memory, ends a whole container, which is then started again."""
@@ -230,7 +230,7 @@ class Full(Guessing):
         return super().trial(trial)
 
 
-def test_a_scratch_disk_that_is_full_ends_the_run_and_is_held_against_no_trial(
+def test_a_full_scratch_disk_ends_the_run_and_fails_no_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(4):  # more often than a trial may end a run
@@ -262,9 +262,7 @@ class Hung(Guessing):
         raise EnvironmentCannot("no ceilings: timed-out")
 
 
-def test_a_budget_that_is_spent_on_the_ceilings_ends_the_run_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_budget_spent_on_the_limits_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with begun(tmp_path) as run:
         stopped = searched(run, Hung(), monkeypatch, budget=0.1)
     assert stopped == "the budget of 0 s is spent, 1 of 1 models undecided"
@@ -284,7 +282,7 @@ class Apart(Guessing):
         self.told.append(arguments[-1])
 
 
-def test_nodes_of_which_one_is_in_an_image_do_not_measure_together(
+def test_a_node_in_an_image_and_one_without_do_not_train_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = Apart()
@@ -312,7 +310,7 @@ class Unmet(Guessing):
         ("crashed: two are node 1\n  each needs its own", None),
     ],
 )
-def test_nodes_that_do_not_come_together_say_what_to_look_at(
+def test_nodes_that_cannot_connect_are_reported_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str, advice: str | None
 ) -> None:
     with (
@@ -337,7 +335,7 @@ class TooGood(Guessing):
         )
 
 
-def test_what_cannot_be_true_neither_wins_nor_ends_the_search(
+def test_an_implausible_trial_is_never_the_fastest_and_does_not_end_the_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake = TooGood()
@@ -367,7 +365,7 @@ def test_memory_that_does_not_come_back_is_named() -> None:
     assert "14.0 GiB on GPU 1" in said[0]
 
 
-def test_what_others_do_on_gpus_that_do_not_train_is_not_waited_for(
+def test_memory_on_gpus_that_do_not_train_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpus = tuple(Gpu(index, "NVIDIA H200", f"GPU-{index}", 140 * GIB, "9.0") for index in (3, 1))
@@ -383,7 +381,7 @@ def test_what_others_do_on_gpus_that_do_not_train_is_not_waited_for(
     assert "in use by others" not in capsys.readouterr().err
 
 
-def test_memory_that_others_hold_from_the_start_is_told() -> None:
+def test_memory_held_by_others_from_the_start_is_reported() -> None:
     said: list[str] = []
     tell_of_others({2: 600 << 20, 5: 30 << 30, 7: 0}, said.append)
     assert said == [

@@ -143,7 +143,7 @@ ESM = {
     [NAIVE, ("checkpointing",), ("compile-blocks",), ("fsdp-3",), ("zero-2",)],
     ids=lambda setting: "+".join(setting) or "ddp",
 )
-def test_a_weight_that_no_pass_uses_is_no_hindrance(
+def test_an_unused_weight_does_not_stop_training(
     setting: Setting, supervisor: Supervisor, tmp_path: Path
 ) -> None:
     """DDP waits for its gradient, and refused the second step."""
@@ -157,7 +157,9 @@ def test_a_weight_that_no_pass_uses_is_no_hindrance(
 
 
 @pytest.mark.e2e
-def test_a_compiled_head_takes_what_its_body_gives_under_zero(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_a_compiled_head_accepts_the_output_of_its_body_under_zero(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
     """Mamba's features are fp32, its head is in half precision there, and no autocast between them."""
     model = small(TINY["mamba"])
     model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, precision="bf16"))

@@ -224,7 +224,7 @@ def test_a_spent_budget_is_incomplete_and_resumable(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_a_run_goes_on_under_the_switches_that_it_began_with(tmp_path: Path) -> None:
+def test_a_run_continues_only_with_the_same_switches(tmp_path: Path) -> None:
     begun = bench("run", manifest(tmp_path), "--budget", "0.01s", folder=tmp_path, NVIDIA_TF32_OVERRIDE="0")
     assert begun.returncode == 5
     assert "set in this environment: NVIDIA_TF32_OVERRIDE=0; " in begun.stderr
@@ -239,7 +239,7 @@ def test_a_run_goes_on_under_the_switches_that_it_began_with(tmp_path: Path) -> 
 
 
 @pytest.mark.e2e
-def test_a_budget_ends_the_trial_that_runs_and_leaves_it_open(tmp_path: Path) -> None:
+def test_a_budget_ends_the_current_trial_and_leaves_it_open(tmp_path: Path) -> None:
     timing = {"target_percent": 0.001, "measure_seconds": 120, "warmup_seconds": 1}
     path = manifest(tmp_path, timing=timing, models=["tiny-vit"], methods=["naive"])
     done = bench("run", path, "--budget", "8s", "--json", folder=tmp_path)
@@ -272,7 +272,7 @@ def test_a_trial_that_takes_too_long_times_out_and_the_next_one_runs(tmp_path: P
         assert f"no figure for {model}: timed out after 0 s in " in done.stderr
 
 
-def test_a_model_without_a_figure_is_named_and_the_others_are_the_answer(tmp_path: Path) -> None:
+def test_a_model_without_a_figure_is_named_and_the_others_are_reported(tmp_path: Path) -> None:
     odd = {"name": "odd", "architecture": {"model_type": "llama", "hidden_size": 32, "intermediate_size": 8,
            "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 100, "rms_norm_eps": -1.0},
            "recipe": {"objective": "causal-lm", "batch_size": 8, "steps": 100, "precision": "fp32",

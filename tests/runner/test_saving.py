@@ -56,7 +56,7 @@ def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
         (160 * MIB, 4, 20 * MIB),  # that is shared with others
     ],
 )
-def test_the_whole_is_scaled_from_what_half_of_the_free_disk_takes(
+def test_saving_is_measured_with_at_most_half_of_the_free_disk_and_scaled(
     free_bytes: int, devices: int, written_bytes: int, tmp_path: Path, strategy: SimpleNamespace,
     saved: list[int], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -67,7 +67,7 @@ def test_the_whole_is_scaled_from_what_half_of_the_free_disk_takes(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_is_said_and_not_taken_for_a_fast_one(
+def test_a_full_disk_is_reported_and_not_measured_as_fast(
     tmp_path: Path, strategy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free(monkeypatch, 20 * MIB)

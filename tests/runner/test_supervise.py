@@ -60,7 +60,7 @@ def test_a_job_answers(tmp_path: Path) -> None:
         assert run(owner, tmp_path, "answer:second") == "second"
 
 
-def test_a_supervisor_that_was_held_up_ends_no_job_for_it(
+def test_a_delay_of_the_supervisor_does_not_time_out_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by Ctrl-Z: what it did not see going on was going on all the same."""
@@ -136,7 +136,7 @@ def test_the_server_has_one_thread_when_it_forks_though_it_has_imported_and_comp
     assert [event["threads"] for event in heard if event and "threads" in event] == [1]
 
 
-def test_a_jobs_collector_leaves_out_what_was_imported_ahead(tmp_path: Path) -> None:
+def test_garbage_collection_in_a_job_skips_preloaded_objects(tmp_path: Path) -> None:
     with supervisor(tmp_path) as owner:
         assert run(owner, tmp_path, "collector") == "collects: True, ahead: False"
 
@@ -173,7 +173,7 @@ def test_a_fork_server_that_is_killed_is_started_again(tmp_path: Path) -> None:
         assert run(owner, tmp_path, "answer:second") == "second"
 
 
-def test_a_fork_server_that_is_killed_in_the_middle_fails_that_job_alone(tmp_path: Path) -> None:
+def test_a_fork_server_that_is_killed_during_a_job_fails_only_that_job(tmp_path: Path) -> None:
     with supervisor(tmp_path) as owner:
         killed = []
 
@@ -205,7 +205,7 @@ def test_a_fork_server_that_is_killed_as_it_begins_is_started_again(tmp_path: Pa
         assert run(owner, tmp_path, "answer:after all") == "after all"
 
 
-def test_a_fork_server_that_cannot_live_is_no_trouble_of_torch(tmp_path: Path) -> None:
+def test_a_fork_server_that_cannot_start_is_not_blamed_on_torch(tmp_path: Path) -> None:
     with supervisor(tmp_path) as owner:
         owner.command = [sys.executable, "-c", DIES]
         with pytest.raises(EnvironmentCannot, match=r"was ended by SIGKILL as it began\n.* --resume goes"):

@@ -17,7 +17,7 @@ def reading(at: float, trial: str | None, *gpus: tuple[int, int]) -> bytes:
     return canonical_json({"at": at, "trial": trial, "gpus": readings}) + b"\n"
 
 
-def test_pieces_tell_what_the_whole_tells(tmp_path: Path) -> None:
+def test_reading_telemetry_in_pieces_gives_the_same_result(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
     reader = TelemetryReader(path)
     assert reader.new_lines() == []

@@ -17,7 +17,7 @@ from bench.runner.trial.training_loop import SingleDevice
 from bench.training.models import known_models
 
 
-def test_a_timed_pass_computes_with_the_numbers_of_the_recipe_s_own_step(
+def test_a_timed_pass_scales_its_loss_as_in_the_recipes_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its loss is divided by all passes of a step, though only a few of them are timed."""
@@ -44,7 +44,7 @@ def test_a_timed_pass_computes_with_the_numbers_of_the_recipe_s_own_step(
 
 
 @pytest.mark.parametrize("every", [10, 10_000], ids=["often", "rarely"])
-def test_saving_logging_and_evaluating_are_timed_once_as_often_as_the_recipe_asks(
+def test_saving_logging_and_evaluating_are_timed_once_if_the_recipe_has_them(
     every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = known_models()["tiny-vit"]
@@ -90,7 +90,7 @@ def test_a_rare_evaluation_is_bounded_by_a_pass_without_the_update(
     assert measured.eval_seconds_per_sample == pytest.approx(pass_seconds / 16)
 
 
-def test_a_loss_that_is_no_number_ends_a_trial_before_anything_is_timed(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_ends_a_trial_before_timing(tmp_path: Path) -> None:
     model = known_models()["tiny-vit"]
     optimizer = replace(model.recipe.optimizer, learning_rate=1e30)
     timing = Timing(target_percent=50, measure_seconds=0.1, warmup_seconds=0.1)

@@ -66,7 +66,7 @@ def test_files_of_the_controller_may_lie_in_its_home(tmp_path: Path) -> None:
     assert words[words.index("--key") + 1] == f"{tmp_path}/key.pub"
 
 
-def test_a_bundle_is_called_as_the_inventory_calls_its_host(tmp_path: Path) -> None:
+def test_a_bundle_is_named_after_the_inventory_host(tmp_path: Path) -> None:
     words = told(tmp_path, host="203.0.113.7", name="r7-n01")
     assert words[2] == "203.0.113.7"
     assert words[words.index("--name") + 1] == "r7-n01"
