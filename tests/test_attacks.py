@@ -80,7 +80,7 @@ from tests.builders import reduce_trials
 from tests.bundles import BLOCK, FILES, member, nothing, predicate
 from tests.needs import needs
 
-LATER = UNTIL + 365 * 86400  # when a stranger verifies
+LATER = UNTIL + 365 * 86400  # the time of the verification
 TRUST = trusting(OPERATOR)
 LOG = "logs/0123456789abcdef.txt"
 REAL = Path(__file__).parents[1] / "results" / "proof-h200" / "pythia-160m.tar"
@@ -556,7 +556,7 @@ def signed_anew(path: Path, old: Mapping[str, bytes], **receipt: Any) -> None:
     countersign(path, receipt_for(path, cert, **({"run_id": run.run_id} | receipt)))
 
 
-# --- what the manifest decides --------------------------------------------------------------------------
+# --- held to the manifest -------------------------------------------------------------------------------
 
 Same = Callable[[Any], Any]
 

@@ -209,7 +209,7 @@ def test_nothing_follows_the_end_and_nothing_is_missing(tmp_path: Path) -> None:
     a = member("a", b"text", tmp_path)
     opened(a + END)
     refused(a + END + b"\0", "follows the end")
-    refused(a + END + END, "follows the end")  # as tar itself pads to 10,240 bytes
+    refused(a + END + END, "follows the end")  # tar pads to 10,240 bytes
     refused(a + END + a + END, "follows the end")
     refused(a + bytes(BLOCK), "ends too early")
     refused(a, "ends too early")

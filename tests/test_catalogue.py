@@ -7,7 +7,7 @@ import pytest
 from bench.base.gpu_catalogue import find_gpu_model, gpu_named
 from bench.node_check.judging.standards import profile_of
 
-# As drivers spell cards whose names begin as those of cards that are known, and that are others.
+# Drivers' names of other cards, which begin like the names of known cards.
 LIKE_OTHERS = (
     "NVIDIA H20", "NVIDIA H800", "NVIDIA H100", "NVIDIA H200 NVL", "NVIDIA GH200 480GB", "NVIDIA A10",
     "NVIDIA A100-SXM-64GB", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "NVIDIA A800-SXM4-80GB", "NVIDIA L40",

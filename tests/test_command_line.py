@@ -128,7 +128,7 @@ def test_a_run_that_ended_early_does_not_blame_the_settings_that_it_skipped(
         ),
         (OSError(errno.ENOSPC, "No space left on device"), "cannot be written: No space left on device"),
         (KeyError("of bench"), "KeyError: 'of bench'"),
-        (KeyboardInterrupt(), "interrupted"),  # for the second time: the first one is measure's to answer
+        (KeyboardInterrupt(), "interrupted"),  # the second interrupt; measure_plan answers the first
     ],
 )
 def test_a_run_that_ends_for_any_reason_leaves_a_bundle(

@@ -158,9 +158,9 @@ def test_if_two_machines_cost_the_same_the_faster_is_named_too() -> None:
     eight = Option("8x", "rent", Interval(1.2, 0.02), 0, 900)
     answer = decide([one, two, eight], Wish(deadline_days=14))
     assert (answer.cheapest_by_deadline, answer.as_cheap_but_faster) == (one, two)
-    assert decide([one, two, eight], Wish(deadline_days=5)).as_cheap_but_faster is None  # two is the cheapest
+    assert decide([one, two, eight], Wish(deadline_days=5)).as_cheap_but_faster is None  # two is cheapest
     assert decide([one, eight], Wish(deadline_days=14)).as_cheap_but_faster is None
-    bought = Option("2x", "buy", Interval(3.872, 0.066), 649_900, 0)  # a price is sure
+    bought = Option("2x", "buy", Interval(3.872, 0.066), 649_900, 0)  # a price has no interval
     cheap = Option("1x", "buy", Interval(7.736, 0.137), 649_810, 0)
     assert decide([cheap, bought], Wish(deadline_days=14)).as_cheap_but_faster is None
 
@@ -198,7 +198,7 @@ def test_runs_are_whole_ones_and_a_life_must_hold_the_last_of_them() -> None:
     rent = Option("m", "rent", Interval(900.0, 1.0), 0.0, 10_000.0)
     even = break_even(own, rent, life_days=1825)
     assert even is not None
-    assert (even.runs, even.reachable()) == (3, False)  # 2.01 runs would fit
+    assert (even.runs, even.reachable()) == (3, False)  # the life holds 2.01 runs
     assert own.spend(3) < rent.spend(3)
     assert own.spend(2) > rent.spend(2)
 

@@ -29,7 +29,7 @@ from tests.models.test_generic import SMALL, TEXT, resolved
 
 TINY = {m.family: m for name, m in known_models().items() if name.startswith("tiny-")}
 CPU = Device("cpu")
-STEP = 0.003  # of a loss: so small that it is straight there
+STEP = 0.003  # step that lowers the loss by this share, small enough for a linear loss
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -108,8 +108,8 @@ OWN = SMALL | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     ("name", "architecture", "objective"),
     [
         ("llama", SMALL, "causal-lm"),
-        ("albert", OWN | {"embedding_size": 64}, "masked-lm"),  # one layer's weights for all of them
-        ("deberta", OWN, "masked-lm"),  # writes to what a layer gave
+        ("albert", OWN | {"embedding_size": 64}, "masked-lm"),  # all layers share one set of weights
+        ("deberta", OWN, "masked-lm"),  # modifies the output of a layer in place
     ],
 )
 def test_half_weights_compute_what_fp32_does_in_other_architectures(
@@ -165,7 +165,7 @@ def test_compiled_half_weights_add_up_every_gradient(how: str, beside: Setting, 
     model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, precision="bf16"))
     torch._dynamo.reset()
     expected = curve(model, ordered(["half-weights", *beside]), tmp_path)
-    with torch._inductor.config.patch({"cpp.simdlen": 1}):  # by vectors it makes what g++ refuses, for halves
+    with torch._inductor.config.patch({"cpp.simdlen": 1}):  # g++ refuses its vectors of halves
         found = curve(model, ordered(["half-weights", how, *beside]), tmp_path)
     torch.testing.assert_close(found[:3], expected[:3], rtol=2e-3, atol=0)  # losses
     torch.testing.assert_close(found[3:], expected[3:], rtol=2e-2, atol=0)  # gradient norms

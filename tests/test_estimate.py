@@ -37,7 +37,7 @@ def test_the_slope_is_the_pass_and_the_intercept_is_the_update() -> None:
 
 
 def test_a_count_that_the_recipe_uses_is_not_extrapolated() -> None:
-    # The line through the counts 1 and 4 would say 4.6; what was measured at 4 says 4.2.
+    # The line through counts 1 and 4 would give 4.6; the measurement at 4 gives 4.2.
     samples = steps((1, 1.0), (4, 4.1), (4, 4.3), (8, 9.4), (1, 1.0), (8, 9.4))
     interval = step_interval(samples, 4)
     assert interval is not None

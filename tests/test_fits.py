@@ -45,7 +45,7 @@ def test_without_any_outcome_everything_may_fit() -> None:
 def test_a_setting_with_more_states_also_runs_out_of_memory() -> None:
     """16 samples need at least 86 GiB; with 15 GiB more of states and a margin, only 8 samples may fit."""
     learnt = {trial(SHARDED, 16).id: FULL}
-    assert largest(learnt, SHARDED, "yes", "hardly") == 16  # of its own setting the search knows
+    assert largest(learnt, SHARDED, "yes", "hardly") == 16  # the search handles the same setting
     half = cell("half-weights", "kernels")
     assert largest(learnt, half, "yes", "hardly") == 8
 
@@ -68,7 +68,7 @@ def test_a_trial_that_fitted_predicts_how_many_samples_fit() -> None:
     learnt = {trial(PLAIN, 4).id: took}
     assert largest(learnt, PLAIN, "yes") == 16
     assert largest(learnt, SHARDED, "yes") == 16
-    assert largest(learnt, PLAIN, "hardly") == 64  # an estimate: tried last, not left out
+    assert largest(learnt, PLAIN, "hardly") == 64  # an estimate, so it is tried last and not left out
 
 
 def test_if_nothing_has_fitted_yet_a_quarter_of_the_samples_is_next() -> None:

@@ -44,10 +44,10 @@ class World:
     def __init__(self, seed: int, plan: Plan, noise: float = 0.002) -> None:
         draw = random.Random(seed)
         self.plan, self.noise, self.random = plan, noise, draw
-        self.rate = draw.uniform(0.005, 0.05)  # seconds a sample
-        self.overhead = draw.uniform(0.0, 0.15)  # of a pass of 16 samples
+        self.rate = draw.uniform(0.005, 0.05)  # seconds per sample
+        self.overhead = draw.uniform(0.0, 0.15)  # share of a pass of 16 samples
         self.update = draw.uniform(0.01, 0.1)
-        self.memory = draw.uniform(0.9, 1.08)  # used, of what was predicted
+        self.memory = draw.uniform(0.9, 1.08)  # used memory over predicted memory
         self.costs = {
             "checkpointing": draw.uniform(1.12, 1.4),
             "offload": draw.uniform(1.0, 3.0),
@@ -56,9 +56,9 @@ class World:
             "half-weights": draw.uniform(0.955, 1.03),
             "masked-head": draw.uniform(0.85, 0.95),
         }
-        # Of an update: what autocast takes in every pass to lower the weights.
+        # Share of an update that autocast costs in every pass, by casting weights.
         self.casts = draw.uniform(0.2, 0.55)
-        # Of a parameter: in every pass of FSDP2's, over the bus and on the host, and in an update.
+        # Seconds per parameter: in every pass of FSDP2, over the bus and on the host, and in an update.
         self.added_up, self.updated = draw.uniform(0.07e-9, 1e-9), draw.uniform(0.5e-9, 2e-9)
         self.costs["zero-2"] = self.costs["zero-1"] * draw.uniform(1.0, 1.1)
         self.costs["zero-3"] = self.costs["zero-2"] * draw.uniform(1.1, 2.0)
@@ -76,18 +76,18 @@ class World:
         half = trial.model.recipe.precision != "fp32"
         zero = sharding is not None and sharding.startswith("zero-")
         if half and zero:
-            # Weights are in half precision there, too.
+            # Weights are in half precision under ZeRO and FSDP2, too.
             share *= min(1.0, self.costs["half-weights"])
         a_pass = share * self.rate * (trial.micro_batch + 16 * self.overhead)
         if half and not zero and "half-weights" not in trial.setting:
-            a_pass += self.casts * self.update  # of weights, or of gradients: FSDP2's
+            a_pass += self.casts * self.update  # FSDP2's exchange of weights or of gradients
         divided = trial.gpus if sharding else 1
         update = self.update / divided
         if sharding and "offload" in trial.setting:
             parameters = family_of(trial.model).parameters(trial.model).total / divided
             update += parameters * self.updated
             if sharding.startswith("fsdp-"):
-                a_pass = max(a_pass, parameters * self.added_up)  # both at once
+                a_pass = max(a_pass, parameters * self.added_up)  # both at the same time
         return update + passes * a_pass
 
     def outcome(self, cell: SettingPlan, trial: Trial) -> Outcome:
@@ -309,7 +309,7 @@ def test_a_trial_that_is_expected_to_time_out_is_tried_last() -> None:
     one = next(trial for trial in cell.trials if trial.micro_batch == 1)
     steps = [StepSample(n, 5.0 + 4.0 * n) for n in (1, 2) for _ in range(3)]
     known: dict[str, Outcome] = {one.id: Measured(measurement(steps))}
-    # Nine seconds a step of one pass: a dozen take two minutes, and those of many samples more.
+    # A step of one pass takes nine seconds: a dozen take two minutes, and steps with many samples more.
     patient = promising(plan.cells, known, plan.memory_bytes, math.inf)
     hasty = promising(plan.cells, known, plan.memory_bytes, 300.0)
     assert {trial.id for trial in patient} == {trial.id for trial in hasty}, "none is left out"

@@ -19,7 +19,7 @@ IN_WORKER = (
 # Neither at import nor when called.
 WITHOUT_TORCH = ("base/", "signing/", "records/", "bundle/", "node_check/", "operator/", "images/", "push/",
                  "report/", "export/", "cli/", "planning/")  # fmt: skip
-# Here functions import torch that only a worker calls.
+# In these folders, only functions that a worker calls import torch.
 CALLED_BY_WORKERS = ("node_check/checks/", "export/templates/", "export/runtime.py")
 
 

@@ -224,7 +224,7 @@ def test_a_label_replaces_the_free_methods_by_free_lunch() -> None:
     assert label(lunch, model, CPU) == "free-lunch"
     assert label(ordered([*lunch, "checkpointing"]), model, CPU) == "free-lunch + checkpointing"
     assert label(("compile",), model, CPU) == "compile"
-    # What stands outside of a block when it gathers parameters leaves the block to be compiled.
+    # Hooks outside a block that gather its parameters allow the block to be compiled.
     sharded = ordered(["kernels", "fused-optimizer", "compile-blocks", "fsdp-3"])
     assert label(sharded, model, replace(CPU, gpus=2)) == "free-lunch + fsdp-3"
     assert label((), model, CPU) == "naive"
@@ -282,7 +282,7 @@ def test_offloading_is_left_out_where_the_hosts_memory_is_too_small_for_it() -> 
         return {skip.label: skip.reason for skip in plan.skipped if "host's memory" in skip.reason}
 
     large = skipped("pythia-6.9b", host)
-    assert len(large) == 10  # all that offload
+    assert len(large) == 10  # all settings with offloading
     assert "needs about 143 GiB of the host's memory; there are 128" in large["free-lunch + zero-1 + offload"]
     assert not skipped("pythia-2.8b", host)
     assert not skipped("pythia-6.9b", replace(H200, host_bytes=256 << 30))

@@ -99,7 +99,7 @@ def test_the_papers_code_was_timed_on_models_that_are_here() -> None:
     for row in paper_code().rows:
         batch = known_models()[row.model].recipe.batch_size
         assert row.gpus * row.micro_batch_size * row.accumulation == batch
-        # Its own passes and updates, by the wall clock, give its true days.
+        # Its passes and updates, timed by the wall clock, give the true days.
         step = row.accumulation * row.true_pass_seconds + row.true_update_seconds
         assert step * known_models()[row.model].recipe.steps / 86_400 == pytest.approx(
             row.true_days, rel=0.002

@@ -144,7 +144,7 @@ def test_rows_of_one_gpu_make_no_error_bar_for_eight() -> None:
     four = extrapolate(H100, 4, "gpt_neox", "bf16", 1e21, [*ones, *twos])
     assert four.days is not None
     assert four.high_days is not None
-    assert four.high_days / four.days > 0.4 / 0.3  # what two of them lost
+    assert four.high_days / four.days > 0.4 / 0.3  # the loss between two GPUs
 
 
 def test_an_estimate_on_less_memory_than_was_used_says_so() -> None:

@@ -25,7 +25,7 @@ from tests.runner.test_measure import Guessing, begun, supervised
 RESULTS = Path(__file__).parents[1] / "results"
 HOT = RESULTS / "slowed-h100/five-models.tar"
 POWER_CAP, HEAT, BRAKE = 0x04, 0x20, 0x80
-Reading = Callable[[int], list[dict[str, Any]]]  # what the GPUs said at some second
+Reading = Callable[[int], list[dict[str, Any]]]  # readings of the GPUs by second
 
 
 def one(reasons: int | None, mhz: int = 1980, celsius: int = 60) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def test_a_run_says_so_as_soon_as_it_is_measured(
 
     class Hot(Guessing):
         def trial(self, trial: Trial, *rest: Any) -> Any:
-            planned = replace(trial, timing=run.manifest.timing)  # also where it is measured again, longer
+            planned = replace(trial, timing=run.manifest.timing)  # also in the second, longer measurement
             reading = {"at": 0.5, "trial": planned.id, "gpus": [one(HEAT, 435, 87)], "load": 1.0}
             with course.open("ab") as file:
                 file.write(b'{"at":1,"gp\n' + canonical_json(reading) + b"\n")

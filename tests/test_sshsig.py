@@ -144,7 +144,7 @@ def test_nothing_random_is_a_signature(data: bytes) -> None:
 
 Point = tuple[int, int]
 D = -121665 * pow(121666, -1, PRIME) % PRIME
-ORDER = 2**252 + 27742317777372353535851937790883648493  # of the large subgroup
+ORDER = 2**252 + 27742317777372353535851937790883648493  # a point of the large subgroup
 
 
 def add(p: Point, q: Point) -> Point:
@@ -172,7 +172,7 @@ def point_at(y: int) -> Point:
 
 def small_order_encodings() -> set[bytes]:
     """Compute every encoding of every point whose order divides 8."""
-    generator = times(ORDER, point_at(3))  # what is left of a point outside the large subgroup
+    generator = times(ORDER, point_at(3))  # the small-order part of a point
     assert times(4, generator) != (0, 1)
     assert times(8, generator) == (0, 1)
     ys = {times(n, generator)[1] for n in range(8)}
@@ -232,7 +232,7 @@ def test_a_malformed_public_key_line_is_refused(line: str, why: str) -> None:
         PublicKey.from_line(line)
 
 
-# --- beside ssh-keygen ----------------------------------------------------------------------------------
+# --- with ssh-keygen ------------------------------------------------------------------------------------
 
 
 def keygen(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

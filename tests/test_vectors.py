@@ -60,13 +60,13 @@ def test_wycheproof(key: str, test: dict[str, Any]) -> None:
     elif test["result"] != "acceptable":
         assert found == (test["result"] == "valid"), test["comment"]
     else:
-        assert test["flags"] == ["MixedOrderPublicKey"]  # left open: no two verifiers agree on all of them
+        assert test["flags"] == ["MixedOrderPublicKey"]  # left open by the source: verifiers disagree
 
 
 # --- keys and signatures of low order -------------------------------------------------------------------
 
-# Which of them fit, by the equation without the cofactor that OpenSSH and OpenSSL check. The keys of low
-# order (0 and 1) must never count, whatever the equation says.
+# The cases that satisfy the equation without cofactor, as in OpenSSH and OpenSSL. The keys of low order
+# (0 and 1) must be refused whatever the equation gives.
 FITS_SPECCHECK = {2: True, 3: True}
 
 
@@ -133,9 +133,8 @@ def test_sigstore_envelopes_under_managed_keys(name: str) -> None:
     assert envelope["payloadType"] == PAYLOAD_TYPE
     signature = base64.b64decode(envelope["signatures"][0]["sig"])
     key.verify(signature, pae(PAYLOAD_TYPE, payload), ec.ECDSA(hashes.SHA256()))
-    why = (
-        "_type is" if case["expect"] == "reject" else "predicateType is"
-    )  # a true statement, but none of ours
+    # An accepted case is a valid statement of another type.
+    why = "_type is" if case["expect"] == "reject" else "predicateType is"
     with pytest.raises(VerificationFailed, match=f"the statement's {why}"):
         parse_statement(payload)
 
@@ -156,7 +155,7 @@ def test_sigstore_envelopes_under_the_wrong_key_or_algorithm(name: str) -> None:
             key.verify(signature, signed, ec.ECDSA(hashes.SHA256()))
 
 
-# The cases called managed-key-*: an ECDSA signature over an artifact's digest, which no bundle of ours is.
+# The cases named managed-key-* have an ECDSA signature over an artifact's digest; bundles have none.
 MANAGED = vectors("sigstore")["message_signatures"]["cases"]
 ARTIFACT = base64.b64decode(vectors("sigstore")["message_signatures"]["artifact"])
 
@@ -173,7 +172,7 @@ def test_sigstore_managed_key_data_are_sound(name: str) -> None:
         assert case["key"] is None
         assert case["hint"] == MANAGED["managed-key-happy-path"]["hint"]
     elif case["expect"] == "reject":
-        with pytest.raises(ValueError):  # its key.pub is no point of the curve
+        with pytest.raises(ValueError):  # its key.pub is not a point on the curve
             load_pem_public_key(case["key"].encode())
     else:
         key = load_pem_public_key(case["key"].encode())

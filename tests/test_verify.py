@@ -264,7 +264,7 @@ def test_nothing_random_is_a_bundle(targets: Targets, data: bytes) -> None:
         check(targets.path)
 
 
-# --- what is no bundle at all ---------------------------------------------------------------------------
+# --- files that are no bundles ---------------------------------------------------------------------------
 
 
 def test_a_path_that_is_not_a_file_is_bad_input(tmp_path: Path) -> None:
@@ -342,4 +342,4 @@ def test_memory_does_not_grow_with_the_bundle(tmp_path: Path) -> None:
     small = peak_bytes(large_bundle(tmp_path / "small.tar", 2 * 10**6))
     for name, size, trials in (("telemetry", 40 * 10**6, 20), ("samples", 20 * 10**6, 1000)):
         assert peak_bytes(large_bundle(tmp_path / f"{name}.tar", size, trials)) < small + 8 * 2**20, name
-    assert small > 8 * 2**20  # or the process was not looked at
+    assert small > 8 * 2**20  # otherwise the process was not measured

@@ -258,7 +258,7 @@ def test_a_named_gpu_that_is_missing_fails_the_node(
     assert "present: GPU 9: CUDA_VISIBLE_DEVICES names it, but it is not present" in capsys.readouterr().out
     (bundle,) = Path("out").glob("*.tar")
     assert main(["verify", str(bundle)]) == 0
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,-1,9")  # what comes after it is hidden on purpose
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,-1,9")  # CUDA ignores entries after -1
     assert main(["check", *FAST]) == 0
 
 
@@ -288,7 +288,7 @@ def test_parts_of_a_gpu_are_not_compared_with_a_whole_gpu(
 def test_the_second_check_is_compared_with_the_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """But a machine that is not there is nobody's past."""
+    """A simulated machine is never used as a GPU's past."""
     machine(monkeypatch)
     assert main(["check", *FAST]) == 0
     machine(monkeypatch)
@@ -351,7 +351,7 @@ def test_a_check_and_a_run_at_the_same_time_warn_about_each_other(
 
 @pytest.mark.e2e
 def test_real_checks_run_on_a_cpu_with_gloo(tmp_path: Path) -> None:
-    """The same checks, torch and process groups; tiny sizes. Nothing here is simulated."""
+    """The same checks, torch and process groups; tiny sizes. Nothing is simulated."""
     Path("two.json").write_text('{"schema": "bench/node-check/v1", "gpus": 2, "level": "quick"}')
     environment = {k: v for k, v in os.environ.items() if k != "BENCH_FAKE_NVML"}
     command = [sys.executable, "-m", "bench", "check", "two.json", "--device", "cpu", "--json"]

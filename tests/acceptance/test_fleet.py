@@ -1,4 +1,4 @@
-"""Forty nodes, some of them bad: they are named, in order, and nobody else is."""
+"""A fleet of forty nodes: the bad ones are named in order, and no good one is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def rack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve nodes; one slow by the reference, one a little behind all others, one that lost a GPU."""
+    """Write twelve nodes: one slow by the reference, one slightly behind the others, one that lost a GPU."""
     folder = tmp_path_factory.mktemp("rack")
     made = tmp_path_factory.mktemp("made")
     for number in range(12):
@@ -104,7 +104,7 @@ def test_failures_that_are_not_the_cards_fault_make_no_lemon(
 
 
 def test_a_cause_is_named_before_the_slowness_that_it_causes() -> None:
-    """Real checks, with somebody's copies under way: the cards are well, and one would have returned them."""
+    """Real checks while another process copied: the cards are good, but looked slow enough to be returned."""
     fleet = compared(ROOT / "results/node-check-h200")
     worst = {node.seen.name: node.worst for node in fleet.nodes}
     for node in ("1gpu-fault-traffic", "2gpus-fault-traffic", "4gpus-fault-traffic"):
@@ -126,7 +126,7 @@ def test_a_cards_own_fault_counts_even_beside_another_process(tmp_path: Path) ->
 
 
 def test_lost_gpus_have_no_identity(tmp_path: Path) -> None:
-    """Neither one lemon on two nodes, nor two nodes that are one."""
+    """Lost GPUs of two nodes are neither one lemon nor a sign that the two nodes are the same."""
     rack = tmp_path / "rack"
     rack.mkdir()
     for number in range(2):
@@ -139,7 +139,7 @@ def test_lost_gpus_have_no_identity(tmp_path: Path) -> None:
 def test_nodes_with_identical_figures_are_not_trusted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One good node's readings, sold as those of three."""
+    """The readings of one good node are submitted for three nodes."""
     for name in ("n0", "n1", "n2"):
         bundle(tmp_path / f"{name}.tar", tmp_path, measured="n0")
     bundle(tmp_path / "n3.tar", tmp_path)
@@ -149,7 +149,7 @@ def test_nodes_with_identical_figures_are_not_trusted(
     ]  # fmt: skip
     assert fleet.nodes[1].worst
     assert fleet.nodes[1].worst.found.endswith("figures are those of n0, n2")
-    assert fleet.lemons == ()  # no card's fault
+    assert fleet.lemons == ()  # not the fault of a card
     assert main(["compare", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 1
     assert "1 PASS, 3 FAIL" in capsys.readouterr().out
     assert "figures are those of n0, n2" in (tmp_path / "page.html").read_text()
@@ -170,7 +170,7 @@ def test_a_node_that_was_checked_again_is_listed_once(tmp_path: Path) -> None:
 
 
 def test_a_node_that_lost_a_gpu_since_is_listed_once(tmp_path: Path) -> None:
-    """Not beside itself as it was, among those that pass."""
+    """The node's older check, from before the loss, is not listed among the nodes that pass."""
     rack = tmp_path / "rack"
     rack.mkdir()
     ours = {str(i): {"UUID": f"GPU-{i}"} for i in range(8)}
@@ -184,7 +184,7 @@ def test_a_node_that_lost_a_gpu_since_is_listed_once(tmp_path: Path) -> None:
 
 
 def test_a_node_that_differs_from_the_others_is_reported(tmp_path: Path) -> None:
-    """Each of them passes alone: another driver, another VBIOS, a GPU less, a memory module less."""
+    """Each node passes alone: another driver, another VBIOS, one GPU less, one memory module less."""
     rack = tmp_path / "rack"
     rack.mkdir()
     odd: dict[int, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""A node-check manifest, and every mistake in it at its place."""
+"""Node-check manifests: every mistake is reported with its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A verdict in a bundle follows from the readings in it, or the bundle is refused."""
+"""A bundle is refused if its verdict does not follow from its readings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_every_verification_judges_the_readings_again(tmp_path: Path) -> None:
 
 
 def forged(folder: Path, **changes: Any) -> Path:
-    """Of a node that fails, with other results than follow."""
+    """Write the bundle of a failing node with results that do not follow from its readings."""
     found = evidence(folder, rates={"matmul": {"5": 0.8}})
     done = results(found)
     other = replace(done, **{name: change(done) for name, change in changes.items()})
@@ -60,7 +60,7 @@ def test_the_verdict_must_follow_from_the_findings(tmp_path: Path) -> None:
 
 
 def test_under_other_rules_only_the_readers_verdict_counts(tmp_path: Path) -> None:
-    """Of another version of bench, or of somebody who says so: neither is refused, neither is believed."""
+    """A verdict by other rules, or a false claim of other rules, is neither refused nor believed."""
     others = {"rules": lambda _: "sha256:" + "0" * 64, "verdict": lambda _: "pass"}
     for changes in (
         others,

@@ -1,4 +1,4 @@
-"""What every check keeps to, a new one too."""
+"""Contracts of every check, including new ones."""
 
 from __future__ import annotations
 

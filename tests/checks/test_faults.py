@@ -22,7 +22,7 @@ class Fault(NamedTuple):
 
 
 def speed(value: int) -> list[dict[str, Any]]:
-    """A field's answer, as NVML gives it."""
+    """Encode a field's answer as NVML gives it."""
     return [{"nvmlReturn": 0, "valueType": 1, "value": {"uiVal": value, "ullVal": value}}]
 
 
@@ -310,7 +310,7 @@ def test_two_differing_gpus_are_both_named_because_neither_is_known_good(tmp_pat
 
 
 def test_a_required_check_counts_even_if_it_is_not_possible(tmp_path: Path) -> None:
-    """A kernel log that is closed keeps no node from passing, unless its owner wants it read."""
+    """An unreadable kernel log does not prevent a pass, unless the manifest requires the check."""
     found = evidence(tmp_path, host={"xid": {"closed": "/dev/kmsg: Operation not permitted"}})
     assert overall(findings(found)) == "pass"
     assert any("run as root" in f.advice for f in findings(found) if f.check == "xid")
@@ -318,7 +318,7 @@ def test_a_required_check_counts_even_if_it_is_not_possible(tmp_path: Path) -> N
 
 
 def test_gpus_of_two_kinds_are_not_compared(tmp_path: Path) -> None:
-    """A desktop's second card; that they differ is said, and nobody is to return the slower one."""
+    """A desktop may have a second card: the difference is reported, but the slower card is not faulty."""
     slow = {"rates": {"matmul": {"1": 0.3}, "memory": {"1": 0.2}, "soak": {"1": 0.3}}}
     names = {"1": {"Name": "NVIDIA RTX A6000", "CudaComputeCapability": [8, 6]}}
     found = evidence(tmp_path, count=2, gpus=names, **slow)
@@ -335,7 +335,7 @@ def test_a_gpu_that_is_lost_leaves_the_others_their_profile(tmp_path: Path) -> N
 
 
 def test_short_heat_is_a_warning(tmp_path: Path) -> None:
-    """What a card that is not cooled does all of the time, a warm one does now and then."""
+    """A card without cooling is too hot all the time; a warm card only now and then."""
     found = evidence(tmp_path, load={"4": {"CurrentClocksEventReasons": 0x24}})
     hot = list(found.during("soak"))
     cool = replace(hot[0], gpus=tuple(replace(gpu, throttle_reasons=0x04) for gpu in hot[0].gpus))
@@ -355,7 +355,7 @@ def test_no_answer_is_not_a_pass(tmp_path: Path) -> None:
 
 
 NOT_SUPPORTED = {"error": "NVMLError_NotSupported", "value": 3}
-# What a consumer card, a virtual one or a driver under WSL leaves out, each where it is looked for.
+# Values that a consumer card, a virtual card or a driver under WSL does not report, by check.
 UNSAID = {
     "Xid events": ("xid", {"RegisterEvents": NOT_SUPPORTED}),
     "its link": ("pcie", {"CurrPcieLinkGeneration": NOT_SUPPORTED, "CurrPcieLinkWidth": NOT_SUPPORTED}),
@@ -403,7 +403,7 @@ def test_only_observed_values_are_called_idle(tmp_path: Path) -> None:
 
 
 def test_links_that_wait_for_fabric_manager_are_the_fabrics_fault(tmp_path: Path) -> None:
-    """They are down then, and do not say that a switch is at their other end."""
+    """Such links are down and do not report that they lead to a switch."""
     waiting = {f"NvLinkState.{link}": 0 for link in range(18)} | {
         "NvLinkRemoteDeviceType.0": {"error": "NVMLError_InvalidArgument", "value": 2},
         "FabricInfo": {"state": 1, "status": 0, "healthMask": 0},
@@ -420,7 +420,7 @@ UNLINKED = {f"NvLinkState.{link}": 0 for link in range(18)}
 
 
 def bridged(folder: Path, count: int, cut: set[str], **more: Any) -> list[Finding]:
-    """Cards in twos, each two with a bridge; a GeForce card reaches no other directly."""
+    """Make cards that are bridged in pairs; a GeForce card reaches no other card directly."""
     pairs = {f"{a}-{b}" for a in range(count) for b in range(count) if a != b and a // 2 != b // 2}
     found = evidence(folder, count=count, all=BRIDGED, cut=sorted(pairs | cut), **more)
     return [f for f in findings(found) if f.check in ("peers", "nvlink") and f.verdict in ("warn", "fail")]
@@ -430,7 +430,7 @@ def test_cards_bridged_in_pairs_need_no_link_to_other_pairs(tmp_path: Path) -> N
     assert bridged(tmp_path, 4, set()) == []
     (finding,) = bridged(tmp_path, 4, {"0-1", "1-0"})
     assert (finding.check, finding.verdict) == ("peers", "fail")
-    # Those of one baseboard do.
+    # Cards on one baseboard do need links to all others.
     assert "no direct access: 0-2" in [f.found for f in bad(findings(evidence(tmp_path, cut=["0-2"])))]
 
 

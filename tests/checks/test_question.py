@@ -1,4 +1,4 @@
-"""Findings are made by their question, which fills in what all its answers have in common."""
+"""A question builds its findings and fills in the fields that all its answers share."""
 
 from __future__ import annotations
 

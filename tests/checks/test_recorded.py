@@ -1,4 +1,4 @@
-"""What real cards and programs said, judged: two H200 before and after training; NCCL, the kernel."""
+"""Recorded answers of real cards and programs: two H200 before and after training, NCCL, the kernel."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_two_healthy_h200_that_trained_raise_nothing(check: str) -> None:
 
 
 def lone(links_up: int) -> Evidence:
-    """One GPU of a baseboard, as a virtual machine gets it."""
+    """Return the answers of one GPU of a baseboard that a virtual machine has alone."""
     readings = {}
     for look, kind in ((BEFORE, "idle"), (AFTER, "busy")):
         gpu = {**recorded(kind)["gpus"][0]}
@@ -53,13 +53,13 @@ def test_one_h200_rented_alone_needs_no_links_and_no_peers() -> None:
     profile = profile_of("NVIDIA H200")
     (finding,) = check.judge(lone(0), Standards(profile))
     assert finding.verdict == "not-run" and not finding.counts
-    # Some up and some down is a fault; so is it if its owner says that it has links.
+    # It is a fault if only some links are down, or if the manifest expects links.
     for evidence, expect in ((lone(17), Expectations()), (lone(0), Expectations(nvlinks=18))):
         assert "fail" in {f.verdict for f in check.judge(evidence, Standards(profile, expect))}
 
 
 def test_counters_that_grow_with_traffic_are_not_errors() -> None:
-    """CRC data and ECC data of each link grew while they trained, with nvidia-smi calling them clean."""
+    """The CRC and ECC data counters of each link grew during training, and nvidia-smi reported no error."""
     before, after = (Answers(0, recorded(kind)["gpus"][0]) for kind in ("idle", "busy"))
     grown = [
         (after.number(f"NvLinkErrorCounter.0.{n}") or 0) - (before.number(f"NvLinkErrorCounter.0.{n}") or 0)

@@ -19,7 +19,7 @@ ROOT = Path(bench.__file__).parent.parent
 
 
 class Builder:
-    """Replaces buildah: makes wheels that name their variant, and records its arguments."""
+    """Replacement for buildah that makes wheels named by their variant and records its arguments."""
 
     def __init__(self) -> None:
         self.beside: set[str] = set()

@@ -1,4 +1,4 @@
-"""Every engine hardens the container alike: the exact command lines and API options."""
+"""Every engine restricts the container in the same way: exact command lines and API options."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_podman_gets_no_unknown_tmpfs_option_and_adds_no_tmpfs_of_its_own() -> N
 
 
 def test_the_api_options_equal_the_command_line() -> None:
-    """The API options that are not derived from the same table agree with the command line, too."""
+    """API options that do not come from the shared table also agree with the command line."""
     pytest.importorskip("docker")
     told = docker.options(C)
     assert (told["read_only"], told["user"], told["init"]) == (True, "65534:65534", True)
@@ -111,7 +111,7 @@ def test_nodes_that_train_together_have_the_network_s_devices_and_memory_that_st
     assert {"--device=/dev/infiniband", "--ulimit=memlock=-1"} <= set(docker.argv(together))
     assert {"--device=/dev/infiniband", "--ulimit=memlock=-1"} <= set(podman.argv(together))
     assert "--bind=/dev/infiniband" in apptainer.argv(together)
-    by_tcp = dataclasses.replace(C, network=True)  # an engine that may not raise limits itself fails by them
+    by_tcp = dataclasses.replace(C, network=True)  # an engine without the right to raise limits would fail
     for engine in (docker, podman, apptainer):
         assert not [word for word in engine.argv(by_tcp) if "infiniband" in word or "memlock" in word]
     pytest.importorskip("docker")
@@ -217,7 +217,7 @@ def test_an_image_that_apptainer_left_incomplete_does_not_count(tmp_path: Path) 
     codes = [255, 0, 0]
 
     def shell(command: Sequence[str]) -> tuple[int, str]:
-        assert not Path(command[3]).exists()  # or it would ask whether to overwrite it
+        assert not Path(command[3]).exists()  # otherwise it would ask before overwriting
         Path(command[3]).write_bytes(b"image")
         return codes.pop(0), "FATAL: no space left on device"
 
@@ -305,7 +305,7 @@ def test_a_docker_container_ends_with_its_client(monkeypatch: pytest.MonkeyPatch
     client = nullcontext(SimpleNamespace(containers=containers, info=dict))
     monkeypatch.setattr(docker.Docker, "_client", lambda _: client)
     monkeypatch.setattr(docker, "options", lambda *_: {})
-    before = signal.signal(signal.SIGTERM, lambda *_: None)  # rather than the end of all tests
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # so that SIGTERM does not end the tests
     try:
         assert docker.Docker().run(C) == 5
     finally:

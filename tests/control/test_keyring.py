@@ -130,7 +130,7 @@ def test_a_list_of_the_users_own_is_kept_as_it_is(home: Path, tmp_path: Path) ->
 def test_a_name_that_would_break_the_list_is_refused(home: Path, tmp_path: Path, name: str) -> None:
     file = public(tmp_path / "operator.pub")
     if not name:
-        file = file.rename(tmp_path / "two words.pub")  # whose name would be taken
+        file = file.rename(tmp_path / "two words.pub")  # the name of the key would be used
     assert main(["keys", "trust", str(file), *(["--as", name] if name else [])]) == 2
     assert not (home / "allowed_signers").exists()
 
@@ -164,7 +164,7 @@ def test_the_advice_for_a_missing_key_to_trust_is_to_ask_its_owner(
 def test_a_malformed_request_is_a_wrong_argument(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As it is where a run is given another file for its challenge."""
+    """The exit code is the same as for a run that gets another file as its challenge."""
     (tmp_path / "c.json").write_text('{"schema": "bench/challenge/v1"}')
     _, err = said(capsys, "certify", tmp_path / "c.json", "--valid", "7d", code=2)
     assert "c.json: is not a request of bench" in err
@@ -191,7 +191,7 @@ def revokes(home: Path) -> bool:
 def test_a_revoked_bundle_no_longer_verifies(
     home: Path, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also without --revoked and without --trust, and in ssh-keygen's eyes."""
+    """The bundle is refused without --revoked and --trust too, and also by ssh-keygen."""
     bundle = received(tmp_path / "b.tar")
     said(capsys, "keys", "trust", public(tmp_path / "operator.pub"))
     (tmp_path / "run-cert.pub").write_text(certificate().line() + "\n")
@@ -262,7 +262,7 @@ def test_a_damaged_revocation_list_is_never_extended(home: Path, tmp_path: Path)
 
 
 def test_a_list_that_cannot_be_read_fails_every_verification(home: Path, tmp_path: Path) -> None:
-    """Rather than none: whoever keeps a list wants it to count."""
+    """Ignoring an unreadable revocation list would accept revoked bundles."""
     home.mkdir(parents=True)
     (home / "revoked.krl").write_bytes(b"damaged")
     bundle = certified(tmp_path / "b.tar")

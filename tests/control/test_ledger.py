@@ -45,7 +45,7 @@ def test_each_line_holds_the_hash_of_the_one_before(path: Path) -> None:
 @pytest.mark.parametrize(
     ("found", "written", "line"),
     [
-        (b'"at":101', b'"at":102', 3),  # a line that was edited: the next one no longer follows from it
+        (b'"at":101', b'"at":102', 3),  # the line after an edited line does not match it
         (b'"at":102', b'"at": 102', 3),
         (b'"number":2', b'"number":4', 2),
         (b'"run1"', b'"run9"', 3),

@@ -1,4 +1,4 @@
-"""Challenge, certificate, receipt: what the operator gives, to whom, how often. With ssh-keygen itself."""
+"""Challenges, certificates and receipts: to whom and how often the operator gives them, with ssh-keygen."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 class Node:
-    """What a node does between the operator's steps. Its manifest was measured before, in results/."""
+    """A node that acts between the operator's steps; its manifest was measured before, in results/."""
 
     def __init__(self, challenge: Challenge) -> None:
         self.challenge = challenge
@@ -102,7 +102,7 @@ def test_from_challenge_to_receipt(ledger: Ledger, key: OperatorKey, tmp_path: P
         "2027-01-15T08:10:00Z",
     )
     assert [line.event for line in ledger.lines] == ["challenged", "certified", "received"]
-    # A stranger, a year later, with the public key alone.
+    # A stranger verifies a year later, with only the public key.
     trust = TrustPolicy.from_text(key.public.line(), "operator.pub")
     assert verify_bundle(bundle, recompute, TrustRules(trust, now=NOW + 3e7)).level == "operator"
 
@@ -110,7 +110,7 @@ def test_from_challenge_to_receipt(ledger: Ledger, key: OperatorKey, tmp_path: P
 def test_receiving_a_bundle_again_gives_the_same_receipt(
     ledger: Ledger, key: OperatorKey, tmp_path: Path
 ) -> None:
-    """So that a receipt that was lost, or never written because of a crash, can be had again."""
+    """A receipt that was lost, or not written because of a crash, can be obtained again."""
     node = asked(ledger)
     bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
     certify_and_receive.receive(ledger, key, bundle, tmp_path / "one.tar", NOW + 600, recompute)
@@ -176,7 +176,7 @@ def test_a_partially_received_run_continues_under_a_new_challenge(
     assert later.challenge.nonce != node.challenge.nonce
     whole = later.bundle(tmp_path / "whole.tar", certified(ledger, key, later, NOW + 10_001))
     verdict = certify_and_receive.receive(ledger, key, whole, whole, NOW + 10_600, recompute)
-    assert verdict.seen_seconds == 10_600  # from the first challenge: what was measured then counts too
+    assert verdict.seen_seconds == 10_600  # counted from the first challenge, since earlier samples count too
 
 
 def test_a_run_without_a_challenge_cannot_continue(ledger: Ledger) -> None:
@@ -272,7 +272,7 @@ def test_a_bundle_of_another_operator(ledger: Ledger, key: OperatorKey, tmp_path
 def test_a_certificate_that_the_ledger_does_not_know(
     ledger: Ledger, key: OperatorKey, tmp_path: Path
 ) -> None:
-    """Made with the operator's key, but not by this program: stolen, or used behind its back."""
+    """The certificate was made with the operator's key by another program, which may be a theft."""
     node = asked(ledger)
     valid = (NOW, NOW + TWO_HOURS)
     public = PublicKey.of(node.key)
@@ -319,7 +319,7 @@ def test_a_revoked_certificate(ledger: Ledger, key: OperatorKey, tmp_path: Path)
 def test_a_key_in_an_agent(
     ledger: Ledger, key_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the .pub file is here; the private half is in ssh-agent, as that of a token would be."""
+    """Only the .pub file exists; the private key is in ssh-agent, as with a token."""
     socket = tmp_path / "agent"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", socket], stdout=subprocess.DEVNULL)
     try:
@@ -346,7 +346,7 @@ def test_a_key_in_an_agent(
 
 
 def test_a_passphrase_without_a_terminal_is_reported(ledger: Ledger, tmp_path: Path) -> None:
-    """In a session without a terminal; with one, ssh-keygen asks there."""
+    """The session has no terminal; with a terminal, ssh-keygen asks there."""
     locked = ssh_key(tmp_path / "locked", passphrase="secret")
     (tmp_path / "request.json").write_bytes(asked(ledger).request())
     command = ["setsid", "-w", sys.executable, "-m", "bench", "certify", tmp_path / "request.json"]

@@ -99,9 +99,8 @@ def identity(machine: Machine, *arguments: str | Path) -> str:
 
 
 def test_two_builds_from_clean_stores_are_the_same_image(machine: Machine, image: dict[str, Any]) -> None:
-    shutil.copytree(
-        machine.folder / "cache/wheels", machine.folder / "other/wheels"
-    )  # each is checked by its digest
+    # Each wheel is checked by its digest.
+    shutil.copytree(machine.folder / "cache/wheels", machine.folder / "other/wheels")
     again = machine.build("other", "two.tar")
     assert again["config"] == image["config"]
     assert (machine.folder / "one.tar").read_bytes() == (machine.folder / "two.tar").read_bytes()

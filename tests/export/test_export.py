@@ -36,7 +36,7 @@ def test_a_real_setting_can_be_exported_to_each_framework(kind: str, tmp_path: P
     compile((folder / "train.py").read_text(), "train.py", "exec")
     readme = (folder / "README.md").read_text()
     assert "passes a step, 2 devices. Measured: " in readme
-    assert "3.398 ±0.025 s a step" in readme  # as the table has it
+    assert "3.398 ±0.025 s a step" in readme  # the name in the table
     assert "run ba16513b266c on NVIDIA H200" in readme
     assert "torch==2.11.0" in (folder / "requirements.txt").read_text().splitlines()
     listed = {line[3:-1] for line in readme.splitlines() if line.startswith("- `")}
@@ -65,7 +65,7 @@ def test_training_arguments_contain_the_recipe_and_the_setting(tmp_path: Path) -
 
 
 def test_with_a_deepspeed_file_accelerate_gets_no_precision(tmp_path: Path) -> None:
-    """It refuses to start when both files name one."""
+    """accelerate refuses to start if both files name a precision."""
     export(EVERY_SETTING, "--to", "accelerate", tmp_path / "a", "--setting", "free-lunch + zero-2")
     given = read(tmp_path / "a" / "accelerate.json")
     assert given["distributed_type"] == "DEEPSPEED"
@@ -88,7 +88,7 @@ def test_the_fastest_setting_is_exported_by_default(tmp_path: Path) -> None:
 def test_an_uncertain_fastest_setting_is_exported_with_a_hint(
     chosen: list[str], told: bool, tmp_path: Path, capsys: Any
 ) -> None:
-    """Whoever names a setting has chosen."""
+    """If the user names a setting, no hint is needed."""
     wide = measured(0.49, (0.2, 1.0, 1.8, 1.0, 0.2, 1.8))
     path = bundle(tmp_path / "a.tar", settings=[((), 0.5), (("compile",), wide)])
     assert export(path, "--to", "script", tmp_path / "b", *chosen) == 0
@@ -131,7 +131,7 @@ def test_only_benchs_own_loop_supports_half_precision_weights(kind: str, tmp_pat
 def test_fsdp_is_in_the_configuration_of_accelerate_and_trainer(
     setting: str, divided: bool, tmp_path: Path
 ) -> None:
-    """Sharded block by block by the script: neither has anything to wrap."""
+    """The script shards block by block, so the frameworks have nothing to wrap."""
     assert export(EVERY_SETTING, "--to", "accelerate", tmp_path / "a", "--setting", setting) == 0
     given = read(tmp_path / "a" / "accelerate.json")
     assert (given["distributed_type"], given["mixed_precision"]) == ("FSDP", "fp16")
@@ -189,7 +189,7 @@ def test_requirements_contain_only_what_the_setting_needs(
 
 
 def test_requirements_are_available_from_an_index(tmp_path: Path) -> None:
-    """No index takes a build with its version: where that is from is said beside it."""
+    """An index accepts no version with a local build label; a comment says where the build is from."""
     packages = {"torch": "2.13.0+cpu", "transformers": "5.17.0", "unrelated": "1", "numpy": "2 -r x"}
     assert export(bundle(tmp_path / "a.tar", packages=packages), "--to", "script", tmp_path / "b") == 0
     build, *pins = (tmp_path / "b" / "requirements.txt").read_text().splitlines()
@@ -199,7 +199,7 @@ def test_requirements_are_available_from_an_index(tmp_path: Path) -> None:
     assert "from its repository" in (tmp_path / "b" / "README.md").read_text()
 
 
-STEPS_AN_HOUR = 1800  # of four passes of half a second
+STEPS_AN_HOUR = 1800  # a step of four passes of half a second
 
 
 @pytest.mark.parametrize(("named", "every"), [(40, 40), (None, STEPS_AN_HOUR)])
@@ -244,7 +244,7 @@ def test_the_readme_starts_several_nodes(kind: str, words: str, tmp_path: Path) 
 
 
 def test_partially_used_nodes_are_started_with_the_same_number_of_gpus(tmp_path: Path) -> None:
-    """Two of each node's four GPUs: one node with all of its own would be another machine."""
+    """Two of four GPUs on each node trained; one node with all four would be another machine."""
     path = bundle(tmp_path / "a.tar", gpus=4, on_one_node=4, of=manifest(gpus=2))
     assert export(path, "--to", "script", tmp_path / "b") == 0
     assert "torchrun --nnodes 2 --nproc-per-node 2 " in (tmp_path / "b" / "README.md").read_text()
@@ -259,7 +259,7 @@ def test_partially_used_nodes_are_started_with_the_same_number_of_gpus(tmp_path:
     ],
 )
 def test_the_readme_describes_the_form_of_own_data(model: str, words: str, tmp_path: Path) -> None:
-    """Labels as Hugging Face's models take them would train a model that copies."""
+    """Labels in the form of Hugging Face's models would train the model to copy its input."""
     path = bundle(tmp_path / "a.tar", of=manifest(models=[model]))
     assert export(path, "--to", "script", tmp_path / "b") == 0
     assert words in (tmp_path / "b" / "README.md").read_text()
@@ -271,7 +271,7 @@ def readme_of(path: Path, kind: str, folder: Path, *arguments: str) -> str:
 
 
 def test_the_readme_sets_the_measured_switches(tmp_path: Path) -> None:
-    """Memory and time were measured with it."""
+    """Memory and time were measured with these variables."""
     switched = ROOT / "results/switches-h200/half-expandable-segments.tar"
     said = readme_of(switched, "script", tmp_path / "a", "--model", "pythia-1b")
     assert "\nexport PYTORCH_ALLOC_CONF=expandable_segments:True\n" in said
@@ -286,14 +286,14 @@ def test_a_strangers_switch_is_quoted_for_the_shell(tmp_path: Path) -> None:
 
 
 def test_updates_on_the_host_get_their_threads(tmp_path: Path) -> None:
-    """torchrun gives each of several processes one."""
+    """By default torchrun gives each of several processes one thread."""
     said = readme_of(EVERY_SETTING, "script", tmp_path / "a", "--setting", "free-lunch + zero-1 + offload")
     assert "\nOMP_NUM_THREADS=32 torchrun --standalone --nproc-per-node 2 train.py" in said
     assert "OMP_" not in readme_of(EVERY_SETTING, "script", tmp_path / "b", "--setting", "free-lunch")
 
 
 def test_the_readme_states_the_disk_space_and_what_the_script_omits(tmp_path: Path) -> None:
-    """fp32 weights and two moments of 162 million parameters, 143 times."""
+    """The 143 checkpoints contain fp32 weights and two moments of 162 million parameters."""
     said = readme_of(EVERY_SETTING, "script", tmp_path / "a", "--setting", "free-lunch")
     assert "None is deleted: 143 by the end, about 1.8 GiB each" in said
     assert "evaluates on 10,240 samples every 40,000 steps" in said

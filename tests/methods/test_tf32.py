@@ -1,4 +1,4 @@
-"""Which units fp32 products run on, by all names that torch has for it."""
+"""The units that fp32 products use, by all names that torch has for this setting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def afterwards_as_before() -> Iterator[None]:
 
 
 def test_all_names_of_torchs_tf32_switch_agree(afterwards_as_before: None) -> None:
-    """max-autotune asks by the oldest: vit-l and convnext-xl crashed by it on an H200 (torch 2.11)."""
+    """max-autotune reads the oldest name, which crashed vit-l and convnext-xl on an H200 (torch 2.11)."""
     prepare_all(("tf32",))
     assert torch.get_float32_matmul_precision() == "high"
     assert torch.backends.cuda.matmul.fp32_precision == "tf32"
@@ -26,7 +26,7 @@ def test_all_names_of_torchs_tf32_switch_agree(afterwards_as_before: None) -> No
 
 
 def test_without_the_method_convolutions_do_not_use_tf32(afterwards_as_before: None) -> None:
-    """Which is what torch begins with: naive would not be naive."""
+    """TF32 in convolutions is torch's default, and naive must not use it."""
     torch.backends.cudnn.allow_tf32 = True
     prepare_all(())
     assert torch.get_float32_matmul_precision() == "highest"

@@ -1,4 +1,4 @@
-"""What is ranked, what stands apart and why: bundles in, a Comparison out."""
+"""From bundles to a Comparison: which rows are ranked, and which are not and why."""
 
 from __future__ import annotations
 
@@ -108,14 +108,14 @@ def test_bundles_of_different_software_are_not_ranked(tmp_path: Path) -> None:
 
 
 def test_the_version_of_deepspeed_counts_if_it_is_installed_or_was_used(tmp_path: Path) -> None:
-    """A search that did not come to it ran with the same software as one that did."""
+    """A search that tried no DeepSpeed setting used the same software as one that did."""
     have = {"packages": {"torch": "2.11.0", "deepspeed": "0.19.8"}}
     zero: dict[str, Any] = {"settings": [((), 0.5), (("zero-1",), 0.6)]}
     a = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", **have, **zero)
     b = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", **have)
     c = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C")
     assert reasons(only(compared(a, b, c))) == {"c.tar": ("deepspeed none, not 0.19.8",)}
-    assert len(only(compared(b, c)).entries) == 2  # it is installed on one, and nobody used it
+    assert len(only(compared(b, c)).entries) == 2  # installed on one machine and not used
 
 
 def test_bundles_with_different_switches_are_not_ranked(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_an_interrupted_run_does_not_hide_the_complete_one_before_it(tmp_path: P
 
 
 def test_a_run_that_ended_early_is_incomplete_only_for_undecided_models() -> None:
-    """Nine models in 24 minutes: eight were decided by then."""
+    """The bundle has nine models in 24 minutes, of which eight were decided."""
     found = collect(CompareArguments((ROOT / "results/hour-h200/24-minutes.tar",)))
     rows = [entry.row for part in found.parts for entry in part.entries]
     assert {row.model for row in rows if not row.complete} == {"pythia-6.9b"}
@@ -172,7 +172,7 @@ def test_a_run_that_ended_early_is_incomplete_only_for_undecided_models() -> Non
 
 
 def test_a_machine_with_two_kinds_of_gpus_counts_as_neither(tmp_path: Path) -> None:
-    """It has the price of none of them, and never passes for eight of the first."""
+    """Such a machine has no price, and never counts as eight GPUs of the first kind."""
     path = bundle(
         tmp_path / "a.tar", gpu=f"{H100},{H100},{H100},NVIDIA A100-SXM4-80GB", gpus=4, micro_batch=2
     )
@@ -192,7 +192,7 @@ def test_a_bundle_on_trust_is_marked_and_not_ranked_with_others(tmp_path: Path, 
 
 
 def test_a_single_bundle_on_trust_is_marked_too(tmp_path: Path, capsys: Any) -> None:
-    """It is the first of one, and nothing else would say why that means little."""
+    """With a single bundle, no other line would explain why its rank means little."""
     theirs = bundle(tmp_path / "b.tar", version="0.0.9")
     for form in ("table", "markdown"):
         assert main(["compare", str(theirs), "--format", form]) == 0
@@ -201,7 +201,7 @@ def test_a_single_bundle_on_trust_is_marked_too(tmp_path: Path, capsys: Any) -> 
 
 
 def test_samples_copied_from_another_run_are_not_ranked(tmp_path: Path) -> None:
-    """One machine was measured; its samples, under other names, are said to be of forty."""
+    """The samples of one measured machine are submitted under forty names."""
     first, other = two(tmp_path)
     copies(first, tmp_path, 2, own_samples=False)
     (part,) = compared(first, other, *(tmp_path / f"{i:06}.tar" for i in range(2))).parts
@@ -232,7 +232,7 @@ def test_energy_comes_from_the_gpus_counters_while_steps_were_timed(tmp_path: Pa
 
 
 def test_no_energy_is_given_if_updates_dominate_the_timed_steps(tmp_path: Path) -> None:
-    """Steps of one and three passes with a long update: the recipe's step has 256 passes to one."""
+    """The timed steps have one and three passes and a long update; the recipe's step has 256 passes."""
     steps = [StepSample(n, n * 0.1 + 2.0 + f) for f in (-0.001, 0.0, 0.001) for n in (1, 3)]
     outcome = Measured(measurement(steps, started_at=START + 10, ended_at=START + 50))
     path = bundle(tmp_path / "a.tar", settings=[((), outcome)], of=manifest(models=[LONG]))
@@ -289,7 +289,7 @@ def test_only_known_machines_can_be_estimated(tmp_path: Path, wanted: str) -> No
 
 
 def test_an_estimate_is_for_the_ranked_recipe(tmp_path: Path) -> None:
-    """Another recipe by the same name, in whichever order: its arithmetic is not what was asked for."""
+    """Another recipe of the same name, in any order, has other operations and is not used."""
     usual = manifest(models=[LONG])
     short = manifest(models=[{**LONG, "recipe": {"batch_size": 4096, "steps": 20}}])
     slow = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", of=short, pass_seconds=2.0)
@@ -302,14 +302,14 @@ def test_an_estimate_is_for_the_ranked_recipe(tmp_path: Path) -> None:
 
 
 def test_an_estimate_uses_the_setting_with_the_fewest_operations() -> None:
-    """Of two runs of one recipe, the older without masked-head, whichever comes first."""
+    """Two runs have the same recipe, and the older one lacks masked-head; their order does not matter."""
     proof, hour = ROOT / "results/proof-h200/roberta.tar", ROOT / "results/hour-h200/roberta-large.tar"
     both = [only(compared(*paths, estimate=("2xh200",))).guesses for paths in ((proof, hour), (hour, proof))]
     assert both[0] == both[1] == only(compared(hour, estimate=("2xh200",))).guesses
 
 
 def test_a_measured_machine_that_is_no_evidence_is_not_called_unmeasured(tmp_path: Path) -> None:
-    """It stands in the table right above: of an hour that was over before a model was decided, say."""
+    """Such a row is in the table above, for example from a run that ended before it decided a model."""
     partial = bundle(tmp_path / "a.tar", complete=False)
     b200 = bundle(tmp_path / "b.tar", gpu="NVIDIA B200")
     for path, why in ((partial, "gpt_neox is complete"), (b200, "NVIDIA B200: no vendor's peak")):
@@ -324,7 +324,7 @@ def test_trust_is_shown_and_not_assumed(tmp_path: Path) -> None:
 
 
 def test_many_bundles_give_the_same_result_as_few(tmp_path: Path) -> None:
-    """From MANY_BUNDLES on, they are verified in several processes."""
+    """MANY_BUNDLES or more are verified in several processes."""
     paths = [
         bundle(tmp_path / f"{i:03}.tar", run_id=f"r{i}", uuid=f"G{i}", pass_seconds=0.5 + i / 100)
         for i in range(70)
@@ -345,7 +345,7 @@ def test_a_memory_cap_of_all_rows_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_model_missing_from_some_bundles_is_marked(tmp_path: Path) -> None:
-    """Who is not ranked was not slower: nobody measured it there."""
+    """A machine without a row was not slower: it was not measured with that model."""
     a, b = two(tmp_path)
     both = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C",
                   of=manifest(models=["tiny-gpt-neox", "tiny-vit"]))  # fmt: skip

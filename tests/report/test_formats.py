@@ -1,4 +1,4 @@
-"""One comparison, four spellings, the same numbers; and the command around it."""
+"""Four formats of one comparison contain the same numbers; also tests of the command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUOTE = {"date": "2026-06-01", "source": "a quote"}
 
 @pytest.fixture
 def comparison(tmp_path: Path) -> Comparison:
-    """Three machines, one of them apart, with every price there is."""
+    """Compare three machines, one of them not ranked, with all kinds of prices."""
     prices = tmp_path / "prices.json"
     rents = [{"gpu": ["NVIDIA H100 80GB HBM3"], "price": 2.5, **QUOTE}]
     prices.write_text(
@@ -241,7 +241,7 @@ def test_the_last_line_about_many_bundles_says_whether_one_was_refused(tmp_path:
 
 
 def test_verify_says_what_the_bundle_is_about(tmp_path: Path, capsys: Any) -> None:
-    """To somebody who got one file and nothing else: which machine, when, what for, by whose word."""
+    """A reader with only this file learns the machine, the time, the models, and who states this."""
     path = bundle(tmp_path / "a.tar", settings=[((), 0.5), (("compile",), 1e-9)], gpus=2, micro_batch=2)
     impossible = bundle(tmp_path / "b.tar", settings=[((), 1e-9)])
     assert main(["verify", str(path), str(impossible)]) == 0
@@ -336,7 +336,7 @@ def test_a_budget_in_dollars_needs_prices_in_dollars(tmp_path: Path, capsys: Any
     )
     assert code == 0
     found = json.loads(out)
-    assert found["wish"]["budget"] == 15_500  # in euros, as its offers are
+    assert found["wish"]["budget"] == 15_500  # in euros, like its offers
     (offer,) = found["parts"][0]["entries"][0]["offers"]
     assert (offer["price"], offer["in_budget"]) == (15_500, True)
 
@@ -345,7 +345,7 @@ def test_a_budget_in_dollars_needs_prices_in_dollars(tmp_path: Path, capsys: Any
 def test_text_from_a_bundle_contains_no_terminal_control_characters(
     format: str, tmp_path: Path, capsys: Any
 ) -> None:
-    """A GPU, an outcome and a file that are named by a stranger: none of it moves the cursor."""
+    """A stranger chose the names of a GPU, an outcome and a file; none of them may move the cursor."""
     evil = "\x1b[2J\x1b[1;31m\u202edna"
     path = bundle(
         tmp_path / f"a{evil}.tar", gpu=f"H100{evil}", settings=[((), 0.5), (("tf32",), Crashed(evil))]

@@ -1,4 +1,4 @@
-"""The report's bytes; tests/e2e looks at it in a browser."""
+"""The report as bytes; tests/e2e opens it in a browser."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_report_contains_no_external_links(tmp_path: Path) -> None:
 
 def test_on_a_phone_each_figure_has_its_label(tmp_path: Path) -> None:
     text = page(collect(CompareArguments((bundle(tmp_path / "a.tar"),), html=tmp_path / "x", budget=1e6)))
-    for table, unnamed in (("ranked", 0), ("offers", 2)):  # to buy or to rent, and what is said of it
+    for table, unnamed in (("ranked", 0), ("offers", 2)):  # buying or renting, and the notes on it
         (body,) = re.findall(rf'<table class="{table} stacked">.*?<tbody>(.*?)</tbody>', text)
         for row in body.split("</tr>")[:-1]:
             assert row.count("<td") == row.count("data-head=") + unnamed
@@ -130,7 +130,7 @@ def test_png_needs_an_output_folder(tmp_path: Path) -> None:
 def test_figures_7_12_and_13_are_drawn_from_the_papers_data() -> None:
     figures = {plot.name: plot for plot in figures_of_the_paper()}
     assert list(figures) == ["figure-7", "figure-12", "figure-13"]
-    # Every feasible cell of Table 1 is a mark in both, and its words tell days and money.
+    # Both figures have a mark for every feasible cell of Table 1, whose title gives days and money.
     cells = [c for c in claims() if c.method == "optimal"]
     for name in ("figure-12", "figure-13"):
         told = re.findall(r"<title>([^<]*)</title>", figures[name].body)

@@ -1,4 +1,4 @@
-"""From a comparison to money: what is offered, recommended, and said where a price is missing or doubtful."""
+"""Costs of a comparison: offers, recommendations, and messages about missing or doubtful prices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_machine_without_a_price_is_named_and_stays_in_the_table(tmp_path: Pat
 
 
 def test_a_deadline_needs_no_price(tmp_path: Path) -> None:
-    """Nobody quotes this card: it meets the deadline all the same, and no budget is said to be too small."""
+    """A card without a quote still meets the deadline, and no budget is called too small."""
     path = bundle(tmp_path / "a.tar", gpu="NVIDIA H200")
     part = only(compared(path, budget=1.0, deadline_days=1000.0))
     assert (part.nothing_in_budget, part.nothing_in_time) == (False, False)
@@ -82,7 +82,7 @@ def test_a_purchase_with_too_few_runs_never_beats_renting(tmp_path: Path) -> Non
 
 
 def test_a_machine_whose_life_is_too_short_for_the_runs_is_not_recommended(tmp_path: Path) -> None:
-    """Two machines would be needed: the price of one is no answer."""
+    """Two machines would be needed, so the price of one would be wrong."""
     one = bundle(tmp_path / "a.tar", pass_seconds=700.0)
     (entry,) = only(compared(one, budget=1e9, deadline_days=1e4)).entries
     life = int(5 * 365 / entry.row.best.days.value)  # runs
@@ -152,7 +152,7 @@ def test_two_nodes_are_two_machines_and_not_one_with_all_their_gpus(tmp_path: Pa
 
 
 def test_partially_used_nodes_are_priced_as_whole_machines(tmp_path: Path) -> None:
-    """Two of each node's four: over a network, at two machines' price, and what is idle draws less."""
+    """Two of four GPUs per node train over a network: two machines are paid, idle GPUs draw less."""
     of = manifest(gpus=2)
     trial = Trial(of.models[0], (), 16, 4, of.seed, of.timing)
     readings = (

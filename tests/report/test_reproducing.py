@@ -1,4 +1,4 @@
-"""`bench reproduce` with the second run given: figure by figure, with the reason."""
+"""`bench reproduce` with a given second run compares each figure and names reasons."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_slower_run_is_not_reproduced_and_says_by_how_much_and_why(tmp_path: P
 def test_a_machine_with_lower_limits_is_named_as_a_reason(
     ceiling_seconds: float, reasons: list[str], tmp_path: Path, capsys: Any
 ) -> None:
-    """The same parts, and another program on them: beyond what one machine scatters by."""
+    """The parts are the same, but another process uses them: the difference exceeds the usual scatter."""
     code, document = reproduce(capsys, *pair(tmp_path, pass_seconds=0.7, ceiling_seconds=ceiling_seconds))
     assert (code, document["compared"][0]["reasons"]) == (1, reasons)
 
@@ -204,7 +204,7 @@ def test_losses_over_different_samples_are_not_compared(tmp_path: Path, capsys: 
 def test_a_search_may_reach_the_same_result_by_other_trials(
     fastest_here: float, code: int, verdict: str, tmp_path: Path, capsys: Any
 ) -> None:
-    """Which settings a search leaves out depends on what it measures; what it finds must not."""
+    """The settings that a search skips depend on its measurements; its result must not."""
     of = manifest(methods="guided")
     there = bundle(tmp_path / "a.tar", of=of, settings=[((), 0.5), (("kernels",), 0.3), (("tf32",), 0.303)])
     settings: list[Any] = [((), 0.5), (("tf32",), fastest_here), (("compile",), 0.9)]
@@ -242,7 +242,7 @@ def test_different_software_is_refused_before_anything_runs(tmp_path: Path, caps
     assert "torch " in said
     assert "0.1 there" in said
     assert "pip install torch==0.1" in said
-    assert "pip uninstall" in said  # what is here, and was not there
+    assert "pip uninstall" in said  # packages that are present only here
     assert "--any-stack" in said
     assert not (tmp_path / "out").exists()
 
@@ -277,7 +277,7 @@ IMAGE = "0" * 64
 
 @pytest.fixture
 def podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An engine that runs nothing, and leaves the bundle here.tar."""
+    """Replace Podman by an engine that runs nothing and leaves the bundle here.tar."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "podman").write_text(PODMAN.format(python=sys.executable, config=IMAGE))
@@ -337,7 +337,7 @@ def test_the_text_output_has_one_line_per_setting(tmp_path: Path, capsys: Any) -
 
 
 def test_one_setting_at_two_micro_batches_gives_two_distinct_lines(capsys: Any) -> None:
-    """Real runs of a search: pythia-410m's free lunch was measured at two in both."""
+    """The bundles are real searches that measured pythia-410m's free-lunch at two micro-batches each."""
     there, here = (ROOT / f"results/hour-h200/{minutes}-minutes.tar" for minutes in (20, 24))
     _, document = reproduce(capsys, there, here)
     keys = [(one["model"], one["label"], one["micro_batch"]) for one in document["compared"]]

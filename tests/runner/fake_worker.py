@@ -73,9 +73,8 @@ def team(emit: Emit, argument: str) -> int:
         return int(argument != "answer")
 
     if argument == "killed-for-memory":
-        linux_processes.oom_kills = lambda: (
-            math.inf
-        )  # the kernel raises this counter only when it kills for lack of memory
+        # The kernel raises this counter only when it kills for lack of memory.
+        linux_processes.oom_kills = lambda: math.inf
     with tempfile.TemporaryDirectory() as folder:
         return together(2, member, emit, Path(folder))
 

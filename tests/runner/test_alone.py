@@ -1,4 +1,4 @@
-"""Two runs on one machine: each is told of the other, whoever is on other GPUs is not."""
+"""Two runs on one machine warn about each other, unless they use different GPUs."""
 
 from __future__ import annotations
 

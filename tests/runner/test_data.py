@@ -1,4 +1,4 @@
-"""What the loader makes of a recipe."""
+"""The samples that the loader makes for a recipe."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_sample_has_the_length_of_the_recipe(length: int, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("length", "asked"), [(1, 1), (3, 1), (10, 2), (64, 10)])
 def test_every_sample_of_a_masked_language_model_has_a_label(length: int, asked: int, tmp_path: Path) -> None:
-    """15% of three tokens is none, and the mean loss over none is no number."""
+    """15% of three tokens rounds to zero, and the mean loss over no token is NaN."""
     model = model_of("tiny-roberta", sequence_length=length)
     samples = Samples(model, make_pool(model, tmp_path, 0), 0)
     assert [int((samples[i]["labels"] != -100).sum()) for i in range(3)] == [asked] * 3
@@ -42,6 +42,6 @@ def test_every_sample_of_a_masked_language_model_has_a_label(length: int, asked:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_resumed_loader_starts_at_the_right_sample(rank: int) -> None:
-    """Without loading what was trained with: after days of training that alone takes hours."""
+    """Skipped samples are not loaded: after days of training, that would take hours."""
     whole, rest = Share(4, Team(rank, 2)), Share(4, Team(rank, 2), first=3)
     assert list(islice(rest, 5)) == list(islice(whole, 8))[3:]

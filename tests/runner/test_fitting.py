@@ -1,4 +1,4 @@
-"""A run of many hours leaves a bundle, and the figures that follow from what is kept stay as they were."""
+"""A run of many hours fits into a bundle, and figures computed from the kept readings do not change."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST = 100_000
 
 
 def course(seconds: int, gpus: int = 1, **odd: dict[str, Any]) -> bytes:
-    """A reading a second, of ten minutes a trial; `odd` are others, by their second."""
+    """Make one reading per second, ten minutes per trial; `odd` replaces readings by second."""
     lines = []
     for at in range(seconds):
         gpu = {"celsius": 60, "energy_joules": 700.0 * at, "throttle_reasons": 0} | odd.get(f"at_{at}", {})
@@ -39,9 +39,8 @@ def kept(data: bytes) -> list[Any]:
 def test_small_files_are_packed_unchanged() -> None:
     data = course(600)
     assert fit_telemetry(data, marks_of_trials({}), len(data)) == data
-    torn = (
-        data + b'{"at": half a li' + data[: data.index(b"\n") + 1] + data
-    )  # whoever compares would refuse it
+    # bench compare would refuse such a reading.
+    torn = data + b'{"at": half a li' + data[: data.index(b"\n") + 1] + data
     assert fit_telemetry(torn, marks_of_trials({}), len(torn)) == data + data
 
 
@@ -78,7 +77,7 @@ def test_a_run_fits_into_a_bundle_for_any_size_of_telemetry_and_logs(
 
 
 def test_every_trial_keeps_its_ends_and_those_of_its_timed_steps() -> None:
-    """Power is energy over time between the two readings that are nearest to the ends."""
+    """Power is the energy divided by the time between the two readings nearest to the ends."""
     timed = {f"trial-{i}": (600.0 * i + 101, 600.0 * i + 137) for i in range(12)}
     times = {reading["at"] for reading in kept(fit_telemetry(course(2 * HOUR), marks_of_trials(timed), MOST))}
     for i in range(12):

@@ -1,4 +1,4 @@
-"""Which run --resume goes on with."""
+"""The run that --resume continues."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_changes_since_the_start_of_a_run_are_named(tmp_path: Path) -> None:
 
 
 def test_a_run_continues_after_a_reboot(tmp_path: Path) -> None:
-    """Its kernel may see some pages more or less."""
+    """After a reboot, the kernel may report a few pages more or less."""
     folder = begun(tmp_path, "a", HERE, 0)
     again = dataclasses.replace(HERE, memory_bytes=HERE.memory_bytes - 40 * 4096)
     assert choose_folder(tmp_path, MANIFEST, again, True, None) == folder

@@ -1,4 +1,4 @@
-"""Which GPUs a run has: what CUDA_VISIBLE_DEVICES names, as long as they answer and are whole."""
+"""A run uses the GPUs in CUDA_VISIBLE_DEVICES that answer and are not partitioned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = ("NVIDIA A100-SXM4-80GB", "NVIDIA RTX A6000", "NVIDIA DGX Display", "NVI
 
 @pytest.fixture(autouse=True)
 def _four(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four cards, not all alike, each NVML's handle its index."""
+    """Four cards, not all alike; the NVML handle of each is its index."""
     answers: dict[str, Callable[..., Any]] = {
         "Init": lambda: None,
         "Shutdown": lambda: None,

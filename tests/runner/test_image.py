@@ -1,4 +1,4 @@
-"""What a run says of the image that it is in, and when it refuses to run at all."""
+"""The image that a run reports, and the images in which it refuses to run."""
 
 from __future__ import annotations
 

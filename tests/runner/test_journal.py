@@ -1,4 +1,4 @@
-"""The journal: what was written once is there after any crash, and nothing else is."""
+"""After any crash, the journal contains exactly the events that were written."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def test_damage_in_the_middle_is_named_and_refused(tmp_path: Path, line: bytes) 
 
 
 def test_a_line_cut_off_by_a_full_disk_damages_nothing(tmp_path: Path) -> None:
-    """Half a line that stayed would be one with the next."""
+    """An incomplete line that stayed would merge with the next one."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as Python does itself
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # Python does the same
     with Journal(tmp_path) as journal:
         journal.append({"event": "run"})
         try:

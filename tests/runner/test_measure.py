@@ -1,4 +1,4 @@
-"""Between two trials, and once all are decided."""
+"""The run between two trials, and after all models are decided."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ GUIDED = {
 
 
 class Guessing:
-    """In place of the supervisor: a sample takes a second, in the second trial it seems to take less.
+    """A supervisor whose samples take a second; in the second trial they seem to take less.
 
-    By how much nobody knows: its steps of one pass differ by a third, until it is measured for longer.
+    The difference is uncertain: steps of one pass vary by a third until they are measured for longer.
     """
 
     nodes = None
@@ -118,7 +118,7 @@ def test_an_uncertain_finalist_is_measured_again_for_longer(
     assert len(results.trials) == len(first), "one row a trial"
     (winner,) = results.winners
     assert winner.trial != unsure.id
-    with begun(tmp_path) as run:  # as --resume reads it
+    with begun(tmp_path) as run:  # --resume reads the journal in this way
         assert run.results(None).trials == results.trials
         assert searched(run, resumed := Guessing(), monkeypatch) is None
     assert resumed.asked == []
@@ -192,7 +192,7 @@ def test_a_budget_spent_before_a_second_measurement_leaves_no_model_undecided(
 
 
 class Deadly(Guessing):
-    """One trial takes the run with it."""
+    """A supervisor in which one trial kills the run."""
 
     def trial(self, trial: Trial, *_: Any) -> Outcome:
         if trial.setting:
@@ -204,21 +204,21 @@ class Deadly(Guessing):
 def test_a_trial_that_kills_the_run_every_time_is_given_up(
     politely: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the kernel, short of memory, ends a whole container, which is then started again."""
+    """The kernel may kill a whole container for lack of memory, after which it is started again."""
     for _ in range(3):
         with begun(tmp_path) as run, pytest.raises(SystemExit):
             searched(run, Deadly(), monkeypatch)
-        if politely:  # an interrupt or a budget says nothing about the trial
+        if politely:  # an interrupt or a spent budget does not count against the trial
             with begun(tmp_path) as run:
                 run.record(RunStopped("interrupted"))
-    with begun(tmp_path) as run, pytest.raises(SystemExit):  # another setting's turn
+    with begun(tmp_path) as run, pytest.raises(SystemExit):  # another setting is tried next
         searched(run, Deadly(), monkeypatch)
     failures = [trial.failure for trial in run.results(None).trials if trial.failure]
     assert failures == [] if politely else [Crashed("the run or its machine died during it, 3 times")]
 
 
 class Full(Guessing):
-    """So many trials find room for temporary files."""
+    """A supervisor in which a given number of trials find room for temporary files."""
 
     def __init__(self, room: int) -> None:
         super().__init__()
@@ -233,27 +233,27 @@ class Full(Guessing):
 def test_a_full_scratch_disk_ends_the_run_and_fails_no_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for _ in range(4):  # more often than a trial may end a run
+    for _ in range(4):  # more often than a trial may kill a run
         with begun(tmp_path) as run, pytest.raises(EnvironmentCannot, match="no room"):
             measured(run, Full(0), monkeypatch)
     with begun(tmp_path) as run:
         stopped = measured(run, Full(2), monkeypatch)
     assert stopped == "/scratch: no room, 0 B free, 1 of 1 models undecided"
     assert "make room" in capsys.readouterr().err
-    with begun(tmp_path) as run:  # after some was made
+    with begun(tmp_path) as run:  # after some space was freed
         assert len(run.outcomes) == 2
         assert measured(run, Guessing(), monkeypatch) is None
         assert all(trial.failure is None for trial in run.results(None).trials)
 
 
 def measured(run: Run, fake: Guessing, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    """As a run does it, which ends in a bundle if there is something for one."""
+    """Measure as a run does; it ends with a bundle if anything was measured."""
     supervised(fake, monkeypatch)
     return _measure(run, Progress(), None, None)
 
 
 class Hung(Guessing):
-    """Its ceilings take whatever they are given."""
+    """A supervisor whose measurement of limits takes all the time it is given."""
 
     def ceilings(self, *asked: Any) -> tuple[Ceiling, ...]:
         limits: Limits = asked[-1]
@@ -269,7 +269,7 @@ def test_a_budget_spent_on_the_limits_ends_the_run(tmp_path: Path, monkeypatch: 
 
 
 class Apart(Guessing):
-    """Two nodes: the first in an image, the other with what is installed there."""
+    """Two nodes: the first in an image, the other with its installed software."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -293,7 +293,7 @@ def test_a_node_in_an_image_and_one_without_do_not_train_together(
 
 
 class Unmet(Guessing):
-    """Nodes that did not get to know each other."""
+    """Nodes that cannot connect to each other."""
 
     def __init__(self, why: str) -> None:
         super().__init__()
@@ -322,10 +322,11 @@ def test_nodes_that_cannot_connect_are_reported_with_advice(
 
 
 class TooGood(Guessing):
-    """The second trial seems to do more arithmetic than the machine's ceiling."""
+    """A supervisor whose second trial exceeds the machine's measured limit."""
 
     def ceilings(self, *_: Any) -> tuple[Ceiling, ...]:
-        return (Ceiling("matmul-fp32", 0, "FLOP/s", 3100, (1.0,)),)  # of 3000 a sample and second
+        # A trial does 3000 operations per sample, and a sample takes a second.
+        return (Ceiling("matmul-fp32", 0, "FLOP/s", 3100, (1.0,)),)
 
     def trial(self, trial: Trial, *_: Any) -> Outcome:
         self.asked.append(trial)

@@ -1,4 +1,4 @@
-"""A run whose node was lost goes on with one of the same kind, and its bundle tells of both."""
+"""A run whose node was lost continues on a node of the same kind; its bundle names both."""
 
 from __future__ import annotations
 

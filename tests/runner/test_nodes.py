@@ -69,7 +69,7 @@ def both(
     cold: bool = False,
     **changes: Any,
 ) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
-    """By ordinary Pythons if `cold`, or by some that begin with torch imported."""
+    """Run both nodes; `cold` uses ordinary Pythons, otherwise that of tests/warm.py is used."""
     python = sys.executable if cold else quick_python()
     (folder / "m.json").write_text(json.dumps(MANIFEST | changes))
     port = free_port()
@@ -141,11 +141,11 @@ def test_nodes_whose_clocks_are_minutes_apart_measure_together(tmp_path: Path) -
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("leader", ["127.0.0.1", "127.0.0.2"])  # torch would have the lower address lead
+@pytest.mark.parametrize("leader", ["127.0.0.1", "127.0.0.2"])  # torch would choose the lower address
 def test_nodes_with_different_switches_do_not_train_together(tmp_path: Path, leader: str) -> None:
     with both(tmp_path, other_has={"NVIDIA_TF32_OVERRIDE": "0"}, leader=leader) as (leading, other):
         assert leading.wait(300) == 3, said(tmp_path)
-        assert other.wait(60) == 3, said(tmp_path)  # it was told, and waits for no further job
+        assert other.wait(60) == 3, said(tmp_path)  # it learned of the loss and waits for no further job
     why = "the nodes differ: NVIDIA_TF32_OVERRIDE missing on node 0, 0 on node 1"
     assert all(why in text for text in said(tmp_path))
 
@@ -163,7 +163,7 @@ def test_a_node_that_is_lost_ends_the_run_and_decides_no_trial(tmp_path: Path) -
     found, _ = results(tmp_path)
     assert found["run"]["complete"] is False
     assert "is gone" in found["run"]["stopped"]
-    assert found["trials"] == []  # what lost a node says nothing about a trial
+    assert found["trials"] == []  # the loss of a node does not count against the trial
 
 
 WAITS = """
@@ -178,7 +178,7 @@ time.sleep(600)
 
 @contextmanager
 def inside_a_collective(folder: Path, meet: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A member that no error will reach, as inside of NCCL."""
+    """Simulate a member inside NCCL, which no error reaches."""
     environment = os.environ | {"BENCH_MEET": meet, "TORCHELASTIC_RUN_ID": "abc-7"}
     command = [sys.executable, "-c", WAITS, str(folder)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as member:
@@ -194,7 +194,8 @@ def test_a_member_waiting_for_a_failed_one_ends_with_the_same_reason(tmp_path: P
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     full = {"kind": "out-of-memory", "where": "gpu", "detail": "CUDA out of memory"}
     with inside_a_collective(tmp_path, f"127.0.0.1:{store.port}") as member:
-        dist.PrefixStore("abc-6", store).set(FAILED, '{"kind": "crashed", "reason": "late"}')  # another job's
+        another_job = dist.PrefixStore("abc-6", store)
+        another_job.set(FAILED, '{"kind": "crashed", "reason": "late"}')
         dist.PrefixStore("abc-7", store).set(FAILED, json.dumps(full))
         assert member.wait(60) == 1
     assert written_reasons(tmp_path) == {3: full}
@@ -221,7 +222,7 @@ def test_a_killed_member_is_reported_by_its_node(tmp_path: Path, monkeypatch: py
 def test_members_on_several_nodes_have_as_many_threads_as_on_one(
     user: str | None, per_node: int, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torchrun, left to itself, gives each of several one: what is updated on the host would crawl."""
+    """By default torchrun gives each of several processes one thread; host updates would be slow."""
     monkeypatch.setattr(several, "cores", lambda: 3, raising=False)
     monkeypatch.setattr(
         several, "torchrun", lambda *_: ["sh", "-c", 'echo "$OMP_NUM_THREADS" > $BENCH_FOLDER/told']
@@ -277,7 +278,7 @@ def ranks(nodes: list[int], each: int = 2) -> list[int]:
 
 
 def placed(nodes: list[int], each: list[int] | None = None) -> list[Mapping[str, str]]:
-    """What members on these nodes are told, in the order that torchrun gave them."""
+    """Return the environment of the members on these nodes, in torchrun's order."""
     store = dist.HashStore()
     count = len(nodes)
     with ThreadPoolExecutor(count) as members:
@@ -297,7 +298,7 @@ def surroundings(rank: int, node: int, count: int, each: int, address: str = "")
 def test_gloo_uses_the_interface_that_reaches_the_others_unless_the_user_sets_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also where the leader, by the name of the meeting, is its own 127.0.1.1."""
+    """This also holds if the rendezvous's host name resolves to 127.0.1.1 on the leader."""
     monkeypatch.setattr(several, "own_address", {"10.0.0.2:1": "10.0.0.1"}.get)
     monkeypatch.setattr(several, "interface_of", {"10.0.0.1": "eth1", "10.0.0.2": "eth2"}.get)
     store = dist.HashStore()
@@ -336,7 +337,7 @@ def test_a_rendezvous_at_a_port_in_use_is_refused_at_once() -> None:
 
 
 def test_the_leader_waits_for_the_others_for_the_stated_time(tmp_path: Path) -> None:
-    """Nobody says anything meanwhile, which is no silence of a job that hangs."""
+    """Members are silent meanwhile, which must not be mistaken for a hanging job."""
     limits: list[Limits] = []
 
     class Watched(Supervisor):

@@ -1,4 +1,4 @@
-"""Products that add a weight's gradient to its sums: the same numbers as autograd's, in fp32."""
+"""Products that add a weight's gradient to its sum give the same fp32 numbers as autograd."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_gradients_equal_those_of_autograd_and_are_added_to_the_sums(bias: bool,
 
 
 def test_sums_in_one_buffer_do_not_invalidate_each_other() -> None:
-    """Autograd refuses what it kept and somebody wrote to: the second layer does before the first reads."""
+    """Autograd refuses modified saved tensors; here the second layer writes before the first reads."""
     first, second = nn.Linear(8, 8), nn.Linear(8, 8)
     flat = torch.zeros(128)
     for layer, part in zip((first, second), flat.split(64), strict=True):
@@ -54,7 +54,7 @@ def test_sums_in_one_buffer_do_not_invalidate_each_other() -> None:
 
 
 def test_the_output_of_a_layer_may_be_modified_in_place() -> None:
-    """As DeBERTa scales its queries; autograd forbids it for a view that an operator made."""
+    """DeBERTa scales its queries in place; autograd forbids this for a view that an operator returned."""
     layer = nn.Linear(8, 8)
     sums = sums_of(layer)
     out = layer(torch.ones(2, 4, 8, requires_grad=True))
@@ -73,7 +73,7 @@ def test_a_vector_input_is_accepted() -> None:
 
 
 def test_a_shared_weight_keeps_the_gradient_of_its_other_use() -> None:
-    """As a head does that shares its weight with the embedding."""
+    """A head may share its weight with the embedding."""
     embedding, head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
     head.weight = embedding.weight
     sums = sums_of(head)
@@ -86,7 +86,7 @@ def test_a_shared_weight_keeps_the_gradient_of_its_other_use() -> None:
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_no_gradient_is_lost_if_the_input_needs_none(backend: str) -> None:
-    """A compiler drops an operator whose results it does not need, as of the layer that pictures go into."""
+    """A compiler drops an operator whose result is unused, as in the first layer of a picture model."""
     torch._dynamo.reset()
     first, second = nn.Linear(8, 8), nn.Linear(8, 8)
     sums = [sums_of(layer) for layer in (first, second)]
@@ -100,7 +100,7 @@ def test_no_gradient_is_lost_if_the_input_needs_none(backend: str) -> None:
 @pytest.mark.parametrize("as_one", [True, False])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_layer_that_is_used_twice_adds_two_gradients(backend: str, as_one: bool) -> None:
-    """As all layers of ALBERT are: the second use writes to the sums before the first one's turn."""
+    """ALBERT uses all its layers repeatedly: the second use writes to the sums before the first."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     layer, entry = nn.Linear(8, 8), torch.randn(3, 8, requires_grad=True)

@@ -1,4 +1,4 @@
-"""What is said before anything is measured."""
+"""Messages before anything is measured."""
 
 from __future__ import annotations
 

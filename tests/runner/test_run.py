@@ -19,9 +19,9 @@ from bench.runner.machine.exclusive_use import warn_of_others
 from tests.authority import contents
 from tests.warm import forked_for, quick_python
 
-# Each run imports torch and transformers anew, many seconds of CPU time: what a run does on the main road
-# and under an interrupt or a kill is tested every day, its other ends in the end-to-end tests. On the main
-# road and under a kill it is an ordinary Python that runs.
+# Each run imports torch and transformers, which takes many seconds of CPU time. The usual case, interrupts
+# and kills are always tested; other endings are end-to-end tests. The usual case and kills use an ordinary
+# Python.
 pytestmark = pytest.mark.slow
 
 QUICK = {"target_percent": 50, "measure_seconds": 0.2, "warmup_seconds": 0.2, "loss_steps": 1}
@@ -38,7 +38,7 @@ MANIFEST: dict[str, Any] = {
 def bench(
     *arguments: str | Path, folder: Path, cold: bool = False, **switches: str
 ) -> subprocess.CompletedProcess[str]:
-    """By an ordinary Python if `cold`, or by one that begins with torch imported."""
+    """Run bench; `cold` uses an ordinary Python, otherwise that of tests/warm.py is used."""
     command = [sys.executable if cold else quick_python(), "-m", "bench", *map(str, arguments)]
     around = environment(folder) | switches
     return subprocess.run(
@@ -108,7 +108,7 @@ def gone(pids: set[int]) -> bool:
 
 
 def decided(results: dict[str, Any]) -> None:
-    """Which models are decided, and how surely."""
+    """Return the decided models with their confidence."""
     by_id = {trial["id"]: trial for trial in results["trials"]}
     assert [found["model"] for found in results["winners"]] == list(
         dict.fromkeys(t["model"] for t in by_id.values())
@@ -173,7 +173,7 @@ def test_an_interrupt_leaves_a_valid_partial_bundle_and_exit_5(
 
 @pytest.mark.e2e
 def test_a_lost_terminal_leaves_a_valid_partial_bundle(tmp_path: Path) -> None:
-    """What is written to it from then on fails."""
+    """After the terminal is lost, every write to it fails."""
     ours, theirs = os.openpty()
     command = [quick_python(), "-m", "bench", "run", str(manifest(tmp_path)), "--json"]
     with os.fdopen(theirs, "w") as terminal, (tmp_path / "out.json").open("w") as out:
@@ -199,7 +199,7 @@ def test_kill_9_loses_at_most_the_trial_in_flight(tmp_path: Path, victim: str) -
             assert gone(below)
             assert not list(tmp_path.glob("bench-*")), "temporary files"
         else:
-            os.kill(max(below), signal.SIGKILL)  # the youngest: the trial
+            os.kill(max(below), signal.SIGKILL)  # the youngest process is the trial
             assert process.wait(120) == 0
     finished = {line["id"] for line in journal_lines(tmp_path) if line["event"] == "trial"}
     done = bench("run", tmp_path / "manifest.json", "--resume", "--json", folder=tmp_path)
@@ -210,7 +210,7 @@ def test_kill_9_loses_at_most_the_trial_in_flight(tmp_path: Path, victim: str) -
         assert len(list((tmp_path / "out").glob("*/journal.jsonl"))) == 1
         assert finished <= {trial["id"] for trial in results["trials"]}
         lines = [line["id"] for line in journal_lines(tmp_path) if line["event"] == "trial"]
-        assert sorted(lines) == sorted(set(lines))  # what was finished was not run again
+        assert sorted(lines) == sorted(set(lines))  # finished trials were not run again
 
 
 @pytest.mark.e2e

@@ -1,4 +1,4 @@
-"""With what a run signs: the key in memory, the request, and what is done with the certificate that comes."""
+"""Signing a run: the key in memory, the request, and the handling of the certificate."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def begun(challenge: Challenge, manifest: Manifest, folder: Path, words: list[st
 
 
 def answer(folder: Path, **changes: object) -> str:
-    """The certificate that an operator makes for the request in the folder."""
+    """Make the operator's certificate for the request in the folder."""
     _, key = check_request((folder / "request.json").read_bytes())
     blob = certificate_blob(authority=OPERATOR, **({"public": key.raw} | changes))
     return Certificate.from_blob(blob).line() + "\n"
@@ -77,7 +77,7 @@ def test_only_root_may_read_the_memory_of_the_process_with_the_key(
 def test_every_attempt_has_a_key_of_its_own(
     challenge: Challenge, manifest: Manifest, tmp_path: Path, words: list[str]
 ) -> None:
-    """A run that goes on after a crash asks again; the old certificate is for a key that is gone."""
+    """A run that resumes after a crash requests again, because the old certificate is for a lost key."""
     begun(challenge, manifest, tmp_path, words)
     first = (tmp_path / "request.json").read_bytes()
     (tmp_path / "run-cert.pub").write_text(answer(tmp_path))
@@ -105,7 +105,7 @@ def test_the_run_waits_for_a_late_certificate(
     waiting = threading.Thread(target=lambda: found.append(sealer.seal(tmp_path, words.append, patient=True)))
     waiting.start()
     text = answer(tmp_path)
-    (tmp_path / "run-cert.pub").write_text(text[:200])  # as scp writes it: bit by bit
+    (tmp_path / "run-cert.pub").write_text(text[:200])  # scp writes it in pieces
     time.sleep(0.5)
     assert not found
     (tmp_path / "run-cert.pub").write_text(text)
@@ -117,7 +117,7 @@ def test_the_run_waits_for_a_late_certificate(
 def test_an_interrupt_ends_the_wait_for_a_certificate(
     challenge: Challenge, manifest: Manifest, tmp_path: Path, words: list[str]
 ) -> None:
-    """Without a certificate the bundle is signed all the same, and claims nothing."""
+    """Without a certificate the bundle is still signed, at level self."""
     seal = begun(challenge, manifest, tmp_path, words).seal(tmp_path, words.append, patient=False)
     assert (seal.certificate, seal.nonce) == (None, None)
 

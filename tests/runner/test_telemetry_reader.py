@@ -1,4 +1,4 @@
-"""Telemetry read piece by piece tells the same of a trial as all of it read at once."""
+"""Reading telemetry in pieces gives the same result for a trial as reading it at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a measurement is warm and good enough, how many passes its steps take, and what is not timed."""
+"""Rules for the end of warm-up and timing, for the passes of a timed step, and for untimed work."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_a_loss_step_of_a_large_model_has_fewer_samples(name: str, parameters: f
     [
         (1, 0.1, 0.0, (1,)),
         (64, 0.1, 0.01, (1, 24)),  # a fifth of the time for one step at the high count
-        (4, 0.1, 0.01, (1, 4)),  # never more than the recipe does
-        (64, 1.9, 0.01, (1, 3)),  # an error in one step is half of it in a pass
-        (64, 30.0, 0.01, (1, 2)),  # dear, but a line takes two points
-        (256, 0.6, 3.7, (1, 12)),  # an update on the host, seconds and more or less: passes of twice its time
+        (4, 0.1, 0.01, (1, 4)),  # never more than in the recipe
+        (64, 1.9, 0.01, (1, 3)),  # half of the error of a step is in each pass
+        (64, 30.0, 0.01, (1, 2)),  # expensive, but a line needs two points
+        (256, 0.6, 3.7, (1, 12)),  # a noisy update on the host takes seconds: passes take twice its time
         (256, 0.6, 60.0, (1, 20)),  # but never beyond the measuring time
     ],
 )
@@ -66,11 +66,11 @@ def test_the_number_of_passes_per_timed_step(
     ("recipe", "pass_seconds", "counts"),
     [
         (1, 0.1, (1,)),
-        (2, 0.1, (1, 2)),  # the recipe's own: no line is needed
+        (2, 0.1, (1, 2)),  # the recipe's own count needs no line
         (3, 0.1, (2, 3)),
-        (64, 0.1, (2, 25)),  # as far apart as where it begins at one
+        (64, 0.1, (2, 25)),  # as far apart as if the low count were one
         (64, 1.9, (2, 4)),
-        (64, 30.0, (2, 3)),  # however dear: a line takes two points
+        (64, 30.0, (2, 3)),  # at any cost, because a line needs two points
     ],
 )
 def test_the_low_count_is_two_if_a_single_pass_lacks_a_cost(
@@ -80,7 +80,7 @@ def test_the_low_count_is_two_if_a_single_pass_lacks_a_cost(
 
 
 def test_a_cost_that_occurs_once_per_step_is_counted_once() -> None:
-    """Offloaded FSDP2, whose sums take 0.5 s and hide behind a forward pass but for the last ones."""
+    """Under FSDP2 with offloading, sums take 0.5 s, and all but the last are hidden by a forward pass."""
 
     def step(passes: int) -> StepSample:
         return StepSample(passes, 3.0 + 2.0 * passes + (0.5 if passes > 1 else 0.0))
@@ -121,6 +121,6 @@ def test_the_number_of_samples_is_limited_by_the_line_length_of_a_bundle() -> No
 def test_an_evaluation_is_timed_only_if_it_matters() -> None:
     small, large = (known_models()[name].recipe for name in ("pythia-160m", "pythia-6.9b"))
     assert evaluates_rarely(small)
-    assert not evaluates_rarely(large)  # 40 times as often
+    assert not evaluates_rarely(large)  # evaluated 40 times as often
     assert not evaluates_rarely(replace(small, eval_samples=None))
     assert not evaluates_rarely(known_models()["vit-l"].recipe)

@@ -1,4 +1,4 @@
-"""What an exception says about the machine: memory that ran out is an answer, and asks for a smaller pass."""
+"""Exceptions are classified: exhausted memory is an outcome, after which a smaller micro-batch is tried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How weights lie in ZeRO's buffers, and what it leaves behind where it is killed."""
+"""The layout of weights in ZeRO's buffers, and files left behind when a compilation is killed."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def test_a_weight_of_odd_size_does_not_misalign_others() -> None:
     starts = accumulate((weight.numel() for weight in weights), initial=0)
     assert all(start % ALIGNED == 0 for start, _ in zip(starts, weights, strict=False))
     first, second = (w for w in weights if w.shape == (8,) or w.shape == (8, 8))
-    assert first is model["body"].weight  # else as they were
+    assert first is model["body"].weight  # the order is otherwise unchanged
     assert second is model["body"].bias

@@ -155,7 +155,7 @@ def test_a_failed_push_is_continued_by_the_next_one(tmp_path: Path, monkeypatch:
 
 
 class Halves(Here):
-    """Sends the bundle in two halves, with time between them for another command to start."""
+    """A connection that sends the bundle in two halves, so that another command can start in between."""
 
     def __init__(self, between: Callable[[], object]) -> None:
         self._between = between
@@ -184,7 +184,7 @@ def test_two_commands_that_fetch_the_same_bundle_both_get_it(
 
     def first_waits() -> None:
         begun.set()
-        other.wait(0.5)  # for what may not happen: the other one reading, too
+        other.wait(0.5)  # time in which the other command must not read too
 
     def fetch(between: Callable[[], object]) -> object:
         return mirror.fetch(Halves(between), record, KEY, (), lambda done, total: None)

@@ -134,8 +134,8 @@ def test_a_killed_run_is_dead_and_not_finished(job: Job) -> None:
 @pytest.mark.parametrize(
     ("squeue", "found"),
     [
-        ("echo PENDING", "waiting"),  # preempted: it left its code, and will go on
-        ("echo COMPLETING", "alive"),  # on its way into the queue, or out of it
+        ("echo PENDING", "waiting"),  # preempted: it wrote its exit code and will continue
+        ("echo COMPLETING", "alive"),  # between states of the queue
         ("echo RUNNING", "alive"),
         ("echo COMPLETED", "exit 5"),
         ("true", "exit 5"),
@@ -175,7 +175,7 @@ def test_a_container_that_outlived_its_script_gets_a_stop_request(
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     orphan = in_docker(job)
     run_script.prepare(Here(), orphan, b"{}", b"{}")
-    stranger = subprocess.Popen(["sleep", "60"])  # who has the number of run.sh by now
+    stranger = subprocess.Popen(["sleep", "60"])  # another process that has the pid of run.sh
     (Path(job.folder) / "pid").write_text(f"{stranger.pid}\n")
     assert state(orphan) == "alive"
     run_script.cancel(Here(), job.folder, RUN, "docker", None)
@@ -306,7 +306,7 @@ def test_every_script_is_valid_shell(job: Job, engine: str, nodes: int) -> None:
     if engine in (
         "docker",
         "podman",
-    ):  # the memory of the node that it runs on, not of the one that was asked
+    ):  # the memory of the compute node, not of the login node
         assert '--memory="$BENCH_MEMORY"' in text or '--memory="$BENCH_MEMORY"' in text
         assert str(job.memory_bytes) not in text
 
@@ -314,7 +314,7 @@ def test_every_script_is_valid_shell(job: Job, engine: str, nodes: int) -> None:
 def test_several_nodes_meet_at_the_first(job: Job) -> None:
     text = run_script.script(in_docker(job, engine="none", slurm=dataclasses.replace(SLURM, nodes=2)))
     line = next(line for line in text.splitlines() if line.startswith("srun"))
-    assert "--cpu-bind=none" in line  # or its one task may have one core
+    assert "--cpu-bind=none" in line  # otherwise its single task gets one core
     each = shlex.split(line.partition(">>")[0].partition(">/")[0])[-1]
     shown = subprocess.run(
         ["sh", "-c", each.replace("exec ", "echo ")],

@@ -1,4 +1,4 @@
-"""Hosts that train as one: all start, or none."""
+"""Hosts that train together: either all start or none."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from bench.push.training_group import GroupFailed, Standing, TrainingGroup, agre
     [
         (["new", "new"], "new"),
         (["running", "running"], "running"),
-        (["running", "ended"], "running"),  # the other was let go before we looked at the leader
+        (["running", "ended"], "running"),  # the other member had already ended
         (["running", "new"], "new"),  # it could not join in the middle
         (["new", "running"], "new"),
-        (["ended", "new"], "ended"),  # the leader's bundle is all there is to have
+        (["ended", "new"], "ended"),  # only the leader has a bundle
         (["fetched", "new", "running"], "fetched"),
     ],
 )
