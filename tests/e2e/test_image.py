@@ -1,6 +1,6 @@
-"""The CPU image for real: built twice, run hardened by Docker and by Podman, its bundle verified.
+"""The real CPU image is built twice and run with restrictions by Docker and Podman; its bundle verifies.
 
-One module, in order: a build takes a minute or two, and everything here is about the same image.
+The tests run in order and share one image, because a build takes a minute or two.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ STAGES = ["base", "libraries", "torch", "rest", "kernels", "image"]
 
 @dataclass(frozen=True)
 class Machine:
-    """A folder to work in, and the engine's address."""
+    """A machine with a working folder and the address of its engine."""
 
     folder: Path
     docker: str
-    podman: Mapping[str, str] = field(default_factory=dict)  # the environment of its Podman
+    podman: Mapping[str, str] = field(default_factory=dict)  # environment variables of its Podman
 
     def bench(self, *arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
         command = self.command(*arguments)
@@ -64,7 +64,7 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
-    # Short, for a socket's path; removed at once, for it holds gigabytes.
+    # The path is short, for a socket; the folder is removed at once, because it contains gigabytes.
     with tempfile.TemporaryDirectory(prefix="bench-e2e-") as name:
         engine = Path(name) / "docker"
         engine.mkdir()
@@ -76,7 +76,7 @@ def machine() -> Iterator[Machine]:
 
 @pytest.fixture(scope="module")
 def image(machine: Machine, images: Images) -> dict[str, Any]:
-    """Built, and loaded as bench:cpu into both engines."""
+    """Build the image and load it as bench:cpu into both engines."""
     found = images.one
     (machine.folder / "one.tar").hardlink_to(images.folder / "one.tar")
     for engine in ENGINES:
@@ -91,7 +91,7 @@ def identity(machine: Machine, *arguments: str | Path) -> str:
 def test_two_builds_from_clean_stores_are_the_same_image(
     machine: Machine, image: dict[str, Any], images: Images
 ) -> None:
-    wheels = images.folder / "cache/wheels"  # each checked by its digest
+    wheels = images.folder / "cache/wheels"  # the build checks each by its digest
     shutil.copytree(wheels, machine.folder / "other/wheels", copy_function=os.link)
     again = build_image(machine.folder / "other", machine.folder / "two.tar", ROOT)
     assert again["config"] == image["config"]
@@ -100,7 +100,7 @@ def test_two_builds_from_clean_stores_are_the_same_image(
     shutil.rmtree(machine.folder / "other")
 
 
-def test_a_change_of_our_code_is_built_without_a_network_and_ships_one_small_layer(
+def test_a_change_of_benchs_code_builds_without_a_network_and_ships_one_small_layer(
     images: Images, image: dict[str, Any]
 ) -> None:
     found = images.changed
@@ -207,7 +207,7 @@ def in_podman(machine: Machine, container: Container) -> bytes:
 
 
 @pytest.mark.parametrize("probe", [in_docker, in_podman], ids=ENGINES)
-def test_the_container_can_do_nothing_but_measure(
+def test_the_container_has_no_other_rights_than_measuring(
     machine: Machine, image: dict[str, Any], probe: Callable[[Machine, Container], bytes]
 ) -> None:
     out = machine.folder / "probe"
@@ -257,7 +257,7 @@ def test_a_node_is_checked_in_the_image(machine: Machine, image: dict[str, Any],
     assert found == {"agreement": "pass"}
     (bundle,) = out.glob("*.tar")
     assert f"image      cpu {image['config']}" in machine.bench("verify", bundle).stdout
-    line = machine.bench(*words, "--nagios", code=3).stdout  # no driver answers there
+    line = machine.bench(*words, "--nagios", code=3).stdout  # the container has no driver
     assert line.startswith("BENCH UNKNOWN - ") and len(line.splitlines()) == 1
 
 
@@ -298,7 +298,7 @@ def test_another_image_than_the_manifest_s_starts_nothing(machine: Machine, imag
     assert "the manifest asks for the image" in machine.bench("run", manifest, "--out", out, code=3).stderr
 
 
-def test_an_image_that_is_not_there_and_an_engine_that_does_not_answer(machine: Machine) -> None:
+def test_a_missing_image_and_an_engine_that_does_not_answer_are_reported(machine: Machine) -> None:
     manifest = machine.manifest()
     said = machine.bench("run", manifest, "--engine", "docker", "--image", "bench:nothing", code=3).stderr
     assert "docker has no image bench:nothing" in said
