@@ -1,6 +1,7 @@
-# The image, of every variant: `bench image build VARIANT` brings the base, the locked wheels and our source
-# into the build's context and makes the result the same bytes each time; see docs/images.md.
-# One layer a stage: what changes least and weighs most first, our own code last. No step has a network.
+# The image of every variant. `bench image build VARIANT` copies the base, the locked wheels and the source of bench
+# into the build's context, and normalises the result so that its bytes are always the same; see docs/images.md.
+# Each stage is one layer. The largest and least often changed layers come first, bench's own code comes last. No
+# step has a network.
 
 FROM scratch AS base
 ADD base.tar /
@@ -15,7 +16,7 @@ RUN --mount=type=bind,target=/build python3 -B /build/install.py torch
 FROM torch AS rest
 RUN --mount=type=bind,target=/build python3 -B /build/install.py rest
 
-# Compiles what no index has, for `bench image kernels`; the image itself takes the wheels that come out of it.
+# Compiles the wheels that no index offers, for `bench image kernels`; the image installs these wheels.
 FROM rest AS builder
 ARG ARCH=9.0
 ARG JOBS=2
@@ -32,7 +33,7 @@ RUN --mount=type=bind,target=/build python3 -B /build/install.py bench \
  && mkdir -p /usr/share/bench /out && mkdir -m 1777 /cache \
  && cp /build/image.json /usr/share/bench/image.json \
  && python3 -B -m bench.base.sbom > /usr/share/bench/sbom.cdx.json
-# All that is written at run time goes below /cache: the one place that is both writable and executable.
+# Files written at run time go below /cache, the only folder that is both writable and executable.
 ENV PATH=/usr/local/bin:/usr/bin:/bin \
     LANG=C.UTF-8 \
     HOME=/tmp \

@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 MUTATIONS ?= 100000
 SEED ?= 0
 STAMP := $(VENV)/.installed
-# Where every setting was measured.
+# Bundles in which every setting was measured.
 MEASURED := results/settings-h200 results/every-setting-h200/pythia-160m-2gpus.tar results/every-setting-2xh100
-# Where Python is told to keep no bytecode, every process that a test starts compiles our modules anew.
+# Without bytecode files, every process that a test starts would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart test test-fast test-e2e lint lock lock-dry-run gallery graph bench-accuracy bench-compare bench-cost bench-export bench-push bench-verify replay settings fuzz clean
@@ -15,8 +15,8 @@ unexport PYTHONDONTWRITEBYTECODE
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[run,zero,engines,push,ansible,dev]'
-	# What torch prepares at the first compile of all on a machine: a header, and which instructions it may use.
-	# Where that fails, nothing else needs it: the trials that are compiled say why.
+	# The first compilation on a machine makes torch prepare a header and detect the CPU's instructions.
+	# If it fails here, nothing else is affected: compiled trials report the reason.
 	-if command -v g++ >/dev/null; then $(BIN)/python -c 'from bench.training.methods.compile import compile_something as once; once()'; fi
 	touch $@
 
@@ -28,7 +28,7 @@ quickstart: $(STAMP)  ## measure five tiny models here, verify the bundle, print
 test: $(STAMP)  ## all tests but the end-to-end ones
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not e2e"
 
-test-fast: $(STAMP)  ## without the ones that take more than a few seconds
+test-fast: $(STAMP)  ## tests without those that take more than a few seconds
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not e2e"
 
 test-e2e: $(STAMP)  ## what takes minutes, or brings programs: two devices, cosign; the image, built and run (as root)
@@ -40,47 +40,47 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/python docker/lock.py check
 
-lock: $(STAMP)  ## the newest packages into the images' locks; UV_FIND_LINKS says where torch without CUDA is
+lock: $(STAMP)  ## lock the newest packages for the images; UV_FIND_LINKS gives the location of torch without CUDA
 	$(BIN)/pip install --quiet --editable '.[lock]'
 	PATH="$(BIN):$$PATH" PYTHONPATH=. $(BIN)/python docker/lock.py refresh
 
-lock-dry-run: $(STAMP)  ## pip's own word on every lock: downloads gigabytes, installs nothing
+lock-dry-run: $(STAMP)  ## let pip resolve every lock: downloads gigabytes, installs nothing
 	$(BIN)/pip install --quiet setuptools wheel packaging ninja
 	PYTHON=$(abspath $(BIN))/python docker/dry-run.sh
 
-bench-accuracy: $(STAMP)  ## estimate against reality, the tiny models
+bench-accuracy: $(STAMP)  ## compare estimates with real training, tiny models
 	$(BIN)/python benchmarks/accuracy.py
 
-gallery: $(STAMP)  ## the pictures of the documents, from the committed bundles
+gallery: $(STAMP)  ## draw the pictures of the documents from the committed bundles
 	$(BIN)/bench compare results/every-setting-h200 --plots docs/pictures
 	$(BIN)/bench paper --figures docs/pictures
 	$(BIN)/python benchmarks/picture.py results/every-setting-h200 docs/pictures/report.png
 	cd docs/pictures && rm -f run-* figure-12* figure-13* pythia-160m-feasibility.svg
 
-graph: $(STAMP)  ## the picture of docs/architecture.md: folders on their floors, and the imports between them
+graph: $(STAMP)  ## draw the picture of docs/architecture.md: folders on their floors, and the imports between them
 	$(BIN)/python benchmarks/graph.py docs/architecture.svg
 
-bench-compare: $(STAMP)  ## time and memory of comparing many bundles; how soon the report is interactive
+bench-compare: $(STAMP)  ## measure time and memory of comparing many bundles, and when the report is interactive
 	$(BIN)/python benchmarks/compare.py results/proof-h200/pythia-1b.tar
 	$(BIN)/python benchmarks/report.py results/every-setting-h200/pythia-160m-2gpus.tar
 
-bench-export: $(STAMP)  ## a step by the exported scripts, as ratios to the bundle's
+bench-export: $(STAMP)  ## measure the step time of exported scripts, as ratios to the bundle's
 	$(BIN)/python benchmarks/export.py
 
-bench-cost: $(STAMP)  ## start-up and verification, as ratios to an empty Python
+bench-cost: $(STAMP)  ## measure start-up and verification, as ratios to an empty Python
 	rm -rf out/cost && $(BIN)/bench run manifests/quickstart.json --out out/cost
 	$(BIN)/python benchmarks/cost.py out/cost/*.tar
 
-replay: $(STAMP)  ## the guided search against every setting measured: regret and cost
+replay: $(STAMP)  ## compare the guided search with all measured settings: regret and cost
 	$(BIN)/python benchmarks/replay.py $(MEASURED)
 
-settings: $(STAMP)  ## docs/settings.md, from the committed bundles
+settings: $(STAMP)  ## write docs/settings.md from the committed bundles
 	$(BIN)/python benchmarks/settings.py $(MEASURED) > docs/settings.md
 
-bench-verify: $(STAMP)  ## verification as bundles grow: time beyond an empty Python, and memory
+bench-verify: $(STAMP)  ## measure verification as bundles grow: time beyond an empty Python, and memory
 	$(BIN)/python benchmarks/verify_size.py
 
-bench-push: $(STAMP)  ## what pushing costs over running by hand (as root: it starts an sshd)
+bench-push: $(STAMP)  ## measure the cost of pushing over running by hand (needs root: it starts an sshd)
 	$(BIN)/python benchmarks/push.py
 	$(BIN)/python benchmarks/push.py --image
 

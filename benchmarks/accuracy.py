@@ -1,11 +1,12 @@
-"""Compare estimates with real training on this machine: the tiny models, 30 steps of 8 passes or more.
+"""Compare estimates with real training on this machine: tiny models, at least 30 steps of 8 passes.
 
     python benchmarks/accuracy.py [ROUNDS]
 
-In a round an estimate is measured while a real run trains, each in a new process of its own. The two go by
-turns, a step each: a machine that has other work drifts by more than an estimate errs, within seconds, and so
-it drifts for both. What is left of that shows in how far rounds are apart. Nothing is asserted: a reader
-judges. On a GPU: benchmarks/gpu/proof.sh.
+In each round, one new process measures an estimate while another one really trains. The two processes
+alternate after every step. On a machine with other work, the speed drifts within seconds by more than the
+error of an estimate; alternating exposes both processes to the same drift. The remaining drift shows in the
+differences between rounds. The script asserts nothing; the reader judges. On a GPU, use
+benchmarks/gpu/proof.sh.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ CONTEXT = multiprocessing.get_context("spawn")
 
 
 class Turns:
-    """A run's events, where a turn ends with each step of one phase, until the other run is over."""
+    """Event handler of a run that lets the other process continue after each step of one phase."""
 
     def __init__(self, phase: str, other: Connection, *, first: bool) -> None:
         self.phase, self.other, self.first = phase, other, first
@@ -101,7 +102,7 @@ def one_round(trial: Trial, proving: Proving) -> tuple[float, list[float]]:
         process.start()
         told.close()
         answers.append(answer)
-    for end in ends:  # a process that dies must not be waited for
+    for end in ends:  # close our copies, so that the other process sees the end of a process that dies
         end.close()
     return answers[0].recv(), answers[1].recv()
 
@@ -121,7 +122,9 @@ def row(trial: Trial, rounds: list[tuple[float, list[float]]]) -> tuple[str, ...
 
 def main() -> int:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would advise packages that no CPU can use
+    os.environ.setdefault(
+        "TRANSFORMERS_VERBOSITY", "error"
+    )  # transformers would otherwise recommend packages that need a GPU
     manifest = load_manifest(MANIFEST)
     assert manifest.prove is not None
     plan = make_plan(manifest, target_of(probe(), 1))

@@ -1,4 +1,4 @@
-"""Measure the time and memory of comparing many bundles, which are made from a real one under other names.
+"""Measure the time and memory of comparing many bundles, which are copies of a real one under other names.
 
 python benchmarks/compare.py BUNDLE [COUNT...]     default: 100, 1,000 and 10,000
 """
@@ -35,7 +35,7 @@ def main() -> int:
             copies(source, Path(name), count)
             seconds, busy, peak = measured([bench, "compare", name], Path(name, "out.txt"))
             size = sum(path.stat().st_size for path in Path(name).glob("*.tar")) / count
-        times = f"{seconds:6.2f} s, {busy:6.2f} s of processors"
+        times = f"{seconds:6.2f} s, {busy:6.2f} s of processor time"
         print(f"{count:>7,} bundles of {size:,.0f} bytes: {times}, {peak:4.0f} MiB", flush=True)
     return 0
 

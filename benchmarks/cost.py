@@ -1,4 +1,4 @@
-"""Measure what the command itself costs, as ratios to an empty Python measured in the same run.
+"""Measure the cost of the command itself, as ratios to an empty Python measured in the same run.
 
 python benchmarks/cost.py BUNDLE     ratios for --help and verify, the time of 1,000 bundles, and how long
                                      a run takes to end, with its bundle, after Ctrl-C
@@ -26,7 +26,7 @@ def seconds(command: list[str]) -> float:
 
 def main() -> int:
     bundle = Path(sys.argv[1])
-    # A shell starts what runs in its background with interrupts ignored, and the child would inherit that.
+    # A shell starts background jobs with SIGINT ignored, and our children would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     bench = str(Path(sys.executable).with_name("bench"))
     commands = {
@@ -36,7 +36,7 @@ def main() -> int:
     }
     for command in commands.values():
         seconds(command)
-    # In turn, so that a machine that drifts drifts for all.
+    # The commands alternate, so that a drift in the speed of the machine affects all of them.
     times: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(RUNS):
         for name, command in commands.items():
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def interrupted(bench: str, delay: float) -> float:
-    """Interrupt a quickstart after `delay` seconds; returns the seconds until it has ended."""
+    """Interrupt a quickstart after `delay` seconds; return the seconds that it takes to end."""
     manifest = Path(__file__).parents[1] / "manifests" / "quickstart.json"
     with tempfile.TemporaryDirectory() as folder:
         command = [bench, "run", str(manifest), "--out", folder]

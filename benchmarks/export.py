@@ -1,6 +1,6 @@
 """Compare the step time of exported scripts with that of the bundle they were exported from.
 
-python benchmarks/export.py [ROUNDS]     the smallest model on the CPU; 3 rounds of bundle and scripts in turn
+python benchmarks/export.py [ROUNDS]     the smallest model on the CPU; 3 rounds by default
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MANIFEST = {
     "schema": "bench/manifest/v1", "models": ["tiny-gpt-neox"], "methods": ["naive"], "micro_batch": 16,
     "timing": {"target_percent": 2, "measure_seconds": 10, "warmup_seconds": 5},
 }  # fmt: skip
-EVERY = 10  # steps a line of a script's log; the first is its warm-up
-SECONDS = 10.0  # of training by a script, in four lines at least
+EVERY = 10  # steps per line of a script's log; the first line is warm-up
+SECONDS = 10.0  # training time of a script, which logs at least four lines
 ENVIRONMENT = {
     **os.environ, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu", "ACCELERATE_USE_CPU": "1",
 }  # fmt: skip
@@ -40,7 +40,7 @@ def do(*command: str | Path, folder: Path) -> str:
 
 
 def measured(folder: Path) -> tuple[Path, float]:
-    """Measure a bundle on this machine; returns its path and its seconds per step."""
+    """Measure a bundle on this machine; return its path and its seconds per step."""
     (folder / "manifest.json").write_text(json.dumps(MANIFEST))
     do("bench", "run", "manifest.json", "--device", "cpu", "--out", "out", folder=folder)
     (bundle,) = (folder / "out").glob("*.tar")
@@ -50,7 +50,7 @@ def measured(folder: Path) -> tuple[Path, float]:
 
 
 def trained(folder: Path, step: float) -> float:
-    """Seconds per step of an exported script: the median over its log lines after warm-up."""
+    """Run an exported script; return its seconds per step, the median over its log lines after warm-up."""
     steps = EVERY * max(4, round(SECONDS / step / EVERY))
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "1")
     log = do(*launcher, "train.py", "--steps", str(steps), "--log-every", str(EVERY), folder=folder)
@@ -65,11 +65,11 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             bundle, step = measured(folder)
-            print(f"round {number + 1}: bundle {1000 * step:.1f} ms a step", flush=True)
+            print(f"round {number + 1}: bundle {1000 * step:.1f} ms per step", flush=True)
             for kind in KINDS:
                 do("bench", "export", bundle, "--to", kind, folder / kind, folder=folder)
                 ratios[kind].append(trained(folder / kind, step) / step)
-    print(f"{'step by the script / by the bundle':<36} {'median':>7} {'least':>7} {'most':>7}")
+    print(f"{'step of the script / of the bundle':<36} {'median':>7} {'min':>7} {'max':>7}")
     for kind, found in ratios.items():
         print(f"{kind:<36} {statistics.median(found):7.3f} {min(found):7.3f} {max(found):7.3f}")
     return 0

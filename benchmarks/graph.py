@@ -1,8 +1,8 @@
 """Draw the floors of bench/ and the imports between its folders, as SVG.
 
-python benchmarks/graph.py OUT.svg              this tree, on the floors that tests/layers.py holds it to
-python benchmarks/graph.py OUT.svg FOLDER       another tree: a module directly below FOLDER is a box of its
-                                                own, and stands above the boxes that it imports
+python benchmarks/graph.py OUT.svg              this tree, on the floors of tests/layers.py
+python benchmarks/graph.py OUT.svg FOLDER       another tree: each module directly below FOLDER is a box,
+                                                placed above the boxes that it imports
 
 An import that runs upward, or between boxes that import each other, is red.
 """
@@ -27,18 +27,18 @@ STYLE = (
 Box = tuple[float, float, float]  # centre, top, width
 
 
-def room(module: str) -> str:
+def box_of(module: str) -> str:
     return module.partition(".")[0]
 
 
-def between_rooms(root: Path) -> Counter[tuple[str, str]]:
-    """How many imports run from one box to another."""
-    pairs = ((room(module), room(other)) for module, other in arrows(root))
+def between_boxes(root: Path) -> Counter[tuple[str, str]]:
+    """Count the imports between each pair of boxes."""
+    pairs = ((box_of(module), box_of(other)) for module, other in arrows(root))
     return Counter((a, b) for a, b in pairs if a != b and a and b and "data" not in (a, b))
 
 
 def computed_floors(edges: Iterable[tuple[str, str]]) -> Sequence[Sequence[str]]:
-    """Each box one floor above the highest box that it imports; circles are cut where they are entered."""
+    """Place each box one floor above the highest box that it imports; cycles are cut at their first box."""
     below: dict[str, set[str]] = {}
     for a, b in edges:
         below.setdefault(a, set()).add(b)
@@ -104,7 +104,7 @@ def svg(floors: Sequence[Sequence[str]], edges: Counter[tuple[str, str]]) -> str
 def main() -> int:
     out, *other = map(Path, sys.argv[1:])
     root = other[0] if other else ROOT
-    edges = between_rooms(root)
+    edges = between_boxes(root)
     if not other:
         edges = Counter({pair: count for pair, count in edges.items() if "__main__" not in pair})
     floors = computed_floors(edges) if other else FLOORS

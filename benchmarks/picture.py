@@ -1,4 +1,4 @@
-"""Take a picture of the top of the HTML report of these bundles, at the width of a desktop screen.
+"""Take a screenshot of the top of the HTML report of some bundles, at the width of a desktop screen.
 
 python benchmarks/picture.py BUNDLES OUT.png
 """

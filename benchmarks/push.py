@@ -1,7 +1,7 @@
 """Compare pushing a run over this machine's own sshd with running it by hand. Needs root.
 
 python benchmarks/push.py            the same manifest by hand and pushed, without an engine
-python benchmarks/push.py --image    the CPU image to an engine: at first, and when it is there already
+python benchmarks/push.py --image    the CPU image pushed to an engine: first push, and push without changes
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.e2e.images import ROOT, build_image
 from tests.e2e.nodes import ssh_nodes
-from tests.e2e.pushing import ROOT, Operator, nodes_with_engines
+from tests.e2e.pushing import Operator, nodes_with_engines
 
 ROUNDS = 3
 
@@ -44,7 +45,7 @@ def a_run(one: Operator) -> dict[str, Any]:
     by_hand = one.command("run", manifest, "--device", "cpu", "--out", "hand")
     one.push(manifest, host, "--no-run", "--keep")
     hand, push, unchanged, python = [], [], [], []
-    for number in range(ROUNDS):  # in turn, so that whatever else goes on here meets both
+    for number in range(ROUNDS):  # alternate, so that other work on this machine affects both
         hand.append(seconds(lambda: subprocess.run(by_hand, check=True, **quiet)))  # type: ignore[call-overload]
         out = f"results{number}"
         push.append(seconds(lambda out=out: one.push(manifest, host, "--keep", "--new", "--out", out)))
@@ -62,7 +63,7 @@ def a_run(one: Operator) -> dict[str, Any]:
 
 def an_image() -> dict[str, Any]:
     with nodes_with_engines() as one:
-        one.build(ROOT, "one.tar")
+        build_image(one.folder / "wheels", one.folder / "one.tar", ROOT)
         words = (
             one.manifest(),
             one.nodes.addresses[0],

@@ -1,12 +1,13 @@
-"""Replay the guided search against every measured setting: how far from the fastest it ends, at what cost.
+"""Replay the guided search on bundles that contain every setting, to measure its regret and its cost.
 
     python benchmarks/replay.py BUNDLE_OR_FOLDER... [--replays 1000]
 
-What each trial took, compiling included, is read off the bundle's telemetry; the search sees a measurement
-drawn anew from the trial's own samples, as another run would have it: as many of them as hour.json's timing
-asks for, which it pays for too. It may ask for nothing that was not measured: regret and cost are against
-the same trials. Of a model that was measured again, when more cost nothing than before, only what has no more
-of it than its free lunch counts: a search tries all with the same.
+The duration of each trial, including compilation, comes from the bundle's telemetry. The search receives a
+measurement drawn anew from the trial's own samples, as another run would have produced it. The number of
+samples follows hour.json's timing, and their time is added to the cost. The search chooses only among
+measured trials, so regret and cost refer to the same trials. If a model was measured again after free-lunch
+had gained methods, trials with more such methods than the model's free-lunch are left out, because a search
+uses the same free-lunch methods in all its trials.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from bench.report.read_bundles import look_at_all
 from bench.runner.trial.stopping_rules import is_enough
 from bench.training.setting import Setting, in_group
 
-ALLOWED = 0.01  # of the fastest: the regret that is allowed
+ALLOWED_REGRET = 0.01  # share of the fastest time
 HOUR = Path(__file__).parents[1] / "manifests/hour.json"
 HEADERS = (
     "model", "GPUs", "trials", "all, s", "guided, s", "share", "asked", "mean regret", "95th %", "<= 1%",
 )  # fmt: skip
-Key = tuple[Setting, int]  # with the micro-batch, all that tells two trials of a world apart
-Part = tuple[str, int, NodeFacts, Key, Outcome, float]  # of a model on so many GPUs, and its seconds
+Key = tuple[Setting, int]  # setting and micro-batch, which identify a trial of a world
+Part = tuple[str, int, NodeFacts, Key, Outcome, float]  # a trial: model, GPUs, node, key, outcome, seconds
 
 
 @dataclass
 class World:
-    """One model on so many GPUs: every trial's outcome, and the seconds until it was there."""
+    """One model on a given number of GPUs, with each trial's outcome and duration."""
 
     node: NodeFacts
     outcomes: dict[Key, Outcome] = field(default_factory=dict)
@@ -67,12 +68,12 @@ def main() -> int:
     for (model, gpus), world in sorted(found.items()):
         results = list(replays(model, gpus, world, arguments.replays))
         rows.append(row(model, gpus, world, results))
-        good += sum(replay.regret <= ALLOWED for replay in results)
+        good += sum(replay.regret <= ALLOWED_REGRET for replay in results)
         total += len(results)
         everything += gpus * sum(world.seconds.values())
         spent += gpus * mean(replay.seconds for replay in results)
     print(tabulate(rows, HEADERS, disable_numparse=True))
-    print(f"\nregret at most {ALLOWED:.0%} in {good / total:.1%} of {total} replays")
+    print(f"\nregret at most {ALLOWED_REGRET:.0%} in {good / total:.1%} of {total} replays")
     print(f"the search takes {spent / everything:.1%} of the GPU time of all trials")
     return 0
 
@@ -84,10 +85,11 @@ def worlds(paths: Iterable[Path]) -> Mapping[tuple[str, int], World]:
         for model, gpus, node, key, outcome, seconds in parts:
             world = found.setdefault((model, gpus), World(node))
             world.outcomes[key], world.seconds[key] = outcome, seconds
-    return {what: _of_one_lunch(world) for what, world in found.items()}
+    return {what: _with_one_free_lunch(world) for what, world in found.items()}
 
 
-def _of_one_lunch(world: World) -> World:
+def _with_one_free_lunch(world: World) -> World:
+    """Leave out trials that use arithmetic methods beyond the world's free-lunch."""
     lunch = arithmetic_of(max((s for s, _ in world.outcomes if not _saves_memory(s)), key=len))
     outcomes = {key: outcome for key, outcome in world.outcomes.items() if arithmetic_of(key[0]) <= lunch}
     return World(world.node, outcomes, {key: world.seconds[key] for key in outcomes})
@@ -98,8 +100,8 @@ def _saves_memory(setting: Setting) -> bool:
 
 
 def _read(paths: Iterable[Path]) -> Iterator[tuple[float, list[Part]]]:
-    """The trials of each bundle, with the time at which its run began."""
-    for path, run in look_at_all(paths, None, gathered, lambda _, verdict: verdict.contents):
+    """Yield the start time of each bundle's run, and its trials."""
+    for path, run in look_at_all(paths, None, replayed_run, lambda _, verdict: verdict.contents):
         if isinstance(run, Exception):
             raise SystemExit(f"{path}: {run}")
         yield run.results.run.started_at, run.parts
@@ -110,7 +112,7 @@ class ReplayedRun(RunContents):
     parts: list[Part]
 
 
-def gathered(files: Files) -> ReplayedRun:
+def replayed_run(files: Files) -> ReplayedRun:
     run = recompute(files)
     assert isinstance(run, RunContents)
     results = run.results
@@ -134,7 +136,7 @@ def gathered(files: Files) -> ReplayedRun:
 
 
 def _spans(files: Files) -> Mapping[str, float]:
-    """Seconds of each trial, from its first line of telemetry to that of the next trial."""
+    """Compute the seconds of each trial, from its first line of telemetry to that of the next trial."""
     starts: dict[str, float] = {}
     ended = 0.0
     for line in files.lines("telemetry.jsonl"):
@@ -178,7 +180,7 @@ def replays(model: str, gpus: int, world: World, count: int) -> Iterator[Replay]
 
 
 def plan_of(model: str, gpus: int, world: World) -> Plan:
-    """The plan of a guided run that chooses among all trials measured in a world."""
+    """Make the plan of a guided run that chooses among all trials measured in a world."""
     settings = dict.fromkeys(setting for setting, _ in world.outcomes)
     methods = [list(setting) or "naive" for setting in settings]
     document = {"schema": "bench/manifest/v1", "models": [model], "methods": methods, "gpus": gpus}
@@ -198,9 +200,9 @@ def _trials(plan: Plan) -> Mapping[Key, Trial]:
 
 
 def drawn(outcome: Outcome, accumulation: int, timing: Timing, draw: random.Random) -> tuple[Outcome, float]:
-    """A trial as another process might have measured it, and the additional seconds that its samples take.
+    """Draw a trial as another process might have measured it; return it and the seconds that it adds.
 
-    Samples are drawn with replacement, and all are slower or faster by one factor.
+    Samples are drawn with replacement, and one random factor makes all of them slower or faster.
     """
     if not isinstance(outcome, Measured):
         return outcome, 0.0
@@ -231,7 +233,7 @@ def row(model: str, gpus: int, world: World, results: list[Replay]) -> tuple[str
         f"{mean(replay.asked for replay in results):.1f}",
         f"{mean(regrets):.2%}",
         f"{regrets[int(0.95 * (len(regrets) - 1))]:.2%}",
-        f"{sum(r <= ALLOWED for r in regrets) / len(regrets):.1%}",
+        f"{sum(r <= ALLOWED_REGRET for r in regrets) / len(regrets):.1%}",
     )
 
 

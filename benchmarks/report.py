@@ -1,6 +1,6 @@
-"""Measure the size of the HTML report of many bundles, and when headless Chromium has it interactive.
+"""Measure the size of the HTML report of many bundles, and when it is interactive in headless Chromium.
 
-python benchmarks/report.py BUNDLE [COUNT]     default: 100; beside it, the same for an empty page
+python benchmarks/report.py BUNDLE [COUNT]     default: 100; an empty page is measured for comparison
 """
 
 from __future__ import annotations

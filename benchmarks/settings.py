@@ -1,4 +1,4 @@
-"""Print every setting that bundles tried, in Markdown: a table for each model and number of GPUs.
+"""Print every setting that bundles tried, as one Markdown table for each model and number of GPUs.
 
 python benchmarks/settings.py BUNDLE_OR_FOLDER...
 """
@@ -18,28 +18,33 @@ from bench.records.text import bytes_text, failure_text, interval_text
 from bench.report.read_bundles import check_all
 
 LEFT_OUT = "·"
-HEAD = " ".join((
-    "Seconds of a whole step of the recipe with their 95% interval, and the GPU memory at its height;",
-    f"{LEFT_OUT} where the plan says that it does not fit, or where it was not asked for. The last column:",
-    "how far the losses of the first steps lie from naive's, at the micro-batch at which naive was measured;",
-    "with dropout (roberta-large, vit-l) compiled code, which zero-3 is not, draws other random numbers.",
-    "ZeRO's fp32 copies begin as its half-precision weights, and the first updates of a warm-up (2e-7 for",
-    "weights of 0.02) are less than those are rounded to: its losses stay at first where naive's move.",
-    "What is in several of the bundles named is shown as the latest of them has it; what a run that was",
-    "interrupted did not come to has no row.",
-    "FSDP2 with offloading adds gradients up otherwise than it did (docs/adr/0006-several-devices.md): of",
-    "now are the bundles with fsdp in their name and those of H100; the other figures of it are of before.",
-    "Short timings: `benchmarks/gpu/every_setting.sh`. This file is what `make settings` prints.\n",
-))  # fmt: skip
+HEAD = f"""\
+Each cell gives the seconds of a whole step of the recipe with their 95% interval, and the peak GPU memory.
+A cell contains {LEFT_OUT} if the plan predicts that the setting does not fit, or if it was not requested.
+Settings were timed briefly, by `benchmarks/gpu/every_setting.sh`. `make settings` prints this file.
+
+The last column is the largest relative difference between the losses of the first steps and naive's, at the
+micro-batch at which naive was measured. Two effects explain the larger differences:
+
+- With dropout (roberta-large, vit-l), compiled code draws other random numbers; zero-3 is not compiled.
+- ZeRO's fp32 copies start from its half-precision weights, and the first updates of a warm-up (2e-7 for
+  weights of 0.02) are smaller than the rounding of those weights. ZeRO's losses stay constant at first while
+  naive's move.
+
+If several of the named bundles contain a trial, the latest bundle is shown. Trials that an interrupted run
+did not reach have no row. The way in which gradients are added up under FSDP2 with offloading has changed
+(docs/adr/0006-several-devices.md): bundles with fsdp in their name and those of H100 use the new way, and
+the other figures of FSDP2 with offloading are older.
+"""
 Key = tuple[str, int]  # model, GPUs
 
 
 @dataclass
 class Table:
     device: str
-    paths: dict[Path, None] = field(default_factory=dict)  # each once, in order
+    paths: dict[Path, None] = field(default_factory=dict)  # an ordered set
     trials: dict[tuple[str, int], TrialResult] = field(default_factory=dict)  # by label and micro-batch
-    skipped: dict[str, str] = field(default_factory=dict)  # labels, and why
+    skipped: dict[str, str] = field(default_factory=dict)  # reason by label
 
 
 def main() -> int:
@@ -48,25 +53,25 @@ def main() -> int:
 
 
 def document(paths: Iterable[Path]) -> str:
-    found = gathered(paths)
+    tables = tables_of(paths)
     title = "# Every setting, every outcome\n"
     return "\n".join(
-        [title, HEAD, *(line for key in sorted(found) for line in section(key, found[key]))]
+        [title, HEAD, *(line for key in sorted(tables) for line in section(key, tables[key]))]
     ).rstrip()
 
 
-def gathered(paths: Iterable[Path]) -> dict[Key, Table]:
-    found: dict[Key, Table] = {}
+def tables_of(paths: Iterable[Path]) -> dict[Key, Table]:
+    tables: dict[Key, Table] = {}
     for path, results in sorted(_read(paths), key=lambda read: read[1].run.started_at):
         device = results.node.gpus[0].name if results.node.gpus else "CPU"
         for trial in results.trials:
-            table = found.setdefault((trial.model, trial.gpus), Table(device))
+            table = tables.setdefault((trial.model, trial.gpus), Table(device))
             table.paths[path] = None
             table.trials[trial.label, trial.micro_batch] = trial
             table.skipped |= {
                 skip.label: skip.reason for skip in results.skipped if skip.model == trial.model
             }
-    return found
+    return tables
 
 
 def _read(paths: Iterable[Path]) -> Iterator[tuple[Path, Results]]:
@@ -83,7 +88,7 @@ def section(key: Key, table: Table) -> Iterator[str]:
     rows = [(label, *_cells(table, label, sizes), _drift(table, label)) for label in labels]
     yield f"## {model}, {gpus} x {table.device}\n"
     yield ", ".join(path.as_posix() for path in table.paths) + "\n"
-    heads = ("setting", *(f"{size} a pass, s/step" for size in sizes), "loss vs naive")
+    heads = ("setting", *(f"micro-batch {size}, s/step" for size in sizes), "loss vs naive")
     yield tabulate(rows, heads, tablefmt="github", disable_numparse=True) + "\n"
     if reasons := [*_reasons(table)]:
         yield "\n".join(f"- {reason}" for reason in reasons) + "\n"
@@ -98,7 +103,7 @@ def _reasons(table: Table) -> Iterator[str]:
     failed: dict[str, list[str]] = {}
     for (label, size), trial in table.trials.items():
         if trial.failure is not None:
-            failed.setdefault(failure_text(trial.failure), []).append(f"{label}, {size} a pass")
+            failed.setdefault(failure_text(trial.failure), []).append(f"{label}, micro-batch {size}")
     for why, trials in failed.items():
         yield f"{'; '.join(trials)}: {why}"
 
@@ -123,9 +128,9 @@ def _cells(table: Table, label: str, sizes: Sequence[int]) -> Iterator[str]:
 
 def _drift(table: Table, label: str) -> str:
     """The largest loss difference from naive over all micro-batches."""
-    found = [t.loss_difference for (name, _), t in table.trials.items() if name == label]
-    known = [abs(value) for value in found if value is not None]
-    return f"{100 * max(known):.2g}%" if known else ""
+    differences = [t.loss_difference for (name, _), t in table.trials.items() if name == label]
+    sizes = [abs(difference) for difference in differences if difference is not None]
+    return f"{100 * max(sizes):.2g}%" if sizes else ""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measure `bench verify` as bundles grow: time beyond an empty Python, and peak memory. Makes bundles.
+"""Measure `bench verify` on generated bundles of growing size: time beyond an empty Python, and peak memory.
 
 python benchmarks/verify_size.py [MEGABYTES ...]     default: 1 10 60
 """
@@ -22,7 +22,7 @@ RUNS = 9
 
 class Cost(NamedTuple):
     wall_seconds: float
-    cpu_seconds: float  # what is left of it on a machine that is busy with other things
+    cpu_seconds: float  # processor time, which other work on the machine affects less
 
 
 def cost(command: list[str]) -> Cost:
@@ -42,7 +42,7 @@ def main(sizes: list[int]) -> int:
         for size, path in bundles.items():
             commands[f"bench verify {size} MB"] = [sys.executable, "-m", "bench", "verify", str(path)]
         costs: dict[str, list[Cost]] = {name: [] for name in commands}
-        for _ in range(RUNS):  # in turn, so that a machine that drifts drifts for all
+        for _ in range(RUNS):  # alternate, so that a drift in the speed of the machine affects all commands
             for name, command in commands.items():
                 costs[name].append(cost(command))
     empty = [statistics.median(column) for column in zip(*costs["python3 -c pass"], strict=True)]

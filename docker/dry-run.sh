@@ -1,6 +1,7 @@
 #!/bin/sh
-# pip's own word on every lock: each requirement is found, and each file has a digest of the lock. Installs nothing.
-# Source archives name themselves by running their setup, which must find torch and must not ask for a GPU.
+# Ask pip to resolve every lock: it must find each requirement, and each file must have a digest of the lock.
+# Nothing is installed. pip runs the setup of source archives to learn their names; the setup must find torch and
+# must not look for a GPU.
 set -eu
 cd "$(dirname "$0")/.."
 export FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE CAUSAL_CONV1D_SKIP_CUDA_BUILD=TRUE

@@ -1,10 +1,10 @@
-"""Imports the whole stack, as an image holds it, and says what each is and what needs a GPU.
+"""Import the whole software stack of an image; print each version, and what needs a GPU.
 
     docker run --rm --network none --read-only --tmpfs /cache:exec,uid=65534 --tmpfs /tmp \\
         --entrypoint python3 -v ./docker/imports.py:/imports.py:ro bench:cuda13 /imports.py
 
-Then each compiled kernel is called: with a GPU it must give numbers, without one it must say what it lacks.
-Modules that an image does not have are named in WITHOUT. For cuda12.8:
+Then each compiled kernel is called: with a GPU it must return finite numbers, without one its error must name
+CUDA. The variable WITHOUT names modules that an image does not contain. For cuda12.8:
 
     -e "WITHOUT=flash_attn flash_attn_2_cuda mamba_ssm selective_scan_cuda causal_conv1d causal_conv1d_cuda"
 """
@@ -59,9 +59,11 @@ for name in MODULES:
         continue
     print(f"{name:32} {getattr(module, '__version__', 'imported')}")
     if name == "torch" and not module.cuda.is_available():
-        print(f"{'':32} built for CUDA {module.version.cuda}; no GPU here: kernels import, and cannot be run")
+        print(
+            f"{'':32} built for CUDA {module.version.cuda}; no GPU here: kernels can be imported but not run"
+        )
 
-try:  # NCCL asks for it at run time; without it nodes are connected by TCP, whatever they have
+try:  # NCCL loads it at run time; without it, nodes are connected by TCP even if they have InfiniBand
     ctypes.CDLL("libibverbs.so.1")
 except OSError as error:
     failed.append("libibverbs")
@@ -70,12 +72,15 @@ except OSError as error:
 gpu = "torch" not in failed and sys.modules["torch"].cuda.is_available()
 for name in (kernel for kernel in KERNELS if kernel not in (*failed, *left_out)):
     try:
-        found = call(name, "cuda" if gpu else "cpu")
-        good, said = gpu and bool(found.isfinite().all()), f"gives {tuple(found.shape)} on {found.device}"
+        result = call(name, "cuda" if gpu else "cpu")
+        good, message = (
+            gpu and bool(result.isfinite().all()),
+            f"returns {tuple(result.shape)} on {result.device}",
+        )
     except Exception as error:
         reason = str(error).partition(". ")[0][:100]
-        good, said = not gpu and "CUDA" in str(error).upper(), f"{type(error).__name__}: {reason}"
+        good, message = not gpu and "CUDA" in str(error).upper(), f"{type(error).__name__}: {reason}"
     if not good:
         failed.append(f"calling {name}")
-    print(f"calling {name:24} {'' if good else 'FAILED '}{said}")
+    print(f"calling {name:24} {'' if good else 'FAILED '}{message}")
 sys.exit(1 if failed else 0)

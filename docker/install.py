@@ -1,9 +1,9 @@
-"""Runs inside the build, once a layer: installs one group of the lock's wheels, or our own code.
+"""Install one group of the lock's wheels, or bench itself; runs inside the build, once per layer.
 
     install.py libraries|torch|rest|kernels|bench|builder
 
-Everything comes from /build, which is mounted for the build and no part of the image: no network, no cache,
-no bytecode. pip itself runs from its wheel and is not in the image either.
+Everything comes from /build, which is mounted during the build and is not part of the image. There is no
+network, no cache and no bytecode. pip runs from its wheel and is not part of the image either.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 BUILD = Path("/build")
-# In the order of the layers: what changes least, and weighs most, comes first.
+# In the order of the layers: the largest and least often changed group comes first.
 GROUPS = {
     "libraries": re.compile(r"nvidia-(?!ml-py|cutlass).*|cuda-.*"),
     "torch": re.compile(r"torch|triton"),
@@ -43,7 +43,7 @@ def install_ours() -> int:
     """Install bench through a wheel; pip would record the folder's name if it installed from the folder."""
     with tempfile.TemporaryDirectory() as work:
         source, wheels = Path(work) / "source", Path(work) / "wheels"
-        shutil.copytree(BUILD / "source", source)  # setuptools writes beside what it builds
+        shutil.copytree(BUILD / "source", source)  # setuptools writes into the source folder
         make = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(source))
         return pip("wheel", *make) or pip("install", "--no-deps", f"--find-links={wheels}", "bench")
 

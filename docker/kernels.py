@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Compiles the CUDA kernels of flash-attn, mamba-ssm and causal-conv1d file by file, and links their wheels.
+"""Compile the CUDA kernels of flash-attn, mamba-ssm and causal-conv1d file by file, and link their wheels.
 
     kernels.py compile --sources DIR --objects DIR [--only flash_attn] [--arch 9.0] [--jobs N]
     kernels.py wheel   --sources DIR --objects DIR --out DIR [--arch 9.0]
 
-Their own setup.py starts over when it is interrupted, and flash-attn takes hours of many cores. Here each
-finished file is kept under a name that says what it was compiled from and with: an interrupted `compile`
-goes on where it was, on this machine or another, and its objects can be copied. They hold no Python: the one
-file of each package that does is compiled by `wheel`, in the image's builder stage, for the image's Python.
+The setup.py of these packages starts over when it is interrupted, and flash-attn takes hours on many cores.
+This script keeps each finished object file in a folder whose name identifies its sources, compiler and
+options. An interrupted `compile` continues where it stopped, on this machine or another, and its objects can
+be copied. The objects contain no Python: `wheel` compiles the one file of each package that does, in the
+image's builder stage, for the image's Python.
 
-`compile` needs nvcc on the PATH and the torch of the lock installed (its headers); no GPU, no network.
-DIR of --sources holds the source archives that requirements.lock names; what is not there is not compiled.
+`compile` needs nvcc on the PATH and the headers of the torch in the lock. It needs neither a GPU nor a
+network. The folder of --sources contains the source archives that requirements.lock names; packages without
+an archive are skipped.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ ARCHIVE = ".tar.gz"
 @dataclass(frozen=True)
 class Package:
     name: str
-    extension: str  # the module that the kernels make
-    sources: str  # where its .cu files are
+    extension: str  # the extension module that contains the kernels
+    sources: str  # pattern of its .cu files
     binding: str  # the one file that includes Python
     includes: tuple[str, ...]
-    version: str = ""  # of the archive that is there
+    version: str = ""  # version of the archive in --sources
 
     @property
     def stem(self) -> str:
@@ -78,13 +80,13 @@ PACKAGES = (
     ),
 )
 
-# DeepSpeed's optimizer for the CPU is C++ alone. Its own build asks this machine's processor what to compile
-# for; this is what every server of the last ten years has.
+# DeepSpeed's optimizer for the CPU is pure C++. Its own build compiles for the processor of the build
+# machine; these flags select instructions that every server of the last ten years supports.
 DEEPSPEED = "deepspeed"
 CPU_ADAM = ("csrc/adam/cpu_adam.cpp", "csrc/adam/cpu_adam_impl.cpp")
 CPU_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-march=x86-64-v3", "-D__AVX256__", "-Icsrc/includes")
 
-# As the packages' own setup.py have them, less -lineinfo and the chatter of ptxas.
+# The flags of the packages' own setup.py, without -lineinfo and the verbose output of ptxas.
 FLAGS = (
     "-O3",
     "-std=c++17",
@@ -107,7 +109,7 @@ def main() -> int:
         command = commands.add_parser(name)
         command.add_argument("--sources", type=Path, required=True)
         command.add_argument("--objects", type=Path, required=True)
-        command.add_argument("--only", choices=[p.name for p in PACKAGES], help="this package alone")
+        command.add_argument("--only", choices=[p.name for p in PACKAGES], help="compile only this package")
         command.add_argument("--arch", default="9.0", help="compute capabilities: 8.0;9.0 (default: 9.0)")
         command.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
         if call is make_wheels:
@@ -116,15 +118,15 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.objects.mkdir(parents=True, exist_ok=True)
     chosen = [p for p in PACKAGES if arguments.only in (None, p.name)]
-    there = [replace(p, version=v) for p in chosen if (v := _version(p.name, arguments.sources))]
-    return int(arguments.call(arguments, there))
+    available = [replace(p, version=v) for p in chosen if (v := _version(p.name, arguments.sources))]
+    return int(arguments.call(arguments, available))
 
 
 def _version(name: str, sources: Path) -> str | None:
-    """The version in the name of the only source archive, or None without one."""
+    """Return the version in the name of a package's only source archive; None if there is no archive."""
     found = sorted(sources.glob(f"{name}-[0-9]*{ARCHIVE}"))
     if len(found) > 1:
-        raise SystemExit(f"{sources} holds {' and '.join(path.name for path in found)}: which one?")
+        raise SystemExit(f"{sources} contains {' and '.join(path.name for path in found)}: which one?")
     return found[0].name.removeprefix(f"{name}-").removesuffix(ARCHIVE) if found else None
 
 
@@ -148,7 +150,7 @@ def compile_objects(arguments: argparse.Namespace, packages: list[Package]) -> i
 
 
 def make_wheels(arguments: argparse.Namespace, packages: list[Package]) -> int:
-    """Compile what is missing, then write one wheel per package: the same objects give the same bytes."""
+    """Compile missing objects, then write one wheel per package; the same objects give the same bytes."""
     if compile_objects(arguments, packages):
         return 1
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -173,7 +175,7 @@ class Job:
 
     @property
     def weight(self) -> tuple[int, int]:
-        """Sorts the slowest first, so that none of them is the last to start."""
+        """Sort key that puts the slowest files first, so that none of them starts last."""
         kind = next((i for i, word in enumerate(SLOWEST_FIRST) if word in self.source), len(SLOWEST_FIRST))
         size = re.search(r"hdim(\d+)", self.source)
         return kind, -int(size[1]) if size else -64
@@ -181,7 +183,7 @@ class Job:
     def run(self) -> tuple[float, str | None]:
         began = time.monotonic()
         unfinished = self.target.with_suffix(f".{os.getpid()}.part")
-        # A relative path, so that no assertion's text holds where this was compiled.
+        # A relative path keeps the build folder out of the texts of assertions.
         command = ["nvcc", *self.flags, "-c", self.source, "-o", str(unfinished)]
         done = subprocess.run(command, check=False, cwd=self.folder, capture_output=True, text=True)
         if done.returncode:
@@ -200,7 +202,7 @@ def _jobs(package: Package, arguments: argparse.Namespace) -> Iterator[Job]:
 
 
 def _objects(package: Package, arguments: argparse.Namespace) -> Path:
-    """The folder of compiled objects, named by a digest of everything that they depend on."""
+    """Create the folder of compiled objects, named by a digest of everything that they depend on."""
     archive = (arguments.sources / package.archive).read_bytes()
     depends = [
         hashlib.sha256(archive).hexdigest(),
@@ -213,12 +215,12 @@ def _objects(package: Package, arguments: argparse.Namespace) -> Path:
     return place
 
 
-# Unpacked without a filter, which Debian 12's Python lacks: the lock's digests say whose archives these are.
+# No extraction filter: Debian 12's Python has none, and the lock's digests identify the archives.
 def _unpacked(package: Package, arguments: argparse.Namespace) -> Path:
     path = arguments.sources / package.archive
     folder = arguments.objects.resolve() / "sources" / hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     if not folder.exists():
-        part = folder.with_suffix(".part")  # one that was interrupted lacks files, and nobody would miss them
+        part = folder.with_suffix(".part")  # an interrupted extraction would lack files unnoticed
         shutil.rmtree(part, ignore_errors=True)
         with tarfile.open(path) as archive:
             archive.extractall(part)
@@ -229,7 +231,7 @@ def _unpacked(package: Package, arguments: argparse.Namespace) -> Path:
 def _nvcc_release() -> str:
     text = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
     release = re.search(r"release ([\d.]+)", text)
-    assert release, f"nvcc --version says no release: {text}"
+    assert release, f"nvcc --version names no release: {text}"
     return release[1]
 
 
@@ -264,7 +266,8 @@ def _link(package: Package, arguments: argparse.Namespace) -> Path:
     binding = ["g++", "-O3", "-std=c++17", "-fPIC", "-D_GLIBCXX_USE_CXX11_ABI=1", *defines]
     binding += [*_includes(package), f"-I{cuda}/include", f"-I{python}", "-c", package.binding]
     _run([*binding, "-o", str(objects / "binding")], folder)
-    # gcc 13 and later refer to this by its mere name; the streams are initialised by torch's own libraries.
+    # gcc 13 and later refer to this symbol; torch's own libraries initialise the streams, so an empty one
+    # suffices.
     shim = 'extern "C" __attribute__((visibility("hidden"))) void _ZSt21ios_base_library_initv() {}'
     (objects / "shim.cpp").write_text(shim)
     torch = _torch() / "lib"
@@ -278,7 +281,7 @@ def _link(package: Package, arguments: argparse.Namespace) -> Path:
 
 
 def _deepspeed(arguments: argparse.Namespace, stem: str) -> None:
-    """DeepSpeed's own wheel, with its CPU Adam compiled, so that nothing compiles it at run time."""
+    """Build DeepSpeed's wheel with a compiled CPU Adam, so that nothing compiles it at run time."""
     work = arguments.objects.resolve() / "sources"
     shutil.rmtree(work / stem, ignore_errors=True)
     with tarfile.open(arguments.sources / f"{stem}{ARCHIVE}") as archive:
@@ -287,7 +290,7 @@ def _deepspeed(arguments: argparse.Namespace, stem: str) -> None:
     plain = work / "deepspeed-wheel"
     shutil.rmtree(plain, ignore_errors=True)
     make = ["--no-deps", "--no-build-isolation", "--no-index", "--no-cache-dir", "--wheel-dir", str(plain)]
-    os.environ["DS_ACCELERATOR"] = "cpu"  # there is no GPU here to ask
+    os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed would otherwise look for a GPU
     _run([sys.executable, "-B", f"{pip}/pip", "wheel", *make, str(work / stem)], work)
     library = work / f"cpu_adam_op{sysconfig.get_config_var('EXT_SUFFIX')}"
     python, torch = sysconfig.get_path("include"), _torch() / "lib"
@@ -342,7 +345,7 @@ def _pack(stem: str, files: dict[str, bytes], out: Path) -> Path:
     wheel = out / f"{stem}-{tag}-{tag}-linux_x86_64.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in sorted(files.items()):
-            entry = zipfile.ZipInfo(name)  # 1980, the first year a zip knows
+            entry = zipfile.ZipInfo(name)  # the default date is 1980, the earliest of the format
             entry.external_attr = 0o644 << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)

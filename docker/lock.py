@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The locks of the images: made anew by `lock.py refresh`, held against each other by `lock.py check`.
+"""Maintain the locks of the images: `lock.py refresh` creates them again, `lock.py check` compares them.
 
-refresh needs uv and mmdebstrap; UV_FIND_LINKS or UV_INDEX says where torch without CUDA is. check needs
-neither, nor the network.
+refresh needs uv and mmdebstrap; UV_FIND_LINKS or UV_INDEX gives the location of torch without CUDA. check
+needs none of these, and no network.
 """
 
 from __future__ import annotations

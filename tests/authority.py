@@ -1,4 +1,4 @@
-"""An operator and his node in a few lines, for tests: certificates and receipts, right or wrong at will."""
+"""An operator and a node for tests: certificates and receipts, valid or with chosen mistakes."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ STRANGER = Ed25519PrivateKey.from_private_bytes(b"s" * 32)
 
 
 class Token:
-    """A FIDO token's key, as OpenSSH uses one: it signs what it was told, a flag byte and a counter."""
+    """A FIDO token's key as OpenSSH uses it: a signature covers the data, a flag byte and a counter."""
 
     def __init__(self, seed: bytes = b"t" * 32, application: str = "ssh:") -> None:
         self._private = Ed25519PrivateKey.from_private_bytes(seed)
         self.public = PublicKey(self._private.public_key().public_bytes_raw(), application)
 
     def sign_wire(self, data: bytes, flags: int = 1, counter: int = 5) -> bytes:
-        """The signature with its algorithm and the token's words, as SSH wraps it."""
+        """Sign data; return the signature in SSH's encoding, with algorithm, flags and counter."""
         assert self.public.application is not None
         said = bytes([flags]) + counter.to_bytes(4, "big")
         told = hashlib.sha256(self.public.application.encode()).digest() + said
@@ -55,7 +55,7 @@ class Token:
 
 
 def certificate_blob(key: Signer = RUN_KEY, authority: Signer | Token = OPERATOR, **changes: Any) -> bytes:
-    """As ssh-keygen -s would make it, but for the changes."""
+    """Make a certificate as ssh-keygen -s does, except for the given changes."""
     facts: dict[str, Any] = {
         "kind": CERTIFICATE,
         "serial": 7,
@@ -104,7 +104,7 @@ def certified(
     files: Mapping[str, bytes | Path] = FILES,
     **changes: Any,
 ) -> Path:
-    """A bundle as a node makes it that was challenged and certified."""
+    """Write a bundle as a challenged and certified node does."""
     facts = predicate(files, **{"run_id": RUN_ID, "level": "operator", "nonce": NONCE} | changes)
     pack(path, files, facts, RUN_KEY, cert or certificate())
     return path
@@ -132,7 +132,7 @@ def countersign(
     namespace: str = RECEIPT_NAMESPACE,
     cert: Certificate | None = None,
 ) -> Path:
-    """Adds a receipt to a bundle, whatever stands in it."""
+    """Add a receipt to a bundle without checking its content."""
     data = receipt_for(path) if receipt is None else receipt
     added = {RECEIPT: data, RECEIPT_SIGNATURE: sign(data, key, namespace, cert)}
     write_bundle(path, contents(path) | added)
@@ -140,7 +140,7 @@ def countersign(
 
 
 def received(path: Path, **changes: Any) -> Path:
-    """A bundle as the operator hands it on: certified and countersigned."""
+    """Write a certified and countersigned bundle, as an operator publishes it."""
     return countersign(certified(path, **changes))
 
 

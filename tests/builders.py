@@ -1,4 +1,4 @@
-"""Small valid values for tests: say what matters, the rest is filled in."""
+"""Builders of small valid values for tests; a test states what matters and the rest is filled in."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MODEL = Model("test-model", "gpt_neox", {"vocab_size": 64}, RECIPE)
 
 
 def trial(**changes: Any) -> Trial:
-    """Eight samples a step in two passes of four."""
+    """Build a trial of eight samples per step, in two passes of four."""
     one = Trial(MODEL, (), 4, 1, 0, Timing())
     return dataclasses.replace(one, **changes)
 
@@ -66,7 +66,7 @@ def reduce_trials(
     proofs: Mapping[str, ProofOrFailure],
     earlier: Mapping[str, Measured] = MappingProxyType({}),
 ) -> tuple[TrialResult, ...]:
-    """The summaries of trials with label and outcome, as a run makes them; `proofs` and `earlier` by id."""
+    """Summarise trials with their labels and outcomes as a run does; `proofs` and `earlier` by trial id."""
     labelled = [
         LabelledTrial(trial, label, reduce_outcome(trial, outcome, earlier.get(trial.id), ceilings))
         for trial, label, outcome in trials

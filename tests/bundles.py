@@ -1,4 +1,4 @@
-"""Small bundles for tests, signed by one key, and what a test needs to look at them."""
+"""Small bundles for tests, signed by one key, and functions to inspect them."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def predicate(files: Mapping[str, bytes | Path] = FILES, **changes: object) -> P
 
 
 def packed(path: Path, files: Mapping[str, bytes | Path] = FILES, **changes: object) -> Path:
-    """A valid bundle at this path, signed by KEY."""
+    """Write a valid bundle, signed by KEY, to this path."""
     pack(path, files, predicate(files, **changes), KEY)
     return path
 
 
 @dataclass(frozen=True)
 class MadeUpContents:
-    """What a recomputation may return: nothing was measured, unless a test says so."""
+    """A result of a recomputation; nothing was measured unless a test sets it."""
 
     samples: int = 0
     measured_seconds: float = 0.0
@@ -59,7 +59,7 @@ class MadeUpContents:
 
 
 def nothing(files: Files) -> MadeUpContents:
-    """Stands in for the recomputation of summaries where a test is about something else."""
+    """Replace the recomputation of summaries in tests about something else."""
     return MadeUpContents()
 
 
@@ -68,7 +68,7 @@ def check(path: Path) -> Verdict[MadeUpContents]:
 
 
 def member(name: str, data: bytes, folder: Path) -> bytes:
-    """One member as our writer writes it, to build tars that it would not write."""
+    """Make one member as our writer does, to build archives that our writer would not write."""
     path = folder / "one-member"
     write_bundle(path, {name: data})
     return path.read_bytes()[: -2 * BLOCK]

@@ -1,9 +1,10 @@
-"""Damage and forgery at random: none may be accepted, and nothing but a BenchError may come out.
+"""Damage and forge bundles at random: none may be accepted, and only a BenchError may be raised.
 
-python -m tests.fuzz [MUTATIONS] [SEED]     for long; the tests run a short slice
+python -m tests.fuzz [MUTATIONS] [SEED]     a long run; the tests run a short one
 
-Three targets in turn: a bundle of nobody in particular; one that an operator received and whose judge
-trusts him; and a measured one whose node signs whatever it likes. The memory of the process is capped.
+There are three targets in turn: a bundle of an unknown signer; a bundle that an operator received, verified
+by someone who trusts the operator; and a measured bundle whose node signs any content. The memory of the
+process is limited.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from bench.node_check.recompute_any import recompute
 from tests.authority import OPERATOR, RUN_KEY, UNTIL, contents, received, trusting
 from tests.bundles import BLOCK, nothing, packed
 
-SPARE_BYTES = 256 << 20  # beyond what the process holds when it starts
-NAMES = re.compile(r"'.*'|\S+[./]\S+|[0-9a-f]{12,}|\d+")  # to count reasons, not names
+SPARE_BYTES = 256 << 20  # additional to the memory of the process at its start
+NAMES = re.compile(r"'.*'|\S+[./]\S+|[0-9a-f]{12,}|\d+")  # to count reasons without names
 REAL = Path(__file__).parents[1] / "results" / "proof-h200" / "pythia-160m.tar"
 RECEIVED_RULES = TrustRules(trusting(OPERATOR), now=UNTIL + 1)
 
@@ -52,7 +53,7 @@ def _truncate(data: bytearray, dice: random.Random) -> None:
 
 
 def _move_blocks(data: bytearray, dice: random.Random) -> None:
-    """Deletes, repeats or moves whole blocks, which keeps the form of a tar."""
+    """Delete, repeat or move whole blocks; the result keeps the form of a tar."""
     start = dice.randrange(len(data) // BLOCK) * BLOCK
     blocks = data[start : start + dice.randrange(1, 4) * BLOCK]
     if dice.random() < 0.7:
@@ -63,7 +64,7 @@ def _move_blocks(data: bytearray, dice: random.Random) -> None:
 
 
 def _forge_header(data: bytearray, dice: random.Random) -> None:
-    """Changes a header and makes its checksum right again."""
+    """Change a header and correct its checksum."""
     start = dice.randrange(len(data) // BLOCK) * BLOCK
     for _ in range(dice.randrange(1, 4)):
         data[start + dice.randrange(BLOCK)] = dice.choice(b"\0 /.01234567axLKS")
@@ -72,7 +73,7 @@ def _forge_header(data: bytearray, dice: random.Random) -> None:
 
 
 def _splice_text(data: bytearray, dice: random.Random) -> None:
-    """Repeats a piece of the bundle somewhere else without changing the length."""
+    """Copy a piece of the bundle over another place; the length stays the same."""
     length = dice.randrange(1, 100)
     source, target = (dice.randrange(len(data) - length) for _ in range(2))
     data[target : target + length] = data[source : source + length]
@@ -89,7 +90,7 @@ MUTATIONS: tuple[Callable[[bytearray, random.Random], None], ...] = (
 
 
 def mutate(data: bytes, dice: random.Random) -> bytes:
-    """The bundle with one or a few kinds of damage; never the bundle itself."""
+    """Apply one or a few kinds of damage to a bundle; never return the bundle unchanged."""
     while True:
         damaged = bytearray(data)
         for _ in range(dice.choice((1, 1, 1, 2, 3))):
@@ -99,11 +100,11 @@ def mutate(data: bytes, dice: random.Random) -> bytes:
             return bytes(damaged)
 
 
-# --- members: the tar is right, what lies in it is not --------------------------------------------------
+# --- members: the tar is valid, its contents are not ----------------------------------------------------
 
 
 def rearrange(members: dict[str, bytes], dice: random.Random) -> dict[str, bytes]:
-    """One or a few members damaged, exchanged, renamed, removed or added; never the same as before."""
+    """Damage, exchange, rename, remove or add one or a few members; never return the same members."""
     while True:
         changed = dict(members)
         for _ in range(dice.choice((1, 1, 2))):
@@ -127,7 +128,7 @@ def _rearrange_once(members: dict[str, bytes], dice: random.Random) -> None:
             members[f"logs/{dice.randrange(100)}.txt"] = members[name]
 
 
-# --- the node: it signs, so it may say what it likes, and must not crash who reads it -------------------
+# --- the node: it can sign any content, which must never crash a reader ----------------------------------
 
 ODD: tuple[Any, ...] = (
     None,
@@ -150,7 +151,7 @@ ODD: tuple[Any, ...] = (
 
 
 def twist(value: Any, dice: random.Random) -> Any:
-    """A JSON value with something odd at a random place of it."""
+    """Put an odd value at a random place of a JSON value."""
     if dice.random() < 0.15 or not isinstance(value, (dict, list)) or not value:
         return dice.choice(ODD)
     if isinstance(value, dict):
@@ -165,7 +166,7 @@ def twist(value: Any, dice: random.Random) -> Any:
 
 
 def lie(path: Path, members: dict[str, bytes], dice: random.Random) -> None:
-    """A measured bundle with odd results or samples, honestly signed."""
+    """Make a bundle with odd results or samples and a valid signature."""
     run = replace(parse_statement(members[STATEMENT]).predicate, schema=PREDICATE_SCHEMA)
     files: dict[str, bytes | Path] = {n: d for n, d in members.items() if n not in SIGNING}
     if dice.random() < 0.5:
@@ -190,7 +191,7 @@ class Targets:
         self.real = contents(REAL)
 
     def attempt(self, number: int, dice: random.Random) -> bool:
-        """One attempt; true if it was accepted though it must not be. What is refused raises BenchError."""
+        """Make one attempt; return True if a forgery was accepted. A refused bundle raises BenchError."""
         match number % 4:
             case 0:
                 self.path.write_bytes(mutate(self.plain, dice))
@@ -204,13 +205,13 @@ class Targets:
             case _:
                 lie(self.path, self.real, dice)
                 verify_bundle(self.path, recompute)
-                return False  # the node's own word: some of what it may say contradicts nothing
+                return False  # some odd values of a node contradict nothing and are accepted
         return True
 
     def _rearranged(self, dice: random.Random) -> None:
         try:
             write_bundle(self.path, rearrange(self.members, dice))
-        except BadInput:  # no tar can hold this
+        except BadInput:  # these members cannot be written to a tar
             self.path.write_bytes(b"")
 
 

@@ -17,14 +17,14 @@ from tests.builders import MODEL, measurement, reduce_trials, trial
 from tests.bundles import KEY, predicate
 
 MANIFEST = b'{"models":["test-model"]}'
-BATCH = 720_720  # has 240 divisors: as many trials may differ in their micro-batch alone
+BATCH = 720_720  # has 240 divisors, so 240 micro-batches
 START = 1_800_000_000.0
 
 
 def large_bundle(path: Path, size_bytes: int, trials: int = 198, steps: int = 200) -> Path:
-    """The paper's nine models in 22 settings, as far as they fit, and telemetry up to the size.
+    """Write a bundle of the paper's nine models in 22 settings, as far as they fit, filled up with telemetry.
 
-    In the bundles in results/, too, most bytes are telemetry.
+    Telemetry is also the largest part of the bundles in results/.
     """
     base = measurement(
         [StepSample(1 + i % 2, 0.1 + 0.001 * (i % 7)) for i in range(steps)], losses=(3.0, 2.9)
@@ -71,9 +71,10 @@ def large_bundle(path: Path, size_bytes: int, trials: int = 198, steps: int = 20
 
 
 def peak_bytes(path: Path) -> int:
-    """Of the memory of a process of its own that verifies this bundle as the command does.
+    """Verify a bundle in a process of its own, as the command does; return the peak of its memory.
 
-    From its own /proc: the resource usage of a child counts what it shared with its parent before exec.
+    The peak comes from /proc/self: resource usage of a child also counts memory shared with its parent before
+    exec.
     """
     code = """if True:
         import pathlib, re, sys

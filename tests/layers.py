@@ -1,6 +1,6 @@
 """The floors of bench/, and the imports between its modules, read from the source.
 
-tests/test_layers.py holds the imports to the floors; `make graph` draws them.
+tests/test_layers.py checks the imports against the floors; `make graph` draws both.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import bench
 
 ROOT = Path(bench.__file__).parent
-# The folders directly below bench/, from the bottom. Folders of one floor do not know each other.
+# The folders directly below bench/, from the bottom. Folders of one floor do not import each other.
 FLOORS = (
     ("base",),
     ("training", "signing"),
@@ -23,8 +23,8 @@ FLOORS = (
     ("export",),
     ("cli",),
 )
-# Floors inside a folder, for modules and folders directly below it. A module that is not named here stands on
-# the floor "*"; without "*", every one of them must be named.
+# Floors inside a folder, for modules and folders directly below it. A module that is not named here is on
+# the floor "*". If a folder has no floor "*", each of its modules must be named.
 INNER_FLOORS = {
     "training": (("setting",), ("triton", "vendor"), ("models",), ("methods",)),
     "planning": (("*",), ("search",)),
@@ -35,20 +35,20 @@ INNER_FLOORS = {
 }
 ANYWHERE = {"", "data"}  # bench/__init__.py and the shipped data: everything may import them
 ABOVE_ALL = {"__main__"}
-EXPORTED = "export.templates"  # scripts that are copied out; they import one door, which tests/export holds
+EXPORTED = "export.templates"  # exported scripts; tests/export checks their imports
 
 Arrow = tuple[str, str]
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
-    """The modules of bench, by their dotted names below it; "" is bench itself."""
+    """Find the modules of bench, keyed by their dotted names below it; "" is bench itself."""
     names = {".".join(path.relative_to(root).with_suffix("").parts): path for path in root.rglob("*.py")}
     clean = {f".{name}".removesuffix(".__init__").removeprefix("."): path for name, path in names.items()}
     return {name: path for name, path in sorted(clean.items()) if not name.startswith(EXPORTED)}
 
 
 def imported(path: Path, known: dict[str, Path]) -> set[str]:
-    """Modules of ours that a file imports: at its top, inside functions, and for types alone."""
+    """Find the modules of bench that a file imports: at its top, inside functions, and only for types."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "bench":
@@ -59,19 +59,19 @@ def imported(path: Path, known: dict[str, Path]) -> set[str]:
 
 
 def arrows(root: Path = ROOT) -> set[Arrow]:
-    """Each pair of modules of which the first imports the second."""
+    """Find all pairs of modules of which the first imports the second."""
     known = modules(root)
     return {(name, other) for name, path in known.items() for other in imported(path, known) - {name}}
 
 
 def floor_of(module: str) -> int | None:
-    """The floor of a module's folder, from the bottom; None for a module directly below bench/."""
+    """Return the number of a module's floor, from the bottom; None for a module directly below bench/."""
     room = module.partition(".")[0]
     return next((number for number, rooms in enumerate(FLOORS) if room in rooms), None)
 
 
 def inner_floor_of(module: str) -> tuple[int, str] | None:
-    """The floor inside a folder that has floors, and the name that stands on it."""
+    """Return the number and the name of a module's floor inside its folder; None without inner floors."""
     room, _, rest = module.partition(".")
     floors, name = INNER_FLOORS.get(room), rest.partition(".")[0]
     if floors is None or not name:

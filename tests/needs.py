@@ -1,4 +1,4 @@
-"""Programs that a test needs. On a stranger's machine their lack skips it; in CI it is a failure."""
+"""Marker for tests that need a program: without it they are skipped, but in CI they run and fail."""
 
 import os
 import shutil
@@ -8,4 +8,4 @@ import pytest
 
 def needs(program: str) -> pytest.MarkDecorator:
     missing = shutil.which(program) is None and os.environ.get("CI") != "true"
-    return pytest.mark.skipif(missing, reason=f"no {program} here")
+    return pytest.mark.skipif(missing, reason=f"{program} is not installed")

@@ -1,4 +1,4 @@
-"""Machines to plan for."""
+"""Machines for which tests make plans."""
 
 from bench.training.methods import Target
 

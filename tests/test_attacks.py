@@ -1,6 +1,6 @@
-"""What an untrusted node, courier or stranger may try: one named attack, one test. None is accepted.
+"""Attacks by an untrusted node, courier or stranger: one test per named attack. None is accepted.
 
-Each starts from a bundle that is accepted at level operator: certified, countersigned, trusted.
+Each attack starts from a bundle that is accepted at level operator: certified, countersigned, trusted.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ from tests.builders import reduce_trials
 from tests.bundles import BLOCK, FILES, member, nothing, predicate
 from tests.needs import needs
 
-LATER = UNTIL + 365 * 86400  # when a stranger verifies
+LATER = UNTIL + 365 * 86400  # the time of the verification
 TRUST = trusting(OPERATOR)
 LOG = "logs/0123456789abcdef.txt"
 REAL = Path(__file__).parents[1] / "results" / "proof-h200" / "pythia-160m.tar"
@@ -96,7 +96,7 @@ def verdict(path: Path, recompute: Recompute[Any] = nothing, **rules: Any) -> Ve
 
 
 def refused(path: Path, why: str, recompute: Recompute[Any] = nothing, **rules: Any) -> None:
-    """In one line with the file's name, and without a trace on the disk."""
+    """Assert that a bundle is refused with one line that names its file, and nothing is written to disk."""
     before = sorted(path.parent.rglob("*"))
     with pytest.raises(VerificationFailed, match=why) as caught:
         verdict(path, recompute, **rules)
@@ -106,7 +106,7 @@ def refused(path: Path, why: str, recompute: Recompute[Any] = nothing, **rules: 
 
 
 def change(path: Path, **members: bytes | None) -> None:
-    """Other members, or none; a name's . is written __ here."""
+    """Replace, add or remove members; a dot in a name is written as __."""
     named = {name.replace("__", "."): data for name, data in members.items()}
     write_bundle(path, {n: d for n, d in (contents(path) | named).items() if d is not None})
 
@@ -147,8 +147,8 @@ def test_renamed_file(path: Path) -> None:
     refused(path, r"logs/fedcba9876543210\.txt: is not in the statement")
 
 
-def test_signed_file_that_has_no_place_in_a_bundle(path: Path) -> None:
-    """Even the key's owner cannot give meaning to a file that this version does not know."""
+def test_signed_file_that_the_format_does_not_allow(path: Path) -> None:
+    """A file that this version does not know is refused even if the key's owner signed it."""
     resign(path, files={**FILES, "run.sh": b"#!/bin/sh\n"})
     refused(path, r"run\.sh is not a file of a bundle")
 
@@ -157,7 +157,7 @@ def test_signed_file_that_has_no_place_in_a_bundle(path: Path) -> None:
 
 
 def insert(path: Path, raw: bytes, before: str | None = None) -> None:
-    """Raw bytes into the tar in front of a member, or behind the last one."""
+    """Insert raw bytes into the tar before a member, or after the last one."""
     data = path.read_bytes()
     end = len(data) - 2 * BLOCK
     at = end if before is None else data.index(before.encode() + b"\0")
@@ -167,7 +167,7 @@ def insert(path: Path, raw: bytes, before: str | None = None) -> None:
 def foreign(
     name: str, kind: bytes = tarfile.REGTYPE, data: bytes = b"", link: str = "", **more: Any
 ) -> bytes:
-    """A member as another program writes it."""
+    """Make a member as another program writes it."""
     info = tarfile.TarInfo(name)
     info.type, info.size, info.linkname = kind, len(data), link
     for field, value in more.items():
@@ -234,7 +234,7 @@ def test_device(path: Path, kind: bytes, what: str) -> None:
 
 
 def test_sparse_bomb(path: Path, tmp_path: Path) -> None:
-    """A terabyte of holes in a few bytes, as GNU tar writes it."""
+    """The file is a terabyte of holes in a few bytes, as GNU tar writes it."""
     insert(path, foreign("env.json", tarfile.GNUTYPE_SPARSE), before=LOG)
     refused(path, "a sparse file")
     holes = tmp_path / "holes"
@@ -247,7 +247,7 @@ def test_sparse_bomb(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("magic", [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0", b"BZh9", b"PK\3\4"])
 def test_compression_bomb(path: Path, magic: bytes) -> None:
-    """Nothing is ever decompressed, so that nothing can swell."""
+    """Verification never decompresses anything, so a compressed bundle is refused as it is."""
     path.write_bytes(gzip.compress(bytes(2**24)) if magic == b"\x1f\x8b" else magic + bytes(4096))
     refused(path, "is compressed by")
 
@@ -257,7 +257,7 @@ def test_oversized_member(path: Path) -> None:
     refused(path, "has 67108865 bytes; it has at most|is not as bench writes it")
 
 
-def test_oversized_member_that_is_not_there(path: Path) -> None:
+def test_oversized_member_without_content(path: Path) -> None:
     insert(path, foreign("telemetry.jsonl", mode=0o644, size=8**11 - 1))
     refused(path, "at most|truncated|is not as bench writes it")
 
@@ -291,7 +291,7 @@ def resign(
     cert: Certificate | None = None,
     **changes: Any,
 ) -> None:
-    """Any statement, correctly signed by the node, and then honestly countersigned."""
+    """Write any statement, correctly signed by the node and honestly countersigned."""
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     facts = predicate(files, **{"run_id": RUN_ID, "level": "operator", "nonce": NONCE} | changes)
     cert = cert or certificate()
@@ -364,7 +364,7 @@ def test_statement_or_a_signature_taken_away(path: Path, name: str) -> None:
 
 
 def test_statement_and_envelope_that_differ(path: Path) -> None:
-    """Both are signed by the same key; only the bytes are not the same."""
+    """Statement and envelope are signed by the same key, but their bytes differ."""
     other = contents(path)[STATEMENT].replace(b"570.124", b"570.125")
     change(path, **{"statement__dsse__json": seal(other, RUN_KEY)})
     refused(path, r"holds another statement than statement\.json")
@@ -392,7 +392,7 @@ def test_envelope_in_another_form(path: Path, found: bytes, written: bytes) -> N
 
 
 def test_edited_summaries_with_intact_samples(tmp_path: Path) -> None:
-    """A node that signs whatever it likes cannot have figures that its own samples do not give."""
+    """A node cannot sign figures that do not follow from its own samples."""
     path = tmp_path / "b.tar"
 
     def faster(results: dict[str, Any]) -> None:
@@ -415,8 +415,8 @@ def test_a_winner_that_the_trials_do_not_show(tmp_path: Path) -> None:
     refused(path, "the fastest of .* is not the one that its trials show", recompute)
 
 
-def test_two_winners_of_a_model(tmp_path: Path) -> None:
-    """One that leaves settings undecided, for people; one that leaves none, for who compares."""
+def test_two_winners_for_one_model(tmp_path: Path) -> None:
+    """One winner claims undecided settings and the other none, so readers would see different results."""
     path = tmp_path / "b.tar"
     results = from_json(Results, json.loads(contents(REAL)["results.json"]))
     first = fastest_with_confidence("pythia-160m", results.trials, 7)
@@ -426,14 +426,14 @@ def test_two_winners_of_a_model(tmp_path: Path) -> None:
         refused(path, "a model has a fastest trial twice, or a model without results", recompute)
 
 
-def test_a_complete_run_that_was_stopped(tmp_path: Path) -> None:
+def test_a_stopped_run_that_claims_to_be_complete(tmp_path: Path) -> None:
     path = tmp_path / "b.tar"
     real(path, lambda results: results["run"].update(stopped="out of budget"))
     refused(path, "is marked complete and stopped, or neither", recompute)
 
 
 def test_a_proof_without_a_step(tmp_path: Path) -> None:
-    """It would be divided by, in `bench compare --settings` at the latest."""
+    """`bench compare --settings` would divide by zero steps."""
     path = tmp_path / "b.tar"
 
     def unproven(results: dict[str, Any]) -> None:
@@ -463,14 +463,14 @@ def test_a_proof_without_a_step(tmp_path: Path) -> None:
         {"image": {"variant": "cuda13", "lock": "a", "debian": "b", "config": "sha256:" + "0" * 64}},
     ],
 )
-def test_results_of_another_machine_than_the_statement(tmp_path: Path, other: dict[str, Any]) -> None:
-    """Tools that read the statement alone would name another machine than we do."""
+def test_results_that_name_another_machine_than_the_statement(tmp_path: Path, other: dict[str, Any]) -> None:
+    """Tools that read only the statement would name another machine than bench does."""
     path = tmp_path / "b.tar"
     real(path, lambda results: results["node"].update(other))
     refused(path, "the results are of another machine than the statement", recompute)
 
 
-def test_a_statement_of_no_machine(tmp_path: Path) -> None:
+def test_a_statement_that_names_no_machine(tmp_path: Path) -> None:
     path = tmp_path / "b.tar"
     old = contents(REAL)
     run = parse_statement(old[STATEMENT]).predicate
@@ -479,7 +479,7 @@ def test_a_statement_of_no_machine(tmp_path: Path) -> None:
     refused(path, "the results are of another machine than the statement", recompute, demanded=False)
 
 
-def test_more_samples_than_the_operator_saw_time_for(tmp_path: Path) -> None:
+def test_samples_that_took_longer_than_the_operator_observed(tmp_path: Path) -> None:
     path = tmp_path / "b.tar"
     real(path, lambda results: None, received_at=CHALLENGED + 10)
     refused(path, "its samples take .* s, but the operator saw 10 s from challenge to receipt", recompute)
@@ -498,7 +498,7 @@ FORGED = "1\nlevel      operator: integrity, origin and freshness are proven"
         ("/node/packages/torch", "2\u2028"),
     ],
 )
-def test_a_text_that_would_pass_for_lines_of_a_report(tmp_path: Path, place: str, value: object) -> None:
+def test_a_text_that_imitates_lines_of_a_report(tmp_path: Path, place: str, value: object) -> None:
     path = tmp_path / "b.tar"
 
     def forge(results: dict[str, Any]) -> None:
@@ -512,14 +512,14 @@ def test_a_text_that_would_pass_for_lines_of_a_report(tmp_path: Path, place: str
     refused(path, "is a text of several lines", recompute)
 
 
-def test_a_name_that_would_pass_for_lines_of_a_report(tmp_path: Path) -> None:
+def test_a_name_that_imitates_lines_of_a_report(tmp_path: Path) -> None:
     path = tmp_path / "b.tar"
     real(path, lambda results: results["node"]["packages"].update({FORGED: "1"}))
     refused(path, "is a text of several lines", recompute)
 
 
-def test_why_a_trial_failed_may_have_lines_which_are_shown_as_one(tmp_path: Path) -> None:
-    """What torch says of an error has as many as it likes."""
+def test_a_failure_reason_may_have_several_lines_and_is_shown_as_one(tmp_path: Path) -> None:
+    """An error message of torch may have any number of lines."""
     path = tmp_path / "b.tar"
 
     def fail(results: dict[str, Any]) -> None:
@@ -537,7 +537,7 @@ def test_why_a_trial_failed_may_have_lines_which_are_shown_as_one(tmp_path: Path
 def real(
     path: Path, edit: Callable[[dict[str, Any]], None], samples: bytes | None = None, **receipt: Any
 ) -> None:
-    """A measured bundle, its results edited, signed anew by a certified node and countersigned."""
+    """Write a measured bundle with edited results, signed again by a certified node and countersigned."""
     old = contents(REAL)
     results = json.loads(old["results.json"])
     edit(results)
@@ -556,7 +556,7 @@ def signed_anew(path: Path, old: Mapping[str, bytes], **receipt: Any) -> None:
     countersign(path, receipt_for(path, cert, **({"run_id": run.run_id} | receipt)))
 
 
-# --- what the manifest decides --------------------------------------------------------------------------
+# --- held to the manifest -------------------------------------------------------------------------------
 
 Same = Callable[[Any], Any]
 
@@ -569,7 +569,7 @@ def retold(
     asks: Any = None,
     **changes: Any,
 ) -> None:
-    """A measured bundle in which everything follows from everything: from other models, figures or wishes."""
+    """Write a consistent measured bundle made from other models, figures or manifest values."""
     old = contents(REAL)
     manifest = canonical_json(json.loads(old["manifest.json"]) | (asks or {}))
     results = from_json(Results, json.loads(old["results.json"]))
@@ -602,16 +602,16 @@ def retold(
 
 
 def shorter(model: Model) -> Model:
-    """A tenth of the days."""
+    """Divide the steps of the recipe by ten."""
     return replace(model, recipe=replace(model.recipe, steps=model.recipe.steps // 10))
 
 
 def cheaper(measured: Measurement) -> Measurement:
-    """A quarter of the work for the same time: further from what the machine can."""
+    """Divide the operations by four, so that the figures look further below the limit."""
     return replace(measured, flops=replace(measured.flops, matmul=measured.flops.matmul // 4))
 
 
-def test_a_recipe_that_the_manifest_does_not_ask_for(tmp_path: Path) -> None:
+def test_a_recipe_that_the_manifest_does_not_state(tmp_path: Path) -> None:
     path = tmp_path / "b.tar"
     retold(path)
     assert verdict(path, recompute).contents.notes == ()
@@ -621,7 +621,7 @@ def test_a_recipe_that_the_manifest_does_not_ask_for(tmp_path: Path) -> None:
     )
 
 
-def test_operations_that_the_model_does_not_cost(tmp_path: Path) -> None:
+def test_operations_that_differ_from_the_models_formula(tmp_path: Path) -> None:
     path = tmp_path / "b.tar"
     retold(path, measurement=cheaper)
     refused(path, "pythia-160m: a sample costs .* operations with .*; this bench counts", recompute)
@@ -638,16 +638,16 @@ def test_operations_that_the_model_does_not_cost(tmp_path: Path) -> None:
         {"phase_seconds": {"measure": -1.0}},
     ],
 )
-def test_what_takes_less_than_nothing(tmp_path: Path, less: dict[str, Any]) -> None:
-    """A log that takes -50 seconds makes days negative, which no rival beats."""
+def test_a_negative_duration(tmp_path: Path, less: dict[str, Any]) -> None:
+    """A log entry of -50 seconds makes the days negative, and such a row would rank first."""
     path = tmp_path / "b.tar"
     retold(path, measurement=lambda m: replace(m, **less))
     refused(path, f"{next(iter(less))} of trial [0-9a-f]+ is negative|measure of trial", recompute)
 
 
 @pytest.mark.parametrize("wrong", [{"work": -1}, {"samples": ()}, {"samples": (1.0, 0.0)}])
-def test_a_limit_of_no_time_or_no_work(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    """Below zero there is room for any figure."""
+def test_a_limit_without_time_or_work(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    """A negative limit would allow any figure."""
     path = tmp_path / "b.tar"
 
     def lie(results: dict[str, Any]) -> None:
@@ -658,12 +658,12 @@ def test_a_limit_of_no_time_or_no_work(tmp_path: Path, wrong: dict[str, Any]) ->
 
 
 def faster(measured: Measurement) -> Measurement:
-    """A hundred times as fast."""
+    """Make all steps a hundred times as fast."""
     return replace(measured, steps=tuple(replace(s, seconds=s.seconds / 100) for s in measured.steps))
 
 
 def longer(measured: Measurement) -> Measurement:
-    """More warming up than there was time for."""
+    """Claim more warm-up time than the operator observed."""
     return replace(measured, warmup=(StepSample(1, 1000.0), *measured.warmup))
 
 
@@ -676,7 +676,7 @@ def longer(measured: Measurement) -> Measurement:
     ],
 )
 def test_samples_that_the_runs_own_clock_contradicts(tmp_path: Path, lie: Same, told: str) -> None:
-    """Neither refused, since clocks are set, nor passed over."""
+    """Such samples are reported but not refused, because clocks may be set during a run."""
     path = tmp_path / "b.tar"
     retold(path, measurement=lie)
     (note,) = verdict(path, recompute).contents.notes
@@ -685,14 +685,14 @@ def test_samples_that_the_runs_own_clock_contradicts(tmp_path: Path, lie: Same, 
 
 @pytest.mark.parametrize("label", ["naive", "checkpointing", "free-lunch + checkpointing", "free-lunch ", ""])
 def test_a_label_that_is_not_the_setting(tmp_path: Path, label: str) -> None:
-    """People read the label alone."""
+    """People read only the label, so it must match the setting."""
     path = tmp_path / "b.tar"
     real(path, lambda results: results["trials"][0].update(label=label))
     refused(path, "is labelled .*, its setting is tf32 ", recompute)
 
 
-def test_a_limit_beyond_the_chip(tmp_path: Path) -> None:
-    """Under it any figure is possible."""
+def test_a_limit_above_the_vendors_peak(tmp_path: Path) -> None:
+    """Under a limit above the vendor's peak, any figure would be plausible."""
     path = tmp_path / "b.tar"
     ceilings = from_json(Results, json.loads(contents(REAL)["results.json"])).ceilings
     higher = tuple(replace(c, samples=tuple(s / 100 for s in c.samples)) for c in ceilings)
@@ -700,8 +700,8 @@ def test_a_limit_beyond_the_chip(tmp_path: Path) -> None:
     refused(path, "its limit matmul-fp16 is 76,.*; the vendor's peak of an NVIDIA H200 is 989", recompute)
 
 
-def test_a_machine_without_a_limit(tmp_path: Path) -> None:
-    """A run that measured none can be honest; it is never ranked with one that did."""
+def test_a_run_without_a_measured_limit_is_reported(tmp_path: Path) -> None:
+    """A run without measured limits can be honest; it is never ranked with one that has limits."""
     path = tmp_path / "b.tar"
     retold(path, measurement=faster, ceilings=())
     refused(path, "is faster than the vendor's peak of its GPUs", recompute)
@@ -717,8 +717,8 @@ def test_a_machine_without_a_limit(tmp_path: Path) -> None:
         ({"measurement": cheaper}, "a sample costs"),
     ],
 )
-def test_what_only_another_version_knows_is_told(tmp_path: Path, lie: Any, told: str) -> None:
-    """Or what somebody says that another version knows: neither refused nor passed over."""
+def test_what_only_another_version_knows_is_reported_as_on_trust(tmp_path: Path, lie: Any, told: str) -> None:
+    """A claim that another version made the results is neither refused nor ignored."""
     path = tmp_path / "b.tar"
     retold(path, bench_version="0.0.9", **lie)
     (note, *_) = verdict(path, recompute).contents.notes
@@ -753,15 +753,15 @@ def test_what_only_another_version_knows_is_told(tmp_path: Path, lie: Any, told:
     ],
 )
 def test_results_that_the_manifest_contradicts(tmp_path: Path, version: str, asks: Any, why: str) -> None:
-    """Whichever bench is said to have made them: it is the manifest that says so."""
+    """The results are refused whichever version made them, because the manifest contradicts them."""
     path = tmp_path / "b.tar"
     retold(path, asks=asks, bench_version=version)
     refused(path, why, recompute)
 
 
 @pytest.mark.parametrize("methods", ["naive", ["naive", "free-lunch"], [["checkpointing"], "free-lunch"]])
-def test_a_complete_run_that_left_out_what_was_asked_for(tmp_path: Path, methods: object) -> None:
-    """The slow ones, say, or those that ran out of memory."""
+def test_a_complete_run_that_left_out_requested_settings(tmp_path: Path, methods: object) -> None:
+    """A node might leave out slow settings, or those that ran out of memory."""
     path = tmp_path / "b.tar"
     for asks in ({"methods": methods}, {"models": [{"name": "pythia-160m", "methods": methods}]}):
         retold(path, asks=asks)
@@ -775,7 +775,7 @@ def test_a_complete_run_in_which_nothing_was_tried(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_is_not_the_recipes(tmp_path: Path) -> None:
-    """A micro-batch of more than half of it leaves one pass a step, and samples that nobody trains on."""
+    """Above half of the batch, a micro-batch leaves one pass per step and skips some samples."""
     path = tmp_path / "b.tar"
     results = from_json(Results, json.loads(contents(REAL)["results.json"]))
     larger = (replace(entry, micro_batch=entry.micro_batch * 3) for entry in results.trials)
@@ -786,8 +786,8 @@ def test_a_batch_that_is_not_the_recipes(tmp_path: Path) -> None:
 NODE = Path(__file__).parents[1] / "results" / "node-check-h200" / "1gpu-run1.tar"
 
 
-def test_a_node_check_that_says_it_looked_at_no_gpu(tmp_path: Path) -> None:
-    """Then none would be missing."""
+def test_a_node_check_that_claims_to_have_no_gpu(tmp_path: Path) -> None:
+    """Without GPUs, no missing GPU would be noticed."""
     path = tmp_path / "b.tar"
     old = contents(NODE)
     manifest = canonical_json(json.loads(old["manifest.json"]) | {"gpus": 8, "expect": {}})
@@ -874,20 +874,20 @@ def test_certificate_exchanged_in_its_file(path: Path) -> None:
     refused(path, r"run-cert\.pub: is not the certificate of the signature")
 
 
-def test_certificate_taken_away(path: Path) -> None:
+def test_certificate_removed(path: Path) -> None:
     write_bundle(path, {n: d for n, d in contents(path).items() if n != CERTIFICATE})
     refused(path, r"run-cert\.pub: is not the certificate of the signature")
 
 
-def test_stranger_who_signs_himself(path: Path) -> None:
-    """His bundle is valid, at level self; where an operator must vouch for it, it is refused."""
+def test_stranger_who_signs_for_themselves(path: Path) -> None:
+    """A stranger's bundle is valid at level self; it is refused if an operator must vouch for it."""
     pack(path, FILES, predicate(), STRANGER)
     assert verdict(path, trust=None).level == "self"
     refused(path, "not trusted: signed by the key SHA256:.*, which is not listed")
 
 
 def test_expired(path: Path) -> None:
-    """Nobody says that it arrived in time: a key that leaked later may have signed it."""
+    """Without a receipt, nothing shows that it was signed in time; a leaked key may have signed it later."""
     certified(path)
     assert verdict(path, now=UNTIL - 1).trusted
     refused(path, "no receipt, and the run's certificate had expired: at 2027-01-15T10:00:00Z", now=UNTIL)
@@ -915,7 +915,7 @@ def test_expired_authority(path: Path) -> None:
 
 
 def krl(folder: Path, *lines: str, authority: Signer | None = None) -> Revoked:
-    """As ssh-keygen -k makes it."""
+    """Make a revocation list with ssh-keygen -k."""
     (folder / "krl-specification").write_text("\n".join(lines) + "\n")
     command = ["ssh-keygen", "-q", "-k", "-f", str(folder / "krl")]
     if authority:
@@ -975,7 +975,7 @@ def algorithms() -> dict[str, Any]:
 @needs("ssh-keygen")
 @pytest.mark.parametrize("kind", ["ssh-rsa", "ecdsa-sha2-nistp256"])
 def test_signature_of_another_algorithm(path: Path, tmp_path: Path, kind: str) -> None:
-    """Made by ssh-keygen, valid for ssh-keygen, and still no signature of a bundle."""
+    """ssh-keygen makes and accepts such a signature, but a bundle may not have it."""
     key, statement = tmp_path / "other", tmp_path / "statement"
     key.touch(mode=0o600)
     pem = algorithms()[kind].private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
@@ -991,7 +991,7 @@ def test_signature_of_another_algorithm(path: Path, tmp_path: Path, kind: str) -
 
 
 def test_receipt_of_another_run(path: Path, tmp_path: Path) -> None:
-    """A true receipt of the same operator's, for something else."""
+    """The receipt is a real one of the same operator, for another run."""
     other = tmp_path / "other.tar"
     cert = certificate(principals=(principal("other"),), key_id=key_id("other"))
     certified(other, cert, run_id="other")
@@ -1017,7 +1017,7 @@ def test_receipt_of_another_challenge(path: Path) -> None:
 
 
 def test_run_certificate_that_signs_receipts(path: Path) -> None:
-    """The operator certified the node's key for bundles. Its word on its own bundle is none."""
+    """The operator certified the node's key for bundles only, so the node cannot sign a receipt."""
     for cert in (certificate(), None):
         countersign(path, receipt_for(path), RUN_KEY, cert=cert)
         refused(path, r"receipt\.json: is not signed by the authority that certified the run's key")
@@ -1045,13 +1045,13 @@ def test_receipt_that_contradicts_itself(path: Path, challenged: int, received_a
     refused(path, "the receipt contradicts itself")
 
 
-def test_receipt_of_a_time_that_does_not_come(path: Path) -> None:
+def test_receipt_with_an_impossible_time(path: Path) -> None:
     countersign(path, receipt_for(path, received_at=2**53))
     refused(path, "was received at a time when the run's certificate had expired", trust=None)
 
 
-def test_certificate_that_is_valid_for_ever(path: Path) -> None:
-    """A stranger may be his own authority. His times must not crash who reads them."""
+def test_certificate_that_is_valid_forever(path: Path) -> None:
+    """A stranger can certify with their own authority; extreme times in it must not crash a reader."""
     blob = certificate_blob(authority=STRANGER, valid=(0, 2**64 - 1))
     signature = _armor(blob, BUNDLE_NAMESPACE, wire_string(ED25519) + wire_string(bytes(64)))
     change(path, **{"statement__json__sig": signature})
@@ -1071,7 +1071,7 @@ def test_receipt_that_was_edited(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [RECEIPT, RECEIPT_SIGNATURE])
-def test_half_a_receipt(path: Path, name: str) -> None:
+def test_receipt_without_its_signature_or_the_reverse(path: Path, name: str) -> None:
     write_bundle(path, {n: d for n, d in contents(path).items() if n != name})
     refused(path, f"{name}: is missing in the bundle")
 
@@ -1101,7 +1101,7 @@ def test_receipt_in_another_form(path: Path, found: bytes, written: bytes, why: 
 
 
 def test_replayed_bundle_under_a_new_receipt_needs_the_operator(path: Path, tmp_path: Path) -> None:
-    """Replay against the operator himself is refused by his ledger: tests/control/test_operator.py."""
+    """Replay against the operator is refused by the ledger; see tests/control/test_operator.py."""
     old = contents(path)
     newer = json.loads(old[RECEIPT]) | {"received_at": RECEIVED + 60}
     change(path, receipt__json=canonical_json(newer) + b"\n")
@@ -1109,13 +1109,13 @@ def test_replayed_bundle_under_a_new_receipt_needs_the_operator(path: Path, tmp_
     assert sha256(old[STATEMENT]) == newer["statement_sha256"]
 
 
-def test_a_link_to_a_bundle_is_no_attack(path: Path, tmp_path: Path) -> None:
+def test_a_link_to_a_bundle_is_accepted(path: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(path)
     assert verdict(tmp_path / "link").level == "operator"
 
 
 def test_the_attacks_change_only_what_they_say(path: Path) -> None:
-    """They write the tar anew: with nothing changed, it is the same to the byte."""
+    """The attacks rewrite the tar; without a change, the result is identical to the byte."""
     before = path.read_bytes()
     change(path)
     assert path.read_bytes() == before

@@ -1,4 +1,4 @@
-"""The bundle's form: one sequence of bytes for the same files, and nothing else is read."""
+"""The form of a bundle: the same files have exactly one sequence of bytes, and no other is read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refused(data: bytes, why: str) -> None:
 
 
 def foreign(format: Any = tarfile.USTAR_FORMAT, **fields: Any) -> bytes:
-    """One member as another writer may write it, otherwise like ours."""
+    """Make a member as another writer may write it, otherwise as our writer does."""
     info = tarfile.TarInfo("manifest.json")
     for name, value in fields.items():
         setattr(info, name, value)
@@ -92,12 +92,12 @@ def test_plain_tar_reads_it(tmp_path: Path) -> None:
     assert {name: (tmp_path / name).read_bytes() for name in FILES} == FILES
 
 
-def test_the_bundle_holds_no_time_owner_or_name_of_this_machine(tmp_path: Path) -> None:
+def test_the_bundle_contains_no_time_owner_or_name_of_this_machine(tmp_path: Path) -> None:
     with tarfile.open(packed(tmp_path / "b.tar")) as tar:
         assert {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode) for m in tar} == {(0, 0, 0, "", "", 0o644)}
 
 
-def test_a_bundle_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_bundle_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
     path = packed(tmp_path / "b.tar")
     before = path.read_bytes()
     with pytest.raises(BadInput, match="allowed form"):
@@ -117,7 +117,7 @@ def test_a_place_where_no_bundle_can_be_written_is_named(tmp_path: Path, place: 
     assert str(caught.value).startswith(f"{tmp_path / place}: the bundle cannot be written: ")
 
 
-def test_a_file_that_grows_while_it_is_packed_is_no_bundle(
+def test_a_file_that_grows_while_it_is_packed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "log"
@@ -175,7 +175,7 @@ def test_a_member_that_is_not_a_plain_file_of_ours_is_refused(fields: dict[str, 
 
 
 def test_the_same_member_by_another_writer_is_accepted_if_it_is_the_same_bytes() -> None:
-    """The attacks above and below fail for what they change, and for nothing else."""
+    """This shows that the attacks in this file fail only because of the bytes that they change."""
     assert list(opened(foreign()).members) == ["manifest.json"]
 
 
@@ -186,7 +186,7 @@ def test_pax_and_gnu_extensions_are_refused() -> None:
 
 
 @pytest.mark.parametrize("names", [("caf\u00e9.json", "cafe\u0301.json"), ("a.json", "A.json")])
-def test_names_that_collide_where_case_or_unicode_is_folded_cannot_be_said(names: tuple[str, str]) -> None:
+def test_names_that_collide_after_case_or_unicode_folding_are_invalid(names: tuple[str, str]) -> None:
     for first, second in (names, names[::-1]):
         refused(foreign(name=first)[:BLOCK] + foreign(name=second), "allowed form")
 
@@ -209,7 +209,7 @@ def test_nothing_follows_the_end_and_nothing_is_missing(tmp_path: Path) -> None:
     a = member("a", b"text", tmp_path)
     opened(a + END)
     refused(a + END + b"\0", "follows the end")
-    refused(a + END + END, "follows the end")  # as tar itself pads to 10,240 bytes
+    refused(a + END + END, "follows the end")  # tar pads to 10,240 bytes
     refused(a + END + a + END, "follows the end")
     refused(a + bytes(BLOCK), "ends too early")
     refused(a, "ends too early")
@@ -269,5 +269,5 @@ def test_a_large_member_is_hashed_in_little_memory(tmp_path: Path) -> None:
         (b"\xff" * 5000, "is not a bundle"),
     ],
 )
-def test_what_is_no_tar_is_refused(data: bytes, why: str) -> None:
+def test_a_file_that_is_not_a_tar_is_refused(data: bytes, why: str) -> None:
     refused(data, why)

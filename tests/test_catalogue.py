@@ -1,4 +1,4 @@
-"""Which GPU a name means: what the driver calls it is taken whole, what people type by its words."""
+"""Find a GPU by name: a driver's name must match completely, a user may give only some of its words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from bench.base.gpu_catalogue import find_gpu_model, gpu_named
 from bench.node_check.judging.standards import profile_of
 
-# As drivers spell cards whose names begin as those of cards that are known, and that are others.
+# Drivers' names of other cards, which begin like the names of known cards.
 LIKE_OTHERS = (
     "NVIDIA H20", "NVIDIA H800", "NVIDIA H100", "NVIDIA H200 NVL", "NVIDIA GH200 480GB", "NVIDIA A10",
     "NVIDIA A100-SXM-64GB", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "NVIDIA A800-SXM4-80GB", "NVIDIA L40",
@@ -17,7 +17,7 @@ LIKE_OTHERS = (
 
 
 @pytest.mark.parametrize("name", LIKE_OTHERS)
-def test_a_card_is_never_taken_for_one_with_a_like_name(name: str) -> None:
+def test_a_card_is_never_confused_with_one_of_a_similar_name(name: str) -> None:
     assert gpu_named(name) is None
     assert profile_of(name) is None
 
@@ -47,5 +47,5 @@ def test_words_of_a_name_are_enough(typed: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("typed", ["h20", "a10", "l4", "l40", "rtx 6000", "600", "v100", "", "("])
-def test_half_a_number_is_no_name(typed: str) -> None:
+def test_a_part_of_a_model_number_matches_no_card(typed: str) -> None:
     assert find_gpu_model(typed) is None

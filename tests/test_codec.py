@@ -1,4 +1,4 @@
-"""JSON, strictly: what goes out comes back the same, what does not fit is named."""
+"""Strict JSON: values are read back as written, and a value that does not fit is named."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ OUTCOMES = [
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda o: o.kind)
-def test_every_outcome_survives_the_trip(outcome: Outcome) -> None:
+def test_every_outcome_survives_encoding_and_decoding(outcome: Outcome) -> None:
     assert union_from_json(Outcome, strict_loads(canonical_json(to_json(outcome)))) == outcome
 
 
-def test_a_trial_survives_the_trip_and_keeps_its_id() -> None:
+def test_a_trial_survives_encoding_and_decoding_and_keeps_its_id() -> None:
     again = from_json(Trial, strict_loads(canonical_json(to_json(trial()))))
     assert again == trial()
     assert again.id == trial().id
@@ -128,7 +128,7 @@ def test_canonical_json_is_one_spelling(value: Any) -> None:
 
 
 def as_read_key_by_key(text: str) -> Any:
-    """The definition of what strict_loads accepts, without its short way."""
+    """Read JSON as strict_loads defines it, without the fast path."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) != len(pairs):
@@ -164,7 +164,7 @@ PIECES = st.sampled_from(
 @settings(max_examples=2000, deadline=None)
 @given(st.lists(PIECES, max_size=14).map("".join))
 @example('{"a" :1,"a":":x"}')
-def test_the_short_way_accepts_what_the_long_way_does_and_reads_the_same(text: str) -> None:
+def test_the_fast_path_accepts_and_reads_the_same_as_the_slow_path(text: str) -> None:
     for whole in (text, f"{{{text}}}", f"[{text}]"):
         try:
             expected = as_read_key_by_key(whole)
@@ -181,7 +181,7 @@ def test_the_short_way_accepts_what_the_long_way_does_and_reads_the_same(text: s
     st.booleans(),
     st.sampled_from([(",", ":"), (", ", ": "), (" ,", " : ")]),
 )
-def test_any_spelling_of_a_value_is_read(
+def test_every_json_encoding_of_a_value_is_read(
     value: Any, indent: int | str | None, ascii_only: bool, separators: tuple[str, str]
 ) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only, separators=separators)
@@ -208,7 +208,7 @@ def test_a_plain_text_takes_the_fast_path() -> None:
         b"[" * 65 + b"]" * 65,
     ],
 )
-def test_the_fast_path_leaves_what_could_be_wrong_to_the_slow_one(text: bytes) -> None:
+def test_the_fast_path_leaves_doubtful_input_to_the_slow_path(text: bytes) -> None:
     assert plain_json(text) is NOT_PLAIN
 
 

@@ -1,4 +1,4 @@
-"""What the command says at its edges: where it may not write, what it cannot read, what makes no sense."""
+"""The command in unusual cases: folders it may not write, input it cannot read, senseless arguments."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.parametrize("command", [["run", str(QUICKSTART)], ["check", "--level", "quick"]])
-def test_results_that_can_go_nowhere_are_no_defect(
+def test_an_output_folder_that_cannot_be_written_is_reported(
     command: list[str], out: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("file").touch()
@@ -57,7 +57,7 @@ def test_results_that_can_go_nowhere_are_no_defect(
 
 
 @pytest.mark.parametrize("resume", [[], ["--resume"]])
-def test_nor_are_those_of_a_run_that_was_asked_for(
+def test_an_output_folder_of_a_challenged_run_that_cannot_be_written_is_reported(
     resume: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     digest = load_manifest(QUICKSTART).digest.removeprefix("sha256:")
@@ -74,7 +74,7 @@ def test_a_journal_that_cannot_be_read_is_named(capsys: pytest.CaptureFixture[st
     assert "out/abc/journal.jsonl: cannot be read: Is a directory\n  --out names another directory" in said
 
 
-def test_a_damaged_journal_says_how_to_begin_anew(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_journal_is_reported_with_how_to_start_again(capsys: pytest.CaptureFixture[str]) -> None:
     Path("out/abc").mkdir(parents=True)
     digest = load_manifest(QUICKSTART).digest
     Path("out/abc/journal.jsonl").write_text(json.dumps({"event": "run", "manifest": digest}) + "\n{\n")
@@ -84,7 +84,7 @@ def test_a_damaged_journal_says_how_to_begin_anew(capsys: pytest.CaptureFixture[
     assert "--out names another directory: there the run begins anew" in said
 
 
-def test_a_bundle_that_cannot_be_written_costs_no_figure(
+def test_figures_are_printed_if_the_bundle_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def measure(run: Run, *_: object) -> str:
@@ -128,10 +128,10 @@ def test_a_run_that_ended_early_does_not_blame_the_settings_that_it_skipped(
         ),
         (OSError(errno.ENOSPC, "No space left on device"), "cannot be written: No space left on device"),
         (KeyError("of bench"), "KeyError: 'of bench'"),
-        (KeyboardInterrupt(), "interrupted"),  # for the second time: the first one is measure's to answer
+        (KeyboardInterrupt(), "interrupted"),  # the second interrupt; measure_plan answers the first
     ],
 )
-def test_whatever_ends_a_run_what_it_measured_has_its_bundle(
+def test_a_run_that_ends_for_any_reason_leaves_a_bundle(
     wrong: BaseException, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def measure(run: Run, *_: object) -> str:
@@ -148,14 +148,14 @@ def test_whatever_ends_a_run_what_it_measured_has_its_bundle(
 
 
 @pytest.mark.parametrize("command", [["plan", str(QUICKSTART)], ["paper", "--json"]])
-def test_a_full_disk_behind_stdout_is_no_defect(command: list[str]) -> None:
+def test_a_full_disk_behind_stdout_is_reported(command: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
         process = [sys.executable, "-m", "bench", *command]
         done = subprocess.run(process, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (3, "stdout: cannot be written: No space left on device\n")
 
 
-def test_who_no_longer_reads_stderr_changes_neither_what_is_done_nor_how_it_ends(tmp_path: Path) -> None:
+def test_a_closed_stderr_changes_neither_the_result_nor_the_exit_code(tmp_path: Path) -> None:
     (wrong := tmp_path / "wrong.json").write_text("{}")
     process = [sys.executable, "-m", "bench", "plan", str(wrong), "--json"]
     reader, writer = os.pipe()
@@ -168,13 +168,13 @@ def test_who_no_longer_reads_stderr_changes_neither_what_is_done_nor_how_it_ends
 
 
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
-def test_a_service_may_start_it_without_any_of_its_streams(closed: str) -> None:
+def test_the_command_works_without_stdin_stdout_and_stderr(closed: str) -> None:
     command = f"{sys.executable} -m bench plan {QUICKSTART} --gpu h100 --json {closed}"
     assert subprocess.run(["sh", "-c", command], capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_a_locale_that_cannot_spell_a_figure_costs_none(encoding: str, tmp_path: Path) -> None:
+def test_figures_are_printed_in_a_locale_without_their_characters(encoding: str, tmp_path: Path) -> None:
     path = bundle(tmp_path / "caf\u0119.tar", settings=[((), 0.5), (("tf32",), Crashed("x" * 99))])
     process = [sys.executable, "-m", "bench", "compare", str(path)]
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0", "LC_ALL": "C.UTF-8"}
@@ -203,7 +203,7 @@ def test_a_locale_that_cannot_spell_a_figure_costs_none(encoding: str, tmp_path:
         (["status", "nobody", "--json"], 2, ""),
     ],
 )
-def test_json_is_one_document_also_where_there_is_nothing_but_an_error(
+def test_json_is_one_document_even_if_there_is_only_an_error(
     words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == code
@@ -229,7 +229,7 @@ def test_without_json_an_error_leaves_stdout_empty(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("command", [["verify"], ["compare"]])
-def test_bundles_may_stand_behind_options(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bundles_may_follow_options(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "one.tar", "--json", "two.tar"]) == 2
     said = capsys.readouterr().err
     assert "one.tar" in said
@@ -264,7 +264,7 @@ def test_an_option_that_would_be_ignored_is_refused(
 
 
 def commands_of(command: Parser) -> Iterator[Parser]:
-    """The commands at or below a parser that can be called."""
+    """List the commands at or below a parser."""
     groups = [action.choices for action in command._actions if isinstance(action.choices, dict)]
     if not groups:
         yield command
@@ -278,7 +278,7 @@ COMMANDS = {command.prog.removeprefix("bench "): command for command in commands
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_argument_fills_a_field_of_the_commands_request(name: str) -> None:
-    """Commands are named by text, which no type checker reads."""
+    """Argument names are text, which a type checker does not verify."""
     function, request = COMMANDS[name].get_default("call").load()
     (parameter,) = inspect.signature(function).parameters.values()
     assert parameter.annotation == request.__name__
@@ -289,7 +289,7 @@ def test_every_argument_fills_a_field_of_the_commands_request(name: str) -> None
 
 
 def options_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> set[str]:
-    """Of a command and of all commands below it, as its help has them."""
+    """List the options of a command and of all commands below it, as in its help."""
     with pytest.raises(SystemExit):
         main([*words, "--help"])
     said = capsys.readouterr().out
@@ -335,7 +335,7 @@ def test_every_field_of_json_is_documented(words: list[str], capsys: pytest.Capt
 def test_a_plan_says_whether_all_of_it_is_measured(
     manifest: str, searched: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A search of nine models plans for two hundred settings, and measures few of them."""
+    """A search of nine models plans two hundred settings and measures few of them."""
     words = ["plan", str(QUICKSTART.with_name(f"{manifest}.json")), "--gpu", "h100", "--gpus", "8"]
     assert main(words) == 0
     assert ("settings to measure at most" in capsys.readouterr().out) == bool(searched)
@@ -343,8 +343,8 @@ def test_a_plan_says_whether_all_of_it_is_measured(
     assert len(json.loads(capsys.readouterr().out)["searched"]) == searched
 
 
-def test_a_plan_says_of_how_much_memory_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is skipped for it says no more than how much there is."""
+def test_a_plan_states_the_memory_it_was_made_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Reasons of skipped settings give only the amount of memory, so the plan must say what it is."""
     for gib, said in ((40, "79.6 GiB each, capped at 40.0 GiB "), (100, "79.6 GiB each ")):
         path = tmp_path / "capped.json"
         path.write_text(json.dumps({**json.loads(QUICKSTART.read_text()), "memory_cap_gib": gib}))
@@ -352,8 +352,8 @@ def test_a_plan_says_of_how_much_memory_it_is(tmp_path: Path, capsys: pytest.Cap
         assert said in capsys.readouterr().out
 
 
-def test_a_plan_says_what_hardly_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    """Predictions may be wrong: what is not far too large is tried, but nobody should count on it."""
+def test_a_plan_marks_settings_that_are_unlikely_to_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    """Predictions may be wrong: a setting that is slightly too large is tried, but marked."""
     assert main(["plan", str(QUICKSTART.with_name("hour.json")), "--gpu", "h100"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("pythia-6.9b")]
     assert rows
@@ -364,7 +364,7 @@ def test_a_plan_says_what_hardly_fits(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_plan_for_elsewhere_says_what_offloading_takes_of_the_host(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """On one 4090 pythia-6.9b is offloaded or not trained: whoever rents it has to ask for memory."""
+    """One 4090 trains pythia-6.9b only with offloading, so a renter must know the host memory it needs."""
     words = ["plan", str(QUICKSTART.with_name("hour.json")), "--gpu", "4090"]
     assert main(words) == 0
     assert "offload  pythia-6.9b: about 156 to 220 GiB of the host" in capsys.readouterr().out
@@ -375,7 +375,7 @@ def test_a_plan_for_elsewhere_says_what_offloading_takes_of_the_host(
     assert "offload" not in capsys.readouterr().out
 
 
-def test_a_reason_that_is_cut_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shortened_reason_is_marked_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     reason = "ValueError: hidden_size must be divisible by num_heads (got 30 and 4)"
     path = bundle(Path("a.tar"), settings=[((), 0.5), (("checkpointing",), Crashed(reason))])
     assert main(["compare", str(path)]) == 0

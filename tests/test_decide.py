@@ -1,4 +1,4 @@
-"""What is recommended, as rules that must hold for any machines, prices and wishes."""
+"""Rules for recommendations that must hold for any machines, prices and requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ runs = st.integers(1, 50)
 
 
 def beats(a: Option, b: Option, wish: Wish) -> bool:
-    """Cheaper and faster."""
+    """Return whether one option is cheaper and faster than another."""
     return a.spend(wish.runs) < b.spend(wish.runs) and a.days.value < b.days.value
 
 
@@ -70,7 +70,7 @@ def test_raising_the_budget_never_worsens_the_answer(
 
 
 @given(options(), money, st.floats(1, 100), st.floats(0.01, 1e4))
-def test_raising_the_budget_never_makes_a_deadline_dearer(
+def test_raising_the_budget_never_makes_a_deadline_more_expensive(
     every: list[Option], budget: float, factor: float, deadline: float
 ) -> None:
     poor = decide(every, Wish(budget, deadline)).cheapest_by_deadline
@@ -90,7 +90,7 @@ def test_a_later_deadline_never_costs_more(every: list[Option], deadline: float,
 
 
 @given(options(), money, st.floats(0.01, 1e4), st.randoms())
-def test_the_order_of_the_bundles_decides_nothing(
+def test_the_order_of_the_bundles_does_not_matter(
     every: list[Option], budget: float, deadline: float, random: object
 ) -> None:
     wish = Wish(budget, deadline)
@@ -100,7 +100,7 @@ def test_the_order_of_the_bundles_decides_nothing(
 
 
 @given(options(), money, st.floats(0.01, 1e4), st.sampled_from([0.5, 2.0, 4.0]))
-def test_another_currency_decides_nothing(
+def test_the_currency_does_not_matter(
     every: list[Option], budget: float, deadline: float, rate: float
 ) -> None:
     def worth(option: Option) -> Option:
@@ -133,12 +133,12 @@ def test_the_frontier_beats_all_that_is_not_on_it_and_nothing_on_it_is_beaten(
     assert not any(a[0] <= b[0] and a[1] <= b[1] for a in best for b in best if a is not b)
 
 
-def test_nothing_is_answered_that_was_not_asked() -> None:
+def test_only_requested_questions_are_answered() -> None:
     answer = decide([Option("m", "rent", Interval(1, 0), 0, 1)], Wish())
     assert (answer.fastest_in_budget, answer.cheapest_by_deadline) == (None, None)
 
 
-def test_of_two_that_cannot_be_told_apart_the_cheaper_is_named_too() -> None:
+def test_if_two_machines_are_not_provably_different_the_cheaper_is_named_too() -> None:
     dear = Option("dear", "buy", Interval(10.0, 0.5), 200_000, 0)
     cheap = Option("cheap", "buy", Interval(10.2, 0.5), 100_000, 0)
     slow = Option("slow", "buy", Interval(20.0, 0.5), 10_000, 0)
@@ -151,22 +151,22 @@ def test_a_deadline_inside_the_interval_is_perhaps_met(deadline: float, expected
     assert meets(Interval(10.0, 0.5), deadline) == expected
 
 
-def test_of_two_that_cost_the_same_the_faster_is_named_too() -> None:
-    """Two GPUs at twice the rent and just under half the time: who saves a thousandth waits twice as long."""
+def test_if_two_machines_cost_the_same_the_faster_is_named_too() -> None:
+    """Two GPUs have twice the rent and just under half the time: one saves 0.1% and takes twice as long."""
     one = Option("1x", "rent", Interval(7.736, 0.137), 0, 649.81)
     two = Option("2x", "rent", Interval(3.872, 0.066), 0, 650.55)
     eight = Option("8x", "rent", Interval(1.2, 0.02), 0, 900)
     answer = decide([one, two, eight], Wish(deadline_days=14))
     assert (answer.cheapest_by_deadline, answer.as_cheap_but_faster) == (one, two)
-    assert decide([one, two, eight], Wish(deadline_days=5)).as_cheap_but_faster is None  # two is the cheapest
+    assert decide([one, two, eight], Wish(deadline_days=5)).as_cheap_but_faster is None  # two is cheapest
     assert decide([one, eight], Wish(deadline_days=14)).as_cheap_but_faster is None
-    bought = Option("2x", "buy", Interval(3.872, 0.066), 649_900, 0)  # a price is sure
+    bought = Option("2x", "buy", Interval(3.872, 0.066), 649_900, 0)  # a price has no interval
     cheap = Option("1x", "buy", Interval(7.736, 0.137), 649_810, 0)
     assert decide([cheap, bought], Wish(deadline_days=14)).as_cheap_but_faster is None
 
 
-def test_the_run_that_meets_a_deadline_is_another_process_than_was_measured() -> None:
-    """Two that train the same differ by half a percent (docs/accuracy.md), however tight each is."""
+def test_a_deadline_allows_for_the_spread_between_processes() -> None:
+    """Two processes of the same training differ by half a percent, however narrow their intervals."""
     tight = Interval(10.0, 0.001)
     assert meets(tight, 10.05) == "perhaps"
     assert meets(tight, 10.2) == "yes"
@@ -198,7 +198,7 @@ def test_runs_are_whole_ones_and_a_life_must_hold_the_last_of_them() -> None:
     rent = Option("m", "rent", Interval(900.0, 1.0), 0.0, 10_000.0)
     even = break_even(own, rent, life_days=1825)
     assert even is not None
-    assert (even.runs, even.reachable()) == (3, False)  # 2.01 runs would fit
+    assert (even.runs, even.reachable()) == (3, False)  # the life holds 2.01 runs
     assert own.spend(3) < rent.spend(3)
     assert own.spend(2) > rent.spend(2)
 
@@ -219,15 +219,15 @@ def test_a_run_costs_its_share_of_the_machines_life_as_in_the_paper() -> None:
     assert h100.run_cost(5 * 365, utilisation=0.5) == pytest.approx(2 * h100.run_cost(5 * 365))
 
 
-def test_equal_ranks_go_to_what_cannot_be_told_from_their_leader() -> None:
+def test_machines_not_provably_slower_than_the_leader_share_its_rank() -> None:
     found = places([Interval(10, 0.5), Interval(10.4, 0.5), Interval(11, 0.5), Interval(11.2, 0.5)])
     assert [place.rank for place in found] == [1, 1, 3, 3]
     assert found[0].slower is None
     assert found[2].slower == ratio(Interval(11, 0.5), Interval(10, 0.5))
 
 
-def test_equal_machines_get_equal_ranks_about_as_often_as_is_said() -> None:
-    """Each is measured in a process of its own; within a process the steps scatter far less."""
+def test_equal_machines_get_equal_ranks_about_as_often_as_stated() -> None:
+    """Each machine is measured in a process of its own; within a process the steps scatter far less."""
     draw = random.Random(1)
     told_apart = 0
     for _ in range(2000):
@@ -237,7 +237,7 @@ def test_equal_machines_get_equal_ranks_about_as_often_as_is_said() -> None:
 
 
 @given(days, days)
-def test_a_difference_is_symmetric_and_never_from_oneself(a: Interval, b: Interval) -> None:
+def test_a_difference_is_symmetric_and_zero_to_itself(a: Interval, b: Interval) -> None:
     assert differs(a, b) == differs(b, a)
     assert not differs(a, a)
     assert not math.isnan(ratio(a, b).half_width)

@@ -1,4 +1,4 @@
-"""The DSSE envelope: any that the protocol allows is read, one form is written. Vectors: test_vectors.py."""
+"""DSSE envelopes: every form that the protocol allows is read, and one is written (see test_vectors.py)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_type_and_payload_cannot_run_into_each_other() -> None:
     assert pae("a", b"b 1 c") != pae("a 5 b", b"c")
 
 
-def test_the_key_id_is_the_fingerprint_and_decides_nothing() -> None:
+def test_the_key_id_is_the_fingerprint_and_is_not_checked() -> None:
     signatures = json.loads(SEALED)["signatures"]
     assert signatures[0]["keyid"] == PUBLIC.fingerprint
     assert unseal(altered(signatures=[signatures[0] | {"keyid": "another"}]), PUBLIC) == PAYLOAD
@@ -79,7 +79,7 @@ def test_another_envelope_is_refused(envelope: bytes, why: str) -> None:
         unseal(envelope, PUBLIC)
 
 
-def test_a_type_that_was_not_asked_for_is_refused_though_signed() -> None:
+def test_an_unexpected_payload_type_is_refused_even_if_signed() -> None:
     with pytest.raises(VerificationFailed, match="holds 'text/plain', not application/vnd"):
         unseal(seal(PAYLOAD, KEY, "text/plain"), PUBLIC)
 
@@ -91,8 +91,8 @@ def test_no_byte_of_a_bundles_envelope_can_be_changed() -> None:
             verify_own(SEALED[:at] + bytes([SEALED[at] ^ 1]) + SEALED[at + 1 :], PAYLOAD, PUBLIC)
 
 
-def test_of_many_signatures_none_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The attack: an envelope of thousands, each of which takes a verifier the whole statement to refuse."""
+def test_an_envelope_with_many_signatures_is_refused_unverified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attack is an envelope with thousands of signatures, each of which would be costly to refuse."""
     tried = []
     monkeypatch.setattr(PublicKey, "check", lambda *_: tried.append(1))
     many = altered(signatures=json.loads(SEALED)["signatures"] * 1000)

@@ -1,8 +1,8 @@
 """A method may change speed and memory, never the mathematics.
 
-Every family, every setting that this machine can run: the losses and gradient norms of the first steps
-are those of the naive setting. Dropout is off here, so that the numbers can be compared at all; where it
-is on, checkpointing must still drop the same units twice.
+For every family and every setting that this machine can run, the losses and gradient norms of the first steps
+equal those of the naive setting. Dropout is off here, so that the numbers can be compared. If it
+is on, checkpointing must drop the same units twice.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tests.models.test_generic import SMALL, TEXT, resolved
 
 TINY = {m.family: m for name, m in known_models().items() if name.startswith("tiny-")}
 CPU = Device("cpu")
-STEP = 0.003  # of a loss: so small that it is straight there
+STEP = 0.003  # step that lowers the loss by this share, small enough for a linear loss
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_here() -> Iterator[None]:
-    """The compiler would start processes to compile in, which takes longer than what is compiled here."""
+    """Compile in this process: starting compiler processes takes longer than these compilations."""
     with torch._inductor.config.patch(compile_threads=1):
         yield
 
@@ -45,7 +45,7 @@ def without_dropout(model: Model) -> Model:
 
 
 def curve(model: Model, setting: Setting, folder: Path, micro_batch: int = 8) -> torch.Tensor:
-    """Losses, then gradient norms, of three steps of 16 samples."""
+    """Train three steps of 16 samples; return the losses and the gradient norms."""
     model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, batch_size=16))
     one = trial(model=model, setting=setting, micro_batch=micro_batch, timing=Timing(loss_steps=3), seed=3)
     run = TrialRun(one, CPU, Team(), folder, lambda event: None)
@@ -69,8 +69,8 @@ WITH_KERNELS = [
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_is_asked_for_what_naive_computes(tmp_path: Path) -> None:
-    """Forward alone: on a CPU it does not train."""
+def test_flex_attention_computes_what_naive_computes(tmp_path: Path) -> None:
+    """Only the forward pass is compared, because flex attention cannot train on a CPU."""
     found = []
     for setting in (NAIVE, ("flex-attention",)):
         one = trial(model=without_dropout(TINY["vit"]), setting=setting, micro_batch=8, seed=3)
@@ -108,8 +108,8 @@ OWN = SMALL | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     ("name", "architecture", "objective"),
     [
         ("llama", SMALL, "causal-lm"),
-        ("albert", OWN | {"embedding_size": 64}, "masked-lm"),  # one layer's weights for all of them
-        ("deberta", OWN, "masked-lm"),  # writes to what a layer gave
+        ("albert", OWN | {"embedding_size": 64}, "masked-lm"),  # all layers share one set of weights
+        ("deberta", OWN, "masked-lm"),  # modifies the output of a layer in place
     ],
 )
 def test_half_weights_compute_what_fp32_does_in_other_architectures(
@@ -136,7 +136,7 @@ def test_attention_has_kernels_on_a_cpu_too() -> None:
 
 
 def elsewhere(cases: Iterable[tuple[str, Setting]]) -> list[ParameterSet]:
-    """Among the end-to-end tests: a family takes a C++ compiler many seconds."""
+    """Mark compiled families as end-to-end tests, because each takes a C++ compiler many seconds."""
     return [pytest.param(*case, marks=pytest.mark.e2e) for case in cases]
 
 
@@ -160,12 +160,12 @@ def test_a_compiled_model_computes_what_naive_computes(family: str, setting: Set
 @pytest.mark.parametrize("how", ["compile", "compile-blocks"])
 @pytest.mark.parametrize("beside", [(), ("checkpointing",)], ids="+".join)
 def test_compiled_half_weights_add_up_every_gradient(how: str, beside: Setting, tmp_path: Path) -> None:
-    """The compiler is not told that products write to their sums (bench.runner.trial.fused_gradient_sums)."""
+    """Products write to their sums without telling the compiler (bench.runner.trial.fused_gradient_sums)."""
     model = without_dropout(TINY["gpt_neox"])
     model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, precision="bf16"))
     torch._dynamo.reset()
     expected = curve(model, ordered(["half-weights", *beside]), tmp_path)
-    with torch._inductor.config.patch({"cpp.simdlen": 1}):  # by vectors it makes what g++ refuses, for halves
+    with torch._inductor.config.patch({"cpp.simdlen": 1}):  # g++ refuses its vectors of halves
         found = curve(model, ordered(["half-weights", how, *beside]), tmp_path)
     torch.testing.assert_close(found[:3], expected[:3], rtol=2e-3, atol=0)  # losses
     torch.testing.assert_close(found[3:], expected[3:], rtol=2e-2, atol=0)  # gradient norms
@@ -190,10 +190,10 @@ def test_checkpointing_drops_the_same_units_twice(family: str, tmp_path: Path) -
 @pytest.mark.e2e
 @pytest.mark.parametrize("setting", [("compile-blocks",), ("compile-blocks", "checkpointing")], ids="+".join)
 @pytest.mark.parametrize("family", ["roberta", "vit", "convnext"])
-def test_compiled_code_drops_the_same_units_on_its_way_back(
+def test_compiled_code_drops_the_same_units_in_the_backward_pass(
     family: str, setting: Setting, tmp_path: Path
 ) -> None:
-    """Others than naive drops, so: a step along the gradient changes the loss by the gradient's norm."""
+    """Compiled code drops other units than naive, so a step's change of the loss is compared instead."""
     run = TrialRun(
         trial(model=TINY[family], setting=setting, micro_batch=8, seed=3),
         CPU,

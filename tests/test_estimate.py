@@ -1,4 +1,4 @@
-"""From samples to days: the line through two accumulation counts, its interval, its limits."""
+"""Estimates of days from samples: the line through two accumulation counts, its interval, its limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def steps(*pairs: tuple[int, float]) -> tuple[StepSample, ...]:
     return tuple(StepSample(accumulation, seconds) for accumulation, seconds in pairs)
 
 
-def test_slope_is_one_pass_and_intercept_the_update() -> None:
+def test_the_slope_is_the_pass_and_the_intercept_is_the_update() -> None:
     samples = steps((1, 1.5), (5, 5.5), (1, 1.5), (5, 5.5))
     assert pass_and_update(samples) == (1.0, 0.5)
     interval = step_interval(samples, 64)
@@ -37,7 +37,7 @@ def test_slope_is_one_pass_and_intercept_the_update() -> None:
 
 
 def test_a_count_that_the_recipe_uses_is_not_extrapolated() -> None:
-    # The line through the counts 1 and 4 would say 4.6; what was measured at 4 says 4.2.
+    # The line through counts 1 and 4 would give 4.6; the measurement at 4 gives 4.2.
     samples = steps((1, 1.0), (4, 4.1), (4, 4.3), (8, 9.4), (1, 1.0), (8, 9.4))
     interval = step_interval(samples, 4)
     assert interval is not None
@@ -51,7 +51,7 @@ def test_too_few_samples_give_no_interval() -> None:
 
 
 def test_more_passes_that_take_no_longer_give_no_interval() -> None:
-    """Updates on the host may scatter by more than a pass takes: 512 passes took less than no time."""
+    """Updates on the host may vary by more than a pass takes; then 512 passes would take negative time."""
     one, three = (2.00, 2.05, 2.02, 2.00, 2.05), (1.98, 1.96, 1.99, 1.98, 1.96)
     samples = [
         StepSample(n, s) for pair in zip(one, three, strict=True) for n, s in zip((1, 3), pair, strict=True)
@@ -135,7 +135,7 @@ def test_each_device_counts_with_its_best_and_only_those_in_use() -> None:
     assert ceiling_rate(ceilings, "matmul-fp32", 1) is None
 
 
-def test_losses_compare_only_where_they_saw_the_same_samples() -> None:
+def test_losses_are_compared_only_over_the_same_samples() -> None:
     naive = measurement([], losses=(2.0, 1.0))
     assert loss_difference(measurement([], losses=(2.02, 1.0)), naive) == pytest.approx(0.01)
     assert loss_difference(measurement([], losses=(2.0, 1.0), samples_per_loss=3), naive) is None

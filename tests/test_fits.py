@@ -1,4 +1,4 @@
-"""Of models that nothing predicts: which trials may fit, by what others took."""
+"""Without memory predictions, the memory of finished trials tells which other trials may fit."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def largest(learnt: dict[str, OutOfMemory | Measured], of: SettingPlan, *answers
     return max(t.micro_batch for t in of.trials if fits(of, t) in answers)
 
 
-def test_where_nothing_is_known_everything_may_fit() -> None:
+def test_without_any_outcome_everything_may_fit() -> None:
     assert {LearntMemory(TriedTrials(EVERY, {}), MEMORY)(of, t) for of in EVERY for t in of.trials} == {"yes"}
 
 
-def test_what_ran_out_where_less_lay_there_runs_out_where_more_does() -> None:
-    """16 samples took 86 GiB and more, and where 15 GiB more lie there, and a doubt, only 8 may fit."""
+def test_a_setting_with_more_states_also_runs_out_of_memory() -> None:
+    """16 samples need at least 86 GiB; with 15 GiB more of states and a margin, only 8 samples may fit."""
     learnt = {trial(SHARDED, 16).id: FULL}
-    assert largest(learnt, SHARDED, "yes", "hardly") == 16  # of its own setting the search knows
+    assert largest(learnt, SHARDED, "yes", "hardly") == 16  # the search handles the same setting
     half = cell("half-weights", "kernels")
     assert largest(learnt, half, "yes", "hardly") == 8
 
@@ -57,31 +57,31 @@ def test_a_setting_that_saves_more_is_not_ruled_out() -> None:
     assert largest({trial(CHECKPOINTED, 4).id: FULL}, PLAIN, "yes", "hardly") == 4
 
 
-def test_the_hosts_memory_says_nothing_of_the_gpus() -> None:
+def test_running_out_of_host_memory_says_nothing_about_the_gpus() -> None:
     learnt = {trial(PLAIN, 1).id: OutOfMemory("host", "")}
     assert largest(learnt, PLAIN, "yes") == 64
 
 
-def test_what_fitted_tells_how_many_samples_more_will() -> None:
-    """Four took 16 GiB over the states, and there are 72 and 87 of room."""
+def test_a_trial_that_fitted_predicts_how_many_samples_fit() -> None:
+    """Four samples took 16 GiB beyond the states; the room is 72 GiB and 87 GiB."""
     took = Measured(measurement([], peak_bytes=STATES + (16 << 30)))
     learnt = {trial(PLAIN, 4).id: took}
     assert largest(learnt, PLAIN, "yes") == 16
     assert largest(learnt, SHARDED, "yes") == 16
-    assert largest(learnt, PLAIN, "hardly") == 64  # an estimate: tried last, not left out
+    assert largest(learnt, PLAIN, "hardly") == 64  # an estimate, so it is tried last and not left out
 
 
-def test_where_nothing_fitted_yet_a_quarter_of_the_samples_is_next() -> None:
+def test_if_nothing_has_fitted_yet_a_quarter_of_the_samples_is_next() -> None:
     assert largest({trial(PLAIN, 64).id: FULL}, PLAIN, "yes") == 16
 
 
-def test_states_that_do_not_fit_are_ruled_out_alone() -> None:
+def test_states_that_do_not_fit_are_ruled_out_without_any_outcome() -> None:
     too_large = cell("kernels", states=130 << 30)
     assert LearntMemory(TriedTrials([too_large], {}), MEMORY)(too_large, too_large.trials[-1]) == "no"
 
 
 @pytest.mark.parametrize("change", [{"least_bytes": None}, {"needs": {64: 1 << 30}}])
-def test_it_is_left_to_formulas_where_there_are_some_and_to_nobody_where_nothing_was_counted(
+def test_learnt_memory_is_used_only_without_formulas_and_with_counted_states(
     change: dict[str, object],
 ) -> None:
     other = replace(PLAIN, **change)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""The guided search in made-up worlds: it finds the fastest setting, and measures few to do so.
+"""The guided search in simulated worlds finds the fastest setting and measures few settings.
 
-A world draws how fast everything is, from ranges wider than those measured (docs/accuracy.md); the
-search sees what it asks for, with noise.
+The speeds of a world are random, from ranges wider than those measured (docs/accuracy.md). The
+search receives the measurements that it requests, with noise.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class World:
     def __init__(self, seed: int, plan: Plan, noise: float = 0.002) -> None:
         draw = random.Random(seed)
         self.plan, self.noise, self.random = plan, noise, draw
-        self.rate = draw.uniform(0.005, 0.05)  # seconds a sample
-        self.overhead = draw.uniform(0.0, 0.15)  # of a pass of 16 samples
+        self.rate = draw.uniform(0.005, 0.05)  # seconds per sample
+        self.overhead = draw.uniform(0.0, 0.15)  # share of a pass of 16 samples
         self.update = draw.uniform(0.01, 0.1)
-        self.memory = draw.uniform(0.9, 1.08)  # used, of what was predicted
+        self.memory = draw.uniform(0.9, 1.08)  # used memory over predicted memory
         self.costs = {
             "checkpointing": draw.uniform(1.12, 1.4),
             "offload": draw.uniform(1.0, 3.0),
@@ -56,9 +56,9 @@ class World:
             "half-weights": draw.uniform(0.955, 1.03),
             "masked-head": draw.uniform(0.85, 0.95),
         }
-        # Of an update: what autocast takes in every pass to lower the weights.
+        # Share of an update that autocast costs in every pass, by casting weights.
         self.casts = draw.uniform(0.2, 0.55)
-        # Of a parameter: in every pass of FSDP2's, over the bus and on the host, and in an update.
+        # Seconds per parameter: in every pass of FSDP2, over the bus and on the host, and in an update.
         self.added_up, self.updated = draw.uniform(0.07e-9, 1e-9), draw.uniform(0.5e-9, 2e-9)
         self.costs["zero-2"] = self.costs["zero-1"] * draw.uniform(1.0, 1.1)
         self.costs["zero-3"] = self.costs["zero-2"] * draw.uniform(1.1, 2.0)
@@ -76,18 +76,18 @@ class World:
         half = trial.model.recipe.precision != "fp32"
         zero = sharding is not None and sharding.startswith("zero-")
         if half and zero:
-            # Weights are in half precision there, too.
+            # Weights are in half precision under ZeRO and FSDP2, too.
             share *= min(1.0, self.costs["half-weights"])
         a_pass = share * self.rate * (trial.micro_batch + 16 * self.overhead)
         if half and not zero and "half-weights" not in trial.setting:
-            a_pass += self.casts * self.update  # of weights, or of gradients: FSDP2's
+            a_pass += self.casts * self.update  # FSDP2's exchange of weights or of gradients
         divided = trial.gpus if sharding else 1
         update = self.update / divided
         if sharding and "offload" in trial.setting:
             parameters = family_of(trial.model).parameters(trial.model).total / divided
             update += parameters * self.updated
             if sharding.startswith("fsdp-"):
-                a_pass = max(a_pass, parameters * self.added_up)  # both at once
+                a_pass = max(a_pass, parameters * self.added_up)  # both at the same time
         return update + passes * a_pass
 
     def outcome(self, cell: SettingPlan, trial: Trial) -> Outcome:
@@ -117,7 +117,7 @@ class World:
         return known
 
     def regret(self, known: dict[str, Outcome]) -> float:
-        """How much slower than the fastest of all, in truth."""
+        """Return how much slower the chosen setting is than the truly fastest one."""
         working = [
             trial
             for cell in self.plan.cells
@@ -132,7 +132,7 @@ class World:
 
 @pytest.mark.parametrize("target", [H200, FOUR_H200], ids=["one", "four"])
 @pytest.mark.parametrize("model", ["pythia-160m", "pythia-1b", "roberta-large", "vit-l", "pythia-6.9b"])
-def test_nearly_always_within_a_percent_of_the_fastest_after_a_tenth_of_all_trials_or_eight(
+def test_the_search_is_nearly_always_within_a_percent_of_the_fastest_after_few_trials(
     model: str, target: Target
 ) -> None:
     plan = guided(model, target)
@@ -149,8 +149,8 @@ def test_nearly_always_within_a_percent_of_the_fastest_after_a_tenth_of_all_tria
 
 @pytest.mark.parametrize("samples", [1, 4, 16])
 @pytest.mark.parametrize("model", ["pythia-1b", "vit-l"])
-def test_where_a_step_is_one_pass_its_update_may_be_what_sharding_saves(model: str, samples: int) -> None:
-    """With so few samples a GPU nothing tells the two apart but a smaller micro-batch, if there is one."""
+def test_with_one_pass_per_step_sharding_is_not_ruled_out(model: str, samples: int) -> None:
+    """With so few samples per GPU, only a smaller micro-batch can separate the update from the pass."""
     entry = {"name": model, "recipe": {"batch_size": samples * FOUR_H200.gpus}}
     plan = make_plan(
         parse_manifest(json.dumps({"schema": "bench/manifest/v1", "models": [entry]}).encode(), "m.json"),
@@ -165,7 +165,7 @@ def test_where_a_step_is_one_pass_its_update_may_be_what_sharding_saves(model: s
     assert sum(spent) / WORLDS <= 12
 
 
-def test_where_only_saving_memory_helps_it_is_found() -> None:
+def test_a_memory_saving_setting_is_found_if_only_that_helps() -> None:
     plan = guided("pythia-1b", RTX_3090)
     for seed in range(40):
         world = World(seed, plan)
@@ -175,7 +175,7 @@ def test_where_only_saving_memory_helps_it_is_found() -> None:
 
 
 def first_turns(count: int, failing: str | None = None) -> list[str]:
-    """The models of the first trials, of which one may never end."""
+    """Return the models of the first trials, one of which may never end."""
     document = {"schema": "bench/manifest/v1", "models": ["pythia-160m", "vit-l", "roberta-large"]}
     plan = make_plan(parse_manifest(json.dumps(document).encode(), "m.json"), H200)
     world, known = World(1, plan), {}
@@ -194,8 +194,8 @@ def test_every_model_has_an_answer_before_any_has_a_second() -> None:
     assert set(order[:3]) == set(order[3:]) == {"pythia-160m", "vit-l", "roberta-large"}
 
 
-def test_a_model_that_only_fails_keeps_no_other_waiting() -> None:
-    """It may have dozens of settings, each of which takes all the time that a trial has."""
+def test_a_model_that_only_fails_does_not_block_the_others() -> None:
+    """A failing model may have dozens of settings, each of which takes the full time limit of a trial."""
     order = first_turns(4, failing="pythia-160m")
     assert order == ["pythia-160m", "vit-l", "roberta-large", "pythia-160m"]
 
@@ -215,10 +215,10 @@ LLAMA = {
 
 @pytest.mark.parametrize(("target", "most"), [(H200, 12), (FOUR_H200, 8)], ids=["one", "four"])
 @pytest.mark.parametrize("sharded", [False, True])
-def test_where_nothing_predicts_what_fits_it_is_found_after_few_that_run_out_of_memory(
+def test_without_memory_predictions_few_trials_run_out_of_memory(
     sharded: bool, target: Target, most: int
 ) -> None:
-    """With a quarter of the samples each time, and at last in every setting with one."""
+    """After each failure a quarter of the samples is tried, down to one sample in every setting."""
     document = {"schema": "bench/manifest/v1", "models": [LLAMA]}
     plan = make_plan(parse_manifest(json.dumps(document).encode(), "m.json"), target)
     known: dict[str, Outcome] = {}
@@ -231,14 +231,14 @@ def test_where_nothing_predicts_what_fits_it_is_found_after_few_that_run_out_of_
 
 
 def unpredicted(model: str, target: Target) -> Plan:
-    """As a model without formulas is planned: no micro-batch is left out, and nothing says what they take."""
+    """Plan a model as one without formulas: every micro-batch is included, and its memory is unknown."""
     plan = guided(model, replace(target, memory_bytes=2**60))
     cells = tuple(replace(cell, needs=dict.fromkeys(cell.needs)) for cell in plan.cells)
     return replace(plan, cells=cells, memory_bytes=target.memory_bytes)
 
 
 class Unpredicted(World):
-    """What they take is as the formulas have it, all the same."""
+    """A world in which trials take the memory of the formulas, but the plan does not know it."""
 
     def outcome(self, cell: SettingPlan, trial: Trial) -> Outcome:
         took = self.memory * predict_bytes(trial.model, trial.setting, trial.micro_batch, trial.gpus)  # type: ignore[operator]
@@ -255,8 +255,8 @@ class Unpredicted(World):
     [("pythia-1b", RTX_3090, 7), ("pythia-6.9b", RTX_3090, 6), ("pythia-2.8b", H200, 6),
      ("pythia-6.9b", FOUR_H200, 11)],
 )  # fmt: skip
-def test_what_samples_take_is_learnt_where_nothing_predicts_it(model: str, target: Target, most: int) -> None:
-    """By what ran out of memory and by what fitted: else each setting walked down to what fits on its own."""
+def test_memory_per_sample_is_learnt_without_predictions(model: str, target: Target, most: int) -> None:
+    """Trials of other settings are used; otherwise each setting would search downwards on its own."""
     plan = unpredicted(model, target)
     regrets, ran_out = [], []
     for seed in range(WORLDS):
@@ -269,7 +269,7 @@ def test_what_samples_take_is_learnt_where_nothing_predicts_it(model: str, targe
 
 
 @pytest.mark.parametrize(("hangs", "most"), [(True, 1), (False, 2)])
-def test_what_never_ends_is_tried_once_and_what_crashes_twice(hangs: bool, most: int) -> None:
+def test_a_method_that_times_out_is_tried_once_and_one_that_crashes_twice(hangs: bool, most: int) -> None:
     plan = guided("pythia-1b", H200)
     world = World(1, plan)
     world.broken, world.hangs = "compile", hangs
@@ -279,8 +279,8 @@ def test_what_never_ends_is_tried_once_and_what_crashes_twice(hangs: bool, most:
     assert world.regret(known) <= 0.01
 
 
-def test_a_large_model_on_a_slow_card_begins_with_passes_that_take_seconds() -> None:
-    """At 16 samples a pass, which fit, no trial of it ends in a quarter of an hour."""
+def test_a_large_model_on_a_slow_card_starts_with_passes_of_seconds() -> None:
+    """With 16 samples per pass, which fit, no trial of the model ends within a quarter of an hour."""
     plan = guided("pythia-6.9b", RTX_3090)
     assert max(trial.micro_batch for cell in plan.cells for trial in cell.trials) >= 16
     first = next_trial(plan, {})
@@ -292,8 +292,8 @@ def test_a_large_model_on_a_slow_card_begins_with_passes_that_take_seconds() -> 
 @pytest.mark.parametrize(
     ("phase", "again"), [("build", False), ("first steps", False), ("warm-up", True), ("measure", True)]
 )
-def test_what_trained_when_its_time_was_up_is_tried_with_fewer_samples(phase: str, again: bool) -> None:
-    """What never came to train may be stuck, whatever the micro-batch."""
+def test_a_trial_that_timed_out_while_training_is_tried_with_fewer_samples(phase: str, again: bool) -> None:
+    """A trial that timed out before training may be stuck at any micro-batch."""
     plan = guided("pythia-1b", H200)
     (cell, trial) = next((c, t) for c in plan.cells for t in c.trials if t.micro_batch == 16)
     known: dict[str, Outcome] = {trial.id: TimedOut(300.0, phase)}
@@ -303,13 +303,13 @@ def test_what_trained_when_its_time_was_up_is_tried_with_fewer_samples(phase: st
     assert others[0].micro_batch <= 4 or not again
 
 
-def test_what_will_hardly_end_in_time_is_tried_last() -> None:
+def test_a_trial_that_is_expected_to_time_out_is_tried_last() -> None:
     plan = guided("pythia-2.8b", RTX_3090)
     (cell,) = (c for c in plan.cells if c.setting[-3:] == ("checkpointing", "zero-2", "offload"))
     one = next(trial for trial in cell.trials if trial.micro_batch == 1)
     steps = [StepSample(n, 5.0 + 4.0 * n) for n in (1, 2) for _ in range(3)]
     known: dict[str, Outcome] = {one.id: Measured(measurement(steps))}
-    # Nine seconds a step of one pass: a dozen take two minutes, and those of many samples more.
+    # A step of one pass takes nine seconds: a dozen take two minutes, and steps with many samples more.
     patient = promising(plan.cells, known, plan.memory_bytes, math.inf)
     hasty = promising(plan.cells, known, plan.memory_bytes, 300.0)
     assert {trial.id for trial in patient} == {trial.id for trial in hasty}, "none is left out"
@@ -321,7 +321,7 @@ def test_what_will_hardly_end_in_time_is_tried_last() -> None:
 
 
 def told(plan: Plan, setting: Setting, passes: dict[int, float], update: float) -> dict[str, Outcome]:
-    """What steps show where a pass of such a micro-batch takes so many seconds."""
+    """Make the steps of a trial whose pass takes the given seconds."""
     found: dict[str, Outcome] = {}
     for trial in (trial for cell in plan.cells if cell.setting == setting for trial in cell.trials):
         if a_pass := passes.get(trial.micro_batch):
@@ -330,9 +330,10 @@ def told(plan: Plan, setting: Setting, passes: dict[int, float], update: float) 
 
 
 def test_a_setting_is_tried_at_a_micro_batch_near_to_the_fastest() -> None:
-    """On an H200 passes of 64 and 128 samples showed no overhead at all: of a pass of one nothing is known.
+    """On an H200, passes of 64 and 128 samples showed no overhead, which says nothing of a single sample.
 
-    As if an update's share could be saved in each of a thousand passes, half-weights were tried with one.
+    Half-weights were therefore tried with one sample, as if each of a thousand passes saved part of an
+    update.
     """
     plan = guided("pythia-160m", H200)
     lunch = plan.cells[0].setting
@@ -344,7 +345,7 @@ def test_a_setting_is_tried_at_a_micro_batch_near_to_the_fastest() -> None:
 
 
 def test_a_pass_of_one_sample_rules_out_no_larger_ones() -> None:
-    """It is all launches: 24.2 s a step were measured with it, and 4.37 s with passes of 64."""
+    """A pass of one sample is all kernel launches: it gave 24.2 s per step, and 64 samples gave 4.37 s."""
     plan = guided("pythia-160m", H200)
     lunch = plan.cells[0].setting
     halved = free_lunch(known_models()["pythia-160m"], H200, ("half-weights",))
@@ -355,8 +356,8 @@ def test_a_pass_of_one_sample_rules_out_no_larger_ones() -> None:
     assert trial.setting == halved
 
 
-def test_settings_that_show_no_overhead_at_all_are_one_another_s_equal() -> None:
-    """Which of them counted was by chance, another in each process: one searched on where another ended."""
+def test_settings_without_visible_overhead_have_equal_expectations() -> None:
+    """Otherwise chance decides which setting counts: one process would search on where another ends."""
     plan = guided("pythia-160m", FOUR_H200)
     settings = [cell.setting for cell in plan.cells if "offload" not in cell.setting]
     assert len(settings) > 10
@@ -369,8 +370,8 @@ def test_settings_that_show_no_overhead_at_all_are_one_another_s_equal() -> None
         assert pass_cost_of(timed) == PassCost(0.0, 16)
 
 
-def test_what_is_proven_is_the_answer_that_the_run_tells() -> None:
-    """Who saves every ten steps may be faster with a setting whose steps are not."""
+def test_the_proven_setting_is_the_reported_fastest() -> None:
+    """A recipe that saves every ten steps may be fastest with a setting whose steps are slower."""
     often = {"name": "pythia-160m", "recipe": {"save_every_steps": 10}}
     document = {"schema": "bench/manifest/v1", "models": [often]}
     plan = make_plan(parse_manifest(json.dumps(document).encode(), "m.json"), H200)

@@ -1,4 +1,4 @@
-"""Who may import whom: read from the source, so that no import is missed because it is lazy."""
+"""Rules for imports, checked in the source, so that lazy imports are found too."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ IN_WORKER = (
 # Neither at import nor when called.
 WITHOUT_TORCH = ("base/", "signing/", "records/", "bundle/", "node_check/", "operator/", "images/", "push/",
                  "report/", "export/", "cli/", "planning/")  # fmt: skip
-# Here functions import torch that only a worker calls.
+# In these folders, only functions that a worker calls import torch.
 CALLED_BY_WORKERS = ("node_check/checks/", "export/templates/", "export/runtime.py")
 
 
 def imports(path: Path, *, lazy: bool) -> set[str]:
-    """Modules that a file imports; with `lazy`, those inside functions too."""
+    """Return the modules that a file imports; `lazy` includes imports inside functions."""
     tree = ast.parse(path.read_text())
     nodes = ast.walk(tree) if lazy else _at_import(tree)
     found: set[str] = set()
@@ -37,7 +37,7 @@ def imports(path: Path, *, lazy: bool) -> set[str]:
 
 
 def _at_import(tree: ast.Module) -> list[ast.AST]:
-    """What runs when the module is imported: not functions, not `if TYPE_CHECKING`."""
+    """Yield the nodes that run when a module is imported, without functions and `if TYPE_CHECKING`."""
     nodes: list[ast.AST] = []
     for statement in tree.body:
         typing_only = isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.dump(statement.test)
@@ -63,13 +63,13 @@ def test_folders_that_read_and_show_bundles_never_import_torch_not_even_when_cal
             assert not heavy, f"{name} imports {heavy}"
 
 
-def test_the_runner_never_imports_what_ships() -> None:
+def test_the_runner_never_imports_fabric_or_docker() -> None:
     for name, path in FILES.items():
         if name.startswith("runner/"):
             assert not {i.partition(".")[0] for i in imports(path, lazy=True)} & {"fabric", "docker"}, name
 
 
-def test_the_leaves_import_nothing_of_ours() -> None:
+def test_the_lowest_modules_import_nothing_of_bench() -> None:
     assert not imports(ROOT / "__init__.py", lazy=True)
     assert not {i for i in imports(ROOT / "base/errors.py", lazy=True) if i.startswith("bench")}
 

@@ -1,4 +1,4 @@
-"""The user's key: made once, never overwritten, and every wrong key is answered with what to do."""
+"""The user's key is created once and never overwritten; every wrong key is refused with advice."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ def test_nothing_is_overwritten(home: Path) -> None:
     assert (home / "id_ed25519.pub").read_text() == "mine too"
 
 
-def test_a_public_half_that_was_lost_is_written_again(home: Path) -> None:
+def test_a_lost_public_key_is_written_again(home: Path) -> None:
     key = load_or_make_key()
     (home / "id_ed25519.pub").unlink()
     load_or_make_key()
     assert PublicKey.from_line((home / "id_ed25519.pub").read_text()) == key.public
 
 
-def test_many_at_once_make_one_key(home: Path) -> None:
+def test_concurrent_first_uses_make_one_key(home: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: load_or_make_key(), range(16)))
     assert len({key.public for key in found}) == 1
@@ -106,7 +106,9 @@ def test_without_xdg_the_key_lies_below_the_home(tmp_path: Path, monkeypatch: py
         assert key_file.default_key_path() == tmp_path / ".config" / "bench" / "id_ed25519"
 
 
-def test_a_place_where_no_key_can_be_kept_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_where_no_key_can_be_stored_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
     with pytest.raises(EnvironmentCannot, match="cannot be kept here: ") as caught:
@@ -126,7 +128,7 @@ def test_an_ssh_key_signs(tmp_path: Path) -> None:
 
 @needs("ssh-keygen")
 @pytest.mark.parametrize(("kind", "name"), [("rsa", "ssh-rsa"), ("ecdsa", "ecdsa-sha2-nistp256")])
-def test_a_key_of_another_type_is_told_before_its_passphrase_is_asked(
+def test_a_key_of_another_type_is_refused_before_asking_its_passphrase(
     tmp_path: Path, kind: str, name: str
 ) -> None:
     path = ssh_key(tmp_path / "id", kind, "secret")
@@ -134,7 +136,7 @@ def test_a_key_of_another_type_is_told_before_its_passphrase_is_asked(
 
 
 @needs("ssh-keygen")
-def test_a_key_in_pem_is_told(tmp_path: Path) -> None:
+def test_a_key_in_pem_is_refused_with_advice(tmp_path: Path) -> None:
     refused(
         ssh_key(tmp_path / "id", "rsa", "", "-m", "PEM"),
         "is not an OpenSSH private key",
@@ -143,7 +145,7 @@ def test_a_key_in_pem_is_told(tmp_path: Path) -> None:
 
 
 @needs("ssh-keygen")
-def test_a_public_key_by_mistake_is_told(tmp_path: Path) -> None:
+def test_a_public_key_as_private_key_is_refused_with_advice(tmp_path: Path) -> None:
     path = ssh_key(tmp_path / "id")
     refused(tmp_path / "id.pub", "is a public key", f"the private key, {path}")
 
@@ -155,14 +157,14 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     refused(path, "its mode 0640 lets others read", f"chmod 600 {path}")
 
 
-def test_a_path_without_a_key_is_told(tmp_path: Path) -> None:
+def test_a_path_without_a_key_is_refused_with_advice(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     refused(tmp_path / "absent", "cannot be opened: No such file", "ssh-keygen")
     refused(tmp_path, "is no regular file", "ssh-keygen")
     refused(tmp_path / "pipe", "is no regular file", "ssh-keygen")
 
 
-def test_a_damaged_key_is_told(home: Path, tmp_path: Path) -> None:
+def test_a_damaged_key_is_refused_with_advice(home: Path, tmp_path: Path) -> None:
     whole = load_or_make_key().path.read_bytes()
     path = tmp_path / "damaged"
     path.touch(mode=0o600)
@@ -175,7 +177,7 @@ def test_a_damaged_key_is_told(home: Path, tmp_path: Path) -> None:
                 assert error.where == str(path)
 
 
-def test_a_huge_file_is_no_key(tmp_path: Path) -> None:
+def test_a_huge_file_is_refused_as_a_key(tmp_path: Path) -> None:
     path = tmp_path / "huge"
     path.touch(mode=0o600)
     with path.open("wb") as file:
@@ -193,7 +195,7 @@ class Terminal:
 
 
 @needs("ssh-keygen")
-def test_without_a_terminal_a_passphrase_cannot_be_asked(
+def test_without_a_terminal_a_passphrase_cannot_be_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = ssh_key(tmp_path / "id", "ed25519", "secret")
@@ -203,7 +205,9 @@ def test_without_a_terminal_a_passphrase_cannot_be_asked(
 
 
 @needs("ssh-keygen")
-def test_on_a_terminal_the_passphrase_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_the_passphrase_is_requested_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = ssh_key(tmp_path / "id", "ed25519", "secret", "-a", "1")
     answers = iter(["wrong", "", "secret"])
     monkeypatch.setattr(sys, "stdin", Terminal())
@@ -212,7 +216,7 @@ def test_on_a_terminal_the_passphrase_is_asked_again(tmp_path: Path, monkeypatch
 
 
 @needs("ssh-keygen")
-def test_three_wrong_passphrases_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_third_wrong_passphrase_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = ssh_key(tmp_path / "id", "ed25519", "secret", "-a", "1")
     asked: list[str] = []
     monkeypatch.setattr(sys, "stdin", Terminal())

@@ -1,4 +1,4 @@
-"""Revocation lists, as ssh-keygen -k writes them and as plain text. That they are heeded: test_attacks.py."""
+"""Read revocation lists of ssh-keygen -k and of plain text; test_attacks.py checks that they are obeyed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_serial_numbers_as_lists_ranges_and_bitmaps(
 
 
 @needs("ssh-keygen")
-def test_what_one_authority_revoked_says_nothing_of_anothers(tmp_path: Path) -> None:
+def test_a_revocation_by_one_authority_does_not_affect_another(tmp_path: Path) -> None:
     found = listed(krl(tmp_path, "serial: 7", "id: bench run 7f3a2c"))
     assert found.refusal(KEY, certificate())
     assert found.refusal(KEY, certificate(authority=STRANGER)) is None
@@ -119,8 +119,8 @@ def test_a_text_of_public_keys_is_a_list() -> None:
         (b"SSHKRL\n\0" + b"\0\0\0\1" + bytes(32) + b"\x02\xff\xff\xff\xff", "ends too early"),
     ],
 )
-def test_what_is_not_understood_is_bad_input(data: bytes, why: str) -> None:
-    """Half a list may leave out the one key that matters."""
+def test_a_list_that_is_only_partly_understood_is_bad_input(data: bytes, why: str) -> None:
+    """A partly understood list may miss the one key that matters."""
     with pytest.raises(BadInput, match=f"the revocation list .*{why}") as caught:
         listed(data)
     assert caught.value.where == "list"
@@ -135,7 +135,7 @@ def test_nothing_random_crashes_the_reader(data: bytes) -> None:
             assert error.exit_code == 2
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     for name in ("absent", "."):
         with pytest.raises(BadInput, match="the revocation list cannot be read"):
             Revoked.from_file(tmp_path / name)

@@ -1,4 +1,4 @@
-"""The manifest: every mistake is answered with its place and what is allowed, all at once."""
+"""Mistakes in a manifest are all reported at once, each with its place and what is allowed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ BASE: dict[str, Any] = {"schema": "bench/manifest/v1", "models": ["tiny-vit"], "
 
 
 def mistakes(**changes: Any) -> dict[str, str]:
-    """Path to what is said there."""
+    """Map each path of a mistake to its message."""
     with pytest.raises(BadInput) as caught:
         parse_manifest(json.dumps(BASE | changes).encode(), "m.json")
     return {m.path: f"{m.found}; {m.allowed}" for m in caught.value.mistakes}
 
 
 @pytest.mark.parametrize("path", GOOD, ids=lambda p: p.stem)
-def test_every_manifest_that_ships_is_valid(path: Path) -> None:
+def test_every_shipped_manifest_is_valid(path: Path) -> None:
     if node_check.is_check(path.read_bytes()):
         assert node_check.load(path).name == path.stem
     else:
@@ -38,7 +38,7 @@ def test_every_manifest_that_ships_is_valid(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", BAD, ids=lambda p: p.stem)
-def test_every_bad_manifest_is_refused_in_words(path: Path) -> None:
+def test_every_bad_manifest_is_refused_with_a_message(path: Path) -> None:
     with pytest.raises(BadInput) as caught:
         make_plan(load_manifest(path), CPU)
     text = str(caught.value)
@@ -47,7 +47,7 @@ def test_every_bad_manifest_is_refused_in_words(path: Path) -> None:
     assert len(text) < 4000
 
 
-def test_all_mistakes_come_at_once_with_place_and_nearest_name() -> None:
+def test_all_mistakes_are_reported_at_once_with_place_and_nearest_name() -> None:
     found = mistakes(models=["pythia-1B0"], budget_minutes=-5, colour="red", methods=[["compil"]])
     assert 'nearest: "pythia-1b"' in found["/models/0"]
     assert "more than 0" in found["/budget_minutes"]
@@ -55,7 +55,7 @@ def test_all_mistakes_come_at_once_with_place_and_nearest_name() -> None:
     assert 'nearest: "compile"' in found["/methods/0/0"]
 
 
-def test_all_that_is_wrong_with_one_model_comes_at_once() -> None:
+def test_all_mistakes_of_one_model_are_reported_at_once() -> None:
     found = mistakes(
         models=[{"name": "tiny-vit", "colour": "red", "micro_batch": 0, "recipe": {"steps": "x"}}]
     )
@@ -85,13 +85,13 @@ def test_the_error_reads_as_a_short_list() -> None:
         ({"name": "x" * 99}, "/name", f'"{"x" * 58}… does not fit; allowed: a text matching '),
     ],
 )
-def test_a_value_is_told_as_its_author_wrote_it_with_what_is_allowed(
+def test_a_bad_value_is_quoted_as_written_with_what_is_allowed(
     changes: dict[str, Any], path: str, said: str
 ) -> None:
     assert mistakes(**changes)[path].startswith(said)
 
 
-def test_a_mistake_is_one_line_whatever_its_names_hold() -> None:
+def test_a_mistake_is_one_line_whatever_characters_its_names_contain() -> None:
     models = ["no\nsuch", {"name": "tiny-vit", "recipe": {"a\nb\tc": 1}}]
     with pytest.raises(BadInput) as caught:
         parse_manifest(json.dumps(BASE | {"models": models, "x\ny": 1}).encode(), "m.json")
@@ -100,7 +100,7 @@ def test_a_mistake_is_one_line_whatever_its_names_hold() -> None:
 
 
 def test_a_text_of_several_lines_is_refused_before_it_is_measured() -> None:
-    """Its bundle would be refused after."""
+    """The bundle of such a run would be refused afterwards."""
     own = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
     own |= {"num_attention_heads": 2, "vocab_size": 64, "about": "one\ntwo"}
     recipe = {"objective": "causal-lm", "batch_size": 4, "steps": 9, "precision": "bf16"}
@@ -110,7 +110,7 @@ def test_a_text_of_several_lines_is_refused_before_it_is_measured() -> None:
 
 
 @pytest.mark.parametrize("number", ["1" + "0" * 30, "1e999"])
-def test_a_number_that_no_double_holds_is_told_with_its_place(number: str) -> None:
+def test_a_number_beyond_a_double_is_reported_with_its_place(number: str) -> None:
     data = json.dumps(BASE | {"models": ["tiny-vit", {"micro_batch": "?"}]}).replace('"?"', number).encode()
     with pytest.raises(
         BadInput, match=f"/models/1/micro_batch: the (integer|number) {number[:20]}"
@@ -120,7 +120,7 @@ def test_a_number_that_no_double_holds_is_told_with_its_place(number: str) -> No
 
 
 @pytest.mark.parametrize("gib", [1e-9, 1e-12])
-def test_a_memory_of_nearly_nothing_is_told_as_what_it_is(gib: float) -> None:
+def test_a_tiny_memory_cap_is_reported_as_given(gib: float) -> None:
     made = parse_manifest(json.dumps(BASE | {"memory_cap_gib": gib}).encode(), "m.json")
     (skipped,) = make_plan(made, CPU).skipped
     assert "MiB at micro-batch 1; there are 1 B" in skipped.reason
@@ -160,7 +160,7 @@ def test_a_hundred_megabytes_are_refused_without_being_read(tmp_path: Path) -> N
     assert time.monotonic() - started < 5  # it would take minutes to parse; this is no benchmark
 
 
-def test_what_is_no_file_is_named(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_file_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none.json", tmp_path):
         with pytest.raises(BadInput, match=str(path)):
             load_manifest(path)

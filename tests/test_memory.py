@@ -1,4 +1,4 @@
-"""Predicted device memory, held against the peaks of the measured bundles in results/: within 15%."""
+"""Predicted device memory is within 15% of the peaks of the measured bundles in results/."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from bench.training.models import Model, Parts, parameters_of
 from bench.training.models.paper_code import find_model
 
 RESULTS = Path(__file__).parents[1] / "results"
-# Large: of a model of one billion ZeRO-3 holds more than ZeRO-2, measured too, because of what it gathers.
+# A large model: at one billion parameters ZeRO-3 needs more than ZeRO-2 (measured too), as it gathers.
 PARTS = Parts(outside=1_000_000_000, blocks=(500_000_000,) * 20)
 
 
-# Measured before head and loss were compiled as one: what is compiled by blocks held the logits twice.
+# Measured before head and loss were compiled together: models compiled by blocks stored the logits twice.
 LOGITS_TWICE = {
     "every-setting-h200/pythia-160m-1gpu", "every-setting-h200/pythia-160m-2gpus",
     "compiled-how-h200/32-pythia-160m", "compiled-how-h200/16-pythia-410m",
     "proof-2xh200/pythia-1b-fsdp-2", "side-by-side-h200/head-and-loss-apart", "hour-h200/24-minutes",
 }  # fmt: skip
 
-# Predicted 18% too high. On one GPU stage 1 keeps all gradients of a pass in half precision; on two the peak
-# is lower by most of that, and why is not known. The error is on the safe side: it fits where it is said to.
+# Predicted 18% too high. On one GPU, stage 1 keeps all gradients of a pass in half precision. On two GPUs the
+# peak is lower by most of that, for an unknown reason. The error is safe: a predicted fit does fit.
 TOO_HIGH = {
     ("every-setting-2xh100/mamba-2.8b-offload-2", "free-lunch + checkpointing + zero-1 + offload"),
 }  # fmt: skip
 
-SUMS = 4  # bytes a parameter: FSDP2 added gradients up itself in these, without sums beside them
+SUMS = 4  # bytes per parameter: in these bundles FSDP2 added gradients up itself, without additional sums
 WITHOUT_SUMS = {
     "hour-h200/20-minutes", "hour-h200/24-minutes", "settings-h200/mamba-2.8b-1gpu-2",
     "settings-h200/mamba-2.8b-1gpu-rest-2",
@@ -42,7 +42,7 @@ WITHOUT_SUMS = {
 
 
 def logits_bytes(model: Model) -> int:
-    """Of a sample, in half precision; those of pictures hardly count."""
+    """Return the bytes of a sample's logits in half precision; logits of picture models are negligible."""
     recipe = model.recipe
     positions = recipe.asked_per_sample if recipe.objective == "masked-lm" else recipe.units_per_sample
     return 2 * positions * model.architecture.get("vocab_size", 0)
@@ -64,7 +64,7 @@ def test_a_committed_bundle_verifies_and_its_peaks_are_predicted_within_15_perce
         return
     results = verdict.contents.results
     for trial in results.trials:
-        # A method may be gone since; of what CUDA graphs keep, the peaks of that bundle do not tell.
+        # Trials with a removed method, or with CUDA graphs, whose peaks lack memory, are left out.
         graphs = "TORCHINDUCTOR_CUDAGRAPHS" in (results.node.switches or {})
         if trial.estimate and not graphs and known_methods().keys() >= {*trial.setting}:
             model = find_model(trial.model)
@@ -75,13 +75,13 @@ def test_a_committed_bundle_verifies_and_its_peaks_are_predicted_within_15_perce
             assert predicted == pytest.approx(trial.estimate.peak_bytes, rel=within), trial.label
 
 
-# The other GPU of the machine of hour-h200/17-minutes had work too, on the same host.
+# In hour-h200/17-minutes, the other GPU of the machine worked on the same host.
 @pytest.mark.parametrize(
     "name", [*sorted(WITHOUT_SUMS), "settings-h200/mamba-2.8b-1gpu-fsdp-2",
              "settings-h200/pythia-1b-1gpu-fsdp-16"],
 )  # fmt: skip
-def test_what_offloading_takes_of_the_hosts_memory_is_predicted(name: str) -> None:
-    """Of models so large that it shows; at the height, which a trial that failed later has seen too."""
+def test_the_host_memory_of_offloading_is_predicted(name: str) -> None:
+    """Only large models show it clearly. The peak counts, which a trial that failed later has reached too."""
     with tarfile.open(RESULTS / f"{name}.tar") as bundle:
         results = json.loads(member(bundle, "results.json"))
         telemetry = [json.loads(line) for line in member(bundle, "telemetry.jsonl").splitlines()]
@@ -95,7 +95,7 @@ def test_what_offloading_takes_of_the_hosts_memory_is_predicted(name: str) -> No
         predicted = host_bytes(parameters, trial["setting"], 1)
         if "fsdp-2" in trial["setting"] and name in WITHOUT_SUMS:
             predicted -= SUMS * parameters
-        if "SIGKILL" in str(trial["failure"]):  # the host's memory ran out
+        if "SIGKILL" in str(trial["failure"]):  # the host ran out of memory
             assert predicted > results["node"]["memory_bytes"]
             continue
         least = min(sample["available_bytes"] for sample in telemetry if sample["trial"] == trial["id"])
@@ -113,7 +113,7 @@ def test_there_are_committed_bundles() -> None:
 
 
 @pytest.mark.parametrize("half", [True, False])
-def test_more_is_divided_from_stage_to_stage_and_less_stays(half: bool) -> None:
+def test_higher_sharding_stages_need_less_memory(half: bool) -> None:
     def held(*setting: str) -> int:
         return state_bytes(PARTS, setting, 8, half)
 
@@ -124,5 +124,5 @@ def test_more_is_divided_from_stage_to_stage_and_less_stays(half: bool) -> None:
             assert held(*setting) < held(*(name for name in setting if name != "offload"))
 
 
-def test_one_device_alone_divides_nothing() -> None:
+def test_sharding_on_one_device_saves_nothing() -> None:
     assert state_bytes(PARTS, ("zero-2",), 1, True) >= state_bytes(PARTS, (), 1, True)

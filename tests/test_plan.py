@@ -1,4 +1,4 @@
-"""The plan: pure, the paper's space exactly, and every skip with its reason."""
+"""The plan is pure, covers the paper's space exactly, and gives a reason for every skipped setting."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ def test_exhaustive_is_naive_and_the_papers_space(target: Target, count: int) ->
 
 
 @pytest.mark.parametrize("model", ["mamba-2.8b", "pythia-1b"])
-def test_a_machine_elsewhere_has_what_the_image_has(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
-    """Whatever is installed where the plan is made: a laptop has neither DeepSpeed nor kernels."""
+def test_a_plan_for_another_machine_assumes_the_images_software(
+    monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    """The software on the planning machine does not matter: a laptop has neither DeepSpeed nor kernels."""
     monkeypatch.setattr("bench.training.models.model.find_spec", lambda package: None)
     searched = manifest(models=[model], methods="exhaustive")
     there = make_plan(searched, replace(FOUR_H200, elsewhere=True))
@@ -80,8 +82,8 @@ def test_tf32_is_for_gpus_that_have_it() -> None:
         assert reason in skip.reason
 
 
-def test_what_trains_in_bf16_is_left_out_where_there_is_none() -> None:
-    """And the others are measured all the same."""
+def test_models_in_bf16_are_skipped_on_gpus_without_it() -> None:
+    """The other models are still measured."""
     models = ["pythia-160m", "pythia-1b", "mamba-2.8b"]
     for methods in ("naive", "exhaustive", "guided"):
         plan = make_plan(manifest(models=models, methods=methods), V100)
@@ -96,7 +98,7 @@ def test_attention_on_tf32_units_is_no_free_lunch_without_them() -> None:
         assert ("flex-attention" in cell.setting) is has
 
 
-def test_of_gpus_that_differ_the_least_is_planned_with_and_all_are_named() -> None:
+def test_the_plan_uses_the_smallest_of_different_gpus_and_names_all() -> None:
     gpus = (Gpu(0, "NVIDIA H200", "GPU-1", 1 << 37, "9.0"), Gpu(1, "Tesla T4", "GPU-2", 1 << 34, "7.5"))
     node = NodeFacts("cpu", 8, 1 << 36, "os", "6", "3.12", gpus)
     target = target_of(node, None)
@@ -105,7 +107,7 @@ def test_of_gpus_that_differ_the_least_is_planned_with_and_all_are_named() -> No
     assert target_of(node, 1).name == "NVIDIA H200"
 
 
-def test_every_model_comes_once_before_any_comes_twice() -> None:
+def test_every_model_has_one_trial_before_any_has_two() -> None:
     plan = make_plan(manifest(models=["tiny-vit", "tiny-roberta", "tiny-gpt-neox"]), CPU)
     assert [cell.model.name for cell in plan.cells[:3]] == ["tiny-vit", "tiny-roberta", "tiny-gpt-neox"]
     assert [cell.label for cell in plan.cells] == ["naive"] * 3 + ["checkpointing"] * 3
@@ -128,7 +130,7 @@ def test_the_same_manifest_gives_the_same_trials() -> None:
     assert len(set(ids[0])) == len(ids[0])
 
 
-def test_a_trial_is_another_one_if_anything_changes_that_can_change_its_result() -> None:
+def test_a_trial_id_changes_with_everything_that_can_change_its_result() -> None:
     changes: list[dict[str, Any]] = [
         {},
         {"seed": 1},
@@ -152,15 +154,15 @@ def test_micro_batches_keep_the_recipes_batch_exact() -> None:
                 assert batch == trial.model.recipe.batch_size
 
 
-def test_what_cannot_fit_is_skipped_with_what_it_would_need() -> None:
+def test_a_setting_that_cannot_fit_is_skipped_with_the_memory_it_needs() -> None:
     plan = make_plan(manifest(models=["pythia-6.9b"], methods="naive"), RTX_3090)
     assert not plan.cells
     assert "needs about" in plan.skipped[0].reason
     assert "there are 24" in plan.skipped[0].reason
 
 
-def test_a_cap_above_what_the_card_has_adds_nothing_to_it() -> None:
-    """The manifest that asked an H200 what one of 80 GB would hold, planned for a smaller one still."""
+def test_a_memory_cap_above_the_cards_memory_has_no_effect() -> None:
+    """A manifest with a cap of 80 GB, made for an H200, is planned for a smaller card."""
     plans = [
         make_plan(manifest(models=["pythia-1b"], methods="exhaustive", **cap), RTX_3090)
         for cap in ({}, {"memory_cap_gib": 80})
@@ -170,7 +172,7 @@ def test_a_cap_above_what_the_card_has_adds_nothing_to_it() -> None:
     assert plans[1].skipped == plans[0].skipped
 
 
-def test_a_memory_cap_counts_as_the_memory_there_is() -> None:
+def test_a_memory_cap_replaces_the_cards_memory() -> None:
     free = make_plan(manifest(models=["pythia-1b"], methods="naive"), H200).cells[0]
     capped = make_plan(manifest(models=["pythia-1b"], methods="naive", memory_cap_gib=40), H200).cells[0]
     assert capped.trials[0].micro_batch < free.trials[0].micro_batch
@@ -216,13 +218,13 @@ def test_predictions_are_lower_bounds_of_days() -> None:
     assert floors["pythia-1b", "naive"] is not None
 
 
-def test_a_label_says_free_lunch_for_what_costs_nothing() -> None:
+def test_a_label_replaces_the_free_methods_by_free_lunch() -> None:
     model = known_models()["tiny-vit"]
     lunch = ordered(["kernels", "fused-optimizer", "compile-blocks"])
     assert label(lunch, model, CPU) == "free-lunch"
     assert label(ordered([*lunch, "checkpointing"]), model, CPU) == "free-lunch + checkpointing"
     assert label(("compile",), model, CPU) == "compile"
-    # What stands outside of a block when it gathers parameters leaves the block to be compiled.
+    # Hooks outside a block that gather its parameters allow the block to be compiled.
     sharded = ordered(["kernels", "fused-optimizer", "compile-blocks", "fsdp-3"])
     assert label(sharded, model, replace(CPU, gpus=2)) == "free-lunch + fsdp-3"
     assert label((), model, CPU) == "naive"
@@ -239,8 +241,8 @@ def test_every_method_keeps_the_contract(name: str) -> None:
             assert reason is None or reason.strip()
 
 
-def test_mamba_s_free_lunch_is_compiled_block_by_block_on_a_gpu() -> None:
-    """mamba-ssm's kernels end a graph in every block; as a whole it would be compiled for minutes."""
+def test_mambas_free_lunch_is_compiled_block_by_block_on_a_gpu() -> None:
+    """mamba-ssm's kernels break the graph in every block; compiling the whole model would take minutes."""
     model = known_models()["mamba-2.8b"]
     assert "compile-blocks" in free_lunch(model, H200)
     assert "compile" not in free_lunch(model, H200)
@@ -257,8 +259,8 @@ def test_a_family_that_loses_nothing_by_it_is_compiled_block_by_block(name: str)
     assert in_group(free_lunch(known_models()[name], H200), "compilation") == "compile-blocks"
 
 
-def test_a_model_that_is_not_known_is_compiled_at_once_and_sharded_block_by_block() -> None:
-    """What it loses by blocks nobody has measured; the hooks that shard stand between them."""
+def test_an_unknown_model_is_compiled_at_once_and_block_by_block_if_sharded() -> None:
+    """Its loss of speed by blocks is unknown; only sharding, with hooks between blocks, needs blocks."""
     llama = {
         "name": "mine",
         "architecture": {"model_type": "llama", "vocab_size": 1000},
@@ -280,14 +282,14 @@ def test_offloading_is_left_out_where_the_hosts_memory_is_too_small_for_it() -> 
         return {skip.label: skip.reason for skip in plan.skipped if "host's memory" in skip.reason}
 
     large = skipped("pythia-6.9b", host)
-    assert len(large) == 10  # all that offload
+    assert len(large) == 10  # all settings with offloading
     assert "needs about 143 GiB of the host's memory; there are 128" in large["free-lunch + zero-1 + offload"]
     assert not skipped("pythia-2.8b", host)
     assert not skipped("pythia-6.9b", replace(H200, host_bytes=256 << 30))
 
 
-def test_what_is_offloaded_is_divided_among_the_nodes() -> None:
-    """By DeepSpeed and FSDP2 alike: a node that joins leaves the others less to hold."""
+def test_offloaded_memory_is_divided_among_the_nodes() -> None:
+    """DeepSpeed and FSDP2 both divide it: each additional node reduces the memory of the others."""
     gpus = tuple(Gpu(i, "NVIDIA H200", f"GPU-{i}", 140 << 30, "9.0") for i in range(8))
     node = NodeFacts("cpu", 8, 256 << 30, "os", "6", "3.12", gpus)
     offloads = manifest(models=["pythia-6.9b"], methods=[["zero-3", "offload"]])
@@ -335,8 +337,8 @@ def test_norms_by_one_kernel_are_for_gpt_neox_in_half_precision_throughout() -> 
     assert "norms" not in free_lunch(pythia, H200)
 
 
-def test_where_a_compiler_fails_something_is_left_to_be_measured() -> None:
-    """Triton builds its kernels with a C compiler, too."""
+def test_without_a_compiler_some_settings_can_still_be_measured() -> None:
+    """Triton also needs a C compiler to build its kernels."""
     for name in ("pythia-1b", "roberta-large", "vit-l", "convnext-xl"):
         plain = free_lunch(known_models()[name], H200, compiled=False)
         assert plain
@@ -394,7 +396,7 @@ LLAMA = {
 SEVEN = Counted(Parts(262_000_000, (202_000_000,) * 32), Flops(10**14))
 
 
-def test_of_a_model_without_formulas_the_plan_knows_what_was_counted() -> None:
+def test_the_plan_of_a_model_without_formulas_uses_counted_states() -> None:
     mine = manifest(models=[LLAMA], methods=["naive", ["zero-3", "offload"]])
     for cell in make_plan(mine, H200).cells:
         assert (cell.predicted_bytes, cell.least_bytes, cell.floor_days) == (None, None, None)

@@ -1,4 +1,4 @@
-"""Prices: dated, sourced, in one currency; a gap or a mixture is named and never filled in."""
+"""Prices have a date, a source and one currency; gaps and mixed currencies are named and never filled in."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_papers_machines_cost_what_the_paper_says(gpu: str, count: int, pric
     assert all(quote.endswith(", 2024-09-21") for quote in found.quotes)
 
 
-def test_what_no_quote_covers_has_no_price() -> None:
+def test_a_machine_without_a_quote_has_no_price() -> None:
     book = shipped_prices()
     assert book.to_buy("NVIDIA H200", 1) == Gap("no price for NVIDIA H200")
     assert book.to_buy(H100, 16) == Gap("no price for a system that holds 16 GPUs")
@@ -69,7 +69,7 @@ def test_three_gpus_go_into_the_system_for_four() -> None:
     )
 
 
-def test_ones_own_quotes_go_before_the_shipped_ones(tmp_path: Path) -> None:
+def test_own_quotes_replace_the_shipped_ones(tmp_path: Path) -> None:
     book = load_prices(
         file(
             tmp_path,
@@ -92,12 +92,12 @@ def test_ones_own_quotes_go_before_the_shipped_ones(tmp_path: Path) -> None:
     assert eight.quotes == (f"$150,000 for a machine with 8x {H100}: a quote, 2026-06-01",)
 
 
-def test_without_the_shipped_quotes_there_are_only_ones_own(tmp_path: Path) -> None:
+def test_without_the_shipped_quotes_only_own_quotes_remain(tmp_path: Path) -> None:
     book = load_prices(file(tmp_path, shipped=False))
     assert book.to_buy(H100, 1) == Gap(f"no price for {H100}")
 
 
-def test_rent_is_by_the_gpu_or_by_the_machine_whichever_is_cheaper(tmp_path: Path) -> None:
+def test_rent_is_per_gpu_or_per_machine_whichever_is_cheaper(tmp_path: Path) -> None:
     rents = [{"gpu": [H100], "price": 3, **WHEN}, {"gpu": [H100], "gpus": 8, "price": 20, **WHEN}]
     book = load_prices(file(tmp_path, rents=rents))
     hourly = {count: book.to_rent(H100, count) for count in (1, 7, 8, 9)}
@@ -121,7 +121,7 @@ def test_mixed_currencies_need_a_rate(tmp_path: Path) -> None:
     assert single.quotes[1] == "EUR 1 is worth 1.1 USD: a quote, 2026-06-01"
 
 
-def test_a_file_in_another_currency_needs_the_worth_of_the_shipped_ones(tmp_path: Path) -> None:
+def test_a_price_file_in_another_currency_needs_an_exchange_rate(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="its prices are in EUR, the shipped ones in USD"):
         load_prices(file(tmp_path, currency="EUR"))
     assert load_prices(file(tmp_path, currency="EUR", shipped=False)).currency == "EUR"
@@ -161,7 +161,7 @@ def test_every_mistake_has_its_place(tmp_path: Path, document: dict[str, Any], p
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"schema": "bench/prices/v2", "currency": "USD"}', '{"currency": NaN}', "\x00"]
 )
-def test_what_is_no_price_file_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_a_price_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "prices.json"
     path.write_text(text)
     with pytest.raises(BadInput, match=r"prices\.json"):
@@ -173,7 +173,7 @@ def test_a_quote_with_a_gap_is_named(tmp_path: Path) -> None:
     assert found == {"/gpus/0/source": "missing"}
 
 
-def test_a_wrong_type_hides_no_other_mistake(tmp_path: Path) -> None:
+def test_a_wrong_type_does_not_hide_other_mistakes(tmp_path: Path) -> None:
     found = mistakes(
         tmp_path,
         life_years=0,
@@ -196,7 +196,7 @@ def test_a_wrong_type_hides_no_other_mistake(tmp_path: Path) -> None:
     }
 
 
-def test_a_mistake_of_form_says_what_is_allowed_and_where_that_is_written(tmp_path: Path) -> None:
+def test_a_mistake_of_form_names_what_is_allowed_and_the_documentation(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as caught:
         load_prices(file(tmp_path, schema="bench/prices/v2", rents=[{"gpu": [H100], "price": "x", **WHEN}]))
     assert "docs/prices.md" in str(caught.value)

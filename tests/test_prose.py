@@ -1,4 +1,4 @@
-"""Docstrings that a reader understands alone: they begin with a subject or a verb of their own."""
+"""Docstrings begin with a subject or a verb of their own, so that they can be read alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("bench", "benchmarks", "docker", "ansible/plugins")
-# A sentence that begins with one of these has its subject in the function before it, or nowhere.
+# A docstring that begins with one of these words has no subject of its own.
 WITHOUT_SUBJECT = ("Of ", "The same", "By ", "As ", "With ", "Without ", "Those ", "Whatever ", "Nobody")
 README_WORDS = 1000
 

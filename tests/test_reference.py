@@ -1,4 +1,4 @@
-"""The paper's tables: every row's arithmetic, and what the printed days imply."""
+"""The paper's tables: the calculation in every row, and what the printed days imply."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_optimal_settings_are_never_slower_than_naive_ones() -> None:
         assert all(a <= b for a, b in pairs if isinstance(a, int) and isinstance(b, int)), fast
 
 
-def test_what_implies_more_than_the_chip_is_flagged() -> None:
+def test_claims_that_imply_more_than_the_chips_peak_are_flagged() -> None:
     impossible = {(c.model, c.gpu, c.gpus) for c in claims() if c.exceeds == "yes"}
     assert ("pythia-1b", "RTX 3090", 2) in impossible
     assert ("pythia-160m", "RTX 3090", 8) in impossible
@@ -76,7 +76,7 @@ def test_rounding_alone_flags_nothing_as_certain() -> None:
 
 
 def test_fused_kernels_do_not_explain_what_the_paper_counts_for_mamba() -> None:
-    """More is in the first product of each mixer, forwards, which stands outside of every fused kernel."""
+    """The first product of each mixer, outside fused kernels, has more operations than the paper counts."""
     model = known_models()["mamba-2.8b"]
     a, recipe = model.architecture, model.recipe
     weights = a["num_hidden_layers"] * a["hidden_size"] * 2 * a["expand"] * a["hidden_size"]
@@ -88,7 +88,7 @@ def test_fused_kernels_do_not_explain_what_the_paper_counts_for_mamba() -> None:
     assert "1.0e21" in said
 
 
-def test_what_was_timed_on_two_gpus_is_not_said_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_timings_on_two_gpus_are_not_attributed_to_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert {row.gpus for row in paper_code().rows} == {1, 2}
     assert main(["paper"]) == 0
     assert f"academic-pretraining, on {paper_code().gpu}, " in capsys.readouterr().out
@@ -99,7 +99,7 @@ def test_the_papers_code_was_timed_on_models_that_are_here() -> None:
     for row in paper_code().rows:
         batch = known_models()[row.model].recipe.batch_size
         assert row.gpus * row.micro_batch_size * row.accumulation == batch
-        # Its own passes and updates, by the wall clock, give its true days.
+        # Its passes and updates, timed by the wall clock, give the true days.
         step = row.accumulation * row.true_pass_seconds + row.true_update_seconds
         assert step * known_models()[row.model].recipe.steps / 86_400 == pytest.approx(
             row.true_days, rel=0.002

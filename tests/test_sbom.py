@@ -1,4 +1,4 @@
-"""The list of what is in an image: valid CycloneDX, complete, and the same for the same software."""
+"""The list of an image's contents is valid CycloneDX, complete, and the same for the same software."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Version: 1:12.2.0-14
 """
 
 
-def test_debian_packages_as_dpkg_has_them() -> None:
+def test_debian_packages_are_listed_as_by_dpkg() -> None:
     found = list(sbom.debian(STATUS))
     assert [(c["name"], c["version"]) for c in found] == [
         ("libc6", "2.36-9+deb12u14"),

@@ -1,4 +1,4 @@
-"""Estimates for machines that were not measured: floors, calibration, and what the error bar is worth."""
+"""Estimates for machines that were not measured: floors, calibration, reliability of the error bar."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_without_a_row_of_the_family_there_is_only_the_floor() -> None:
     assert found.at_peak_days > 0
 
 
-def test_the_same_kind_goes_before_a_like_one_and_a_like_one_before_others() -> None:
+def test_the_same_kind_is_preferred_then_a_similar_one() -> None:
     rows = [row("a100", on=A100, share=0.2), row("h100", share=0.4), row("h200", on=H200, share=0.6)]
     assert extrapolate(H200, 8, "gpt_neox", "bf16", 1e21, rows).basis.startswith("h200")
     assert extrapolate(H200, 8, "gpt_neox", "bf16", 1e21, rows[:2]).basis.startswith("h100")
@@ -56,8 +56,8 @@ def test_the_same_kind_goes_before_a_like_one_and_a_like_one_before_others() -> 
     assert extrapolate(H100, 1, "gpt_neox", "bf16", 1e21, near).basis.startswith("large")
 
 
-def test_a_row_as_precise_goes_before_one_as_large_and_another_is_told() -> None:
-    """Of the peak in half precision training reaches another share than of that in fp32."""
+def test_equal_precision_is_preferred_over_equal_size_and_a_difference_is_reported() -> None:
+    """Training reaches different shares of the half-precision peak and of the fp32 peak."""
     plain = dataclasses.replace(row("plain"), precision="fp32")
     rows = [plain, row("small", flops=1e18)]
     assert extrapolate(H100, 1, "gpt_neox", "fp16", 1e21, rows).basis.startswith("small")
@@ -72,8 +72,8 @@ def test_fewer_than_three_rows_to_hold_out_make_no_error_bar(count: int) -> None
     assert (found.low_days is None) == (count < 3)
 
 
-def test_a_row_without_tf32_stands_for_one_without_tf32() -> None:
-    """Half of the plain units' peak is no half of what the TF32 units could do."""
+def test_a_row_without_tf32_is_evidence_only_without_tf32() -> None:
+    """Half of the plain units' peak says nothing about the share of the TF32 units' peak."""
     days = 1e21 / (H100.fp32_tflops * 1e12 * 86_400 * 0.5)
     plain = MeasuredRow("m", "vit", H100, 1, "fp32", False, 1e21, days)
     found = extrapolate(H100, 2, "vit", "fp32", 1e21, [plain])
@@ -84,7 +84,7 @@ def test_a_row_without_tf32_stands_for_one_without_tf32() -> None:
     assert sorted(errors) == pytest.approx([-math.log(8), math.log(8)])
 
 
-def test_a_bar_ends_at_the_vendors_peak() -> None:
+def test_an_error_bar_ends_at_the_vendors_peak() -> None:
     rows = [row(f"m{i}", flops=1e20 * 3**i, share=share) for i, share in enumerate((0.2, 0.5, 0.9))]
     found = extrapolate(H100, 1, "gpt_neox", "bf16", 1e21, rows)
     assert found.low_days == found.at_peak_days
@@ -98,7 +98,7 @@ def test_a_kind_that_was_not_measured_needs_kinds_to_hold_out() -> None:
 
 
 @given(st.lists(st.floats(0.05, 0.9), min_size=3, max_size=8), st.integers(1, 16))
-def test_no_estimate_is_under_its_floor_and_its_bar_holds_it(shares: list[float], gpus: int) -> None:
+def test_no_estimate_is_below_its_floor_and_its_bar_contains_it(shares: list[float], gpus: int) -> None:
     rows = [row(f"m{i}", gpus=gpus, flops=1e19 * 2**i, share=share) for i, share in enumerate(shares)]
     found = extrapolate(H100, gpus, "gpt_neox", "bf16", 3e20, rows)
     assert found.days is not None
@@ -111,8 +111,8 @@ def test_no_estimate_is_under_its_floor_and_its_bar_holds_it(shares: list[float]
     assert twice.at_peak_days == pytest.approx(found.at_peak_days / 2)
 
 
-def test_the_bar_holds_nearly_all_rows_of_the_papers_table_that_it_was_not_shown() -> None:
-    """Claims, not measurements, but the only rows here of several kinds of GPU: each in turn is unknown."""
+def test_the_error_bar_contains_nearly_all_held_out_rows_of_the_papers_table() -> None:
+    """The table has only claims, but no other rows cover several kinds of GPU; each is held out in turn."""
     rows = [
         MeasuredRow(
             c.model, known_models()[c.model].family, gpu_model(c.gpu), c.gpus,
@@ -133,7 +133,7 @@ def test_the_bar_holds_nearly_all_rows_of_the_papers_table_that_it_was_not_shown
 
 
 def test_rows_of_one_gpu_make_no_error_bar_for_eight() -> None:
-    """What GPUs lose to each other is in none of them; nor is what eight lose in those of two."""
+    """Rows of one GPU contain no losses between GPUs, and rows of two do not show those between eight."""
     ones = [row(f"m{i}", flops=1e20 * 3**i, share=0.4 + i / 20) for i in range(5)]
     assert extrapolate(H100, 1, "gpt_neox", "bf16", 1e21, ones).low_days is not None
     eight = extrapolate(H100, 8, "gpt_neox", "bf16", 1e21, ones)
@@ -144,7 +144,7 @@ def test_rows_of_one_gpu_make_no_error_bar_for_eight() -> None:
     four = extrapolate(H100, 4, "gpt_neox", "bf16", 1e21, [*ones, *twos])
     assert four.days is not None
     assert four.high_days is not None
-    assert four.high_days / four.days > 0.4 / 0.3  # what two of them lost
+    assert four.high_days / four.days > 0.4 / 0.3  # the loss between two GPUs
 
 
 def test_an_estimate_on_less_memory_than_was_used_says_so() -> None:
@@ -156,8 +156,8 @@ def test_an_estimate_on_less_memory_than_was_used_says_so() -> None:
     )
 
 
-def test_the_bar_holds_the_two_gpus_that_were_measured() -> None:
-    """Estimated from one H200, and from two with another model, held against two: real bundles."""
+def test_the_error_bar_contains_the_measured_two_gpus() -> None:
+    """Two measured H200 are compared with estimates from one, and from two with another model."""
     shown = (ROOT / "results/proof-h200", ROOT / "results/proof-2xh200/pythia-1b-fsdp-2.tar")
     comparison = collect(CompareArguments(shown, estimate=("2xh200",)))
     part = next(p for p in comparison.parts if p.model == "pythia-160m")

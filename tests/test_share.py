@@ -1,4 +1,4 @@
-"""What a container or a scheduler leaves of a machine is what there is."""
+"""bench uses the share of a machine that a container or a scheduler grants."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.base import machine_share
 from bench.runner.machine.probe import probe
 
 GIB = 1 << 30
-UNLIMITED = "9223372036854771712"  # as cgroups 1 write it
+UNLIMITED = "9223372036854771712"  # the format of cgroups v1
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_the_narrowest_limit_counts(
     assert (node.memory_bytes / GIB, node.cpu_cores) == (memory_gib, cores)
 
 
-def test_a_part_of_a_machine_is_told_in_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_of_a_machine_is_reported_in_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in range(8):
         (tmp_path / "gpus" / str(name)).mkdir(parents=True)
     (tmp_path / "own").write_text("0::/job_7\n")
@@ -95,5 +95,5 @@ def test_a_part_of_a_machine_is_told_in_numbers(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     assert machine_share.parts(2) == ["8 of 64 cores", "48 of 256 GiB", "2 of 8 GPUs"]
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
-    (tmp_path / "job_7/memory.max").write_text(str(250 * GIB))  # what a scheduler leaves of a whole node
+    (tmp_path / "job_7/memory.max").write_text(str(250 * GIB))  # the share of a whole node under a scheduler
     assert machine_share.parts(8) == machine_share.parts(None) == []

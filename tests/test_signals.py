@@ -1,4 +1,4 @@
-"""Who answers the signals that end us, and who no longer does."""
+"""Signal handlers are installed for a while and restored afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def heard(numbers: tuple[signal.Signals, ...]) -> list[int]:
     return told
 
 
-def test_all_that_ends_us_is_answered_and_given_back() -> None:
+def test_every_ending_signal_is_handled_and_its_handler_restored() -> None:
     before = [signal.getsignal(number) for number in ENDS]
     assert heard(ENDS) == [*ENDS]
     assert [signal.getsignal(number) for number in ENDS] == before
@@ -31,7 +31,7 @@ def test_what_nohup_ignores_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_what_must_be_whole_is_not_interrupted_and_the_interrupt_is_not_lost() -> None:
+def test_an_interrupt_during_a_critical_section_is_delayed_and_not_lost() -> None:
     told: list[str] = []
     with answered_by(lambda *_: told.append("interrupted")):
         with held():

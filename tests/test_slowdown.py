@@ -1,4 +1,4 @@
-"""A GPU that heat or its supply held back while it was timed: told wherever its figure is."""
+"""A GPU that heat or its power supply slowed during timing is marked wherever its figure is shown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.runner.test_measure import Guessing, begun, supervised
 RESULTS = Path(__file__).parents[1] / "results"
 HOT = RESULTS / "slowed-h100/five-models.tar"
 POWER_CAP, HEAT, BRAKE = 0x04, 0x20, 0x80
-Reading = Callable[[int], list[dict[str, Any]]]  # what the GPUs said at some second
+Reading = Callable[[int], list[dict[str, Any]]]  # readings of the GPUs by second
 
 
 def one(reasons: int | None, mhz: int = 1980, celsius: int = 60) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def one(reasons: int | None, mhz: int = 1980, celsius: int = 60) -> dict[str, An
 
 
 def slowed_by(tmp_path: Path, reading: Reading, name: str = "a", **more: Any) -> Row:
-    """Of the run's sixty seconds those from the tenth to the fiftieth are timed."""
+    """Find the slowed GPU of a run of sixty seconds, whose steps are timed from the tenth to the fiftieth."""
     of = more.pop("of", None) or manifest()
     gpus = more.get("gpus", 1)
     trial = Trial(of.models[0], (), 16, gpus, of.seed, of.timing)
@@ -51,7 +51,7 @@ def slowed_by(tmp_path: Path, reading: Reading, name: str = "a", **more: Any) ->
 def test_an_h100_that_could_not_cool_itself_says_so_in_every_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Measured: its products reach what a good one's do, for as long as they take; its training a third."""
+    """In this bundle, short products are as fast as on a good card, and training is three times slower."""
     told = "GPU 0 by software thermal slowdown in 12 trials, at 345 to 540 of its 1,980 MHz and up to 88 °C"
     assert main(["verify", str(HOT)]) == 0
     assert f"SLOWED     {told}: the same GPU in good health is faster" in capsys.readouterr().out
@@ -78,7 +78,7 @@ def test_a_good_card_at_its_power_cap_is_not_slowed(name: str, capsys: pytest.Ca
     assert "SLOWED" not in capsys.readouterr().out
 
 
-def test_what_counts_is_what_it_said_while_steps_were_timed(tmp_path: Path) -> None:
+def test_only_readings_while_steps_were_timed_count(tmp_path: Path) -> None:
     assert slowed_by(tmp_path, lambda i: [one(POWER_CAP)]).slowed is None
     before_and_after = slowed_by(tmp_path, lambda i: [one(POWER_CAP if 10 <= i <= 50 else HEAT)])
     assert before_and_after.slowed is None
@@ -94,7 +94,7 @@ def test_what_counts_is_what_it_said_while_steps_were_timed(tmp_path: Path) -> N
     )
 
 
-def test_of_several_the_one_that_was_held_back_most_is_named(tmp_path: Path) -> None:
+def test_the_gpu_that_was_slowed_most_is_named(tmp_path: Path) -> None:
     found = slowed_by(
         tmp_path, lambda i: [one(0), one(HEAT if i % 3 == 0 else 0), one(BRAKE, 300), one(0)], gpus=4
     ).slowed
@@ -102,17 +102,17 @@ def test_of_several_the_one_that_was_held_back_most_is_named(tmp_path: Path) -> 
     assert (found.gpu, found.why, found.sm_mhz) == (2, ("power brake",), 300)
 
 
-def test_a_gpu_that_did_not_train_is_none_of_its_business(tmp_path: Path) -> None:
+def test_a_gpu_that_did_not_train_is_ignored(tmp_path: Path) -> None:
     hot_neighbour = slowed_by(tmp_path, lambda i: [one(0), one(HEAT)], on_one_node=2, of=manifest(gpus=1))
     assert hot_neighbour.slowed is None
 
 
 @pytest.mark.parametrize("said", [{}, *({"throttle_reasons": odd} for odd in ("hot", -1, True, 2**52))])
-def test_a_card_that_says_nothing_of_it_is_not_slowed(tmp_path: Path, said: dict[str, Any]) -> None:
+def test_a_card_without_throttle_reasons_is_not_marked_slowed(tmp_path: Path, said: dict[str, Any]) -> None:
     assert slowed_by(tmp_path, lambda i: [one(None) | said]).slowed is None
 
 
-def test_a_moment_in_many_hours_is_none() -> None:
+def test_a_moment_in_many_hours_does_not_count_as_slowed() -> None:
     lines = [
         canonical_json({"at": i, "trial": "t", "gpus": [one(HEAT if i == 7 else 0)]}) for i in range(200)
     ]
@@ -123,13 +123,13 @@ def test_a_moment_in_many_hours_is_none() -> None:
 @pytest.mark.parametrize(
     "line", [b"[" * 10**5, b"{", b"[]", b'{"at":"x","trial":"t","gpus":[]}', b'{"at":1,"gpus":3}']
 )
-def test_a_line_that_is_no_reading_says_nothing(line: bytes) -> None:
+def test_a_line_that_is_not_a_reading_is_ignored(line: bytes) -> None:
     hot = canonical_json({"at": 1.5, "trial": "t", "gpus": [one(HEAT), "what?"]})
     assert slowed_trials(lambda: [line, hot], {"t": (1, 2)}, 8)["t"].share == 1
 
 
-def test_what_was_slowed_is_no_evidence_for_other_machines(tmp_path: Path) -> None:
-    """Its days are true of that machine alone: an H200 would seem as bad."""
+def test_a_slowed_row_is_no_evidence_for_other_machines(tmp_path: Path) -> None:
+    """The days of a slowed card hold only for that machine; estimates for an H200 would be as bad."""
     long = manifest(models=[{"name": "tiny-gpt-neox", "recipe": {"batch_size": 4096}}])
     slowed_by(tmp_path, lambda i: [one(HEAT)], of=long, pass_seconds=2.0)
     hot = tmp_path / "a.tar"
@@ -155,12 +155,12 @@ def test_a_reproduction_names_it_as_a_reason(tmp_path: Path, capsys: pytest.Capt
 def test_a_run_says_so_as_soon_as_it_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From what NVML says meanwhile, a line that was cut off by a kill among it."""
+    """The run reads the telemetry while it grows, including a line that a kill cut off."""
     course = tmp_path / FILE_NAME
 
     class Hot(Guessing):
         def trial(self, trial: Trial, *rest: Any) -> Any:
-            planned = replace(trial, timing=run.manifest.timing)  # also where it is measured again, longer
+            planned = replace(trial, timing=run.manifest.timing)  # also in the second, longer measurement
             reading = {"at": 0.5, "trial": planned.id, "gpus": [one(HEAT, 435, 87)], "load": 1.0}
             with course.open("ab") as file:
                 file.write(b'{"at":1,"gp\n' + canonical_json(reading) + b"\n")

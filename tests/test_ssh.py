@@ -1,4 +1,4 @@
-"""Certificates, and keys in tokens: as OpenSSH makes and reads them, in one form only."""
+"""Certificates and keys in tokens, as OpenSSH makes and reads them; only one form is accepted."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def test_nothing_random_is_a_certificate(data: bytes) -> None:
             Certificate.from_blob(blob)
 
 
-def test_a_certificate_of_a_certificate_is_none() -> None:
-    """An authority is a key: there are no chains."""
+def test_a_certificate_by_a_certificate_is_refused() -> None:
+    """An authority must be a plain key; chains of certificates are refused."""
     blob = certificate_blob().replace(
         wire_string(PublicKey.of(OPERATOR).blob), wire_string(certificate().blob)
     )
@@ -122,7 +122,7 @@ def test_a_certificate_of_a_certificate_is_none() -> None:
         ({"options": {**certificate().options, "force-command": "x"}}, "another challenge"),
     ],
 )
-def test_a_certificate_for_more_or_less_than_the_run_is_told(change: dict[str, Any], why: str) -> None:
+def test_a_certificate_for_more_or_less_than_the_run_is_reported(change: dict[str, Any], why: str) -> None:
     fault = certificate_fault(certificate(**change), RUN_ID, NONCE)
     assert fault is not None
     assert why in fault
@@ -150,7 +150,7 @@ def test_a_certificate_does_not_fit_another_keys_signature() -> None:
 
 @needs("ssh-keygen")
 def test_ssh_keygen_verifies_the_whole_chain(tmp_path: Path) -> None:
-    """Signature, certificate, authority, principal, namespace and time, in one command of a stranger's."""
+    """One command of ssh-keygen checks signature, certificate, authority, principal, namespace and time."""
     (tmp_path / "signature").write_bytes(sign(MESSAGE, RUN_KEY, BUNDLE_NAMESPACE, certificate()))
     line = f'bench-run:* cert-authority,namespaces="{BUNDLE_NAMESPACE}" {PublicKey.of(OPERATOR).line()}\n'
     (tmp_path / "allowed_signers").write_text(line)
@@ -171,13 +171,13 @@ def test_ssh_keygen_verifies_the_whole_chain(tmp_path: Path) -> None:
 
 
 def token_signature(token: Token, message: bytes, **said: int) -> bytes:
-    """As ssh-keygen -Y sign makes it with a FIDO token."""
+    """Make a signature as ssh-keygen -Y sign does with a FIDO token."""
     signed = token.sign_wire(_signed_data(message, BUNDLE_NAMESPACE), **said)
     return _armor(token.public.blob, BUNDLE_NAMESPACE, signed)
 
 
 @needs("ssh-keygen")
-def test_a_tokens_signature_is_what_ssh_keygen_takes_it_for(tmp_path: Path) -> None:
+def test_bench_and_ssh_keygen_agree_on_a_tokens_signature(tmp_path: Path) -> None:
     token = Token()
     (tmp_path / "signature").write_bytes(token_signature(token, MESSAGE))
     (tmp_path / "allowed_signers").write_text(f"me {token.public.line()}\n")
@@ -188,8 +188,8 @@ def test_a_tokens_signature_is_what_ssh_keygen_takes_it_for(tmp_path: Path) -> N
 
 
 @needs("ssh-keygen")
-def test_a_token_certifies_as_ssh_keygen_takes_it(tmp_path: Path) -> None:
-    """The operator's key in a FIDO token: one line of allowed_signers, the chain checked by both."""
+def test_bench_and_ssh_keygen_agree_on_a_tokens_certificate(tmp_path: Path) -> None:
+    """The operator's key is in a token; both programs check the chain with one line of allowed_signers."""
     token = Token()
     cert = certificate(authority=token)
     assert cert.authority == token.public
@@ -204,12 +204,12 @@ def test_a_token_certifies_as_ssh_keygen_takes_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [0x00, 0x04, 0x41, 0x81])
-def test_a_token_that_nobody_touched_has_not_signed(flags: int) -> None:
+def test_a_signature_of_an_untouched_token_is_refused(flags: int) -> None:
     with pytest.raises(VerificationFailed, match="nobody touched"):
         verify(MESSAGE, token_signature(Token(), MESSAGE, flags=flags), BUNDLE_NAMESPACE)
 
 
-def test_a_tokens_words_are_signed_too() -> None:
+def test_a_tokens_flags_and_counter_are_signed_too() -> None:
     token = Token()
     wire = token.sign_wire(b"data")
     token.public.check_wire(wire, b"data")
@@ -219,8 +219,8 @@ def test_a_tokens_words_are_signed_too() -> None:
             token.public.check_wire(changed, b"data")
 
 
-def test_a_key_in_a_token_is_another_key_than_the_same_without() -> None:
-    """The algorithm is pinned by the key: neither kind of signature counts for the other kind of key."""
+def test_a_key_in_a_token_differs_from_the_same_key_without() -> None:
+    """The key determines the algorithm, so no signature is valid for a key of the other kind."""
     token = Token()
     plain = PublicKey(token.public.raw)
     assert plain != token.public
@@ -236,7 +236,7 @@ def test_a_key_in_a_token_is_another_key_than_the_same_without() -> None:
         other.check_wire(token.sign_wire(b"data"), b"data")
 
 
-def test_a_tokens_key_line_comes_back() -> None:
+def test_a_tokens_key_line_is_read_as_written() -> None:
     key = Token().public
     assert key.kind == TOKEN
     assert PublicKey.from_line(key.line("comment")) == key

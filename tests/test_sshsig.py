@@ -1,4 +1,4 @@
-"""SSH keys and signatures: what ssh-keygen understands, in one form only."""
+"""SSH keys and signatures that ssh-keygen understands; only one form is accepted."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ PRIME = 2**255 - 19
 
 
 def armored(blob: bytes) -> bytes:
-    """A blob in ssh-keygen's armor, to build signatures that no tool would make."""
+    """Put a blob in ssh-keygen's armor, to build signatures that no tool would make."""
     text = b64encode(blob).decode()
     lines = [text[i : i + 70] for i in range(0, len(text), 70)]
     return "\n".join(["-----BEGIN SSH SIGNATURE-----", *lines, "-----END SSH SIGNATURE-----", ""]).encode()
 
 
 def blob(**changes: bytes) -> bytes:
-    """The parts of a signature, some of them replaced."""
+    """Encode the parts of a signature, with some of them replaced."""
     key = PublicKey.of(KEY).blob
     parts = {
         "magic": b"SSHSIG",
@@ -124,7 +124,7 @@ def test_a_signature_in_another_form_is_refused(changed: bytes, why: str) -> Non
 
 
 def test_base64_with_loose_bits_at_its_end_is_refused() -> None:
-    """The same bytes can be written with other last characters; only one of the writings is taken."""
+    """The same bytes can be encoded with different last characters; only one encoding is accepted."""
     text = SIGNED.decode()
     end = text.index("\n-----END")
     last = text[end - 2 : end] if text[end - 1] == "=" else ""
@@ -144,11 +144,11 @@ def test_nothing_random_is_a_signature(data: bytes) -> None:
 
 Point = tuple[int, int]
 D = -121665 * pow(121666, -1, PRIME) % PRIME
-ORDER = 2**252 + 27742317777372353535851937790883648493  # of the large subgroup
+ORDER = 2**252 + 27742317777372353535851937790883648493  # a point of the large subgroup
 
 
 def add(p: Point, q: Point) -> Point:
-    """The addition law of the Edwards curve, plainly."""
+    """Add two points of the Edwards curve, by the plain formula."""
     (x1, y1), (x2, y2) = p, q
     k = D * x1 * x2 * y1 * y2
     x, y = (x1 * y2 + x2 * y1) * pow(1 + k, -1, PRIME), (y1 * y2 + x1 * x2) * pow(1 - k, -1, PRIME)
@@ -171,8 +171,8 @@ def point_at(y: int) -> Point:
 
 
 def small_order_encodings() -> set[bytes]:
-    """Every encoding of every point whose order divides 8, found by arithmetic and not from a list."""
-    generator = times(ORDER, point_at(3))  # what is left of a point outside the large subgroup
+    """Compute every encoding of every point whose order divides 8."""
+    generator = times(ORDER, point_at(3))  # the small-order part of a point
     assert times(4, generator) != (0, 1)
     assert times(8, generator) == (0, 1)
     ys = {times(n, generator)[1] for n in range(8)}
@@ -189,7 +189,7 @@ def test_keys_of_low_order_are_refused_in_every_encoding() -> None:
 
 
 def test_a_signature_under_a_low_order_key_is_refused() -> None:
-    """Under the neutral point, R = point and S = 0 would "sign" every message."""
+    """With the neutral point as key, R = point and S = 0 would sign every message."""
     neutral = (1).to_bytes(32, "little")
     key = wire_string(wire_string(b"ssh-ed25519") + wire_string(neutral))
     signature = wire_string(wire_string(b"ssh-ed25519") + wire_string(neutral + bytes(32)))
@@ -197,7 +197,7 @@ def test_a_signature_under_a_low_order_key_is_refused() -> None:
 
 
 def test_a_signature_with_a_large_s_is_refused() -> None:
-    """S and S + L sign the same; only one of them is a signature."""
+    """S and S + L satisfy the same equation; only the smaller one is accepted."""
     strings = (NAMESPACE.encode(), b"", b"sha512", hashlib.sha512(MESSAGE).digest())
     small = KEY.sign(b"SSHSIG" + b"".join(map(wire_string, strings)))
     large = small[:32] + (int.from_bytes(small[32:], "little") + ORDER).to_bytes(32, "little")
@@ -210,7 +210,7 @@ def test_a_signature_with_a_large_s_is_refused() -> None:
 
 
 @given(st.binary(min_size=32, max_size=32))
-def test_a_public_key_line_comes_back(seed: bytes) -> None:
+def test_a_public_key_line_is_read_as_written(seed: bytes) -> None:
     key = PublicKey.of(Ed25519PrivateKey.from_private_bytes(seed))
     assert PublicKey.from_line(key.line()) == PublicKey.from_line(key.line("a comment")) == key
 
@@ -227,12 +227,12 @@ def test_a_public_key_line_comes_back(seed: bytes) -> None:
         ("ssh-ed25519 " + b64encode(PublicKey.of(KEY).blob + b"\0").decode(), "too many"),
     ],
 )
-def test_another_line_is_no_public_key(line: str, why: str) -> None:
+def test_a_malformed_public_key_line_is_refused(line: str, why: str) -> None:
     with pytest.raises(FormatError, match=why):
         PublicKey.from_line(line)
 
 
-# --- beside ssh-keygen ----------------------------------------------------------------------------------
+# --- with ssh-keygen ------------------------------------------------------------------------------------
 
 
 def keygen(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -1,4 +1,4 @@
-"""The statement of a bundle: what in-toto understands, in one form only."""
+"""The statement of a bundle is a valid in-toto statement, in one form only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATEMENT = build_statement(SUBJECTS, predicate())
 
 
 def altered(**changes: Any) -> bytes:
-    """The statement in canonical form with other fields; those of the predicate as predicate__name."""
+    """Return the canonical statement with changed fields; predicate fields are named predicate__NAME."""
     document = json.loads(STATEMENT)
     for name, value in changes.items():
         inner = name.removeprefix("predicate__")
@@ -39,7 +39,7 @@ def test_a_statement_is_in_toto_and_sorted() -> None:
     assert build_statement(dict(reversed(SUBJECTS.items())), predicate()) == STATEMENT
 
 
-def test_a_statement_comes_back() -> None:
+def test_a_statement_is_read_as_written() -> None:
     statement = parse_statement(STATEMENT)
     assert statement.subjects == SUBJECTS
     assert statement.predicate == predicate()
@@ -121,7 +121,7 @@ def test_another_statement_is_refused(data: bytes, why: str) -> None:
 
 
 def test_a_statement_of_the_first_version_is_read_in_its_own_form() -> None:
-    """Signed bundles outlive versions of bench: that one had neither a nonce nor an envelope."""
+    """Signed bundles outlive versions of bench; version 1 had neither a nonce nor an envelope."""
     document = json.loads(STATEMENT)
     document["predicate"]["schema"] = "bench/run/v1"
     document["predicateType"] = document["predicateType"].replace("v2", "v1")
@@ -138,7 +138,7 @@ def test_a_field_left_out_is_not_filled_in() -> None:
         parse_statement(canonical_json(document))
 
 
-def test_what_nobody_may_say_cannot_be_built() -> None:
+def test_an_invalid_statement_cannot_be_built() -> None:
     good = predicate()
     for wrong in (
         dataclasses.replace(good, run_id=""),

@@ -1,4 +1,4 @@
-"""What follows from the trials of a run, besides each one's own estimate."""
+"""Results that follow from several trials of a run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ STEPS = tuple(StepSample(1 + i % 2, 0.1 * (1 + i % 2)) for i in range(20))
 
 
 def ended(micro_batch: int, loss: float, *setting: str) -> tuple[Trial, str, Outcome]:
-    """Losses are over two passes, as those of a run."""
+    """Make a trial whose losses cover two passes, as in a run."""
     found = measurement(STEPS, losses=(loss,), samples_per_loss=2 * micro_batch)
     return trial(setting=setting, micro_batch=micro_batch), " + ".join(setting), Measured(found)
 
 
 def test_losses_are_held_against_naive_over_as_many_samples() -> None:
-    """Whichever micro-batch naive was measured at last."""
+    """The comparison does not depend on the last micro-batch at which naive was measured."""
     trials = [
         ended(4, 2.0),
         ended(2, 1.0),

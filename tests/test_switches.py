@@ -1,11 +1,11 @@
-"""What is kept of the environment, and what of it sets two runs apart."""
+"""Which environment variables are recorded, and which of them set two runs apart."""
 
 from __future__ import annotations
 
 from bench.records.switches import deciding, kept
 
 
-def test_what_torch_and_the_libraries_below_it_obey_is_kept() -> None:
+def test_variables_that_torch_and_its_libraries_obey_are_kept() -> None:
     environment = {
         "NVIDIA_TF32_OVERRIDE": "1", "PYTORCH_ALLOC_CONF": "expandable_segments:True", "NCCL_ALGO": "Ring",
         "TORCHINDUCTOR_MAX_AUTOTUNE": "1", "OMP_NUM_THREADS": "4", "CUDA_LAUNCH_BLOCKING": "1",
@@ -14,27 +14,27 @@ def test_what_torch_and_the_libraries_below_it_obey_is_kept() -> None:
     assert kept(environment | others) == environment
 
 
-def test_places_and_addresses_are_left_out() -> None:
+def test_locations_and_addresses_are_left_out() -> None:
     assert not kept({
         "CUDA_VISIBLE_DEVICES": "0", "TORCHINDUCTOR_CACHE_DIR": "/home/alice/i", "CUDA_HOME": "/opt/cuda",
         "NCCL_COMM_ID": "10.0.0.1:29400", "NCCL_HOSTID": "alice-1", "TORCH_LOGS": "+dynamo",
     })  # fmt: skip
 
 
-def test_of_a_path_its_last_part_is_kept() -> None:
+def test_only_the_last_part_of_a_path_is_kept() -> None:
     preload, topology = "/home/alice/lib/libjemalloc.so.2:/usr/lib/x.so", "/etc/nccl/h200.xml"
     assert kept({"LD_PRELOAD": preload, "NCCL_TOPO_FILE": topology}) == {
         "LD_PRELOAD": "libjemalloc.so.2:x.so", "NCCL_TOPO_FILE": "h200.xml",
     }  # fmt: skip
 
 
-def test_nothing_kept_moves_a_cursor_or_breaks_json() -> None:
+def test_kept_values_contain_no_control_characters() -> None:
     assert kept({"OMP_PLACES": "\x1b[2J\udcff", "NCCL_DEBUG": "x" * 5000}) == {
         "NCCL_DEBUG": "x" * 200, "OMP_PLACES": "?[2J?",
     }  # fmt: skip
 
 
-def test_how_a_node_is_wired_and_threaded_sets_nothing_apart() -> None:
+def test_wiring_and_thread_variables_do_not_set_runs_apart() -> None:
     assert deciding({"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "4", "TRITON_F32_DEFAULT": "ieee"}) == {
         "TRITON_F32_DEFAULT": "ieee"
     }

@@ -1,4 +1,4 @@
-"""Verification by tools that are not ours: tar, ssh-keygen, openssl, sha256sum; cosign end to end."""
+"""Verification with standard tools: tar, ssh-keygen, openssl, sha256sum; cosign in end-to-end tests."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def signers(tmp_path: Path) -> Path:
-    """The lines that an operator hands out."""
+    """Write the allowed_signers lines that an operator publishes."""
     path = tmp_path / "allowed_signers"
     path.write_text("\n".join(trust_lines(PublicKey.of(OPERATOR), "lab@example.org")) + "\n")
     return path
@@ -97,7 +97,7 @@ def test_a_received_bundle(path: Path, signers: Path) -> None:
     )
 
 
-def test_a_bundle_of_nobody_in_particular(tmp_path: Path) -> None:
+def test_a_bundle_of_an_unknown_signer(tmp_path: Path) -> None:
     path = packed(tmp_path / "b.tar")
     key = PublicKey.of(KEY)
     signers = tmp_path / "allowed_signers"
@@ -108,7 +108,7 @@ def test_a_bundle_of_nobody_in_particular(tmp_path: Path) -> None:
     assert 'Good "bench-bundle@v1" signature for me@example.org' in trusted.stdout
 
 
-def test_without_a_bundle_it_says_how_it_is_called() -> None:
+def test_without_a_bundle_the_script_prints_its_usage() -> None:
     done = script()
     assert (done.returncode, done.stderr) == (2, "usage: verify.sh BUNDLE [ALLOWED_SIGNERS [KRL]]\n")
 
@@ -180,14 +180,14 @@ def header_of(name: str, kind: bytes, target: str = "") -> bytes:
 
 
 def in_place_of_an_empty_file(path: Path, header: bytes) -> None:
-    """The signed bytes are none, and so are those of a link."""
+    """A link in place of an empty file has the same signed bytes, namely none."""
     data = path.read_bytes()
     at = data.index(EMPTY.encode().ljust(100, b"\0"))
     path.write_bytes(data[:at] + header + data[at + BLOCK :])
 
 
 def test_containers_that_bench_refuses(path: Path) -> None:
-    """What is unpacked afterwards would not be what was verified."""
+    """The unpacked files could otherwise differ from the verified ones."""
     good = path.read_bytes()
     for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
         path.write_bytes(good)
@@ -204,7 +204,7 @@ OTHER_KEY = Ed25519PrivateKey.from_private_bytes(b"x" * 32)
 
 
 def test_a_certificate_exchanged_in_its_file(path: Path, signers: Path) -> None:
-    """With an envelope by its key: who then takes the PEM of it has the wrong one."""
+    """The envelope is signed by the exchanged certificate's key, so its PEM would be the wrong key."""
     old = contents(path)
     forged = f"{certificate(OTHER_KEY, STRANGER).line()}\n".encode()
     write_bundle(path, old | {CERTIFICATE: forged, ENVELOPE: seal(old[STATEMENT], OTHER_KEY)})
@@ -212,7 +212,7 @@ def test_a_certificate_exchanged_in_its_file(path: Path, signers: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [CERTIFICATE, ENVELOPE, RECEIPT, RECEIPT_SIGNATURE])
-def test_what_was_taken_away(path: Path, signers: Path, name: str) -> None:
+def test_removed_files(path: Path, signers: Path, name: str) -> None:
     write_bundle(path, {n: data for n, data in contents(path).items() if n != name})
     assert script(path, signers).returncode != 0
     assert script(path).returncode != 0
@@ -260,7 +260,7 @@ def test_what_is_revoked(path: Path, signers: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def cosign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The machine's own, or Debian 13's unpacked. That it cannot be had is a failure, never a skip."""
+    """Return cosign: the installed one, or Debian 13's package, unpacked. Without both, the test fails."""
     if found := shutil.which("cosign"):
         return Path(found)
     folder = tmp_path_factory.mktemp("cosign")
@@ -294,7 +294,7 @@ UNSIGNED = "could not verify envelope|invalid signature|accepted signatures do n
     ],
 )
 def test_cosign_refuses_what_is_wrong(path: Path, cosign: Path, tmp_path: Path, wrong: str, why: str) -> None:
-    """So that its "Verified OK" means something."""
+    """This shows that cosign's "Verified OK" is meaningful."""
     members = contents(path)
     key = (STRANGER if wrong == "key" else RUN_KEY).public_key()
     (tmp_path / "key.pem").write_bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))

@@ -1,4 +1,4 @@
-"""Whom a .pub file or an allowed_signers file trusts, for what, and until when."""
+"""The keys that a .pub file or an allowed_signers file trusts, for which purposes and times."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def vectors(name: str) -> Any:
 
 
 def accepts(key: bytes, signature: bytes, message: bytes) -> bool:
-    """As a bundle's signature is judged: the key, the signature in SSH's wrapping, the bytes."""
+    """Judge a signature as in a bundle: the key, the signature in SSH's encoding, the bytes."""
     try:
         PublicKey(key).check_wire(wire_string(ED25519) + wire_string(signature), message)
     except (FormatError, InvalidSignature):
@@ -48,7 +48,7 @@ WYCHEPROOF = [
 ]
 
 
-def test_wycheproof_is_there_whole() -> None:
+def test_the_wycheproof_file_is_complete() -> None:
     assert len(WYCHEPROOF) == vectors("wycheproof_ed25519")["numberOfTests"] == 210
 
 
@@ -60,13 +60,13 @@ def test_wycheproof(key: str, test: dict[str, Any]) -> None:
     elif test["result"] != "acceptable":
         assert found == (test["result"] == "valid"), test["comment"]
     else:
-        assert test["flags"] == ["MixedOrderPublicKey"]  # left open: no two verifiers agree on all of them
+        assert test["flags"] == ["MixedOrderPublicKey"]  # left open by the source: verifiers disagree
 
 
 # --- keys and signatures of low order -------------------------------------------------------------------
 
-# Which of them fit, by the equation without the cofactor that OpenSSH and OpenSSL check. The keys of low
-# order (0 and 1) must never count, whatever the equation says.
+# The cases that satisfy the equation without cofactor, as in OpenSSH and OpenSSL. The keys of low order
+# (0 and 1) must be refused whatever the equation gives.
 FITS_SPECCHECK = {2: True, 3: True}
 
 
@@ -87,7 +87,7 @@ def test_speccheck_keys_of_low_order_are_refused_as_such(number: int) -> None:
 
 
 def test_the_vector_of_the_dsse_specification() -> None:
-    """What is signed is what the specification signs. Its key is of another algorithm, and does not count."""
+    """Our encoding equals the specification's signed bytes; its key has another algorithm and is refused."""
     vector = vectors("dsse")["protocol_md"]
     signed = pae(vector["payloadType"], vector["payload_text"].encode())
     assert signed == vector["pae"].encode()
@@ -122,7 +122,7 @@ def test_dsse(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", vectors("sigstore")["cases"])
 def test_sigstore_envelopes_under_managed_keys(name: str) -> None:
-    """Each is signed by its key over our encoding. What must fail does so because of its statement."""
+    """Each envelope is validly signed over our encoding; the invalid ones fail by their statement."""
     case = vectors("sigstore")["cases"][name]
     envelope = case["dsseEnvelope"]
     key = load_pem_public_key(case["key"].encode())
@@ -133,16 +133,15 @@ def test_sigstore_envelopes_under_managed_keys(name: str) -> None:
     assert envelope["payloadType"] == PAYLOAD_TYPE
     signature = base64.b64decode(envelope["signatures"][0]["sig"])
     key.verify(signature, pae(PAYLOAD_TYPE, payload), ec.ECDSA(hashes.SHA256()))
-    why = (
-        "_type is" if case["expect"] == "reject" else "predicateType is"
-    )  # a true statement, but none of ours
+    # An accepted case is a valid statement of another type.
+    why = "_type is" if case["expect"] == "reject" else "predicateType is"
     with pytest.raises(VerificationFailed, match=f"the statement's {why}"):
         parse_statement(payload)
 
 
 @pytest.mark.parametrize("name", vectors("sigstore")["cases"])
 def test_sigstore_envelopes_under_the_wrong_key_or_algorithm(name: str) -> None:
-    """Pinned by the key: an Ed25519 key accepts no ECDSA signature, another P-256 key not this one."""
+    """An Ed25519 key refuses an ECDSA signature, and another P-256 key refuses this signature."""
     cases = vectors("sigstore")["cases"]
     envelope = cases[name]["dsseEnvelope"]
     with pytest.raises(VerificationFailed, match="is not signed by"):
@@ -156,14 +155,14 @@ def test_sigstore_envelopes_under_the_wrong_key_or_algorithm(name: str) -> None:
             key.verify(signature, signed, ec.ECDSA(hashes.SHA256()))
 
 
-# The cases called managed-key-*: an ECDSA signature over an artifact's digest, which no bundle of ours is.
+# The cases named managed-key-* have an ECDSA signature over an artifact's digest; bundles have none.
 MANAGED = vectors("sigstore")["message_signatures"]["cases"]
 ARTIFACT = base64.b64decode(vectors("sigstore")["message_signatures"]["artifact"])
 
 
 @pytest.mark.parametrize("name", MANAGED)
 def test_sigstore_managed_key_data_are_sound(name: str) -> None:
-    """What sigstore accepts fits its key, what it refuses does not: our refusals are not for damaged data."""
+    """The data are intact: signatures that sigstore accepts match their key, and those it refuses do not."""
     case = MANAGED[name]
     digest = case["messageSignature"]["messageDigest"]
     assert digest["algorithm"] == "SHA2_256"
@@ -173,7 +172,7 @@ def test_sigstore_managed_key_data_are_sound(name: str) -> None:
         assert case["key"] is None
         assert case["hint"] == MANAGED["managed-key-happy-path"]["hint"]
     elif case["expect"] == "reject":
-        with pytest.raises(ValueError):  # its key.pub is no point of the curve
+        with pytest.raises(ValueError):  # its key.pub is not a point on the curve
             load_pem_public_key(case["key"].encode())
     else:
         key = load_pem_public_key(case["key"].encode())
@@ -186,10 +185,10 @@ def test_sigstore_managed_key_data_are_sound(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MANAGED)
-def test_sigstore_managed_key_bundles_are_none_of_ours(
+def test_sigstore_managed_key_bundles_are_refused(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither by any door that reads a signature nor as a file; its key is nobody whom we could trust."""
+    """They are refused as signature, envelope and file, and their key cannot be in a trust list."""
     case = MANAGED[name]
     document = {"mediaType": case["mediaType"], "messageSignature": case["messageSignature"]}
     file = tmp_path / "bundle.sigstore.json"

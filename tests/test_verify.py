@@ -1,6 +1,6 @@
-"""What `bench verify` says of a good bundle, and that damage of any kind is refused.
+"""`bench verify` accepts a good bundle and refuses every kind of damage.
 
-What an attacker may try has a test for each attempt in test_attacks.py.
+test_attacks.py has a test for each attack.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def test_a_received_bundle_by_a_trusted_operator(path: Path) -> None:
 
 
 def test_the_level_is_what_is_proven_not_what_is_claimed(path: Path) -> None:
-    """A receipt by somebody unknown proves nothing, and a certificate without a receipt no freshness."""
+    """A receipt by an unknown signer proves nothing; a certificate without a receipt proves no freshness."""
     unknown = verify_bundle(received(path), nothing)
     assert (unknown.level, unknown.level_claimed, unknown.trusted) == ("self", "operator", False)
     unreceived = verify_bundle(certified(path), nothing, TrustRules(trusting(OPERATOR), now=UNTIL - 60))
@@ -116,8 +116,8 @@ def test_the_level_is_what_is_proven_not_what_is_claimed(path: Path) -> None:
     assert unreceived.to_lines()[-1].startswith("level      self: integrity and origin are proven; freshness")
 
 
-def test_what_the_users_own_list_does_not_vouch_for_is_still_looked_at(path: Path) -> None:
-    """--trust demands; bench's own list of keys only adds to what is known."""
+def test_a_bundle_outside_the_users_own_list_is_still_verified(path: Path) -> None:
+    """--trust requires a listed key; the user's own list only adds information."""
     verdict = verify_bundle(path, nothing, TrustRules(trusting(OPERATOR), demanded=False))
     assert not verdict.trusted
     assert verdict.doubt == "not trusted: the key that signed it is not listed (trusted keys: trusted)"
@@ -136,8 +136,8 @@ def test_an_incomplete_run_says_so(tmp_path: Path) -> None:
 # --- the files ------------------------------------------------------------------------------------------
 
 
-def test_what_is_taken_on_trust_is_told_wherever_a_verdict_is(path: Path) -> None:
-    """To the operator who receives it, too: his receipt goes with it."""
+def test_values_on_trust_are_reported_with_every_verdict(path: Path) -> None:
+    """The operator who receives the bundle sees them too, because the receipt vouches for it."""
     noted = verify_bundle(path, lambda files: MadeUpContents(notes=(Note("tiny", "counted as it ran"),)))
     assert noted.to_lines()[-1] == "on trust   tiny: counted as it ran"
 
@@ -155,7 +155,7 @@ def test_summaries_are_recomputed_from_what_was_signed(path: Path) -> None:
     assert seen == FILES
 
 
-def test_a_summary_is_only_asked_for_when_all_else_holds(path: Path) -> None:
+def test_summaries_are_recomputed_only_after_all_other_checks(path: Path) -> None:
     def recompute(files: Files) -> MadeUpContents:
         raise AssertionError("must not be reached")
 
@@ -177,7 +177,7 @@ def test_only_signed_files_are_read(path: Path) -> None:
     [(b"", []), (b"a", [b"a"]), (b"a\n", [b"a"]), (b"a\n\nb", [b"a", b"", b"b"]), (b"\n", [b""]),
      (b"x" * 300_000 + b"\n" + b"y" * 300_000, [b"x" * 300_000, b"y" * 300_000])],
 )  # fmt: skip
-def test_lines_come_as_they_were_written(path: Path, data: bytes, lines: list[bytes]) -> None:
+def test_lines_are_read_as_written(path: Path, data: bytes, lines: list[bytes]) -> None:
     packed(path, {**FILES, "samples.jsonl": data})
     found: list[bytes] = []
     verify_bundle(path, lambda files: {"x": found.extend(files.lines("samples.jsonl"))})
@@ -209,7 +209,7 @@ def test_a_bundle_signed_twice_by_different_keys_is_refused(path: Path) -> None:
 
 
 def test_a_huge_statement_or_signature_is_not_read(path: Path) -> None:
-    """Its size is refused by the header alone, by writer and reader."""
+    """Writer and reader refuse it by the size in its header."""
     for name in (STATEMENT, SIGNATURE, ENVELOPE):
         with pytest.raises(BadInput, match=f"{name} has .* it has at most"):
             write_bundle(path, contents(path) | {name: bytes(7 * 2**20)})
@@ -248,7 +248,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Targets:
 @settings(max_examples=500, deadline=None)
 @given(number=st.integers(0, 3), seed=st.integers(0, 2**64 - 1))
 def test_random_damage_and_forgery_are_never_accepted(targets: Targets, number: int, seed: int) -> None:
-    """A short slice of `make fuzz`: only a BenchError may come out."""
+    """A short run of `make fuzz`: only a BenchError may be raised."""
     try:
         accepted = targets.attempt(number, random.Random(seed))
     except BenchError:
@@ -264,10 +264,10 @@ def test_nothing_random_is_a_bundle(targets: Targets, data: bytes) -> None:
         check(targets.path)
 
 
-# --- what is no bundle at all ---------------------------------------------------------------------------
+# --- files that are no bundles ---------------------------------------------------------------------------
 
 
-def test_a_path_that_is_no_file_is_bad_input(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_file_is_bad_input(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").touch()
     for path, why in {
@@ -284,7 +284,7 @@ def test_a_path_that_is_no_file_is_bad_input(tmp_path: Path) -> None:
         assert caught.value.where == str(path)
 
 
-def test_a_file_that_is_no_bundle_fails_verification(path: Path) -> None:
+def test_a_file_that_is_not_a_bundle_fails_verification(path: Path) -> None:
     whole = path.read_bytes()
     for data, why in {
         b"": "ends too early",
@@ -299,7 +299,7 @@ def test_a_file_that_is_no_bundle_fails_verification(path: Path) -> None:
 
 
 def test_a_tar_by_another_program_fails_verification(path: Path, tmp_path: Path) -> None:
-    """The right files with the right signature, packed by tar: refused for the form alone."""
+    """The files and the signature are valid; only the form of the archive is refused."""
     folder = tmp_path / "unpacked"
     folder.mkdir()
     subprocess.run(["tar", "-xf", path, "-C", folder], check=True)
@@ -316,7 +316,7 @@ def test_a_symbolic_link_to_a_bundle_is_a_bundle(path: Path, tmp_path: Path) -> 
 
 
 def test_verification_imports_little() -> None:
-    """`bench verify` starts in a fraction of a second only as long as this holds."""
+    """Few imports keep the start of `bench verify` below a second."""
     code = "import sys, bench.bundle.verify; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -338,8 +338,8 @@ def test_verification_imports_little() -> None:
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_bundle(tmp_path: Path) -> None:
-    """Neither with telemetry, which is hashed in pieces, nor with samples, which are read by the line."""
+    """Telemetry is hashed in pieces, and samples are read line by line."""
     small = peak_bytes(large_bundle(tmp_path / "small.tar", 2 * 10**6))
     for name, size, trials in (("telemetry", 40 * 10**6, 20), ("samples", 20 * 10**6, 1000)):
         assert peak_bytes(large_bundle(tmp_path / f"{name}.tar", size, trials)) < small + 8 * 2**20, name
-    assert small > 8 * 2**20  # or the process was not looked at
+    assert small > 8 * 2**20  # otherwise the process was not measured

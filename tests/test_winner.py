@@ -1,4 +1,4 @@
-"""Which trial of a model is its answer, and how sure that is."""
+"""The fastest trial of a model, and the confidence in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.builders import measurement, reduce_trials, trial
 
 
 def results(*seconds: float | None) -> tuple[TrialResult, ...]:
-    """One trial for each, at micro-batches of its own; None crashes."""
+    """Make one trial per value, each at its own micro-batch; None means crashed."""
     ended: list[tuple[Trial, str, Outcome]] = []
     for number, value in enumerate(seconds):
         steps = (
@@ -41,7 +41,7 @@ def test_without_a_measurement_there_is_none() -> None:
     assert fastest_with_confidence("another", results(0.2), undecided=0).trial is None
 
 
-def test_two_that_are_alike_leave_less_confidence_than_two_that_differ() -> None:
+def test_similar_trials_leave_less_confidence_than_different_ones() -> None:
     near = fastest_with_confidence("test-model", results(0.2, 0.2005), 0).confidence
     far = fastest_with_confidence("test-model", results(0.2, 0.23), 0).confidence
     assert near is not None and far is not None
@@ -49,7 +49,7 @@ def test_two_that_are_alike_leave_less_confidence_than_two_that_differ() -> None
 
 
 def measured_twice(*apart: float) -> tuple[TrialResult, ...]:
-    """Trials whose second process took so much longer than the first."""
+    """Make trials whose second process took longer than the first by the given ratio."""
     return tuple(
         replace(one, earlier=one.estimate and one.estimate.days.scaled(1 / (1 + by)))
         for one, by in zip(results(*(0.2 + 0.1 * n for n in range(len(apart)))), apart, strict=True)
@@ -61,7 +61,7 @@ def test_processes_that_agree_change_nothing() -> None:
     assert process_spread(measured_twice(0.001, -0.002, 0.0)).spread == BETWEEN_PROCESSES
 
 
-def test_processes_that_differ_more_than_elsewhere_leave_less_confidence() -> None:
+def test_a_larger_spread_between_processes_leaves_less_confidence() -> None:
     told = process_spread(measured_twice(0.03, -0.02))
     assert told.trials == 2
     assert told.largest == pytest.approx(0.03, rel=0.05)
@@ -76,15 +76,15 @@ def test_processes_that_differ_more_than_elsewhere_leave_less_confidence() -> No
     assert calm is not None and unsteady is not None and unsteady < calm - 0.05
 
 
-def test_what_is_not_known_well_says_little_of_processes() -> None:
-    """Where one of two figures is good to 8%, they may be 3% apart and mean nothing."""
+def test_imprecise_trials_say_little_about_the_spread_between_processes() -> None:
+    """If one of two figures has an interval of 8%, a difference of 3% means nothing."""
     (one,) = measured_twice(0.03)
     assert one.earlier
     vague = replace(one, earlier=Interval(one.earlier.value, 0.08 * one.earlier.value))
     assert process_spread([vague]).spread == BETWEEN_PROCESSES < process_spread([one]).spread
 
 
-def test_one_alone_is_certain() -> None:
+def test_a_single_trial_is_certain() -> None:
     assert confidence(Interval(1.0, 0.5), []) == 1.0
 
 
@@ -93,7 +93,7 @@ def test_one_alone_is_certain() -> None:
     st.floats(0, 0.3),
     st.lists(st.tuples(st.floats(1, 3), st.floats(0, 0.3)), max_size=6),
 )
-def test_confidence_is_a_chance_and_falls_with_every_rival(
+def test_confidence_is_a_probability_and_falls_with_every_rival(
     best: float, width: float, others: list[tuple[float, float]]
 ) -> None:
     rivals = [Interval(best * factor, best * wide) for factor, wide in others]

@@ -1,14 +1,15 @@
-"""A Python for tests that begins with torch, transformers and others imported: `quick_python()` is its path.
+"""A Python for tests with torch, transformers and others already imported; `quick_python()` is its path.
 
-Whatever runs `quick_python() ARGUMENTS...` gets a process with these arguments, and with the environment,
-folder and open files of whoever runs it, six seconds of processor time sooner than from an ordinary Python.
-What is run is a small program that asks a server (`python -m tests.warm FOLDER`) to fork; it passes signals
-on to the fork, ends as the fork ends, and the fork is killed when it is. sys.executable is the same path
-inside, so what a program starts in its turn is as quick, as are the members that torchrun starts.
+Running `quick_python() ARGUMENTS...` gives a process with these arguments and with the environment, working
+folder and open files of its caller. It saves six seconds of processor time compared with an ordinary Python.
+The program at that path is small: it asks a server (`python -m tests.warm FOLDER`) to fork, passes signals on
+to the fork, and ends with the fork's exit code. If it is killed, the fork is killed too. Inside the fork,
+sys.executable is the same path, so processes that the fork starts are as quick, including the members that
+torchrun starts.
 
-Modules of ours are not imported ahead: each process reads them from its own path. What stays hidden is a
-program of ours that forgot to import a part of another package. So whatever is started like this in some
-tests is started by an ordinary Python in at least one.
+Modules of bench are not imported in advance: each process reads them from its own path. One defect stays
+hidden under this Python: a module of bench that forgot to import a part of another package. Each program that
+some tests start in this way is therefore started by an ordinary Python in at least one test.
 """
 
 from __future__ import annotations
@@ -43,21 +44,21 @@ AHEAD = [
     "cryptography.hazmat.primitives.serialization.ssh", "fabric", "paramiko",
 ]  # fmt: skip
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-_MANY = 250  # files; more cannot be sent at once
-_HIGH = 1000  # no file of a process that is passed on has a number like this
+_MANY = 250  # open files; more cannot be sent in one message
+_HIGH = 1000  # larger than the number of every open file that is passed on
 
 
 @cache
 def _folder() -> Path:
-    """The folder of this process's server, which begins at the first use and ends with this process."""
+    """Start the server of this process at the first call; it ends with this process. Return its folder."""
     folder = Path(tempfile.mkdtemp(prefix="bench-warm-"))
     (folder / "asked").mkdir()
     signals = [*map(int, PASSED_ON)]
     asking = _ASKING.format(python=sys.executable, socket=str(folder / "socket"), signals=signals)
     (folder / "python3").write_text(asking)
     (folder / "python3").chmod(0o755)
-    ours, theirs = os.pipe()  # nobody writes: it tells the server when this process has ended
-    # Threads do not survive a fork, so nothing may start any as it is imported.
+    ours, theirs = os.pipe()  # never written: its end tells the server that this process ended
+    # Threads do not survive a fork, so no import may start one.
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     subprocess.Popen(
         [sys.executable, "-m", "tests.warm", str(folder)],
@@ -69,7 +70,7 @@ def _folder() -> Path:
         if (folder / "socket").exists():
             return folder
         select.select([], [], [], 0.1)
-    raise AssertionError("the server of tests/warm.py did not begin")
+    raise AssertionError("the server of tests/warm.py did not start")
 
 
 def quick_python() -> str:
@@ -77,7 +78,7 @@ def quick_python() -> str:
 
 
 def forked_for() -> dict[int, int]:
-    """For each process that was forked for somebody: who asked for it, whose child it is in spirit."""
+    """Map each forked process to the process that requested it and counts as its parent."""
     found = {}
     if _folder.cache_info().currsize:
         for path in (_folder() / "asked").iterdir():
@@ -110,7 +111,7 @@ with socket.socket(socket.AF_UNIX) as server:
         if number not in ignored:
             signal.signal(number, lambda number, _: os.kill(pid, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signals})
-    for number in files:  # or whoever reads from the other end of one would wait for this process
+    for number in files:  # a reader at the other end would otherwise wait for this process
         if number > 2:
             os.close(number)
     status = int(answers.readline())
@@ -129,7 +130,7 @@ def serve(folder: Path) -> None:
     for name in AHEAD:
         import_module(name)
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who look after a fork
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reaps the processes that look after a fork
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder / "new"))
     listener.listen(100)
@@ -146,7 +147,7 @@ def serve(folder: Path) -> None:
 
 
 def _look_after(connection: socket.socket, asked: Path) -> None:
-    """Forks the process that is asked for; it ends when whoever asked does."""
+    """Fork the requested process, and kill it when the requesting process ends."""
     data, files, _, _ = socket.recv_fds(connection, 1, _MANY)
     lines = connection.makefile("rb")
     told = json.loads(data + lines.readline())
@@ -171,7 +172,7 @@ def _look_after(connection: socket.socket, asked: Path) -> None:
 
 
 def _become(told: dict[str, Any], files: Sequence[int]) -> int:
-    """Does in this process what a new Python would; the exit code."""
+    """Run the request in this process as a new Python would; return the exit code."""
     os.setsid()
     _take(files, told["files"])
     os.chdir(told["folder"])
@@ -192,7 +193,7 @@ def _become(told: dict[str, Any], files: Sequence[int]) -> int:
 
 
 def _take(files: Sequence[int], numbers: Sequence[int]) -> None:
-    """The open files of whoever asked, by their numbers there; all others are closed."""
+    """Take over the open files of the requesting process, with their numbers there; close all others."""
     import fcntl
 
     moved = [fcntl.fcntl(number, fcntl.F_DUPFD, _HIGH) for number in files]
@@ -232,7 +233,7 @@ def _script(name: str, *arguments: str) -> None:
 
 
 def _code_of(program: Callable[[], None]) -> int:
-    """As Python ends: 0, what it was told to exit with, or 1 after a message or a traceback."""
+    """Run a program; return the exit code that Python would end with, after printing message or traceback."""
     try:
         program()
     except SystemExit as end:

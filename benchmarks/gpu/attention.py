@@ -2,7 +2,8 @@
 
     python benchmarks/gpu/attention.py [--rounds 30] > attention.json
 
-Kernels take turns, so that a machine that drifts drifts for all of them. What a kernel cannot do is said.
+Kernels alternate, so that a drift in the speed of the machine affects all of them. Errors of a kernel are
+printed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from bench.training.models import known_models
 
 MICRO_BATCHES = {"pythia-160m": 64, "pythia-410m": 32, "pythia-1b": 32, "pythia-2.8b": 8, "pythia-6.9b": 4}
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # of (samples, heads, positions, width)
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # tensors of shape (samples, heads, positions, width)
 
 
 def kernels() -> Iterator[tuple[str, Attention]]:
@@ -36,7 +37,7 @@ def kernels() -> Iterator[tuple[str, Attention]]:
     try:
         from flash_attn.cute import flash_attn_func
     except ImportError as error:
-        print(f"flash-attn-4 is not here: {error}", file=sys.stderr)
+        print(f"flash-attn-4 is not installed: {error}", file=sys.stderr)
         return
 
     def newest(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -76,10 +77,10 @@ def measured(
     working: dict[str, Attention] = {}
     for name, attend in here.items():
         try:
-            seconds(attend, inputs, gradient)  # and compiled, where it is at first use
+            seconds(attend, inputs, gradient)  # warm up: some kernels are compiled at first use
             with torch.no_grad():
                 off = float((attend(*inputs) - here["choice"](*inputs)).abs().max())
-        except Exception as error:  # whatever a kernel says to a shape that it does not know
+        except Exception as error:  # kernels raise different errors for unsupported shapes
             found[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
             continue
         working[name] = attend
@@ -95,7 +96,7 @@ def measured(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--samples", type=int, help="of a pass, to try it out")
+    parser.add_argument("--samples", type=int, help="samples per pass, for a trial run")
     arguments = parser.parse_args()
     here = dict(kernels())
     for name, micro_batch in MICRO_BATCHES.items():

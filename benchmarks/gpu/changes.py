@@ -1,4 +1,4 @@
-"""Changes for would_it_pay.py: optimisations that bench does not have and that may be worth adding.
+"""Changes for would_it_pay.py: optimisations that bench does not contain and that may be worth adding.
 
 Each is a context manager that is active while a model is built and trains.
 """
@@ -17,16 +17,16 @@ from bench.runner.trial import training_loop
 
 @contextmanager
 def flash_attention_4() -> Iterator[None]:
-    """Use FlashAttention-4 for scaled_dot_product_attention, in place of every other kernel."""
+    """Use FlashAttention-4 for scaled_dot_product_attention instead of every other kernel."""
     import flash_attn.cute.interface as newest
     from torch.nn.attention import _fa4
 
-    # PyTorch's door for it takes two results of the forward pass; later betas give more.
-    door = ModuleType("bench_fa4")
-    door._flash_attn_fwd = lambda *args, **kwargs: newest._flash_attn_fwd(*args, **kwargs)[:2]  # type: ignore[attr-defined]
-    door._flash_attn_bwd = lambda *args, **kwargs: newest._flash_attn_bwd(*args, **kwargs)[:3]  # type: ignore[attr-defined]
-    sys.modules[door.__name__] = door
-    registered = _fa4.register_flash_attention_fa4(door.__name__)
+    # PyTorch expects two results of the forward pass and three of the backward pass; later betas return more.
+    adapter = ModuleType("bench_fa4")
+    adapter._flash_attn_fwd = lambda *args, **kwargs: newest._flash_attn_fwd(*args, **kwargs)[:2]  # type: ignore[attr-defined]
+    adapter._flash_attn_bwd = lambda *args, **kwargs: newest._flash_attn_bwd(*args, **kwargs)[:3]  # type: ignore[attr-defined]
+    sys.modules[adapter.__name__] = adapter
+    registered = _fa4.register_flash_attention_fa4(adapter.__name__)
     try:
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
             yield
@@ -37,7 +37,7 @@ def flash_attention_4() -> Iterator[None]:
 @contextmanager
 def loss_in_triton() -> Iterator[None]:
     """Use Triton kernels for cross entropy; they keep the gradient of the logits beside the logits."""
-    from loss_kernels import cross_entropy  # brings Triton
+    from loss_kernels import cross_entropy  # imports Triton
 
     plain = training_loop.cross_entropy
     training_loop.cross_entropy = cross_entropy

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The whole model compiled at once, or block by block? Free-lunch both ways, at the micro-batches at which
-# the paper's own code was timed; one bundle a micro-batch.
+# Is it faster to compile the whole model at once, or block by block? Measures free-lunch both ways, at the
+# micro-batches at which the paper's own code was timed. Writes one bundle per micro-batch.
 #   benchmarks/gpu/compiled_how.sh OUT [MICRO_BATCH...]
-# Started again with the same OUT it goes on where it stopped.
+# Started again with the same OUT, it continues where it stopped.
 set -uo pipefail
 out=${1:?usage: compiled_how.sh OUT [MICRO_BATCH...]}
 shift

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Every setting of the paper on this many GPUs, and all else that guided search chooses from, each to an outcome.
+# Brings every setting of the paper, and all other settings of the guided search, to an outcome on GPUS GPUs.
 #   benchmarks/gpu/every_setting.sh OUT GPUS MODEL MICRO_BATCH...
-# Short timings, one bundle a micro-batch, the largest first: at each what fits there, at the last, the smallest,
-# all that there is, and naive. Started again with the same OUT it goes on where it stopped.
+# Timings are short. There is one bundle per micro-batch; name the largest first. Each micro-batch measures the settings
+# that fit. The last and smallest one measures all settings, and naive. Started again with the same OUT, it continues where it stopped.
 set -uo pipefail
 out=${1:?usage: every_setting.sh OUT GPUS MODEL MICRO_BATCH...} gpus=${2:?} model=${3:?}
 shift 3

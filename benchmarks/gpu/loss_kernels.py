@@ -1,7 +1,8 @@
 """Cross entropy in Triton: the forward and the backward pass read the logits once each.
 
-Compiled from PyTorch, the way there runs at a quarter of the memory's rate and the way back at 60%
-(docs/evidence/where-time-goes-h200/pythia-1b-half-weights-32.txt): in a small model a large part of a pass.
+Compiled from PyTorch, the forward pass of cross entropy reaches a quarter of the memory bandwidth and the
+backward pass 60% (docs/evidence/where-time-goes-h200/pythia-1b-half-weights-32.txt). In a small model this is
+a large part of a pass.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-AT_ONCE = 8192  # logits
+BLOCK = 8192  # logits per block
 IGNORED = -100
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean loss over the labels that count."""
+    """Compute the mean loss over the labels that are not ignored."""
     labels = labels.flatten()
     losses, _ = rows_of(logits.flatten(0, -2), labels)
     return losses.sum() / (labels != IGNORED).sum()
@@ -26,21 +27,21 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 @torch.library.custom_op("bench_would::cross_entropy", mutates_args=())
 def rows_of(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss of each row (0 where no label counts), and the logarithm of its sum of exponentials."""
+    """Compute the loss of each row (0 if its label is ignored) and its logarithm of summed exponentials."""
     logits = logits.contiguous()
     count, width = logits.shape
     losses, sums = (logits.new_empty(count, dtype=torch.float32) for _ in range(2))
-    _there[(count,)](logits, labels, losses, sums, width, IGNORED, AT_ONCE, num_warps=8)
+    _forward_kernel[(count,)](logits, labels, losses, sums, width, IGNORED, BLOCK, num_warps=8)
     return losses, sums
 
 
 @torch.library.custom_op("bench_would::cross_entropy_gradient", mutates_args=())
-def _gradient(change: Tensor, logits: Tensor, labels: Tensor, sums: Tensor) -> Tensor:
+def _gradient(grad: Tensor, logits: Tensor, labels: Tensor, sums: Tensor) -> Tensor:
     logits = logits.contiguous()
     count, width = logits.shape
     out = torch.empty_like(logits)
-    grid = (count, triton.cdiv(width, AT_ONCE))
-    _back[grid](change.contiguous(), logits, labels, sums, out, width, IGNORED, AT_ONCE, num_warps=8)
+    grid = (count, triton.cdiv(width, BLOCK))
+    _backward_kernel[grid](grad.contiguous(), logits, labels, sums, out, width, IGNORED, BLOCK, num_warps=8)
     return out
 
 
@@ -51,49 +52,49 @@ def _(logits: Tensor, _labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @_gradient.register_fake
-def _(_change: Tensor, logits: Tensor, _labels: Tensor, _sums: Tensor) -> Tensor:
+def _(_grad: Tensor, logits: Tensor, _labels: Tensor, _sums: Tensor) -> Tensor:
     return torch.empty_like(logits, memory_format=torch.contiguous_format)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+def _save_inputs(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs, output[1])
 
 
-def _backward(ctx: Any, change: Tensor, _: Tensor) -> tuple[Tensor, None]:
-    return _gradient(change, *ctx.saved_tensors), None
+def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None]:
+    return _gradient(grad, *ctx.saved_tensors), None
 
 
-torch.library.register_autograd("bench_would::cross_entropy", _backward, setup_context=_keep)
+torch.library.register_autograd("bench_would::cross_entropy", _backward, setup_context=_save_inputs)
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _there(logits, labels, losses, sums, width, ignored: tl.constexpr, at_once: tl.constexpr):
+def _forward_kernel(logits, labels, losses, sums, width, ignored: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     largest = -float("inf")
     total = 0.0
-    for first in range(0, width, at_once):
-        column = first + tl.arange(0, at_once)
+    for first in range(0, width, block):
+        column = first + tl.arange(0, block)
         x = tl.load(logits + row * width + column, column < width, -float("inf")).to(tl.float32)
         larger = tl.maximum(largest, tl.max(x, 0))
         total = total * tl.exp2((largest - larger) * LOG2E) + tl.sum(tl.exp2((x - larger) * LOG2E), 0)
         largest = larger
-    whole = largest + tl.log(total)
+    log_sum = largest + tl.log(total)
     label = tl.load(labels + row)
-    asked = label != ignored
-    wanted = tl.load(logits + row * width + label, asked, 0.0).to(tl.float32)
-    tl.store(losses + row, tl.where(asked, whole - wanted, 0.0))
-    tl.store(sums + row, whole)
+    counts = label != ignored
+    target = tl.load(logits + row * width + label, counts, 0.0).to(tl.float32)
+    tl.store(losses + row, tl.where(counts, log_sum - target, 0.0))
+    tl.store(sums + row, log_sum)
 
 
 @triton.jit
-def _back(change, logits, labels, sums, out, width, ignored: tl.constexpr, at_once: tl.constexpr):
+def _backward_kernel(grad, logits, labels, sums, out, width, ignored: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * at_once + tl.arange(0, at_once)
-    inside = column < width
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    in_row = column < width
     label = tl.load(labels + row)
-    weight = tl.where(label != ignored, tl.load(change + row), 0.0)
-    x = tl.load(logits + row * width + column, inside, -float("inf")).to(tl.float32)
-    share = tl.exp2((x - tl.load(sums + row)) * LOG2E)
-    tl.store(out + row * width + column, weight * (share - tl.where(column == label, 1.0, 0.0)), inside)
+    weight = tl.where(label != ignored, tl.load(grad + row), 0.0)
+    x = tl.load(logits + row * width + column, in_row, -float("inf")).to(tl.float32)
+    probability = tl.exp2((x - tl.load(sums + row)) * LOG2E)
+    tl.store(out + row * width + column, weight * (probability - tl.where(column == label, 1.0, 0.0)), in_row)

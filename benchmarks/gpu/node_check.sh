@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Does `bench check` pass a good node three times alike, and find what really disturbs it?
+# Does a good node pass `bench check` three times with similar figures, and does it find processes that disturb it?
 #   benchmarks/gpu/node_check.sh OUT GPUS LEVEL
-# Three checks of GPUS GPUs at LEVEL (quick, standard, soak), the spread of every figure between them; then
-# real faults, without a setting of the card touched, each with the check that must find it:
+# Runs three checks of GPUS GPUs at LEVEL (quick, standard, soak) and prints the spread of every figure between them.
+# Then it causes real disturbances without changing settings of the card. Each must be found by the named check:
 #   a process that keeps one GPU busy for a tenth of the time    strangers
 #   a process that holds 8 GiB of its memory and does nothing    strangers
 #   a process that copies over its bus all the time              strangers, or copies
-# Under six minutes for one GPU at level quick. Exit code 0: all as it must be.
+# Takes less than six minutes for one GPU at level quick. Exit code 0: everything is as expected.
 set -uo pipefail
 out=${1:?usage: node_check.sh OUT GPUS LEVEL} gpus=${2:?} level=${3:?}
 here=$(cd "$(dirname "$0")/../.." && pwd)
@@ -31,7 +31,7 @@ check() { # NAME MANIFEST
     echo "== $1: exit $(cat "$out/$1.rc") after $((SECONDS - started)) s"
 }
 
-show() { # NAME: what is not a pass
+show() { # NAME: print every finding that is not a pass
     python3 - "$out/$1.json" <<'PY'
 import json, sys
 try:
@@ -49,7 +49,7 @@ PY
 mkdir -p "$out/none"
 for run in 1 2 3; do
     check "run$run" "$out/node-check.json"
-    show "run$run" || bad=1 # a warning is a false one here
+    show "run$run" || bad=1 # a good node must not get a warning
     tail -3 "$out/run$run.err"
 done
 python3 -m bench verify "$out"/run*/*.tar || bad=1
@@ -63,7 +63,7 @@ wide = 0
 for key in figures[0]:
     values = [one[key][0] for one in figures if key in one]
     spread = 100 * (max(values) - min(values)) / (sum(values) / len(values))
-    # The host's memory is printed, and not counted: the promise is about GPUs and their links.
+    # The host's memory is printed but not counted: only figures of GPUs and their links must repeat.
     wide += key[1] != "host-memory" and (spread > 3 or len(values) < len(runs))
     where = "node " if key[0] is None else f"GPU {key[0]}"
     print(f"  {where} {key[1]:<24}", *(f"{v:.4g}" for v in values), figures[0][key][1], f"spread {spread:.2f}%")
@@ -72,7 +72,7 @@ sys.exit(wide > 0)
 PY
 
 echo "== faults"
-stranger() { # KIND: on GPU 0, until it is ended
+stranger() { # KIND: start a disturbing process on GPU 0, which runs until it is killed
     python3 - "$1" > "$out/stranger-$1.txt" 2>&1 <<'PY' &
 import sys, time
 import torch
@@ -100,8 +100,8 @@ else:
         torch.cuda.synchronize()
 PY
     stranger_pid=$!
-    sleep 12 # torch is imported, the load is on
-    kill -0 "$stranger_pid" || { echo "the stranger $1 did not live:"; cat "$out/stranger-$1.txt"; }
+    sleep 12 # time to import torch and reach full load
+    kill -0 "$stranger_pid" || { echo "the process $1 did not stay alive:"; cat "$out/stranger-$1.txt"; }
 }
 for kind in busy memory traffic; do
     stranger "$kind"
@@ -111,15 +111,15 @@ for kind in busy memory traffic; do
     python3 - "$out/fault-$kind.json" "$kind" <<'PY' || bad=1
 import json, sys
 findings = json.load(open(sys.argv[1]))["results"]["findings"]
-words = {"busy": "busy", "memory": "memory are held", "traffic": "cross its bus"}
+words = {"busy": "busy", "memory": "memory are in use", "traffic": "cross its bus"}
 found = [f for f in findings if f["check"] == "strangers" and f["gpu"] == 0 and f["verdict"] == "fail"]
 exact = [f for f in found if words[sys.argv[2]] in f["found"]]
-print("  FOUND" if found else "  MISSED", sys.argv[2], "by strangers" if found else "", "and for what it is" if exact else "(not by name)")
+print("  FOUND" if found else "  MISSED", sys.argv[2], "by strangers" if found else "", "with the right cause" if exact else "(without the right cause)")
 others = [f["subject"] + " " + f["verdict"] for f in findings if f["check"] in ("matmul", "copies", "soak") and f["verdict"] in ("fail", "warn")]
-print("  felt by:", ", ".join(others) or "no figure")
+print("  also affected:", ", ".join(others) or "no figure")
 sys.exit(not found)
 PY
     sleep 2
 done
-[ "$bad" = 0 ] && echo "ALL AS IT MUST BE" || echo "NOT AS IT MUST BE"
+[ "$bad" = 0 ] && echo "ALL AS EXPECTED" || echo "NOT AS EXPECTED"
 exit "$bad"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Estimates held against real training on one GPU: three recipe steps and three minutes at least.
+# Compares estimates with real training on one GPU: at least three recipe steps and three minutes.
 #   benchmarks/gpu/proof.sh OUT NAME 'MODELS' [GPUS [METHODS]]
-# MODELS is a JSON list of the manifest's form. Started again with the same OUT it goes on where it stopped.
+# MODELS is a JSON list as in a manifest. Started again with the same OUT, it continues where it stopped.
 set -uo pipefail
 out=${1:?usage: proof.sh OUT NAME MODELS [GPUS [METHODS]]} name=${2:?} models=${3:?}
 gpus=${4:-1} methods=${5:-'"free-lunch"'}

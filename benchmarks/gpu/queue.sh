@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The open questions in the order of what hangs on them: what README.md says of each, as commands.
-#   benchmarks/gpu/queue.sh OUT GPUS|h100       h100: one of 80 GB, of which no hour is measured yet
-# Started again with the same OUT it goes on where it stopped. A question that fails leaves the others alone; what
-# failed is said last.
+# Runs the open questions of README.md, the most important first.
+#   benchmarks/gpu/queue.sh OUT GPUS|h100       h100: one H100 of 80 GB, on which hour.json has not been measured yet
+# Started again with the same OUT, it continues where it stopped. A question that fails does not stop the others; the last line
+# names the failed ones.
 set -uo pipefail
 out=${1:?usage: queue.sh OUT GPUS} gpus=${2:?}
 here=$(dirname "$0") failed=()
@@ -14,11 +14,11 @@ ask() { # NAME COMMAND...
   echo "== $(date -u +%T) $name"
   if "$@"; then touch "$out/$name.done"; else failed+=("$name"); fi
 }
-printed() { # NAME COMMAND...: what it prints is the answer
+printed() { # NAME COMMAND...: the answer is the output of the command
   local name=$1; shift
   "$@" > "$out/$name.json.part" && mv "$out/$name.json.part" "$out/$name.json" && cat "$out/$name.json"
 }
-settings() { # NAME MODEL MICRO_BATCH METHODS: in the timing of every_setting.sh
+settings() { # NAME MODEL MICRO_BATCH METHODS: with the timing of every_setting.sh
   cat > "$out/$1.json" <<JSON
 {"schema": "bench/manifest/v1", "name": "every-setting", "models": ["$2"], "methods": $4, "gpus": $gpus,
  "micro_batch": $3, "trial_minutes": 4,

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A rank is killed; a rank alone runs out of memory: does each end at once, and the next trial measure?
+# A rank is killed, or a single rank runs out of memory: does each trial end at once, and is the next one measured?
 #   benchmarks/gpu/recovery.sh OUT GPUS
 # The bundle shows a crash, an out-of-memory and a measurement; its telemetry shows the memory between them.
 set -uo pipefail
@@ -18,13 +18,13 @@ rm -f "$out/take"
 journal() { cat "$out"/recovery/*/journal.jsonl 2>/dev/null | grep -c "\"event\":\"$1\""; }
 ranks() { nvidia-smi --query-compute-apps=pid --format=csv,noheader | sort -nu; }
 has() { [ "$(journal "$1")" -ge "$2" ]; }
-computing() { [ "$(ranks | wc -l)" -gt "$gpus" ]; }  # the hog is one of them
+computing() { [ "$(ranks | wc -l)" -gt "$gpus" ]; }  # one of the processes is the one that occupies memory
 wait_until() {
   for _ in $(seq 1200); do "$@" && return; sleep 0.2; done
   echo "gave up waiting: $*"; exit 1
 }
 
-# Ready before it is needed: the second trial takes what it wants within two seconds of its start.
+# Started before it is needed, because the second trial allocates its memory within two seconds of its start.
 python3 -c "
 import os, time, torch
 torch.zeros(1, device='cuda:$((gpus - 1))')
@@ -46,10 +46,10 @@ victim=$(ranks | grep -v "^$hog$" | tail -1)
 echo "$(date +%T) kill -9 $victim, a rank of the first trial"
 kill -9 "$victim"
 wait_until has trial 1
-echo "$(date +%T) taking 120 GiB of the last GPU away from the second trial"
+echo "$(date +%T) occupying 120 GiB of the last GPU during the second trial"
 touch "$out/take"
 wait_until has trial 2
-echo "$(date +%T) giving them back"
+echo "$(date +%T) releasing the memory"
 kill -9 $hog
 trap - EXIT
 wait $run

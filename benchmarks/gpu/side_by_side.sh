@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Settings side by side on the same models: what does a method gain?
+# What does a method gain? Measures settings side by side on the same models.
 #   benchmarks/gpu/side_by_side.sh OUT NAME 'MODELS' 'METHODS' [GPUS]
-# MODELS and METHODS are JSON lists of the manifest's form. Started again it goes on where it stopped.
+# MODELS and METHODS are JSON lists as in a manifest. Started again with the same OUT, it continues where it stopped.
 set -uo pipefail
 out=${1:?usage: side_by_side.sh OUT NAME MODELS METHODS [GPUS]} name=${2:?} models=${3:?} methods=${4:?} gpus=${5:-1}
 mkdir -p "$out"

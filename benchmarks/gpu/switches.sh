@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Do what compilers and allocators offer by the environment pay? The same settings with nothing set, and with each in
-# turn: a bundle each, which keeps what was set.
+# Do compiler and allocator options pay that are set by environment variables? Measures the same settings without any
+# option, and then with each option alone. Each gets a bundle, which records the variables.
 #   benchmarks/gpu/switches.sh OUT 'MODELS' 'METHODS'
-# MODELS and METHODS as side_by_side.sh has them. Started again it goes on where it stopped.
+# MODELS and METHODS are those of side_by_side.sh. Started again with the same OUT, it continues where it stopped.
 set -uo pipefail
 out=${1:?usage: switches.sh OUT MODELS METHODS} models=${2:?} methods=${3:?}
 while read -r name switch; do

@@ -2,7 +2,8 @@
 
     python benchmarks/gpu/where_time_goes.py MODEL MICRO_BATCH [METHOD...]
 
-Prints one line a group and the largest kernels; times under a profiler are a little long, shares are right.
+Prints one line per group, and the largest kernels. Times under a profiler are slightly too long; shares are
+correct.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PASSES = 3
 
 def main(name: str, micro_batch: int, methods: tuple[str, ...]) -> None:
     model = find_model(name)
-    assert model is not None, f"{name} is no model"
+    assert model is not None, f"{name} is not a known model"
     target = Target("cuda", 1, torch.cuda.get_device_properties(0).total_memory)
     setting = ordered(methods) if methods else free_lunch(model, target)
     trial = Trial(model, setting, micro_batch, 1, 0, Timing())
@@ -68,7 +69,7 @@ def main(name: str, micro_batch: int, methods: tuple[str, ...]) -> None:
 
 
 def group_of(kernel: str) -> str:
-    return next((name for name, words in GROUPS if re.search(words, kernel, re.IGNORECASE)), "the rest")
+    return next((name for name, words in GROUPS if re.search(words, kernel, re.IGNORECASE)), "other")
 
 
 if __name__ == "__main__":

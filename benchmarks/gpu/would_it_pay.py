@@ -1,9 +1,10 @@
-"""Measure what a change that bench does not have would gain in whole passes, with and without it in turn.
+"""Measure what a change that bench does not contain would gain in whole passes, compared with no change.
 
     python benchmarks/gpu/would_it_pay.py CHANGES MODEL MICRO_BATCH [METHOD...] > changes.json
 
-Each time the model is built anew from the same seed. Prints the milliseconds of a pass, the first losses and
-the peak of each; a change that makes something else of the losses than rounding does is no gain.
+The model is built again each time, from the same seed. The script prints the milliseconds of a pass, the
+first losses and the peak memory of each variant. A change that alters the losses by more than rounding is not
+valid.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ STEPS, PASSES = 3, 2  # first steps, whose losses are compared
 
 def measured(trial: Trial, device: Device, changes: Sequence[str]) -> dict[str, Any]:
     torch._dynamo.reset()
-    gc.collect()  # the model before
+    gc.collect()  # frees the previous model
     if device.kind == "cuda":
         torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
@@ -62,7 +63,7 @@ def measured(trial: Trial, device: Device, changes: Sequence[str]) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "changes", help="a comma between what is together, else a slash: " + ", ".join(CHANGES)
+        "changes", help="changes, joined by commas; variants are separated by slashes: " + ", ".join(CHANGES)
     )
     parser.add_argument("model")
     parser.add_argument("micro_batch", type=int)
@@ -71,7 +72,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0)
     asked = parser.parse_args()
     model = find_model(asked.model)
-    assert model is not None, f"{asked.model} is no model"
+    assert model is not None, f"{asked.model} is not a known model"
     here = "cuda" if torch.cuda.is_available() else "cpu"
     memory = torch.cuda.get_device_properties(0).total_memory if here == "cuda" else 2**34
     setting = ordered(asked.methods) if asked.methods else free_lunch(model, Target(here, 1, memory))
@@ -81,7 +82,7 @@ def main() -> None:
     for changes in tried * asked.turns:
         try:
             found = measured(trial, Device(here), changes)
-        except Exception as error:  # whatever it is, the others are still asked
+        except Exception as error:  # a change that fails must not stop the others
             traceback.print_exc()
             found = {"failed": f"{type(error).__name__}: {error}"[:500]}
         print(json.dumps({"changes": changes, **found}), flush=True)

@@ -1,4 +1,4 @@
-"""Bundles of node checks as `bench check` leaves them, of machines that are not there."""
+"""Bundles of node checks, as `bench check` writes them, of simulated machines."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def packed(path: Path, done: CheckResults, contents: dict[str, bytes | Path]) ->
 
 
 def bundle(path: Path, folder: Path, at: float = START, measured: str | None = None, **scenario: Any) -> Path:
-    """A whole one, its GPUs named after its file. Those that are `measured` alike have the same figures."""
+    """Write a complete bundle with GPUs named after its file; equal `measured` gives equal figures."""
     count = scenario.get("count", 8)
     own = {str(i): {"UUID": f"GPU-{path.stem}-{i}"} for i in range(count)}
     for gpu, answers in scenario.pop("gpus", {}).items():
@@ -62,6 +62,6 @@ def bundle(path: Path, folder: Path, at: float = START, measured: str | None = N
     little = 1 + 1e-6 * crc32((measured or f"{path.stem} {at}").encode()) / 2**32
     for reading in found.readings.values():
         for figure in (reading.data or {}).get("figures", ()):
-            figure["work"] *= little  # no two runs measure the same
+            figure["work"] *= little  # the times of two runs are never equal
     done = results(found, run=path.stem.replace("-", "")[-12:], at=at)
     return packed(path, done, files(done, found))

@@ -122,7 +122,7 @@ def test_monitoring_gets_one_line_and_its_own_codes(
         (["-o", "/proc/x", "--device", "cpu", "--level", "quick"], "/proc/x"),
     ],
 )
-def test_to_monitoring_a_mistake_of_the_operators_is_unknown(
+def test_with_nagios_a_wrong_argument_is_unknown(
     words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """CRITICAL would say that the node is bad."""
@@ -135,7 +135,7 @@ def test_to_monitoring_a_mistake_of_the_operators_is_unknown(
     assert code == 3
 
 
-def test_without_monitoring_wrong_arguments_end_as_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_nagios_wrong_arguments_have_the_usual_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--level", "fast"]) == 2
     said = capsys.readouterr()
     assert (said.out, "invalid choice" in said.err) == ("", True)
@@ -168,7 +168,7 @@ def test_a_check_that_hangs_is_ended_and_the_others_go_on(
     assert {f["check"] for f in findings if f["verdict"] == "not-run" and f["counts"]} == {"memory"}
 
 
-def test_what_the_time_does_not_reach_is_not_run(
+def test_a_check_without_time_left_is_not_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine(monkeypatch)
@@ -178,7 +178,9 @@ def test_what_the_time_does_not_reach_is_not_run(
     assert "minutes of this level were over" in capsys.readouterr().out
 
 
-def test_no_driver_at_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_driver_the_result_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     machine(monkeypatch, no_driver=True)
     assert main(["check", *FAST]) == 3
     out = capsys.readouterr().out
@@ -205,7 +207,7 @@ def test_the_last_line_counts_the_checks_of_the_table(
     )
 
 
-def test_nothing_is_wider_than_the_terminal_and_in_a_file_lines_stay_whole(
+def test_output_fits_the_terminal_and_is_not_wrapped_in_a_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine(monkeypatch, rates={"matmul": {"2": 0.884}}, all={"PersistenceMode": 0})
@@ -218,7 +220,7 @@ def test_nothing_is_wider_than_the_terminal_and_in_a_file_lines_stay_whole(
     assert wide[60] <= 60
 
 
-def test_a_gpu_that_is_gone_leaves_the_others_checked(
+def test_a_lost_gpu_does_not_stop_the_check_of_the_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine(monkeypatch, lost={"2": 1})
@@ -237,7 +239,7 @@ def test_fewer_gpus_than_asked_for_fail(
     assert "4 NVIDIA H200" in capsys.readouterr().out
 
 
-def test_only_the_gpus_that_are_shown_are_judged(
+def test_only_visible_gpus_are_judged(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine(monkeypatch, gpus={"0": {"EccMode": [0, 0]}})
@@ -247,7 +249,7 @@ def test_only_the_gpus_that_are_shown_are_judged(
     assert {f["gpu"] for f in findings if f["gpu"] is not None} == {2, 3}
 
 
-def test_a_gpu_that_is_named_and_not_there_fails_the_node(
+def test_a_named_gpu_that_is_missing_fails_the_node(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine(monkeypatch)
@@ -256,11 +258,11 @@ def test_a_gpu_that_is_named_and_not_there_fails_the_node(
     assert "present: GPU 9: CUDA_VISIBLE_DEVICES names it, but it is not present" in capsys.readouterr().out
     (bundle,) = Path("out").glob("*.tar")
     assert main(["verify", str(bundle)]) == 0
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,-1,9")  # what comes after it is hidden on purpose
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,-1,9")  # CUDA ignores entries after -1
     assert main(["check", *FAST]) == 0
 
 
-def test_gpus_that_a_scheduler_gave_to_others_are_not_asked_for(
+def test_gpus_outside_the_schedulers_allocation_are_not_expected(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     theirs = {"error": "NVMLError_NoPermission", "value": 4}
@@ -272,7 +274,7 @@ def test_gpus_that_a_scheduler_gave_to_others_are_not_asked_for(
     assert present["found"] == "2 NVIDIA H200, 4 in the machine"
 
 
-def test_parts_of_a_gpu_are_not_held_against_the_whole(
+def test_parts_of_a_gpu_are_not_compared_with_a_whole_gpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine(monkeypatch, all={"MigMode": [1, 1]})
@@ -283,10 +285,10 @@ def test_parts_of_a_gpu_are_not_held_against_the_whole(
     assert not [f for f in findings if f["verdict"] == "fail"]
 
 
-def test_the_second_check_is_held_against_the_first(
+def test_the_second_check_is_compared_with_the_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """But a machine that is not there is nobody's past."""
+    """A simulated machine is never used as a GPU's past."""
     machine(monkeypatch)
     assert main(["check", *FAST]) == 0
     machine(monkeypatch)
@@ -295,7 +297,7 @@ def test_the_second_check_is_held_against_the_first(
     assert json.loads(capsys.readouterr().out)["results"]["history"] == {}
 
 
-def test_wrong_arguments_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--skip", "matmull"]) == 2
     assert 'nearest: "matmul"' in capsys.readouterr().err
     assert main(["check", "nowhere.json"]) == 2
@@ -304,7 +306,7 @@ def test_wrong_arguments_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--skip disk: the manifest requires it" in capsys.readouterr().err
 
 
-def test_a_scratch_that_cannot_be_written_is_told_before_anything_starts(
+def test_an_unwritable_scratch_folder_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine(monkeypatch)
@@ -317,7 +319,7 @@ def test_a_scratch_that_cannot_be_written_is_told_before_anything_starts(
     assert not Path("out").exists()
 
 
-def test_a_history_that_is_not_there_is_a_mistake(
+def test_a_missing_history_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine(monkeypatch)
@@ -335,7 +337,7 @@ def test_the_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(capsys.readouterr().out.splitlines()) == len(check_node.known_checks())
 
 
-def test_a_check_and_whoever_measures_meanwhile_are_told_of_each_other(
+def test_a_check_and_a_run_at_the_same_time_warn_about_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(others, "PLACE", tmp_path)
@@ -348,8 +350,8 @@ def test_a_check_and_whoever_measures_meanwhile_are_told_of_each_other(
 
 
 @pytest.mark.e2e
-def test_the_real_thing_on_a_cpu_with_gloo_in_place_of_nccl(tmp_path: Path) -> None:
-    """The same checks, torch and process groups; tiny sizes. Nothing here is simulated."""
+def test_real_checks_run_on_a_cpu_with_gloo(tmp_path: Path) -> None:
+    """The same checks, torch and process groups; tiny sizes. Nothing is simulated."""
     Path("two.json").write_text('{"schema": "bench/node-check/v1", "gpus": 2, "level": "quick"}')
     environment = {k: v for k, v in os.environ.items() if k != "BENCH_FAKE_NVML"}
     command = [sys.executable, "-m", "bench", "check", "two.json", "--device", "cpu", "--json"]

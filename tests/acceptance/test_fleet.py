@@ -1,4 +1,4 @@
-"""Forty nodes, some of them bad: they are named, in order, and nobody else is."""
+"""A fleet of forty nodes: the bad ones are named in order, and no good one is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def rack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve nodes; one slow by the reference, one a little behind all others, one that lost a GPU."""
+    """Write twelve nodes: one slow by the reference, one slightly behind the others, one that lost a GPU."""
     folder = tmp_path_factory.mktemp("rack")
     made = tmp_path_factory.mktemp("made")
     for number in range(12):
@@ -46,7 +46,7 @@ def compared(folder: Path) -> Fleet:
     return compare_fleet(seen)
 
 
-def test_the_worst_come_first_and_nobody_else_is_named(rack: Path) -> None:
+def test_the_worst_nodes_come_first_and_no_good_node_is_named(rack: Path) -> None:
     fleet = compared(rack)
     assert [node.seen.name for node in fleet.nodes if node.verdict != "pass"] == ["n03", "n09", "n07"]
     assert fleet.verdict == "fail"
@@ -60,7 +60,7 @@ def test_a_node_that_passed_alone_is_behind_the_fleet(rack: Path) -> None:
     assert node.worst.share == pytest.approx(0.945, abs=0.01)
 
 
-def test_a_gpu_that_failed_twice_is_a_lemon_wherever_it_was(tmp_path: Path) -> None:
+def test_a_gpu_that_failed_twice_is_a_lemon_on_any_node(tmp_path: Path) -> None:
     rack = tmp_path / "rack"
     rack.mkdir()
     for number in range(5):
@@ -91,7 +91,9 @@ GUEST = {"5": {"UUID": "GPU-shared", "UtilizationRates": {"gpu": 10, "memory": 1
     ],
     ids=["somebody else's process", "the copies that it slows", "a power limit"],
 )
-def test_what_is_no_fault_of_the_card_makes_no_lemon(tmp_path: Path, scenario: dict[str, Any]) -> None:
+def test_failures_that_are_not_the_cards_fault_make_no_lemon(
+    tmp_path: Path, scenario: dict[str, Any]
+) -> None:
     rack = tmp_path / "rack"
     rack.mkdir()
     for number in range(2):
@@ -101,8 +103,8 @@ def test_what_is_no_fault_of_the_card_makes_no_lemon(tmp_path: Path, scenario: d
     assert fleet.lemons == ()
 
 
-def test_what_is_wrong_is_named_before_what_is_slow_by_it() -> None:
-    """Real checks, with somebody's copies under way: the cards are well, and one would have returned them."""
+def test_a_cause_is_named_before_the_slowness_that_it_causes() -> None:
+    """Real checks while another process copied: the cards are good, but looked slow enough to be returned."""
     fleet = compared(ROOT / "results/node-check-h200")
     worst = {node.seen.name: node.worst for node in fleet.nodes}
     for node in ("1gpu-fault-traffic", "2gpus-fault-traffic", "4gpus-fault-traffic"):
@@ -114,7 +116,7 @@ def test_what_is_wrong_is_named_before_what_is_slow_by_it() -> None:
         assert found.line.startswith("strangers: GPU 0: 1 processes compute there")
 
 
-def test_what_is_the_cards_own_counts_beside_a_guest_too(tmp_path: Path) -> None:
+def test_a_cards_own_fault_counts_even_beside_another_process(tmp_path: Path) -> None:
     rack = tmp_path / "rack"
     rack.mkdir()
     for number in range(2):
@@ -123,8 +125,8 @@ def test_what_is_the_cards_own_counts_beside_a_guest_too(tmp_path: Path) -> None
     assert (lemon.uuid, lemon.times[0].rpartition(": ")[2]) == ("GPU-shared", "xid")
 
 
-def test_gpus_that_are_lost_are_nobody(tmp_path: Path) -> None:
-    """Neither one lemon on two nodes, nor two nodes that are one."""
+def test_lost_gpus_have_no_identity(tmp_path: Path) -> None:
+    """Lost GPUs of two nodes are neither one lemon nor a sign that the two nodes are the same."""
     rack = tmp_path / "rack"
     rack.mkdir()
     for number in range(2):
@@ -134,10 +136,10 @@ def test_gpus_that_are_lost_are_nobody(tmp_path: Path) -> None:
     assert (fleet.lemons, fleet.older) == ((), ())
 
 
-def test_figures_that_another_node_has_too_vouch_for_neither(
+def test_nodes_with_identical_figures_are_not_trusted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One good node's readings, sold as those of three."""
+    """The readings of one good node are submitted for three nodes."""
     for name in ("n0", "n1", "n2"):
         bundle(tmp_path / f"{name}.tar", tmp_path, measured="n0")
     bundle(tmp_path / "n3.tar", tmp_path)
@@ -147,13 +149,13 @@ def test_figures_that_another_node_has_too_vouch_for_neither(
     ]  # fmt: skip
     assert fleet.nodes[1].worst
     assert fleet.nodes[1].worst.found.endswith("figures are those of n0, n2")
-    assert fleet.lemons == ()  # no card's fault
+    assert fleet.lemons == ()  # not the fault of a card
     assert main(["compare", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 1
     assert "1 PASS, 3 FAIL" in capsys.readouterr().out
     assert "figures are those of n0, n2" in (tmp_path / "page.html").read_text()
 
 
-def test_a_node_that_was_checked_again_stands_there_once(tmp_path: Path) -> None:
+def test_a_node_that_was_checked_again_is_listed_once(tmp_path: Path) -> None:
     rack = tmp_path / "rack"
     (rack / "later").mkdir(parents=True)
     bundle(rack / "n1.tar", tmp_path, START, rates={"matmul": {"1": 0.7}})
@@ -167,8 +169,8 @@ def test_a_node_that_was_checked_again_stands_there_once(tmp_path: Path) -> None
     assert fleet.older == (str(rack / "n1.tar"),)
 
 
-def test_a_node_that_lost_a_gpu_since_stands_there_once(tmp_path: Path) -> None:
-    """Not beside itself as it was, among those that pass."""
+def test_a_node_that_lost_a_gpu_since_is_listed_once(tmp_path: Path) -> None:
+    """The node's older check, from before the loss, is not listed among the nodes that pass."""
     rack = tmp_path / "rack"
     rack.mkdir()
     ours = {str(i): {"UUID": f"GPU-{i}"} for i in range(8)}
@@ -181,8 +183,8 @@ def test_a_node_that_lost_a_gpu_since_stands_there_once(tmp_path: Path) -> None:
     assert fleet.older == (str(rack / "before.tar"),)
 
 
-def test_a_node_that_is_not_what_the_others_are_is_told(tmp_path: Path) -> None:
-    """Each of them passes alone: another driver, another VBIOS, a GPU less, a memory module less."""
+def test_a_node_that_differs_from_the_others_is_reported(tmp_path: Path) -> None:
+    """Each node passes alone: another driver, another VBIOS, one GPU less, one memory module less."""
     rack = tmp_path / "rack"
     rack.mkdir()
     odd: dict[int, dict[str, Any]] = {
@@ -211,7 +213,7 @@ def test_a_node_that_is_not_what_the_others_are_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_where_halves_of_a_fleet_differ_neither_is_wrong(tmp_path: Path) -> None:
+def test_if_two_halves_of_a_fleet_differ_neither_is_wrong(tmp_path: Path) -> None:
     rack = tmp_path / "rack"
     rack.mkdir()
     for number in range(8):
@@ -237,7 +239,7 @@ def test_bench_compare_shows_it_in_every_format(
     assert "| n03" in capsys.readouterr().out
 
 
-def test_one_line_says_what_was_expected_and_on_how_many_gpus(
+def test_one_line_states_the_expectation_and_the_number_of_gpus(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rack = tmp_path / "rack"
@@ -250,7 +252,7 @@ def test_one_line_says_what_was_expected_and_on_how_many_gpus(
     assert "memory: GPU 1 memory: 2.13 TB/s, expected at least 4.09 TB/s" in table
 
 
-def test_the_page_answers_first_and_folds_what_is_over(tmp_path: Path) -> None:
+def test_the_page_starts_with_the_answer_and_folds_older_checks(tmp_path: Path) -> None:
     rack = tmp_path / "rack"
     rack.mkdir()
     ours = {str(i): {"UUID": f"GPU-{i}"} for i in range(2)}
@@ -267,7 +269,7 @@ def test_the_page_answers_first_and_folds_what_is_over(tmp_path: Path) -> None:
     assert f"<li>{rack}/n0.tar</li>" in folded
 
 
-def test_one_that_does_not_verify_is_named_and_left_out(
+def test_a_bundle_that_does_not_verify_is_named_and_left_out(
     rack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = (rack / "n00.tar").read_bytes()

@@ -1,4 +1,4 @@
-"""A node-check manifest, and every mistake in it at its place."""
+"""Node-check manifests: every mistake is reported with its place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read(**document: Any) -> Any:
     return parse(json.dumps({"schema": "bench/node-check/v1", **document}).encode(), "mine.json")
 
 
-def test_the_shipped_one_is_the_one_in_manifests_and_says_the_defaults() -> None:
+def test_the_shipped_manifest_equals_the_one_in_manifests_and_has_the_defaults() -> None:
     assert (ROOT / "manifests" / "node-check.json").read_bytes() == shipped().data
     assert shipped().level == "standard"
     assert {level: shipped().budget(level) for level in DEFAULTS} == dict(DEFAULTS)
@@ -45,7 +45,7 @@ def test_the_shipped_one_is_the_one_in_manifests_and_says_the_defaults() -> None
         ({"colour": "red"}, "/colour", "no such field"),
     ],
 )
-def test_mistakes_are_told_with_their_place(document: dict[str, Any], place: str, words: str) -> None:
+def test_mistakes_are_reported_with_their_place(document: dict[str, Any], place: str, words: str) -> None:
     with pytest.raises(BadInput) as caught:
         read(**document)
     assert any(mistake.path.startswith(place) for mistake in caught.value.mistakes)
@@ -58,6 +58,6 @@ def test_a_manifest_of_models_is_sent_to_bench_run() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"schema":"bench/node-check/v9"}', b'"x"'])
-def test_what_is_none_is_refused(data: bytes) -> None:
+def test_a_file_that_is_not_a_manifest_is_refused(data: bytes) -> None:
     with pytest.raises(BadInput):
         parse(data, "mine.json")

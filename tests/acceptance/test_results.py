@@ -1,4 +1,4 @@
-"""A verdict in a bundle follows from the readings in it, or the bundle is refused."""
+"""A bundle is refused if its verdict does not follow from its readings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def judged(path: Path) -> CheckContents:
     return found
 
 
-def test_it_is_judged_again_by_whoever_verifies(tmp_path: Path) -> None:
+def test_every_verification_judges_the_readings_again(tmp_path: Path) -> None:
     for name, scenario, verdict in (
         ("good", {}, "pass"),
         ("slow", {"rates": {"matmul": {"5": 0.8}}}, "fail"),
@@ -36,7 +36,7 @@ def test_it_is_judged_again_by_whoever_verifies(tmp_path: Path) -> None:
 
 
 def forged(folder: Path, **changes: Any) -> Path:
-    """Of a node that fails, with other results than follow."""
+    """Write the bundle of a failing node with results that do not follow from its readings."""
     found = evidence(folder, rates={"matmul": {"5": 0.8}})
     done = results(found)
     other = replace(done, **{name: change(done) for name, change in changes.items()})
@@ -49,18 +49,18 @@ def test_a_verdict_that_does_not_follow_is_refused(tmp_path: Path) -> None:
         judged(better)
 
 
-def test_findings_that_are_left_out_are_missed(tmp_path: Path) -> None:
+def test_a_bundle_without_a_finding_is_refused(tmp_path: Path) -> None:
     with pytest.raises(VerificationFailed, match=r"does not hold every verdict|does not follow|do not hold"):
         judged(forged(tmp_path, findings=lambda d: d.findings[:-1]))
 
 
-def test_the_whole_must_follow_from_its_parts(tmp_path: Path) -> None:
+def test_the_verdict_must_follow_from_the_findings(tmp_path: Path) -> None:
     with pytest.raises(VerificationFailed, match="the overall verdict is pass; recomputed: fail"):
         judged(forged(tmp_path, verdict=lambda _: "pass"))
 
 
-def test_by_rules_that_are_not_ours_only_our_own_verdict_counts(tmp_path: Path) -> None:
-    """Of another version of bench, or of somebody who says so: neither is refused, neither is believed."""
+def test_under_other_rules_only_the_readers_verdict_counts(tmp_path: Path) -> None:
+    """A verdict by other rules, or a false claim of other rules, is neither refused nor believed."""
     others = {"rules": lambda _: "sha256:" + "0" * 64, "verdict": lambda _: "pass"}
     for changes in (
         others,
@@ -74,7 +74,7 @@ def test_by_rules_that_are_not_ours_only_our_own_verdict_counts(tmp_path: Path) 
         assert {f.gpu for f in found.results.findings if f.verdict == "fail"} == {5}
 
 
-def test_a_lenient_profile_of_its_own_is_told(tmp_path: Path) -> None:
+def test_a_profile_other_than_the_readers_is_reported(tmp_path: Path) -> None:
     found = evidence(tmp_path)
     done = results(found)
     assert done.profile is not None
@@ -98,7 +98,7 @@ def test_a_lenient_profile_of_its_own_is_told(tmp_path: Path) -> None:
         {"name": "disk", "data": {"free_bytes": "much"}},
     ],
 )
-def test_readings_that_make_no_sense_are_refused_in_words(line: dict[str, Any], tmp_path: Path) -> None:
+def test_senseless_readings_are_refused_with_a_message(line: dict[str, Any], tmp_path: Path) -> None:
     found = evidence(tmp_path)
     done = results(found)
     contents = files(done, found)
@@ -110,7 +110,7 @@ def test_readings_that_make_no_sense_are_refused_in_words(line: dict[str, Any], 
         judged(packed(tmp_path / "senseless.tar", done, contents))
 
 
-def test_the_past_of_a_gpu_is_read_from_bundles_and_what_failed_is_no_measure(tmp_path: Path) -> None:
+def test_the_past_of_a_gpu_is_read_from_bundles_without_failed_values(tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir()
     for i, factor in enumerate((1.0, 1.0, 0.7)):

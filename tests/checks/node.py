@@ -1,4 +1,4 @@
-"""A node that is not there, looked at as a real one is: the same queries, watching and judging."""
+"""A simulated node, checked with the same queries, telemetry and judging as a real one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ HOST: Mapping[str, Any] = {
 
 
 def evidence(folder: Path, host: Mapping[str, Any] | None = None, **scenario: Any) -> Evidence:
-    """What is read of a machine with these faults: first look, idle, load, last look."""
+    """Collect the evidence of a machine with these faults: inventory, idle, load, inventory again."""
     path = folder / f"scenario-{len(list(folder.iterdir()))}.json"
     path.write_text(json.dumps({"count": 8, **scenario}))
     fake = fake_nvml.FakeNvml.from_file(path)
@@ -91,7 +91,7 @@ def evidence(folder: Path, host: Mapping[str, Any] | None = None, **scenario: An
 
 
 def _reading(name: str, data: Mapping[str, Any]) -> Reading:
-    """Through JSON and back, as a bundle has it."""
+    """Convert a reading to JSON and back, as in a bundle."""
     return Reading(name, strict_loads(canonical_json(data)))
 
 

@@ -1,4 +1,4 @@
-"""What every check keeps to, a new one too."""
+"""Contracts of every check, including new ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_without_readings_nothing_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", known_checks())
-def test_it_says_what_it_asks_and_has_a_limit(name: str) -> None:
+def test_every_check_has_a_question_and_a_time_limit(name: str) -> None:
     check = known_checks()[name]
     assert check.name == name
     assert check.question.endswith("?")

@@ -22,7 +22,7 @@ class Fault(NamedTuple):
 
 
 def speed(value: int) -> list[dict[str, Any]]:
-    """A field's answer, as NVML gives it."""
+    """Encode a field's answer as NVML gives it."""
     return [{"nvmlReturn": 0, "valueType": 1, "value": {"uiVal": value, "ullVal": value}}]
 
 
@@ -133,7 +133,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_it_is_found_by_its_check(name: str, tmp_path: Path) -> None:
+def test_every_fault_is_found_by_its_check(name: str, tmp_path: Path) -> None:
     fault = FAULTS[name]
     every = findings(evidence(tmp_path, **fault.scenario))
     found = [f for f in bad(every) if f.check == fault.check and f.verdict == fault.verdict]
@@ -151,7 +151,7 @@ def test_a_gpu_without_its_power_cable_says_why_it_does_not_answer(tmp_path: Pat
     ]
 
 
-def test_what_differs_is_said_in_words_and_units(tmp_path: Path) -> None:
+def test_differences_are_reported_in_words_and_units(tmp_path: Path) -> None:
     other = {"MigMode": [0, 1], "ComputeMode": 3, "PowerManagementLimit": 650000}
     said = {f.found: f.expected for f in bad(findings(evidence(tmp_path, count=2, gpus={"1": other})))}
     assert said == {
@@ -161,7 +161,7 @@ def test_what_differs_is_said_in_words_and_units(tmp_path: Path) -> None:
     }
 
 
-def test_clocks_that_somebody_set_are_no_fault_and_are_said(tmp_path: Path) -> None:
+def test_clocks_that_somebody_set_are_reported_and_not_a_fault(tmp_path: Path) -> None:
     every = findings(evidence(tmp_path, load={"4": {"CurrentClocksEventReasons": 0x06}}))
     assert not bad(every)
     said = {f.gpu: f.found for f in every if f.subject.endswith("throttling")}
@@ -169,14 +169,14 @@ def test_clocks_that_somebody_set_are_no_fault_and_are_said(tmp_path: Path) -> N
     assert set(said.values()) == {"none but the power cap"}
 
 
-def test_a_good_node_passes_whatever_its_size(tmp_path: Path) -> None:
+def test_a_good_node_of_any_size_passes(tmp_path: Path) -> None:
     for count in (1, 2, 4, 8):
         every = findings(evidence(tmp_path, count=count))
         assert not bad(every), [f"{f.check}: {f.subject}: {f.found}" for f in bad(every)]
         assert overall(every) == "pass"
 
 
-def test_a_node_is_not_failed_for_nvls_being_off(tmp_path: Path) -> None:
+def test_a_node_does_not_fail_because_nvls_is_off(tmp_path: Path) -> None:
     by_rings = evidence(tmp_path, algorithm="RING")
     (finding,) = [f for f in findings(by_rings) if f.check == "all-reduce" and f.figure]
     assert finding.verdict == "pass"
@@ -218,7 +218,7 @@ def test_a_full_disk_fails(tmp_path: Path) -> None:
     assert [(f.check, f.verdict) for f in bad(every)] == [("disk", "fail")]
 
 
-def test_an_earlier_xid_of_another_gpu_is_laid_at_its_door(tmp_path: Path) -> None:
+def test_an_earlier_xid_is_attributed_to_its_own_gpu(tmp_path: Path) -> None:
     data, _ = HOST_FAULTS["xid"]
     every = findings(evidence(tmp_path, host={"xid": data}))
     assert [f.gpu for f in bad(every)] == [2]  # bus 12 in this machine
@@ -228,7 +228,7 @@ def log(*lines: str) -> dict[str, Any]:
     return {"xid": {"lines": [f"[ 12.3] {line}" for line in lines]}}
 
 
-def test_an_xid_of_a_gpu_that_is_not_there_any_more_fails_the_node(tmp_path: Path) -> None:
+def test_an_xid_of_a_gpu_that_disappeared_fails_the_node(tmp_path: Path) -> None:
     gone = log("NVRM: Xid (PCI:0000:17:00): 79, pid='<unknown>', GPU has fallen off the bus.")
     (finding,) = bad(findings(evidence(tmp_path, count=7, host=gone)))  # the eighth was at 17
     assert (finding.check, finding.verdict, finding.gpu) == ("xid", "fail", None)
@@ -239,7 +239,7 @@ def test_an_xid_of_a_gpu_that_is_not_there_any_more_fails_the_node(tmp_path: Pat
     assert "0000:17:00, where no GPU answers" in {f.subject for f in lost}
 
 
-def test_an_xid_of_a_gpu_that_was_left_out_is_no_word_about_the_others(tmp_path: Path) -> None:
+def test_an_xid_of_an_excluded_gpu_does_not_affect_the_others(tmp_path: Path) -> None:
     found = evidence(tmp_path, host=log("NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus."))
     assert not bad(findings(replace(found, gpus=found.gpus[:4])))
 
@@ -254,7 +254,7 @@ def test_errors_of_nvswitches_are_found(tmp_path: Path) -> None:
     assert "20034 (fatal)" in finding.found
 
 
-def test_a_program_that_crashes_again_and_again_hides_no_other_xid() -> None:
+def test_repeated_xids_of_a_crashing_program_do_not_hide_other_xids() -> None:
     records = ["4,1,2,-;NVRM: Xid (PCI:0000:12:00): 95, Uncontained\n SUBSYSTEM=pci\n"]
     records += [f"4,{i},2,-;NVRM: Xid (PCI:0000:12:00): 31, pid={i}\n" for i in range(5000)]
     records.append("6,9,2,-;usb 1-1: not of ours, Xid ( neither\n")
@@ -264,11 +264,11 @@ def test_a_program_that_crashes_again_and_again_hides_no_other_xid() -> None:
     assert len(lines) < 100
 
 
-def test_a_program_that_crashed_is_no_fault_of_the_hardware(tmp_path: Path) -> None:
+def test_a_crashed_program_is_not_a_hardware_fault(tmp_path: Path) -> None:
     assert not bad(findings(evidence(tmp_path, xids={"3": [13, 31, 43]})))
 
 
-def test_what_was_ordered_is_what_must_be_there(tmp_path: Path) -> None:
+def test_a_node_must_match_the_ordered_hardware(tmp_path: Path) -> None:
     found = evidence(tmp_path, count=7)
     profile = profile_of("NVIDIA H200")
     for expect, check in (
@@ -286,7 +286,7 @@ def test_what_was_ordered_is_what_must_be_there(tmp_path: Path) -> None:
         }
 
 
-def test_a_gpu_that_was_faster_before_is_warned_of(tmp_path: Path) -> None:
+def test_a_gpu_that_was_faster_before_gets_a_warning(tmp_path: Path) -> None:
     found = evidence(tmp_path)
     uuid = found.gpus[2].uuid
     usual = next(f.rate for f in found.figures("memory") if f.gpu == 2)
@@ -295,7 +295,7 @@ def test_a_gpu_that_was_faster_before_is_warned_of(tmp_path: Path) -> None:
     assert (finding.check, finding.gpu, finding.basis) == ("memory", 2, "history")
 
 
-def test_rows_remapped_since_the_last_check_are_warned_of(tmp_path: Path) -> None:
+def test_rows_remapped_since_the_last_check_give_a_warning(tmp_path: Path) -> None:
     found = evidence(tmp_path, gpus={"2": {"RemappedRows": [3, 0, 0, 0]}})
     past = {found.gpus[2].uuid: Past(("a",), {}, {"remapped rows": 1})}
     standards = Standards(profile_of("NVIDIA H200"), Expectations(), past)
@@ -304,21 +304,21 @@ def test_rows_remapped_since_the_last_check_are_warned_of(tmp_path: Path) -> Non
     assert "2 more than at its last check" in finding.found
 
 
-def test_two_that_differ_are_both_named_since_nobody_knows_who_is_right(tmp_path: Path) -> None:
+def test_two_differing_gpus_are_both_named_because_neither_is_known_good(tmp_path: Path) -> None:
     found = evidence(tmp_path, count=2, wrong={"1": {"digests": {"bf16": "b" * 32}}})
     assert {f.gpu for f in bad(findings(found)) if f.check == "agreement"} == {0, 1}
 
 
-def test_what_is_required_counts(tmp_path: Path) -> None:
-    """A kernel log that is closed keeps no node from passing, unless its owner wants it read."""
+def test_a_required_check_counts_even_if_it_is_not_possible(tmp_path: Path) -> None:
+    """An unreadable kernel log does not prevent a pass, unless the manifest requires the check."""
     found = evidence(tmp_path, host={"xid": {"closed": "/dev/kmsg: Operation not permitted"}})
     assert overall(findings(found)) == "pass"
     assert any("run as root" in f.advice for f in findings(found) if f.check == "xid")
     assert overall(findings(found, require=("xid",))) == "not-run"
 
 
-def test_gpus_of_two_kinds_are_not_held_against_each_other(tmp_path: Path) -> None:
-    """A desktop's second card; that they differ is said, and nobody is to return the slower one."""
+def test_gpus_of_two_kinds_are_not_compared(tmp_path: Path) -> None:
+    """A desktop may have a second card: the difference is reported, but the slower card is not faulty."""
     slow = {"rates": {"matmul": {"1": 0.3}, "memory": {"1": 0.2}, "soak": {"1": 0.3}}}
     names = {"1": {"Name": "NVIDIA RTX A6000", "CudaComputeCapability": [8, 6]}}
     found = evidence(tmp_path, count=2, gpus=names, **slow)
@@ -334,8 +334,8 @@ def test_a_gpu_that_is_lost_leaves_the_others_their_profile(tmp_path: Path) -> N
     assert profile_for(evidence(tmp_path, lost={"0": 1}).gpus) == profile_of("NVIDIA H200")
 
 
-def test_a_moment_of_heat_is_a_warning(tmp_path: Path) -> None:
-    """What a card that is not cooled does all of the time, a warm one does now and then."""
+def test_short_heat_is_a_warning(tmp_path: Path) -> None:
+    """A card without cooling is too hot all the time; a warm card only now and then."""
     found = evidence(tmp_path, load={"4": {"CurrentClocksEventReasons": 0x24}})
     hot = list(found.during("soak"))
     cool = replace(hot[0], gpus=tuple(replace(gpu, throttle_reasons=0x04) for gpu in hot[0].gpus))
@@ -346,7 +346,7 @@ def test_a_moment_of_heat_is_a_warning(tmp_path: Path) -> None:
         assert told in finding.found
 
 
-def test_silence_is_no_pass(tmp_path: Path) -> None:
+def test_no_answer_is_not_a_pass(tmp_path: Path) -> None:
     found = evidence(tmp_path)
     for name in ("matmul", "soak", "inventory-before", "inventory-after", "idle"):
         readings = {k: v for k, v in found.readings.items() if k != name}
@@ -355,7 +355,7 @@ def test_silence_is_no_pass(tmp_path: Path) -> None:
 
 
 NOT_SUPPORTED = {"error": "NVMLError_NotSupported", "value": 3}
-# What a consumer card, a virtual one or a driver under WSL leaves out, each where it is looked for.
+# Values that a consumer card, a virtual card or a driver under WSL does not report, by check.
 UNSAID = {
     "Xid events": ("xid", {"RegisterEvents": NOT_SUPPORTED}),
     "its link": ("pcie", {"CurrPcieLinkGeneration": NOT_SUPPORTED, "CurrPcieLinkWidth": NOT_SUPPORTED}),
@@ -378,7 +378,7 @@ UNSAID = {
 
 
 @pytest.mark.parametrize("what", UNSAID)
-def test_what_a_card_never_says_is_not_possible_there_and_no_pass(what: str, tmp_path: Path) -> None:
+def test_a_value_that_a_card_never_reports_is_not_possible_and_not_a_pass(what: str, tmp_path: Path) -> None:
     check, unsaid = UNSAID[what]
     found = evidence(tmp_path, gpus={"3": unsaid}, load={"3": unsaid})
     every = findings(found)
@@ -390,20 +390,20 @@ def test_what_a_card_never_says_is_not_possible_there_and_no_pass(what: str, tmp
     assert {f.verdict for f in others} == {"pass"}
 
 
-def test_a_limit_without_anything_to_hold_it_against_is_no_pass(tmp_path: Path) -> None:
+def test_a_limit_without_a_reference_is_not_a_pass(tmp_path: Path) -> None:
     found = evidence(tmp_path, all={"PowerManagementDefaultLimit": NOT_SUPPORTED})
     every = [f for f in findings(found, Standards(None)) if f.check == "power"]
     assert {f.verdict for f in every if "limit" in f.subject + f.found} == {"not-run"}
 
 
-def test_idle_is_said_of_what_was_seen_alone(tmp_path: Path) -> None:
+def test_only_observed_values_are_called_idle(tmp_path: Path) -> None:
     unsaid = dict.fromkeys(("ComputeRunningProcesses", "PcieThroughput.0", "PcieThroughput.1"), NOT_SUPPORTED)
     every = [f for f in findings(evidence(tmp_path, all=unsaid)) if f.check == "strangers"]
     assert {f.found for f in every} == {"idle: no load"}
 
 
 def test_links_that_wait_for_fabric_manager_are_the_fabrics_fault(tmp_path: Path) -> None:
-    """They are down then, and do not say that a switch is at their other end."""
+    """Such links are down and do not report that they lead to a switch."""
     waiting = {f"NvLinkState.{link}": 0 for link in range(18)} | {
         "NvLinkRemoteDeviceType.0": {"error": "NVMLError_InvalidArgument", "value": 2},
         "FabricInfo": {"state": 1, "status": 0, "healthMask": 0},
@@ -420,21 +420,21 @@ UNLINKED = {f"NvLinkState.{link}": 0 for link in range(18)}
 
 
 def bridged(folder: Path, count: int, cut: set[str], **more: Any) -> list[Finding]:
-    """Cards in twos, each two with a bridge; a GeForce card reaches no other directly."""
+    """Make cards that are bridged in pairs; a GeForce card reaches no other card directly."""
     pairs = {f"{a}-{b}" for a in range(count) for b in range(count) if a != b and a // 2 != b // 2}
     found = evidence(folder, count=count, all=BRIDGED, cut=sorted(pairs | cut), **more)
     return [f for f in findings(found) if f.check in ("peers", "nvlink") and f.verdict in ("warn", "fail")]
 
 
-def test_cards_with_bridges_in_twos_need_no_way_to_the_others(tmp_path: Path) -> None:
+def test_cards_bridged_in_pairs_need_no_link_to_other_pairs(tmp_path: Path) -> None:
     assert bridged(tmp_path, 4, set()) == []
     (finding,) = bridged(tmp_path, 4, {"0-1", "1-0"})
     assert (finding.check, finding.verdict) == ("peers", "fail")
-    # Those of one baseboard do.
+    # Cards on one baseboard do need links to all others.
     assert "no direct access: 0-2" in [f.found for f in bad(findings(evidence(tmp_path, cut=["0-2"])))]
 
 
-def test_a_card_that_has_no_bridge_is_asked_about_and_not_failed(tmp_path: Path) -> None:
+def test_a_card_without_a_bridge_is_mentioned_and_does_not_fail(tmp_path: Path) -> None:
     (finding,) = bridged(tmp_path, 3, set(), gpus={"2": UNLINKED})
     assert (finding.check, finding.verdict, finding.gpu) == ("nvlink", "warn", 2)
     assert "bridge" in finding.advice

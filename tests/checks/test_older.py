@@ -1,4 +1,4 @@
-"""Cards before Ampere (T4, V100) have no bf16 and no TF32: what made up for it would be no load of theirs."""
+"""Cards before Ampere (T4, V100) have no bf16 and no TF32; emulated products would not load them fully."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EFFORT = CheckBudget("quick", 0.0, 0.0, 0.001, "/nowhere", True)
 
 
 class OnTheHost:
-    """A rig that says that it is a GPU, and keeps in which precisions it was asked to multiply."""
+    """A rig that claims to be a GPU and records the precisions of the requested products."""
 
     kind, rank, size, gpus, gpu = "cuda", 0, 1, (0,), 0
     device = torch.device("cpu")
@@ -43,11 +43,11 @@ class OnTheHost:
         ((8, 0), ["matmul-bf16", "matmul-fp16", "matmul-tf32", "matmul-fp32"], torch.bfloat16),
     ],
 )
-def test_a_card_is_asked_for_what_its_matrix_units_have(
+def test_a_card_is_tested_in_the_precisions_of_its_matrix_units(
     capability: tuple[int, int], matmul: list[str], soak: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    # On a machine without CUDA there is no such switch to be thrown.
+    # Without CUDA there is no such setting to change.
     monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace())
     rig: Any = OnTheHost()
     figures = _measure("matmul", rig)["figures"]

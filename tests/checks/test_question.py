@@ -1,4 +1,4 @@
-"""Findings are made by their question, which fills in what all its answers have in common."""
+"""A question builds its findings and fills in the fields that all its answers share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.node_check.judging.finding import Finding, Question, verdict_of
     ("fail", "warn", "verdict"),
     [(True, True, "fail"), ([], 1, "warn"), (None, 0, "pass"), ("a fault", False, "fail")],
 )
-def test_the_gravest_condition_decides(fail: object, warn: object, verdict: str) -> None:
+def test_the_most_serious_condition_decides(fail: object, warn: object, verdict: str) -> None:
     assert verdict_of(fail=fail, warn=warn) == verdict
 
 
@@ -48,7 +48,7 @@ def test_a_pass_has_no_advice_and_a_failure_has() -> None:
         )
 
 
-def test_an_unread_answer_is_not_run_and_counts_unless_told_otherwise() -> None:
+def test_an_unread_answer_is_not_run_and_counts_by_default() -> None:
     question = Question.of_gpu("ecc", 2, "mode")
     assert question.subject == "GPU 2 mode"
     assert (question.unread("no answer").verdict, question.unread("no answer").counts) == ("not-run", True)

@@ -1,4 +1,4 @@
-"""What real cards and programs said, judged: two H200 before and after training; NCCL, the kernel."""
+"""Recorded answers of real cards and programs: two H200 before and after training, NCCL, the kernel."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_two_healthy_h200_that_trained_raise_nothing(check: str) -> None:
 
 
 def lone(links_up: int) -> Evidence:
-    """One GPU of a baseboard, as a virtual machine gets it."""
+    """Return the answers of one GPU of a baseboard that a virtual machine has alone."""
     readings = {}
     for look, kind in ((BEFORE, "idle"), (AFTER, "busy")):
         gpu = {**recorded(kind)["gpus"][0]}
@@ -48,18 +48,18 @@ def lone(links_up: int) -> Evidence:
     return Evidence("quick", "cuda", healthy().gpus[:1], readings)
 
 
-def test_one_h200_that_is_lent_alone_has_no_links_and_nobody_to_reach() -> None:
+def test_one_h200_rented_alone_needs_no_links_and_no_peers() -> None:
     check = known_checks()["nvlink"]
     profile = profile_of("NVIDIA H200")
     (finding,) = check.judge(lone(0), Standards(profile))
     assert finding.verdict == "not-run" and not finding.counts
-    # Some up and some down is a fault; so is it if its owner says that it has links.
+    # It is a fault if only some links are down, or if the manifest expects links.
     for evidence, expect in ((lone(17), Expectations()), (lone(0), Expectations(nvlinks=18))):
         assert "fail" in {f.verdict for f in check.judge(evidence, Standards(profile, expect))}
 
 
-def test_counters_that_grow_with_traffic_are_no_errors() -> None:
-    """CRC data and ECC data of each link grew while they trained, with nvidia-smi calling them clean."""
+def test_counters_that_grow_with_traffic_are_not_errors() -> None:
+    """The CRC and ECC data counters of each link grew during training, and nvidia-smi reported no error."""
     before, after = (Answers(0, recorded(kind)["gpus"][0]) for kind in ("idle", "busy"))
     grown = [
         (after.number(f"NvLinkErrorCounter.0.{n}") or 0) - (before.number(f"NvLinkErrorCounter.0.{n}") or 0)
@@ -106,11 +106,11 @@ def test_the_gpu_is_named_as_nvml_names_it() -> None:
         ("NCCL INFO 1073741824 Bytes -> Algo 4 proto 2 time 3030.117432", "NVLS"),
     ],
 )
-def test_nccls_choice_is_read_from_its_log(log: str, found: str) -> None:
+def test_the_algorithm_of_nccl_is_read_from_its_log(log: str, found: str) -> None:
     assert chosen(f"NCCL version 2.28.9\n{log}\n") == {str(1 << 30): found}
 
 
-def test_a_log_that_says_nothing_gives_nothing() -> None:
+def test_a_log_without_an_algorithm_gives_none() -> None:
     assert chosen("NCCL INFO Channel 00/24 : 0 1\n") == {}
 
 

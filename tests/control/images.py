@@ -17,7 +17,7 @@ LABELS = {"bench.variant": "cpu", "bench.lock": "sha256:" + "1" * 64}
 
 
 def layer(files: dict[str, bytes | None], **changes: Any) -> bytes:
-    """Make a tar; None makes a directory. `changes` are made to every header, as on another day."""
+    """Make a tar; content None makes a directory. `changes`, such as another time, apply to every header."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         for name, data in files.items():
@@ -52,7 +52,7 @@ def make_image(folder: Path, layers: list[dict[str, bytes | None]], name: str = 
 
 
 def as_docker_saves(source: Path, target: Path) -> Path:
-    """Rewrite an image as `docker save` before version 25 does: other names, another order."""
+    """Rewrite an image as `docker save` before version 25 does, with other names and another order."""
     with tarfile.open(source) as archive:
         members = {m.name: archive.extractfile(m).read() for m in archive}  # type: ignore[union-attr]
     (entry,) = json.loads(members["manifest.json"])

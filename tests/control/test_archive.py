@@ -63,7 +63,7 @@ def test_traces_of_a_build_are_dropped(trace: str) -> None:
 @pytest.mark.parametrize(
     "kept", ["etc/passwd", "var/lib/dpkg/status", "usr/lib/tmp/x", "tmp", "run", "etc/hosts.allow"]
 )
-def test_what_looks_like_a_trace_is_kept(kept: str) -> None:
+def test_files_that_only_look_like_build_traces_are_kept(kept: str) -> None:
     assert kept in names(normalised(layer({**FILES, kept: b"x"}))[0])
 
 
@@ -134,7 +134,7 @@ def test_a_layer_left_out_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"no tar at all" * 100, layer({"x": b"1"})])
-def test_what_is_no_image_is_bad_input(tmp_path: Path, data: bytes) -> None:
+def test_a_file_that_is_not_an_image_is_bad_input(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.tar").write_bytes(data)
     with pytest.raises(BadInput, match=r"x\.tar"):
         facts_of(tmp_path / "x.tar")
@@ -164,7 +164,7 @@ def repacked(image: Path, target: Path, prefix: str = "", **changes: bytes) -> P
     return target
 
 
-def test_what_follows_a_compressed_layer_is_of_the_layer_too(tmp_path: Path) -> None:
+def test_data_after_a_compressed_layer_belongs_to_the_layer(tmp_path: Path) -> None:
     image = make_image(tmp_path, [FILES])
     found = facts_of(image).layers[0]
     (plain,) = copy_layers(image, facts_of(image), tmp_path, lambda _: None)
@@ -179,7 +179,7 @@ def test_what_follows_a_compressed_layer_is_of_the_layer_too(tmp_path: Path) -> 
         facts_of(repacked(image, tmp_path / "rest.tar", **{found.name: gzip.compress(data) + b"rest"}))
 
 
-def test_an_image_that_was_packed_anew_by_tar_is_the_same_one(tmp_path: Path) -> None:
+def test_an_image_repacked_by_tar_has_the_same_identity(tmp_path: Path) -> None:
     image = make_image(tmp_path, [FILES, {"etc/x": b"1"}])
     anew = repacked(image, tmp_path / "anew.tar", prefix="./")
     found = facts_of(anew)

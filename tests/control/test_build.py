@@ -52,7 +52,7 @@ def test_a_kernel_that_is_not_compiled_is_named_with_what_to_do(recipe: BuildInp
     assert caught.value.advice == "bench image kernels cuda13, or --without flash-attn"
 
 
-def test_what_is_left_out_is_left_out_and_said(recipe: BuildInputs) -> None:
+def test_a_kernel_left_out_is_missing_and_reported(recipe: BuildInputs) -> None:
     built(recipe, "mamba-ssm", "causal-conv1d", "deepspeed")
     less = dataclasses.replace(recipe, without=("flash-attn",))
     assert "flash-attn" not in less.pins()

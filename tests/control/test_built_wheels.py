@@ -19,7 +19,7 @@ ROOT = Path(bench.__file__).parent.parent
 
 
 class Builder:
-    """Replaces buildah: makes wheels that name their variant, and records its arguments."""
+    """Replacement for buildah that makes wheels named by their variant and records its arguments."""
 
     def __init__(self) -> None:
         self.beside: set[str] = set()
@@ -80,7 +80,7 @@ def test_two_variants_keep_their_wheels_of_one_name(builder: Builder, repository
         assert all(path.read_text().endswith(f" for {recipe.variant.name}") for path in found.values())
 
 
-def test_nvcc_is_there_for_what_it_compiles_alone(builder: Builder, repository: Path) -> None:
+def test_nvcc_is_installed_only_for_variants_that_need_it(builder: Builder, repository: Path) -> None:
     compiled(builder, repository, "cuda13", "mamba-ssm")
     assert {"nvidia-cuda-nvcc", "pip", "wheel"} <= builder.beside
     compiled(builder, repository, "cuda12.8")

@@ -28,7 +28,7 @@ def manifest(tmp_path: Path) -> Path:
     return path
 
 
-def test_id_prints_the_identity_alone_on_stdout(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_id_prints_only_the_identity_on_stdout(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["image", "id", str(image)]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("sha256:") and len(printed.out.split()) == 1
@@ -113,7 +113,7 @@ class Seen:
         ),
     ],
 )
-def test_in_the_image_it_measures_the_gpus_that_it_was_shown_over_the_network_that_was_chosen(
+def test_the_container_gets_the_visible_gpus_and_the_chosen_network(
     place: list[str], handed_on: dict[str, str], manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = Seen()

@@ -1,4 +1,4 @@
-"""Every engine hardens the container alike: the exact command lines and API options."""
+"""Every engine restricts the container in the same way: exact command lines and API options."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ C = Container(
 
 
 @pytest.mark.parametrize("argv", [docker.argv(C), podman.argv(C)], ids=["docker", "podman"])
-def test_the_hardening_is_all_there(argv: list[str]) -> None:
+def test_the_command_line_contains_all_restrictions(argv: list[str]) -> None:
     hardening = {
         "--rm", "--init", "--read-only", "--user=65534:65534", "--cap-drop=ALL", "--network=none",
         "--security-opt=no-new-privileges", "--ipc=private", "--pids-limit=8192",
@@ -56,7 +56,7 @@ def test_only_the_cache_is_writable_and_executable(argv: list[str]) -> None:
 
 
 @pytest.mark.parametrize("engine", [docker, podman, apptainer, none], ids=lambda e: e.__name__[22:])
-def test_a_challenge_goes_in_to_be_read_and_only_where_there_is_one(engine: Any) -> None:
+def test_a_challenge_is_mounted_read_only_if_there_is_one(engine: Any) -> None:
     asked = dataclasses.replace(
         C, challenge=Path("/home/me/c.json"), command=(*C.command, "--challenge", "/in/challenge.json")
     )
@@ -70,18 +70,18 @@ def test_a_challenge_goes_in_to_be_read_and_only_where_there_is_one(engine: Any)
     assert not [word for word in engine.argv(C) if "challenge" in word]
 
 
-def test_podman_s_results_are_not_executable_either() -> None:
+def test_podmans_results_folder_is_not_executable_either() -> None:
     assert f"--volume={C.out}:/out:rw,noexec,nosuid,nodev" in podman.argv(C)
 
 
-def test_podman_is_asked_for_nothing_that_it_does_not_know_and_adds_no_memory_of_its_own() -> None:
+def test_podman_gets_no_unknown_tmpfs_option_and_adds_no_tmpfs_of_its_own() -> None:
     argv = podman.argv(C)
     assert not [word for word in argv if word.startswith("--tmpfs=") and "uid=" in word]
     assert "--read-only-tmpfs=false" in argv
 
 
-def test_the_api_is_told_the_same_as_the_command_line() -> None:
-    """The API options that are not derived from the same table agree with the command line, too."""
+def test_the_api_options_equal_the_command_line() -> None:
+    """API options that do not come from the shared table also agree with the command line."""
     pytest.importorskip("docker")
     told = docker.options(C)
     assert (told["read_only"], told["user"], told["init"]) == (True, "65534:65534", True)
@@ -111,7 +111,7 @@ def test_nodes_that_train_together_have_the_network_s_devices_and_memory_that_st
     assert {"--device=/dev/infiniband", "--ulimit=memlock=-1"} <= set(docker.argv(together))
     assert {"--device=/dev/infiniband", "--ulimit=memlock=-1"} <= set(podman.argv(together))
     assert "--bind=/dev/infiniband" in apptainer.argv(together)
-    by_tcp = dataclasses.replace(C, network=True)  # an engine that may not raise limits itself fails by them
+    by_tcp = dataclasses.replace(C, network=True)  # an engine without the right to raise limits would fail
     for engine in (docker, podman, apptainer):
         assert not [word for word in engine.argv(by_tcp) if "infiniband" in word or "memlock" in word]
     pytest.importorskip("docker")
@@ -126,7 +126,7 @@ def test_a_rootless_user_raises_no_limit() -> None:
     assert [word for word in mine if word.startswith("--ulimit")] == ["--ulimit=host"]
 
 
-def test_gpus_by_cdi_or_by_the_older_runtime_or_not_at_all() -> None:
+def test_gpus_are_passed_by_cdi_or_by_the_older_runtime_or_not_at_all() -> None:
     assert "--device=nvidia.com/gpu=all" in docker.argv(C)
     assert "--gpus=all" in docker.argv(C, "runtime")
     without = dataclasses.replace(C, gpus=False)
@@ -134,19 +134,19 @@ def test_gpus_by_cdi_or_by_the_older_runtime_or_not_at_all() -> None:
     assert "--nv" not in apptainer.argv(without)
 
 
-def test_apptainer_keeps_the_host_out() -> None:
+def test_apptainer_isolates_the_container_from_the_host() -> None:
     argv = apptainer.argv(C)
     assert {"--containall", "--cleanenv", "--no-home", "--drop-caps=all", "--no-privs"} <= set(argv)
     assert argv[-5:] == ["sha256:abc", *C.command]
 
 
-def test_apptainer_s_cache_and_tmp_are_folders_for_its_memory_is_too_small() -> None:
+def test_apptainers_cache_and_tmp_are_folders_on_the_node() -> None:
     argv = apptainer.argv(dataclasses.replace(C, cache=Path("/scratch/c")))
     assert {"--bind=/scratch/c:/cache:rw", "--workdir=/scratch/c"} <= set(argv)
     assert not [word for word in argv if word.startswith("--scratch")]
 
 
-def test_without_an_engine_the_paths_are_the_host_s() -> None:
+def test_without_an_engine_the_paths_are_those_of_the_host() -> None:
     assert none.argv(C)[1:] == ["-m", "bench", "run", "/home/me/m.json", "--out", "/home/me/out"]
 
 
@@ -156,7 +156,7 @@ def test_a_rootless_user_keeps_their_own_number() -> None:
     assert "uid=1000,gid=100" in mine.tmpfs["/cache"]
 
 
-def test_the_environment_is_ours_alone() -> None:
+def test_the_container_gets_only_benchs_environment() -> None:
     told = dataclasses.replace(C, environment={"BENCH_IMAGE": "{}"})
     assert {word for word in docker.argv(told) if word.startswith("--env")} == {
         "--env=XDG_CONFIG_HOME=/tmp",
@@ -183,11 +183,11 @@ def test_the_node_keeps_some_memory_for_itself(memory: int, kept: float) -> None
         ({}, None),
     ],
 )
-def test_how_docker_hands_out_gpus(info: dict[str, object], way: str | None) -> None:
+def test_dockers_way_of_passing_gpus_is_detected(info: dict[str, object], way: str | None) -> None:
     assert docker.gpus_of(info) == way
 
 
-def test_a_specification_of_another_maker_is_no_gpu_of_ours(tmp_path: Path) -> None:
+def test_a_cdi_specification_of_another_vendor_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("kind: intel.com/gpu")
     assert docker.gpus_of({"CDISpecDirs": [str(tmp_path)]}) is None
     (tmp_path / "b.json").write_text('{"kind": "nvidia.com/gpu"}')
@@ -212,12 +212,12 @@ def test_podman_s_identity_is_the_configuration_s_digest() -> None:
     assert found.runnable == found.identity.config
 
 
-def test_an_image_that_apptainer_left_half_made_is_none(tmp_path: Path) -> None:
+def test_an_image_that_apptainer_left_incomplete_does_not_count(tmp_path: Path) -> None:
     archive = make_image(tmp_path, [{"usr/a": b"one"}])
     codes = [255, 0, 0]
 
     def shell(command: Sequence[str]) -> tuple[int, str]:
-        assert not Path(command[3]).exists()  # or it would ask whether to overwrite it
+        assert not Path(command[3]).exists()  # otherwise it would ask before overwriting
         Path(command[3]).write_bytes(b"image")
         return codes.pop(0), "FATAL: no space left on device"
 
@@ -243,7 +243,7 @@ def followed(script: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_what_ends_us_is_passed_on_as_a_polite_end_and_what_follows_is_waited_for(
+def test_ending_signals_are_passed_on_as_a_stop_request_and_the_end_is_awaited(
     end: signal.Signals,
 ) -> None:
     process = followed(
@@ -287,7 +287,7 @@ class FakeContainer:
         self.told.append("remove")
 
 
-def test_a_docker_without_root_is_refused_for_it_could_not_write_the_results(
+def test_a_rootless_docker_is_refused_because_it_cannot_write_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     info = {"ServerVersion": "27.5.1", "SecurityOptions": ["name=seccomp,profile=builtin", "name=rootless"]}
@@ -299,13 +299,13 @@ def test_a_docker_without_root_is_refused_for_it_could_not_write_the_results(
     assert docker.Docker().facts().version == "27.5.1"
 
 
-def test_a_docker_container_ends_with_us(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_docker_container_ends_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     made = FakeContainer()
     containers = SimpleNamespace(create=lambda **_: made)
     client = nullcontext(SimpleNamespace(containers=containers, info=dict))
     monkeypatch.setattr(docker.Docker, "_client", lambda _: client)
     monkeypatch.setattr(docker, "options", lambda *_: {})
-    before = signal.signal(signal.SIGTERM, lambda *_: None)  # rather than the end of all tests
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # so that SIGTERM does not end the tests
     try:
         assert docker.Docker().run(C) == 5
     finally:
@@ -313,13 +313,13 @@ def test_a_docker_container_ends_with_us(monkeypatch: pytest.MonkeyPatch) -> Non
     assert made.told == ["stop", "remove"]
 
 
-def test_an_engine_that_fails_itself_is_no_result_of_the_run() -> None:
+def test_a_failure_of_the_engine_is_not_a_result_of_the_run() -> None:
     assert followed("exit 4").wait() == 4
     with pytest.raises(EnvironmentCannot, match="sh could not start the image"):
         follow(["sh", "-c", "exit 125"])
 
 
-def test_an_engine_that_is_not_here_says_what_to_do() -> None:
+def test_a_missing_engine_is_reported_with_advice() -> None:
     with pytest.raises(EnvironmentCannot, match="podman is not installed"):
         Podman(lambda _: None).facts()
     with pytest.raises(EnvironmentCannot, match="image not known"):
@@ -329,7 +329,7 @@ def test_an_engine_that_is_not_here_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_every_engine_is_one_file_that_does_what_is_asked(name: str) -> None:
+def test_every_engine_is_one_file_with_the_required_functions(name: str) -> None:
     engine = find_engine(name)
     assert engine.name == name
     assert all(callable(getattr(engine, verb)) for verb in ("facts", "load", "save", "inspect", "run"))

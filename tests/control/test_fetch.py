@@ -57,7 +57,7 @@ def test_a_source_is_found_by_its_digest_and_fetched_once(index: Path, tmp_path:
     assert fetch.source(pin(), tmp_path / "cache") == found
 
 
-def test_what_an_index_serves_under_a_false_digest_is_not_taken(index: Path, tmp_path: Path) -> None:
+def test_a_file_with_a_wrong_digest_is_refused(index: Path, tmp_path: Path) -> None:
     publish(index, "thing-1.0.tar.gz", b"something else", digest=next(iter(pin().sha256)))
     with pytest.raises(EnvironmentCannot, match=r"no source of thing 1\.0 with the lock's digest"):
         fetch.source(pin(), tmp_path / "cache")
@@ -78,7 +78,7 @@ def test_a_cached_wheel_counts_by_its_bytes_not_by_its_name(tmp_path: Path) -> N
     assert fetch.wheels([pin()], tmp_path, "3.11")["thing"].name == "Thing-1.0-cp311-cp311-linux_x86_64.whl"
 
 
-def test_a_wheel_that_nobody_has_is_named(
+def test_a_wheel_that_is_not_available_is_named(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(index, "other.txt", b"")

@@ -82,7 +82,7 @@ def test_every_file_is_compiled_once(work: Bench) -> None:
     assert "2 files, 2 done before" in again.stdout
 
 
-def test_what_was_lost_is_compiled_again_and_nothing_else(work: Bench) -> None:
+def test_only_lost_objects_are_compiled_again(work: Bench) -> None:
     work.compile()
     (work.folder / "objects" / work.objects[0]).unlink()
     work.compile()
@@ -90,7 +90,7 @@ def test_what_was_lost_is_compiled_again_and_nothing_else(work: Bench) -> None:
     assert "one.cu" in work.calls[-1]
 
 
-def test_a_file_that_does_not_compile_fails_alone(work: Bench) -> None:
+def test_a_file_that_does_not_compile_does_not_stop_the_others(work: Bench) -> None:
     work.archive("broken.cu", "two.cu")
     done = work.compile()
     assert done.returncode == 1
@@ -99,7 +99,7 @@ def test_a_file_that_does_not_compile_fails_alone(work: Bench) -> None:
     assert not list(work.folder.glob("objects/*/*.part"))
 
 
-def test_objects_of_other_sources_architectures_or_compilers_are_never_taken(work: Bench) -> None:
+def test_objects_of_other_sources_architectures_or_compilers_are_never_reused(work: Bench) -> None:
     folders = set()
     for arguments, release in (((), "13.0"), (("--arch", "8.0;9.0"), "13.0"), ((), "13.1")):
         work.compile(*arguments, release=release)
@@ -111,7 +111,7 @@ def test_objects_of_other_sources_architectures_or_compilers_are_never_taken(wor
     assert any("csrc/three.cu" in call for call in work.calls)
 
 
-def test_sources_whose_unpacking_was_interrupted_are_unpacked_anew(
+def test_sources_whose_unpacking_was_interrupted_are_unpacked_again(
     work: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
@@ -132,7 +132,7 @@ def test_sources_whose_unpacking_was_interrupted_are_unpacked_anew(
     assert sorted(path.name for path in found.glob("csrc/*")) == ["one.cu", "two.cu"]
 
 
-def test_the_version_is_that_of_the_archive_which_is_there(work: Bench) -> None:
+def test_the_version_is_that_of_the_existing_archive(work: Bench) -> None:
     (work.folder / "sources/causal_conv1d-1.7.0.tar.gz").unlink()
     work.archive("one.cu", version="1.8.0.post1")
     work.compile()
@@ -146,7 +146,7 @@ def test_two_versions_of_one_package_are_refused(work: Bench) -> None:
     assert "causal_conv1d-1.7.0.tar.gz and causal_conv1d-1.8.0.tar.gz: which one?" in done.stderr
 
 
-def test_each_architecture_is_asked_for(work: Bench) -> None:
+def test_each_architecture_is_passed_to_the_compiler(work: Bench) -> None:
     work.compile("--arch", "8.0;12.0")
     assert all("-gencode=arch=compute_80,code=sm_80" in call for call in work.calls)
     assert all("-gencode=arch=compute_120,code=sm_120" in call for call in work.calls)

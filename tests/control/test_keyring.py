@@ -74,7 +74,7 @@ def test_without_a_terminal_no_passphrase_can_be_chosen(
     assert not home.exists()
 
 
-def test_what_others_need_is_shown_and_is_all_that_they_need(
+def test_the_shown_lines_are_all_that_others_need(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = ssh_key(tmp_path / "id")
@@ -94,7 +94,7 @@ def test_without_a_key_there_is_nothing_to_show(home: Path, capsys: pytest.Captu
 # --- trust ----------------------------------------------------------------------------------------------
 
 
-def test_trusted_keys_count_without_being_named(
+def test_trusted_keys_count_without_an_option(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = received(tmp_path / "b.tar")
@@ -130,7 +130,7 @@ def test_a_list_of_the_users_own_is_kept_as_it_is(home: Path, tmp_path: Path) ->
 def test_a_name_that_would_break_the_list_is_refused(home: Path, tmp_path: Path, name: str) -> None:
     file = public(tmp_path / "operator.pub")
     if not name:
-        file = file.rename(tmp_path / "two words.pub")  # whose name would be taken
+        file = file.rename(tmp_path / "two words.pub")  # the name of the key would be used
     assert main(["keys", "trust", str(file), *(["--as", name] if name else [])]) == 2
     assert not (home / "allowed_signers").exists()
 
@@ -140,7 +140,7 @@ def test_a_name_that_would_break_the_list_is_refused(home: Path, tmp_path: Path,
     [("", 0o644), ("hello", 0o644), ("ssh-rsa AAAA", 0o644), ("-----BEGIN PUBLIC KEY-----\n", 0o644),
      ("-----BEGIN OPENSSH PRIVATE KEY-----\n", 0o600)],
 )  # fmt: skip
-def test_what_is_no_public_key_is_not_trusted(
+def test_a_malformed_public_key_is_not_trusted(
     home: Path, tmp_path: Path, text: str, mode: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "key.pub").write_text(text)
@@ -150,7 +150,7 @@ def test_what_is_no_public_key_is_not_trusted(
     assert not home.exists()
 
 
-def test_a_key_to_trust_is_somebody_elses_to_make(
+def test_the_advice_for_a_missing_key_to_trust_is_to_ask_its_owner(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, err = said(capsys, "keys", "trust", tmp_path / "nofile", code=2)
@@ -161,10 +161,10 @@ def test_a_key_to_trust_is_somebody_elses_to_make(
 # --- certify ---------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_request_is_a_wrong_argument(
+def test_a_malformed_request_is_a_wrong_argument(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As it is where a run is given another file for its challenge."""
+    """The exit code is the same as for a run that gets another file as its challenge."""
     (tmp_path / "c.json").write_text('{"schema": "bench/challenge/v1"}')
     _, err = said(capsys, "certify", tmp_path / "c.json", "--valid", "7d", code=2)
     assert "c.json: is not a request of bench" in err
@@ -188,10 +188,10 @@ def revokes(home: Path) -> bool:
 
 
 @pytest.mark.parametrize("what", ["key", "authority", "certificate", "bundle", "fingerprint", "run"])
-def test_what_is_revoked_no_longer_verifies(
+def test_a_revoked_bundle_no_longer_verifies(
     home: Path, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also without --revoked and without --trust, and in ssh-keygen's eyes."""
+    """The bundle is refused without --revoked and --trust too, and also by ssh-keygen."""
     bundle = received(tmp_path / "b.tar")
     said(capsys, "keys", "trust", public(tmp_path / "operator.pub"))
     (tmp_path / "run-cert.pub").write_text(certificate().line() + "\n")
@@ -223,7 +223,9 @@ def test_revocations_add_up(home: Path, tmp_path: Path) -> None:
     assert found.refusal(PublicKey.of(OPERATOR), None)
 
 
-def test_a_list_to_hand_out(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_revocation_list_for_others_can_be_written(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     bundle = received(tmp_path / "b.tar")
     krl = tmp_path / "lab.krl"
     said(capsys, "keys", "revoke", bundle, "--file", krl)
@@ -240,13 +242,15 @@ def test_a_bundle_that_nobody_certified_has_nothing_to_revoke_by_id(
 
 
 @pytest.mark.parametrize("target", ["absent", "SHA256:short", "7f3a2c"])
-def test_what_cannot_be_revoked_is_told(home: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_argument_that_cannot_be_revoked_is_reported(
+    home: Path, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     _, err = said(capsys, "keys", "revoke", target, code=3 if target.startswith("SHA256") else 2)
     assert "Traceback" not in err
     assert not (home / "revoked.krl").exists()
 
 
-def test_a_damaged_list_is_never_made_longer(home: Path, tmp_path: Path) -> None:
+def test_a_damaged_revocation_list_is_never_extended(home: Path, tmp_path: Path) -> None:
     home.mkdir(parents=True)
     for name in ("revoked.krl", "allowed_signers"):
         (home / name).write_bytes(b"SSHKRL\n\0 damaged" if name == "revoked.krl" else b"damaged\n")
@@ -258,7 +262,7 @@ def test_a_damaged_list_is_never_made_longer(home: Path, tmp_path: Path) -> None
 
 
 def test_a_list_that_cannot_be_read_fails_every_verification(home: Path, tmp_path: Path) -> None:
-    """Rather than none: whoever keeps a list wants it to count."""
+    """Ignoring an unreadable revocation list would accept revoked bundles."""
     home.mkdir(parents=True)
     (home / "revoked.krl").write_bytes(b"damaged")
     bundle = certified(tmp_path / "b.tar")

@@ -23,7 +23,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_was_appended_is_found_again(path: Path) -> None:
+def test_appended_events_are_found_again(path: Path) -> None:
     with Ledger(path) as ledger:
         assert [line.nonce for line in ledger.lines] == NONCES
         found = ledger.find("challenged", nonce=NONCES[1])
@@ -45,7 +45,7 @@ def test_each_line_holds_the_hash_of_the_one_before(path: Path) -> None:
 @pytest.mark.parametrize(
     ("found", "written", "line"),
     [
-        (b'"at":101', b'"at":102', 3),  # a line that was edited: the next one no longer follows from it
+        (b'"at":101', b'"at":102', 3),  # the line after an edited line does not match it
         (b'"at":102', b'"at": 102', 3),
         (b'"number":2', b'"number":4', 2),
         (b'"run1"', b'"run9"', 3),
@@ -87,7 +87,7 @@ def _append(path: Path, count: int) -> None:
             ledger.append("challenged", number, "run", f"{number:064x}", {})
 
 
-def test_many_at_once_make_one_chain(tmp_path: Path) -> None:
+def test_concurrent_appends_make_one_chain(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_append, args=(path, 20)) for _ in range(4)]
@@ -99,11 +99,11 @@ def test_many_at_once_make_one_chain(tmp_path: Path) -> None:
         assert len(ledger.lines) == 80
 
 
-def test_it_is_for_its_owner_alone(path: Path) -> None:
+def test_only_its_owner_may_read_the_ledger(path: Path) -> None:
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_place_where_no_ledger_can_be_kept_is_told(tmp_path: Path) -> None:
+def test_a_folder_where_no_ledger_can_be_stored_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EnvironmentCannot, match="cannot be kept here") as caught:
         Ledger(tmp_path / "file" / "ledger.jsonl")

@@ -49,7 +49,7 @@ def test_every_deb_is_pinned_by_hash() -> None:
     assert {"libc6", "python3.11-minimal", "g++-12", "dpkg", "coreutils"} <= names
 
 
-def test_a_lock_that_lags_behind_pyproject_is_found(copy: Path) -> None:
+def test_a_lock_older_than_pyproject_is_found(copy: Path) -> None:
     edit(copy / "pyproject.toml", '"transformers>=5.17,<5.18"', '"transformers>=6,<7"')
     assert any(
         "requirements.lock has transformers 5.17.0, required is transformers>=6" in f or "transformers<7" in f
@@ -57,12 +57,12 @@ def test_a_lock_that_lags_behind_pyproject_is_found(copy: Path) -> None:
     )
 
 
-def test_a_dependency_that_no_lock_has_is_found(copy: Path) -> None:
+def test_a_dependency_missing_from_the_locks_is_found(copy: Path) -> None:
     edit(copy / "pyproject.toml", '"tabulate>=0.9,<1"', '"tabulate>=0.9,<1",\n    "paramiko>=3"')
     assert "requirements.lock lacks paramiko, required as paramiko>=3" in check_all(copy)
 
 
-def test_a_variant_that_cannot_make_our_own_wheel_is_found(copy: Path) -> None:
+def test_a_variant_that_cannot_build_the_wheel_of_bench_is_found(copy: Path) -> None:
     edit(copy / "docker/cuda12.8.in", "setuptools==81.0.0\n", "")
     edit(copy / "docker/cuda12.8.lock", "setuptools==81.0.0 ", "something-else==81.0.0 ")
     assert check_all(copy) == ["docker/cuda12.8.lock lacks setuptools, required as setuptools>=77"]
@@ -73,7 +73,7 @@ def test_a_stack_that_differs_from_the_design_is_found(copy: Path) -> None:
     assert check_all(copy) == ["requirements.lock has torch 2.11.0, required is torch==2.12.0"]
 
 
-def test_a_wheel_compiled_of_another_version_is_found(copy: Path) -> None:
+def test_a_wheel_compiled_from_another_version_is_found(copy: Path) -> None:
     (copy / "docker/cuda13.built.lock").write_text(f"flash-attn==2.0.0 {HASH}\n")
     assert any(fault.startswith("cuda13.built.lock has flash-attn 2.0.0") for fault in check_all(copy))
 
@@ -82,7 +82,7 @@ def test_a_wheel_compiled_of_another_version_is_found(copy: Path) -> None:
     "line",
     ["torch>=2", "torch==2.11.0", f"-e . {HASH}", f"torch==2.11.0 {HASH}\ntorch==2.11.0 {HASH}", "./x.whl"],
 )
-def test_what_is_not_pinned_is_refused(tmp_path: Path, line: str) -> None:
+def test_an_unpinned_requirement_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "x.lock").write_text(line + "\n")
     with pytest.raises(BadInput, match=r"x\.lock"):
         read_pins(tmp_path / "x.lock")

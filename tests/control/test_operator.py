@@ -1,4 +1,4 @@
-"""Challenge, certificate, receipt: what the operator gives, to whom, how often. With ssh-keygen itself."""
+"""Challenges, certificates and receipts: to whom and how often the operator gives them, with ssh-keygen."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 class Node:
-    """What a node does between the operator's steps. Its manifest was measured before, in results/."""
+    """A node that acts between the operator's steps; its manifest was measured before, in results/."""
 
     def __init__(self, challenge: Challenge) -> None:
         self.challenge = challenge
@@ -102,15 +102,15 @@ def test_from_challenge_to_receipt(ledger: Ledger, key: OperatorKey, tmp_path: P
         "2027-01-15T08:10:00Z",
     )
     assert [line.event for line in ledger.lines] == ["challenged", "certified", "received"]
-    # A stranger, a year later, with the public key alone.
+    # A stranger verifies a year later, with only the public key.
     trust = TrustPolicy.from_text(key.public.line(), "operator.pub")
     assert verify_bundle(bundle, recompute, TrustRules(trust, now=NOW + 3e7)).level == "operator"
 
 
-def test_received_again_the_same_bundle_has_the_same_receipt(
+def test_receiving_a_bundle_again_gives_the_same_receipt(
     ledger: Ledger, key: OperatorKey, tmp_path: Path
 ) -> None:
-    """So that a receipt that was lost, or never written because of a crash, can be had again."""
+    """A receipt that was lost, or not written because of a crash, can be obtained again."""
     node = asked(ledger)
     bundle = node.bundle(tmp_path / "b.tar", certified(ledger, key, node))
     certify_and_receive.receive(ledger, key, bundle, tmp_path / "one.tar", NOW + 600, recompute)
@@ -142,7 +142,7 @@ def test_replayed_nonce(ledger: Ledger, key: OperatorKey, tmp_path: Path) -> Non
     assert "--run" in str(caught.value.advice)
 
 
-def test_a_bundle_that_measured_for_longer_than_we_waited_is_not_received(
+def test_a_bundle_that_measured_longer_than_the_operator_waited_is_refused(
     ledger: Ledger, key: OperatorKey, tmp_path: Path
 ) -> None:
     node = asked(ledger)
@@ -165,7 +165,7 @@ def test_a_node_that_was_lost_gets_a_new_certificate_for_its_new_key(
     assert certify_and_receive.receive(ledger, key, bundle, bundle, NOW + 600, recompute).level == "operator"
 
 
-def test_a_run_that_was_received_in_part_goes_on_under_a_new_challenge(
+def test_a_partially_received_run_continues_under_a_new_challenge(
     ledger: Ledger, key: OperatorKey, tmp_path: Path
 ) -> None:
     node = asked(ledger)
@@ -176,10 +176,10 @@ def test_a_run_that_was_received_in_part_goes_on_under_a_new_challenge(
     assert later.challenge.nonce != node.challenge.nonce
     whole = later.bundle(tmp_path / "whole.tar", certified(ledger, key, later, NOW + 10_001))
     verdict = certify_and_receive.receive(ledger, key, whole, whole, NOW + 10_600, recompute)
-    assert verdict.seen_seconds == 10_600  # from the first challenge: what was measured then counts too
+    assert verdict.seen_seconds == 10_600  # counted from the first challenge, since earlier samples count too
 
 
-def test_a_run_that_was_never_asked_for_cannot_go_on(ledger: Ledger) -> None:
+def test_a_run_without_a_challenge_cannot_continue(ledger: Ledger) -> None:
     node = asked(ledger)
     for run_id, manifest in (("other", RUN.manifest_sha256), (node.challenge.run_id, "0" * 64)):
         with pytest.raises(BadInput, match="was never challenged with this manifest"):
@@ -233,7 +233,7 @@ def test_a_request_in_another_form(
     refused_request(ledger, key, data[:at] + written + data[at + len(found) :], why)
 
 
-def test_what_is_no_request(ledger: Ledger, key: OperatorKey) -> None:
+def test_a_malformed_request(ledger: Ledger, key: OperatorKey) -> None:
     for data in (b"", b"{}", b"null", b"\xff", b"[" * 9999, FILES["manifest.json"]):
         refused_request(ledger, key, data, "is not a request of bench")
 
@@ -272,7 +272,7 @@ def test_a_bundle_of_another_operator(ledger: Ledger, key: OperatorKey, tmp_path
 def test_a_certificate_that_the_ledger_does_not_know(
     ledger: Ledger, key: OperatorKey, tmp_path: Path
 ) -> None:
-    """Made with the operator's key, but not by this program: stolen, or used behind its back."""
+    """The certificate was made with the operator's key by another program, which may be a theft."""
     node = asked(ledger)
     valid = (NOW, NOW + TWO_HOURS)
     public = PublicKey.of(node.key)
@@ -319,7 +319,7 @@ def test_a_revoked_certificate(ledger: Ledger, key: OperatorKey, tmp_path: Path)
 def test_a_key_in_an_agent(
     ledger: Ledger, key_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the .pub file is here; the private half is in ssh-agent, as that of a token would be."""
+    """Only the .pub file exists; the private key is in ssh-agent, as with a token."""
     socket = tmp_path / "agent"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", socket], stdout=subprocess.DEVNULL)
     try:
@@ -345,8 +345,8 @@ def test_a_key_in_an_agent(
         agent.wait(10)
 
 
-def test_a_passphrase_that_cannot_be_asked_for_is_told(ledger: Ledger, tmp_path: Path) -> None:
-    """In a session without a terminal; with one, ssh-keygen asks there."""
+def test_a_passphrase_without_a_terminal_is_reported(ledger: Ledger, tmp_path: Path) -> None:
+    """The session has no terminal; with a terminal, ssh-keygen asks there."""
     locked = ssh_key(tmp_path / "locked", passphrase="secret")
     (tmp_path / "request.json").write_bytes(asked(ledger).request())
     command = ["setsid", "-w", sys.executable, "-m", "bench", "certify", tmp_path / "request.json"]
@@ -362,7 +362,7 @@ def test_a_passphrase_that_cannot_be_asked_for_is_told(ledger: Ledger, tmp_path:
     assert not (tmp_path / "run-cert.pub").exists()
 
 
-def test_where_no_key_is_found_is_told(tmp_path: Path) -> None:
+def test_a_missing_key_is_reported_with_advice(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no key to certify with") as caught:
         OperatorKey.find(tmp_path / "absent")
     assert "bench keys new" in str(caught.value.advice)

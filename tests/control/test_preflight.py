@@ -46,7 +46,7 @@ def test_the_driver_is_read_from_the_kernel(text: str, driver: str | None) -> No
     assert host == HostFacts(driver, "1.17.8")
 
 
-def test_an_arm_host_is_told_that_the_images_are_for_others() -> None:
+def test_an_arm_host_is_refused_because_images_are_for_x86() -> None:
     grace = read_host(shell_of({"cat": (0, OPEN), "uname": (0, "aarch64\n")}))  # type: ignore[arg-type]
     with pytest.raises(EnvironmentCannot, match="is aarch64, the images are for x86_64") as raised:
         check_machine(grace)
@@ -55,7 +55,7 @@ def test_an_arm_host_is_told_that_the_images_are_for_others() -> None:
     check_machine(HostFacts("580.65.06", None))
 
 
-def test_a_machine_without_gpus_has_neither() -> None:
+def test_a_machine_without_gpus_has_neither_driver_nor_toolkit() -> None:
     assert read_host(shell_of({"cat": (1, "cat: no such file")})) == HostFacts(None, None)  # type: ignore[arg-type]
 
 
@@ -85,13 +85,13 @@ def test_a_driver_too_old_for_all_is_told_what_to_do() -> None:
     assert "--engine none" in str(caught.value)
 
 
-def test_no_driver_at_all() -> None:
+def test_without_a_driver_the_machine_is_refused() -> None:
     with pytest.raises(EnvironmentCannot, match="no NVIDIA driver here"):
         check_driver(HostFacts(None, None), CUDA13)
     check_driver(HostFacts(None, None), find_variant("cpu"))
 
 
-def test_an_engine_without_gpus_is_refused_only_where_there_are_gpus() -> None:
+def test_an_engine_without_gpus_is_refused_only_on_a_machine_with_gpus() -> None:
     engine = EngineFacts("docker", "20.10.24", None, None)
     with pytest.raises(EnvironmentCannot, match=r"docker 20\.10\.24 cannot pass GPUs to containers"):
         check_gpus(HostFacts("580.65.06", None), engine)
@@ -132,7 +132,7 @@ def test_a_variant_that_does_not_exist() -> None:
         find_variant("cuda12")
 
 
-def test_gpus_that_a_job_was_given_are_counted() -> None:
+def test_gpus_allocated_to_a_job_are_counted() -> None:
     two = (
         "GPU 0: NVIDIA H200 (UUID: GPU-1f)\n"
         "  MIG 1g.18gb Device 0: (UUID: MIG-2)\n"

@@ -1,4 +1,4 @@
-"""A real headless Chromium, installed where it is missing; without one the tests fail, never skip."""
+"""A real headless Chromium, installed if missing; without it, tests fail and are never skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes for end-to-end tests: a real sshd on loopback addresses, a home for each; a wire to count or cut."""
+"""Nodes for end-to-end tests: a real sshd on loopback addresses, and a proxy that counts or cuts traffic."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pathlib import Path
 
 from tests.e2e.services import SYSTEM, require, require_root
 
-_MOST_ADDRESSES = 16  # of one sshd
+_MOST_ADDRESSES = 16  # per sshd
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Addresses 127.77.0.1 and up, on one port; each with a home, and so a place, of its own."""
+    """Nodes at addresses from 127.77.0.1 up, on one port; each has its own home, and so its own place."""
 
     folder: Path
     port: int
@@ -37,12 +37,12 @@ class Nodes:
         return list(self.homes)
 
     def sessions(self) -> list[int]:
-        """Processes of sshd's that hold a connection."""
+        """Return the processes of sshd that serve a connection."""
         tasks = [Path(f"/proc/{pid}/task/{pid}/children") for pid in self.daemons]
         return [int(pid) for task in tasks for pid in task.read_text().split()]
 
     def cut(self) -> int:
-        """Ends every connection, as a dead network would; how many there were."""
+        """End every connection, as a dead network would; return how many there were."""
         found = self.sessions()
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
@@ -50,7 +50,7 @@ class Nodes:
         return len(found)
 
     def left(self, address: str) -> list[str]:
-        """What is in a node's home."""
+        """List the files in a node's home."""
         return sorted(str(path.relative_to(self.homes[address])) for path in self.homes[address].rglob("*"))
 
 
@@ -61,7 +61,7 @@ def ssh_nodes(
     environment: Mapping[str, str] | None = None,
     own: Mapping[int, Mapping[str, str]] | None = None,
 ) -> Iterator[Nodes]:
-    """`own` is what some nodes have in their environment beside, by number from 0."""
+    """Start nodes. `environment` is for all of them, `own` for single ones, keyed by number from 0."""
     require_root("an sshd of our own")
     require("sshd", "ssh-keygen")
     Path("/run/sshd").mkdir(exist_ok=True)
@@ -145,13 +145,13 @@ def _await(address: str, port: int, folder: Path) -> None:
 
 @dataclass
 class Wire:
-    """Between us and a node: counts every byte of both directions, encryption and all."""
+    """A proxy in front of a node that counts every byte in both directions, including encryption."""
 
     address: str
     target: tuple[str, int]
     port: int
     count: int = 0
-    cut_at: int | None = None  # bytes after which the line goes dead, once
+    cut_at: int | None = None  # number of bytes after which the connection is cut once
     _listener: socket.socket = field(default_factory=socket.socket, repr=False)
 
     def pump(self, source: socket.socket, sink: socket.socket, pair: Sequence[socket.socket]) -> None:
@@ -178,7 +178,7 @@ class Wire:
 
 @contextmanager
 def wire(nodes: Nodes, address: str) -> Iterator[Wire]:
-    """A port of this machine that leads to a node; its host key is known there too."""
+    """Open a port of this machine that leads to a node, and add it to known_hosts."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     key = " ".join((nodes.folder / "host.pub").read_text().split()[:2])

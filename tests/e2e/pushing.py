@@ -1,4 +1,4 @@
-"""Somebody who pushes to nodes of tests/e2e/nodes.py, and what befalls a run while they do."""
+"""An operator who pushes to the nodes of tests/e2e/nodes.py, and ways to disturb a run meanwhile."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ TINY = {
     "micro_batch": 16,
     "timing": {"target_percent": 50, "measure_seconds": 0.1, "warmup_seconds": 0.1},
 }
-# Of a node check: what depends on this machine, and on what else it does meanwhile.
+# Checks whose verdict depends on this machine and on its other work.
 MOODY = ["soak", "host-memory", "disk", "clock"]
-# For two nodes that train as one, in a process each.
+# Manifest of two nodes that train together, with one process each.
 PAIR: dict[str, Any] = {
     "name": "pair",
     "gpus": 1,
@@ -44,11 +44,11 @@ PAIR: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Operator:
-    """Somebody with a home, a manifest and a list of nodes."""
+    """An operator with a home, a manifest and a list of nodes."""
 
     folder: Path
     nodes: Nodes
-    python: str = ""  # of the nodes; if none, one that begins with torch imported
+    python: str = ""  # the Python of the nodes; if empty, the one of tests/warm.py
 
     def manifest(self, name: str = "tiny", **changes: Any) -> Path:
         path = self.folder / f"{name}.json"
@@ -89,23 +89,23 @@ class Operator:
         )  # fmt: skip
 
     def journal(self) -> str:
-        """What was mirrored of the newest run."""
+        """Return the mirrored journal of the newest run, or an empty text."""
         paths = sorted(self.folder.glob(_MIRRORED), key=lambda path: path.stat().st_mtime)
         return paths[-1].read_text() if paths else ""
 
     def mirrored(self) -> int:
-        """Runs of which a trial is known here."""
+        """Count the runs whose mirror contains a trial."""
         return sum(_has_trial([path]) for path in self.folder.glob(_MIRRORED))
 
     def processes(self, address: str) -> list[int]:
-        """Those of the runs on a node."""
+        """Return the processes of the runs on a node."""
         return run_processes(self.nodes.homes[address])
 
     @contextmanager
     def halfway(self, *addresses: str, watched: bool = True) -> Iterator[None]:
-        """Holds the run of each node up when its first trial is over (and known here), until the end of this.
+        """Stop the run of each node after its first trial (and after it is mirrored), until the context ends.
 
-        Whatever is done meanwhile comes in the middle of a run, however slow or quick a machine is.
+        The body of the context therefore always runs in the middle of a run, on slow and fast machines.
         """
         held: dict[str, list[int]] = {}
 
@@ -126,7 +126,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class WithImage(Operator):
-    """Two nodes with an engine each, and the CPU image as a file here."""
+    """An operator of two nodes with one engine each, who has the CPU image as a file."""
 
     docker: tuple[str, ...] = ()
 
@@ -134,30 +134,15 @@ class WithImage(Operator):
         return ["push", *words, "--engine", "docker", "--ssh-config", self.nodes.ssh_config]
 
     def processes(self, address: str) -> list[int]:
-        """In its containers."""
+        """Return the processes in the containers of a node."""
         docker = ["docker", "-H", self.docker[self.nodes.addresses.index(address)]]
         running = subprocess.run([*docker, "ps", "-q"], check=True, capture_output=True, text=True).stdout
         command = [*docker, "inspect", "-f", "{{.State.Pid}}", *running.split()]
         first = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         return descendants({int(pid) for pid in first.split()})
 
-    def build(self, source: Path, out: str) -> dict[str, Any]:
-        words = [
-            "image",
-            "build",
-            "cpu",
-            "--cache",
-            self.folder / "wheels",
-            "--out",
-            self.folder / out,
-            "--source",
-            source,
-        ]
-        found: dict[str, Any] = json.loads(self.bench(*words, "--json").stdout)
-        return found
-
     def tags(self, node: int) -> list[str]:
-        """Those that push gave."""
+        """Return the image tags that push set."""
         form = "{{.Repository}}:{{.Tag}}"
         command = ["docker", "-H", self.docker[node], "image", "ls", "--format", form, "bench-push"]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
@@ -173,8 +158,8 @@ class WithImage(Operator):
 
 @contextmanager
 def nodes_with_engines() -> Iterator[WithImage]:
-    """Two nodes, with an engine each, and no image in it."""
-    require("dockerd", "mmdebstrap", "buildah", "gpg", "sshd")
+    """Start two nodes, each with its own engine that contains no image."""
+    require("dockerd", "sshd")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-push-")))
         engines = []
@@ -197,23 +182,23 @@ def _has_trial(journals: Iterable[Path]) -> bool:
 def until(true: Callable[[], object], what: str, seconds: float = 120, every: float = 0.1) -> None:
     deadline = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < deadline, f"it never came: {what}"
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
         time.sleep(every)
 
 
 def inside(bundle: str | Path, name: str) -> Any:
-    """A JSON file of a bundle."""
+    """Read a JSON file of a bundle."""
     with tarfile.open(bundle) as tar:
         return json.load(tar.extractfile(name))  # type: ignore[arg-type]
 
 
 def run_processes(home: Path) -> list[int]:
-    """run.sh's of a node and what they started: not who looks after them through SSH."""
+    """Return the processes of every run.sh on a node and their descendants, without those of SSH sessions."""
     return descendants({int(path.read_text() or 0) for path in home.glob(".bench/runs/*/pid")})
 
 
 def descendants(first: set[int]) -> list[int]:
-    """These, where they are alive, and all that they started."""
+    """Return the given processes that are alive, and all their descendants."""
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -227,19 +212,19 @@ def descendants(first: set[int]) -> list[int]:
 
 
 def kill_run(home: Path) -> None:
-    """As a node's reset would, all of a run at once."""
+    """Kill all processes of a run at once, as the reset of a node would."""
     send(signal.SIGKILL, run_processes(home))
 
 
 def lose(home: Path) -> None:
-    """As a rented node's end would: the run, and everything of ours."""
+    """Kill the run and delete bench's folder, as the end of a rented node would."""
     kill_run(home)
 
     def empty() -> bool:
         shutil.rmtree(home / ".bench", ignore_errors=True)
         return not (home / ".bench").exists()
 
-    until(empty, "an end of who writes there")
+    until(empty, "the end of processes that write there")
 
 
 def send(number: signal.Signals, pids: Iterable[int]) -> None:

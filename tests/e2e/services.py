@@ -1,4 +1,4 @@
-"""Real programs for end-to-end tests: from Debian's packages where they are missing."""
+"""Real programs for end-to-end tests, installed from Debian's packages if missing."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ import pytest
 
 PACKAGES = {"dockerd": "docker.io", "mmdebstrap": "mmdebstrap", "buildah": "buildah", "gpg": "gpg"}
 PACKAGES |= {"docker-registry": "docker-registry", "skopeo": "skopeo"}
-PACKAGES |= {"podman": "podman", "catatonit": "catatonit"}  # which is Podman's --init
+PACKAGES |= {"podman": "podman", "catatonit": "catatonit"}  # catatonit provides Podman's --init
 PACKAGES |= {"sshd": "openssh-server", "ssh-keygen": "openssh-client"}
 PACKAGES |= {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}
-SYSTEM = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # where daemons live, which a user's PATH may lack
+SYSTEM = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # a user's PATH may lack the folders of daemons
 
 
 def require(*programs: str) -> None:
-    """Installs what is missing. Where that cannot be, a stranger's machine skips; CI fails."""
+    """Install missing programs. If that is impossible, skip the test; in CI, fail it."""
     missing = [program for program in programs if shutil.which(program, path=SYSTEM) is None]
     if not missing:
         return
     if os.geteuid() == 0 and shutil.which("apt-get"):
-        with Path(tempfile.gettempdir(), "bench-apt.lock").open("w") as lock:  # of the tests side by side
+        with Path(tempfile.gettempdir(), "bench-apt.lock").open("w") as lock:  # tests run in parallel
             fcntl.flock(lock, fcntl.LOCK_EX)
             _install([PACKAGES[program] for program in missing])
         return
     if os.environ.get("CI") == "true":
-        pytest.fail(f"no {missing[0]} here, and it cannot be installed")
-    pytest.skip(f"no {missing[0]} here, and only root can install it")
+        pytest.fail(f"{missing[0]} is missing and cannot be installed")
+    pytest.skip(f"{missing[0]} is missing, and only root can install it")
 
 
 def _install(packages: list[str]) -> None:
@@ -49,13 +49,13 @@ def require_root(what: str) -> None:
     if os.geteuid() == 0:
         return
     if os.environ.get("CI") == "true":
-        pytest.fail(f"{what} takes root")
-    pytest.skip(f"{what} takes root")
+        pytest.fail(f"{what} needs root")
+    pytest.skip(f"{what} needs root")
 
 
 @contextmanager
 def docker_engine(folder: Path) -> Iterator[str]:
-    """A Docker engine of its own, with its own store, without a network: its address."""
+    """Start a Docker engine with its own store and without a network; yield its address."""
     require("dockerd")
     socket, log = folder / "docker.sock", folder / "dockerd.log"
     command = [
@@ -73,14 +73,14 @@ def docker_engine(folder: Path) -> Iterator[str]:
     finally:
         engine.terminate()
         engine.wait(timeout=60)
-        for network in (folder / "exec/netns").glob("*"):  # a container was on the host's
+        for network in (folder / "exec/netns").glob("*"):  # left by a container on the host's network
             subprocess.run(["umount", str(network)], check=False)
-        shutil.rmtree(folder, ignore_errors=True)  # gigabytes, which pytest would keep
+        shutil.rmtree(folder, ignore_errors=True)  # pytest would keep gigabytes
 
 
 @contextmanager
 def podman_store(folder: Path) -> Iterator[dict[str, str]]:
-    """The environment of a Podman with its own store, which asks for no rights that a CI job lacks."""
+    """Yield the environment of a Podman with its own store that needs no more rights than a CI job has."""
     require("podman", "catatonit")
     (folder / "storage.conf").write_text(
         f'[storage]\ndriver = "overlay"\ngraphroot = "{folder}/root"\nrunroot = "{folder}/run"\n'
@@ -110,7 +110,7 @@ def _await(engine: subprocess.Popen[bytes], socket: Path, log: Path) -> None:
             return
         except DockerException:
             time.sleep(0.1)
-    pytest.fail(f"dockerd did not come up:\n{log.read_text()[-2000:]}")
+    pytest.fail(f"dockerd did not start:\n{log.read_text()[-2000:]}")
 
 
 _REGISTRY = """
@@ -123,7 +123,7 @@ http: {{addr: "{address}"}}
 
 @contextmanager
 def image_registry(folder: Path, port: int) -> Iterator[str]:
-    """A registry of its own, with nothing in it: its address, which engines trust without TLS."""
+    """Start an empty registry; yield its address, which engines trust without TLS."""
     require("docker-registry", "skopeo")
     folder.mkdir()
     config, address = folder / "config.yml", f"127.0.0.1:{port}"
@@ -136,7 +136,7 @@ def image_registry(folder: Path, port: int) -> Iterator[str]:
                 break
             time.sleep(0.1)
         else:
-            pytest.fail(f"the registry did not come up:\n{(folder / 'log.txt').read_text()[-2000:]}")
+            pytest.fail(f"the registry did not start:\n{(folder / 'log.txt').read_text()[-2000:]}")
         yield address
     finally:
         registry.terminate()

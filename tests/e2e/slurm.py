@@ -1,6 +1,6 @@
-"""A cluster on this machine: munged, slurmctld and a slurmd for each node, from Debian's packages.
+"""A Slurm cluster on this machine: munged, slurmctld and one slurmd per node, from Debian's packages.
 
-The nodes go by names of this machine's, the first by its own, so that they meet where that name leads.
+The first node has this machine's host name, so that nodes that train together meet at an existing address.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NODE = "NodeName={node} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs
 
 @contextmanager
 def slurm_cluster(folder: Path, count: int = 1) -> Iterator[Mapping[str, str]]:
-    """What a user of it has in the environment."""
+    """Start a cluster; yield the environment variables of its users."""
     require("munged", "slurmctld", "slurmd", "sbatch")
     for part in ("munge", "state"):
         (folder / part).mkdir(parents=True, mode=0o700)
@@ -102,4 +102,4 @@ def _until(true: Callable[[], object], what: str, folder: Path) -> None:
     logs = "\n".join(
         f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in folder.glob("*.log")
     )
-    raise AssertionError(f"it never came: {what}\n{logs}")
+    raise AssertionError(f"timed out waiting for {what}\n{logs}")

@@ -1,4 +1,4 @@
-"""What bench export writes really trains: a few steps on the CPU give the losses that the trial measured."""
+"""Scripts of bench export train: a few steps on the CPU give the losses that the trial measured."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def do(
     *command: str | Path, folder: Path, paths: Path = ROOT, without: str = "", cold: bool = False,
     codes: Container[int] = (0,),
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """`python -m`: as a user starts it if `cold`, or by a Python that begins with torch imported."""
+    """Run `python -m`; `cold` uses an ordinary Python as a user does, otherwise the one of tests/warm.py."""
     environment = {**ENVIRONMENT, "PYTHONPATH": f"{paths}{os.pathsep}{ROOT}"}
     environment.pop(without, None)
     done = python("-m", *command, folder=folder, environment=environment, cold=cold)
@@ -111,7 +111,7 @@ def exported(bundle: Path, kind: str, label: str, folder: Path, cold: bool = Fal
 def trained(
     folder: Path, gpus: int, *arguments: str, paths: Path = ROOT, cold: bool = False
 ) -> list[dict[str, float]]:
-    """The lines of its log."""
+    """Train with an exported script; return the lines of its log."""
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus))
     command = (*launcher, "train.py", "--steps", "3", "--log-every", "1", *arguments)
     done = do(*command, folder=folder, paths=paths, cold=cold)
@@ -127,7 +127,7 @@ def agree(log: list[dict[str, float]], losses: list[float]) -> None:
 @pytest.mark.parametrize("label", ["naive", "checkpointing", "free-lunch"])
 @pytest.mark.parametrize("kind", ["script", "trainer", "accelerate", "deepspeed"])
 def test_on_one_device(one: Path, kind: str, label: str, tmp_path: Path) -> None:
-    """Once for each kind as a user starts it; all else here begins with its imports made."""
+    """Each kind of script is started once with an ordinary Python; the other tests here use tests/warm.py."""
     cold, label = label == "naive", _spelled(one, label)
     folder = exported(one, kind, label, tmp_path / "made", cold)
     agree(trained(folder, 1, cold=cold), measured_losses(one, label))
@@ -175,10 +175,10 @@ Replica.__init__, distributed.destroy_process_group = told, tell
 
 
 @pytest.mark.parametrize("kind", ["script", "trainer", "accelerate"])
-def test_replicas_hold_their_gradients_once(kind: str, tmp_path: Path) -> None:
-    """As in the trial: once more beside the buckets that are sent, they may not fit where those did.
+def test_replicas_store_their_gradients_once(kind: str, tmp_path: Path) -> None:
+    """DDP must not keep gradients a second time beside its buckets: they might not fit where the trial did.
 
-    And no replica outlives the process group: freeing the last one would then wait for gloo's thread, which
+    No replica may outlive the process group: freeing the last one would then wait for gloo's thread, which
     waits for Python's lock (pytorch issue 56297).
     """
     folder = exported(made.bundle(tmp_path / "a.tar", gpus=2), kind, "naive", tmp_path / "made")
@@ -187,7 +187,8 @@ def test_replicas_hold_their_gradients_once(kind: str, tmp_path: Path) -> None:
     script.write_text(head + future + TOLD + body)
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = do(*launcher, "train.py", "--steps", "1", folder=folder, cold=True)
-    assert done.stdout.count("gradients in buckets: True") == 2  # on one line, where both say it at once
+    # The output of both processes may be on one line.
+    assert done.stdout.count("gradients in buckets: True") == 2
     assert "gradients in buckets: False" not in done.stdout
     ends = [line for line in done.stdout.splitlines() if "replicas at the end" in line]
     assert len(ends) == (2 if kind == "accelerate" else 0) and all(line.endswith(": 0") for line in ends)
@@ -196,12 +197,12 @@ def test_replicas_hold_their_gradients_once(kind: str, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings: list[object] = ["naive", ["half-weights"]]
-    # Without a figure, too: whether a CPU's bf16 is plausible is not the matter here.
+    # A trial without a figure is accepted, because a CPU's bf16 may be implausible.
     return bundle_of(tmp_path_factory.mktemp("half"), 1, settings, {"precision": "bf16"}, codes=(0, 3))
 
 
 def written(bundle: Path, kind: export.Kind, label: str, folder: Path) -> Path:
-    """From the trial, not by the command: whether a CPU's bf16 is plausible is not the matter here."""
+    """Write a script directly from the trial, because the command may refuse a CPU's bf16 as implausible."""
     with open_bundle(bundle) as opened:
         results = from_json(Results, strict_loads(opened.read("results.json")))
     (found,) = (one for one in results.trials if one.label == label)
@@ -215,15 +216,13 @@ def written(bundle: Path, kind: export.Kind, label: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("kind", export.KINDS)
 def test_in_half_precision_without_sharding(half: Path, kind: export.Kind, tmp_path: Path) -> None:
-    """fp32 weights under autocast, which is not what each of them does by default."""
+    """Each script keeps fp32 weights under autocast, which is not the default of every framework."""
     agree(trained(written(half, kind, "naive", tmp_path / "made"), 1), measured_losses(half, "naive"))
 
 
 @pytest.mark.parametrize("kind", export.KINDS)
-def test_the_last_step_is_logged_and_saved_whatever_the_recipe_names(
-    tied: Path, kind: str, tmp_path: Path
-) -> None:
-    """Of a model, too, whose two tables are one."""
+def test_the_last_step_is_always_logged_and_saved(tied: Path, kind: str, tmp_path: Path) -> None:
+    """The last step is saved also for a model with tied embeddings."""
     folder = exported(tied, kind, "naive", tmp_path / "made")
     log = trained(folder, 1, "--log-every", "2", "--out", "checkpoints")
     assert [line["step"] for line in log] == [2, 3]
@@ -251,7 +250,7 @@ def test_accelerate_reads_its_configuration(one: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A vocabulary that is no multiple of eight gives such a bias, before the head's other weights."""
+    """Make a model whose vocabulary is no multiple of eight: an odd-sized bias precedes other weights."""
     tiny = known_models()["tiny-roberta"]
     architecture = {**tiny.architecture, "model_type": "roberta", "vocab_size": 509}
     recipe = {"batch_size": 64, "steps": 9, "precision": "fp32", "sequence_length": 64}
@@ -260,13 +259,13 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", export.KINDS)
 def test_deepspeed_has_the_weights_in_the_trials_order(odd: Path, kind: str, tmp_path: Path) -> None:
-    """Odd-sized ones last, or kernels read what follows them slowly."""
+    """Odd-sized weights come last, because kernels read misaligned weights after them slowly."""
     folder = exported(odd, kind, "zero-1 + offload", tmp_path / "made")
     launchers = {
         "accelerate": ("accelerate.commands.launch", "--config_file", "accelerate.json"),
         "trainer": ("torch.distributed.run", "--standalone", "--nproc-per-node", "1"),
     }
-    if kind in launchers:  # told to use the CPU, they leave DeepSpeed out; its own CPU is another matter
+    if kind in launchers:  # with ACCELERATE_USE_CPU, both frameworks would ignore DeepSpeed
         command = (*launchers[kind], "train.py", "--steps", "3", "--out", "checkpoints")
         do(*command, folder=folder, without="ACCELERATE_USE_CPU")
     else:
@@ -295,22 +294,22 @@ def test_training_goes_on_where_it_stopped(
     goes_on(exported(bundle, kind, label, tmp_path / "made"), gpus, paths)
 
 
-def test_our_script_goes_on_with_half_weights(half: Path, tmp_path: Path) -> None:
+def test_benchs_script_resumes_with_half_weights(half: Path, tmp_path: Path) -> None:
     folder = written(half, "script", "half-weights", tmp_path / "made")
     agree(trained(folder, 1), measured_losses(half, "half-weights"))
     goes_on(folder, 1)
 
 
 def goes_on(folder: Path, gpus: int, paths: Path = ROOT) -> None:
-    """With the second and the third step from what was saved after the first."""
+    """Resume from the checkpoint after the first step, and train the second and third."""
     whole = trained(folder, gpus, "--out", "checkpoints", "--save-every", "1", paths=paths)
     latest = folder / "checkpoints" / "latest-step"
     if latest.exists():
         latest.write_text("1")
     elif unfinished := list((folder / "checkpoints").glob("checkpoint-[23]/trainer_state.json")):
-        for last_file in unfinished:  # as when it is killed while it saves
+        for last_file in unfinished:  # as if it was killed while saving
             last_file.unlink()
-    else:  # DeepSpeed's own
+    else:  # DeepSpeed's own file
         latest.with_name("latest").write_text("step-1")
     resumed = trained(folder, gpus, "--out", "checkpoints", "--resume", paths=paths)
     assert [line["step"] for line in resumed] == [2, 3]
@@ -319,7 +318,7 @@ def goes_on(folder: Path, gpus: int, paths: Path = ROOT) -> None:
 
 
 def ended(folder: Path, *arguments: str, gpus: int = 1, **more: str) -> str:
-    """What a script says that ends itself; no traceback."""
+    """Return the message of a script that ends without a traceback."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)) if gpus else ()
     environment = ENVIRONMENT | {"PYTHONPATH": str(ROOT)} | more
     done = python(*launcher, "train.py", *arguments, folder=folder, environment=environment)
@@ -337,7 +336,7 @@ def test_another_number_of_devices_is_refused(one: Path, two: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", export.KINDS)
-def test_begun_anew_it_does_not_write_over_what_is_there(one: Path, kind: str, tmp_path: Path) -> None:
+def test_a_new_run_of_a_script_does_not_overwrite_checkpoints(one: Path, kind: str, tmp_path: Path) -> None:
     folder = exported(one, kind, "naive", tmp_path / "made")
     trained(folder, 1, "--out", "checkpoints")
     before = sorted((folder / "checkpoints").rglob("*"))
@@ -346,7 +345,7 @@ def test_begun_anew_it_does_not_write_over_what_is_there(one: Path, kind: str, t
 
 
 @pytest.mark.parametrize("kind", export.KINDS)
-def test_a_loss_that_is_no_number_ends_it_before_it_is_saved(one: Path, kind: str, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_ends_a_script_before_saving(one: Path, kind: str, tmp_path: Path) -> None:
     folder = exported(one, kind, "naive", tmp_path / "made")
     trial = json.loads((folder / "trial.json").read_text())
     trial["model"]["recipe"]["optimizer"]["learning_rate"] = 1e30

@@ -1,6 +1,6 @@
-"""The CPU image for real: built twice, run hardened by Docker and by Podman, its bundle verified.
+"""The real CPU image is built twice and run with restrictions by Docker and Podman; its bundle verifies.
 
-One module, in order: a build takes a minute or two, and everything here is about the same image.
+The tests run in order and share one image, because a build takes a minute or two.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import bench as package
 from bench.base.names import GIB
 from bench.images.container import Container
+from tests.e2e.images import ROOT, Images, build_image
 from tests.e2e.pushing import MOODY
-from tests.e2e.services import SYSTEM, docker_engine, podman_store, require
+from tests.e2e.services import SYSTEM, docker_engine, podman_store
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(package.__file__).parent.parent
 QUICKSTART = json.loads((ROOT / "manifests/quickstart.json").read_text())
 ENGINES = ["docker", "podman"]
 STAGES = ["base", "libraries", "torch", "rest", "kernels", "image"]
@@ -38,16 +37,14 @@ STAGES = ["base", "libraries", "torch", "rest", "kernels", "image"]
 
 @dataclass(frozen=True)
 class Machine:
-    """A folder to work in, and the engine's address."""
+    """A machine with a working folder and the address of its engine."""
 
     folder: Path
     docker: str
-    podman: Mapping[str, str] = field(default_factory=dict)  # the environment of its Podman
+    podman: Mapping[str, str] = field(default_factory=dict)  # environment variables of its Podman
 
-    def bench(
-        self, *arguments: str | Path, code: int = 0, within: Sequence[str] = ()
-    ) -> subprocess.CompletedProcess[str]:
-        command = [*within, *self.command(*arguments)]
+    def bench(self, *arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+        command = self.command(*arguments)
         done = subprocess.run(command, **self.how(), capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stdout + done.stderr
         return done
@@ -59,13 +56,6 @@ class Machine:
         environment = {"PATH": SYSTEM, "DOCKER_HOST": self.docker, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
         return {"cwd": self.folder, "env": os.environ | environment | self.podman}
 
-    def build(self, cache: str, out: str, source: Path = ROOT, within: Sequence[str] = ()) -> dict[str, Any]:
-        arguments = ["--cache", self.folder / cache, "--out", self.folder / out, "--source", source, "--json"]
-        found: dict[str, Any] = json.loads(
-            self.bench("image", "build", "cpu", *arguments, within=within).stdout
-        )
-        return found
-
     def manifest(self, **changes: Any) -> Path:
         path = self.folder / "manifest.json"
         path.write_text(json.dumps(QUICKSTART | changes))
@@ -74,8 +64,7 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
-    require("dockerd", "mmdebstrap", "buildah", "gpg")  # mmdebstrap finds its keys by gpg
-    # Short, for a socket's path; removed at once, for it holds gigabytes.
+    # The path is short, for a socket; the folder is removed at once, because it contains gigabytes.
     with tempfile.TemporaryDirectory(prefix="bench-e2e-") as name:
         engine = Path(name) / "docker"
         engine.mkdir()
@@ -86,9 +75,10 @@ def machine() -> Iterator[Machine]:
 
 
 @pytest.fixture(scope="module")
-def image(machine: Machine) -> dict[str, Any]:
-    """Built, and loaded as bench:cpu into both engines."""
-    found = machine.build("cache", "one.tar")
+def image(machine: Machine, images: Images) -> dict[str, Any]:
+    """Build the image and load it as bench:cpu into both engines."""
+    found = images.one
+    (machine.folder / "one.tar").hardlink_to(images.folder / "one.tar")
     for engine in ENGINES:
         machine.bench("image", "load", machine.folder / "one.tar", "--engine", engine)
     return found
@@ -98,32 +88,28 @@ def identity(machine: Machine, *arguments: str | Path) -> str:
     return machine.bench("image", "id", *arguments).stdout.strip()
 
 
-def test_two_builds_from_clean_stores_are_the_same_image(machine: Machine, image: dict[str, Any]) -> None:
-    shutil.copytree(
-        machine.folder / "cache/wheels", machine.folder / "other/wheels"
-    )  # each checked by its digest
-    again = machine.build("other", "two.tar")
+def test_two_builds_from_clean_stores_are_the_same_image(
+    machine: Machine, image: dict[str, Any], images: Images
+) -> None:
+    wheels = images.folder / "cache/wheels"  # the build checks each by its digest
+    shutil.copytree(wheels, machine.folder / "other/wheels", copy_function=os.link)
+    again = build_image(machine.folder / "other", machine.folder / "two.tar", ROOT)
     assert again["config"] == image["config"]
     assert (machine.folder / "one.tar").read_bytes() == (machine.folder / "two.tar").read_bytes()
     (machine.folder / "two.tar").unlink()
     shutil.rmtree(machine.folder / "other")
 
 
-def test_a_change_of_our_code_is_built_without_a_network_and_ships_one_small_layer(
-    machine: Machine, image: dict[str, Any]
+def test_a_change_of_benchs_code_builds_without_a_network_and_ships_one_small_layer(
+    images: Images, image: dict[str, Any]
 ) -> None:
-    changed = machine.folder / "changed"
-    shutil.copytree(ROOT, changed, ignore=shutil.ignore_patterns(".git", ".venv", "results", "out", "tests"))
-    with (changed / "bench/records/text.py").open("a") as file:
-        file.write("# a change\n")
-    found = machine.build("cache", "changed.tar", changed, within=("unshare", "--net"))
+    found = images.changed
     same = [new == old for new, old in zip(found["diff_ids"], image["diff_ids"], strict=True)]
     assert same == [True] * 5 + [False]
-    with tarfile.open(machine.folder / "changed.tar") as archive:
+    with tarfile.open(images.folder / "changed.tar") as archive:
         layer = archive.extractfile(found["layers"][-1]["name"])
         assert layer is not None
         assert len(gzip.compress(layer.read())) < 1_000_000
-    (machine.folder / "changed.tar").unlink()
 
 
 def test_no_trace_of_the_build_is_in_any_layer(machine: Machine, image: dict[str, Any]) -> None:
@@ -221,7 +207,7 @@ def in_podman(machine: Machine, container: Container) -> bytes:
 
 
 @pytest.mark.parametrize("probe", [in_docker, in_podman], ids=ENGINES)
-def test_the_container_can_do_nothing_but_measure(
+def test_the_container_has_no_other_rights_than_measuring(
     machine: Machine, image: dict[str, Any], probe: Callable[[Machine, Container], bytes]
 ) -> None:
     out = machine.folder / "probe"
@@ -271,7 +257,7 @@ def test_a_node_is_checked_in_the_image(machine: Machine, image: dict[str, Any],
     assert found == {"agreement": "pass"}
     (bundle,) = out.glob("*.tar")
     assert f"image      cpu {image['config']}" in machine.bench("verify", bundle).stdout
-    line = machine.bench(*words, "--nagios", code=3).stdout  # no driver answers there
+    line = machine.bench(*words, "--nagios", code=3).stdout  # the container has no driver
     assert line.startswith("BENCH UNKNOWN - ") and len(line.splitlines()) == 1
 
 
@@ -312,7 +298,7 @@ def test_another_image_than_the_manifest_s_starts_nothing(machine: Machine, imag
     assert "the manifest asks for the image" in machine.bench("run", manifest, "--out", out, code=3).stderr
 
 
-def test_an_image_that_is_not_there_and_an_engine_that_does_not_answer(machine: Machine) -> None:
+def test_a_missing_image_and_an_engine_that_does_not_answer_are_reported(machine: Machine) -> None:
     manifest = machine.manifest()
     said = machine.bench("run", manifest, "--engine", "docker", "--image", "bench:nothing", code=3).stderr
     assert "docker has no image bench:nothing" in said

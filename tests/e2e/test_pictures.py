@@ -1,4 +1,4 @@
-"""PNG of every plot: needs a font, which the script that installs Chromium brings."""
+"""Every plot can be written as PNG; the script that installs Chromium also installs the font."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_every_plot_is_written_as_svg_and_png(tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written if path.suffix == ".png")
 
 
-def test_a_png_has_letters_in_it() -> None:
+def test_a_png_contains_text() -> None:
     drawing = standalone(next(figures_of_the_paper()))
     assert len(as_png(drawing)) > len(as_png(re.sub(r"<text.*?</text>", "", drawing)))
 
 
-def test_without_a_font_it_says_so_rather_than_leave_the_letters_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_font_png_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Blind:
         @staticmethod
         def svg_to_bytes(**_: object) -> bytes:

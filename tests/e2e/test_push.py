@@ -1,4 +1,4 @@
-"""Push, for real: sshd, a shell, a run; connections cut, runs killed, nodes lost. Engine none: no image."""
+"""Push without an image, with a real sshd and run: cut connections, killed runs, lost nodes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def operator(tmp_path: Path) -> Iterator[Operator]:
         yield Operator(tmp_path, nodes)
 
 
-# --- the main street ------------------------------------------------------------------------------------
+# --- the usual case -------------------------------------------------------------------------------------
 
 
 def test_a_run_comes_back_certified_and_leaves_nothing_behind(operator: Operator) -> None:
-    """By an ordinary Python, as on anybody's node."""
+    """The node uses an ordinary Python, as a user's node does."""
     operator = replace(operator, python=sys.executable)
     address, other = operator.nodes.addresses
     done = operator.push(operator.manifest(), address, other)
@@ -60,11 +60,11 @@ def test_a_cut_connection_ends_nothing_and_a_person_sees_the_table(operator: Ope
     assert operator.nodes.left(address) == []
 
 
-def test_the_run_outlives_whoever_pushed_it(operator: Operator) -> None:
+def test_the_run_survives_the_process_that_pushed_it(operator: Operator) -> None:
     address = operator.nodes.addresses[0]
     pushing = operator.begin(operator.manifest(), address)
     with operator.halfway(address):
-        pushing.kill()  # the laptop's battery
+        pushing.kill()  # as when the operator's laptop goes off
         pushing.communicate()
         assert "alive" in operator.bench("status").stdout
     done = json.loads(operator.bench("attach", "--json").stdout)
@@ -73,7 +73,7 @@ def test_the_run_outlives_whoever_pushed_it(operator: Operator) -> None:
     assert operator.nodes.left(address) == []
 
 
-def test_detached_and_fetched_later(operator: Operator) -> None:
+def test_a_detached_run_is_fetched_later(operator: Operator) -> None:
     manifest, address = operator.manifest(), operator.nodes.addresses[0]
     begun = operator.push(manifest, address, "--detach")
     run = begun["nodes"][0]["run"]
@@ -101,7 +101,7 @@ def test_a_second_push_of_the_same_run_attaches(operator: Operator) -> None:
     assert operator.push(manifest, address, "--once")["nodes"][0]["outcome"] == "unchanged"
 
 
-def test_cancelled_runs_keep_what_they_measured_and_go_on(operator: Operator) -> None:
+def test_cancelled_runs_keep_their_results_and_can_continue(operator: Operator) -> None:
     manifest, address = operator.manifest(), operator.nodes.addresses[0]
     run = operator.push(manifest, address, "--detach")["nodes"][0]["run"]
     with operator.halfway(address, watched=False):
@@ -147,14 +147,14 @@ def test_nodes_check_themselves_and_one_that_does_not_pass_is_told(operator: Ope
         1,
         1,
     )
-    assert node["run"] in err  # the same, begun anew
+    assert node["run"] in err  # the same run starts again
     assert operator.push(bad, address, "--once", code=1)["nodes"][0]["outcome"] == "unchanged"
     table = operator.bench("attach", code=1)
     assert "FAIL host-memory: the host: " in table.stderr
     assert operator.nodes.left(address) == []
 
 
-def test_what_is_of_training_alone_is_refused_for_a_node_check(operator: Operator) -> None:
+def test_training_options_are_refused_for_a_node_check(operator: Operator) -> None:
     check = operator.folder / "check.json"
     check.write_text('{"schema": "bench/node-check/v1"}')
     hosts = operator.nodes.addresses
@@ -165,7 +165,7 @@ def test_what_is_of_training_alone_is_refused_for_a_node_check(operator: Operato
     assert "--level is for node checks" in said
 
 
-# --- what goes wrong ------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_was_killed_goes_on_and_measures_nothing_twice(operator: Operator) -> None:
@@ -195,7 +195,7 @@ def test_a_node_that_lost_everything_gets_the_journal_back(operator: Operator) -
     assert operator.journal().startswith(before[: before.rfind("\n") + 1])
 
 
-def test_another_node_goes_on_with_the_run_of_one_that_vanished(operator: Operator) -> None:
+def test_another_node_continues_the_run_of_a_lost_one(operator: Operator) -> None:
     manifest, (gone, other) = operator.manifest(), operator.nodes.addresses
     pushing = operator.begin(manifest, gone)
     with operator.halfway(gone):
@@ -209,7 +209,7 @@ def test_another_node_goes_on_with_the_run_of_one_that_vanished(operator: Operat
     assert operator.journal().count('"event":"trial"') == 2
 
 
-def test_whoever_is_not_known_is_not_spoken_to(operator: Operator) -> None:
+def test_a_node_with_an_unknown_host_key_is_refused(operator: Operator) -> None:
     address = operator.nodes.addresses[0]
     known = operator.nodes.folder / "known"
     right = known.read_text()
@@ -224,7 +224,7 @@ def test_whoever_is_not_known_is_not_spoken_to(operator: Operator) -> None:
     assert operator.nodes.left(address) == []
 
 
-def test_each_trouble_has_its_own_line(operator: Operator) -> None:
+def test_each_problem_has_its_own_line(operator: Operator) -> None:
     address, port = operator.nodes.addresses[0], operator.nodes.port
     cases = {
         f"127.77.0.1:{free_port()}": "connection refused",
@@ -247,7 +247,7 @@ def test_each_trouble_has_its_own_line(operator: Operator) -> None:
     assert said.count(f"the same machine as {address}: {address} port {port}") == 2
 
 
-def test_a_clock_that_is_wrong_is_told_before_anything_is_sent(tmp_path: Path) -> None:
+def test_a_wrong_clock_is_reported_before_anything_is_sent(tmp_path: Path) -> None:
     with ssh_nodes(tmp_path / "n", 1, {"PATH": f"{tmp_path}/bin:{SYSTEM}"}) as nodes:
         operator, address = Operator(tmp_path, nodes), nodes.addresses[0]
         (tmp_path / "bin").mkdir()
@@ -274,7 +274,7 @@ def test_a_jump_host_is_checked_like_a_node(operator: Operator) -> None:
     )
 
 
-def test_a_line_that_breaks_while_sending_is_taken_up_again_by_the_next_push(operator: Operator) -> None:
+def test_a_connection_that_breaks_while_sending_is_continued_by_the_next_push(operator: Operator) -> None:
     with wire(operator.nodes, operator.nodes.addresses[0]) as line:
         line.cut_at = 120_000
         host = f"{line.address}:{line.port}"
@@ -289,8 +289,8 @@ def test_a_line_that_breaks_while_sending_is_taken_up_again_by_the_next_push(ope
 MANY = 50
 
 
-def test_fifty_nodes_five_of_which_fail_each_in_its_own_way(tmp_path: Path) -> None:
-    """Refused, hung, disk full, killed mid-run, and an environment that is not the one asked for."""
+def test_five_of_fifty_nodes_fail_in_different_ways(tmp_path: Path) -> None:
+    """The faults: refused, hung, disk full, killed mid-run, and another environment than requested."""
     full = tmp_path / "full"
     full.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(full)], check=True)

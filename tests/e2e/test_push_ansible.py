@@ -1,4 +1,4 @@
-"""The collection: as strict as ansible-lint gets, and run twice against a real sshd."""
+"""The Ansible collection passes ansible-lint's strictest profile and runs twice against a real sshd."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_preflight_changes_nothing_and_a_failure_says_what_to_do(operator: Opera
     assert play(operator, "clean")[1] == {"node0": 0, "node1": 0}
 
 
-def test_bench_reads_the_same_inventory(operator: Operator) -> None:
+def test_bench_and_ansible_read_the_same_inventory(operator: Operator) -> None:
     words = [
         "push",
         operator.manifest(),

@@ -1,10 +1,9 @@
-"""Push with the CPU image: what goes over the wire, counted there; a real engine; two nodes compared."""
+"""Push with the CPU image and a real engine: bytes on the wire are counted, and two nodes are compared."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -12,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.images import Images
 from tests.e2e.nodes import free_port, wire
-from tests.e2e.pushing import MOODY, PAIR, ROOT, WithImage, inside, nodes_with_engines
+from tests.e2e.pushing import MOODY, PAIR, WithImage, inside, nodes_with_engines
 from tests.e2e.services import image_registry
 
 pytestmark = pytest.mark.e2e
@@ -22,32 +22,29 @@ MIB = 2**20
 
 
 @pytest.fixture(scope="module")
-def operator() -> Iterator[WithImage]:
+def operator(images: Images) -> Iterator[WithImage]:
+    assert images.one
     with nodes_with_engines() as made:
-        made.build(ROOT, "one.tar")
+        (made.folder / "one.tar").hardlink_to(images.folder / "one.tar")
         yield made
 
 
 @pytest.fixture(scope="module")
-def changed(operator: WithImage) -> Path:
-    """The image after a change of our code."""
-    source = operator.folder / "changed"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".git", ".venv", "results", "out", "tests"))
-    with (source / "bench/records/text.py").open("a") as file:
-        file.write("# a change\n")
-    operator.build(source, "changed.tar")
-    return operator.folder / "changed.tar"
+def changed(images: Images) -> Path:
+    """Build the image after a change of bench's code."""
+    assert images.changed
+    return images.folder / "changed.tar"
 
 
 def compressed_bytes(operator: WithImage, image: str) -> int:
-    """Of the image as `bench image save` compresses it."""
+    """Return the size of the image as `bench image save` compresses it."""
     operator.bench("image", "save", operator.folder / image, "-o", operator.folder / "saved.tar")
     size = (operator.folder / "saved.tar").stat().st_size
     (operator.folder / "saved.tar").unlink()
     return size
 
 
-def test_what_goes_over_the_wire(operator: WithImage, changed: Path) -> None:
+def test_bytes_on_the_wire(operator: WithImage, changed: Path) -> None:
     one = operator.folder / "one.tar"
     compressed = compressed_bytes(operator, "one.tar")
     moved = []
@@ -68,7 +65,7 @@ def test_what_goes_over_the_wire(operator: WithImage, changed: Path) -> None:
 
 
 def test_push_run_cut_attach_fetch_verify_compare(operator: WithImage) -> None:
-    """The main street, on two nodes that have nothing yet or something older."""
+    """The usual case, on one node that has nothing yet and one that has an older image."""
     image = operator.folder / "one.tar"
     identity = operator.bench("image", "id", image).stdout.strip()
     manifest = operator.manifest("pinned", image=identity)
@@ -110,12 +107,12 @@ def test_nodes_check_themselves_in_containers(operator: WithImage) -> None:
     done = operator.push(*words, "--device", "cpu")["nodes"]
     came_to = [(node["outcome"], node["check"], node["level"]) for node in done]
     assert came_to == [("done", "pass", "operator")] * 2
-    lacking = operator.push(*words[:2], "--image", image, code=3)["nodes"][0]  # its GPUs are not there
+    lacking = operator.push(*words[:2], "--image", image, code=3)["nodes"][0]  # the GPUs are missing
     assert (lacking["outcome"], lacking["check"]) == ("done", "not-run")
     assert [operator.images(number) for number in (0, 1)] == [[], []]
 
 
-def test_an_image_that_was_there_before_stays(operator: WithImage) -> None:
+def test_an_image_that_existed_before_is_kept(operator: WithImage) -> None:
     image = operator.folder / "one.tar"
     identity = operator.bench("image", "id", image).stdout.strip()
     subprocess.run(
@@ -129,7 +126,7 @@ def test_an_image_that_was_there_before_stays(operator: WithImage) -> None:
     operator.remove(0, "bench:cpu")
 
 
-def test_a_disk_that_is_full_in_the_middle_is_repaired_by_the_next_push(operator: WithImage) -> None:
+def test_a_push_that_filled_the_disk_is_completed_by_the_next_one(operator: WithImage) -> None:
     address, image = operator.nodes.addresses[1], operator.folder / "one.tar"
     place = operator.folder / "small"
     place.mkdir()
@@ -148,7 +145,7 @@ def test_a_disk_that_is_full_in_the_middle_is_repaired_by_the_next_push(operator
         operator.remove(1, *operator.tags(1))
 
 
-def test_what_is_wrong_is_said_before_anything_is_sent(operator: WithImage) -> None:
+def test_problems_are_reported_before_anything_is_sent(operator: WithImage) -> None:
     address, image = operator.nodes.addresses[0], operator.folder / "one.tar"
     another = operator.manifest("another", image="sha256:" + "0" * 64)
     found = operator.push(another, address, "--image", image, code=3)["nodes"][0]
@@ -164,7 +161,7 @@ def test_what_is_wrong_is_said_before_anything_is_sent(operator: WithImage) -> N
 
 
 def test_a_damaged_layer_is_refused_by_its_digest(operator: WithImage) -> None:
-    """What lies in the node's folder already counts only if it is what its name says."""
+    """A layer that already exists on the node is accepted only if its digest matches its name."""
     address, image = operator.nodes.addresses[0], operator.folder / "one.tar"
     blobs = operator.nodes.homes[address] / ".bench/blobs"
     blobs.mkdir(parents=True)
@@ -179,7 +176,7 @@ def test_a_damaged_layer_is_refused_by_its_digest(operator: WithImage) -> None:
     operator.remove(0, *operator.tags(0))
 
 
-def test_a_node_may_ask_a_registry_and_the_manifest_holds_all_the_same(operator: WithImage) -> None:
+def test_an_image_may_be_pulled_and_must_still_match_the_manifest(operator: WithImage) -> None:
     address, image = operator.nodes.addresses[0], operator.folder / "one.tar"
     identity = operator.bench("image", "id", image).stdout.strip()
     manifest = operator.manifest("pulled", models=["tiny-vit"], image=identity)
@@ -202,7 +199,7 @@ def test_a_node_may_ask_a_registry_and_the_manifest_holds_all_the_same(operator:
 
 
 def put_something_else(operator: WithImage, reference: str) -> None:
-    """An image that is not ours, by way of the other node's engine."""
+    """Load an image that is not bench's, through the other node's engine."""
     with tarfile.open(operator.folder / "other.tar", "w") as tar:
         tar.add(Path(__file__), "file")
     docker = ["docker", "-H", operator.docker[1]]

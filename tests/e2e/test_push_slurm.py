@@ -1,4 +1,4 @@
-"""A real job of ours under slurmctld, slurmd and munge: submitted, certified, preempted, fetched."""
+"""A real job under slurmctld, slurmd and munge is submitted, certified, preempted and fetched."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def test_a_job_is_submitted_on_the_login_node_and_its_bundle_comes_back(operator
     assert operator.nodes.left(login) == []
 
 
-def test_a_job_that_is_requeued_goes_on_with_its_journal(operator: Operator) -> None:
+def test_a_requeued_job_continues_its_journal(operator: Operator) -> None:
     login, manifest = operator.nodes.addresses[0], operator.manifest()
     pushing = operator.begin(manifest, login, "--slurm")
     with operator.halfway(login):
         job = ask(operator, "squeue", "-h", "-o", "%i").strip()
         before = operator.journal()
         ask(operator, "scontrol", "requeue", job)
-    # Slurm holds a requeued job back for two minutes; some seconds are enough for who watches to see it wait.
-    # Less is too little for slurmd, which takes a job in the second of its end for the one that ended.
+    # Slurm delays a requeued job for two minutes; some seconds are enough to observe that it waits. A shorter
+    # delay fails: slurmd confuses a job that starts in the second in which the first one ended with that one.
     until(lambda: "PENDING" in ask(operator, "squeue", "-h", "-o", "%T"), "the job in the queue again")
     ask(operator, "scontrol", "update", f"JobId={job}", "StartTime=now+5")
     out, err = pushing.communicate(timeout=420)
@@ -59,7 +59,7 @@ def test_a_job_that_is_requeued_goes_on_with_its_journal(operator: Operator) -> 
     assert "tiny-gpt-neox" in out
 
 
-def test_a_job_is_cancelled_with_what_it_measured(operator: Operator) -> None:
+def test_a_cancelled_job_keeps_its_results(operator: Operator) -> None:
     login = operator.nodes.addresses[0]
     pushing = operator.begin(operator.manifest(), login, "--slurm")
     with operator.halfway(login):
@@ -69,7 +69,7 @@ def test_a_job_is_cancelled_with_what_it_measured(operator: Operator) -> None:
     assert "level: operator" in err
 
 
-def test_this_machine_may_be_the_login_node(operator: Operator) -> None:
+def test_the_local_machine_may_be_the_login_node(operator: Operator) -> None:
     environment = operator.environment() | {"SLURM_CONF": str(operator.folder / "slurm/slurm.conf")}
     command = [
         "push",
@@ -90,7 +90,7 @@ def test_this_machine_may_be_the_login_node(operator: Operator) -> None:
 
 class OnCluster(Operator):
     def processes(self, address: str) -> list[int]:
-        """Those of the job, which are no descendants of run.sh's where srun started them."""
+        """Return the processes of the job; those that srun started are not descendants of run.sh."""
         place, found = self.nodes.homes[address] / ".bench/runs", set[int]()
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -103,7 +103,7 @@ class OnCluster(Operator):
 
 @pytest.fixture
 def of_two(tmp_path: Path) -> Iterator[Operator]:
-    """The login node of a cluster of two nodes."""
+    """Yield an operator for the login node of a cluster of two nodes."""
     with (
         slurm_cluster(tmp_path / "slurm", 2) as environment,
         ssh_nodes(tmp_path / "n", 1, environment) as nodes,

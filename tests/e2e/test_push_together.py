@@ -1,4 +1,4 @@
-"""Two nodes that train as one: one bundle; both of them start, or none; where one is lost, both end."""
+"""Two nodes that train together give one bundle; both start or neither does; if one is lost, both end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def together(operator: Operator) -> list[str | Path]:
     return [operator.manifest(**PAIR), lead, other, "--together", f"{lead}:{free_port()}"]
 
 
-def test_where_one_is_lost_the_others_end_and_the_next_push_goes_on_with_all(operator: Operator) -> None:
+def test_if_one_node_is_lost_the_others_end_and_the_next_push_continues_with_all(operator: Operator) -> None:
     (lead, other), words = operator.nodes.addresses, together(operator)
     pushing = operator.begin(*words)
     with operator.halfway(lead):
@@ -49,7 +49,7 @@ def test_where_one_is_lost_the_others_end_and_the_next_push_goes_on_with_all(ope
     assert [operator.nodes.left(address) for address in (lead, other)] == [[], []]
 
 
-def test_all_of_them_start_or_none(operator: Operator) -> None:
+def test_all_nodes_start_or_none(operator: Operator) -> None:
     lead, refused = operator.nodes.addresses[0], f"127.77.0.2:{free_port()}"
     done = operator.push(
         operator.manifest(**PAIR), lead, refused, "--together", f"{lead}:{free_port()}", code=3

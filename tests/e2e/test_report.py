@@ -1,4 +1,4 @@
-"""The report in a real browser: offline, light and dark, on a phone, sorted, filtered, without a script."""
+"""The report in a real browser: offline, light and dark, on a phone, sorted, filtered, without JavaScript."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PRICES = {
     "machines": [{"gpu": ["NVIDIA H200"], "gpus": n, "price": 40_000 * n, **QUOTE} for n in (1, 2)],
     "rents": [{"gpu": ["NVIDIA H200"], "price": 3.5, **QUOTE}],
 }  # fmt: skip
-# Pixels from the left to the end of what reaches farthest.
+# Right edge of the widest element, in pixels.
 RIGHTMOST = (
     "what => Math.max(...[...document.querySelectorAll(what)].map(e => e.getBoundingClientRect().right))"
 )
@@ -44,7 +44,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, Path]:
-    """Every committed bundle, ranked together so that there is something to see."""
+    """Write the report of every committed bundle, all ranked together, so that it is full."""
     folder = tmp_path_factory.mktemp("report")
     prices = folder / "prices.json"
     prices.write_text(json.dumps(PRICES))
@@ -70,7 +70,7 @@ def opened(browser: Browser, real: tuple[Comparison, Path]) -> Iterator[Page]:
     page.goto(real[1].as_uri())
     yield page
     page.close()
-    assert with_trouble == []  # nothing fetched, nothing complained of
+    assert with_trouble == []  # no request and no error
 
 
 def _is_file(url: str) -> bool:
@@ -94,11 +94,11 @@ def test_the_page_holds_the_comparison_itself(opened: Page, real: tuple[Comparis
     outside = json.loads(json_text(real[0]))
     for part in outside["parts"]:
         for one in [*part["entries"], *part["apart"]]:
-            one["row"]["telemetry"] = None  # drawn, not listed
+            one["row"]["telemetry"] = None  # telemetry is drawn, and left out of the JSON
     assert inside == outside
 
 
-def test_a_click_sorts_and_another_turns_it_round(opened: Page) -> None:
+def test_a_click_sorts_and_another_reverses_the_order(opened: Page) -> None:
     table = opened.locator("section#pythia-160m table.ranked")
     days = [head.strip() for head in table.locator("th").all_inner_texts()].index("days")
 
@@ -111,12 +111,12 @@ def test_a_click_sorts_and_another_turns_it_round(opened: Page) -> None:
     button = table.locator("th button", has_text="days")
     button.click()
     assert column() == sorted(before)
-    button.press("Enter")  # by keyboard, too
+    button.press("Enter")  # the keyboard works too
     assert column() == sorted(before, reverse=True)
     assert table.locator("th[aria-sort=descending]").count() == 1
 
 
-def test_the_filter_hides_what_does_not_match(opened: Page) -> None:
+def test_the_filter_hides_rows_that_do_not_match(opened: Page) -> None:
     every = opened.locator("table.ranked tbody tr").count()
     offers = opened.locator("table.offers tbody tr").count()
     wanted = opened.get_by_label("Show only rows with")
@@ -124,7 +124,7 @@ def test_the_filter_hides_what_does_not_match(opened: Page) -> None:
     visible = _visible(opened, "table.ranked")
     assert 0 < len(visible) < every
     assert all("fsdp" in row and "2x H200" in row for row in visible)
-    offered = _visible(opened, "table.offers")  # those of the same machines
+    offered = _visible(opened, "table.offers")  # rows of the same machines
     assert 0 < len(offered) < offers
     assert all("2x H200" in row for row in offered)
     assert opened.get_by_role("status").inner_text() == f"{len(visible) + len(offered)} rows"
@@ -155,7 +155,9 @@ LUMINANCE = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_in_both_themes(browser: Browser, real: tuple[Comparison, Path], scheme: Any) -> None:
+def test_text_has_enough_contrast_in_both_themes(
+    browser: Browser, real: tuple[Comparison, Path], scheme: Any
+) -> None:
     page = browser.new_page(color_scheme=scheme)
     page.goto(real[1].as_uri())
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -167,21 +169,22 @@ def test_text_stands_out_in_both_themes(browser: Browser, real: tuple[Comparison
     page.close()
 
 
-def test_on_a_phone_nothing_is_wider_than_the_page_but_what_scrolls_itself(
+def test_on_a_phone_only_scrolling_elements_are_wider_than_the_page(
     browser: Browser, real: tuple[Comparison, Path]
 ) -> None:
     page = browser.new_page(viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
     page.goto(real[1].as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") == 360
-    # A plot is seen whole, its legend too; one of many machines is as wide as its letters need, and scrolls.
+    # A plot is fully visible, including its legend; a plot of many machines is as wide as its text needs, and
+    # scrolls.
     assert page.evaluate(RIGHTMOST, ":not(.wide) > svg") <= 360
     page.close()
 
 
-def test_what_scrolls_on_a_small_screen_shows_it_at_its_edge(
+def test_scrolling_elements_show_a_shadow_at_their_edge(
     browser: Browser, real: tuple[Comparison, Path]
 ) -> None:
-    """Until it is scrolled to its end: then what covers the shadow has come with the table."""
+    """The shadow disappears at the end of the table, where the cover of the shadow has scrolled into view."""
     page = browser.new_page(viewport={"width": 700, "height": 740}, is_mobile=True, has_touch=True)
     page.goto(real[1].as_uri())
     scrolls = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)"
@@ -210,18 +213,18 @@ def test_on_a_phone_a_machine_is_a_block(browser: Browser, real: tuple[Compariso
     page.close()
 
 
-def test_it_is_whole_without_its_script(browser: Browser, real: tuple[Comparison, Path]) -> None:
+def test_the_report_is_complete_without_javascript(browser: Browser, real: tuple[Comparison, Path]) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(real[1].as_uri())
     for part in real[0].parts:
         shown = page.locator(f"section[id='{part.model}'] td").all_inner_texts()
         assert set(texts(part, real[0])) <= set(shown)
-    assert not page.locator(".tools").is_visible()  # no button that does nothing
+    assert not page.locator(".tools").is_visible()  # without JavaScript there must be no button
     context.close()
 
 
-def test_those_who_do_not_see_it_are_told_everything(opened: Page) -> None:
+def test_screen_readers_get_all_information(opened: Page) -> None:
     assert opened.locator("html").get_attribute("lang") == "en"
     plots = opened.locator("svg.plot")
     assert plots.count() > 15
@@ -270,17 +273,17 @@ def test_a_hundred_bundles_make_less_than_two_megabytes_and_still_work(
     page.close()
 
 
-def test_on_paper_no_column_is_cut_and_what_was_dark_is_ink_on_white(opened: Page) -> None:
+def test_printed_pages_cut_no_column_and_are_black_on_white(opened: Page) -> None:
     opened.get_by_role("button", name="Light / dark").click()
     dark = opened.evaluate("getComputedStyle(document.body).color")
-    opened.set_viewport_size({"width": 720, "height": 1000})  # A4 between its margins
+    opened.set_viewport_size({"width": 720, "height": 1000})  # width of A4 without margins
     opened.emulate_media(media="print")
     assert opened.evaluate(RIGHTMOST, "table.ranked, table.offers") <= 720
     assert opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert opened.evaluate("getComputedStyle(document.body).color") != dark
 
 
-def test_tables_and_columns_have_names_for_those_who_hear_them(opened: Page) -> None:
+def test_tables_and_columns_have_names_for_screen_readers(opened: Page) -> None:
     section = opened.locator("section[id='pythia-160m']")
     assert section.get_by_role("region", name="pythia-160m: machines by days").count() == 1
     offers = section.get_by_role("region", name="pythia-160m: to buy and to rent")

@@ -1,4 +1,4 @@
-"""A run, and the same again: what does not depend on the machine's mood must come out the same."""
+"""A run is reproduced: all figures that do not depend on the momentary speed of the machine must be equal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_run_is_reproduced_here(tmp_path: Path) -> None:
     assert bench("run", manifest, "--device", "cpu", folder=tmp_path).returncode == 0
     (first,) = (tmp_path / "out").glob("*.tar")
     done = bench("reproduce", first, "--device", "cpu", "-o", "again", "--json", folder=tmp_path)
-    assert done.returncode in (0, 1), done.stderr  # how busy this machine is decides over its seconds
+    assert done.returncode in (0, 1), done.stderr  # the seconds depend on the other work of this machine
     found = json.loads(done.stdout)
     assert found["missing"] == []
     assert [one["label"] for one in found["compared"]] == ["naive", "checkpointing"]

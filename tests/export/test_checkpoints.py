@@ -1,4 +1,4 @@
-"""The exported script's checkpoints hold all that training goes on from; in this process, on one device."""
+"""Checkpoints of exported scripts contain everything needed to resume; tested here on one device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TINY = known_models()["tiny-gpt-neox"]
 
 
 def begun(setting: Setting, precision: Precision, seed: int, folder: Path) -> TrialRun:
-    """Another seed gives other weights, and other data."""
+    """Start training; another seed gives other weights and other data."""
     model = replace(TINY, recipe=replace(TINY.recipe, precision=precision, batch_size=8))
     one = trial(model=model, setting=setting, micro_batch=4, seed=seed)
     run = TrialRun(one, Device("cpu"), Team(), folder, lambda event: None)
@@ -56,10 +56,10 @@ def test_training_goes_on_as_if_it_had_not_stopped(
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize(("setting", "precision"), [((), "fp32"), ((), "fp16"), (("half-weights",), "bf16")])
-def test_training_goes_on_though_no_pass_uses_one_of_the_weights(
+def test_a_checkpoint_with_an_unused_weight_can_be_resumed(
     setting: Setting, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some of transformers' models have such; on one device, or sharded, nothing else notices."""
+    """Some models of transformers have unused weights, which cause no other error without DDP."""
     plain = WithLoss.__init__
 
     def with_one_more(whole: WithLoss, model: torch.nn.Module) -> None:

@@ -27,7 +27,7 @@ def read(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_real_setting_is_said_to_each(kind: str, tmp_path: Path) -> None:
+def test_a_real_setting_can_be_exported_to_each_framework(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "made"
     assert export(EVERY_SETTING, "--to", kind, folder, "--setting", "free-lunch + zero-2") == 0
     trial = from_json(Trial, read(folder / "trial.json"))
@@ -36,20 +36,20 @@ def test_a_real_setting_is_said_to_each(kind: str, tmp_path: Path) -> None:
     compile((folder / "train.py").read_text(), "train.py", "exec")
     readme = (folder / "README.md").read_text()
     assert "passes a step, 2 devices. Measured: " in readme
-    assert "3.398 ±0.025 s a step" in readme  # as the table has it
+    assert "3.398 ±0.025 s a step" in readme  # the name in the table
     assert "run ba16513b266c on NVIDIA H200" in readme
     assert "torch==2.11.0" in (folder / "requirements.txt").read_text().splitlines()
     listed = {line[3:-1] for line in readme.splitlines() if line.startswith("- `")}
     assert listed == {path.name for path in folder.iterdir()} - {"README.md"}
 
 
-def test_one_device_is_one(tmp_path: Path) -> None:
+def test_an_export_for_one_device_starts_one_process(tmp_path: Path) -> None:
     bundle = EVERY_SETTING.with_name("pythia-160m-1gpu.tar")
     assert export(bundle, "--to", "script", tmp_path / "a", "--setting", "free-lunch") == 0
     assert "passes a step, 1 device. Measured: " in (tmp_path / "a" / "README.md").read_text()
 
 
-def test_training_arguments_say_the_recipe_and_the_setting(tmp_path: Path) -> None:
+def test_training_arguments_contain_the_recipe_and_the_setting(tmp_path: Path) -> None:
     export(
         EVERY_SETTING, "--to", "trainer", tmp_path / "a", "--setting", "free-lunch + checkpointing + zero-3"
     )
@@ -64,8 +64,8 @@ def test_training_arguments_say_the_recipe_and_the_setting(tmp_path: Path) -> No
     assert zero["fp16"] == {"enabled": True}
 
 
-def test_beside_deepspeeds_file_accelerate_is_told_no_precision(tmp_path: Path) -> None:
-    """It refuses to start when both files name one."""
+def test_with_a_deepspeed_file_accelerate_gets_no_precision(tmp_path: Path) -> None:
+    """accelerate refuses to start if both files name a precision."""
     export(EVERY_SETTING, "--to", "accelerate", tmp_path / "a", "--setting", "free-lunch + zero-2")
     given = read(tmp_path / "a" / "accelerate.json")
     assert given["distributed_type"] == "DEEPSPEED"
@@ -73,22 +73,22 @@ def test_beside_deepspeeds_file_accelerate_is_told_no_precision(tmp_path: Path) 
     assert read(tmp_path / "a" / "deepspeed.json")["fp16"] == {"enabled": True}
 
 
-def test_offloading_is_said_to_deepspeed(tmp_path: Path) -> None:
+def test_offloading_is_in_deepspeeds_configuration(tmp_path: Path) -> None:
     export(EVERY_SETTING, "--to", "deepspeed", tmp_path / "a", "--setting", "free-lunch + zero-3 + offload")
     zero = read(tmp_path / "a" / "deepspeed.json")["zero_optimization"]
     assert zero["offload_optimizer"]["device"] == zero["offload_param"]["device"] == "cpu"
 
 
-def test_without_a_setting_it_is_the_fastest(tmp_path: Path) -> None:
+def test_the_fastest_setting_is_exported_by_default(tmp_path: Path) -> None:
     assert export(EVERY_SETTING, "--to", "script", tmp_path / "a") == 0
     assert "fsdp-2" in read(tmp_path / "a" / "trial.json")["setting"]
 
 
 @pytest.mark.parametrize(("chosen", "told"), [([], True), (["--setting", "compile"], False)])
-def test_a_fastest_that_is_not_sure_is_told_with_what_surely_is_fast(
+def test_an_uncertain_fastest_setting_is_exported_with_a_hint(
     chosen: list[str], told: bool, tmp_path: Path, capsys: Any
 ) -> None:
-    """Whoever names a setting has chosen."""
+    """If the user names a setting, no hint is needed."""
     wide = measured(0.49, (0.2, 1.0, 1.8, 1.0, 0.2, 1.8))
     path = bundle(tmp_path / "a.tar", settings=[((), 0.5), (("compile",), wide)])
     assert export(path, "--to", "script", tmp_path / "b", *chosen) == 0
@@ -109,7 +109,7 @@ def refused(capsys: Any, *arguments: str | Path) -> str:
         ("accelerate", "free-lunch + fsdp-2 + offload", "script"),
     ],
 )
-def test_what_cannot_be_said_is_refused_with_what_can(
+def test_a_setting_that_a_framework_cannot_express_is_refused_with_alternatives(
     kind: str, setting: str, can: str, tmp_path: Path, capsys: Any
 ) -> None:
     said = refused(capsys, EVERY_SETTING, "--to", kind, tmp_path / "a", "--setting", setting)
@@ -119,7 +119,7 @@ def test_what_cannot_be_said_is_refused_with_what_can(
 
 
 @pytest.mark.parametrize("kind", ["trainer", "accelerate", "deepspeed"])
-def test_half_precision_weights_are_our_own_loops(kind: str, tmp_path: Path, capsys: Any) -> None:
+def test_only_benchs_own_loop_supports_half_precision_weights(kind: str, tmp_path: Path, capsys: Any) -> None:
     of = manifest(models=[{"name": "tiny-gpt-neox", "recipe": {"precision": "bf16"}}])
     path = bundle(tmp_path / "a.tar", of=of, settings=[(("half-weights",), 0.5)])
     assert "these can run it: script" in refused(capsys, path, "--to", kind, tmp_path / "b")
@@ -128,8 +128,10 @@ def test_half_precision_weights_are_our_own_loops(kind: str, tmp_path: Path, cap
 @pytest.mark.parametrize(
     ("setting", "divided"), [("free-lunch + fsdp-2", False), ("free-lunch + fsdp-3", True)]
 )
-def test_fsdp_is_said_to_accelerate_and_to_the_trainer(setting: str, divided: bool, tmp_path: Path) -> None:
-    """Sharded block by block by the script: neither has anything to wrap."""
+def test_fsdp_is_in_the_configuration_of_accelerate_and_trainer(
+    setting: str, divided: bool, tmp_path: Path
+) -> None:
+    """The script shards block by block, so the frameworks have nothing to wrap."""
     assert export(EVERY_SETTING, "--to", "accelerate", tmp_path / "a", "--setting", setting) == 0
     given = read(tmp_path / "a" / "accelerate.json")
     assert (given["distributed_type"], given["mixed_precision"]) == ("FSDP", "fp16")
@@ -177,7 +179,7 @@ def required(path: Path, kind: str, folder: Path, *arguments: str) -> list[str]:
         ("deepspeed", "zero-2", ["deepspeed", "triton"]),
     ],
 )
-def test_requirements_are_what_this_setting_needs(
+def test_requirements_contain_only_what_the_setting_needs(
     kind: str, setting: str, more: list[str], tmp_path: Path
 ) -> None:
     settings: list[Any] = [((), 0.9), (("zero-2",), 0.8)]
@@ -186,8 +188,8 @@ def test_requirements_are_what_this_setting_needs(
     assert found == ["torch", "transformers", "numpy", *more]
 
 
-def test_requirements_are_such_that_an_index_has_them(tmp_path: Path) -> None:
-    """No index takes a build with its version: where that is from is said beside it."""
+def test_requirements_are_available_from_an_index(tmp_path: Path) -> None:
+    """An index accepts no version with a local build label; a comment says where the build is from."""
     packages = {"torch": "2.13.0+cpu", "transformers": "5.17.0", "unrelated": "1", "numpy": "2 -r x"}
     assert export(bundle(tmp_path / "a.tar", packages=packages), "--to", "script", tmp_path / "b") == 0
     build, *pins = (tmp_path / "b" / "requirements.txt").read_text().splitlines()
@@ -197,12 +199,12 @@ def test_requirements_are_such_that_an_index_has_them(tmp_path: Path) -> None:
     assert "from its repository" in (tmp_path / "b" / "README.md").read_text()
 
 
-STEPS_AN_HOUR = 1800  # of four passes of half a second
+STEPS_AN_HOUR = 1800  # a step of four passes of half a second
 
 
 @pytest.mark.parametrize(("named", "every"), [(40, 40), (None, STEPS_AN_HOUR)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_script_saves_as_often_as_the_recipe_says_or_about_every_hour(
+def test_every_script_saves_as_often_as_the_recipe_or_about_every_hour(
     kind: str, named: int | None, every: int, tmp_path: Path
 ) -> None:
     of = manifest(models=[{"name": "tiny-gpt-neox", "recipe": {"save_every_steps": named}}])
@@ -233,7 +235,7 @@ def test_every_script_saves_as_often_as_the_recipe_says_or_about_every_hour(
         ),
     ],
 )
-def test_several_nodes_are_started_as_such(kind: str, words: str, tmp_path: Path) -> None:
+def test_the_readme_starts_several_nodes(kind: str, words: str, tmp_path: Path) -> None:
     path = bundle(tmp_path / "a.tar", gpus=4, on_one_node=2)
     assert export(path, "--to", kind, tmp_path / "b") == 0
     readme = (tmp_path / "b" / "README.md").read_text()
@@ -241,8 +243,8 @@ def test_several_nodes_are_started_as_such(kind: str, words: str, tmp_path: Path
     assert "on each of 2 nodes" in readme
 
 
-def test_nodes_of_which_a_part_trained_are_started_with_that(tmp_path: Path) -> None:
-    """Two of each node's four GPUs: one node with all of its own would be another machine."""
+def test_partially_used_nodes_are_started_with_the_same_number_of_gpus(tmp_path: Path) -> None:
+    """Two of four GPUs on each node trained; one node with all four would be another machine."""
     path = bundle(tmp_path / "a.tar", gpus=4, on_one_node=4, of=manifest(gpus=2))
     assert export(path, "--to", "script", tmp_path / "b") == 0
     assert "torchrun --nnodes 2 --nproc-per-node 2 " in (tmp_path / "b" / "README.md").read_text()
@@ -256,8 +258,8 @@ def test_nodes_of_which_a_part_trained_are_started_with_that(tmp_path: Path) -> 
         ("tiny-vit", "`pixel_values`, fp32 of 16 x 3 x 32 x 32"),
     ],
 )
-def test_the_form_of_own_data_is_told(model: str, words: str, tmp_path: Path) -> None:
-    """Labels as Hugging Face's models take them would train a model that copies."""
+def test_the_readme_describes_the_form_of_own_data(model: str, words: str, tmp_path: Path) -> None:
+    """Labels in the form of Hugging Face's models would train the model to copy its input."""
     path = bundle(tmp_path / "a.tar", of=manifest(models=[model]))
     assert export(path, "--to", "script", tmp_path / "b") == 0
     assert words in (tmp_path / "b" / "README.md").read_text()
@@ -268,30 +270,30 @@ def readme_of(path: Path, kind: str, folder: Path, *arguments: str) -> str:
     return (folder / "README.md").read_text()
 
 
-def test_what_torch_was_told_is_told_again(tmp_path: Path) -> None:
-    """Memory and time were measured with it."""
+def test_the_readme_sets_the_measured_switches(tmp_path: Path) -> None:
+    """Memory and time were measured with these variables."""
     switched = ROOT / "results/switches-h200/half-expandable-segments.tar"
     said = readme_of(switched, "script", tmp_path / "a", "--model", "pythia-1b")
     assert "\nexport PYTORCH_ALLOC_CONF=expandable_segments:True\n" in said
     assert "export " not in readme_of(EVERY_SETTING, "script", tmp_path / "b")
 
 
-def test_a_strangers_switch_says_nothing_to_a_shell(tmp_path: Path) -> None:
+def test_a_strangers_switch_is_quoted_for_the_shell(tmp_path: Path) -> None:
     switches = {"TORCHINDUCTOR_X": "1; rm -rf ~ ```", "TORCHINDUCTOR_Y=1;reboot;Z": "1"}
     said = readme_of(bundle(tmp_path / "a.tar", switches=switches), "script", tmp_path / "b")
     assert "\nexport TORCHINDUCTOR_X='1; rm -rf ~ ???'\n```\n" in said
     assert "reboot" not in said
 
 
-def test_what_is_updated_on_the_host_has_its_threads(tmp_path: Path) -> None:
-    """torchrun gives each of several processes one."""
+def test_updates_on_the_host_get_their_threads(tmp_path: Path) -> None:
+    """By default torchrun gives each of several processes one thread."""
     said = readme_of(EVERY_SETTING, "script", tmp_path / "a", "--setting", "free-lunch + zero-1 + offload")
     assert "\nOMP_NUM_THREADS=32 torchrun --standalone --nproc-per-node 2 train.py" in said
     assert "OMP_" not in readme_of(EVERY_SETTING, "script", tmp_path / "b", "--setting", "free-lunch")
 
 
-def test_what_a_disk_must_hold_and_what_is_not_done_is_told(tmp_path: Path) -> None:
-    """fp32 weights and two moments of 162 million parameters, 143 times."""
+def test_the_readme_states_the_disk_space_and_what_the_script_omits(tmp_path: Path) -> None:
+    """The 143 checkpoints contain fp32 weights and two moments of 162 million parameters."""
     said = readme_of(EVERY_SETTING, "script", tmp_path / "a", "--setting", "free-lunch")
     assert "None is deleted: 143 by the end, about 1.8 GiB each" in said
     assert "evaluates on 10,240 samples every 40,000 steps" in said
@@ -299,7 +301,7 @@ def test_what_a_disk_must_hold_and_what_is_not_done_is_told(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("kind", "name"), [("accelerate", "accelerate"), ("deepspeed", "deepspeed")])
-def test_what_was_not_there_when_it_was_measured_is_required_all_the_same(
+def test_packages_that_were_absent_when_measured_are_still_required(
     kind: str, name: str, tmp_path: Path
 ) -> None:
     path = bundle(tmp_path / "a.tar", packages={"torch": "2.11.0", "numpy": "2.1.0"})
@@ -309,13 +311,13 @@ def test_what_was_not_there_when_it_was_measured_is_required_all_the_same(
     assert lines[-1].startswith(f"{name}>=")
 
 
-def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path, capsys: Any) -> None:
+def test_a_folder_that_is_not_empty_is_not_overwritten(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     assert "is not empty" in refused(capsys, EVERY_SETTING, "--to", "script", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_unknown_names_are_answered_with_what_there_is(tmp_path: Path, capsys: Any) -> None:
+def test_unknown_names_are_refused_with_the_known_ones(tmp_path: Path, capsys: Any) -> None:
     folder = tmp_path / "a"
     assert "free-lunch + zero-1" in refused(capsys, EVERY_SETTING, "--to", "script", folder, "--setting", "x")
     assert "pythia-160m" in refused(capsys, EVERY_SETTING, "--to", "script", folder, "--model", "pythia-1b")
@@ -333,7 +335,7 @@ def test_a_setting_without_a_figure_is_refused(tmp_path: Path, capsys: Any) -> N
     assert "has no figure" in refused(capsys, path, "--to", "script", tmp_path / "b")
 
 
-def test_nothing_is_made_of_a_bundle_that_does_not_verify(tmp_path: Path) -> None:
+def test_a_bundle_that_does_not_verify_is_not_exported(tmp_path: Path) -> None:
     bad = tmp_path / "bad.tar"
     bad.write_bytes(b"x" * 2000)
     assert export(bad, "--to", "script", tmp_path / "a") == 4

@@ -1,4 +1,4 @@
-"""Exported scripts import one module of bench, which promises its names; what it parses, logs and refuses."""
+"""Exported scripts import one module of bench with stable names; its parsing, logging and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compiled, and as how many graphs."""
+"""Which parts are compiled, and into how many graphs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bench.training.models import known_models
 
 
 class Block(nn.Module):
-    """32 MiB of weights: more than one of the buckets in which DDP sends gradients."""
+    """A block with 32 MiB of weights, more than one of DDP's gradient buckets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,13 +31,13 @@ class Block(nn.Module):
 @pytest.fixture
 def group_of_one(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-    with torch._dynamo.config.patch(optimize_ddp=True):  # and afterwards as it was
+    with torch._dynamo.config.patch(optimize_ddp=True):  # restores the value afterwards
         yield
     dist.destroy_process_group()
 
 
-def test_ddp_cuts_no_compiled_block(group_of_one: None) -> None:
-    """Cut, a block that is recomputed kept other tensors than are asked for in its backward pass."""
+def test_ddp_does_not_split_a_compiled_block(group_of_one: None) -> None:
+    """A split block saved other tensors than its recomputed backward pass needs."""
     blocks = [Block(), Block()]
     body = nn.Sequential(*blocks)
     whole = WithLoss(body)

@@ -1,4 +1,4 @@
-"""What every method must keep, whoever adds it."""
+"""Contracts of every method, including new ones."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ def test_a_method_leaves_out_less_arithmetic_than_there_is(method: Method, model
 
 @every_method
 def test_every_method_can_be_used_by_some_model_somewhere(method: Method) -> None:
-    """On a machine that has what it needs; a package that is missing here is named."""
+    """Each method works for some model on a machine with its requirements; missing packages are named."""
     reasons = {method.refuse(model, target) for model in known_models().values() for target in (CPU, H200)}
     assert None in reasons or all("not installed" in str(reason) for reason in reasons)

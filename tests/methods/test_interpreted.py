@@ -1,4 +1,4 @@
-"""Triton kernels, without a GPU: Triton interprets them, and they compute what PyTorch computes."""
+"""Triton's interpreter runs the kernels without a GPU; they compute the same as PyTorch."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ for rows, width, dtype, off in ((7, 1001, torch.float32, 1e-5), (5, 9000, torch.
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In a folder of its own: beside a torch for the CPU it would change what that compiles."""
+    """Install Triton into its own folder, because it would change what a CPU build of torch compiles."""
     folder = tmp_path_factory.mktemp("triton")
     install = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""The head at masked positions: less arithmetic and less memory, the same loss (test_equivalence.py)."""
+"""The head at masked positions needs fewer operations and less memory; test_equivalence.py checks losses."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_memory_falls_by_the_logits_that_nobody_asks_for() -> None:
         max(family.activation_bytes(model, setting)) for setting in (("kernels",), ("kernels", "masked-head"))
     )
     silent = recipe.units_per_sample - recipe.asked_per_sample
-    # fp32 log-probabilities and two gradients of them, then what the head's dense layer keeps.
+    # fp32 log-probabilities, two gradients of them, and the tensors that the head's dense layer keeps.
     logits = 3 * 4 * silent * model.architecture["vocab_size"]
     assert plain - less == pytest.approx(logits, rel=0.1)
 

@@ -1,4 +1,4 @@
-"""Which units fp32 products run on, by all names that torch has for it."""
+"""The units that fp32 products use, by all names that torch has for this setting."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def afterwards_as_before() -> Iterator[None]:
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolution
 
 
-def test_whoever_asks_by_an_older_name_or_a_newer_is_told_the_same(afterwards_as_before: None) -> None:
-    """max-autotune asks by the oldest: vit-l and convnext-xl crashed by it on an H200 (torch 2.11)."""
+def test_all_names_of_torchs_tf32_switch_agree(afterwards_as_before: None) -> None:
+    """max-autotune reads the oldest name, which crashed vit-l and convnext-xl on an H200 (torch 2.11)."""
     prepare_all(("tf32",))
     assert torch.get_float32_matmul_precision() == "high"
     assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     assert torch.backends.cudnn.conv.fp32_precision == "tf32"
 
 
-def test_without_it_not_even_convolutions_are_in_tf32(afterwards_as_before: None) -> None:
-    """Which is what torch begins with: naive would not be naive."""
+def test_without_the_method_convolutions_do_not_use_tf32(afterwards_as_before: None) -> None:
+    """TF32 in convolutions is torch's default, and naive must not use it."""
     torch.backends.cudnn.allow_tf32 = True
     prepare_all(())
     assert torch.get_float32_matmul_precision() == "highest"

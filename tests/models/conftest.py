@@ -7,11 +7,11 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> Iterator[None]:
-    """Tiny tensors gain nothing from threads, and lose much when two test processes share two cores."""
+    """Use one thread: tiny tensors gain nothing from more, and test processes would compete for two cores."""
     import torch
     import transformers
 
-    transformers.logging.set_verbosity_error()  # no word of slow fallbacks: slow is what naive means
+    transformers.logging.set_verbosity_error()  # silence warnings about slow fallbacks: naive is slow
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""How many bytes autograd keeps, counted on the CPU as CUDA would keep them."""
+"""Count the bytes that autograd keeps; runs on the CPU and imitates CUDA."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bench.runner.trial.training_loop import WithLoss
 from bench.training.models import Family, Model
 
 HALVES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Of CUDA's list of what autocast raises to fp32 (docs: "Automatic Mixed Precision package",
-# "CUDA Ops that can autocast to float32"), those that the families call. The CPU's list is shorter.
+# Operations of the families that autocast raises to fp32 on CUDA (docs: "Automatic Mixed Precision package",
+# "CUDA Ops that can autocast to float32"). The CPU's list is shorter.
 RAISED = {F.layer_norm, F.softmax, F.softplus, F.log_softmax, torch.exp, torch.rsqrt, Tensor.pow, torch.pow}
 
 
 class AsOnCuda(TorchFunctionMode):  # type: ignore[misc]
-    """What CUDA does and the CPU does not: autocast's fp32 list, dropout that keeps a byte an element."""
+    """Imitate CUDA on the CPU: autocast's fp32 list, and dropout that keeps one byte per element."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -61,7 +61,7 @@ def checkpointed(blocks: list[nn.Module]) -> None:
 
 
 def kept_bytes(family: Family, module: nn.Module, model: Model, samples: int) -> int:
-    """Every storage that the graph of one loss holds, parameters aside."""
+    """Sum the storages that the graph of one loss keeps, without parameters."""
     known = {p.untyped_storage()._cdata for p in [*module.parameters(), *module.buffers()]}
     storages: dict[int, int] = {}
     alive: list[Tensor] = []
@@ -84,6 +84,6 @@ def kept_bytes(family: Family, module: nn.Module, model: Model, samples: int) ->
 
 
 def kept_bytes_a_sample(family: Family, module: nn.Module, model: Model) -> float:
-    """The slope: what is kept once, whatever the samples, falls out (copies of weights, positions)."""
+    """Compute the bytes per sample from two batch sizes; constant bytes (copies of weights) cancel."""
     few, many = (kept_bytes(family, module, model, samples) for samples in (2, 4))
     return (many - few) / 2

@@ -1,4 +1,4 @@
-"""What every family and every model must keep, whoever adds it."""
+"""Contracts of every family and every model, including new ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def without_dropout(model: Model) -> Model:
     return replace(model, architecture={**model.architecture, **zeros})
 
 
-# On paper
+# Without building the model
 
 
 @every_family
@@ -59,7 +59,7 @@ def test_a_recipe_is_complete_and_says_where_it_comes_from(model: Model) -> None
     assert recipe.schedule.warmup_steps < recipe.steps
     assert (recipe.sequence_length is None) != (recipe.image_size is None)
     assert (recipe.masked_fraction is not None) == (recipe.objective == "masked-lm")
-    # What the data loader reads; it knows no defaults.
+    # Fields that the data loader reads; it has no defaults.
     assert "num_labels" in model.architecture or "vocab_size" in model.architecture
 
 
@@ -104,7 +104,7 @@ def test_kernels_are_there_or_the_reason_is(family: Family) -> None:
         assert family.kernels is not None or reason is not None
 
 
-# Built
+# With the model built
 
 
 @every_family
@@ -226,7 +226,7 @@ def test_a_step_down_the_gradient_lowers_the_loss(model: Model) -> None:
         for parameter in module.parameters():
             parameter.sub_(1e-3 / norm * parameter.grad)
         after = loss_of(module, batch)
-    # First order: the loss falls by the length of the step times the gradient's norm.
+    # To first order, the loss falls by the length of the step times the gradient's norm.
     assert (before - after).item() == pytest.approx(1e-3 * norm.item(), rel=0.1)
 
 
@@ -236,8 +236,8 @@ def test_operations_are_known_to_the_worker(model: Model) -> None:
 
 
 @pytest.mark.parametrize("family", [f for f in families().values() if f.body_and_head], ids=lambda f: f.name)
-def test_body_and_head_apart_compute_what_the_model_does_in_half_precision(family: Family) -> None:
-    """As under ZeRO, whose weights are in half precision, without autocast."""
+def test_body_and_head_called_separately_compute_the_same_in_half_precision(family: Family) -> None:
+    """ZeRO calls them in this way, with half-precision weights and without autocast."""
     model = next(model for model in TINY if model.family == family.name)
     whole = WithLoss(built(without_dropout(model)).bfloat16())
     batch = made_up_batch(model, 2)

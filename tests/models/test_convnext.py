@@ -1,4 +1,4 @@
-"""ConvNeXt's blocks drop paths at a rate each; that must not make a graph of each."""
+"""Each block of ConvNeXt has its own drop-path rate, which must not give each its own graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bench.training.models.footprint import complete
 from tests.models.keeping import made_up_batch
 from tests.models.test_contract import built
 
-RATE = 0.6  # high, so that a wrong one shows
+RATE = 0.6  # high, so that a wrong rate is visible
 
 
 def deep() -> Model:
@@ -54,5 +54,5 @@ def test_equal_blocks_share_a_graph_and_keep_their_rates(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
     apply_all(("compile-blocks",), model, whole, family_of(model).blocks(whole.model))
     assert losses(whole, batch) == pytest.approx(expected, rel=1e-5)
-    # The first block, which drops nothing; the others of its stage; those of the second; the loss.
+    # Graphs: the first block without drop path, the other blocks of stage 1, those of stage 2, the loss.
     assert len(graphs) == 4

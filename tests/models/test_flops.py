@@ -1,4 +1,4 @@
-"""Operations by formula against torch's counter, and by hand where the counter is wrong."""
+"""Formulas of operations agree with torch's counter, or with a count by hand where the counter is wrong."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def counted(work: Callable[[], Any]) -> dict[Any, int]:
 
 
 def counted_a_sample(model: Model) -> dict[Any, int]:
-    """The slope over the batch: rotary frequencies are multiplied once, whatever the samples."""
+    """Count operations per sample from two batch sizes; rotary frequencies are computed once per batch."""
     module = built(model)
     few, many = (counted(partial(loss_of, module, made_up_batch(model, n))) for n in (1, 3))
     return {operation: (many[operation] - few.get(operation, 0)) // 2 for operation in many}
@@ -42,7 +42,7 @@ def test_transformers_agree_with_the_counter(name: str) -> None:
     flops, counts = families()[model.family].forward_flops(model), counted_a_sample(model)
     length = model.recipe.units_per_sample
     assert flops.matmul == of(counts, aten.mm, aten.addmm)
-    # The counter counts every pair of tokens; a causal model must compute the lower triangle alone.
+    # The counter counts every pair of tokens; a causal model needs only the lower triangle.
     triangle = (length + 1) / (2 * length) if model.recipe.objective == "causal-lm" else 1
     assert flops.attention == of(counts, aten.bmm, aten.baddbmm) * triangle
     assert flops.convolution == of(counts, aten.convolution)
@@ -55,8 +55,8 @@ def test_convnext_agrees_with_the_counter_forwards() -> None:
     assert flops == Flops(matmul=of(counts, aten.mm, aten.addmm), convolution=of(counts, aten.convolution))
 
 
-def test_the_counter_takes_grouped_convolutions_for_dense_ones_backwards() -> None:
-    """The gradient of a depthwise weight is counted as if each channel met every other.
+def test_the_counter_treats_gradients_of_grouped_convolutions_as_dense() -> None:
+    """The counter counts the gradient of a depthwise weight as if all channels were connected.
 
     That, and not the model, is why the paper's Figure 9(a) has three times our operations for
     ConvNeXt: it counts forward and backward passes with this counter.
@@ -68,15 +68,15 @@ def test_the_counter_takes_grouped_convolutions_for_dense_ones_backwards() -> No
     counts = counted(lambda: layer(x).sum().backward())
     assert counts[aten.convolution] == ours
     assert counts[aten.convolution_backward] == ours * (1 + channels), "fixed? then say so above"
-    # Each channel as the dense convolution that it is: forwards once, backwards twice.
+    # The counter treats each channel as a dense convolution: once forward, twice backward.
     one = nn.Conv2d(1, 1, 7, padding=3)
     apart = [counted(lambda: one(channel).sum().backward()) for channel in x.split(1, dim=1)]  # noqa: B023
     assert sum(of(c, aten.convolution) for c in apart) == ours
     assert sum(of(c, aten.convolution_backward) for c in apart) == 2 * ours
 
 
-def test_mamba_agrees_with_the_counter_but_for_its_scan() -> None:
-    """Of the six operations of a scan the counter sees two, the read-out; fused, it sees none.
+def test_mamba_agrees_with_the_counter_except_for_its_scan() -> None:
+    """The counter sees two of the six operations of a scan, the read-out, and none of a fused scan.
 
     The plain convolution also runs past the end of the sequence, by a kernel less one.
     """
@@ -88,7 +88,7 @@ def test_mamba_agrees_with_the_counter_but_for_its_scan() -> None:
 
 
 def test_the_scan_by_hand() -> None:
-    """The recurrence of arXiv:2312.00752, equation 2, in scalars that count themselves."""
+    """The recurrence of arXiv:2312.00752, equation 2, is computed with scalars that count operations."""
     from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 
     torch.manual_seed(0)
@@ -107,7 +107,7 @@ def test_the_scan_by_hand() -> None:
         h = [0.0] * states
         for t, n in product(range(length), range(states)):
             decay = torch.exp(torch.tensor(counting(float(dt[0, i, t] * a[i, n]), 1))).item()
-            # dt * u is one product a channel, shared by its states.
+            # dt * u is one product per channel, shared by its states.
             entering = counting(float(dt[0, i, t] * u[0, i, t]) * float(b[0, n, t]), 1)
             h[n] = counting(decay * h[n] + entering, 2)
             result[i, t] += counting(h[n] * float(c[0, n, t]), 2)
@@ -120,9 +120,9 @@ def scan(plain: Any, u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> 
     return result
 
 
-# The paper's Figure 9(a), total training FLOPs: claims, with the ratio of ours to theirs as it is.
+# The paper's Figure 9(a), total training FLOPs: claims, with the actual ratio of our count to theirs.
 # Pythia: theirs count all pairs of tokens, ours the lower triangle, and one token more a sample.
-# Mamba: theirs miss most of the model; why, we do not know. ConvNeXt: see the depthwise test above.
+# Mamba: their count misses most of the model, for an unknown reason. ConvNeXt: see the depthwise test above.
 CLAIMS = {
     "pythia-160m": (2.9e20, 0.88),
     "pythia-410m": (8.2e20, 0.89),
@@ -152,13 +152,13 @@ def test_language_models_take_about_six_operations_a_parameter_and_token(name: s
     model = known_models()[name]
     family = families()[model.family]
     a, tokens = model.architecture, model.recipe.units_per_sample
-    looked_up = a["vocab_size"] * a["hidden_size"] * (model.family == "gpt_neox")  # the others tie it
+    looked_up = a["vocab_size"] * a["hidden_size"] * (model.family == "gpt_neox")  # the other models tie it
     least = 6 * (family.parameters(model).total - looked_up) * tokens
     assert 0.99 * least <= family.forward_flops(model).training <= 1.25 * least
 
 
 def test_convnext_xl_takes_what_its_authors_say() -> None:
-    """README of facebookresearch/ConvNeXt: 60.9 G multiply-adds at 224 pixels (1,000 labels there)."""
+    """The README of facebookresearch/ConvNeXt says 60.9 G multiply-adds at 224 pixels (with 1,000 labels)."""
     model = known_models()["convnext-xl"]
     head = 2 * 2048 * (model.architecture["num_labels"] - 1000)
     flops = families()["convnext"].forward_flops(model).total - head

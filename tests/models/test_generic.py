@@ -1,4 +1,4 @@
-"""Architectures without a file of their own: built and counted through transformers."""
+"""Architectures without a file in bench are built and counted through transformers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # architecture
 
 
 TRIANGLE = 32 * 33 // 2  # pairs of positions under a causal mask
-NEAR = 8 * 32 - 8 * 7 // 2  # those of them in a window of eight
+NEAR = 8 * 32 - 8 * 7 // 2  # pairs within a window of eight
 
 
 def resolved(name: str, architecture: dict[str, Any], recipe: dict[str, Any]) -> Model:
@@ -84,7 +84,7 @@ def test_it_is_built_counted_and_trained(name: str) -> None:
 
 
 def test_llama_is_counted_as_by_hand() -> None:
-    """Grouped queries, three matrices in the MLP, the lower triangle of attention."""
+    """The count by hand covers grouped queries, three MLP matrices, and the lower triangle of attention."""
     weights = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128) + 64 * 1000
     assert flops_of(model_of("llama")) == Flops(2 * 32 * weights, 2 * TRIANGLE * 4 * 64)
 
@@ -94,7 +94,7 @@ def test_llama_is_counted_as_by_hand() -> None:
     [
         ("mistral", GROUPED | {"sliding_window": 8}, CAUSAL, 2 * NEAR),
         ("gemma2", GROUPED | {"head_dim": 16, "sliding_window": 8}, CAUSAL, NEAR + TRIANGLE),
-        # Every third layer from the first on sees all; the others half a window to either side.
+        # Every third layer, from the first on, sees all positions; the others see half a window on each side.
         (
             "modernbert", SMALL | {"local_attention": 14, "pad_token_id": 0},
             {"objective": "masked-lm"}, 32 * 32 + 2 * NEAR - 32,
@@ -110,22 +110,22 @@ def test_of_a_sliding_window_only_what_it_shows_is_counted(
 @pytest.mark.parametrize(
     ("name", "given", "objective", "pairs"),
     [
-        # Attention that cannot be put in the place of; a mask that is looked at; layers left out by lot.
+        # Attention that cannot be replaced; a mask whose values are read; layers dropped at random.
         ("falcon", {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
          "causal-lm", 2 * TRIANGLE),
         ("deberta-v2", SMALL, "masked-lm", 2 * 32 * 32),
         ("opt", {"vocab_size": 1000, "hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 128,
                  "num_hidden_layers": 2, "num_attention_heads": 4}, "causal-lm", 2 * TRIANGLE),
-        # An encoder, a decoder, and what the one sees of the other.
+        # An encoder, a decoder, and the cross-attention between them.
         ("bart", {"vocab_size": 1000, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2,
                   "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 128,
                   "decoder_ffn_dim": 128}, "masked-lm", 2 * (2 * 32 * 32 + TRIANGLE)),
     ],
 )  # fmt: skip
-def test_what_reads_its_data_is_counted_too(
+def test_a_model_that_reads_its_data_is_counted_too(
     name: str, given: dict[str, Any], objective: str, pairs: int
 ) -> None:
-    """Counting comes after a trial's steps: what cannot be counted was measured in vain."""
+    """Counting comes after a trial's steps, so a model that cannot be counted would be measured in vain."""
     assert flops_of(resolved(name, given, TEXT | {"objective": objective})).attention == pairs * 4 * 64
 
 
@@ -137,7 +137,7 @@ def test_of_several_classes_for_pictures_the_first_is_built() -> None:
 
 
 def test_experts_are_counted_though_torch_leaves_them_out() -> None:
-    attending, router, experts = 2 * 64 * 64 + 2 * 64 * 32, 64 * 4, 2 * 3 * 64 * 128  # two of four a token
+    attending, router, experts = 2 * 64 * 64 + 2 * 64 * 32, 64 * 4, 2 * 3 * 64 * 128  # two of four experts
     weights = 2 * (attending + router + experts) + 64 * 1000
     assert flops_of(model_of("mixtral")).matmul == 2 * 32 * weights
 
@@ -162,8 +162,8 @@ def test_what_transformers_refuses_is_said_without_a_traceback() -> None:
 @pytest.mark.parametrize(
     ("name", "fused"), [("llama", True), ("gemma3_text", True), ("deberta-v2", False), ("bloom", False)]
 )
-def test_fused_attention_is_left_out_where_transformers_has_no_place_for_it(name: str, fused: bool) -> None:
-    """Else all that costs nothing, which is all that a search tries, would fail to build."""
+def test_fused_attention_is_left_out_if_transformers_does_not_support_it(name: str, fused: bool) -> None:
+    """Otherwise free-lunch, which every search uses, would fail to build."""
     model = resolved(name, SMALL, TEXT | CAUSAL)
     lunch = free_lunch(model, Target("cpu", 1, 2**34))
     assert ("kernels" in lunch) == fused

@@ -1,4 +1,4 @@
-"""A model described in a manifest: what is taken, and what is said of what is not."""
+"""Models described in a manifest: accepted descriptions, and messages for refused ones."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_recipe_can_be_changed_in_part() -> None:
 
 @pytest.mark.parametrize("recipe", [{"clip_norm": 1}, {"optimizer": {"learning_rate": 1, "weight_decay": 0}}])
 def test_a_whole_number_stays_the_same_through_a_bundle(recipe: dict[str, Any]) -> None:
-    """The id of a trial is over its bytes: 1 and 1.0 would be two trials, and the bundle refused."""
+    """A trial's id is a digest of its bytes, so 1 and 1.0 would be two trials in a refused bundle."""
     changed = override_recipe(known_models()["pythia-1b"], recipe, "/")
     for model in (changed, accepted(NEOX, RECIPE | recipe)):
         assert isinstance(model, Model)

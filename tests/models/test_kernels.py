@@ -1,4 +1,4 @@
-"""Kernels may change speed and memory, and leave the mathematics alone."""
+"""Kernels may change speed and memory but not the mathematics."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def test_losses_and_gradients_agree_with_eager_attention(model: Model) -> None:
     assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-5)
     largest = max(weight.grad.norm() for weight in modules[0].parameters())
     for plain, fused in zip(modules[0].parameters(), modules[1].parameters(), strict=True):
-        # A key's bias changes nothing: its gradient is rounding alone.
+        # The bias of keys has no effect, so its gradient is only rounding.
         assert (plain.grad - fused.grad).norm() <= 1e-5 * plain.grad.norm() + 1e-7 * largest
 
 
 @every_fused_model
-def test_attention_is_given_no_mask_even_while_tracing(model: Model) -> None:
-    """A mask would shut out the flash kernels; transformers' own "sdpa" has one under torch.compile."""
+def test_attention_gets_no_mask_even_while_tracing(model: Model) -> None:
+    """A mask would rule out the flash kernels; transformers' own "sdpa" makes one under torch.compile."""
     seen: list[tuple[Any, Any]] = []
 
     def look(graph: Any, _: Any) -> Any:
@@ -65,7 +65,7 @@ def test_a_token_sees_nothing_that_follows(model: Model) -> None:
         assert not torch.allclose(early[:, 40:], late[:, 40:])
 
 
-# Mamba: transformers takes mamba-ssm wherever it is installed; here, one that only says so.
+# Mamba: transformers uses mamba-ssm if it is installed; this fake only claims to be it.
 
 PRETENDER = """
 def mamba_inner_fn(*_, **__):

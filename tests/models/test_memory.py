@@ -1,4 +1,4 @@
-"""Predicted bytes against those that autograd keeps, under CUDA's rules (see keeping.py)."""
+"""Predicted bytes agree with the bytes that autograd keeps under CUDA's rules (see keeping.py)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDER: dict[str, dict[str, Any]] = {
     "convnext": {"depths": [2, 3], "hidden_sizes": [16, 48]},
     "vit": {"num_attention_heads": 4, "num_labels": 1000},
 }
-# Compared at their real shapes on tensors without contents: nothing is computed.
+# Compared at their real shapes on fake tensors, without computing.
 REAL = ("pythia-160m", "roberta-large", "vit-l", "convnext-xl")
 
 
@@ -51,11 +51,11 @@ def test_small_models(
     model: Model, wider: bool, precision: Precision, kernels: bool, checkpointing: bool
 ) -> None:
     family = families()[model.family]
-    # The CPU has no fused attention with dropout: it falls back to plain matrices.
+    # The CPU has no fused attention with dropout and falls back to plain matrices.
     model = without_dropout(model) if kernels else model
     changed = {**model.architecture, **WIDER[model.family]} if wider else model.architecture
     recipe = replace(model.recipe, precision=precision)
-    if model.family == "mamba":  # else the convolution's tail is longer than the sequence
+    if model.family == "mamba":  # otherwise the convolution's tail is longer than the sequence
         recipe = replace(recipe, sequence_length=24)
     model = replace(model, architecture=changed, recipe=recipe)
     module = family.build(model, kernels=kernels)

@@ -1,4 +1,4 @@
-"""Models of transformers' own architectures: what is wrong with them is said before anything is measured."""
+"""Mistakes in models of transformers' own architectures are reported before anything is measured."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_the_plan_of_a_new_architecture_tells_days_and_what_it_cannot_do_without
     path.write_text(json.dumps(document))
     assert main(["plan", str(path), "--gpu", "h100", "--json"]) == 0
     (cell,) = json.loads(capsys.readouterr().out)["cells"]
-    assert cell["predicted_bytes"] is None  # activations: nobody knows
+    assert cell["predicted_bytes"] is None  # the sizes of activations are unknown
     assert cell["least_bytes"] == state_bytes(counted(model_of("llama")).parts, (), 1, half=False)
     assert cell["floor_days"] > 0
     assert main(["plan", str(path), "--gpu", "h100"]) == 0

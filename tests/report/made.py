@@ -1,4 +1,4 @@
-"""Bundles as a run would leave them, for machines that are not here: real form, real signature."""
+"""Bundles of simulated machines, in the same form and with the same signatures as those of a real run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def manifest(**changes: Any) -> Manifest:
 
 
 def seconds(pass_seconds: float, spread: Sequence[float] = STEADY) -> list[StepSample]:
-    """Steps of one and of three passes."""
+    """Make the seconds of steps of one pass and of three passes."""
     return [StepSample(n, n * pass_seconds * f) for f in spread for n in (1, 3)]
 
 
@@ -74,9 +74,9 @@ def bundle(
     version: str = __version__,
     ceiling_seconds: float = 1.0,
 ) -> Path:
-    """One run. `settings` are those that were tried, with their pass's seconds or another outcome.
+    """Write the bundle of one run. `settings` maps a setting to the seconds of a pass or to an outcome.
 
-    Of another version of bench it has other operations than this one counts.
+    With another version of bench, its operation counts differ from those of this version.
     """
     asked = of or manifest()
     node = NodeFacts(
@@ -127,7 +127,7 @@ def bundle(
 
 
 def _left_out(asked: Manifest, trials: Sequence[tuple[Trial, str, Outcome]]) -> Iterator[Skipped]:
-    """What a test asks for and does not try."""
+    """List the skipped settings: those that a test requests and does not try."""
     for request in asked.requests:
         model = request.model
         tried = {trial.setting for trial, _, _ in trials if trial.model == model}
@@ -138,7 +138,7 @@ def _left_out(asked: Manifest, trials: Sequence[tuple[Trial, str, Outcome]]) -> 
 
 
 def copies(source: Path, folder: Path, count: int, own_samples: bool = True) -> None:
-    """A real bundle's figures under other run ids and other GPUs, signed anew; its samples, or almost."""
+    """Copy a real bundle under other run ids and GPUs; `own_samples` also changes the samples a little."""
     with open_bundle(source) as opened:
         files: dict[str, bytes | Path] = {
             name: opened.read(name) for name in opened.members if name not in SIGNING
@@ -167,7 +167,7 @@ def measured(pass_seconds: float, spread: Sequence[float] = STEADY, started: flo
 
 
 def counted(trial: Trial, outcome: Outcome) -> Outcome:
-    """With the operations that this trial costs: no other number is accepted."""
+    """Set the operation count of this trial; verification accepts no other number."""
     if not isinstance(outcome, Measured):
         return outcome
     flops = arithmetic(trial.setting, trial.model, flops_of(trial.model))
@@ -175,7 +175,7 @@ def counted(trial: Trial, outcome: Outcome) -> Outcome:
 
 
 def of_its_own(outcome: Outcome, run_id: str) -> Outcome:
-    """No two runs take the same times."""
+    """Change the times a little, so that no two runs have equal times."""
     if not isinstance(outcome, Measured):
         return outcome
     took = int.from_bytes(run_id.encode()[-5:], "big") / 2**40
@@ -185,7 +185,7 @@ def of_its_own(outcome: Outcome, run_id: str) -> Outcome:
 def course_of(
     trials: Sequence[tuple[Trial, str, Outcome]], gpus: int, watts: float | None, at: float
 ) -> bytes:
-    """A reading a second: every trial draws so many watts on each GPU."""
+    """Make telemetry with one reading per second; every trial draws the given watts on each GPU."""
     if watts is None:
         return b""
     lines = []

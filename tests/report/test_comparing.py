@@ -1,4 +1,4 @@
-"""What is ranked, what stands apart and why: bundles in, a Comparison out."""
+"""From bundles to a Comparison: which rows are ranked, and which are not and why."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_machines_are_ranked_by_days_and_only_what_differs_gets_another_rank(tmp
     assert slower.value == pytest.approx(3.0)
 
 
-def test_the_best_plausible_setting_stands_for_a_machine(tmp_path: Path) -> None:
+def test_the_best_plausible_setting_represents_a_machine(tmp_path: Path) -> None:
     impossible, fast = 1e-9, 0.25
     path = bundle(
         tmp_path / "a.tar",
@@ -91,7 +91,9 @@ def test_the_best_plausible_setting_stands_for_a_machine(tmp_path: Path) -> None
         ({"image": "sha256:" + "0" * 64}, "image sha256:"),
     ],
 )
-def test_what_was_asked_differently_is_not_ranked(tmp_path: Path, of: dict[str, Any], reason: str) -> None:
+def test_bundles_of_different_requests_are_not_ranked(
+    tmp_path: Path, of: dict[str, Any], reason: str
+) -> None:
     a, b = two(tmp_path, of=manifest(**of))
     third = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C")
     part = only(compared(b, a, third))
@@ -100,30 +102,32 @@ def test_what_was_asked_differently_is_not_ranked(tmp_path: Path, of: dict[str, 
     assert why.startswith(reason)
 
 
-def test_another_stack_is_not_ranked(tmp_path: Path) -> None:
+def test_bundles_of_different_software_are_not_ranked(tmp_path: Path) -> None:
     a, b = two(tmp_path, packages={"torch": "2.9.0"})
     assert reasons(only(compared(a, b))) == {"b.tar": ("torch 2.9.0, not 2.11.0",)}
 
 
-def test_deepspeed_counts_where_a_setting_of_it_was_tried_and_as_what_is_installed(tmp_path: Path) -> None:
-    """A search that did not come to it ran with the same software as one that did."""
+def test_the_version_of_deepspeed_counts_if_it_is_installed_or_was_used(tmp_path: Path) -> None:
+    """A search that tried no DeepSpeed setting used the same software as one that did."""
     have = {"packages": {"torch": "2.11.0", "deepspeed": "0.19.8"}}
     zero: dict[str, Any] = {"settings": [((), 0.5), (("zero-1",), 0.6)]}
     a = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", **have, **zero)
     b = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", **have)
     c = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C")
     assert reasons(only(compared(a, b, c))) == {"c.tar": ("deepspeed none, not 0.19.8",)}
-    assert len(only(compared(b, c)).entries) == 2  # it is installed on one, and nobody used it
+    assert len(only(compared(b, c)).entries) == 2  # installed on one machine and not used
 
 
-def test_what_ran_with_other_switches_is_not_ranked(tmp_path: Path) -> None:
+def test_bundles_with_different_switches_are_not_ranked(tmp_path: Path) -> None:
     a, b = two(tmp_path, switches={"NVIDIA_TF32_OVERRIDE": "1", "NCCL_ALGO": "Ring"})
     assert reasons(only(compared(a, b))) == {"b.tar": ("switches NVIDIA_TF32_OVERRIDE=1, not none",)}
     assert len(only(compared(*two(tmp_path, switches={"NCCL_ALGO": "Ring"}))).entries) == 2
 
 
 @pytest.mark.parametrize("of", [{"name": "other"}, {"gpus": 1}, {"budget_minutes": 5}, {"seed": 7}])
-def test_what_changes_no_figure_does_not_set_bundles_apart(tmp_path: Path, of: dict[str, Any]) -> None:
+def test_differences_that_change_no_figure_do_not_set_bundles_apart(
+    tmp_path: Path, of: dict[str, Any]
+) -> None:
     a, b = two(tmp_path, of=manifest(**of))
     assert len(only(compared(a, b)).entries) == 2
 
@@ -133,14 +137,14 @@ def test_more_gpus_of_a_kind_are_another_machine(tmp_path: Path) -> None:
     assert labels(only(compared(a, b))) == [(1, "2x H100 80GB HBM3"), (2, "1x H100 80GB HBM3")]
 
 
-def test_told_to_it_ranks_everything_and_says_what_differs(tmp_path: Path) -> None:
+def test_rank_all_ranks_everything_and_reports_the_differences(tmp_path: Path) -> None:
     a, b = two(tmp_path, packages={"torch": "2.9.0"}, pass_seconds=0.1)
     part = only(compared(a, b, rank_all=True))
     assert [entry.differs_in for entry in part.entries] == [("torch 2.9.0, not 2.11.0",), ()]
     assert not part.apart
 
 
-def test_a_machine_that_ran_twice_stands_once_with_its_newest_run(tmp_path: Path) -> None:
+def test_a_machine_that_ran_twice_is_listed_once_with_its_newest_run(tmp_path: Path) -> None:
     old = bundle(tmp_path / "old.tar", run_id="old", started=1_790_000_000.0, pass_seconds=0.4)
     new = bundle(tmp_path / "new.tar", run_id="new", started=1_790_009_000.0)
     part = only(compared(old, new))
@@ -158,8 +162,8 @@ def test_an_interrupted_run_does_not_hide_the_complete_one_before_it(tmp_path: P
     assert [entry.row.run_id for entry in alone.entries] == ["new"]
 
 
-def test_a_run_that_ended_early_is_incomplete_for_the_models_that_it_left_open() -> None:
-    """Nine models in 24 minutes: eight were decided by then."""
+def test_a_run_that_ended_early_is_incomplete_only_for_undecided_models() -> None:
+    """The bundle has nine models in 24 minutes, of which eight were decided."""
     found = collect(CompareArguments((ROOT / "results/hour-h200/24-minutes.tar",)))
     rows = [entry.row for part in found.parts for entry in part.entries]
     assert {row.model for row in rows if not row.complete} == {"pythia-6.9b"}
@@ -167,8 +171,8 @@ def test_a_run_that_ended_early_is_incomplete_for_the_models_that_it_left_open()
     assert table(found).count("INCOMPLETE") == 1
 
 
-def test_a_machine_of_two_kinds_of_gpus_is_neither(tmp_path: Path) -> None:
-    """It has the price of none of them, and never passes for eight of the first."""
+def test_a_machine_with_two_kinds_of_gpus_counts_as_neither(tmp_path: Path) -> None:
+    """Such a machine has no price, and never counts as eight GPUs of the first kind."""
     path = bundle(
         tmp_path / "a.tar", gpu=f"{H100},{H100},{H100},NVIDIA A100-SXM4-80GB", gpus=4, micro_batch=2
     )
@@ -178,7 +182,7 @@ def test_a_machine_of_two_kinds_of_gpus_is_neither(tmp_path: Path) -> None:
     assert entry.gaps[0] == f"no price for 3x {H100} + 1x NVIDIA A100-SXM4-80GB"
 
 
-def test_what_is_taken_on_trust_is_told_and_ranked_with_nothing_else(tmp_path: Path, capsys: Any) -> None:
+def test_a_bundle_on_trust_is_marked_and_not_ranked_with_others(tmp_path: Path, capsys: Any) -> None:
     ours, also = (bundle(tmp_path / f"{n}.tar", run_id=n, uuid=n) for n in ("a1", "a2"))
     theirs = bundle(tmp_path / "b.tar", run_id="b", uuid="b", version="0.0.9", pass_seconds=0.1)
     (why,) = reasons(only(compared(ours, also, theirs)))["b.tar"]
@@ -187,8 +191,8 @@ def test_what_is_taken_on_trust_is_told_and_ranked_with_nothing_else(tmp_path: P
     assert "on trust   tiny-gpt-neox: a sample costs 1000 operations" in capsys.readouterr().out
 
 
-def test_what_is_taken_on_trust_is_told_of_a_bundle_alone(tmp_path: Path, capsys: Any) -> None:
-    """It is the first of one, and nothing else would say why that means little."""
+def test_a_single_bundle_on_trust_is_marked_too(tmp_path: Path, capsys: Any) -> None:
+    """With a single bundle, no other line would explain why its rank means little."""
     theirs = bundle(tmp_path / "b.tar", version="0.0.9")
     for form in ("table", "markdown"):
         assert main(["compare", str(theirs), "--format", form]) == 0
@@ -196,8 +200,8 @@ def test_what_is_taken_on_trust_is_told_of_a_bundle_alone(tmp_path: Path, capsys
     assert "a sample costs 1000 operations" in page(compared(theirs))
 
 
-def test_samples_of_another_run_are_not_ranked(tmp_path: Path) -> None:
-    """One machine was measured; its samples, under other names, are said to be of forty."""
+def test_samples_copied_from_another_run_are_not_ranked(tmp_path: Path) -> None:
+    """The samples of one measured machine are submitted under forty names."""
     first, other = two(tmp_path)
     copies(first, tmp_path, 2, own_samples=False)
     (part,) = compared(first, other, *(tmp_path / f"{i:06}.tar" for i in range(2))).parts
@@ -206,7 +210,7 @@ def test_samples_of_another_run_are_not_ranked(tmp_path: Path) -> None:
     assert reasons(part) == {"000000.tar": (told,), "000001.tar": (told,)}
 
 
-def test_a_bundle_that_is_there_twice_counts_once(tmp_path: Path) -> None:
+def test_a_bundle_given_twice_counts_once(tmp_path: Path) -> None:
     first = bundle(tmp_path / "a.tar")
     copy = tmp_path / "b.tar"
     copy.write_bytes(first.read_bytes())
@@ -220,15 +224,15 @@ def test_a_model_without_a_figure_is_named(tmp_path: Path) -> None:
     assert reasons(only(compared(a, b))) == {"b.tar": ("no figure: 2 out-of-memory, 1 crashed",)}
 
 
-def test_energy_is_what_the_gpus_counters_say_while_steps_were_timed(tmp_path: Path) -> None:
+def test_energy_comes_from_the_gpus_counters_while_steps_were_timed(tmp_path: Path) -> None:
     a = bundle(tmp_path / "a.tar", gpus=2, watts=350.0)
     entry = only(compared(a)).entries[0]
     assert entry.row.watts == pytest.approx(700.0)
     assert entry.kwh == pytest.approx(0.7 * 24 * entry.row.best.days.value)
 
 
-def test_power_drawn_in_timed_updates_is_not_that_of_training(tmp_path: Path) -> None:
-    """Steps of one and three passes with a long update: the recipe's step has 256 passes to one."""
+def test_no_energy_is_given_if_updates_dominate_the_timed_steps(tmp_path: Path) -> None:
+    """The timed steps have one and three passes and a long update; the recipe's step has 256 passes."""
     steps = [StepSample(n, n * 0.1 + 2.0 + f) for f in (-0.001, 0.0, 0.001) for n in (1, 3)]
     outcome = Measured(measurement(steps, started_at=START + 10, ended_at=START + 50))
     path = bundle(tmp_path / "a.tar", settings=[((), outcome)], of=manifest(models=[LONG]))
@@ -243,7 +247,7 @@ def test_without_a_sane_counter_there_is_no_energy(tmp_path: Path, watts: float 
 @pytest.mark.parametrize(
     "telemetry", [b"[]\n" * 3, b'{"at": 1}\n' * 3, b"{", b"\xff\n", b'{"gpus": 3}\n' * 4]
 )
-def test_telemetry_that_makes_no_sense_refuses_the_bundle(tmp_path: Path, telemetry: bytes) -> None:
+def test_a_bundle_with_senseless_telemetry_is_refused(tmp_path: Path, telemetry: bytes) -> None:
     good = bundle(tmp_path / "a.tar")
     bad = bundle(tmp_path / "b.tar", run_id="bbbb", telemetry=telemetry)
     found = compared(good, bad, html=tmp_path / "x.html")
@@ -279,13 +283,13 @@ def test_a_pattern_and_a_directory_stand_for_their_bundles(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("wanted", ["8x", "", "0xh100", "²xh100", "8xpotato"])
-def test_an_estimate_is_of_a_machine_that_is_known(tmp_path: Path, wanted: str) -> None:
+def test_only_known_machines_can_be_estimated(tmp_path: Path, wanted: str) -> None:
     with pytest.raises(BadInput, match="no such machine"):
         compared(bundle(tmp_path / "a.tar"), estimate=(wanted,))
 
 
-def test_an_estimate_is_of_what_is_ranked_whatever_stands_beside_it(tmp_path: Path) -> None:
-    """Another recipe by the same name, in whichever order: its arithmetic is not what was asked for."""
+def test_an_estimate_is_for_the_ranked_recipe(tmp_path: Path) -> None:
+    """Another recipe of the same name, in any order, has other operations and is not used."""
     usual = manifest(models=[LONG])
     short = manifest(models=[{**LONG, "recipe": {"batch_size": 4096, "steps": 20}}])
     slow = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", of=short, pass_seconds=2.0)
@@ -297,15 +301,15 @@ def test_an_estimate_is_of_what_is_ranked_whatever_stands_beside_it(tmp_path: Pa
         assert part.guesses[0].days == pytest.approx(best.days.value / 2)
 
 
-def test_an_estimate_counts_what_the_leanest_setting_computes() -> None:
-    """Of two runs of one recipe, the older without masked-head, whichever comes first."""
+def test_an_estimate_uses_the_setting_with_the_fewest_operations() -> None:
+    """Two runs have the same recipe, and the older one lacks masked-head; their order does not matter."""
     proof, hour = ROOT / "results/proof-h200/roberta.tar", ROOT / "results/hour-h200/roberta-large.tar"
     both = [only(compared(*paths, estimate=("2xh200",))).guesses for paths in ((proof, hour), (hour, proof))]
     assert both[0] == both[1] == only(compared(hour, estimate=("2xh200",))).guesses
 
 
-def test_what_was_measured_and_is_no_evidence_is_not_told_as_not_measured(tmp_path: Path) -> None:
-    """It stands in the table right above: of an hour that was over before a model was decided, say."""
+def test_a_measured_machine_that_is_no_evidence_is_not_called_unmeasured(tmp_path: Path) -> None:
+    """Such a row is in the table above, for example from a run that ended before it decided a model."""
     partial = bundle(tmp_path / "a.tar", complete=False)
     b200 = bundle(tmp_path / "b.tar", gpu="NVIDIA B200")
     for path, why in ((partial, "gpt_neox is complete"), (b200, "NVIDIA B200: no vendor's peak")):
@@ -319,8 +323,8 @@ def test_trust_is_shown_and_not_assumed(tmp_path: Path) -> None:
     assert only(compared(a)).entries[0].row.trusted is False
 
 
-def test_many_bundles_give_what_few_do(tmp_path: Path) -> None:
-    """From MANY_BUNDLES on, they are verified in several processes."""
+def test_many_bundles_give_the_same_result_as_few(tmp_path: Path) -> None:
+    """MANY_BUNDLES or more are verified in several processes."""
     paths = [
         bundle(tmp_path / f"{i:03}.tar", run_id=f"r{i}", uuid=f"G{i}", pass_seconds=0.5 + i / 100)
         for i in range(70)
@@ -331,7 +335,7 @@ def test_many_bundles_give_what_few_do(tmp_path: Path) -> None:
     assert [e.row for e in few.entries] == [e.row for e in part.entries[:3]]
 
 
-def test_a_cap_that_all_rows_have_is_told(tmp_path: Path) -> None:
+def test_a_memory_cap_of_all_rows_is_reported(tmp_path: Path) -> None:
     capped = manifest(memory_cap_gib=24)
     a = bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A", of=capped)
     b = bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", of=capped)
@@ -340,8 +344,8 @@ def test_a_cap_that_all_rows_have_is_told(tmp_path: Path) -> None:
     assert "capped" not in table(compared(c))
 
 
-def test_a_model_that_is_not_in_all_bundles_says_so(tmp_path: Path) -> None:
-    """Who is not ranked was not slower: nobody measured it there."""
+def test_a_model_missing_from_some_bundles_is_marked(tmp_path: Path) -> None:
+    """A machine without a row was not slower: it was not measured with that model."""
     a, b = two(tmp_path)
     both = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C",
                   of=manifest(models=["tiny-gpt-neox", "tiny-vit"]))  # fmt: skip

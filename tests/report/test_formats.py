@@ -1,4 +1,4 @@
-"""One comparison, four spellings, the same numbers; and the command around it."""
+"""Four formats of one comparison contain the same numbers; also tests of the command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUOTE = {"date": "2026-06-01", "source": "a quote"}
 
 @pytest.fixture
 def comparison(tmp_path: Path) -> Comparison:
-    """Three machines, one of them apart, with every price there is."""
+    """Compare three machines, one of them not ranked, with all kinds of prices."""
     prices = tmp_path / "prices.json"
     rents = [{"gpu": ["NVIDIA H100 80GB HBM3"], "price": 2.5, **QUOTE}]
     prices.write_text(
@@ -61,7 +61,7 @@ def test_every_text_of_the_table_is_in_the_markdown_too(comparison: Comparison) 
         assert text in markdown(comparison)
 
 
-def test_csv_and_json_hold_the_very_same_numbers(comparison: Comparison) -> None:
+def test_csv_and_json_contain_exactly_the_same_numbers(comparison: Comparison) -> None:
     rows = {row["run"]: row for row in csv.DictReader(io.StringIO(csv_text(comparison)))}
     document = json.loads(json_text(comparison))
     for part in document["parts"]:
@@ -87,7 +87,7 @@ def test_csv_and_json_hold_the_very_same_numbers(comparison: Comparison) -> None
             assert rows[one["row"]["run_id"]]["rank"] == ""
 
 
-def test_a_sheet_tells_what_should_not_be_ranked_and_the_document_names_its_columns(tmp_path: Path) -> None:
+def test_csv_marks_rows_that_are_not_ranked_and_its_columns_are_documented(tmp_path: Path) -> None:
     bundle(tmp_path / "a.tar", run_id="aaaa", uuid="A")
     bundle(tmp_path / "b.tar", run_id="bbbb", uuid="B", of=manifest(methods="exhaustive"))
     text = csv_text(collect(CompareArguments((tmp_path,), rank_all=True)))
@@ -98,7 +98,7 @@ def test_a_sheet_tells_what_should_not_be_ranked_and_the_document_names_its_colu
     assert [name for name in CSV_COLUMNS if f"`{name}`" not in document] == []
 
 
-def test_the_table_spells_the_numbers_of_the_json(comparison: Comparison) -> None:
+def test_the_table_shows_the_numbers_of_the_json(comparison: Comparison) -> None:
     for entry in json.loads(json_text(comparison))["parts"][0]["entries"]:
         for offer in entry["offers"]:
             assert money_text(offer["price"], "USD") in table(comparison)
@@ -106,7 +106,7 @@ def test_the_table_spells_the_numbers_of_the_json(comparison: Comparison) -> Non
 
 
 @pytest.mark.parametrize("form", [table, markdown, page])
-def test_of_several_machines_of_one_kind_each_is_named_by_its_bundle(form: Any, tmp_path: Path) -> None:
+def test_machines_of_one_kind_are_named_by_their_bundles(form: Any, tmp_path: Path) -> None:
     unsure = [((), 0.9), (("kernels",), 0.5), (("compile",), measured(0.49, WIDE))]
     for node in ("n01", "n02"):
         bundle(tmp_path / f"{node}.tar", run_id=f"run-{node}", uuid=node, settings=unsure)
@@ -119,7 +119,7 @@ def test_of_several_machines_of_one_kind_each_is_named_by_its_bundle(form: Any, 
     assert "(n03)" not in text
 
 
-def test_the_decision_is_told_in_words(comparison: Comparison) -> None:
+def test_the_decision_is_printed_in_words(comparison: Comparison) -> None:
     text = table(comparison)
     assert "fastest in budget" in text
     assert "beats the cheapest rent from" in text
@@ -147,11 +147,11 @@ def test_the_decision_is_told_in_words(comparison: Comparison) -> None:
         (640.2, "EUR", "EUR 640"),
     ],
 )
-def test_money(amount: float, currency: str, text: str) -> None:
+def test_amounts_of_money_are_formatted(amount: float, currency: str, text: str) -> None:
     assert money_text(amount, currency) == text
 
 
-def test_a_text_of_a_bundle_makes_no_column_of_its_own(tmp_path: Path) -> None:
+def test_text_from_a_bundle_cannot_add_a_column(tmp_path: Path) -> None:
     path = bundle(tmp_path / "a|b.tar", gpu="H|100", complete=False)
     rows = [
         line for line in markdown(collect(CompareArguments((path,)))).splitlines() if line.startswith("|")
@@ -195,7 +195,7 @@ def test_one_bundle_shows_its_settings_too(capsys: Any) -> None:
 
 
 @pytest.mark.parametrize("form", [table, markdown])
-def test_a_fastest_that_is_not_sure_stands_with_its_runner_up(form: Any, tmp_path: Path) -> None:
+def test_an_uncertain_fastest_setting_is_shown_with_its_runner_up(form: Any, tmp_path: Path) -> None:
     settings = [((), 0.9), (("kernels",), 0.5), (("compile",), measured(0.49, WIDE))]
     bundle(tmp_path / "a.tar", settings=settings)
     sure = bundle(tmp_path / "b.tar", settings=settings[:2], run_id="bbbb", uuid="other")
@@ -218,7 +218,7 @@ def test_a_bundle_that_does_not_verify_gives_exit_4(tmp_path: Path, capsys: Any)
     assert document["refused"][0]["path"] == str(bad)
 
 
-def test_what_a_program_reads_names_the_file_that_was_changed(tmp_path: Path, capsys: Any) -> None:
+def test_json_names_the_file_that_was_changed(tmp_path: Path, capsys: Any) -> None:
     path = bundle(tmp_path / "a.tar")
     data = path.read_bytes()
     at = data.index(b'"bench_version": "0.1.0"')
@@ -241,7 +241,7 @@ def test_the_last_line_about_many_bundles_says_whether_one_was_refused(tmp_path:
 
 
 def test_verify_says_what_the_bundle_is_about(tmp_path: Path, capsys: Any) -> None:
-    """To somebody who got one file and nothing else: which machine, when, what for, by whose word."""
+    """A reader with only this file learns the machine, the time, the models, and who states this."""
     path = bundle(tmp_path / "a.tar", settings=[((), 0.5), (("compile",), 1e-9)], gpus=2, micro_batch=2)
     impossible = bundle(tmp_path / "b.tar", settings=[((), 1e-9)])
     assert main(["verify", str(path), str(impossible)]) == 0
@@ -286,7 +286,7 @@ def test_wrong_arguments_are_refused(arguments: list[str], why: str, capsys: Any
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
-def test_a_narrow_terminal_has_a_paragraph_a_row_and_loses_no_figure(
+def test_a_narrow_terminal_gets_a_paragraph_per_row_with_all_figures(
     columns: int, comparison: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = table(comparison)
@@ -336,16 +336,16 @@ def test_a_budget_in_dollars_needs_prices_in_dollars(tmp_path: Path, capsys: Any
     )
     assert code == 0
     found = json.loads(out)
-    assert found["wish"]["budget"] == 15_500  # in euros, as its offers are
+    assert found["wish"]["budget"] == 15_500  # in euros, like its offers
     (offer,) = found["parts"][0]["entries"][0]["offers"]
     assert (offer["price"], offer["in_budget"]) == (15_500, True)
 
 
 @pytest.mark.parametrize("format", ["table", "csv", "markdown", "json"])
-def test_a_bundle_does_not_write_to_the_terminal_what_it_obeys(
+def test_text_from_a_bundle_contains_no_terminal_control_characters(
     format: str, tmp_path: Path, capsys: Any
 ) -> None:
-    """A GPU, an outcome and a file that are named by a stranger: none of it moves the cursor."""
+    """A stranger chose the names of a GPU, an outcome and a file; none of them may move the cursor."""
     evil = "\x1b[2J\x1b[1;31m\u202edna"
     path = bundle(
         tmp_path / f"a{evil}.tar", gpu=f"H100{evil}", settings=[((), 0.5), (("tf32",), Crashed(evil))]

@@ -1,4 +1,4 @@
-"""What the documents show is what the committed bundles give: `make gallery` draws the pictures again."""
+"""Tables and pictures in the documents follow from the committed bundles; `make gallery` draws them again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report's bytes; tests/e2e looks at it in a browser."""
+"""The report as bytes; tests/e2e opens it in a browser."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ def test_no_text_of_a_bundle_becomes_markup(tmp_path: Path) -> None:
     assert text.count("<script") == 2
 
 
-def test_nothing_in_it_points_elsewhere(tmp_path: Path) -> None:
+def test_the_report_contains_no_external_links(tmp_path: Path) -> None:
     text = page(collect(CompareArguments((bundle(tmp_path / "a.tar"),), html=tmp_path / "x")))
     assert "default-src 'none'" in unescape(text)
     assert not re.search(r"(src|href)=[\"'](?!#)", text)
     assert not re.search(r"url\(|@import|https?://", text.partition('id="comparison"')[0])
 
 
-def test_on_a_phone_each_figure_says_what_it_is(tmp_path: Path) -> None:
+def test_on_a_phone_each_figure_has_its_label(tmp_path: Path) -> None:
     text = page(collect(CompareArguments((bundle(tmp_path / "a.tar"),), html=tmp_path / "x", budget=1e6)))
-    for table, unnamed in (("ranked", 0), ("offers", 2)):  # to buy or to rent, and what is said of it
+    for table, unnamed in (("ranked", 0), ("offers", 2)):  # buying or renting, and the notes on it
         (body,) = re.findall(rf'<table class="{table} stacked">.*?<tbody>(.*?)</tbody>', text)
         for row in body.split("</tr>")[:-1]:
             assert row.count("<td") == row.count("data-head=") + unnamed
     assert '<td data-v="1" data-head="rank">1</td>' in text
 
 
-def test_what_was_left_out_stands_at_the_top(tmp_path: Path) -> None:
+def test_bundles_that_were_left_out_are_listed_at_the_top(tmp_path: Path) -> None:
     bad = tmp_path / "bad.tar"
     bad.write_bytes(b"x")
     text = page(collect(CompareArguments((bundle(tmp_path / "a.tar"), bad), html=tmp_path / "x")))
@@ -74,7 +74,7 @@ def test_a_report_that_cannot_be_written_says_so(tmp_path: Path) -> None:
         write_html(tmp_path / "file" / "x.html", comparison)
 
 
-def test_every_plot_is_well_formed_and_tells_what_it_shows(tmp_path: Path) -> None:
+def test_every_plot_is_well_formed_and_has_a_title(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     plots = list(all_plots(collect(CompareArguments((root / "results",), rank_all=True, plots=tmp_path))))
     names = [plot.name for plot in plots]
@@ -119,7 +119,7 @@ def test_files_of_plots_stay_in_their_folder(tmp_path: Path) -> None:
     assert {p.suffix for p in written} == {".svg"}
 
 
-def test_png_needs_a_place(tmp_path: Path) -> None:
+def test_png_needs_an_output_folder(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--png without --plots"):
         compare(CompareArguments((bundle(tmp_path / "a.tar"),), png=True))
 
@@ -127,10 +127,10 @@ def test_png_needs_a_place(tmp_path: Path) -> None:
 # The paper's figures
 
 
-def test_figures_7_12_and_13_are_drawn_from_its_data() -> None:
+def test_figures_7_12_and_13_are_drawn_from_the_papers_data() -> None:
     figures = {plot.name: plot for plot in figures_of_the_paper()}
     assert list(figures) == ["figure-7", "figure-12", "figure-13"]
-    # Every feasible cell of Table 1 is a mark in both, and its words tell days and money.
+    # Both figures have a mark for every feasible cell of Table 1, whose title gives days and money.
     cells = [c for c in claims() if c.method == "optimal"]
     for name in ("figure-12", "figure-13"):
         told = re.findall(r"<title>([^<]*)</title>", figures[name].body)

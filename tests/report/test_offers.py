@@ -1,4 +1,4 @@
-"""From a comparison to money: what is offered, recommended, and said where a price is missing or doubtful."""
+"""Costs of a comparison: offers, recommendations, and messages about missing or doubtful prices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.report.made import H100, START, bundle, manifest
 from tests.report.test_comparing import compared, only, two
 
 
-def test_prices_that_are_missing_are_named_and_the_machine_stays(tmp_path: Path) -> None:
+def test_a_machine_without_a_price_is_named_and_stays_in_the_table(tmp_path: Path) -> None:
     a, b = two(tmp_path, gpu="NVIDIA H200")
     part = only(compared(a, b, budget=40_000.0))
     found = {entry.row.machine.name: entry for entry in part.entries}
@@ -24,7 +24,7 @@ def test_prices_that_are_missing_are_named_and_the_machine_stays(tmp_path: Path)
 
 
 def test_a_deadline_needs_no_price(tmp_path: Path) -> None:
-    """Nobody quotes this card: it meets the deadline all the same, and no budget is said to be too small."""
+    """A card without a quote still meets the deadline, and no budget is called too small."""
     path = bundle(tmp_path / "a.tar", gpu="NVIDIA H200")
     part = only(compared(path, budget=1.0, deadline_days=1000.0))
     assert (part.nothing_in_budget, part.nothing_in_time) == (False, False)
@@ -36,7 +36,7 @@ def test_a_deadline_needs_no_price(tmp_path: Path) -> None:
     assert "nothing is certain to meet the deadline" in table(compared(path, deadline_days=1e-9))
 
 
-def test_electricity_that_was_not_measured_is_not_free_in_silence(tmp_path: Path) -> None:
+def test_unmeasured_electricity_is_reported_and_not_taken_as_free(tmp_path: Path) -> None:
     quote = {"date": "2026-06-01", "source": "contract"}
     prices = tmp_path / "prices.json"
     given = {"schema": "bench/prices/v1", "currency": "USD", "electricity": {"price": 0.2, **quote}}
@@ -62,12 +62,12 @@ def test_a_machine_whose_electricity_costs_more_than_a_rent_says_so(tmp_path: Pa
     assert table(found).count("its electricity alone costs more than the cheapest rent") == 1
 
 
-def test_nothing_in_budget_is_said(tmp_path: Path) -> None:
+def test_an_empty_budget_result_is_reported(tmp_path: Path) -> None:
     part = only(compared(*two(tmp_path), budget=10.0, deadline_days=1e-9))
     assert (part.nothing_in_budget, part.nothing_in_time) == (True, True)
 
 
-def test_a_machine_that_trains_less_than_would_pay_for_it_never_beats_a_rent(tmp_path: Path) -> None:
+def test_a_purchase_with_too_few_runs_never_beats_renting(tmp_path: Path) -> None:
     rents = [{"gpu": [H100], "price": 2.0, "date": "2026-06-01", "source": "price list"}]
     prices = tmp_path / "prices.json"
     prices.write_text(json.dumps({"schema": "bench/prices/v1", "currency": "USD", "rents": rents}))
@@ -81,8 +81,8 @@ def test_a_machine_that_trains_less_than_would_pay_for_it_never_beats_a_rent(tmp
     assert "never beats the cheapest rent in 5 years, in use" in less
 
 
-def test_a_machine_that_does_not_live_for_all_runs_is_not_bought_for_them(tmp_path: Path) -> None:
-    """Two machines would be needed: the price of one is no answer."""
+def test_a_machine_whose_life_is_too_short_for_the_runs_is_not_recommended(tmp_path: Path) -> None:
+    """Two machines would be needed, so the price of one would be wrong."""
     one = bundle(tmp_path / "a.tar", pass_seconds=700.0)
     (entry,) = only(compared(one, budget=1e9, deadline_days=1e4)).entries
     life = int(5 * 365 / entry.row.best.days.value)  # runs
@@ -113,9 +113,7 @@ def test_a_rent_of_more_gpus_than_trained_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", ["H100", "NVIDIA H100", "nvidia h100 80gb hbm3"])
-def test_a_quote_under_another_name_than_the_drivers_is_not_lost_in_silence(
-    named: str, tmp_path: Path
-) -> None:
+def test_a_quote_whose_name_does_not_match_is_reported(named: str, tmp_path: Path) -> None:
     rents = [{"gpu": [named], "price": 2.0, "date": "2026-06-01", "source": "price list"}]
     prices = tmp_path / "prices.json"
     given = {"schema": "bench/prices/v1", "currency": "USD", "shipped": False, "rents": rents}
@@ -127,7 +125,7 @@ def test_a_quote_under_another_name_than_the_drivers_is_not_lost_in_silence(
     assert f"no rent for 1x {H100}: --prices FILE can add one" in text
 
 
-def test_a_recommendation_says_itself_what_is_doubtful_about_it(tmp_path: Path) -> None:
+def test_a_recommendation_names_its_own_doubts(tmp_path: Path) -> None:
     a, _ = two(tmp_path)
     odd = bundle(tmp_path / "c.tar", run_id="cccc", uuid="C", pass_seconds=0.1, complete=False,
                  of=manifest(methods="exhaustive"))  # fmt: skip
@@ -153,8 +151,8 @@ def test_two_nodes_are_two_machines_and_not_one_with_all_their_gpus(tmp_path: Pa
     assert table(found).count("2 machines with 2 GPUs each, without their network") == 2
 
 
-def test_nodes_that_train_with_a_part_of_their_gpus_are_as_many_machines(tmp_path: Path) -> None:
-    """Two of each node's four: over a network, at two machines' price, and what is idle draws less."""
+def test_partially_used_nodes_are_priced_as_whole_machines(tmp_path: Path) -> None:
+    """Two of four GPUs per node train over a network: two machines are paid, idle GPUs draw less."""
     of = manifest(gpus=2)
     trial = Trial(of.models[0], (), 16, 4, of.seed, of.timing)
     readings = (

@@ -1,4 +1,4 @@
-"""`bench reproduce` with the second run given: figure by figure, with the reason."""
+"""`bench reproduce` with a given second run compares each figure and names reasons."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def figure(document: dict[str, Any], name: str) -> dict[str, Any]:
     return next(figure for figure in one["figures"] if figure["name"] == name)
 
 
-def test_another_runs_samples_reproduce_nothing(tmp_path: Path, capsys: Any) -> None:
+def test_samples_copied_from_another_run_reproduce_nothing(tmp_path: Path, capsys: Any) -> None:
     there = bundle(tmp_path / "there.tar", run_id="there")
     copies(there, tmp_path, 1, own_samples=False)
     assert main(["reproduce", str(there), "--with", str(tmp_path / "000000.tar")]) == 4
@@ -71,10 +71,10 @@ def test_a_slower_run_is_not_reproduced_and_says_by_how_much_and_why(tmp_path: P
     ("ceiling_seconds", "reasons"),
     [(2.5, ["matmul-fp32 4,000 GFLOP/s here, 10,000 there"]), (1.05, [])],
 )
-def test_a_machine_that_is_slower_on_the_bare_operation_says_so(
+def test_a_machine_with_lower_limits_is_named_as_a_reason(
     ceiling_seconds: float, reasons: list[str], tmp_path: Path, capsys: Any
 ) -> None:
-    """The same parts, and another program on them: beyond what one machine scatters by."""
+    """The parts are the same, but another process uses them: the difference exceeds the usual scatter."""
     code, document = reproduce(capsys, *pair(tmp_path, pass_seconds=0.7, ceiling_seconds=ceiling_seconds))
     assert (code, document["compared"][0]["reasons"]) == (1, reasons)
 
@@ -84,11 +84,11 @@ def test_another_version_of_bench_is_named(tmp_path: Path, capsys: Any) -> None:
     assert (code, document["compared"][0]["reasons"]) == (1, [f"bench 0.0.9 here, {__version__} there"])
 
 
-def test_a_slower_machine_alone_turns_no_verdict(tmp_path: Path, capsys: Any) -> None:
+def test_lower_limits_alone_do_not_change_the_verdict(tmp_path: Path, capsys: Any) -> None:
     assert reproduce(capsys, *pair(tmp_path, ceiling_seconds=2.5))[0] == 0
 
 
-def test_switches_that_differ_are_named_where_both_are_known(tmp_path: Path, capsys: Any) -> None:
+def test_different_switches_are_named_if_both_are_known(tmp_path: Path, capsys: Any) -> None:
     there = {"NVIDIA_TF32_OVERRIDE": "1", "NCCL_ALGO": "Ring"}
     paths = pair(tmp_path, pass_seconds=0.6, switches={"OMP_NUM_THREADS": "4"})
     assert reproduce(capsys, *paths)[1]["compared"][0]["reasons"] == []
@@ -100,19 +100,19 @@ def test_switches_that_differ_are_named_where_both_are_known(tmp_path: Path, cap
     ]
 
 
-def test_what_two_runs_differ_by_anyway_is_the_users_to_say(tmp_path: Path, capsys: Any) -> None:
+def test_the_tolerance_between_runs_is_an_option(tmp_path: Path, capsys: Any) -> None:
     paths = pair(tmp_path, pass_seconds=0.515)
     assert reproduce(capsys, *paths)[0] == 1
     assert reproduce(capsys, *paths, "--tolerance", "5")[0] == 0
 
 
-def test_intervals_that_allow_anything_decide_nothing(tmp_path: Path, capsys: Any) -> None:
+def test_very_wide_intervals_decide_nothing(tmp_path: Path, capsys: Any) -> None:
     code, document = reproduce(capsys, *pair(tmp_path, spread=WIDE))
     assert code == 1
     assert figure(document, "step seconds")["verdict"] == "undecided"
 
 
-def test_each_figure_stands_with_its_own_interval(tmp_path: Path, capsys: Any) -> None:
+def test_each_figure_is_shown_with_its_own_interval(tmp_path: Path, capsys: Any) -> None:
     _, document = reproduce(capsys, *pair(tmp_path, spread=WIDE))
     step = figure(document, "step seconds")
     assert step["here_half_width"] > 10 * step["there_half_width"] > 0
@@ -131,7 +131,7 @@ def test_the_same_failure_is_reproduced(tmp_path: Path, capsys: Any) -> None:
     assert reproduce(capsys, there, here)[0] == 0
 
 
-def test_what_was_not_run_here_is_named(tmp_path: Path, capsys: Any) -> None:
+def test_settings_that_were_not_run_here_are_named(tmp_path: Path, capsys: Any) -> None:
     of = manifest(methods=["naive", ["checkpointing"]])
     there = bundle(tmp_path / "a.tar", of=of, settings=[((), 0.5), (("checkpointing",), 0.6)])
     here = bundle(tmp_path / "b.tar", of=of, run_id="bbbb", complete=False)
@@ -140,7 +140,7 @@ def test_what_was_not_run_here_is_named(tmp_path: Path, capsys: Any) -> None:
     assert document["missing"] == ["tiny-gpt-neox, checkpointing, micro-batch 16"]
 
 
-def test_a_run_without_a_figure_is_reproduced_by_nothing(tmp_path: Path, capsys: Any) -> None:
+def test_a_run_without_a_figure_cannot_be_reproduced(tmp_path: Path, capsys: Any) -> None:
     there = bundle(tmp_path / "there.tar", run_id="there", settings=(), complete=False)
     here = bundle(tmp_path / "here.tar", run_id="here", settings=(), complete=False)
     code, document = reproduce(capsys, there, here)
@@ -169,7 +169,9 @@ FEW = Measured(measurement([StepSample(1, 0.5), StepSample(3, 1.5)]))
         (NO_MEMORY, CRASH, "not measured"),
     ],
 )
-def test_how_a_trial_ended(here: Any, there: Any, verdict: str, tmp_path: Path, capsys: Any) -> None:
+def test_outcomes_of_trials_are_described(
+    here: Any, there: Any, verdict: str, tmp_path: Path, capsys: Any
+) -> None:
     a = bundle(tmp_path / "a.tar", settings=[((), there)])
     b = bundle(tmp_path / "b.tar", run_id="bbbb", settings=[((), here)])
     code, document = reproduce(capsys, a, b)
@@ -177,7 +179,7 @@ def test_how_a_trial_ended(here: Any, there: Any, verdict: str, tmp_path: Path, 
     assert figure(document, "outcome")["verdict"] == verdict
 
 
-def test_a_loss_of_nothing_divides_nothing(tmp_path: Path, capsys: Any) -> None:
+def test_a_loss_of_zero_does_not_divide_by_zero(tmp_path: Path, capsys: Any) -> None:
     steps = [StepSample(n, n * 0.5 * f) for f in (0.99, 1.0, 1.01) for n in (1, 3)]
     flat = Measured(measurement(steps, losses=(0.0, 0.0)))
     a = bundle(tmp_path / "a.tar", settings=[((), flat)])
@@ -185,7 +187,7 @@ def test_a_loss_of_nothing_divides_nothing(tmp_path: Path, capsys: Any) -> None:
     assert reproduce(capsys, a, b)[0] == 0
 
 
-def test_losses_over_other_samples_say_nothing_of_each_other(tmp_path: Path, capsys: Any) -> None:
+def test_losses_over_different_samples_are_not_compared(tmp_path: Path, capsys: Any) -> None:
     steps = [StepSample(n, n * 0.5 * f) for f in (0.99, 1.0, 1.01) for n in (1, 3)]
     few, many = (Measured(measurement(steps, samples_per_loss=samples)) for samples in (16, 64))
     a = bundle(tmp_path / "a.tar", settings=[((), many)])
@@ -199,10 +201,10 @@ def test_losses_over_other_samples_say_nothing_of_each_other(tmp_path: Path, cap
 @pytest.mark.parametrize(
     ("fastest_here", "code", "verdict"), [(0.3003, 0, "reproduced"), (0.4, 1, "not reproduced")]
 )
-def test_a_search_may_take_another_way_to_the_same_answer(
+def test_a_search_may_reach_the_same_result_by_other_trials(
     fastest_here: float, code: int, verdict: str, tmp_path: Path, capsys: Any
 ) -> None:
-    """Which settings a search leaves out depends on what it measures; what it finds must not."""
+    """The settings that a search skips depend on its measurements; its result must not."""
     of = manifest(methods="guided")
     there = bundle(tmp_path / "a.tar", of=of, settings=[((), 0.5), (("kernels",), 0.3), (("tf32",), 0.303)])
     settings: list[Any] = [((), 0.5), (("tf32",), fastest_here), (("compile",), 0.9)]
@@ -219,7 +221,7 @@ def test_a_search_may_take_another_way_to_the_same_answer(
     assert "kernels, micro-batch 16: the search did not need it here" in capsys.readouterr().out
 
 
-def test_another_manifest_is_no_reproduction(tmp_path: Path) -> None:
+def test_a_run_of_another_manifest_is_not_a_reproduction(tmp_path: Path) -> None:
     there, here = pair(tmp_path, of=manifest(seed=1))
     assert main(["reproduce", str(there), "--with", str(here)]) == 2
 
@@ -233,14 +235,14 @@ def test_a_bundle_that_does_not_verify_is_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_another_stack_is_refused_before_anything_runs(tmp_path: Path, capsys: Any) -> None:
+def test_different_software_is_refused_before_anything_runs(tmp_path: Path, capsys: Any) -> None:
     there = bundle(tmp_path / "a.tar", packages={"torch": "0.1"})
     assert main(["reproduce", str(there), "--device", "cpu", "-o", str(tmp_path / "out")]) == 3
     said = capsys.readouterr().err
     assert "torch " in said
     assert "0.1 there" in said
     assert "pip install torch==0.1" in said
-    assert "pip uninstall" in said  # what is here, and was not there
+    assert "pip uninstall" in said  # packages that are present only here
     assert "--any-stack" in said
     assert not (tmp_path / "out").exists()
 
@@ -275,7 +277,7 @@ IMAGE = "0" * 64
 
 @pytest.fixture
 def podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An engine that runs nothing, and leaves the bundle here.tar."""
+    """Replace Podman by an engine that runs nothing and leaves the bundle here.tar."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "podman").write_text(PODMAN.format(python=sys.executable, config=IMAGE))
@@ -301,14 +303,14 @@ def test_it_runs_in_the_image_of_the_bundle(tmp_path: Path, podman: Path, capsys
     assert told[-4:] == ["--device", "cpu", "--budget", "60.0s"]
 
 
-def test_no_other_image_passes_for_it(tmp_path: Path, podman: Path, capsys: Any) -> None:
+def test_another_image_is_refused_for_reproduction(tmp_path: Path, podman: Path, capsys: Any) -> None:
     there = bundle(tmp_path / "there.tar", of=manifest(image="sha256:" + "1" * 64))
     assert in_image(there, "--image", "bench:cpu") == 3
     assert f"bench:cpu is sha256:{IMAGE}" in capsys.readouterr().err
     assert not (podman / "told.json").exists()
 
 
-def test_a_run_in_the_image_that_leaves_nothing_says_so(tmp_path: Path, podman: Path, capsys: Any) -> None:
+def test_a_run_in_the_image_without_a_bundle_is_reported(tmp_path: Path, podman: Path, capsys: Any) -> None:
     there = bundle(tmp_path / "there.tar", of=manifest(image=f"sha256:{IMAGE}"))
     assert in_image(there) == 3
     assert "left no bundle" in capsys.readouterr().err
@@ -325,7 +327,7 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def test_for_people_it_is_a_line_a_setting(tmp_path: Path, capsys: Any) -> None:
+def test_the_text_output_has_one_line_per_setting(tmp_path: Path, capsys: Any) -> None:
     there, here = pair(tmp_path, pass_seconds=0.55)
     assert main(["reproduce", str(there), "--with", str(here)]) == 1
     out = capsys.readouterr().out
@@ -334,8 +336,8 @@ def test_for_people_it_is_a_line_a_setting(tmp_path: Path, capsys: Any) -> None:
     assert "0 of 1 settings reproduced: run here here, there there" in out
 
 
-def test_one_setting_at_two_micro_batches_is_two_lines_that_can_be_told_apart(capsys: Any) -> None:
-    """Real runs of a search: pythia-410m's free lunch was measured at two in both."""
+def test_one_setting_at_two_micro_batches_gives_two_distinct_lines(capsys: Any) -> None:
+    """The bundles are real searches that measured pythia-410m's free-lunch at two micro-batches each."""
     there, here = (ROOT / f"results/hour-h200/{minutes}-minutes.tar" for minutes in (20, 24))
     _, document = reproduce(capsys, there, here)
     keys = [(one["model"], one["label"], one["micro_batch"]) for one in document["compared"]]

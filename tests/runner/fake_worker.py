@@ -1,4 +1,4 @@
-"""A worker that misbehaves on request: what the supervisor's tests fork instead of a trial."""
+"""A worker that misbehaves on request; tests of the supervisor fork it instead of a trial."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def answer(emit: Emit, argument: str) -> int:
 
 
 def collector(emit: Emit, argument: str) -> int:
-    """Whether it collects, and whether it looks through what was imported ahead."""
+    """Report whether garbage collection is on, and whether it scans objects of the preloaded modules."""
     ahead = any(found is tempfile.__dict__ for found in gc.get_objects())
     return answer(emit, f"collects: {gc.isenabled()}, ahead: {ahead}")
 
 
 def team(emit: Emit, argument: str) -> int:
-    """Two members; the second fails as told, while the first waits for it without end."""
+    """Start two members; the second fails as requested while the first waits for it forever."""
 
     def member(say: Emit) -> int:
         if os.environ["RANK"] == "0":
@@ -66,16 +66,15 @@ def team(emit: Emit, argument: str) -> int:
             say({"outcome": {"kind": "crashed", "reason": "ValueError: no"}})
         elif argument == "full":
             say({"outcome": {"kind": "no-room", "where": "/scratch", "reason": "no room, 0 B free"}})
-        elif argument == "speechless":  # the disk has no room for its reason either
+        elif argument == "speechless":  # a full disk has no room for the reason either
             os._exit(errno.ENOSPC)
         elif argument in ("killed", "killed-for-memory"):
             os.kill(os.getpid(), signal.SIGKILL)
         return int(argument != "answer")
 
     if argument == "killed-for-memory":
-        linux_processes.oom_kills = lambda: (
-            math.inf
-        )  # what only a kernel short of memory does: its counter goes up
+        # The kernel raises this counter only when it kills for lack of memory.
+        linux_processes.oom_kills = lambda: math.inf
     with tempfile.TemporaryDirectory() as folder:
         return together(2, member, emit, Path(folder))
 
@@ -86,7 +85,7 @@ def slow(emit: Emit, argument: str) -> int:
 
 
 def sleep(emit: Emit, argument: str) -> int:
-    """Busy for ever, with or without a sign of life."""
+    """Sleep forever, with or without reporting progress."""
     emit({"phase": "sleeping"})
     while True:
         time.sleep(0.05)
@@ -108,7 +107,7 @@ def grow(emit: Emit, argument: str) -> int:
 
 
 def orphan(emit: Emit, argument: str) -> int:
-    """Leaves a grandchild in a session of its own behind, its pid in the file `argument`."""
+    """Leave a grandchild behind in a session of its own; write its pid to the file `argument`."""
     child = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"],
         start_new_session=True,
@@ -121,7 +120,7 @@ def orphan(emit: Emit, argument: str) -> int:
 
 
 def flood(emit: Emit, argument: str) -> int:
-    """Prints so many MiB, and is not done until somebody has cut them."""
+    """Print the given number of MiB, and end only after the log has been truncated."""
     os.write(1, b"first\n")
     for _ in range(int(argument)):
         os.write(1, b"x" * (1 << 20))
@@ -132,7 +131,7 @@ def flood(emit: Emit, argument: str) -> int:
 
 
 def half_line(emit: Emit, argument: str) -> int:
-    """Killed in the middle of an event."""
+    """Get killed in the middle of an event."""
     for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - the precisions are numbers, not files
         try:
             if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):  # noqa: PTH115

@@ -1,4 +1,4 @@
-"""Two runs on one machine: each is told of the other, whoever is on other GPUs is not."""
+"""Two runs on one machine warn about each other, unless they use different GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_whoever_comes_and_whoever_was_there_are_told_of_each_other() -> None:
+def test_two_runs_on_one_gpu_both_warn() -> None:
     first: list[str] = []
     second: list[str] = []
     with warn_of_others(["GPU-a", "GPU-b"], first.append):
@@ -29,7 +29,7 @@ def test_whoever_comes_and_whoever_was_there_are_told_of_each_other() -> None:
     assert len(second) == 1
 
 
-def test_a_third_is_told_of_the_second_when_the_first_is_gone() -> None:
+def test_a_third_run_is_warned_of_the_second_after_the_first_ended() -> None:
     third: list[str] = []
     first = warn_of_others(["cpu"], lambda _: None)
     first.__enter__()
@@ -39,7 +39,7 @@ def test_a_third_is_told_of_the_second_when_the_first_is_gone() -> None:
             assert len(third) == 1
 
 
-def test_other_gpus_one_after_the_other_and_nowhere_to_write_are_no_matter(place: Path) -> None:
+def test_no_warning_for_other_gpus_or_later_runs_or_an_unwritable_lock(place: Path) -> None:
     said: list[str] = []
     with warn_of_others(["GPU-a"], said.append), warn_of_others(["GPU-b"], said.append):
         pass

@@ -1,4 +1,4 @@
-"""Operator and node, two folders and files carried between them: from challenge to what a stranger sees."""
+"""Operator and node are two folders with files copied between them, from challenge to verification."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, needs("ssh-keygen")]
 
 
 class Desk:
-    """The operator: his key, his ledger, and what was carried to him."""
+    """The operator: a key, a ledger, and the files copied from the node."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -89,7 +89,7 @@ def node(tmp_path: Path, desk: Desk) -> Node:
 
 
 def certify(desk: Desk, node: Node) -> None:
-    """Copies the request over, certifies it there, and copies the certificate back."""
+    """Copy the request to the operator, certify it there, and copy the certificate back."""
     carried = desk.folder / "request.json"
     carried.write_bytes(node.requested().read_bytes())
     desk.does("certify", carried)
@@ -121,7 +121,7 @@ def test_a_certified_run_is_received_and_a_stranger_verifies_it(desk: Desk, node
     assert private_keys(node.folder) == []
     bundle = receive(desk, node)
     assert level(desk, bundle) == "operator"
-    # Without bench: the whole chain in ssh-keygen's eyes, with the lines that `keys show` prints.
+    # ssh-keygen verifies the whole chain without bench, with the lines that `keys show` prints.
     shown = desk.does("keys", "show").stderr
     signers = desk.folder / "signers"
     signers.write_text("\n".join(line.strip() for line in shown.splitlines() if line.startswith("  ")) + "\n")
@@ -151,10 +151,10 @@ def test_a_node_that_was_lost_goes_on_with_a_new_key_under_the_same_run(desk: De
 
 
 @pytest.mark.e2e
-def test_another_node_begins_a_lost_run_anew_and_one_of_the_two_is_received(
+def test_another_node_can_restart_a_lost_run_and_only_one_bundle_is_received(
     desk: Desk, node: Node, tmp_path: Path
 ) -> None:
-    """The same challenge on another machine: a key of its own, nothing of the first one's, one receipt."""
+    """Another machine answers the same challenge with its own key; only one bundle gets a receipt."""
     with node.runs() as process:
         wait_for_trials(node.folder, 1)
         process.kill()
@@ -165,7 +165,7 @@ def test_another_node_begins_a_lost_run_anew_and_one_of_the_two_is_received(
         certify(desk, other)
         assert process.wait(120) == 0
     assert level(desk, receive(desk, other)) == "operator"
-    # The first node comes back: its answer to the same challenge is not received too.
+    # The first node comes back; its answer to the same challenge is refused.
     (node.place / "request.json").unlink()
     with node.runs("--resume") as process:
         carried = desk.folder / "request.json"
@@ -177,8 +177,8 @@ def test_another_node_begins_a_lost_run_anew_and_one_of_the_two_is_received(
 
 
 @pytest.mark.e2e
-def test_what_one_node_began_another_does_not_go_on_with(desk: Desk, node: Node) -> None:
-    """The run's folder was carried to a machine that says of itself that it is another."""
+def test_a_run_of_one_node_is_not_continued_on_another(desk: Desk, node: Node) -> None:
+    """The run's folder was copied to a machine with another identity."""
     with node.runs() as process:
         wait_for_trials(node.folder, 1)
         process.kill()
@@ -186,7 +186,7 @@ def test_what_one_node_began_another_does_not_go_on_with(desk: Desk, node: Node)
     journal = node.place / "journal.jsonl"
     first, rest = journal.read_bytes().split(b"\n", 1)
     header = json.loads(first)
-    if header["machine"] is None:  # a container has no name of its own: then the node's facts tell
+    if header["machine"] is None:  # a container has no stable name, so the facts of the node identify it
         header["node"]["cpu"] = "another"
     header["machine"] = "0" * 16
     journal.write_bytes(canonical_json(header) + b"\n" + rest)
@@ -202,14 +202,12 @@ def test_what_one_node_began_another_does_not_go_on_with(desk: Desk, node: Node)
 
 
 @pytest.mark.e2e
-def test_without_a_certificate_the_bundle_claims_nothing_and_can_be_sealed_later(
+def test_without_a_certificate_the_bundle_has_level_self_and_can_be_certified_later(
     desk: Desk, node: Node
 ) -> None:
     with node.runs() as process:
         wait_for_trials(node.folder, 4)
-        process.send_signal(
-            signal.SIGINT
-        )  # during the wait, or just before: whoever interrupts does not wait
+        process.send_signal(signal.SIGINT)  # during the wait or just before it; an interrupt ends the wait
         code = process.wait(20)
     assert code == 5
     assert gone({process.pid})
@@ -225,7 +223,7 @@ def test_without_a_certificate_the_bundle_claims_nothing_and_can_be_sealed_later
     assert level(desk, receive(desk, node)) == "operator"
 
 
-def test_a_certified_bundle_is_not_given_up_for_one_without_a_certificate(desk: Desk, node: Node) -> None:
+def test_a_certified_bundle_is_not_replaced_by_one_without_a_certificate(desk: Desk, node: Node) -> None:
     with node.runs() as process:
         certify(desk, node)
         assert process.wait(120) == 0
@@ -238,7 +236,7 @@ def test_a_certified_bundle_is_not_given_up_for_one_without_a_certificate(desk: 
     node.bundle.write_bytes(received := receive(desk, node).read_bytes())
     again = bench(*node.command, "--resume", folder=node.folder)
     assert "received\nthis run was finished before" in again.stderr
-    # The operator asks for the same run anew, and then does not certify it.
+    # The operator requests the same run again and does not certify it.
     node.command[3] = str(desk.asks("--run", node.run_id))
     (node.place / "request.json").unlink()
     with node.runs("--resume") as process:
@@ -252,7 +250,7 @@ def test_a_certified_bundle_is_not_given_up_for_one_without_a_certificate(desk: 
     assert level(desk, node.bundle) == "operator"
 
 
-def test_a_run_is_not_begun_twice_by_mistake(desk: Desk, node: Node) -> None:
+def test_a_run_is_not_started_twice_by_mistake(desk: Desk, node: Node) -> None:
     node.place.mkdir(parents=True)
     done = bench(*node.command, folder=node.folder)
     assert done.returncode == 2

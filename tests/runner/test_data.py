@@ -1,4 +1,4 @@
-"""What the loader makes of a recipe."""
+"""The samples that the loader makes for a recipe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def model_of(name: str, **recipe: object) -> Model:
 
 
 @pytest.mark.parametrize("length", [64, 1 << 22])
-def test_a_sample_is_as_long_as_the_recipe_says_however_long_that_is(length: int, tmp_path: Path) -> None:
+def test_a_sample_has_the_length_of_the_recipe(length: int, tmp_path: Path) -> None:
     model = model_of("tiny-mamba", sequence_length=length)
     samples = Samples(model, make_pool(model, tmp_path, 0), 0)
     for sample in (samples[0], samples[1]):
@@ -33,17 +33,15 @@ def test_a_sample_is_as_long_as_the_recipe_says_however_long_that_is(length: int
 
 
 @pytest.mark.parametrize(("length", "asked"), [(1, 1), (3, 1), (10, 2), (64, 10)])
-def test_every_sample_of_a_masked_language_model_asks_for_some_token(
-    length: int, asked: int, tmp_path: Path
-) -> None:
-    """15% of three tokens is none, and the mean loss over none is no number."""
+def test_every_sample_of_a_masked_language_model_has_a_label(length: int, asked: int, tmp_path: Path) -> None:
+    """15% of three tokens rounds to zero, and the mean loss over no token is NaN."""
     model = model_of("tiny-roberta", sequence_length=length)
     samples = Samples(model, make_pool(model, tmp_path, 0), 0)
     assert [int((samples[i]["labels"] != -100).sum()) for i in range(3)] == [asked] * 3
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_share_begins_where_training_goes_on(rank: int) -> None:
-    """Without loading what was trained with: after days of training that alone takes hours."""
+def test_a_resumed_loader_starts_at_the_right_sample(rank: int) -> None:
+    """Skipped samples are not loaded: after days of training, that would take hours."""
     whole, rest = Share(4, Team(rank, 2)), Share(4, Team(rank, 2), first=3)
     assert list(islice(rest, 5)) == list(islice(whole, 8))[3:]

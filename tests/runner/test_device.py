@@ -1,4 +1,4 @@
-"""One device: its share of its node, its memory."""
+"""A device has a share of its node's cores, and its own memory."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_cores_are_shared_among_the_devices_of_this_node_not_of_all_nodes(
 
 def test_without_a_launcher_a_device_is_alone() -> None:
     assert Device.own("cuda") == Device("cuda", 0, 1)
-    assert Device.own("cuda").loaders() == 8  # more help nobody
-    assert Device.own("cpu").loaders() == 0  # they would take the cores that train
+    assert Device.own("cuda").loaders() == 8  # more threads do not help
+    assert Device.own("cpu").loaders() == 0  # more threads would take cores from training
 
 
 @pytest.mark.parametrize(("quota", "threads"), [(128, 16), (2, 2)])
@@ -57,7 +57,7 @@ def test_a_torch_without_cuda_says_what_to_install(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("capability", "refused"), [((7, 0), True), ((7, 5), False), ((9, 0), False), ((12, 1), False)]
 )
-def test_a_card_that_this_torch_has_no_code_for_is_told_before_anything_is_measured(
+def test_a_card_that_torch_has_no_code_for_is_refused_before_measuring(
     capability: tuple[int, int], refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
@@ -72,10 +72,10 @@ def test_a_card_that_this_torch_has_no_code_for_is_told_before_anything_is_measu
 
 
 @pytest.mark.parametrize(("graphs", "peak"), [(None, 5), ("0", 5), ("1", 80)])
-def test_what_cuda_graphs_keep_counts_as_memory(
+def test_memory_kept_by_cuda_graphs_is_counted(
     graphs: str | None, peak: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """17.6 GiB were told of a pythia-1b that held 92.2 on an H200."""
+    """Without this rule, 17.6 GiB were reported for a pythia-1b that held 92.2 GiB on an H200."""
     monkeypatch.delenv("TORCHINDUCTOR_CUDAGRAPHS", raising=False)
     if graphs is not None:
         monkeypatch.setenv("TORCHINDUCTOR_CUDAGRAPHS", graphs)

@@ -1,4 +1,4 @@
-"""A run of many hours leaves a bundle, and the figures that follow from what is kept stay as they were."""
+"""A run of many hours fits into a bundle, and figures computed from the kept readings do not change."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST = 100_000
 
 
 def course(seconds: int, gpus: int = 1, **odd: dict[str, Any]) -> bytes:
-    """A reading a second, of ten minutes a trial; `odd` are others, by their second."""
+    """Make one reading per second, ten minutes per trial; `odd` replaces readings by second."""
     lines = []
     for at in range(seconds):
         gpu = {"celsius": 60, "energy_joules": 700.0 * at, "throttle_reasons": 0} | odd.get(f"at_{at}", {})
@@ -36,12 +36,11 @@ def kept(data: bytes) -> list[Any]:
     return [strict_loads(line) for line in data.splitlines()]
 
 
-def test_what_fits_goes_in_as_it_is() -> None:
+def test_small_files_are_packed_unchanged() -> None:
     data = course(600)
     assert fit_telemetry(data, marks_of_trials({}), len(data)) == data
-    torn = (
-        data + b'{"at": half a li' + data[: data.index(b"\n") + 1] + data
-    )  # whoever compares would refuse it
+    # bench compare would refuse such a reading.
+    torn = data + b'{"at": half a li' + data[: data.index(b"\n") + 1] + data
     assert fit_telemetry(torn, marks_of_trials({}), len(torn)) == data + data
 
 
@@ -55,13 +54,13 @@ def test_telemetry_of_many_hours_is_thinned_evenly() -> None:
     assert set(short.splitlines()) <= set(data.splitlines())
 
 
-def test_half_a_line_of_a_process_that_was_killed_is_left_out() -> None:
+def test_an_incomplete_last_line_is_left_out() -> None:
     data = course(HOUR) + b'{"at": half a li' + course(HOUR)
     assert len(kept(fit_telemetry(data, marks_of_trials({}), MOST))) > 100
 
 
 @pytest.mark.slow
-def test_a_bundle_holds_a_run_whatever_its_telemetry_and_logs_weigh(
+def test_a_run_fits_into_a_bundle_for_any_size_of_telemetry_and_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with begun(tmp_path / "run") as run:
@@ -78,14 +77,14 @@ def test_a_bundle_holds_a_run_whatever_its_telemetry_and_logs_weigh(
 
 
 def test_every_trial_keeps_its_ends_and_those_of_its_timed_steps() -> None:
-    """Power is energy over time between the two readings that are nearest to the ends."""
+    """Power is the energy divided by the time between the two readings nearest to the ends."""
     timed = {f"trial-{i}": (600.0 * i + 101, 600.0 * i + 137) for i in range(12)}
     times = {reading["at"] for reading in kept(fit_telemetry(course(2 * HOUR), marks_of_trials(timed), MOST))}
     for i in range(12):
         assert {600.0 * i + second for second in (0, 101, 137, 599)} <= times
 
 
-def test_what_a_verdict_of_a_node_check_follows_from_stays() -> None:
+def test_readings_that_a_node_checks_verdict_needs_are_kept() -> None:
     odd = {
         "at_1001": {"xids": [79]},
         "at_2001": {"throttle_reasons": 64},
@@ -98,12 +97,12 @@ def test_what_a_verdict_of_a_node_check_follows_from_stays() -> None:
     assert {301.0, 1001.0, 2001.0, 3001.0, 4001.0, 5001.0, 6001.0} <= {reading["at"] for reading in short}
 
 
-def test_however_much_is_marked_it_fits() -> None:
+def test_the_result_fits_however_many_readings_are_marked() -> None:
     always = fit_telemetry(course(2 * HOUR), lambda reading: [reading["at"]], MOST)
     assert MOST / 2 < len(always) <= MOST
 
 
-def test_of_a_log_that_is_too_long_the_beginning_and_the_end_are_kept(tmp_path: Path) -> None:
+def test_the_beginning_and_the_end_of_a_long_log_are_kept(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"short")
     (tmp_path / "b.txt").write_bytes(b"first" + bytes(3 * LOG_BYTES) + b"last")
     logs = fitting_logs(tmp_path, most_bytes=2 * LOG_BYTES)

@@ -1,4 +1,4 @@
-"""Which run --resume goes on with."""
+"""The run that --resume continues."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def begun(out: Path, name: str, node: NodeFacts, age_seconds: int) -> Path:
     return folder
 
 
-def test_of_two_machines_that_share_a_folder_each_goes_on_with_its_own(tmp_path: Path) -> None:
+def test_two_machines_that_share_a_folder_resume_their_own_runs(tmp_path: Path) -> None:
     ours, theirs = begun(tmp_path, "ours", HERE, 60), begun(tmp_path, "theirs", UPDATED, 0)
     assert choose_folder(tmp_path, MANIFEST, HERE, True, None) == ours
     assert choose_folder(tmp_path, MANIFEST, UPDATED, True, None) == theirs
 
 
-def test_what_has_changed_since_a_run_was_begun_is_named(tmp_path: Path) -> None:
+def test_changes_since_the_start_of_a_run_are_named(tmp_path: Path) -> None:
     begun(tmp_path, "a", HERE, 0)
     with pytest.raises(BadInput, match=r"\(kernel 6.12 here, 6.1 there; torch 2.10.0 here, 2.9.1 there\)"):
         choose_folder(tmp_path, MANIFEST, UPDATED, True, None)
 
 
-def test_a_machine_that_was_started_again_goes_on(tmp_path: Path) -> None:
-    """Its kernel may see some pages more or less."""
+def test_a_run_continues_after_a_reboot(tmp_path: Path) -> None:
+    """After a reboot, the kernel may report a few pages more or less."""
     folder = begun(tmp_path, "a", HERE, 0)
     again = dataclasses.replace(HERE, memory_bytes=HERE.memory_bytes - 40 * 4096)
     assert choose_folder(tmp_path, MANIFEST, again, True, None) == folder
@@ -46,7 +46,7 @@ def test_a_machine_that_was_started_again_goes_on(tmp_path: Path) -> None:
         choose_folder(tmp_path, MANIFEST, dataclasses.replace(HERE, memory_bytes=2**38), True, None)
 
 
-def test_a_damaged_journal_of_another_manifest_is_in_nobody_s_way(tmp_path: Path) -> None:
+def test_a_damaged_journal_of_another_manifest_is_ignored(tmp_path: Path) -> None:
     folder = begun(tmp_path, "a", HERE, 60)
     (tmp_path / "b").mkdir()
     with Journal(tmp_path / "b") as journal:

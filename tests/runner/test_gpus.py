@@ -1,4 +1,4 @@
-"""Which GPUs a run has: what CUDA_VISIBLE_DEVICES names, as long as they answer and are whole."""
+"""A run uses the GPUs in CUDA_VISIBLE_DEVICES that answer and are not partitioned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = ("NVIDIA A100-SXM4-80GB", "NVIDIA RTX A6000", "NVIDIA DGX Display", "NVI
 
 @pytest.fixture(autouse=True)
 def _four(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four cards, not all alike, each NVML's handle its index."""
+    """Four cards, not all alike; the NVML handle of each is its index."""
     answers: dict[str, Callable[..., Any]] = {
         "Init": lambda: None,
         "Shutdown": lambda: None,
@@ -52,7 +52,7 @@ def failing(code: int, only: int | None = None) -> Callable[[int], Any]:
         ("", []), ("-1", []), ("2,-1,0", [2]),
     ],
 )  # fmt: skip
-def test_those_that_are_shown_in_that_order(
+def test_visible_gpus_are_used_in_the_given_order(
     shown: str | None, indices: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if shown is not None:
@@ -74,7 +74,7 @@ def test_those_that_are_shown_in_that_order(
         ("MIG-5c8a", "a part of a GPU"),
     ],
 )
-def test_what_cuda_would_drop_in_silence_is_told(
+def test_entries_that_cuda_would_ignore_are_reported(
     shown: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
@@ -83,7 +83,7 @@ def test_what_cuda_would_drop_in_silence_is_told(
     assert raised.value.advice
 
 
-def test_a_gpu_that_is_lost_is_told_and_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_gpu_is_reported_and_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", failing(pynvml.NVML_ERROR_GPU_IS_LOST, 2))
     with pytest.raises(EnvironmentCannot, match=r"GPU 2 does not answer: .*lost"):
         gpus_here(HOST_BYTES)
@@ -91,17 +91,17 @@ def test_a_gpu_that_is_lost_is_told_and_can_be_left_out(monkeypatch: pytest.Monk
     assert [gpu.index for gpu in gpus_here(HOST_BYTES)[0]] == [0, 1, 3]
 
 
-def test_what_a_scheduler_gave_to_others_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_allocated_to_other_jobs_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", failing(pynvml.NVML_ERROR_NO_PERMISSION, 0))
     assert [gpu.index for gpu in gpus_here(HOST_BYTES)[0]] == [1, 2, 3]
 
 
-def test_a_gpu_without_memory_of_its_own_has_the_host_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_its_own_memory_uses_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", failing(pynvml.NVML_ERROR_NOT_SUPPORTED))
     assert {gpu.memory_bytes for gpu in gpus_here(HOST_BYTES)[0]} == {HOST_BYTES}
 
 
-def test_a_gpu_in_parts_is_refused_unless_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partitioned_gpu_is_refused_unless_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMigMode", lambda gpu: [int(gpu == 3), 0])
     with pytest.raises(EnvironmentCannot, match="GPU 3, NVIDIA A100-SXM4-80GB, is divided") as raised:
         gpus_here(HOST_BYTES)
@@ -110,7 +110,7 @@ def test_a_gpu_in_parts_is_refused_unless_it_is_left_out(monkeypatch: pytest.Mon
     assert len(gpus_here(HOST_BYTES)[0]) == 2
 
 
-def test_without_a_driver_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_driver() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 

@@ -1,4 +1,4 @@
-"""What a run says of the image that it is in, and when it refuses to run at all."""
+"""The image that a run reports, and the images in which it refuses to run."""
 
 from __future__ import annotations
 
@@ -33,34 +33,32 @@ def manifest(image: str | None) -> object:
     return parse_manifest(json.dumps(document | ({"image": image} if image else {})).encode(), "m.json")
 
 
-def test_outside_of_an_image_there_is_none_whatever_the_environment_says(
+def test_outside_an_image_the_environment_cannot_claim_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(IMAGE_VARIABLE, json.dumps({"config": DIGEST, "diff_ids": []}))
     assert running_in(tmp_path / "image.json") is None
 
 
-def test_the_identity_is_what_the_engine_outside_told(
-    described: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_identity_is_passed_in_by_the_engine(described: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(IMAGE_VARIABLE, json.dumps({"config": DIGEST, "diff_ids": ["sha256:3"]}))
     assert running_in(described) == IMAGE
 
 
-def test_an_image_that_was_told_nothing_knows_its_locks_alone(described: Path) -> None:
+def test_without_a_passed_identity_an_image_knows_only_its_locks(described: Path) -> None:
     assert running_in(described) == Image("cpu", "sha256:1", "sha256:2")
 
 
 @pytest.mark.parametrize(
     "told", ["no json", "[]", '{"config": 1}', '{"unknown": ""}', '{"config": "a", "config": "b"}']
 )
-def test_nonsense_is_refused(described: Path, monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+def test_a_malformed_identity_is_refused(described: Path, monkeypatch: pytest.MonkeyPatch, told: str) -> None:
     monkeypatch.setenv(IMAGE_VARIABLE, told)
     with pytest.raises(BadInput, match="does not say which image this is"):
         running_in(described)
 
 
-def test_a_manifest_runs_in_its_own_image_alone() -> None:
+def test_a_manifest_runs_only_in_its_own_image() -> None:
     wanted = manifest(DIGEST)
     require_image(wanted, IMAGE)  # type: ignore[arg-type]
     others = (
@@ -79,7 +77,7 @@ def test_a_manifest_without_an_image_runs_anywhere() -> None:
     require_image(manifest(None), IMAGE)  # type: ignore[arg-type]
 
 
-def test_nothing_is_called_reproducible_that_is_not() -> None:
+def test_only_a_run_with_a_known_image_is_called_reproducible() -> None:
     assert image_text(IMAGE) == f"cpu {DIGEST}"
     assert "not reproducible" in image_text(dataclasses.replace(IMAGE, config=None))
     assert "cannot be rebuilt" in image_text(None)

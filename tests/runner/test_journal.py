@@ -1,4 +1,4 @@
-"""The journal: what was written once is there after any crash, and nothing else is."""
+"""After any crash, the journal contains exactly the events that were written."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_events_come_back_as_they_were_written(tmp_path_factory: pytest.TempPath
         assert journal.events == events
 
 
-def test_truncated_at_every_byte_it_keeps_every_whole_line_and_takes_more(tmp_path: Path) -> None:
+def test_a_truncated_journal_keeps_every_whole_line_and_accepts_more(tmp_path: Path) -> None:
     events = [{"event": "run", "n": 1}, {"event": "trial", "id": "ä", "seconds": 0.25}, {"event": "end"}]
     data = written(tmp_path, events)
     for length in range(len(data) + 1):
@@ -54,10 +54,10 @@ def test_damage_in_the_middle_is_named_and_refused(tmp_path: Path, line: bytes) 
         Journal(tmp_path)
 
 
-def test_what_a_full_disk_cuts_off_damages_nothing(tmp_path: Path) -> None:
-    """Half a line that stayed would be one with the next."""
+def test_a_line_cut_off_by_a_full_disk_damages_nothing(tmp_path: Path) -> None:
+    """An incomplete line that stayed would merge with the next one."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as Python does itself
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # Python does the same
     with Journal(tmp_path) as journal:
         journal.append({"event": "run"})
         try:

@@ -1,4 +1,4 @@
-"""One optimizer step of the loop: what it does to the weights."""
+"""The effect of one optimizer step of the loop on the weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU = Device("cpu")
 
 
 def plain_roberta(name: Literal["adam", "adamw"]) -> Model:
-    """Without dropout; each sample asks for some of its tokens, and weights decay by much."""
+    """Build a RoBERTa without dropout and with a large weight decay; each sample has some labels."""
     model = known_models()["tiny-roberta"]
     silent = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     optimizer = Optimizer(name, 1e-3, 0.9, 0.98, 1e-6, weight_decay=0.5)
@@ -32,12 +32,12 @@ def plain_roberta(name: Literal["adam", "adamw"]) -> Model:
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])
-def test_a_step_is_the_recipe_s_own_whatever_the_micro_batch(
+def test_a_step_computes_the_same_at_every_micro_batch(
     name: Literal["adam", "adamw"], tmp_path: Path
 ) -> None:
-    """Four passes of four samples, against the whole batch at once in textbook AdamW.
+    """Four passes of four samples give the same weights as the whole batch at once with textbook AdamW.
 
-    fairseq, apex, DeepSpeed and flax mean that by Adam too.
+    fairseq, apex, DeepSpeed and flax use the same algorithm under the name Adam.
     """
     model = plain_roberta(name)
     run = TrialRun(trial(model=model, micro_batch=4), CPU, Team(), tmp_path, lambda event: None)

@@ -1,4 +1,4 @@
-"""Between two trials, and once all are decided."""
+"""The run between two trials, and after all models are decided."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ GUIDED = {
 
 
 class Guessing:
-    """In place of the supervisor: a sample takes a second, in the second trial it seems to take less.
+    """A supervisor whose samples take a second; in the second trial they seem to take less.
 
-    By how much nobody knows: its steps of one pass differ by a third, until it is measured for longer.
+    The difference is uncertain: steps of one pass vary by a third until they are measured for longer.
     """
 
     nodes = None
@@ -102,7 +102,7 @@ def supervised(fake: Guessing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "Supervisor", supervisor)
 
 
-def test_a_finalist_that_is_not_sure_is_measured_once_more_and_longer(
+def test_an_uncertain_finalist_is_measured_again_for_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake = Guessing()
@@ -118,7 +118,7 @@ def test_a_finalist_that_is_not_sure_is_measured_once_more_and_longer(
     assert len(results.trials) == len(first), "one row a trial"
     (winner,) = results.winners
     assert winner.trial != unsure.id
-    with begun(tmp_path) as run:  # as --resume reads it
+    with begun(tmp_path) as run:  # --resume reads the journal in this way
         assert run.results(None).trials == results.trials
         assert searched(run, resumed := Guessing(), monkeypatch) is None
     assert resumed.asked == []
@@ -137,7 +137,7 @@ def bundle_of(run: Run, path: Path, change: Callable[[list[bytes]], object] = le
     return packed(path, files, run_id=run.id, started_at=begun, ended_at=ended, node=node)
 
 
-def test_what_the_first_of_two_processes_said_stays_in_the_bundle(
+def test_the_first_of_two_measurements_stays_in_the_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with begun(tmp_path / "run") as run:
@@ -168,14 +168,14 @@ def test_what_the_first_of_two_processes_said_stays_in_the_bundle(
                 verify_bundle(bundle_of(run, tmp_path / "other.tar", change), recompute)
 
 
-def test_a_second_time_that_fails_leaves_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_second_measurement_keeps_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Guessing(Crashed("the node is tired"))
     with begun(tmp_path) as run:
         assert searched(run, fake, monkeypatch) is None
         assert all(trial.estimate and not trial.earlier for trial in run.results(None).trials)
 
 
-def test_a_budget_that_is_spent_before_a_second_time_leaves_nothing_undecided(
+def test_a_budget_spent_before_a_second_measurement_leaves_no_model_undecided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first: dict[str, dict[str, Any]] = {}
@@ -192,7 +192,7 @@ def test_a_budget_that_is_spent_before_a_second_time_leaves_nothing_undecided(
 
 
 class Deadly(Guessing):
-    """One trial takes the run with it."""
+    """A supervisor in which one trial kills the run."""
 
     def trial(self, trial: Trial, *_: Any) -> Outcome:
         if trial.setting:
@@ -201,24 +201,24 @@ class Deadly(Guessing):
 
 
 @pytest.mark.parametrize("politely", [False, True])
-def test_a_trial_that_kills_the_run_each_time_is_not_tried_for_ever(
+def test_a_trial_that_kills_the_run_every_time_is_given_up(
     politely: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the kernel, short of memory, ends a whole container, which is then started again."""
+    """The kernel may kill a whole container for lack of memory, after which it is started again."""
     for _ in range(3):
         with begun(tmp_path) as run, pytest.raises(SystemExit):
             searched(run, Deadly(), monkeypatch)
-        if politely:  # an interrupt or a budget says nothing about the trial
+        if politely:  # an interrupt or a spent budget does not count against the trial
             with begun(tmp_path) as run:
                 run.record(RunStopped("interrupted"))
-    with begun(tmp_path) as run, pytest.raises(SystemExit):  # another setting's turn
+    with begun(tmp_path) as run, pytest.raises(SystemExit):  # another setting is tried next
         searched(run, Deadly(), monkeypatch)
     failures = [trial.failure for trial in run.results(None).trials if trial.failure]
     assert failures == [] if politely else [Crashed("the run or its machine died during it, 3 times")]
 
 
 class Full(Guessing):
-    """So many trials find room for temporary files."""
+    """A supervisor in which a given number of trials find room for temporary files."""
 
     def __init__(self, room: int) -> None:
         super().__init__()
@@ -230,30 +230,30 @@ class Full(Guessing):
         return super().trial(trial)
 
 
-def test_a_scratch_disk_that_is_full_ends_the_run_and_is_held_against_no_trial(
+def test_a_full_scratch_disk_ends_the_run_and_fails_no_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for _ in range(4):  # more often than a trial may end a run
+    for _ in range(4):  # more often than a trial may kill a run
         with begun(tmp_path) as run, pytest.raises(EnvironmentCannot, match="no room"):
             measured(run, Full(0), monkeypatch)
     with begun(tmp_path) as run:
         stopped = measured(run, Full(2), monkeypatch)
     assert stopped == "/scratch: no room, 0 B free, 1 of 1 models undecided"
     assert "make room" in capsys.readouterr().err
-    with begun(tmp_path) as run:  # after some was made
+    with begun(tmp_path) as run:  # after some space was freed
         assert len(run.outcomes) == 2
         assert measured(run, Guessing(), monkeypatch) is None
         assert all(trial.failure is None for trial in run.results(None).trials)
 
 
 def measured(run: Run, fake: Guessing, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    """As a run does it, which ends in a bundle if there is something for one."""
+    """Measure as a run does; it ends with a bundle if anything was measured."""
     supervised(fake, monkeypatch)
     return _measure(run, Progress(), None, None)
 
 
 class Hung(Guessing):
-    """Its ceilings take whatever they are given."""
+    """A supervisor whose measurement of limits takes all the time it is given."""
 
     def ceilings(self, *asked: Any) -> tuple[Ceiling, ...]:
         limits: Limits = asked[-1]
@@ -262,16 +262,14 @@ class Hung(Guessing):
         raise EnvironmentCannot("no ceilings: timed-out")
 
 
-def test_a_budget_that_is_spent_on_the_ceilings_ends_the_run_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_budget_spent_on_the_limits_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with begun(tmp_path) as run:
         stopped = searched(run, Hung(), monkeypatch, budget=0.1)
     assert stopped == "the budget of 0 s is spent, 1 of 1 models undecided"
 
 
 class Apart(Guessing):
-    """Two nodes: the first in an image, the other with what is installed there."""
+    """Two nodes: the first in an image, the other with its installed software."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -284,7 +282,7 @@ class Apart(Guessing):
         self.told.append(arguments[-1])
 
 
-def test_nodes_of_which_one_is_in_an_image_do_not_measure_together(
+def test_a_node_in_an_image_and_one_without_do_not_train_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = Apart()
@@ -295,7 +293,7 @@ def test_nodes_of_which_one_is_in_an_image_do_not_measure_together(
 
 
 class Unmet(Guessing):
-    """Nodes that did not get to know each other."""
+    """Nodes that cannot connect to each other."""
 
     def __init__(self, why: str) -> None:
         super().__init__()
@@ -312,7 +310,7 @@ class Unmet(Guessing):
         ("crashed: two are node 1\n  each needs its own", None),
     ],
 )
-def test_nodes_that_do_not_come_together_say_what_to_look_at(
+def test_nodes_that_cannot_connect_are_reported_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str, advice: str | None
 ) -> None:
     with (
@@ -324,10 +322,11 @@ def test_nodes_that_do_not_come_together_say_what_to_look_at(
 
 
 class TooGood(Guessing):
-    """The second trial seems to do more arithmetic than the machine's ceiling."""
+    """A supervisor whose second trial exceeds the machine's measured limit."""
 
     def ceilings(self, *_: Any) -> tuple[Ceiling, ...]:
-        return (Ceiling("matmul-fp32", 0, "FLOP/s", 3100, (1.0,)),)  # of 3000 a sample and second
+        # A trial does 3000 operations per sample, and a sample takes a second.
+        return (Ceiling("matmul-fp32", 0, "FLOP/s", 3100, (1.0,)),)
 
     def trial(self, trial: Trial, *_: Any) -> Outcome:
         self.asked.append(trial)
@@ -337,7 +336,7 @@ class TooGood(Guessing):
         )
 
 
-def test_what_cannot_be_true_neither_wins_nor_ends_the_search(
+def test_an_implausible_trial_is_never_the_fastest_and_does_not_end_the_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake = TooGood()
@@ -367,7 +366,7 @@ def test_memory_that_does_not_come_back_is_named() -> None:
     assert "14.0 GiB on GPU 1" in said[0]
 
 
-def test_what_others_do_on_gpus_that_do_not_train_is_not_waited_for(
+def test_memory_on_gpus_that_do_not_train_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpus = tuple(Gpu(index, "NVIDIA H200", f"GPU-{index}", 140 * GIB, "9.0") for index in (3, 1))
@@ -383,7 +382,7 @@ def test_what_others_do_on_gpus_that_do_not_train_is_not_waited_for(
     assert "in use by others" not in capsys.readouterr().err
 
 
-def test_memory_that_others_hold_from_the_start_is_told() -> None:
+def test_memory_held_by_others_from_the_start_is_reported() -> None:
     said: list[str] = []
     tell_of_others({2: 600 << 20, 5: 30 << 30, 7: 0}, said.append)
     assert said == [

@@ -1,4 +1,4 @@
-"""A run whose node was lost goes on with one of the same kind, and its bundle tells of both."""
+"""A run whose node was lost continues on a node of the same kind; its bundle names both."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_both_nodes_gpus_are_in_the_statement(tmp_path: Path) -> None:
     assert found.node["gpus"] == ["GPU-a", "GPU-b"]
 
 
-def test_nobody_s_figures_are_mixed_unless_somebody_decides_to(tmp_path: Path) -> None:
+def test_figures_of_two_machines_are_mixed_only_on_request(tmp_path: Path) -> None:
     header = to_json(_header(begin(tmp_path, FIRST)))
     for changed in (header, header | {"machine": "another"}):
         with pytest.raises(BadInput, match="another machine"):
@@ -51,7 +51,7 @@ def test_nobody_s_figures_are_mixed_unless_somebody_decides_to(tmp_path: Path) -
         require_same(tmp_path, changed, MANIFEST, SECOND, moved=True)
 
 
-def test_only_a_machine_of_the_same_kind_goes_on(tmp_path: Path) -> None:
+def test_only_a_machine_of_the_same_kind_may_continue_a_run(tmp_path: Path) -> None:
     header = to_json(_header(begin(tmp_path, FIRST)))
     another = dataclasses.replace(FIRST, gpus=(dataclasses.replace(GPU, name="NVIDIA A100"),))
     for other in (another, dataclasses.replace(FIRST, driver="570.26"), dataclasses.replace(FIRST, gpus=())):

@@ -69,7 +69,7 @@ def both(
     cold: bool = False,
     **changes: Any,
 ) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
-    """By ordinary Pythons if `cold`, or by some that begin with torch imported."""
+    """Run both nodes; `cold` uses ordinary Pythons, otherwise that of tests/warm.py is used."""
     python = sys.executable if cold else quick_python()
     (folder / "m.json").write_text(json.dumps(MANIFEST | changes))
     port = free_port()
@@ -141,13 +141,11 @@ def test_nodes_whose_clocks_are_minutes_apart_measure_together(tmp_path: Path) -
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("leader", ["127.0.0.1", "127.0.0.2"])  # torch would have the lower address lead
-def test_nodes_whose_environment_computes_otherwise_do_not_measure_together(
-    tmp_path: Path, leader: str
-) -> None:
+@pytest.mark.parametrize("leader", ["127.0.0.1", "127.0.0.2"])  # torch would choose the lower address
+def test_nodes_with_different_switches_do_not_train_together(tmp_path: Path, leader: str) -> None:
     with both(tmp_path, other_has={"NVIDIA_TF32_OVERRIDE": "0"}, leader=leader) as (leading, other):
         assert leading.wait(300) == 3, said(tmp_path)
-        assert other.wait(60) == 3, said(tmp_path)  # it was told, and waits for no further job
+        assert other.wait(60) == 3, said(tmp_path)  # it learned of the loss and waits for no further job
     why = "the nodes differ: NVIDIA_TF32_OVERRIDE missing on node 0, 0 on node 1"
     assert all(why in text for text in said(tmp_path))
 
@@ -165,7 +163,7 @@ def test_a_node_that_is_lost_ends_the_run_and_decides_no_trial(tmp_path: Path) -
     found, _ = results(tmp_path)
     assert found["run"]["complete"] is False
     assert "is gone" in found["run"]["stopped"]
-    assert found["trials"] == []  # what lost a node says nothing about a trial
+    assert found["trials"] == []  # the loss of a node does not count against the trial
 
 
 WAITS = """
@@ -180,7 +178,7 @@ time.sleep(600)
 
 @contextmanager
 def inside_a_collective(folder: Path, meet: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A member that no error will reach, as inside of NCCL."""
+    """Simulate a member inside NCCL, which no error reaches."""
     environment = os.environ | {"BENCH_MEET": meet, "TORCHELASTIC_RUN_ID": "abc-7"}
     command = [sys.executable, "-c", WAITS, str(folder)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as member:
@@ -192,11 +190,12 @@ def inside_a_collective(folder: Path, meet: str) -> Iterator[subprocess.Popen[by
             member.kill()
 
 
-def test_a_member_that_waits_for_one_that_failed_ends_for_the_same_reason(tmp_path: Path) -> None:
+def test_a_member_waiting_for_a_failed_one_ends_with_the_same_reason(tmp_path: Path) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     full = {"kind": "out-of-memory", "where": "gpu", "detail": "CUDA out of memory"}
     with inside_a_collective(tmp_path, f"127.0.0.1:{store.port}") as member:
-        dist.PrefixStore("abc-6", store).set(FAILED, '{"kind": "crashed", "reason": "late"}')  # another job's
+        another_job = dist.PrefixStore("abc-6", store)
+        another_job.set(FAILED, '{"kind": "crashed", "reason": "late"}')
         dist.PrefixStore("abc-7", store).set(FAILED, json.dumps(full))
         assert member.wait(60) == 1
     assert written_reasons(tmp_path) == {3: full}
@@ -210,9 +209,7 @@ def test_a_member_whose_leader_is_gone_does_not_wait_for_it(tmp_path: Path) -> N
     assert "gone" in written_reasons(tmp_path)[3]["reason"]
 
 
-def test_of_members_that_were_killed_their_node_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_member_is_reported_by_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(several, "torchrun", lambda *_: ["sh", "-c", "touch $BENCH_FOLDER/begun; kill -9 $$"])
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     nodes = Nodes(2, 1, f"127.0.0.1:{store.port}", "abc")
@@ -222,10 +219,10 @@ def test_of_members_that_were_killed_their_node_says_so(
 
 
 @pytest.mark.parametrize(("user", "per_node", "given"), [(None, 2, "3"), ("5", 2, "5"), (None, 1, "")])
-def test_members_have_the_threads_that_they_have_on_one_node(
+def test_members_on_several_nodes_have_as_many_threads_as_on_one(
     user: str | None, per_node: int, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torchrun, left to itself, gives each of several one: what is updated on the host would crawl."""
+    """By default torchrun gives each of several processes one thread; host updates would be slow."""
     monkeypatch.setattr(several, "cores", lambda: 3, raising=False)
     monkeypatch.setattr(
         several, "torchrun", lambda *_: ["sh", "-c", 'echo "$OMP_NUM_THREADS" > $BENCH_FOLDER/told']
@@ -240,7 +237,7 @@ def test_members_have_the_threads_that_they_have_on_one_node(
 
 
 @pytest.mark.parametrize("user", [None, "1"])
-def test_threads_that_the_user_did_not_set_are_no_switch_of_the_users(
+def test_thread_counts_that_the_user_did_not_set_are_not_recorded_as_switches(
     user: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
@@ -254,17 +251,17 @@ def test_threads_that_the_user_did_not_set_are_no_switch_of_the_users(
     assert node["switches"].get("OMP_NUM_THREADS") == user
 
 
-def test_ranks_follow_the_numbers_of_the_nodes_whatever_torchrun_made_of_their_addresses() -> None:
+def test_ranks_follow_the_nodes_numbers_and_not_torchruns_order() -> None:
     assert ranks([1, 1, 0, 0]) == [2, 3, 0, 1]
     assert ranks([2, 0, 1], each=1) == [2, 0, 1]
 
 
-def test_two_nodes_of_one_number_do_not_wait_for_each_other() -> None:
+def test_two_nodes_with_the_same_number_are_refused_at_once() -> None:
     with pytest.raises(EnvironmentCannot, match=r"more than one node was started with --node 1\n.*0 to 2"):
         placed([0, 0, 1, 1, 1, 1])
 
 
-def test_nodes_that_train_on_unequally_many_do_not_wait_for_members_that_will_not_come() -> None:
+def test_nodes_with_different_numbers_of_devices_are_refused_at_once() -> None:
     with pytest.raises(EnvironmentCannot, match="node 0 trains on 3 GPUs, node 1 on 1 GPUs\n"):
         placed([1, 0, 0, 0], each=[1, 3, 3, 3])
 
@@ -281,7 +278,7 @@ def ranks(nodes: list[int], each: int = 2) -> list[int]:
 
 
 def placed(nodes: list[int], each: list[int] | None = None) -> list[Mapping[str, str]]:
-    """What members on these nodes are told, in the order that torchrun gave them."""
+    """Return the environment of the members on these nodes, in torchrun's order."""
     store = dist.HashStore()
     count = len(nodes)
     with ThreadPoolExecutor(count) as members:
@@ -298,10 +295,10 @@ def surroundings(rank: int, node: int, count: int, each: int, address: str = "")
     }  # fmt: skip
 
 
-def test_gloo_goes_by_the_interface_that_reaches_the_others_unless_the_user_has_said_so(
+def test_gloo_uses_the_interface_that_reaches_the_others_unless_the_user_sets_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also where the leader, by the name of the meeting, is its own 127.0.1.1."""
+    """This also holds if the rendezvous's host name resolves to 127.0.1.1 on the leader."""
     monkeypatch.setattr(several, "own_address", {"10.0.0.2:1": "10.0.0.1"}.get)
     monkeypatch.setattr(several, "interface_of", {"10.0.0.1": "eth1", "10.0.0.2": "eth2"}.get)
     store = dist.HashStore()
@@ -312,7 +309,7 @@ def test_gloo_goes_by_the_interface_that_reaches_the_others_unless_the_user_has_
     assert "GLOO_SOCKET_IFNAME" not in place(store, leader | {"GLOO_SOCKET_IFNAME": "ib0"})
 
 
-def test_every_node_starts_the_same_torchrun_and_only_the_leader_hosts_the_meeting() -> None:
+def test_every_node_starts_the_same_torchrun_and_only_the_leader_hosts_the_rendezvous() -> None:
     leader, other = (torchrun(Nodes(2, i, "10.0.0.1:29400", "abc"), 7, 8) for i in range(2))
     for command in (leader, other):
         assert {"--nnodes=2", "--nproc-per-node=8", "--rdzv-backend=c10d", "--rdzv-id=abc-7"} <= {*command}
@@ -321,17 +318,17 @@ def test_every_node_starts_the_same_torchrun_and_only_the_leader_hosts_the_meeti
     assert "--local-addr=10.0.0.2" in torchrun(Nodes(2, 1, "10.0.0.1:29400", "abc"), 7, 8, "10.0.0.2")
 
 
-def test_a_node_knows_by_which_address_and_interface_the_others_reach_it() -> None:
+def test_a_node_finds_its_address_and_interface_towards_the_others() -> None:
     assert own_address("127.0.0.1:29400") == "127.0.0.1"
     assert (interface_of("127.0.0.1"), interface_of("192.0.2.77")) == ("lo", None)
 
 
-def test_a_meeting_may_be_at_an_address_of_ipv6() -> None:
+def test_a_rendezvous_may_have_an_ipv6_address() -> None:
     assert own_address("[::1]:29400") == "::1"
     assert (interface_of("::1"), interface_of("2001:db8::77")) == ("lo", None)
 
 
-def test_a_meeting_at_a_port_that_is_taken_is_refused_before_anybody_comes() -> None:
+def test_a_rendezvous_at_a_port_in_use_is_refused_at_once() -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(EnvironmentCannot, match=f"at port {port} .*in use"):
@@ -339,8 +336,8 @@ def test_a_meeting_at_a_port_that_is_taken_is_refused_before_anybody_comes() -> 
     require_free(f"[::1]:{port}")
 
 
-def test_the_leader_waits_as_long_as_it_says_for_the_others_to_come(tmp_path: Path) -> None:
-    """Nobody says anything meanwhile, which is no silence of a job that hangs."""
+def test_the_leader_waits_for_the_others_for_the_stated_time(tmp_path: Path) -> None:
+    """Members are silent meanwhile, which must not be mistaken for a hanging job."""
     limits: list[Limits] = []
 
     class Watched(Supervisor):
@@ -352,7 +349,7 @@ def test_the_leader_waits_as_long_as_it_says_for_the_others_to_come(tmp_path: Pa
     assert limits == [Limits(600, 600)]
 
 
-def test_members_reach_their_supervisor_however_deep_its_folder_is(tmp_path: Path) -> None:
+def test_members_reach_their_supervisor_in_a_deep_folder(tmp_path: Path) -> None:
     folder = tmp_path / ("a" * 120)
     folder.mkdir()
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as member:
@@ -376,7 +373,7 @@ def test_members_reach_their_supervisor_however_deep_its_folder_is(tmp_path: Pat
         ((0, 0, "a:1"), "--nodes 0"),
     ],
 )
-def test_a_place_that_cannot_be_is_bad_input(place: tuple[int, int, str | None], wrong: str) -> None:
+def test_an_invalid_nodes_argument_is_bad_input(place: tuple[int, int, str | None], wrong: str) -> None:
     from bench.cli.run import nodes_of
     from bench.planning.manifest import parse_manifest
 

@@ -1,6 +1,6 @@
 """Several devices compute what one computes: losses and gradient norms of the first steps, in real processes.
 
-gloo stands in for NCCL; the door is the supervisor's, as in a run.
+gloo replaces NCCL; jobs are started by the supervisor, as in a run.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from bench.training.setting import NAIVE, Setting
 from tests.builders import trial
 
 pytestmark = pytest.mark.slow
-EVERYDAY = [NAIVE, ("fsdp-3",), ("fsdp-2", "offload")]  # ZeRO compiles its own operations first, for a minute
+EVERYDAY = [NAIVE, ("fsdp-3",), ("fsdp-2", "offload")]  # ZeRO first compiles its own operations for a minute
 
 TINY = {m.family: m for name, m in known_models().items() if name.startswith("tiny-")}
 QUICK = Timing(target_percent=50, measure_seconds=0.1, warmup_seconds=0.1, loss_steps=3)
 MODELING = [f"transformers.models.{name}.modeling_{name}" for name in families()]
-# As in a run, or every member of every trial would import its model's code anew, for seconds. DeepSpeed
-# decorates a function with torch.compile when it is imported, which imports the compiler.
+# Preload as in a run; otherwise every member of every trial would import its model's code for seconds.
+# Importing DeepSpeed imports the compiler, because it decorates a function with torch.compile.
 COMPILER = ["torch._dynamo", "torch._dynamo.repro.after_dynamo", "torch._inductor.compile_fx"]
 PRELOAD = ["numpy", "torch", "torch.utils.data", "transformers", *MODELING, *COMPILER, "deepspeed",
            "bench.runner.processes.worker"]  # fmt: skip
@@ -37,14 +37,14 @@ PRELOAD = ["numpy", "torch", "torch.utils.data", "transformers", *MODELING, *COM
 def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]:
     folder = tmp_path_factory.mktemp("server")
     with pytest.MonkeyPatch.context() as environment:
-        # Processes of the compiler's own take longer to start than what is compiled here.
+        # Starting compiler processes takes longer than these compilations.
         environment.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
         with Supervisor(PRELOAD, lambda event: None, folder / "server.txt") as started:
             yield started
 
 
 def small(model: Model) -> Model:
-    """Without dropout, whose draws differ from device to device; two passes a device on two of them."""
+    """Make a small model without dropout, which differs between devices; two devices make two passes each."""
     off = {key: 0.0 for key in families()[model.family].defaults() if "dropout" in key or "drop_path" in key}
     recipe = dataclasses.replace(model.recipe, batch_size=16)
     return dataclasses.replace(model, architecture={**model.architecture, **off}, recipe=recipe)
@@ -153,10 +153,10 @@ ESM = {
     [NAIVE, ("checkpointing",), ("compile-blocks",), ("fsdp-3",), ("zero-2",)],
     ids=lambda setting: "+".join(setting) or "ddp",
 )
-def test_a_weight_that_no_pass_uses_is_no_hindrance(
+def test_an_unused_weight_does_not_stop_training(
     setting: Setting, supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    """DDP waits for its gradient, and refused the second step."""
+    """DDP waits for the gradient of an unused weight and used to refuse the second step."""
     recipe = {
         "objective": "masked-lm", "sequence_length": 64, "batch_size": 16, "steps": 100, "precision": "fp32",
     }  # fmt: skip
@@ -167,8 +167,10 @@ def test_a_weight_that_no_pass_uses_is_no_hindrance(
 
 
 @pytest.mark.e2e
-def test_a_compiled_head_takes_what_its_body_gives_under_zero(supervisor: Supervisor, tmp_path: Path) -> None:
-    """Mamba's features are fp32, its head is in half precision there, and no autocast between them."""
+def test_a_compiled_head_accepts_the_output_of_its_body_under_zero(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    """Under ZeRO, Mamba's features are fp32 and its head is in half precision, without autocast."""
     model = small(TINY["mamba"])
     model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, precision="bf16"))
     plain, compiled = (

@@ -1,4 +1,4 @@
-"""Products that add a weight's gradient to its sums: the same numbers as autograd's, in fp32."""
+"""Products that add a weight's gradient to its sum give the same fp32 numbers as autograd."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def sums_of(layer: nn.Linear) -> Tensor:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gradients_are_those_of_autograd_and_the_weights_add_up(bias: bool, dtype: torch.dtype) -> None:
+def test_gradients_equal_those_of_autograd_and_are_added_to_the_sums(bias: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(16, 24, bias=bias).to(dtype)
     entries = [torch.randn(3, 5, 16).to(dtype).requires_grad_() for _ in range(2)]
@@ -43,8 +43,8 @@ def test_gradients_are_those_of_autograd_and_the_weights_add_up(bias: bool, dtyp
         torch.testing.assert_close(one, other, **close)
 
 
-def test_sums_that_are_views_of_one_buffer_do_not_seem_changed_to_each_other() -> None:
-    """Autograd refuses what it kept and somebody wrote to: the second layer does before the first reads."""
+def test_sums_in_one_buffer_do_not_invalidate_each_other() -> None:
+    """Autograd refuses modified saved tensors; here the second layer writes before the first reads."""
     first, second = nn.Linear(8, 8), nn.Linear(8, 8)
     flat = torch.zeros(128)
     for layer, part in zip((first, second), flat.split(64), strict=True):
@@ -53,8 +53,8 @@ def test_sums_that_are_views_of_one_buffer_do_not_seem_changed_to_each_other() -
     assert all(part.abs().sum() > 0 for part in flat.split(64))
 
 
-def test_what_a_layer_gives_may_be_written_to() -> None:
-    """As DeBERTa scales its queries; autograd forbids it for a view that an operator made."""
+def test_the_output_of_a_layer_may_be_modified_in_place() -> None:
+    """DeBERTa scales its queries in place; autograd forbids this for a view that an operator returned."""
     layer = nn.Linear(8, 8)
     sums = sums_of(layer)
     out = layer(torch.ones(2, 4, 8, requires_grad=True))
@@ -64,7 +64,7 @@ def test_what_a_layer_gives_may_be_written_to() -> None:
     torch.testing.assert_close(sums, torch.full((8, 8), 4.0))
 
 
-def test_a_vector_is_taken_too() -> None:
+def test_a_vector_input_is_accepted() -> None:
     layer = nn.Linear(8, 8)
     sums_of(layer)
     layer(torch.ones(8, requires_grad=True)).sum().backward()
@@ -72,8 +72,8 @@ def test_a_vector_is_taken_too() -> None:
     torch.testing.assert_close(layer.weight.grad, torch.ones(8, 8))
 
 
-def test_a_weight_that_something_else_uses_too_keeps_the_gradient_of_that() -> None:
-    """As a head does that shares its weight with the embedding."""
+def test_a_shared_weight_keeps_the_gradient_of_its_other_use() -> None:
+    """A head may share its weight with the embedding."""
     embedding, head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
     head.weight = embedding.weight
     sums = sums_of(head)
@@ -85,8 +85,8 @@ def test_a_weight_that_something_else_uses_too_keeps_the_gradient_of_that() -> N
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_no_gradient_is_lost_where_nobody_asks_for_the_entry_s(backend: str) -> None:
-    """A compiler drops an operator whose results it does not need, as of the layer that pictures go into."""
+def test_no_gradient_is_lost_if_the_input_needs_none(backend: str) -> None:
+    """A compiler drops an operator whose result is unused, as in the first layer of a picture model."""
     torch._dynamo.reset()
     first, second = nn.Linear(8, 8), nn.Linear(8, 8)
     sums = [sums_of(layer) for layer in (first, second)]
@@ -99,8 +99,8 @@ def test_no_gradient_is_lost_where_nobody_asks_for_the_entry_s(backend: str) -> 
 
 @pytest.mark.parametrize("as_one", [True, False])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_layer_that_is_used_twice_adds_up_twice(backend: str, as_one: bool) -> None:
-    """As all layers of ALBERT are: the second use writes to the sums before the first one's turn."""
+def test_a_layer_that_is_used_twice_adds_two_gradients(backend: str, as_one: bool) -> None:
+    """ALBERT uses all its layers repeatedly: the second use writes to the sums before the first."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     layer, entry = nn.Linear(8, 8), torch.randn(3, 8, requires_grad=True)
@@ -113,7 +113,7 @@ def test_a_layer_that_is_used_twice_adds_up_twice(backend: str, as_one: bool) ->
     torch.testing.assert_close(sums, expected)
 
 
-def test_rows_of_odd_length_and_layers_with_something_of_their_own_are_left_alone() -> None:
+def test_rows_of_odd_length_and_customised_layers_are_left_to_autograd() -> None:
     class Own(nn.Linear):
         pass
 

@@ -1,4 +1,4 @@
-"""What is said before anything is measured."""
+"""Messages before anything is measured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bench.records.trial import Skipped
 from bench.runner.run.progress import skipped_lines
 
 
-def test_what_is_skipped_is_a_line_a_model() -> None:
+def test_skipped_settings_are_one_line_per_model() -> None:
     skipped = [
         Skipped("large", ("zero-1",), "zero-1", "needs about 53 GiB; there are 24"),
         Skipped("small", ("fsdp-2",), "fsdp-2", "takes more than one GPU"),

@@ -19,9 +19,9 @@ from bench.runner.machine.exclusive_use import warn_of_others
 from tests.authority import contents
 from tests.warm import forked_for, quick_python
 
-# Each run imports torch and transformers anew, many seconds of CPU time: what a run does on the main road
-# and under an interrupt or a kill is tested every day, its other ends in the end-to-end tests. On the main
-# road and under a kill it is an ordinary Python that runs.
+# Each run imports torch and transformers, which takes many seconds of CPU time. The usual case, interrupts
+# and kills are always tested; other endings are end-to-end tests. The usual case and kills use an ordinary
+# Python.
 pytestmark = pytest.mark.slow
 
 QUICK = {"target_percent": 50, "measure_seconds": 0.2, "warmup_seconds": 0.2, "loss_steps": 1}
@@ -38,7 +38,7 @@ MANIFEST: dict[str, Any] = {
 def bench(
     *arguments: str | Path, folder: Path, cold: bool = False, **switches: str
 ) -> subprocess.CompletedProcess[str]:
-    """By an ordinary Python if `cold`, or by one that begins with torch imported."""
+    """Run bench; `cold` uses an ordinary Python, otherwise that of tests/warm.py is used."""
     command = [sys.executable if cold else quick_python(), "-m", "bench", *map(str, arguments)]
     around = environment(folder) | switches
     return subprocess.run(
@@ -108,7 +108,7 @@ def gone(pids: set[int]) -> bool:
 
 
 def decided(results: dict[str, Any]) -> None:
-    """Which models are decided, and how surely."""
+    """Return the decided models with their confidence."""
     by_id = {trial["id"]: trial for trial in results["trials"]}
     assert [found["model"] for found in results["winners"]] == list(
         dict.fromkeys(t["model"] for t in by_id.values())
@@ -173,7 +173,7 @@ def test_an_interrupt_leaves_a_valid_partial_bundle_and_exit_5(
 
 @pytest.mark.e2e
 def test_a_lost_terminal_leaves_a_valid_partial_bundle(tmp_path: Path) -> None:
-    """What is written to it from then on fails."""
+    """After the terminal is lost, every write to it fails."""
     ours, theirs = os.openpty()
     command = [quick_python(), "-m", "bench", "run", str(manifest(tmp_path)), "--json"]
     with os.fdopen(theirs, "w") as terminal, (tmp_path / "out.json").open("w") as out:
@@ -199,7 +199,7 @@ def test_kill_9_loses_at_most_the_trial_in_flight(tmp_path: Path, victim: str) -
             assert gone(below)
             assert not list(tmp_path.glob("bench-*")), "temporary files"
         else:
-            os.kill(max(below), signal.SIGKILL)  # the youngest: the trial
+            os.kill(max(below), signal.SIGKILL)  # the youngest process is the trial
             assert process.wait(120) == 0
     finished = {line["id"] for line in journal_lines(tmp_path) if line["event"] == "trial"}
     done = bench("run", tmp_path / "manifest.json", "--resume", "--json", folder=tmp_path)
@@ -210,7 +210,7 @@ def test_kill_9_loses_at_most_the_trial_in_flight(tmp_path: Path, victim: str) -
         assert len(list((tmp_path / "out").glob("*/journal.jsonl"))) == 1
         assert finished <= {trial["id"] for trial in results["trials"]}
         lines = [line["id"] for line in journal_lines(tmp_path) if line["event"] == "trial"]
-        assert sorted(lines) == sorted(set(lines))  # what was finished was not run again
+        assert sorted(lines) == sorted(set(lines))  # finished trials were not run again
 
 
 @pytest.mark.e2e
@@ -224,7 +224,7 @@ def test_a_spent_budget_is_incomplete_and_resumable(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_a_run_goes_on_under_the_switches_that_it_began_with(tmp_path: Path) -> None:
+def test_a_run_continues_only_with_the_same_switches(tmp_path: Path) -> None:
     begun = bench("run", manifest(tmp_path), "--budget", "0.01s", folder=tmp_path, NVIDIA_TF32_OVERRIDE="0")
     assert begun.returncode == 5
     assert "set in this environment: NVIDIA_TF32_OVERRIDE=0; " in begun.stderr
@@ -239,7 +239,7 @@ def test_a_run_goes_on_under_the_switches_that_it_began_with(tmp_path: Path) -> 
 
 
 @pytest.mark.e2e
-def test_a_budget_ends_the_trial_that_runs_and_leaves_it_open(tmp_path: Path) -> None:
+def test_a_budget_ends_the_current_trial_and_leaves_it_open(tmp_path: Path) -> None:
     timing = {"target_percent": 0.001, "measure_seconds": 120, "warmup_seconds": 1}
     path = manifest(tmp_path, timing=timing, models=["tiny-vit"], methods=["naive"])
     done = bench("run", path, "--budget", "8s", "--json", folder=tmp_path)
@@ -272,7 +272,7 @@ def test_a_trial_that_takes_too_long_times_out_and_the_next_one_runs(tmp_path: P
         assert f"no figure for {model}: timed out after 0 s in " in done.stderr
 
 
-def test_a_model_without_a_figure_is_named_and_the_others_are_the_answer(tmp_path: Path) -> None:
+def test_a_model_without_a_figure_is_named_and_the_others_are_reported(tmp_path: Path) -> None:
     odd = {"name": "odd", "architecture": {"model_type": "llama", "hidden_size": 32, "intermediate_size": 8,
            "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 100, "rms_norm_eps": -1.0},
            "recipe": {"objective": "causal-lm", "batch_size": 8, "steps": 100, "precision": "fp32",

@@ -1,4 +1,4 @@
-"""A checkpoint's time, where the disk has room for all of it, for a part, for next to nothing."""
+"""The time of a checkpoint on a disk with room for all of it, for a part, or for nearly nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def strategy() -> SimpleNamespace:
 
 @pytest.fixture
 def saved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes of each file that was written, at a second a MiB."""
+    """Record the bytes of each written file; writing takes one second per MiB."""
     sizes: list[int] = []
     clock = [0.0]
     save = torch.save
@@ -53,10 +53,10 @@ def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
         (1 << 40, 1, TOTAL),
         (80 * MIB, 1, 40 * MIB),  # the weight and a part of a moment
         (40 * MIB, 1, 20 * MIB),  # less than the first tensor
-        (160 * MIB, 4, 20 * MIB),  # that is shared with others
+        (160 * MIB, 4, 20 * MIB),  # a disk that is shared with others
     ],
 )
-def test_the_whole_is_scaled_from_what_half_of_the_free_disk_takes(
+def test_saving_is_measured_with_at_most_half_of_the_free_disk_and_scaled(
     free_bytes: int, devices: int, written_bytes: int, tmp_path: Path, strategy: SimpleNamespace,
     saved: list[int], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -67,7 +67,7 @@ def test_the_whole_is_scaled_from_what_half_of_the_free_disk_takes(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_is_said_and_not_taken_for_a_fast_one(
+def test_a_full_disk_is_reported_and_not_measured_as_fast(
     tmp_path: Path, strategy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free(monkeypatch, 20 * MIB)

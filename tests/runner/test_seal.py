@@ -1,4 +1,4 @@
-"""With what a run signs: the key in memory, the request, and what is done with the certificate that comes."""
+"""Signing a run: the key in memory, the request, and the handling of the certificate."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def begun(challenge: Challenge, manifest: Manifest, folder: Path, words: list[st
 
 
 def answer(folder: Path, **changes: object) -> str:
-    """The certificate that an operator makes for the request in the folder."""
+    """Make the operator's certificate for the request in the folder."""
     _, key = check_request((folder / "request.json").read_bytes())
     blob = certificate_blob(authority=OPERATOR, **({"public": key.raw} | changes))
     return Certificate.from_blob(blob).line() + "\n"
 
 
-def test_the_request_shows_the_key_and_the_folder_holds_no_other(
+def test_the_request_has_the_public_key_and_no_key_is_stored(
     challenge: Challenge, manifest: Manifest, tmp_path: Path, words: list[str]
 ) -> None:
     sealer = begun(challenge, manifest, tmp_path, words)
@@ -66,7 +66,7 @@ def test_the_request_shows_the_key_and_the_folder_holds_no_other(
     assert "bench certify" in words[1]
 
 
-def test_nobody_but_root_may_look_into_the_process_that_has_the_key(
+def test_only_root_may_read_the_memory_of_the_process_with_the_key(
     challenge: Challenge, manifest: Manifest, tmp_path: Path, words: list[str]
 ) -> None:
     begun(challenge, manifest, tmp_path, words)
@@ -77,7 +77,7 @@ def test_nobody_but_root_may_look_into_the_process_that_has_the_key(
 def test_every_attempt_has_a_key_of_its_own(
     challenge: Challenge, manifest: Manifest, tmp_path: Path, words: list[str]
 ) -> None:
-    """A run that goes on after a crash asks again; the old certificate is for a key that is gone."""
+    """A run that resumes after a crash requests again, because the old certificate is for a lost key."""
     begun(challenge, manifest, tmp_path, words)
     first = (tmp_path / "request.json").read_bytes()
     (tmp_path / "run-cert.pub").write_text(answer(tmp_path))
@@ -86,7 +86,7 @@ def test_every_attempt_has_a_key_of_its_own(
     assert sealer.seal(tmp_path, words.append, patient=False).certificate is None
 
 
-def test_a_certificate_that_came_while_it_measured_seals(
+def test_a_certificate_that_arrived_during_the_run_is_used(
     challenge: Challenge, manifest: Manifest, tmp_path: Path, words: list[str]
 ) -> None:
     sealer = begun(challenge, manifest, tmp_path, words)
@@ -97,7 +97,7 @@ def test_a_certificate_that_came_while_it_measured_seals(
     assert seal.nonce == NONCE
 
 
-def test_it_waits_for_a_certificate_that_is_late(
+def test_the_run_waits_for_a_late_certificate(
     challenge: Challenge, manifest: Manifest, tmp_path: Path, words: list[str]
 ) -> None:
     sealer = begun(challenge, manifest, tmp_path, words)
@@ -105,7 +105,7 @@ def test_it_waits_for_a_certificate_that_is_late(
     waiting = threading.Thread(target=lambda: found.append(sealer.seal(tmp_path, words.append, patient=True)))
     waiting.start()
     text = answer(tmp_path)
-    (tmp_path / "run-cert.pub").write_text(text[:200])  # as scp writes it: bit by bit
+    (tmp_path / "run-cert.pub").write_text(text[:200])  # scp writes it in pieces
     time.sleep(0.5)
     assert not found
     (tmp_path / "run-cert.pub").write_text(text)
@@ -114,10 +114,10 @@ def test_it_waits_for_a_certificate_that_is_late(
     assert any("waiting up to 5 s" in word for word in words)
 
 
-def test_whoever_interrupts_does_not_wait(
+def test_an_interrupt_ends_the_wait_for_a_certificate(
     challenge: Challenge, manifest: Manifest, tmp_path: Path, words: list[str]
 ) -> None:
-    """Without a certificate the bundle is signed all the same, and claims nothing."""
+    """Without a certificate the bundle is still signed, at level self."""
     seal = begun(challenge, manifest, tmp_path, words).seal(tmp_path, words.append, patient=False)
     assert (seal.certificate, seal.nonce) == (None, None)
 
@@ -130,7 +130,7 @@ def test_whoever_interrupts_does_not_wait(
         ({"options": {}}, "not for the namespace"),
     ],
 )
-def test_a_certificate_for_something_else_is_put_aside_and_told(
+def test_a_certificate_for_something_else_is_renamed_and_reported(
     challenge: Challenge,
     manifest: Manifest,
     tmp_path: Path,
@@ -148,7 +148,7 @@ def test_a_certificate_for_something_else_is_put_aside_and_told(
 
 
 @pytest.mark.parametrize("text", ["\n", "hello\n", "ssh-ed25519 AAAA\n", "\0" * 100_000 + "\n"])
-def test_what_is_no_certificate_is_put_aside(
+def test_a_malformed_certificate_is_renamed(
     challenge: Challenge, manifest: Manifest, tmp_path: Path, words: list[str], text: str
 ) -> None:
     sealer = begun(challenge, manifest, tmp_path, words)

@@ -31,7 +31,7 @@ def supervisor(folder: Path) -> Iterator[Supervisor]:
 
 
 def run(owner: Supervisor, folder: Path, action: str, limits: Limits | None = None) -> str:
-    """What the job's end is called: its ceiling's name, or the reason why there is none."""
+    """Run a job; return the name of its measured limit, or the reason of its failure."""
     try:
         return owner.ceilings([action], "cpu", 1, folder / "log.txt", limits or Limits(20))[0].name
     except EnvironmentCannot as error:
@@ -60,10 +60,10 @@ def test_a_job_answers(tmp_path: Path) -> None:
         assert run(owner, tmp_path, "answer:second") == "second"
 
 
-def test_a_supervisor_that_was_held_up_ends_no_job_for_it(
+def test_a_delay_of_the_supervisor_does_not_time_out_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by Ctrl-Z: what it did not see going on was going on all the same."""
+    """The supervisor was stopped, as by Ctrl-Z, while the job made progress that it did not see."""
     monkeypatch.setattr(supervising, "ASLEEP_SECONDS", 1.0)
     held_up: list[bool] = []
 
@@ -99,7 +99,7 @@ def test_cuda_counts_gpus_as_nvml_does(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_member_that_fails_ends_the_others_and_the_next_job_runs(
     failure: str, end: str, tmp_path: Path
 ) -> None:
-    """The others wait inside a collective, where nothing reaches them."""
+    """The other members wait inside a collective, where no message reaches them."""
     with supervisor(tmp_path) as owner:
         assert end in run(owner, tmp_path, f"team:{failure}", Limits(60))
         assert run(owner, tmp_path, "answer:next") == "next"
@@ -136,7 +136,7 @@ def test_the_server_has_one_thread_when_it_forks_though_it_has_imported_and_comp
     assert [event["threads"] for event in heard if event and "threads" in event] == [1]
 
 
-def test_a_jobs_collector_leaves_out_what_was_imported_ahead(tmp_path: Path) -> None:
+def test_garbage_collection_in_a_job_skips_preloaded_objects(tmp_path: Path) -> None:
     with supervisor(tmp_path) as owner:
         assert run(owner, tmp_path, "collector") == "collects: True, ahead: False"
 
@@ -173,7 +173,7 @@ def test_a_fork_server_that_is_killed_is_started_again(tmp_path: Path) -> None:
         assert run(owner, tmp_path, "answer:second") == "second"
 
 
-def test_a_fork_server_that_is_killed_in_the_middle_fails_that_job_alone(tmp_path: Path) -> None:
+def test_a_fork_server_that_is_killed_during_a_job_fails_only_that_job(tmp_path: Path) -> None:
     with supervisor(tmp_path) as owner:
         killed = []
 
@@ -205,7 +205,7 @@ def test_a_fork_server_that_is_killed_as_it_begins_is_started_again(tmp_path: Pa
         assert run(owner, tmp_path, "answer:after all") == "after all"
 
 
-def test_a_fork_server_that_cannot_live_is_no_trouble_of_torch(tmp_path: Path) -> None:
+def test_a_fork_server_that_cannot_start_is_not_blamed_on_torch(tmp_path: Path) -> None:
     with supervisor(tmp_path) as owner:
         owner.command = [sys.executable, "-c", DIES]
         with pytest.raises(EnvironmentCannot, match=r"was ended by SIGKILL as it began\n.* --resume goes"):
@@ -216,7 +216,7 @@ def test_a_fork_server_that_cannot_live_is_no_trouble_of_torch(tmp_path: Path) -
 
 def test_a_job_that_prints_without_end_does_not_fill_the_disk(tmp_path: Path) -> None:
     with supervisor(tmp_path) as owner:
-        # As much as may lie there, and its first line: nothing is cut before all of it is written.
+        # The limit of a log plus its first line: the log is cut only after more was written.
         assert run(owner, tmp_path, f"flood:{2 * MAX_MEMBER_BYTES >> 20}") == "cut"
     log = (tmp_path / "log.txt").read_bytes()
     assert log.startswith(b"first\nxxx")

@@ -1,4 +1,4 @@
-"""Telemetry read piece by piece tells the same of a trial as all of it read at once."""
+"""Reading telemetry in pieces gives the same result for a trial as reading it at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def reading(at: float, trial: str | None, *gpus: tuple[int, int]) -> bytes:
     return canonical_json({"at": at, "trial": trial, "gpus": readings}) + b"\n"
 
 
-def test_pieces_tell_what_the_whole_tells(tmp_path: Path) -> None:
+def test_reading_telemetry_in_pieces_gives_the_same_result(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
     reader = TelemetryReader(path)
     assert reader.new_lines() == []

@@ -1,4 +1,4 @@
-"""When a measurement is warm and good enough, how many passes its steps take, and what is not timed."""
+"""Rules for the end of warm-up and timing, for the passes of a timed step, and for untimed work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.builders import measurement
 TIMING = Timing(target_percent=1.0, measure_seconds=12.0, warmup_seconds=8.0)
 
 
-def test_warm_is_when_three_steps_took_as_long_as_the_three_before() -> None:
+def test_warm_up_ends_when_three_steps_equal_the_three_before() -> None:
     assert is_steady([9.0, 1.0, 1.0, 1.0, 1.01, 1.0, 1.0], TIMING)
     assert not is_steady([1.0] * 5, TIMING)
     assert not is_steady([1.2, 1.1, 1.1, 1.0, 1.0, 1.0], TIMING)
@@ -49,14 +49,14 @@ def test_a_loss_step_of_a_large_model_has_fewer_samples(name: str, parameters: f
     [
         (1, 0.1, 0.0, (1,)),
         (64, 0.1, 0.01, (1, 24)),  # a fifth of the time for one step at the high count
-        (4, 0.1, 0.01, (1, 4)),  # never more than the recipe does
-        (64, 1.9, 0.01, (1, 3)),  # an error in one step is half of it in a pass
-        (64, 30.0, 0.01, (1, 2)),  # dear, but a line takes two points
-        (256, 0.6, 3.7, (1, 12)),  # an update on the host, seconds and more or less: passes of twice its time
+        (4, 0.1, 0.01, (1, 4)),  # never more than in the recipe
+        (64, 1.9, 0.01, (1, 3)),  # half of the error of a step is in each pass
+        (64, 30.0, 0.01, (1, 2)),  # expensive, but a line needs two points
+        (256, 0.6, 3.7, (1, 12)),  # a noisy update on the host takes seconds: passes take twice its time
         (256, 0.6, 60.0, (1, 20)),  # but never beyond the measuring time
     ],
 )
-def test_passes_of_a_step(
+def test_the_number_of_passes_per_timed_step(
     recipe: int, pass_seconds: float, update_seconds: float, counts: tuple[int, ...]
 ) -> None:
     assert accumulation_counts(recipe, pass_seconds, update_seconds, TIMING) == counts
@@ -66,21 +66,21 @@ def test_passes_of_a_step(
     ("recipe", "pass_seconds", "counts"),
     [
         (1, 0.1, (1,)),
-        (2, 0.1, (1, 2)),  # the recipe's own: no line is needed
+        (2, 0.1, (1, 2)),  # the recipe's own count needs no line
         (3, 0.1, (2, 3)),
-        (64, 0.1, (2, 25)),  # as far apart as where it begins at one
+        (64, 0.1, (2, 25)),  # as far apart as if the low count were one
         (64, 1.9, (2, 4)),
-        (64, 30.0, (2, 3)),  # however dear: a line takes two points
+        (64, 30.0, (2, 3)),  # at any cost, because a line needs two points
     ],
 )
-def test_where_a_step_of_one_pass_lacks_something_the_line_begins_at_two(
+def test_the_low_count_is_two_if_a_single_pass_lacks_a_cost(
     recipe: int, pass_seconds: float, counts: tuple[int, ...]
 ) -> None:
     assert accumulation_counts(recipe, pass_seconds, 0.01, TIMING, even_from=2) == counts
 
 
-def test_what_all_but_one_pass_have_once_is_in_a_step_once() -> None:
-    """Offloaded FSDP2, whose sums take 0.5 s and hide behind a forward pass but for the last ones."""
+def test_a_cost_that_occurs_once_per_step_is_counted_once() -> None:
+    """Under FSDP2 with offloading, sums take 0.5 s, and all but the last are hidden by a forward pass."""
 
     def step(passes: int) -> StepSample:
         return StepSample(passes, 3.0 + 2.0 * passes + (0.5 if passes > 1 else 0.0))
@@ -91,7 +91,7 @@ def test_what_all_but_one_pass_have_once_is_in_a_step_once() -> None:
     assert found.value == pytest.approx(step(64).seconds)
 
 
-def test_enough_is_a_tight_interval_after_five_rounds_or_the_time_after_three() -> None:
+def test_timing_ends_with_a_narrow_interval_after_five_rounds_or_with_the_time_after_three() -> None:
     rounds = [StepSample(1, 1.0), StepSample(2, 2.0)]
     assert not is_enough(rounds * 4, 8, 1.0, TIMING)
     assert is_enough(rounds * 5, 8, 1.0, TIMING)
@@ -101,7 +101,7 @@ def test_enough_is_a_tight_interval_after_five_rounds_or_the_time_after_three() 
     assert not is_enough(wide, 8, 13.0, TIMING)
 
 
-def test_updates_that_hide_a_pass_are_given_more_time_and_then_up() -> None:
+def test_noisy_updates_get_more_time_and_are_then_given_up() -> None:
     hidden = [StepSample(1, 2.05), StepSample(3, 1.95)]
     assert not is_enough([], 512, 99.0, TIMING)
     assert not is_enough(hidden * 5, 512, 11.0, TIMING)
@@ -109,7 +109,7 @@ def test_updates_that_hide_a_pass_are_given_more_time_and_then_up() -> None:
     assert is_enough(hidden * 20, 512, 48.0, TIMING)
 
 
-def test_no_more_is_measured_than_a_bundle_can_hold_in_a_line() -> None:
+def test_the_number_of_samples_is_limited_by_the_line_length_of_a_bundle() -> None:
     patient = replace(TIMING, target_percent=0.001, measure_seconds=1e6)
     steps = [StepSample(1, 0.0101234567890123 + 0.001 * (i % 7)) for i in range(MAX_SAMPLES)]
     assert not is_enough(steps[:1000], 1, 10.0, patient)
@@ -118,9 +118,9 @@ def test_no_more_is_measured_than_a_bundle_can_hold_in_a_line() -> None:
     assert len(line) < 0.5 * MAX_LINE_BYTES, "and as much again of warm-up"
 
 
-def test_an_evaluation_is_timed_where_it_could_count() -> None:
+def test_an_evaluation_is_timed_only_if_it_matters() -> None:
     small, large = (known_models()[name].recipe for name in ("pythia-160m", "pythia-6.9b"))
     assert evaluates_rarely(small)
-    assert not evaluates_rarely(large)  # 40 times as often
+    assert not evaluates_rarely(large)  # evaluated 40 times as often
     assert not evaluates_rarely(replace(small, eval_samples=None))
     assert not evaluates_rarely(known_models()["vit-l"].recipe)

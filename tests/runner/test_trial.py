@@ -1,4 +1,4 @@
-"""One trial, in this process."""
+"""A single trial, run in this process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from bench.runner.trial.training_loop import SingleDevice
 from bench.training.models import known_models
 
 
-def test_a_timed_pass_computes_with_the_numbers_of_the_recipe_s_own_step(
+def test_a_timed_pass_scales_its_loss_as_in_the_recipes_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its loss is divided by all passes of a step, though only a few of them are timed."""
+    """The loss is divided by the passes of the recipe's step, although fewer passes are timed."""
     model = known_models()["tiny-gpt-neox"]
-    many = 1_000_000  # that no machine has the time for
+    many = 1_000_000  # a duration that no machine reaches
     model = replace(model, recipe=replace(model.recipe, batch_size=many))
     timing = Timing(target_percent=50, measure_seconds=0.1, warmup_seconds=0.1, loss_steps=1)
     trial = Trial(model, (), 1, 1, 0, timing)
@@ -44,7 +44,7 @@ def test_a_timed_pass_computes_with_the_numbers_of_the_recipe_s_own_step(
 
 
 @pytest.mark.parametrize("every", [10, 10_000], ids=["often", "rarely"])
-def test_saving_logging_and_evaluating_are_timed_once_as_often_as_the_recipe_asks(
+def test_saving_logging_and_evaluating_are_timed_once_if_the_recipe_has_them(
     every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = known_models()["tiny-vit"]
@@ -69,14 +69,14 @@ def test_saving_logging_and_evaluating_are_timed_once_as_often_as_the_recipe_ask
     assert run.strategy.whole.training
     if every == 10:
         assert modes == [False, False]
-    else:  # so few samples that a pass of training is bound enough
+    else:  # so few samples that a training pass is a sufficient bound
         assert modes == []
 
 
 def test_a_rare_evaluation_is_bounded_by_a_pass_without_the_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An update on the host takes longer than many passes."""
+    """The bound excludes the update, because an update on the host takes longer than many passes."""
     model = known_models()["tiny-vit"]
     recipe = replace(model.recipe, eval_every_steps=10_000, eval_samples=20)
     trial = Trial(replace(model, recipe=recipe), (), 16, 1, 0, Timing(loss_steps=1))
@@ -90,7 +90,7 @@ def test_a_rare_evaluation_is_bounded_by_a_pass_without_the_update(
     assert measured.eval_seconds_per_sample == pytest.approx(pass_seconds / 16)
 
 
-def test_a_loss_that_is_no_number_ends_a_trial_before_anything_is_timed(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_ends_a_trial_before_timing(tmp_path: Path) -> None:
     model = known_models()["tiny-vit"]
     optimizer = replace(model.recipe.optimizer, learning_rate=1e30)
     timing = Timing(target_percent=50, measure_seconds=0.1, warmup_seconds=0.1)

@@ -1,4 +1,4 @@
-"""What an exception says about the machine: memory that ran out is an answer, and asks for a smaller pass."""
+"""Exceptions are classified: exhausted memory is an outcome, after which a smaller micro-batch is tried."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ HOST = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocat
         (torch.distributed.DistBackendError(NCCL), "DistBackendError: Cuda failure 2 'out of memory'"),
     ],
 )
-def test_a_gpu_s_memory_runs_out_in_many_words(error: Exception, said: str) -> None:
+def test_all_messages_of_exhausted_gpu_memory_are_recognised(error: Exception, said: str) -> None:
     assert classify(error) == OutOfMemory("gpu", said)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError(HOST)])
-def test_the_host_s_memory_runs_out_too(error: Exception) -> None:
+def test_exhausted_host_memory_is_recognised(error: Exception) -> None:
     outcome = classify(error)
     assert isinstance(outcome, OutOfMemory)
     assert outcome.where == "host"
@@ -64,7 +64,9 @@ def after_memory_ran_out(error: Exception, *, cause: Exception | None, hidden: b
 
 
 @pytest.mark.parametrize(("cause", "hidden"), [(FULL, True), (None, False)], ids=["from it", "meanwhile"])
-def test_what_stands_for_memory_that_ran_out_is_told_as_that(cause: Exception | None, hidden: bool) -> None:
+def test_errors_that_hide_exhausted_memory_are_reported_as_such(
+    cause: Exception | None, hidden: bool
+) -> None:
     error = after_memory_ran_out(ValueError("the hook failed"), cause=cause, hidden=hidden)
     assert classify(error) == OutOfMemory("gpu", "OutOfMemoryError: CUDA out of memory")
 
@@ -83,11 +85,11 @@ def test_other_failures_are_crashes_that_keep_their_first_line(error: Exception)
     assert classify(error) == Crashed(f"RuntimeError: {str(error).splitlines()[0]}")
 
 
-def test_a_failure_without_words_has_its_name() -> None:
+def test_a_failure_without_a_message_is_reported_by_its_type() -> None:
     assert classify(AssertionError()) == Crashed("AssertionError:")
 
 
-def test_of_nccl_s_words_the_last_tell_why() -> None:
+def test_the_last_line_of_an_nccl_error_is_reported() -> None:
     where = "NCCL error in: ProcessGroupNCCL.cpp:94, unhandled system error\nLast error:\n"
     why = "socketPollConnect: connect to 172.17.0.1<45643> returned Connection refused"
     assert classify(torch.distributed.DistBackendError(where + why)) == Crashed(f"DistBackendError: {why}")
@@ -117,7 +119,7 @@ NUMPY_S = "Not enough free space to write 16777216 bytes after offset 128"
         ),
     ],
 )
-def test_a_scratch_disk_that_is_full_is_named_and_no_outcome(
+def test_a_full_scratch_disk_is_named_and_is_not_an_outcome(
     error: Exception, said: str, tmp_path: Path
 ) -> None:
     scratch = tmp_path / "bench-run-1" / "bench-2"
@@ -129,7 +131,7 @@ def test_a_scratch_disk_that_is_full_is_named_and_no_outcome(
     assert said in full.reason
 
 
-def test_of_a_cache_that_is_full_its_own_folder_is_named(tmp_path: Path) -> None:
+def test_a_full_cache_is_named_by_its_folder(tmp_path: Path) -> None:
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "kernel.so"))
     full = no_room(error, Path("/"))
     assert full is not None
@@ -147,6 +149,6 @@ def test_of_a_cache_that_is_full_its_own_folder_is_named(tmp_path: Path) -> None
         ValueError("no"),
     ],
 )
-def test_what_is_no_disk_that_is_full_stays_an_outcome(error: Exception, tmp_path: Path) -> None:
+def test_other_os_errors_stay_outcomes(error: Exception, tmp_path: Path) -> None:
     assert no_room(error, tmp_path) is None
     assert isinstance(classify(error), Crashed)

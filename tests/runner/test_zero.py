@@ -1,4 +1,4 @@
-"""How weights lie in ZeRO's buffers, and what it leaves behind where it is killed."""
+"""The layout of weights in ZeRO's buffers, and files left behind when a compilation is killed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from bench.runner.trial.zero_strategy import ALIGNED, STALE_SECONDS, drop_stale_locks, even_first
 
 
-def test_the_lock_of_a_killed_compilation_does_not_hold_up_the_next_one(
+def test_the_lock_of_a_killed_compilation_does_not_block_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
@@ -28,12 +28,12 @@ def test_the_lock_of_a_killed_compilation_does_not_hold_up_the_next_one(
     assert fresh.exists(), "somebody may be compiling it right now"
 
 
-def test_an_odd_number_of_weights_puts_no_others_at_odd_addresses() -> None:
+def test_a_weight_of_odd_size_does_not_misalign_others() -> None:
     model = nn.ModuleDict({"body": nn.Linear(8, 8), "head": nn.Linear(8, 50_265), "last": nn.Linear(8, 16)})
     weights = even_first(model.parameters())
     assert {*map(id, weights)} == {*map(id, model.parameters())}
     starts = accumulate((weight.numel() for weight in weights), initial=0)
     assert all(start % ALIGNED == 0 for start, _ in zip(starts, weights, strict=False))
     first, second = (w for w in weights if w.shape == (8,) or w.shape == (8, 8))
-    assert first is model["body"].weight  # else as they were
+    assert first is model["body"].weight  # the order is otherwise unchanged
     assert second is model["body"].bias

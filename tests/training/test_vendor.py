@@ -278,7 +278,7 @@ def test_deepspeed_has_what_the_engine_is_asked_for() -> None:
         assert callable(getattr(engine.DeepSpeedEngine, name, None)), gone(
             deepspeed_inside, f"the engine has no {name}"
         )
-    source = inspect.getsource(engine)  # a decorator hides backward's signature
+    source = inspect.getsource(engine)  # a decorator hides the signature of backward
     assert "scale_wrt_gas=True" in source, gone(deepspeed_inside, "backward takes no scale_wrt_gas")
 
 

@@ -1,14 +1,14 @@
 #!/usr/bin/python
 # Copyright: the bench authors
 # Apache License 2.0 (see LICENSE)
-"""`bench push` as a task: the command does the work, its JSON is the result."""
+"""Run `bench push` as an Ansible task; the command's JSON becomes the result of the task."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
 module: push
-short_description: Measure on a host, and bring back a signed bundle
+short_description: Measure on a host and fetch a signed bundle
 version_added: "0.1.0"
 description:
   - Runs C(bench push) on the controller for one host, over SSH.
@@ -18,8 +18,8 @@ author:
 options:
   manifest:
     description:
-      - What to measure, or how to check the node; a file of the controller.
-      - A host that does not pass its check fails the task; its bundle is there all the same.
+      - File on the controller that says what to measure, or how to check the node.
+      - The task fails if the host does not pass its check; the bundle is fetched anyway.
     type: path
     required: true
   host:
@@ -27,80 +27,80 @@ options:
     type: str
     required: true
   name:
-    description: What to call the host, also in the name of its bundle; the way to it if left out.
+    description: Name of the host, also used in the name of its bundle; defaults to the address.
     type: str
   user:
-    description: Whom to log in as.
+    description: User to log in as.
     type: str
   port:
-    description: Where its sshd listens.
+    description: Port of the host's sshd.
     type: int
   identity:
-    description: An SSH key to log in with; those of an agent are tried anyway.
+    description: SSH key to log in with; keys of an agent are also tried.
     type: path
   ssh_config:
-    description: A file to read instead of C(~/.ssh/config).
+    description: File to read instead of C(~/.ssh/config).
     type: path
   state:
     description:
-      - C(measured) has a bundle of the manifest in O(out).
-      - C(shipped) has the image on the host, and leaves it there.
-      - C(sound) has nothing that preflight finds to stop a run; nothing is changed.
+      - C(measured) runs the manifest and stores its bundle in O(out).
+      - C(shipped) copies the image to the host and leaves it there.
+      - C(sound) runs preflight and fails if a finding would stop a run; it changes nothing.
     type: str
     choices: [measured, shipped, sound]
     default: measured
   out:
-    description: Where bundles go, on the controller.
+    description: Folder for bundles, on the controller.
     type: path
     default: results
   engine:
-    description: What runs the image on the host; C(none) is an environment of Python's.
+    description: Program that runs the image on the host; C(none) uses a Python environment instead.
     type: str
     choices: [auto, docker, podman, apptainer, none]
     default: auto
   image:
-    description: A file of C(bench image build), or a name in the controller's engine.
+    description: File written by C(bench image build), or a name in the controller's engine.
     type: path
   python:
-    description: The Python on the host, for O(engine=none).
+    description: Python on the host, for O(engine=none).
     type: str
     default: python3
   place:
-    description: The folder to work in, on the host; C($HOME/.bench) if left out.
+    description: Working folder on the host; defaults to C($HOME/.bench).
     type: str
   budget:
-    description: Start no trial after this long, as C(90s), C(60m), C(2h).
+    description: Time after which no trial starts, for example C(90s), C(60m), C(2h).
     type: str
   level:
-    description: How long a node check takes; the manifest's if left out.
+    description: Duration of a node check; defaults to the level in the manifest.
     type: str
     choices: [quick, standard, soak]
   device:
-    description: C(cpu) leaves the GPUs alone.
+    description: C(cpu) ignores the GPUs.
     type: str
     choices: [auto, cpu]
     default: auto
   key:
-    description: The operator's SSH key, which certifies the run.
+    description: The operator's SSH key that certifies the run.
     type: path
   once:
-    description: Whether a bundle of this manifest from this host, if it is there, is enough.
+    description: Whether to skip the host if a bundle of this manifest from it already exists.
     type: bool
     default: true
   keep:
-    description: Whether the image stays on the host.
+    description: Whether to leave the image on the host.
     type: bool
     default: false
   command:
-    description: The C(bench) of the controller.
+    description: The C(bench) command on the controller.
     type: path
     default: bench
 attributes:
   check_mode:
-    description: Looks at the host, changes nothing, and says what would be done.
+    description: Inspects the host, changes nothing, and reports what would be done.
     support: full
   diff_mode:
-    description: Shows what would be there that is not.
+    description: Shows what would be added.
     support: full
 """
 
@@ -113,7 +113,7 @@ EXAMPLES = r"""
     budget: 60m
   delegate_to: localhost
 
-- name: Accept or refuse
+- name: Accept or reject a node
   bench.appliance.push:
     manifest: node-check.json
     host: "{{ ansible_host }}"
@@ -123,12 +123,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 node:
-  description: What became of the host, as C(bench push --json) says it.
+  description: Result for the host, as in the output of C(bench push --json).
   returned: always
   type: dict
 bundle:
   description: The bundle, on the controller.
-  returned: when there is one
+  returned: if there is a bundle
   type: str
 """
 
@@ -179,7 +179,7 @@ OPTIONS = (
 
 
 def address(values):
-    """The host in the form that `bench push` takes."""
+    """Return the host as an argument of `bench push`."""
     host = values["host"]
     host = f"[{host}]" if ":" in host else host
     user = f"{values['user']}@" if values["user"] else ""
@@ -188,7 +188,7 @@ def address(values):
 
 
 def command(values, check_mode):
-    """The command line of `bench push`."""
+    """Return the command line of `bench push`."""
     words = [values["command"], "push", values["manifest"], address(values), "--json"]
     for name in OPTIONS:
         if values[name] is not None:
@@ -206,7 +206,7 @@ def main():
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     values = module.params
     words = command(values, module.check_mode)
-    # The controller's files have been found by now; what is left of ~ and $HOME is the host's.
+    # Paths on the controller are already expanded; a remaining ~ or $HOME refers to the host.
     code, out, err = module.run_command(words, expand_user_and_vars=False)
     try:
         node = json.loads(out)["nodes"][0]
@@ -219,7 +219,7 @@ def main():
         facts["bundle"] = node["bundle"]
     facts["diff"] = difference(values, node, facts["changed"])
     if code:
-        checked = f"its check came to {node['check']}" if node.get("check") else node["outcome"]
+        checked = f"the verdict of its check is {node['check']}" if node.get("check") else node["outcome"]
         checked += f": {node['worst']}" if node.get("worst") else ""
         error = node["error"] or {"message": checked, "advice": node["bundle"]}
         advice = f" ({error['advice']})" if error["advice"] else ""
@@ -228,7 +228,7 @@ def main():
 
 
 def difference(values, node, changed):
-    """The change in the form that Ansible's --diff shows."""
+    """Return the change in the form that Ansible's --diff shows."""
     wanted = {"measured": f"a bundle of {values['manifest']}", "shipped": f"the image {node['image']}"}
     what = wanted.get(values["state"], "")
     return {

@@ -66,7 +66,7 @@ def test_files_of_the_controller_may_lie_in_its_home(tmp_path: Path) -> None:
     assert words[words.index("--key") + 1] == f"{tmp_path}/key.pub"
 
 
-def test_a_bundle_is_called_as_the_inventory_calls_its_host(tmp_path: Path) -> None:
+def test_a_bundle_is_named_after_the_inventory_host(tmp_path: Path) -> None:
     words = told(tmp_path, host="203.0.113.7", name="r7-n01")
     assert words[2] == "203.0.113.7"
     assert words[words.index("--name") + 1] == "r7-n01"
@@ -78,5 +78,5 @@ def test_a_host_that_does_not_pass_its_check_fails_the_task_and_its_bundle_is_na
     done = module(tmp_path, f"#!/bin/sh\necho '{said}'\nexit 1\n", manifest="node-check.json", level="quick")
     found = json.loads(done.stdout)
     assert (done.returncode, found["failed"], found["rc"]) == (1, True, 1)
-    assert found["msg"] == "its check came to fail: power: GPU 0 limit: 650 W (results/gpu1-ab.tar)"
+    assert found["msg"] == "the verdict of its check is fail: power: GPU 0 limit: 650 W (results/gpu1-ab.tar)"
     assert found["bundle"] == "results/gpu1-ab.tar"

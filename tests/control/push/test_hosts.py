@@ -20,26 +20,28 @@ from bench.push.remote import refuse_twins
         ("me@[2001:db8::1]:22", "2001:db8::1", "me", 22),
     ],
 )
-def test_hosts_as_people_write_them(text: str, address: str, user: str | None, port: int | None) -> None:
+def test_hosts_are_accepted_in_all_usual_forms(
+    text: str, address: str, user: str | None, port: int | None
+) -> None:
     assert parse_host(text) == Host(text, address, user, port)
 
 
 @pytest.mark.parametrize(
     "text", ["", "-oProxyCommand=x", "a b", "me@", "gpu1:0", "gpu1:99999", "gpu1:ssh", "a@b@c"]
 )
-def test_what_is_no_host(text: str) -> None:
+def test_a_malformed_host_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="is not a host"):
         parse_host(text)
 
 
-def test_a_host_twice_and_every_mistake_at_once() -> None:
+def test_duplicate_hosts_and_all_other_mistakes_are_reported_at_once() -> None:
     with pytest.raises(BadInput) as caught:
         find_hosts(["gpu1", "GPU1", "a b", "me@gpu1", "gpu1:99999"], None, None, None)
     assert len(caught.value.mistakes) == 3
     assert "the same machine as gpu1" in str(caught.value)
 
 
-def test_an_inventory_as_ansible_lists_it() -> None:
+def test_the_hosts_of_an_inventory_are_those_that_ansible_lists() -> None:
     listed = {
         "_meta": {"hostvars": {"r1": {
             "ansible_host": "10.0.0.1", "ansible_user": "ops", "ansible_port": "2222",
@@ -61,7 +63,7 @@ def test_passwords_in_an_inventory_are_refused_and_never_shown() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_an_inventory_without_hosts_or_with_a_port_that_is_none() -> None:
+def test_an_inventory_without_hosts_or_with_an_invalid_port() -> None:
     with pytest.raises(BadInput, match="names no hosts"):
         from_inventory({"_meta": {"hostvars": {}}, "all": {"children": ["ungrouped"]}}, "hosts.ini", None)
     with pytest.raises(BadInput, match="is not a port"):
@@ -77,7 +79,7 @@ def test_an_inventory_without_hosts_or_with_a_port_that_is_none() -> None:
         ["m.json", "gpu1", "--budget", "60m", "gpu2"],
     ],
 )
-def test_hosts_may_stand_where_people_put_them(words: list[str]) -> None:
+def test_hosts_may_be_anywhere_among_the_arguments(words: list[str]) -> None:
     from bench.cli.main import parser
 
     arguments = parser().parse_args(["push", *words])
@@ -99,7 +101,7 @@ def test_hosts_may_stand_where_people_put_them(words: list[str]) -> None:
         (["login", "--sbatch=--qos=high"], "--sbatch goes with --slurm"),
     ],
 )
-def test_what_does_not_go_together(tmp_path: Path, words: list[str], wrong: str) -> None:
+def test_options_that_exclude_each_other_are_refused(tmp_path: Path, words: list[str], wrong: str) -> None:
     from bench.cli.main import parser
 
     manifest = tmp_path / "m.json"

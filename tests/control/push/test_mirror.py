@@ -51,14 +51,14 @@ class Breaks(Here):
         return super().ask(script, [sent], seconds=seconds)
 
 
-def test_a_node_that_lost_everything_is_given_what_was_mirrored(record: Record) -> None:
+def test_a_node_that_lost_everything_gets_the_mirror(record: Record) -> None:
     assert mirror.restore_journal(Here(), record, "")
     for name in ("journal.jsonl", "telemetry.jsonl", "logs/a b.txt"):
         assert (there(record) / name).read_bytes() == JOURNAL
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "telemetry.jsonl"])
-def test_a_line_that_breaks_while_it_is_given_back_loses_nothing(record: Record, name: str) -> None:
+def test_a_connection_that_breaks_during_restoring_loses_nothing(record: Record, name: str) -> None:
     with pytest.raises(Unreachable):
         mirror.restore_journal(Breaks(name), record, "")
     assert not (there(record) / "journal.jsonl").exists()
@@ -66,7 +66,7 @@ def test_a_line_that_breaks_while_it_is_given_back_loses_nothing(record: Record,
     assert (there(record) / name).read_bytes() == JOURNAL
 
 
-def test_a_journal_of_the_nodes_own_counts_and_is_mirrored_anew(record: Record) -> None:
+def test_an_existing_journal_on_the_node_counts_and_is_mirrored_again(record: Record) -> None:
     there(record).mkdir()
     (there(record) / "journal.jsonl").write_bytes(b'{"trial": 1}\n{"tri')
     assert not mirror.restore_journal(Here(), record, "")
@@ -97,7 +97,7 @@ def test_no_more_is_fetched_than_the_bundle_has(record: Record) -> None:
     assert record.bundle.with_suffix(".part").stat().st_size <= 1200
 
 
-def test_what_is_not_ours_stays_where_we_worked(record: Record) -> None:
+def test_files_of_others_in_the_place_are_kept(record: Record) -> None:
     place, own = Path(record.place), dataclasses.replace(record, engine="none")
     kept = [place / name for name in ("code/mine.py", "images/cafe.png", "load/mine", "blobs/mine.part")]
     name = "0123456789abcdef"
@@ -110,7 +110,7 @@ def test_what_is_not_ours_stays_where_we_worked(record: Record) -> None:
     assert sorted(path for path in place.rglob("*") if path.is_file()) == sorted(kept)
 
 
-def test_nothing_is_left_where_nobody_else_works(record: Record) -> None:
+def test_an_empty_place_is_removed(record: Record) -> None:
     shipped = ship.ship_code(Here(), record.place, ImageStore(print), lambda done, total: None)
     assert Path(shipped.runnable).is_dir()
     mirror.clean(Here(), dataclasses.replace(record, engine="none"))

@@ -81,7 +81,7 @@ def test_this_machine_answers_the_same_questions() -> None:
     ("place", "found"),
     [("$HOME/.bench", "/.bench"), ("~/a b", "/a b"), ("work", "/work")],
 )
-def test_a_place_is_absolute_and_begins_at_home(
+def test_a_relative_place_is_below_the_home_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, found: str
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -89,7 +89,7 @@ def test_a_place_is_absolute_and_begins_at_home(
     assert survey_node(Here(), '"/srv/bench"', (), "python3").place == "/srv/bench"
 
 
-def test_a_python_may_lie_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_may_be_below_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my env").mkdir()
     (tmp_path / "my env/python").symlink_to(sys.executable)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -97,12 +97,12 @@ def test_a_python_may_lie_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert asked.python == f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def test_what_a_node_says_is_fit_for_a_terminal() -> None:
+def test_text_of_a_node_contains_no_terminal_control_characters() -> None:
     said = "\036os\037Ubuntu\033]0;mine\007\n\0370\035\036gpu users\0371:\ta\033[2J\nb\n\0370\035"
     assert split_answers(said) == {"os": (0, "Ubuntu?]0;mine?\n"), "gpu users": (0, "1: a?[2J\nb\n")}
 
 
-def test_what_is_no_machine_of_ours() -> None:
+def test_a_machine_that_cannot_run_bench_is_refused() -> None:
     for text in ("", "Welcome to the switch>", "\036who\037x\0370\035"):
         with pytest.raises(EnvironmentCannot, match="does not answer as a Linux machine"):
             read_survey(split_answers(text), 0.0, [])
@@ -135,13 +135,15 @@ NEED = Need("docker", find_variant("cuda12.8"), on_cpu=False, gpus=None, engine_
         ({"memory": (0, "MemTotal: 9000000 kB\nMemAvailable: 1000 kB\n")}, "memory is free", ""),
     ],
 )  # fmt: skip
-def test_what_stops_a_run_and_what_to_do(changes: dict[str, tuple[int, str]], said: str, advice: str) -> None:
+def test_findings_that_stop_a_run_have_advice(
+    changes: dict[str, tuple[int, str]], said: str, advice: str
+) -> None:
     findings = [finding for finding in judge(found(**changes), NEED) if finding.level == "stop"]
     (first,) = [finding for finding in findings if said in finding.what]
     assert advice in first.advice
 
 
-def test_what_is_only_worth_a_word() -> None:
+def test_findings_that_only_warn() -> None:
     busy = judge(found(load=(0, "8\n7.9 1 1 1/1 1\n")), NEED)
     assert [finding.level for finding in busy] == ["warn"]
     errors = judge(found(gpus=(0, "0, H100, 81559, 1, 0, 3\n")), NEED)
@@ -150,12 +152,12 @@ def test_what_is_only_worth_a_word() -> None:
     assert [finding.level for finding in skewed] == ["warn"]
 
 
-def test_fewer_gpus_than_the_manifest_asks_for() -> None:
+def test_fewer_gpus_than_the_manifest_requests() -> None:
     need = dataclasses.replace(NEED, gpus=8)
     assert "it has 2 GPUs, the manifest asks for 8" in [finding.what for finding in judge(found(), need)]
 
 
-def test_what_is_wrong_with_gpus_is_for_the_check_of_a_node_to_say() -> None:
+def test_faulty_gpus_do_not_stop_a_node_check() -> None:
     """Faulty GPUs must not stop a check: its signed bundle can be shown to the node's owner."""
     need = dataclasses.replace(NEED, gpus=8, checks=True)
     used = found(gpus=(0, "0, H100, 81559, 70000, 99, 0"))

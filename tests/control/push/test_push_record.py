@@ -47,7 +47,9 @@ def records(tmp_path: Path) -> Records:
         (["gpu2", "cccc00000000"], ["bbbb00000000", "cccc00000000"]),
     ],
 )
-def test_runs_by_the_names_that_people_have(records: Records, names: list[str], ids: list[str]) -> None:
+def test_runs_are_found_by_host_run_or_bundle_name(
+    records: Records, names: list[str], ids: list[str]
+) -> None:
     assert sorted(record.run_id for record in records.find(names)) == ids
 
 
@@ -60,7 +62,7 @@ def test_a_bundle_is_named_after_its_node(host: str, name: str) -> None:
     assert dataclasses.replace(R, host=host).bundle == Path("/here/results") / name
 
 
-def test_what_was_never_begun(records: Records, tmp_path: Path) -> None:
+def test_an_unknown_run_is_reported(records: Records, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match='no run is called "gpu9"'):
         records.find(["gpu9"])
     with pytest.raises(BadInput, match="nothing was pushed"):
@@ -82,7 +84,7 @@ def test_the_newest_unfinished_run_of_the_same_manifest_and_place(records: Recor
         assert records.unfinished(*other, out) is None
 
 
-def test_a_run_of_several_nodes_is_gone_on_with_by_as_many_each_in_its_part(records: Records) -> None:
+def test_a_run_of_several_nodes_continues_with_the_same_number_and_roles(records: Records) -> None:
     lead, other = Host("x", "10.0.1.1"), Host("y", "10.0.1.2")
     pair = dataclasses.replace(R, address="10.0.1.1", nodes=2, run_id="eeee00000000")
     records.save(pair)
@@ -95,7 +97,7 @@ def test_a_run_of_several_nodes_is_gone_on_with_by_as_many_each_in_its_part(reco
     assert found is not None and found.run_id == "ffff00000000"
 
 
-def test_a_damaged_note_is_named(records: Records) -> None:
+def test_a_damaged_push_record_is_named(records: Records) -> None:
     (records.folder / "dddd00000000.json").write_text("{}")
     with pytest.raises(BadInput, match="dddd00000000"):
         records.all()
@@ -122,9 +124,7 @@ def test_a_node_that_does_not_pass_its_check_has_its_exit_code(tmp_path: Path) -
     assert ended(bad).startswith("FAIL alike: ")
 
 
-def test_programs_and_people_are_told_what_is_the_matter_trouble_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_and_json_list_failed_nodes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = checked(tmp_path), checked(tmp_path, EnforcedPowerLimit=650_000)
     assert (to_json(good)["worst"], to_json(bad)["worst"]) == (
         None,
@@ -138,7 +138,7 @@ def test_programs_and_people_are_told_what_is_the_matter_trouble_first(
     assert [row.split()[0] for row in rows if row[0] == "n"] == ["n1", "n2", "n0"]
 
 
-def test_a_node_whose_gpu_was_slowed_says_so_among_many(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_with_a_slowed_gpu_is_marked_among_many(capsys: pytest.CaptureFixture[str]) -> None:
     def node(name: str, bundle: str) -> Result:
         return Result(name, outcome="done", verdict=verify_bundle(RESULTS / bundle, recompute))
 
@@ -150,7 +150,7 @@ def test_a_node_whose_gpu_was_slowed_says_so_among_many(capsys: pytest.CaptureFi
     assert shown.count("SLOWED: GPU 0 by software thermal slowdown, at") == 1
 
 
-def test_what_a_node_says_of_its_gpus_is_fit_for_a_terminal(
+def test_a_nodes_text_about_gpus_contains_no_terminal_control_characters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     strange = checked(tmp_path, Name="H200\033]0;mine\007")
@@ -174,7 +174,7 @@ def test_one_exit_code_for_all(results: list[Result], code: int) -> None:
     assert exit_code(results) == code
 
 
-def test_a_node_s_word_on_a_run() -> None:
+def test_the_state_of_a_run_as_reported_by_its_node() -> None:
     text = (
         "alive\nfile 12 log.txt\nfile 99 out/0123456789ab/journal.jsonl\n"
         "file 7 out/0123456789ab/logs/one-2.txt\n"
@@ -194,10 +194,10 @@ def test_a_node_s_word_on_a_run() -> None:
 @pytest.mark.parametrize(
     "name", ["/etc/passwd", "../x", "out/0a/../../x", "out/0a/logs/../../x.txt", "out/0a/logs/a b.txt"]
 )
-def test_a_name_that_we_did_not_ask_for_is_not_mirrored(name: str) -> None:
+def test_a_file_that_was_not_requested_is_not_mirrored(name: str) -> None:
     assert read_status(f"alive\nfile 5 {name}\n").files == {}
 
 
-def test_what_is_no_state_is_dead() -> None:
+def test_an_unreadable_state_counts_as_dead() -> None:
     assert read_status("").state == "dead"
     assert read_status("exit \n").state == "dead"

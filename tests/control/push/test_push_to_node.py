@@ -58,7 +58,7 @@ def attach(record: Record, records: Records) -> Result:
     return NodePush(HostPart(record.to_host(), local=True), request_of(record), shared).attach(record)
 
 
-def test_a_run_that_somebody_else_fetched_meanwhile_is_done_not_failed(
+def test_a_run_fetched_by_another_command_counts_as_done(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(push_to_node, "_LOOK_SECONDS", 0.01)
@@ -80,7 +80,7 @@ def test_a_run_whose_folder_is_gone_and_whose_bundle_is_not_here_failed(
     assert [r.state for r in records.all()] == ["failed"]
 
 
-def test_the_last_words_of_a_run_are_fit_for_a_terminal(
+def test_the_last_lines_of_a_run_contain_no_terminal_control_characters(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(push_to_node, "_LOOK_SECONDS", 0.01)
@@ -98,7 +98,7 @@ def test_after_a_push_that_was_cancelled_there_is_nothing_to_attach_to(
         pushed_runs.fetch(pushed_runs.PushedRunsArguments(runs=()))
 
 
-def test_a_run_that_goes_on_is_noted_with_the_way_that_led_there(record: Record, tmp_path: Path) -> None:
+def test_a_continued_run_records_how_its_node_was_reached(record: Record, tmp_path: Path) -> None:
     """Another user and another SSH key are recorded, so that bench attach logs in the same way."""
     records = Records(tmp_path / "runs")
     request = dataclasses.replace(request_of(record), ssh_config=Path("/here/config"))
@@ -118,9 +118,7 @@ case $1 in -c) echo 3.12; echo;; *) echo "nothing was measured" >&2; exit 5;; es
 """
 
 
-def test_a_push_goes_from_preflight_to_the_run_and_its_failure_is_taken_up_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_push_is_continued_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(push_to_node, "_LOOK_SECONDS", 0.01)
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o755)
@@ -157,7 +155,7 @@ def test_a_push_goes_from_preflight_to_the_run_and_its_failure_is_taken_up_again
 
 
 class Halves(Here):
-    """Sends the bundle in two halves, with time between them for another command to start."""
+    """A connection that sends the bundle in two halves, so that another command can start in between."""
 
     def __init__(self, between: Callable[[], object]) -> None:
         self._between = between
@@ -177,7 +175,7 @@ class Halves(Here):
         return CommandResult(0, b"", b"")
 
 
-def test_two_who_fetch_the_same_bundle_at_once_both_have_it(
+def test_two_commands_that_fetch_the_same_bundle_both_get_it(
     record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdict = object()
@@ -186,7 +184,7 @@ def test_two_who_fetch_the_same_bundle_at_once_both_have_it(
 
     def first_waits() -> None:
         begun.set()
-        other.wait(0.5)  # for what may not happen: the other one reading, too
+        other.wait(0.5)  # time in which the other command must not read too
 
     def fetch(between: Callable[[], object]) -> object:
         return mirror.fetch(Halves(between), record, KEY, (), lambda done, total: None)

@@ -72,20 +72,20 @@ def by_sh(
     return done.returncode, b"".join(out), answer
 
 
-def test_what_a_login_shell_says_is_no_part_of_the_answer() -> None:
+def test_output_of_a_login_shell_is_not_part_of_the_answer() -> None:
     script = "printf '%s\\n' \"it's\" here!\ncat\nexit 7"
     for greeting in (b"", b"*** Welcome to rack 7 ***\nbench-no-mark\n"):
         code, out, answer = by_sh(script, greeting)
         assert (code, out, answer.greeting) == (7, b"it's\nhere!\nstdin", greeting)
 
 
-def test_no_login_shell_has_to_understand_the_script() -> None:
+def test_the_script_does_not_depend_on_the_login_shell() -> None:
     """csh accepts neither a newline nor an exclamation mark between quotes."""
     command, _ = MarkedAnswer(print).command_for("a\nb ! c '")
     assert "\n" not in command and "!" not in command and command.count("'") == 2
 
 
-def test_of_a_script_that_was_cut_short_nothing_is_run(tmp_path: Path) -> None:
+def test_a_truncated_script_runs_nothing(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     script = f"rmdir {tmp_path}/kept; echo done"
     for cut in range(len(script)):
@@ -93,14 +93,14 @@ def test_of_a_script_that_was_cut_short_nothing_is_run(tmp_path: Path) -> None:
     assert (tmp_path / "kept").exists()
 
 
-def test_a_login_shell_that_runs_nothing_is_told(connect: Connect) -> None:
+def test_a_login_shell_that_runs_nothing_is_reported(connect: Connect) -> None:
     channel = Channel(iter([b"This account is currently not available.\n"]), lambda piece: None)
     channel.exec_command = lambda _command: setattr(channel, "_mark", b"")  # type: ignore[method-assign]
     with pytest.raises(EnvironmentCannot, match="runs no command: This account is currently not available"):
         connect(channel).ask("true")
 
 
-def test_a_line_that_stalls_while_we_send_is_no_end_of_the_file(connect: Connect) -> None:
+def test_a_stalled_connection_while_sending_is_not_an_end_of_file(connect: Connect) -> None:
     def stall(_piece: bytes) -> None:
         raise TimeoutError("timed out")
 
@@ -110,7 +110,7 @@ def test_a_line_that_stalls_while_we_send_is_no_end_of_the_file(connect: Connect
     assert not channel.ended
 
 
-def test_a_file_of_ours_that_cannot_be_read_is_no_end_of_it_either(connect: Connect) -> None:
+def test_a_local_read_error_while_sending_is_not_an_end_of_file(connect: Connect) -> None:
     def pieces() -> Iterator[bytes]:
         yield b"first"
         raise OSError(5, "Input/output error", "layer.gz")
@@ -122,14 +122,14 @@ def test_a_file_of_ours_that_cannot_be_read_is_no_end_of_it_either(connect: Conn
     assert not channel.ended
 
 
-def test_a_command_that_wants_no_more_says_why_by_its_exit_code(connect: Connect) -> None:
+def test_a_command_that_stops_reading_is_reported_by_its_exit_code(connect: Connect) -> None:
     def closed(_piece: bytes) -> None:
         raise OSError("Socket is closed")
 
     assert connect(Channel(iter([b"full"]), closed)).ask("cat >file", [b"first"]).text == "full"
 
 
-def test_an_answer_without_end_is_not_taken(connect: Connect) -> None:
+def test_an_endless_answer_is_refused(connect: Connect) -> None:
     def endless() -> Iterator[bytes]:
         for _ in range(1000):
             yield bytes(2**20)
@@ -139,7 +139,7 @@ def test_an_answer_without_end_is_not_taken(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize(("port", "known_as"), [(22, "gpu1"), (2222, "[gpu1]:2222")])
-def test_a_changed_host_key_is_taken_out_by_the_name_that_ssh_knows(port: int, known_as: str) -> None:
+def test_the_advice_for_a_changed_host_key_uses_sshs_name(port: int, known_as: str) -> None:
     key = ECDSAKey.generate()
 
     def refuse() -> None:

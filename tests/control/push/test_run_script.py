@@ -58,7 +58,7 @@ def begin(job: Job) -> None:
     until(lambda: state(job) == "alive" and log.read_text() != before)
 
 
-def test_once_it_is_started_an_earlier_attempts_end_is_forgotten(job: Job) -> None:
+def test_a_new_start_removes_the_exit_code_of_an_earlier_attempt(job: Job) -> None:
     run_script.prepare(Here(), job, b"{}", b"{}")
     (Path(job.folder) / "exit").write_text("5\n")
     slow = Path(job.folder) / "run.sh"
@@ -69,7 +69,7 @@ def test_once_it_is_started_an_earlier_attempts_end_is_forgotten(job: Job) -> No
     assert found == "alive"
 
 
-def test_it_runs_on_its_own_and_leaves_its_exit_code(job: Job) -> None:
+def test_run_sh_runs_detached_and_writes_its_exit_code(job: Job) -> None:
     assert state(job) == "gone"
     begin(job)
     folder = Path(job.folder)
@@ -83,7 +83,7 @@ def test_it_runs_on_its_own_and_leaves_its_exit_code(job: Job) -> None:
     assert "--resume --budget 60s" in told
 
 
-def test_a_node_check_that_is_started_again_begins_anew(job: Job) -> None:
+def test_a_restarted_node_check_starts_from_the_beginning(job: Job) -> None:
     job = dataclasses.replace(job, checks=True, level="quick")
     begin(job)
     folder = Path(job.folder)
@@ -103,7 +103,7 @@ def test_a_node_check_that_is_started_again_begins_anew(job: Job) -> None:
     until(lambda: state(job) == "exit 5")
 
 
-def test_a_polite_end_reaches_the_run_and_it_may_start_again(job: Job) -> None:
+def test_a_stop_request_reaches_the_run_and_it_can_start_again(job: Job) -> None:
     begin(job)
     run_script.cancel(Here(), job.folder, RUN, job.engine, None)
     until(lambda: state(job) == "exit 5")
@@ -113,7 +113,7 @@ def test_a_polite_end_reaches_the_run_and_it_may_start_again(job: Job) -> None:
     until(lambda: state(job) == "exit 5")
 
 
-def test_a_run_that_ends_politely_before_its_script_looks_again_keeps_its_code(job: Job) -> None:
+def test_a_run_that_stops_before_the_script_looks_again_keeps_its_exit_code(job: Job) -> None:
     run_script.prepare(Here(), job, b"{}", b"{}")
     folder = Path(job.folder)
     before, wait, after = (folder / "run.sh").read_text().partition("wait $child; code=$?\n")
@@ -125,7 +125,7 @@ def test_a_run_that_ends_politely_before_its_script_looks_again_keeps_its_code(j
     assert state(job) == "exit 5"
 
 
-def test_a_killed_run_is_dead_not_over(job: Job) -> None:
+def test_a_killed_run_is_dead_and_not_finished(job: Job) -> None:
     begin(job)
     os.killpg(int((Path(job.folder) / "pid").read_text()), 9)
     until(lambda: state(job) == "dead")
@@ -134,8 +134,8 @@ def test_a_killed_run_is_dead_not_over(job: Job) -> None:
 @pytest.mark.parametrize(
     ("squeue", "found"),
     [
-        ("echo PENDING", "waiting"),  # preempted: it left its code, and will go on
-        ("echo COMPLETING", "alive"),  # on its way into the queue, or out of it
+        ("echo PENDING", "waiting"),  # preempted: it wrote its exit code and will continue
+        ("echo COMPLETING", "alive"),  # between states of the queue
         ("echo RUNNING", "alive"),
         ("echo COMPLETED", "exit 5"),
         ("true", "exit 5"),
@@ -144,7 +144,7 @@ def test_a_killed_run_is_dead_not_over(job: Job) -> None:
         ("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1", "alive"),
     ],
 )
-def test_of_a_slurm_job_that_left_its_exit_code_slurm_says_whether_it_is_over(
+def test_slurm_decides_whether_a_job_with_an_exit_code_has_ended(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeue: str, found: str
 ) -> None:
     programs = tmp_path / "bin"
@@ -165,7 +165,7 @@ def in_docker(job: Job, **changes: object) -> Job:
     return dataclasses.replace(job, **(image | changes))  # type: ignore[arg-type]
 
 
-def test_a_container_that_outlived_its_script_is_asked_to_end_itself(
+def test_a_container_that_outlived_its_script_gets_a_stop_request(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = tmp_path / "bin"
@@ -175,7 +175,7 @@ def test_a_container_that_outlived_its_script_is_asked_to_end_itself(
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     orphan = in_docker(job)
     run_script.prepare(Here(), orphan, b"{}", b"{}")
-    stranger = subprocess.Popen(["sleep", "60"])  # who has the number of run.sh by now
+    stranger = subprocess.Popen(["sleep", "60"])  # another process that has the pid of run.sh
     (Path(job.folder) / "pid").write_text(f"{stranger.pid}\n")
     assert state(orphan) == "alive"
     run_script.cancel(Here(), job.folder, RUN, "docker", None)
@@ -185,7 +185,7 @@ def test_a_container_that_outlived_its_script_is_asked_to_end_itself(
     stranger.wait()
 
 
-def test_a_container_is_as_hard_as_here_and_is_given_its_challenge(job: Job) -> None:
+def test_a_container_on_a_node_has_the_same_restrictions_and_gets_the_challenge(job: Job) -> None:
     command = run_script.argv(in_docker(job), None)
     hardening = {"--read-only", "--cap-drop=ALL", "--network=none", "--security-opt=no-new-privileges"}
     assert hardening <= set(command)
@@ -202,7 +202,7 @@ def test_a_container_is_as_hard_as_here_and_is_given_its_challenge(job: Job) -> 
 
 
 @pytest.mark.parametrize("engine", ["podman", "apptainer"])
-def test_other_engines_are_asked_in_their_words(job: Job, engine: str) -> None:
+def test_other_engines_get_their_own_options(job: Job, engine: str) -> None:
     command = run_script.argv(in_docker(job, engine=engine), None)
     assert command[0] == engine
     assert any("/in/challenge.json" in word and "challenge.json" in word for word in command)
@@ -223,7 +223,7 @@ def test_followers_get_no_challenge_and_all_share_the_network(job: Job) -> None:
 
 
 @pytest.mark.parametrize("engine", ["docker", "podman", "apptainer"])
-def test_the_network_s_devices_are_handed_on_by_the_node_that_has_them(
+def test_network_devices_are_passed_on_if_the_node_has_them(
     job: Job, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node that runs the script, not the one that wrote it, decides which devices exist."""
@@ -245,7 +245,7 @@ def test_the_network_s_devices_are_handed_on_by_the_node_that_has_them(
 
 
 @pytest.mark.parametrize("engine", ["docker", "podman", "apptainer"])
-def test_a_container_obeys_the_node_s_choice_of_gpus_where_there_is_one(job: Job, engine: str) -> None:
+def test_a_container_uses_the_nodes_visible_gpus(job: Job, engine: str) -> None:
     line = run_script.shell_line(run_script.argv(in_docker(job, engine=engine), None))
 
     def told(chosen: dict[str, str]) -> list[str]:
@@ -265,7 +265,7 @@ def test_a_container_obeys_the_node_s_choice_of_gpus_where_there_is_one(job: Job
 SLURM = Slurm("gpu", "proj-7", "h100&ib", "h100:8", 1, 90, options=("--qos=high",))
 
 
-def test_the_header_asks_for_what_the_user_asked_for() -> None:
+def test_the_slurm_header_contains_the_users_options() -> None:
     lines = header(SLURM, RUN, "/home/me/.bench/runs/x")
     assert {
         "#SBATCH --partition=gpu", "#SBATCH --account=proj-7", "#SBATCH --time=90",
@@ -283,21 +283,21 @@ def test_the_header_asks_for_what_the_user_asked_for() -> None:
         (dataclasses.replace(SLURM, exclusive=False), []),
     ],
 )
-def test_a_whole_node_is_its_memory_too(slurm: Slurm, asked: list[str]) -> None:
+def test_a_job_for_a_whole_node_requests_its_memory_too(slurm: Slurm, asked: list[str]) -> None:
     assert [line for line in header(slurm, RUN, "/home/me") if "mem" in line] == asked
 
 
 @pytest.mark.parametrize(
     "slurm", [{"options": ("qos=high",)}, {"partition": "a\n#SBATCH --uid=0"}, {"nodes": 0}]
 )
-def test_what_is_no_option(slurm: dict[str, object]) -> None:
+def test_a_malformed_sbatch_option_is_refused(slurm: dict[str, object]) -> None:
     with pytest.raises(BadInput):
         Slurm(**slurm)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("engine", ["none", "docker", "podman", "apptainer"])
 @pytest.mark.parametrize("nodes", [1, 4])
-def test_every_script_is_one_that_a_shell_reads(job: Job, engine: str, nodes: int) -> None:
+def test_every_script_is_valid_shell(job: Job, engine: str, nodes: int) -> None:
     changed = in_docker(job, engine=engine, slurm=dataclasses.replace(SLURM, nodes=nodes))
     text = run_script.script(changed)
     assert text.startswith("#!/bin/sh\n#SBATCH ")
@@ -306,7 +306,7 @@ def test_every_script_is_one_that_a_shell_reads(job: Job, engine: str, nodes: in
     if engine in (
         "docker",
         "podman",
-    ):  # the memory of the node that it runs on, not of the one that was asked
+    ):  # the memory of the compute node, not of the login node
         assert '--memory="$BENCH_MEMORY"' in text or '--memory="$BENCH_MEMORY"' in text
         assert str(job.memory_bytes) not in text
 
@@ -314,7 +314,7 @@ def test_every_script_is_one_that_a_shell_reads(job: Job, engine: str, nodes: in
 def test_several_nodes_meet_at_the_first(job: Job) -> None:
     text = run_script.script(in_docker(job, engine="none", slurm=dataclasses.replace(SLURM, nodes=2)))
     line = next(line for line in text.splitlines() if line.startswith("srun"))
-    assert "--cpu-bind=none" in line  # or its one task may have one core
+    assert "--cpu-bind=none" in line  # otherwise its single task gets one core
     each = shlex.split(line.partition(">>")[0].partition(">/")[0])[-1]
     shown = subprocess.run(
         ["sh", "-c", each.replace("exec ", "echo ")],
@@ -326,7 +326,7 @@ def test_several_nodes_meet_at_the_first(job: Job) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 12_345_678, 31_999, 67_000_000])
-def test_they_meet_at_a_port_that_linux_gives_to_nobody(job: Job, number: int, tmp_path: Path) -> None:
+def test_the_rendezvous_port_is_outside_the_ephemeral_range(job: Job, number: int, tmp_path: Path) -> None:
     text = run_script.script(in_docker(job, engine="none", slurm=dataclasses.replace(SLURM, nodes=2)))
     meet = next(line for line in text.splitlines() if line.startswith("BENCH_MEET="))
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho n1; echo n2\n")

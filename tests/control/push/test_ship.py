@@ -46,20 +46,20 @@ def send(place: Path, blob: Blob, node: Here | None = None) -> int:
     return ship._send_all(node or Here(), str(place), [blob], lambda done, total: None)
 
 
-def test_what_arrived_is_not_sent_again(place: Path, blob: Blob) -> None:
+def test_data_that_arrived_is_not_sent_again(place: Path, blob: Blob) -> None:
     assert send(place, blob) == len(DATA)
     assert (place / "blobs" / name(blob)).read_bytes() == DATA
     assert send(place, blob) == 0
 
 
-def test_a_part_that_arrived_is_gone_on_from(place: Path, blob: Blob) -> None:
+def test_a_partial_transfer_is_continued(place: Path, blob: Blob) -> None:
     (place / f"blobs/{name(blob)}.part").write_bytes(DATA[:100_000])
     assert send(place, blob) == len(DATA) - 100_000
     assert (place / "blobs" / name(blob)).read_bytes() == DATA
 
 
 @pytest.mark.parametrize("wrong", [b"x" * 100_000, b"x" * (len(DATA) + 1)], ids=["other bytes", "too many"])
-def test_a_part_that_is_damaged_is_sent_anew(place: Path, blob: Blob, wrong: bytes) -> None:
+def test_a_damaged_partial_transfer_starts_again(place: Path, blob: Blob, wrong: bytes) -> None:
     (place / f"blobs/{name(blob)}.part").write_bytes(wrong)
     send(place, blob)
     assert (place / "blobs" / name(blob)).read_bytes() == DATA
@@ -78,7 +78,7 @@ class Breaks(Here):
         return super().ask(script, sent, seconds=seconds)
 
 
-def test_a_broken_line_leaves_what_the_next_push_goes_on_from(place: Path, blob: Blob) -> None:
+def test_the_next_push_continues_after_a_broken_connection(place: Path, blob: Blob) -> None:
     with pytest.raises(Unreachable):
         send(place, blob, Breaks())
     assert 0 < send(place, blob) < len(DATA)
@@ -111,7 +111,7 @@ class Damages(Here):
         return super().ask(script, [piece[::-1] for piece in pieces], seconds=seconds)
 
 
-def test_what_arrives_damaged_every_time_is_not_taken(place: Path, blob: Blob) -> None:
+def test_a_layer_that_always_arrives_damaged_is_refused(place: Path, blob: Blob) -> None:
     blob.path.write_bytes(b"abc")
     good = Blob(blob.path, blob.diff_id, f"sha256:{hashlib.sha256(b'abc').hexdigest()}", compressed=True)
     with pytest.raises(EnvironmentCannot, match="damaged 3 times"):
@@ -119,7 +119,7 @@ def test_what_arrives_damaged_every_time_is_not_taken(place: Path, blob: Blob) -
     assert list((place / "blobs").iterdir()) == []
 
 
-def test_a_layer_that_was_damaged_here_is_compressed_again(place: Path, tmp_path: Path) -> None:
+def test_a_layer_damaged_in_the_local_cache_is_compressed_again(place: Path, tmp_path: Path) -> None:
     archive, store = make_image(tmp_path, [{"usr/a": DATA}]), ImageStore(print)
     store.folder = tmp_path / "kept"
     with archive.open("rb") as file:
@@ -131,7 +131,7 @@ def test_a_layer_that_was_damaged_here_is_compressed_again(place: Path, tmp_path
     assert send(place, store.layer(ours, 0)) > 100
 
 
-def test_our_code_arrives_as_it_is_here(tmp_path: Path) -> None:
+def test_the_code_of_bench_arrives_unchanged(tmp_path: Path) -> None:
     store = ImageStore(lambda text: None)
     shipped = ship.ship_code(Here(), str(tmp_path / "p"), store, lambda done, total: None)
     assert shipped.changed and 0 < shipped.sent_bytes < 2_000_000
@@ -149,7 +149,7 @@ printf whole >"$3"
 """
 
 
-def test_an_image_that_apptainer_left_half_made_is_made_anew(
+def test_an_image_that_apptainer_left_incomplete_is_built_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bin").mkdir()
@@ -189,7 +189,7 @@ def with_images(*stored: StoredImage, named_by_configuration: bool = True):  # t
     return dataclasses.replace(found(), engines={"docker": engine, "podman": engine})
 
 
-def test_layers_below_the_first_difference_stay_where_they_are() -> None:
+def test_layers_below_the_first_difference_are_not_sent() -> None:
     ours = image("a", "b", "c")
     assert ship.layers_held(with_images(), "docker", ours) == 0
     assert (
@@ -201,7 +201,7 @@ def test_layers_below_the_first_difference_stay_where_they_are() -> None:
     assert ship.layers_held(with_images(StoredImage("x", ("z", "b", "c"))), "docker", ours) == 0
 
 
-def test_engines_that_take_whole_archives_only_get_them() -> None:
+def test_engines_that_need_whole_archives_get_them() -> None:
     ours, theirs = image("a", "b"), StoredImage("x", ("a", "old"))
     assert ship.layers_held(with_images(theirs), "podman", ours) == 0
     assert ship.layers_held(with_images(theirs, named_by_configuration=False), "docker", ours) == 0
@@ -237,7 +237,7 @@ class Pulls(Here):
 REFERENCE = "example.org/bench"
 
 
-def test_what_a_registry_has_is_kept_under_our_name_alone() -> None:
+def test_a_pulled_image_is_kept_only_under_benchs_tag() -> None:
     node = Pulls()
     shipped = ship.pull(node, with_images(), "docker", REFERENCE, "sha256:ours")
     identity = Identity("sha256:ours", ("a", "b"))
@@ -246,7 +246,7 @@ def test_what_a_registry_has_is_kept_under_our_name_alone() -> None:
     assert node.asked[-1] == kept
 
 
-def test_what_the_node_had_keeps_its_names() -> None:
+def test_images_that_the_node_had_keep_their_tags() -> None:
     there = with_images(StoredImage("sha256:ours", ("a", "b")))
     node = Pulls("sha256:ours")
     assert not ship.pull(node, there, "docker", REFERENCE, None).changed
@@ -256,7 +256,7 @@ def test_what_the_node_had_keeps_its_names() -> None:
     assert node.asked[-1].endswith(f"&& docker tag sha256:older {REFERENCE}")
 
 
-def test_what_is_not_what_the_manifest_names_does_not_stay() -> None:
+def test_a_pulled_image_with_another_identity_is_removed() -> None:
     node = Pulls()
     with pytest.raises(EnvironmentCannot, match="the manifest asks for sha256:other"):
         ship.pull(node, with_images(), "docker", REFERENCE, "sha256:other")

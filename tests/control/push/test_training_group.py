@@ -1,4 +1,4 @@
-"""Hosts that train as one: all start, or none."""
+"""Hosts that train together: either all start or none."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from bench.push.training_group import GroupFailed, Standing, TrainingGroup, agre
     [
         (["new", "new"], "new"),
         (["running", "running"], "running"),
-        (["running", "ended"], "running"),  # the other was let go before we looked at the leader
+        (["running", "ended"], "running"),  # the other member had already ended
         (["running", "new"], "new"),  # it could not join in the middle
         (["new", "running"], "new"),
-        (["ended", "new"], "ended"),  # the leader's bundle is all there is to have
+        (["ended", "new"], "ended"),  # only the leader has a bundle
         (["fetched", "new", "running"], "fetched"),
     ],
 )
-def test_what_all_do(standings: list[Standing], all_do: Standing) -> None:
+def test_the_common_state_of_a_training_group(standings: list[Standing], all_do: Standing) -> None:
     assert agree(standings) == all_do
 
 
@@ -29,7 +29,7 @@ def nothing() -> None:
     """Do nothing: the user has not pressed Ctrl-C."""
 
 
-def test_all_hear_of_all_the_leader_first() -> None:
+def test_every_member_learns_the_states_of_all_members_in_order() -> None:
     group = TrainingGroup(3)
     told: list[Standing] = ["running", "new", "ended"]
     with ThreadPoolExecutor(3) as pool:
@@ -37,7 +37,7 @@ def test_all_hear_of_all_the_leader_first() -> None:
     assert heard == [told] * 3
 
 
-def test_who_waits_hears_of_the_first_that_was_lost() -> None:
+def test_a_waiting_member_learns_which_member_was_lost_first() -> None:
     group = TrainingGroup(2)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(group.gather, "ship", 0, "new", nothing)
@@ -47,7 +47,7 @@ def test_who_waits_hears_of_the_first_that_was_lost() -> None:
             waiting.result()
 
 
-def test_who_waits_may_be_called_off() -> None:
+def test_waiting_for_the_group_can_be_cancelled() -> None:
     def stop() -> None:
         raise KeyboardInterrupt
 

@@ -1,6 +1,6 @@
-"""accelerate has FSDP on GPUs alone. With this folder on PYTHONPATH it takes processes on the CPU for some.
+"""Make accelerate treat CPU processes as GPUs for FSDP, which it supports only on GPUs; active on PYTHONPATH.
 
-All that follows is accelerate's own: its plugin, its preparation of a sharded model, its clipping.
+Everything else is accelerate's own code: its plugin, its preparation of a sharded model, its clipping.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ def change(module):
 
 
 class State(MetaPathFinder):
-    """Changes accelerate.state once it is imported, for whoever imports it."""
+    """Import hook that changes accelerate.state when it is imported."""
 
     def find_spec(self, name, path=None, target=None):
         if name != "accelerate.state":
@@ -37,7 +37,7 @@ class State(MetaPathFinder):
         return spec
 
 
-if "accelerate.state" in sys.modules:  # in a process of tests/warm.py
+if "accelerate.state" in sys.modules:  # already imported in a process of tests/warm.py
     change(sys.modules["accelerate.state"])
 else:
     sys.meta_path.insert(0, State())

@@ -1,0 +1,57 @@
+"""The CPU image, and the image after a change of our code: each is built once for all tests of a session."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import bench as package
+from tests.e2e.services import SYSTEM, require
+
+ROOT = Path(package.__file__).parent.parent
+NOT_IN_IMAGES = shutil.ignore_patterns(".git", ".venv", "results", "out", "tests")
+
+
+class Images:
+    """A folder with `one.tar`, `changed.tar` and the cache with which both are built at their first use."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def one(self) -> dict[str, Any]:
+        """The JSON document that the build of one.tar prints."""
+        return build_image(self.folder / "cache", self.folder / "one.tar", ROOT)
+
+    @cached_property
+    def changed(self) -> dict[str, Any]:
+        """The JSON document of changed.tar's build, from a source with one more line, without a network."""
+        assert self.one
+        source = self.folder / "changed"
+        shutil.copytree(ROOT, source, ignore=NOT_IN_IMAGES)
+        with (source / "bench/records/text.py").open("a") as file:
+            file.write("# a change\n")
+        return build_image(self.folder / "cache", self.folder / "changed.tar", source, ("unshare", "--net"))
+
+
+def build_image(cache: Path, out: Path, source: Path, within: Sequence[str] = ()) -> dict[str, Any]:
+    """Build the CPU image by `bench image build`, as a child of the command `within`."""
+    require("mmdebstrap", "buildah", "gpg")  # mmdebstrap finds its keys by gpg
+    words = ["image", "build", "cpu", "--cache", cache, "--out", out, "--source", source, "--json"]
+    done = subprocess.run(
+        [*within, sys.executable, "-m", "bench", *map(str, words)],
+        env=os.environ | {"PATH": SYSTEM, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
