@@ -6,10 +6,7 @@ from collections.abc import Iterator, Mapping
 
 
 def differences(
-    here: Mapping[str, str],
-    there: Mapping[str, str],
-    absent: str,
-    names: tuple[str, str] = ("here", "there"),
+    here: Mapping[str, str], there: Mapping[str, str], absent: str, names: tuple[str, str] = ("here", "there")
 ) -> Iterator[str]:
     """A text for each package whose version differs, or that only one machine has."""
     for name in sorted({*here, *there}):

@@ -61,12 +61,7 @@ def peak_days(flops: float, gpu: GpuModel, gpus: int, precision: str, tf32: bool
 
 
 def extrapolate(
-    target: GpuModel,
-    gpus: int,
-    family: str,
-    precision: str,
-    flops: float,
-    evidence: Sequence[MeasuredRow],
+    target: GpuModel, gpus: int, family: str, precision: str, flops: float, evidence: Sequence[MeasuredRow]
 ) -> Extrapolation:
     """Estimate one model's training, of `flops` in all, on `gpus` GPUs of the target kind."""
     at_peak = peak_days(flops, target, gpus, precision, tf32=True)

@@ -14,11 +14,7 @@ from bench.report.plots.svg import Plot, text, title
 CELL_W, CELL_H, LEFT, TOP = 104, 22, 290, 56
 HEAD = 14  # letters in each of the two lines of a column's head
 MOST_COLUMNS = 8
-OUTCOMES = {
-    "out-of-memory": "no memory",
-    "timed-out": "timed out",
-    "measured": "fits",
-}
+OUTCOMES = {"out-of-memory": "no memory", "timed-out": "timed out", "measured": "fits"}
 
 
 def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:

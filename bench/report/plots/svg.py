@@ -150,13 +150,7 @@ def around(values: Iterable[float], *, log: bool = False, zero: bool = False) ->
 
 
 def axes(
-    x: Scale,
-    y: Scale,
-    box: Box,
-    x_title: str,
-    y_title: str,
-    *,
-    x_text: Callable[[float], str] | None = None,
+    x: Scale, y: Scale, box: Box, x_title: str, y_title: str, *, x_text: Callable[[float], str] | None = None
 ) -> Markup:
     """Grid, ticks and titles; `x_text` formats the ticks of the horizontal axis."""
     x_tick_text = x_text or _tick_text(x.ticks())
