@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from hashlib import sha256
+from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import VerificationFailed
@@ -26,7 +29,6 @@ from bench.node_check.judging import Depth
 from bench.node_check.judging.evidence import Evidence, Reading, checked_figures, read_course
 from bench.node_check.judging.finding import Finding, Question, Verdict, overall
 from bench.node_check.judging.standards import Expectations, Past, Profile, Standards, profile_for
-from bench.node_check.rules_digest import rules_digest
 from bench.records.run_results import RunFacts
 from bench.records.slowdown import Slowed
 from bench.records.trial import NodeFacts
@@ -35,6 +37,18 @@ if TYPE_CHECKING:
     from bench.bundle.verify import Files
 
 SCHEMA: Literal["bench/check-results/v1"] = "bench/check-results/v1"
+PACKAGES = ("bench.node_check", "bench.node_check.judging", "bench.node_check.checks")  # that judge
+
+
+@cache
+def rules_digest() -> str:
+    """SHA-256 over the sources that judge; equal in a checkout, a wheel and an image of the same code."""
+    digest = sha256()
+    for package in PACKAGES:
+        sources = [path for path in resources.files(package).iterdir() if path.name.endswith(".py")]
+        for path in sorted(sources, key=lambda path: path.name):
+            digest.update(f"{package}/{path.name}\0".encode() + path.read_bytes() + b"\0")
+    return "sha256:" + digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +82,7 @@ class CheckResults:
 def judge(evidence: Evidence, standards: Standards, require: Sequence[str]) -> tuple[Finding, ...]:
     """The findings of every check, in order. A check without a finding gets one that says not-run."""
     return tuple(
-        _required(finding) if name in require else finding
+        replace(finding, counts=True) if name in require else finding
         for name in known_checks()
         for finding in _judged(name, evidence, standards)
     )
@@ -84,10 +98,6 @@ def _judged(name: str, evidence: Evidence, standards: Standards) -> Iterator[Fin
     yield from findings
     if not findings:
         yield Question(name).unread("there was nothing to judge" if evidence.gpus else "no GPU answers")
-
-
-def _required(finding: Finding) -> Finding:
-    return finding if finding.counts else replace(finding, counts=True)
 
 
 def results_of(
@@ -184,9 +194,8 @@ def recompute_check(document: Any, files: Files) -> CheckContents:
 
 def _require_manifest(manifest: CheckManifest, results: CheckResults) -> None:
     """Refuse results whose expectations or required checks are not those of the manifest."""
-    if (
-        results.device == "cpu" and results.node.gpus
-    ):  # a CPU check is exempt from the expected number of GPUs
+    # A CPU check is exempt from the expected number of GPUs.
+    if results.device == "cpu" and results.node.gpus:
         raise VerificationFailed("the results are of a CPU check, but list GPUs")
     if results.expect != manifest.expected(results.device):
         raise VerificationFailed("the node was judged by other expectations than those of its manifest")

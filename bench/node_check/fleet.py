@@ -226,9 +226,8 @@ def _rank(
 
 
 def _outlier(value: Value, spread: Spread, under: float) -> Finding:
-    subject = value.figure if value.gpu is None else f"GPU {value.gpu} {value.figure}"
     limit = max(WARN_PERCENT, DEVIATIONS * spread.spread_percent)
-    return Question(value.check, subject, value.gpu, value.figure, value.unit).judged(
+    return Question.of_figure(value.check, value.gpu, value.figure, value.unit).judged(
         verdict_of(fail=under >= FAIL_PERCENT, warn=True),
         f"{quantity(value.rate, value.unit)}, {under:.1f}% under the fleet's median",
         expected=f"at most {limit:.1f}% under {quantity(spread.median, value.unit)}",

@@ -79,7 +79,7 @@ def _values(evidence: Evidence) -> Iterable[Value]:
     data = evidence.data("all-reduce") or {}
     for check in FIGURES:
         for figure in evidence.figures(check):
-            gpu = evidence.gpu(figure.gpu) if figure.gpu is not None else None
+            gpu = evidence.gpu(figure.gpu)
             name = figure.kind or figure.name
             if check == "all-reduce":
                 chosen = {str(name) for name in data.get("algorithms", {}).values()} or {"unknown"}

@@ -2,7 +2,7 @@
 
 A check either measures, in a worker with a process group of its own, or uses NVML's inventories from before
 and after the load. Then it judges. Judging is pure, so that `bench verify` can repeat it from a bundle.
-A new check is a new file and a line in bench/node_check/all_checks.py; tests/checks holds it to the contract.
+A new check is a new file, and its name in bench/node_check/all_checks.py; tests/checks holds it to this.
 """
 
 from __future__ import annotations

@@ -70,6 +70,11 @@ class Question:
         """A question about one GPU, or about one detail of it, such as its power limit."""
         return cls(check, f"GPU {index} {detail}".rstrip(), index)
 
+    @classmethod
+    def of_figure(cls, check: str, gpu: int | None, figure: str, unit: str) -> Question:
+        """A question about a measured figure of one GPU, or of the node as a whole."""
+        return cls(check, figure if gpu is None else f"GPU {gpu} {figure}", gpu, figure, unit)
+
     def judged(
         self,
         verdict: Verdict,
@@ -103,9 +108,8 @@ class Question:
 
     def unread(self, reason: str, *, counts: bool = True, advice: str = "") -> Finding:
         """Make a not-run finding; `counts`: the missing answer keeps the node from passing."""
-        return self.judged(
-            "not-run", reason, expected="an answer", source="bench", advice=advice, counts=counts
-        )
+        expected = "an answer"
+        return self.judged("not-run", reason, expected=expected, source="bench", advice=advice, counts=counts)
 
 
 def overall(findings: Sequence[Finding]) -> Verdict:
