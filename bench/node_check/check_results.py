@@ -22,7 +22,7 @@ from bench.bundle.held_to_manifest import check_image
 from bench.bundle.plausibility import require_one_line_texts, require_plain
 from bench.bundle.recompute_run import require_same_run
 from bench.bundle.stated_manifest import read_document
-from bench.bundle.verdict import Note
+from bench.bundle.verdict import Contents
 from bench.node_check.all_checks import known_checks
 from bench.node_check.check_manifest import CheckManifest, read
 from bench.node_check.judging import Depth
@@ -30,7 +30,6 @@ from bench.node_check.judging.evidence import Evidence, Reading, checked_figures
 from bench.node_check.judging.finding import Finding, Question, Verdict, overall
 from bench.node_check.judging.standards import Expectations, Past, Profile, Standards, profile_for
 from bench.records.run_results import RunFacts
-from bench.records.slowdown import Slowed
 from bench.records.trial import NodeFacts
 
 if TYPE_CHECKING:
@@ -124,22 +123,16 @@ def readings_bytes(readings: Mapping[str, Reading]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckContents:
+class CheckContents(Contents):
     """A node check, judged again from its readings."""
 
     results: CheckResults  # by the rules of this version
     evidence: Evidence
     claimed: Verdict  # the bundle's own verdict; it differs only if the bundle was judged by other rules
     shipped_profile: bool  # the bundle was judged against the profile that this version has
-    samples: int
-    measured_seconds: float
-    notes: tuple[Note, ...] = ()
-    slowed: Mapping[str, Slowed] = field(default_factory=dict)
 
     def facts(self) -> dict[str, object]:
-        return {
-            "samples": self.samples,
-            "measured_seconds": self.measured_seconds,
+        return Contents.facts(self) | {
             "check_verdict": self.results.verdict,
             "claimed_verdict": self.claimed,
             "shipped_profile": self.shipped_profile,

@@ -65,6 +65,11 @@ def items(texts: Iterable[str], class_: str | None = None) -> Markup:
     return el("ul", *(el("li", text) for text in texts), class_=class_)
 
 
+def cells(texts: Iterable[str], left: int, name: str = "td") -> list[Markup]:
+    """The cells of a row; the first `left` of them are aligned to the left, as texts are."""
+    return [el(name, text, class_="t" if i < left else None) for i, text in enumerate(texts)]
+
+
 def scrolling_table(
     heads: Iterable[Markup], rows: Iterable[Markup], *, class_: str | None = None, label: str | None = None
 ) -> Markup:

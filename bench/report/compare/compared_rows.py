@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.base.errors import VerificationFailed
-from bench.base.strict_json import canonical_json, to_json
+from bench.base.strict_json import canonical_json, field_values, to_json
 from bench.bundle.verdict import Contents, RunContents, Verdict
 from bench.bundle.verify import Files
 from bench.node_check.check_results import CheckContents
@@ -143,11 +143,6 @@ class RankedRow(Row):
 
     best: MeasuredAttempt
 
-    @classmethod
-    def of(cls, row: Row, best: MeasuredAttempt) -> RankedRow:
-        values = {each.name: getattr(row, each.name) for each in fields(row)}
-        return cls(**{**values, "best": best})
-
     @property
     def days(self) -> Interval:
         return self.best.days
@@ -180,12 +175,7 @@ def gather(with_telemetry: bool, files: Files) -> ComparedRun | CheckContents:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise VerificationFailed(f"the manifest or the telemetry does not have its form: {error}") from None
     return ComparedRun(
-        results=run.results,
-        stated=run.stated,
-        samples=run.samples,
-        measured_seconds=run.measured_seconds,
-        notes=run.notes,
-        slowed=run.slowed,
+        **field_values(run),
         manifest_conditions=manifest_conditions,
         gpus=gpus,
         watts=watts,
@@ -236,7 +226,9 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
         samples_sha256=run.samples_sha256,
         slowed=run.slowed.get(best.id) if best else None,
     )
-    return RankedRow.of(row, best_attempt) if isinstance(best_attempt, MeasuredAttempt) else row
+    if not isinstance(best_attempt, MeasuredAttempt):
+        return row
+    return RankedRow(**field_values(row) | {"best": best_attempt})
 
 
 def _uncertain(confidence: float, rival: TrialResult) -> UncertainFastest | None:

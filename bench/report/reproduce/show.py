@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.errors import BadInput, BenchError, VerificationFailed, printable
-from bench.base.strict_json import pretty_json, strict_loads, to_json
+from bench.base.strict_json import field_values, pretty_json, strict_loads, to_json
 from bench.bundle.verdict import RunContents, Verdict
 from bench.bundle.verify import Files
 from bench.node_check.recompute_any import recompute
@@ -72,12 +72,7 @@ def _gather(files: Files) -> ReproducibleRun:
     guided = {name for name in models if run.stated.methods_of(name) == "guided"}
     searched = guided | {name for name in models if run.stated.micro_batch_of(name) == "auto"}
     return ReproducibleRun(
-        results=run.results,
-        stated=run.stated,
-        samples=run.samples,
-        measured_seconds=run.measured_seconds,
-        notes=run.notes,
-        slowed=run.slowed,
+        **field_values(run),
         losses=losses,
         courses=courses,
         searched=frozenset(searched),
