@@ -99,13 +99,11 @@ def compare_fleet(members: Sequence[FleetMember]) -> Fleet:
     by_kind: dict[str, list[FleetMember]] = {}
     for member in newest:
         by_kind.setdefault(member.kind, []).append(member)
-    nodes = sorted(
-        (
-            _rank(member, spreads, (*_unusual(member, by_kind[member.kind]), *copied.get(id(member), ())))
-            for member in newest
-        ),
-        key=_order,
-    )
+    nodes = [
+        _rank(member, spreads, (*_unusual(member, by_kind[member.kind]), *copied.get(id(member), ())))
+        for member in newest
+    ]
+    nodes.sort(key=_order)
     return Fleet(
         nodes=tuple(nodes),
         spreads=tuple(sorted(spreads.values(), key=lambda s: (s.kind, s.figure))),
@@ -210,19 +208,15 @@ def _rank(
 ) -> RankedNode:
     """Judge one node by its own findings that count and by its distance from the fleet's medians."""
     own = tuple(f for f in member.findings if f.verdict != "pass" and f.counts)
-    fleet = list(unusual)
-    lowest: float | None = None
+    fleet, unders = list(unusual), []
     for value in member.values:
-        spread = spreads.get((member.kind, value.figure))
-        if spread is None:
-            continue
-        under = 100 * (1 - value.rate / spread.median)
-        lowest = under if lowest is None else max(lowest, under)
-        if under >= max(WARN_PERCENT, DEVIATIONS * spread.spread_percent):
-            fleet.append(_outlier(value, spread, under))
+        if spread := spreads.get((member.kind, value.figure)):
+            unders.append(under := 100 * (1 - value.rate / spread.median))
+            if under >= max(WARN_PERCENT, DEVIATIONS * spread.spread_percent):
+                fleet.append(_outlier(value, spread, under))
     findings = (*own, *fleet)
     verdict = overall([*member.findings, *fleet])
-    return RankedNode(member, verdict, findings, worst(findings), -lowest if lowest is not None else None)
+    return RankedNode(member, verdict, findings, worst(findings), -max(unders) if unders else None)
 
 
 def _outlier(value: Value, spread: Spread, under: float) -> Finding:
@@ -240,8 +234,7 @@ def _outlier(value: Value, spread: Spread, under: float) -> Finding:
 
 
 def _order(node: RankedNode) -> tuple[int, float, str]:
-    deviation = node.deviation_percent if node.deviation_percent is not None else 0.0
-    return VERDICTS.index(node.verdict), deviation, node.seen.path
+    return VERDICTS.index(node.verdict), node.deviation_percent or 0.0, node.seen.path
 
 
 def _lemons(

@@ -64,7 +64,8 @@ def _checked(
     try:
         return path, look(path, verify_bundle(path, gather, rules))
     except BenchError as error:
-        error.where = error.where if error.where and str(path) in error.where else _place(path, error.where)
+        if error.where is None or str(path) not in error.where:
+            error.where = f"{path}: {error.where}" if error.where else str(path)
         return path, error
 
 
@@ -84,10 +85,6 @@ def _rules(lists: Lists) -> TrustRules:
         demanded=lists.trust is not None,
         revoked=tuple(map(Revoked.from_file, revoked)),
     )
-
-
-def _place(path: Path, inside: str | None) -> str:
-    return f"{path}: {inside}" if inside else str(path)
 
 
 def _bundles(paths: Iterable[Path]) -> Iterator[Path]:

@@ -154,6 +154,5 @@ CHECK = Check(
     measure,
     workers="team",
     limit_seconds=180,
-    needs=("torch",),
     environment={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
 )

@@ -59,15 +59,10 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
                 seconds=None if size >= JUDGED else min(budget.seconds, 0.5),
                 warm_seconds=None if size >= JUDGED else 0.1,
             )
-            figures.append(
-                Figure(f"all-reduce {count} x {_size(size)}", None, "B/s", timed.work, timed.samples)
-            )
+            figures.append(Figure(f"all-reduce {count} x {_size(size)}", None, "B/s", *timed))
         rig.wait()
-    return {
-        "figures": to_json(figures),
-        "algorithms": _algorithms(),
-        "nvls": os.environ.get("NCCL_NVLS_ENABLE"),
-    }
+    nvls = os.environ.get("NCCL_NVLS_ENABLE")
+    return {"figures": to_json(figures), "algorithms": _algorithms(), "nvls": nvls}
 
 
 def _size(size: int) -> str:
@@ -125,7 +120,6 @@ CHECK = Check(
     collective=True,
     least_gpus=2,
     limit_seconds=180,
-    needs=("torch",),
     environment={
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",

@@ -42,12 +42,11 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
             rig.say(f"GPU {rig.gpu} alone")
             for name, call in ways.items():
                 timed = rig.timed(call, float(size), wait=False, seconds=seconds, warm_seconds=0.1)
-                mine.append(Figure(name, rig.gpu, "B/s", timed.work, timed.samples))
+                mine.append(Figure(name, rig.gpu, "B/s", *timed))
     if rig.size > 1 and budget.depth != "quick":
         rig.say("all at once")
         for name, call in ways.items():
-            timed = rig.timed(call, float(size))
-            mine.append(Figure(f"{name}, all at once", rig.gpu, "B/s", timed.work, timed.samples))
+            mine.append(Figure(f"{name}, all at once", rig.gpu, "B/s", *rig.timed(call, float(size))))
     return {"figures": to_json([figure for figures in rig.gather(mine) for figure in figures])}
 
 
@@ -63,5 +62,4 @@ CHECK = Check(
     measure,
     workers="team",
     limit_seconds=150,
-    needs=("torch",),
 )

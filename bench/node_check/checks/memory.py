@@ -27,8 +27,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
     size = TINY_BYTES if budget.tiny else COPIED_BYTES
     source = torch.randint(0, 255, (size,), device=rig.device, dtype=torch.uint8)
     target = torch.empty_like(source)
-    timed = rig.timed(lambda: target.copy_(source), 2.0 * size)
-    figure = Figure("memory", rig.gpu, "B/s", timed.work, timed.samples)
+    figure = Figure("memory", rig.gpu, "B/s", *rig.timed(lambda: target.copy_(source), 2.0 * size))
     return {"figures": to_json(rig.gather(figure))}
 
 
@@ -37,11 +36,5 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
 
 
 CHECK = Check(
-    "memory",
-    "does every GPU's memory reach its bandwidth?",
-    judge,
-    measure,
-    workers="team",
-    limit_seconds=60,
-    needs=("torch",),
+    "memory", "does every GPU's memory reach its bandwidth?", judge, measure, workers="team", limit_seconds=60
 )

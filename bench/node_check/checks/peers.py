@@ -47,7 +47,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
                 seconds=seconds,
                 warm_seconds=0.0,
             )
-            figures.append(Figure(f"peer {pair}", None, "B/s", timed.work, timed.samples, "peer"))
+            figures.append(Figure(f"peer {pair}", None, "B/s", *timed, "peer"))
             if rig.kind == "cuda":
                 direct[pair] = torch.cuda.can_device_access_peer(a, b)
     return {"figures": to_json(figures), "direct": direct}
@@ -102,5 +102,4 @@ CHECK = Check(
     workers="one",
     least_gpus=2,
     limit_seconds=120,
-    needs=("torch",),
 )

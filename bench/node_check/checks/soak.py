@@ -177,5 +177,4 @@ CHECK = Check(
     workers="team",
     limit_seconds=60,
     soaks=True,
-    needs=("torch",),
 )

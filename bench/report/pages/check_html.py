@@ -9,7 +9,7 @@ from bench.node_check.check_results import CheckResults
 from bench.node_check.judging.evidence import Evidence
 from bench.node_check.judging.finding import VERDICTS, Finding
 from bench.report.markup import Markup, cells, document, el, fragment, items, scrolling_table, write_page
-from bench.report.plots.svg import Box, Linear, Plot, Ticked, axes, inline, polyline, text
+from bench.report.plots.svg import Box, Linear, Plot, axes, inline, polyline, text
 from bench.report.text.check_text import (
     LAG_HEADS,
     WORDS,
@@ -93,7 +93,7 @@ def _plot(name: str, axis: str, lines: list[list[tuple[float, float]]], gpus: li
     box = Box(64, 16, 610, 200)
     x = Linear(0, max(m for line in lines for m, _ in line) or 1.0, box.left, box.right)
     y = Linear(0, max(v for line in lines for _, v in line) * 1.1 or 1.0, box.bottom, box.top)
-    parts = [axes(x, Ticked(y, tuple(y.ticks(4))), box, "minutes", "")]
+    parts = [axes(x, y, box, "minutes", "", y_ticks=y.ticks(4))]
     for i, (gpu, line) in enumerate(zip(gpus, lines, strict=True)):
         if line:
             parts.append(polyline(((x(m), y(v)) for m, v in line), f"s{i % 8} line"))

@@ -20,7 +20,7 @@ OUTCOMES = {"out-of-memory": "no memory", "timed-out": "timed out", "measured": 
 def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
     """One grid, with a column for each kind of machine and memory; nothing for fewer than three settings."""
     rows: dict[str, Row] = {}
-    for row in [*(e.row for e in part.entries), *(a.row for a in part.apart)]:
+    for row in part.rows:
         if row.attempts:
             rows.setdefault(f"{row.machine.label}, {_memory(row)}", row)
     columns = list(rows.values())[:MOST_COLUMNS]
@@ -45,10 +45,8 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
 def _head(i: int, row: Row) -> Markup:
     x = LEFT + CELL_W * i + CELL_W / 2
     lines = wrap(row.machine.label, HEAD)[:2]
-    name = [
-        text(x, TOP - 36 + 13 * n, line[:HEAD], anchor="middle", class_="small")
-        for n, line in enumerate(lines)
-    ]
+    ats = ((line[:HEAD], TOP - 36 + 13 * n) for n, line in enumerate(lines))
+    name = (text(x, y, line, anchor="middle", class_="small") for line, y in ats)
     return fragment(*name, text(x, TOP - 8, _memory(row), anchor="middle", class_="small muted"))
 
 

@@ -7,7 +7,22 @@ from dataclasses import dataclass
 
 from bench.report.compare.decision import frontier
 from bench.report.markup import Markup, fragment
-from bench.report.plots.svg import Box, Linear, Log, around, axes, legend, line, mark, placed, polyline, text
+from bench.report.plots.svg import (
+    Box,
+    Linear,
+    Log,
+    Plot,
+    around,
+    axes,
+    legend,
+    line,
+    mark,
+    placed,
+    polyline,
+    text,
+)
+
+BOX = Box(64, 36, 470, 300)  # of a plot with a legend beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +76,25 @@ def scatter(
             text(box.right, box.top - 10, f"{hidden} beyond the axes", anchor="end", class_="small muted")
         )
     return fragment(*parts)
+
+
+def days_plot(
+    name: str,
+    title: str,
+    x_title: str,
+    points: Sequence[Point],
+    descriptions: Sequence[str],
+    size: tuple[int, int],
+    *,
+    x_text: Callable[[float], str] | None = None,
+    labelled: bool = True,
+) -> Plot:
+    """Days against money or memory, on a log scale where they differ much, with a legend of the series."""
+    spread = max(p.y for p in points) / min(p.y for p in points)
+    drawing = scatter(points, BOX, x_title, "days", log_y=spread > 8, x_text=x_text, labelled=labelled)
+    names = list(dict.fromkeys(p.series for p in points))
+    legend = key(names, 496, 48, "nothing beats these" if len(points) > 1 else None)
+    return Plot(name, title, "; ".join(descriptions[:12]), *size, fragment(drawing, legend))
 
 
 def _whisker(x: float, low: float, high: float, series: int) -> Markup:

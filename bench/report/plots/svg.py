@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from bench.records.text import figures
 from bench.report.markup import Markup, el, fragment, number
@@ -82,11 +81,6 @@ def mark(x: float, y: float, series: int, size: float = 5.0, words: str = "") ->
     return el("path", *inside, d=d, transform=f"translate({number(x)} {number(y)})", class_=class_)
 
 
-class Scale(Protocol):
-    def __call__(self, value: float) -> float: ...
-    def ticks(self) -> list[float]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Linear:
     low: float
@@ -107,31 +101,12 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
-    """A scale with chosen ticks."""
-
-    scale: Scale
-    chosen: tuple[float, ...]
-
-    def __call__(self, value: float) -> float:
-        return self.scale(value)
-
-    def ticks(self) -> list[float]:
-        return list(self.chosen)
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    low: float
-    high: float
-    start: float
-    end: float
-
+class Log(Linear):
     def __call__(self, value: float) -> float:
         span = math.log(self.high / self.low) or 1.0
         return self.start + math.log(value / self.low) / span * (self.end - self.start)
 
-    def ticks(self) -> list[float]:
+    def ticks(self, about: int = 5) -> list[float]:
         """1, 2 and 5 of each decade; the decades alone where the range is wide."""
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
         factors = (1, 2, 5) if self.high / self.low < 2000 else (1,)
@@ -150,25 +125,35 @@ def around(values: Iterable[float], *, log: bool = False, zero: bool = False) ->
 
 
 def axes(
-    x: Scale, y: Scale, box: Box, x_title: str, y_title: str, *, x_text: Callable[[float], str] | None = None
+    x: Linear,
+    y: Linear,
+    box: Box,
+    x_title: str,
+    y_title: str,
+    *,
+    x_text: Callable[[float], str] | None = None,
+    x_ticks: Sequence[float] | None = None,
+    y_ticks: Sequence[float] | None = None,
 ) -> Markup:
     """Grid, ticks and titles; `x_text` formats the ticks of the horizontal axis."""
-    x_tick_text = x_text or _tick_text(x.ticks())
-    y_tick_text = _tick_text(y.ticks())
+    x_ticks, y_ticks = x_ticks or x.ticks(), y_ticks or y.ticks()
+    x_tick_text, y_tick_text = x_text or _tick_text(x_ticks), _tick_text(y_ticks)
     parts = []
-    for tick in x.ticks():
+    for tick in x_ticks:
         at = x(tick)
         parts.append(line(at, box.top, at, box.bottom, "grid"))
         parts.append(text(at, box.bottom + 16, x_tick_text(tick), anchor="middle", class_="small muted"))
-    for tick in y.ticks():
+    for tick in y_ticks:
         at = y(tick)
         parts.append(line(box.left, at, box.right, at, "grid"))
         parts.append(text(box.left - 6, at + 4, y_tick_text(tick), anchor="end", class_="small muted"))
-    parts.append(line(box.left, box.bottom, box.right, box.bottom, "axis"))
-    parts.append(line(box.left, box.top, box.left, box.bottom, "axis"))
-    parts.append(text((box.left + box.right) / 2, box.bottom + 34, x_title, anchor="middle"))
-    parts.append(text(box.left - 40, box.top - 10, y_title))
-    return fragment(*parts)
+    return fragment(
+        *parts,
+        line(box.left, box.bottom, box.right, box.bottom, "axis"),
+        line(box.left, box.top, box.left, box.bottom, "axis"),
+        text((box.left + box.right) / 2, box.bottom + 34, x_title, anchor="middle"),
+        text(box.left - 40, box.top - 10, y_title),
+    )
 
 
 def _tick_text(ticks: Sequence[float]) -> Callable[[float], str]:
@@ -224,16 +209,11 @@ def _overlap(a: Area, b: Area) -> bool:
 
 def inline(plot: Plot) -> Markup:
     """The plot as an element of a page, which has the style."""
-    return el(
-        "svg",
-        title(plot.title),
-        el("desc", plot.description),
-        plot.body,
-        viewBox=f"0 0 {plot.width} {plot.height}",
-        role="img",
-        class_="plot",
-        style=f"max-width:{plot.width}px",
+    inside, area = (
+        (title(plot.title), el("desc", plot.description), plot.body),
+        f"0 0 {plot.width} {plot.height}",
     )
+    return el("svg", *inside, viewBox=area, role="img", class_="plot", style=f"max-width:{plot.width}px")
 
 
 def standalone(plot: Plot) -> str:

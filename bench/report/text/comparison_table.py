@@ -39,6 +39,7 @@ HEADERS: Mapping[str, str] = {
     "note": "",
 }
 TEXT_COLUMNS = frozenset({"machine", "setting", "level", "run", "note"})
+Table = tuple[Sequence[Sequence[str]], Sequence[str], Sequence[str]]
 
 
 def machine_names(part: ModelPart) -> list[str]:
@@ -100,17 +101,19 @@ def table(comparison: Comparison) -> str:
 
 
 def _text_part(part: ModelPart, comparison: Comparison) -> str:
-    lines = [part.model]
+    tables = "\n\n".join(terminal.table(*each) for each in _tables(part, comparison))
+    remark_lines = terminal.wrapped(remarks(part, comparison), " " * 4)
+    return "\n".join([part.model, *filter(None, (tables, remark_lines))])
+
+
+def _tables(part: ModelPart, comparison: Comparison) -> Iterator[Table]:
+    """Rows, heads and alignment of the table of machines and of that of offers; none that would be empty."""
     if part.entries:
         names, rows = columns(part)
         aligned = ["left" if name in TEXT_COLUMNS else "right" for name in names]
-        heads = [HEADERS[name] for name in names]
-        lines.append(terminal.table(rows, heads, aligned))
+        yield rows, [HEADERS[name] for name in names], aligned
     if priced := [row for row, _ in offers(part, comparison)]:
-        lines += ["", terminal.table(priced, OFFER_HEADERS, OFFER_ALIGN)]
-    if remark_lines := remarks(part, comparison):
-        lines.append(terminal.wrapped(remark_lines, " " * 4))
-    return "\n".join(lines)
+        yield priced, OFFER_HEADERS, OFFER_ALIGN
 
 
 IN_TIME = {"yes": "meets the deadline", "perhaps": "may miss the deadline", "no": "misses the deadline"}
@@ -269,23 +272,17 @@ def markdown(comparison: Comparison) -> str:
     blocks = []
     for part in comparison.parts:
         lines = [f"### {_safe(part.model)}", ""]
-        if part.entries:
-            names, rows = columns(part)
-            safe = [[_safe(cell) for cell in row] for row in rows]
-            aligned = ["left" if name in TEXT_COLUMNS else "right" for name in names]
-            heads = [HEADERS[name] for name in names]
-            lines.append(_pipes(safe, heads, aligned))
-        if priced := [row for row, _ in offers(part, comparison)]:
-            safe = [[_safe(cell) for cell in row] for row in priced]
-            lines += ["", _pipes(safe, OFFER_HEADERS, OFFER_ALIGN)]
+        if tables := [_pipes(*each) for each in _tables(part, comparison)]:
+            lines.append("\n\n".join(tables))
         if remark_lines := remarks(part, comparison):
             lines += ["", *(f"- {_safe(line)}" for line in remark_lines)]
         blocks.append("\n".join(lines))
     return "\n\n".join([*blocks, "\n".join(f"- {_safe(note)}" for note in notes(comparison))])
 
 
-def _pipes(rows: list[list[str]], heads: Sequence[str], aligned: Sequence[str]) -> str:
-    return tabulate(rows, heads, tablefmt="pipe", disable_numparse=True, colalign=aligned)
+def _pipes(rows: Sequence[Sequence[str]], heads: Sequence[str], aligned: Sequence[str]) -> str:
+    safe = [[_safe(cell) for cell in row] for row in rows]
+    return tabulate(safe, heads, tablefmt="pipe", disable_numparse=True, colalign=aligned)
 
 
 def _safe(cell: str) -> str:
