@@ -1,7 +1,4 @@
-"""Manage groups of Linux processes: end them without orphans, add up their memory, tell how they ended.
-
-Uses prctl, signals and /proc.
-"""
+"""Manage groups of Linux processes: end them without orphans, add up their memory, tell how they ended."""
 
 from __future__ import annotations
 

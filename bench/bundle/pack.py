@@ -1,8 +1,4 @@
-"""Write bundles: sign the payload files and store them in one tar, atomically.
-
-In: files as bytes or paths, the predicate of the statement, a key. Out: a bundle on the disk; the same files
-always make the same tar.
-"""
+"""Write bundles: sign the payload files and store them in one tar, atomically; equal files make equal tars."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Parse a node-check manifest: the depth, the checks to skip or require, and the owner's expectations.
-
-In:  bytes or a path. Out: `CheckManifest`, or BadInput with every mistake at once. No torch.
-"""
+"""Parse a node-check manifest: the depth, the checks to skip or require, and the owner's expectations."""
 
 from __future__ import annotations
 

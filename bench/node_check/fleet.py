@@ -1,9 +1,7 @@
 """Compare the checks of many nodes: which nodes lag behind the fleet, and which GPUs failed repeatedly.
 
-In:  one `FleetMember` a bundle. Out: `Fleet`, the nodes ranked with the worst first.
 Uses robust statistics: medians and median deviations, which a tenth of bad nodes does not move. A figure is
-compared only with those of the same GPU model and, for collectives, the same algorithm and GPU count.
-Pure: no I/O, no torch.
+compared only with those of the same GPU model and, for collectives, the same algorithm and GPU count. Pure.
 """
 
 from __future__ import annotations

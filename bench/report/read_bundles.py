@@ -1,8 +1,4 @@
-"""Read and verify bundles, one or thousands of them.
-
-In: files, patterns and directories. Out: for each bundle its verdict, or what a caller keeps of it.
-Imports no torch.
-"""
+"""Read and verify bundles, one or thousands of them, given as files, patterns and directories."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Judge measured rates against the profile's reference, the node's other GPUs, and the same GPU's past.
-
-Pure: no I/O, no torch.
-"""
+"""Judge measured rates by the profile's reference, the node's other GPUs and the same GPU's past. Pure."""
 
 from __future__ import annotations
 

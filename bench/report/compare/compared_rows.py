@@ -199,10 +199,7 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
     best_attempt = _attempt(best) if best else None
     doubt = runner_up(model.name, results.trials)
     devices = best.gpus if best else max((trial.gpus for trial in trials), default=1)
-    flops = None
-    if best is not None and best.estimate is not None:
-        e = best.estimate
-        flops = e.flops_per_second * e.step_seconds.value * model.recipe.steps
+    e = best.estimate if best else None
     row = Row(
         path=str(path),
         run_id=verdict.run_id,
@@ -216,7 +213,7 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
         precision=model.recipe.precision,
         unit=model.recipe.unit,
         conditions=tuple(_conditions(run, model, verdict.level)),
-        training_flops=flops,
+        training_flops=e.flops_per_second * e.step_seconds.value * model.recipe.steps if e else None,
         best=None,
         attempts=tuple(_attempt(trial) for trial in trials),
         watts=run.watts.get(best.id) if best else None,

@@ -1,7 +1,6 @@
 """Compare rows at their prices: what is ranked, what is set apart and why, what to buy or rent.
 
-In: rows of many bundles, and the terms of the user. Out: a `Comparison`, which holds all that the
-outputs show; table, HTML, CSV and JSON only format it. Pure.
+The `Comparison` holds all that the outputs show; table, HTML, CSV and JSON only format it. Pure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Draw SVG: marks, lines, scales, axes, legends.
+"""Draw SVG: marks, lines, scales, axes, and a `Plot` of them. Pure.
 
-In: numbers and texts. Out: Markup, and a `Plot` made of it. Pure: no I/O.
 Colours are CSS classes, which a page defines for light and dark and `PAPER_STYLE` for white paper.
 No colour carries a meaning alone: series also differ in the shape of their marks.
 """
@@ -15,7 +14,6 @@ from bench.records.text import figures
 from bench.report.markup import Markup, el, fragment, number
 
 FONT = "system-ui, 'DejaVu Sans', Arial, sans-serif"
-LONGEST_NAME = 24  # letters of a series in a legend
 SERIES = 8  # classes s0 to s7; the ninth series is s0 again
 SHAPES = ("circle", "square", "diamond", "triangle", "cross", "plus", "down", "ring")
 
@@ -114,16 +112,6 @@ class Log(Linear):
         return [t for t in every if self.low * 0.999 <= t <= self.high * 1.001]
 
 
-def around(values: Iterable[float], *, log: bool = False, zero: bool = False) -> tuple[float, float]:
-    """(low, high) of an axis that shows all values with a margin; with `zero` it begins at 0."""
-    every = list(values)
-    low, high = min(every), max(every)
-    if log:
-        return low / 1.35, high * 1.35
-    margin = 0.08 * ((high - low) or abs(high) or 1.0)
-    return (0.0 if zero else low - margin), high + margin
-
-
 def axes(
     x: Linear,
     y: Linear,
@@ -171,14 +159,6 @@ class Box:
     bottom: float
 
 
-def legend(names: Sequence[str], x: float, y: float, first: int = 0) -> Markup:
-    rows = (
-        fragment(mark(x, y + 18 * i, first + i), text(x + 12, y + 4 + 18 * i, name[:LONGEST_NAME]))
-        for i, name in enumerate(names)
-    )
-    return fragment(*rows)
-
-
 def placed(labels: Sequence[tuple[float, float, float, str]], box: Box) -> Markup:
     """Labels (x, y, size of the mark, text) beside their points.
 
@@ -209,25 +189,14 @@ def _overlap(a: Area, b: Area) -> bool:
 
 def inline(plot: Plot) -> Markup:
     """The plot as an element of a page, which has the style."""
-    inside, area = (
-        (title(plot.title), el("desc", plot.description), plot.body),
-        f"0 0 {plot.width} {plot.height}",
-    )
-    return el("svg", *inside, viewBox=area, role="img", class_="plot", style=f"max-width:{plot.width}px")
+    area, widest = f"0 0 {plot.width} {plot.height}", f"max-width:{plot.width}px"
+    inside = title(plot.title), el("desc", plot.description), plot.body
+    return el("svg", *inside, viewBox=area, role="img", class_="plot", style=widest)
 
 
 def standalone(plot: Plot) -> str:
     """The plot as a whole SVG file, on white."""
-    svg = el(
-        "svg",
-        title(plot.title),
-        el("desc", plot.description),
-        el("style", PAPER_STYLE),
-        el("rect", width=plot.width, height=plot.height, fill="#ffffff"),
-        plot.body,
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {plot.width} {plot.height}",
-        width=plot.width,
-        height=plot.height,
-    )
-    return f"{svg}\n"
+    area, size = f"0 0 {plot.width} {plot.height}", {"width": plot.width, "height": plot.height}
+    paper = el("style", PAPER_STYLE), el("rect", **size, fill="#ffffff")
+    inside = title(plot.title), el("desc", plot.description), *paper, plot.body
+    return f"{el('svg', *inside, xmlns='http://www.w3.org/2000/svg', viewBox=area, **size)}\n"

@@ -36,8 +36,9 @@ def plot(row: Row, course: TelemetryCourse) -> Plot:
         box = Box(64, top, 610, top + height)
         x = Linear(0, max(minutes), box.left, box.right)
         y = Linear(0, (max(values) or 1.0) * 1.1, box.bottom, box.top)
-        named = ("minutes", None) if i == len(panes) - 1 else ("", lambda _: "")  # only below the last pane
-        parts.append(axes(x, y, box, named[0], "", x_text=named[1], y_ticks=y.ticks(3)))
+        last = i == len(panes) - 1  # the time is below it alone
+        x_title, x_text = ("minutes", None) if last else ("", lambda _: "")
+        parts.append(axes(x, y, box, x_title, "", x_text=x_text, y_ticks=y.ticks(3)))
         parts.append(text(box.left, box.top - 5, words, class_="small"))
         parts.append(polyline(((x(t), y(v)) for t, v in zip(minutes, values, strict=True)), f"s{i} line"))
         descriptions.append(f"{words} {figures(min(values))} to {figures(max(values))}")

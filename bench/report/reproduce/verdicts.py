@@ -1,7 +1,4 @@
-"""Decide whether a run was reproduced: two runs of one manifest, figure by figure.
-
-In: the figures of two verified bundles. Out: a `Reproduction`, with what differs where a figure does. Pure.
-"""
+"""Decide whether a run was reproduced: two runs of one manifest, figure by figure. Pure."""
 
 from __future__ import annotations
 

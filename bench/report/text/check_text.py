@@ -1,7 +1,4 @@
-"""Format a node check: its verdicts, what is wrong, what to do, stragglers; and a line for monitoring.
-
-In: CheckResults. Out: text for people, or one line in the form of Nagios plug-ins. Pure.
-"""
+"""Format a node check: verdicts, what is wrong, what to do, stragglers; and a line for monitoring. Pure."""
 
 from __future__ import annotations
 

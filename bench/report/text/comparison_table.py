@@ -1,7 +1,4 @@
-"""Format a comparison as table, Markdown, CSV or JSON.
-
-In: a Comparison. Out: text. `cells` and `offers` format the numbers of the table, Markdown and the HTML page.
-"""
+"""Format a comparison as table, Markdown, CSV or JSON, and its numbers for the HTML page. Pure."""
 
 from __future__ import annotations
 

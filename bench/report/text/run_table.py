@@ -33,11 +33,8 @@ MOST_REASON = 60  # letters of a reason in a table; the bundle has all of it
 def results_table(results: Results, slowed: Mapping[str, Slowed] = MappingProxyType({})) -> str:
     """A block for each model; then the ceilings behind "of limit", doubts, and settings without a figure."""
     units = {model.name: model.recipe.unit for model in results.models}
-    blocks = [
-        _model_block(model.name, units[model.name], [t for t in results.trials if t.model == model.name])
-        for model in results.models
-        if any(t.model == model.name for t in results.trials)
-    ]
+    trials = {name: [t for t in results.trials if t.model == name] for name in units}
+    blocks = [_model_block(name, units[name], tried) for name, tried in trials.items() if tried]
     return "\n\n".join([*blocks, wrapped(_notes(results, slowed), " " * 4)])
 
 
