@@ -1,4 +1,4 @@
-"""Write bundles: sign the payload files and store them in one tar, atomically; equal files make equal tars."""
+"""Write bundles: sign the payload files, store them in one tar, atomically; equal files make equal tars."""
 
 from __future__ import annotations
 

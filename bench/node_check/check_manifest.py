@@ -14,7 +14,7 @@ from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.node_check.all_checks import known_checks
 from bench.node_check.judging import DEPTHS, Depth
 from bench.node_check.judging.standards import Expectations
-from bench.planning.manifest import read_manifest, schema_mistakes
+from bench.planning.manifest import Manifest, parse_manifest, read_manifest, schema_mistakes
 
 SCHEMA = "bench/node-check/v1"
 SHIPPED = Path(str(files("bench.data") / "node-check.json"))  # manifests/node-check.json links to it
@@ -118,6 +118,20 @@ def _contradictions(document: Mapping[str, Any]) -> Iterator[Mistake]:
 
 def _list(document: Mapping[str, Any], key: str) -> list[Any]:
     return value if isinstance(value := document.get(key), list) else []
+
+
+AnyManifest = Manifest | CheckManifest
+
+
+def wanted_image(manifest: AnyManifest) -> str | None:
+    """The image that the manifest prescribes, if any; a node check prescribes none."""
+    return None if isinstance(manifest, CheckManifest) else manifest.image
+
+
+def load_any(path: Path) -> AnyManifest:
+    """Load a manifest of either kind: models to train, or a node check."""
+    data = read_manifest(path)
+    return (parse if is_check(data) else parse_manifest)(data, str(path))
 
 
 def is_check(data: bytes) -> bool:

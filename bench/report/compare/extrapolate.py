@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.base.gpu_catalogue import GpuModel
-from bench.records.estimate import SECONDS_A_DAY
-from bench.records.statistics import quantile95
+from bench.records.estimate import SECONDS_A_DAY, quantile95
 
 LEAST_HELD_OUT = 3  # with fewer rows there is no error bar
 

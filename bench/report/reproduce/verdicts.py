@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from bench.records.environment import differences
 from bench.records.estimate import Interval
 from bench.records.fastest import fastest
 from bench.records.run_results import Results, TrialResult
 from bench.records.slowdown import Slowed, slowed_text
-from bench.records.switches import NOT_SET, Switches, deciding, others
+from bench.records.switches import NOT_SET, Switches, deciding, differences, others
 from bench.records.text import figures
 from bench.records.trial import Ceiling, NodeFacts
 
