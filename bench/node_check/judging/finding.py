@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from bench.base.strict_json import field_values
+
 Verdict = Literal["pass", "warn", "fail", "not-run"]
 Basis = Literal["rule", "reference", "peers", "history", "fleet"]
 EXITS: dict[Verdict, int] = {"pass": 0, "warn": 0, "fail": 1, "not-run": 3}
@@ -90,19 +92,15 @@ class Question:
     ) -> Finding:
         """Make the finding for an answer that was read. The advice is dropped if the verdict is a pass."""
         return Finding(
-            check=self.check,
-            subject=self.subject,
+            **field_values(self),
             verdict=verdict,
             found=found,
             expected=expected,
             basis=basis,
             source=source,
             advice=advice if verdict != "pass" else "",
-            gpu=self.gpu,
-            figure=self.figure,
             value=value,
             reference=reference,
-            unit=self.unit,
             counts=counts,
         )
 
