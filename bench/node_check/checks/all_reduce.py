@@ -22,12 +22,8 @@ from bench.node_check.judging.standards import Standards
 SIZES = {"quick": (1 << 20, 1 << 30), "standard": (1 << 10, 1 << 20, 1 << 25, 1 << 28, 1 << 30, 1 << 32)}
 TINY_SIZES = (1 << 10, 1 << 20)
 JUDGED = 1 << 30  # bytes; smaller messages measure latency. Measured at every depth
-RULES = Tolerances(
-    peers_warn=5,
-    peers_fail=10,
-    history_warn=5,
-    advice="look at the NVLink states (check nvlink), the fabric (check fabric) and NCCL's log in the bundle",
-)
+ADVICE = "look at the NVLink states (check nvlink), the fabric (check fabric) and NCCL's log in the bundle"
+RULES = Tolerances(peers_warn=5, peers_fail=10, history_warn=5, advice=ADVICE)
 # In the order of NCCL's numbers for them.
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _CHOSEN = re.compile(r"(?:AllReduce: )?(\d+) Bytes -> Algo (\w+) proto (\w+)")

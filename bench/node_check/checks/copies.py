@@ -14,14 +14,12 @@ from bench.node_check.judging.standards import Standards
 
 COPIED_BYTES, TINY_BYTES = 512 << 20, 1 << 20
 LEAST_SECONDS = 0.4
-RULES = Tolerances(
-    # A GPU at the other CPU socket has a longer path.
-    peers_warn=10,
-    peers_fail=25,
-    history_warn=8,
-    advice="look at the link's generation and width under load (check pcie), at NUMA placement, and at "
-    "other traffic on the bus; then reseat the card or its riser",
+ADVICE = (
+    "look at the link's generation and width under load (check pcie), at NUMA placement, and at "
+    "other traffic on the bus; then reseat the card or its riser"
 )
+# A GPU at the other CPU socket has a longer path.
+RULES = Tolerances(peers_warn=10, peers_fail=25, history_warn=8, advice=ADVICE)
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:

@@ -15,12 +15,8 @@ from bench.node_check.judging.judge_figures import Tolerances, by_usual, judge_f
 from bench.node_check.judging.standards import Standards
 
 COPIED_BYTES, TINY_BYTES = 256 << 20, 1 << 20
-RULES = Tolerances(
-    peers_warn=8,
-    peers_fail=20,
-    history_warn=8,
-    advice="look at the NVLink states and error counters of both GPUs (check nvlink), and at the topology",
-)
+ADVICE = "look at the NVLink states and error counters of both GPUs (check nvlink), and at the topology"
+RULES = Tolerances(peers_warn=8, peers_fail=20, history_warn=8, advice=ADVICE)
 FIGURES_TIME, LEAST_SECONDS = 8, 0.1
 
 

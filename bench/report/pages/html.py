@@ -109,7 +109,7 @@ def _section(part: ModelPart, comparison: Comparison) -> Markup:
         blocks.append(_table(part))
     if rows := offers(part, comparison):
         blocks.append(_offers(part, rows))
-    if lines := remarks(part, comparison):
+    if lines := list(remarks(part, comparison)):
         blocks.append(items(lines, class_="said"))
     if plots := list(model_plots(part, comparison)):
         blocks.append(el("div", *map(_figure, plots), class_="plots"))
