@@ -64,12 +64,9 @@ class CheckManifest:
         return replace(self.expect, gpus=gpus)
 
 
-def shipped() -> CheckManifest:
-    return parse(SHIPPED.read_bytes(), SHIPPED.name)
-
-
 def load(path: Path | None) -> CheckManifest:
-    return shipped() if path is None else parse(read_manifest(path), str(path))
+    """The manifest at this path; without one, the shipped manifest."""
+    return parse(read_manifest(path or SHIPPED), str(path or SHIPPED.name))
 
 
 def parse(data: bytes, where: str) -> CheckManifest:

@@ -12,7 +12,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from bench import __version__
-from bench.base.errors import EnvironmentCannot, printable
+from bench.base.errors import printable
+from bench.base.paths import using
 
 # Elements that are closed in place while they have no children.
 SELF_CLOSING = frozenset({"circle", "input", "line", "meta", "path", "polyline", "rect"})
@@ -106,9 +107,7 @@ def asset(name: str) -> str:
 
 
 def write_page(path: Path, page: Markup) -> None:
-    try:
+    with using(path, "the report cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         # backslashreplace: file names need not be UTF-8
         path.write_text(page, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise EnvironmentCannot(f"the report cannot be written: {error.strerror}", where=str(path)) from None

@@ -9,7 +9,7 @@ from bench.records.text import bytes_text
 from bench.report.compare.compared_rows import MeasuredAttempt, Row
 from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.markup import Markup, el, fragment
-from bench.report.plots.svg import Plot, text, title
+from bench.report.plots.svg import Plot, text
 
 CELL_W, CELL_H, LEFT, TOP = 104, 22, 290, 56
 HEAD = 14  # letters in each of the two lines of a column's head
@@ -69,5 +69,5 @@ def _cell(x: float, y: float, label: str, row: Row) -> Markup:
     else:
         kind, outcome, reason = "none", "not tried", None
     words = f"{row.machine.label}, {label}: {outcome}" + (f", {reason}" if reason else "")
-    box = el("rect", title(words), x=x + 1, y=y + 1, width=CELL_W - 2, height=CELL_H - 2, class_=kind)
+    box = el("rect", el("title", words), x=x + 1, y=y + 1, width=CELL_W - 2, height=CELL_H - 2, class_=kind)
     return fragment(box, text(x + CELL_W / 2, y + 15, outcome, anchor="middle", class_="small"))

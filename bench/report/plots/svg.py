@@ -47,11 +47,6 @@ def text(x: float, y: float, words: str, *, anchor: str = "start", class_: str |
     return el("text", words, x=x, y=y, text_anchor=None if anchor == "start" else anchor, class_=class_)
 
 
-def title(words: str) -> Markup:
-    """The tooltip of a mark, which screen readers read too."""
-    return el("title", words)
-
-
 def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
     return el("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
 
@@ -62,7 +57,7 @@ def polyline(points: Iterable[tuple[float, float]], class_: str) -> Markup:
 
 def mark(x: float, y: float, series: int, size: float = 5.0, words: str = "") -> Markup:
     """A point of a series, in its colour and shape, with `words` as its tooltip."""
-    shape, inside = SHAPES[series % len(SHAPES)], [title(words)] if words else []
+    shape, inside = SHAPES[series % len(SHAPES)], [el("title", words)] if words else []
     class_ = f"s{series % SERIES} mark"
     if shape in ("circle", "ring"):
         class_ += " hollow" if shape == "ring" else ""
@@ -190,7 +185,7 @@ def _overlap(a: Area, b: Area) -> bool:
 def inline(plot: Plot) -> Markup:
     """The plot as an element of a page, which has the style."""
     area, widest = f"0 0 {plot.width} {plot.height}", f"max-width:{plot.width}px"
-    inside = title(plot.title), el("desc", plot.description), plot.body
+    inside = el("title", plot.title), el("desc", plot.description), plot.body
     return el("svg", *inside, viewBox=area, role="img", class_="plot", style=widest)
 
 
@@ -198,5 +193,5 @@ def standalone(plot: Plot) -> str:
     """The plot as a whole SVG file, on white."""
     area, size = f"0 0 {plot.width} {plot.height}", {"width": plot.width, "height": plot.height}
     paper = el("style", PAPER_STYLE), el("rect", **size, fill="#ffffff")
-    inside = title(plot.title), el("desc", plot.description), *paper, plot.body
+    inside = el("title", plot.title), el("desc", plot.description), *paper, plot.body
     return f"{el('svg', *inside, xmlns='http://www.w3.org/2000/svg', viewBox=area, **size)}\n"

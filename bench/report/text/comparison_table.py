@@ -373,10 +373,3 @@ def _csv_value(value: object) -> object:
 
 
 FORMATS = {"table": table, "markdown": markdown, "csv": csv_text, "json": json_text}
-
-
-def texts(part: ModelPart, comparison: Comparison) -> Sequence[str]:
-    """Every formatted figure of a part, to hold one output format against another."""
-    ranked = [cell for row in columns(part)[1] for cell in row]
-    priced = [cell for row, _ in offers(part, comparison) for cell in row]
-    return [cell for cell in [*ranked, *priced] if cell]
