@@ -35,7 +35,6 @@ from bench.records.trial import NodeFacts
 if TYPE_CHECKING:
     from bench.bundle.verify import Files
 
-SCHEMA: Literal["bench/check-results/v1"] = "bench/check-results/v1"
 PACKAGES = ("bench.node_check", "bench.node_check.judging", "bench.node_check.checks")  # that judge
 
 
@@ -68,7 +67,7 @@ class CheckResults:
     findings: tuple[Finding, ...]
     history: Mapping[str, Past] = field(default_factory=dict)
     rules: str = ""  # digest of the code that judged; empty in the first bundles
-    schema: Literal["bench/check-results/v1"] = SCHEMA
+    schema: Literal["bench/check-results/v1"] = "bench/check-results/v1"
 
     def to_bytes(self) -> bytes:
         return pretty_json(to_json(self))

@@ -91,11 +91,9 @@ def _bundles(paths: Iterable[Path]) -> Iterator[Path]:
             if not matching:
                 raise BadInput("matches no file", where=str(path))
             yield from _bundles(map(Path, matching))
-            continue
-        if not path.is_dir():
+        elif not path.is_dir():
             yield path
-            continue
-        inside = sorted(path.rglob("*.tar"))
-        if not inside:
+        elif inside := sorted(path.rglob("*.tar")):
+            yield from inside
+        else:
             raise BadInput("holds no .tar, so no bundle", where=str(path))
-        yield from inside

@@ -96,9 +96,8 @@ def _over_time(index: int, rates: list[float], wrong_windows: int) -> Finding:
 def _course(evidence: Evidence) -> Iterator[Finding]:
     samples = list(evidence.during("soak"))
     if not samples:
-        yield Question("soak").unread(
-            "no sample of clocks, power and temperature was taken", advice="see logs/watch.txt"
-        )
+        reason = "no sample of clocks, power and temperature was taken"
+        yield Question("soak").unread(reason, advice="see logs/watch.txt")
         return
     for gpu in evidence.gpus:
         yield _throttling(gpu.index, samples)
@@ -114,9 +113,8 @@ def _throttling(index: int, samples: list[Sample]) -> Finding:
     answering = _answering(index, samples)
     reasons = [g.throttle_reasons for g in answering if g.throttle_reasons is not None]
     if not reasons:
-        return Question.of_gpu("soak", index).unread(
-            f"GPU {index} does not report why it slows down", counts=not answering
-        )
+        reason = f"GPU {index} does not report why it slows down"
+        return Question.of_gpu("soak", index).unread(reason, counts=not answering)
     counts = {bit: sum(bool(r & bit) for r in reasons) for bit in BAD_REASONS}
     slowdowns = [(*BAD_REASONS[bit], count) for bit, count in counts.items() if count]
     grave = any(kind == "fail" or count >= LASTING * len(reasons) for _, kind, count in slowdowns)
@@ -142,14 +140,12 @@ def _heat(index: int, samples: list[Sample], evidence: Evidence) -> Finding:
     watts = [g.power_watts for g in answering if g.power_watts is not None]
     clocks = [g.sm_mhz for g in answering if g.sm_mhz is not None]
     if not celsius:
-        return Question.of_gpu("soak", index).unread(
-            f"GPU {index} does not report its temperature", counts=not answering
-        )
+        reason = f"GPU {index} does not report its temperature"
+        return Question.of_gpu("soak", index).unread(reason, counts=not answering)
     answers = evidence.alive(BEFORE).get(index)
     slow = answers.number("TemperatureThreshold.1") if answers else None
-    limit = "the card's limit, which it does not report"
-    if slow is not None:
-        limit = f"{slow - MARGIN_CELSIUS:.0f} °C"
+    unknown = "the card's limit, which it does not report"
+    limit = unknown if slow is None else f"{slow - MARGIN_CELSIUS:.0f} °C"
     parts = [f"up to {max(celsius)} °C"]
     if watts:
         parts.append(f"{mean(watts):.0f} W")

@@ -120,6 +120,11 @@ class Row:
     slowed: Slowed | None = None  # a GPU that was slowed down during `best`
 
     @property
+    def rankable(self) -> list[MeasuredAttempt]:
+        """The attempts with figures that are plausible."""
+        return [a for a in self.attempts if isinstance(a, MeasuredAttempt) and a.outcome == "measured"]
+
+    @property
     def on_trust(self) -> str | None:
         """What verification took on trust about this model; shown even if no other row differs."""
         return dict(self.conditions).get(ON_TRUST)

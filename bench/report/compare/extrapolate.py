@@ -134,13 +134,8 @@ def held_out_errors(
     Only rows whose number of GPUs differs by the factor `apart` or more are used.
     """
     errors = []
-    for row in evidence:
-        if row.family != family:
-            continue
-        if known_kind:
-            others = [e for e in evidence if e is not row and e.gpu.name == row.gpu.name]
-        else:
-            others = [e for e in evidence if e.gpu.name != row.gpu.name]
+    for row in (e for e in evidence if e.family == family):
+        others = [e for e in evidence if e is not row and (e.gpu.name == row.gpu.name) == known_kind]
         others = [e for e in others if _factor(e.gpus, row.gpus) >= apart]
         nearest = _nearest(row.gpu, row.family, row.precision, row.gpus, row.flops, others)
         if nearest is not None:

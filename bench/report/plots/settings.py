@@ -18,19 +18,14 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
     shown: set[str] = set()
     for entry in part.entries:
         row = entry.row
-        tried = [attempt for attempt in row.attempts if attempt.outcome == "measured"]
-        if len(tried) < 3 or row.machine.label in shown or len(shown) == MOST_MACHINES:
+        if len(row.rankable) < 3 or row.machine.label in shown or len(shown) == MOST_MACHINES:
             continue
         shown.add(row.machine.label)
         yield _plot(part.model, row, len(shown))
 
 
 def _plot(model: str, row: Row, number: int) -> Plot:
-    points = [
-        _point(attempt)
-        for attempt in row.attempts
-        if isinstance(attempt, MeasuredAttempt) and attempt.outcome == "measured"
-    ]
+    points = list(map(_point, row.rankable))
     title = f"{model} on {row.machine.label}: {len(points)} settings that were measured"
     of_plot = f"{model}-settings-{number}", title, "memory, GiB", points, [point.words for point in points]
     return days_plot(*of_plot, (640, 352), labelled=False)

@@ -27,9 +27,7 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
 def _gains(row: Row) -> list[tuple[MeasuredAttempt, Interval]]:
     """Each setting at its fastest micro-batch, with its speed-up over naive; the largest first."""
     best: dict[str, MeasuredAttempt] = {}
-    for attempt in row.attempts:
-        if attempt.outcome != "measured" or not isinstance(attempt, MeasuredAttempt):
-            continue
+    for attempt in row.rankable:
         if attempt.label not in best or attempt.days.value < best[attempt.label].days.value:
             best[attempt.label] = attempt
     if "naive" not in best or len(best) < 2:
