@@ -26,7 +26,7 @@ from bench.records.switches import deciding, in_words
 from bench.records.text import failure_text
 from bench.records.trial import NodeFacts
 from bench.report.compare.energy import TelemetryCourse, course_of, telemetry_lines, watts_of
-from bench.training.models import Model, Recipe
+from bench.training.models import Model
 
 # Packages that decide how fast the same code runs; rows with other versions of them are not comparable.
 STACK = ("torch", "triton", "transformers", "flash-attn")
@@ -211,7 +211,7 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
         started_at=verdict.started_at,
         level=verdict.level,
         trusted=verdict.trusted,
-        complete=verdict.complete or _is_decided(results, model.name),
+        complete=verdict.complete or any(w.model == model.name and w.undecided == 0 for w in results.winners),
         machine=_machine(results.node, run.gpus, devices, verdict.run_id),
         model=model.name,
         family=model.family,
@@ -236,10 +236,6 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
 def _uncertain(confidence: float, rival: TrialResult) -> UncertainFastest | None:
     attempt = _attempt(rival)
     return UncertainFastest(confidence, attempt) if isinstance(attempt, MeasuredAttempt) else None
-
-
-def _is_decided(results: Results, model: str) -> bool:
-    return any(winner.model == model and winner.undecided == 0 for winner in results.winners)
 
 
 def _machine(node: NodeFacts, gpus_a_node: int, devices: int, run_id: str) -> Machine:
@@ -303,13 +299,9 @@ def _recipe_conditions(model: Model) -> Iterator[tuple[str, str]]:
         if value is not None:
             yield name, str(value)
     yield "architecture", _short_digest([model.family, dict(model.architecture)])
-    yield "rest of the recipe", _short_digest(_unnamed_fields(recipe))
-
-
-def _unnamed_fields(recipe: Recipe) -> object:
-    """The fields of a recipe that have no condition of their own."""
     named = {"batch_size", "steps", "precision", "sequence_length", "image_size", "source"}
-    return {key: value for key, value in to_json(recipe).items() if key not in named}
+    rest = {key: value for key, value in to_json(recipe).items() if key not in named}
+    yield "rest of the recipe", _short_digest(rest)
 
 
 def _short_digest(value: object) -> str:

@@ -12,7 +12,7 @@ from tabulate import tabulate
 from bench.node_check.fleet import Fleet, RankedNode, Spread
 from bench.node_check.judging.finding import Finding, quantity
 from bench.report.markup import Markup, cells, document, el, fragment, items, scrolling_table, write_page
-from bench.report.pages.check_html import STYLE
+from bench.report.pages.check_html import STYLE, TONES
 from bench.report.text.check_text import WORDS
 
 COLUMNS = ("node", "verdict", "worst finding")
@@ -112,54 +112,36 @@ def as_markdown(fleet: Fleet) -> str:
 
 
 def write_fleet_html(path: Path, fleet: Fleet) -> None:
+    write_page(path, document(f"bench: {len(fleet.nodes)} nodes", *_body(fleet), style=STYLE))
+
+
+def _body(fleet: Fleet) -> Iterator[Markup]:
     """The answer first, how many nodes are good and which; then what it rests on."""
-    simulated = [el("p", f"SIMULATED: {SIMULATED}", class_="alert")] if _simulated(fleet) else []
-    blocks = (
-        el("h1", "Which of these nodes are good"),
-        el("p", el("strong", _counts(fleet))),
-        *simulated,
-        _nodes_html(fleet),
-        *_lemons_html(fleet),
-        *_spreads_html(fleet),
-        *_older_html(fleet),
-    )
-    write_page(path, document(f"bench: {len(fleet.nodes)} nodes", *blocks, style=STYLE))
-
-
-def _nodes_html(fleet: Fleet) -> Markup:
-    lemons = {lemon.uuid for lemon in fleet.lemons}
-    heads = (*COLUMNS, "GPU", "checked")
-    return scrolling_table(
-        cells(heads, len(heads), "th"), (_node_row(node, lemons) for node in fleet.nodes), class_="stacked"
-    )
-
-
-def _node_row(node: RankedNode, lemons: set[str]) -> Markup:
-    tone = {"pass": "good", "fail": "bad"}.get(node.verdict, "warned")
-    return el(
-        "tr",
-        el("td", node.seen.name, class_="t"),
-        el("td", WORDS[node.verdict], class_=f"t {tone}"),
-        el("td", _worst(node, lemons), class_="t long", data_head="worst finding"),
-        el("td", node.seen.kind, class_="t", data_head="GPU"),
-        el("td", node.seen.started_at, class_="t", data_head="checked"),
-    )
-
-
-def _lemons_html(fleet: Fleet) -> Iterator[Markup]:
+    yield el("h1", "Which of these nodes are good")
+    yield el("p", el("strong", _counts(fleet)))
+    if _simulated(fleet):
+        yield el("p", f"SIMULATED: {SIMULATED}", class_="alert")
+    lemons, heads = {lemon.uuid for lemon in fleet.lemons}, (*COLUMNS, "GPU", "checked")
+    nodes = (_node_row(node, lemons) for node in fleet.nodes)
+    yield scrolling_table(cells(heads, len(heads), "th"), nodes, class_="stacked")
     if fleet.lemons:
         yield el("h2", "Repeat lemons")
         yield items((fragment(lemon.uuid, items(lemon.times)) for lemon in fleet.lemons), class_="said")
-
-
-def _spreads_html(fleet: Fleet) -> Iterator[Markup]:
     if fleet.spreads:
         yield el("h2", "The fleet")
         rows = (el("tr", *cells(_spread_texts(spread), 2)) for spread in fleet.spreads)
         yield scrolling_table(cells(("GPU", *SPREAD_HEADS), 2, "th"), rows)
-
-
-def _older_html(fleet: Fleet) -> Iterator[Markup]:
     if fleet.older:
         summary = f"{len(fleet.older)} older: the same GPUs were checked again"
         yield el("details", el("summary", summary), items(fleet.older, class_="said"))
+
+
+def _node_row(node: RankedNode, lemons: set[str]) -> Markup:
+    return el(
+        "tr",
+        el("td", node.seen.name, class_="t"),
+        el("td", WORDS[node.verdict], class_=f"t {TONES[node.verdict]}"),
+        el("td", _worst(node, lemons), class_="t long", data_head="worst finding"),
+        el("td", node.seen.kind, class_="t", data_head="GPU"),
+        el("td", node.seen.started_at, class_="t", data_head="checked"),
+    )

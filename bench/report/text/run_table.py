@@ -63,18 +63,15 @@ def _short(text: str) -> str:
 
 def _row(trial: TrialResult, unit: str, best: bool) -> tuple[str, ...]:
     batch = batch_text(trial.micro_batch, trial.accumulation, trial.gpus)
-    mark = "*" if best else ""
-    if trial.failure is not None:
-        return (mark, trial.label, batch, _short(failure_text(trial.failure)), "", "", "", "", "")
+    named = ("*" if best else "", trial.label, batch)
     e = trial.estimate
-    if e is None:
-        return (mark, trial.label, batch, "too few samples", "", "", "", "", "")
+    if trial.failure is not None or e is None:
+        reason = _short(failure_text(trial.failure)) if trial.failure else "too few samples"
+        return (*named, reason, *[""] * 5)
     share = "-" if e.utilisation is None else f"{100 * e.utilisation:.0f}%"
     drift = "" if trial.loss_difference is None else f"{100 * trial.loss_difference:.2g}%"
     return (
-        mark,
-        trial.label,
-        batch,
+        *named,
         interval_text(e.step_seconds),
         f"{figures(e.units_per_second)} {unit}",
         share if e.plausible else f"{share} IMPLAUSIBLE",
