@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from bench.base.strict_json import pretty_json, to_json
 from bench.records.estimate import Interval
-from bench.records.text import money_text
+from bench.records.text import count_text, money_text
 from bench.report.compare.decision import Option
 from bench.report.compare.price_file import shipped_prices
 from bench.report.compare.prices import Priced
@@ -49,7 +49,7 @@ def _claims_table() -> str:
     for row in paper().optimal_days:
         counted = zip(paper().gpu_counts, row.days, strict=True)
         rows.append((row.model, row.gpu, *(_claimed(row.model, row.gpu, *each) for each in counted)))
-    heads = ("Table 1, days", "", *(f"{n} GPU{'s' * (n > 1)}" for n in paper().gpu_counts))
+    heads = ("Table 1, days", "", *(count_text(n, "GPU") for n in paper().gpu_counts))
     return tabulate(rows, heads, disable_numparse=True, colalign=("left", "left", *["right"] * 4))
 
 
@@ -144,8 +144,9 @@ def _size_key(x: float, y: float) -> Markup:
     """A legend of the marks' sizes."""
     parts = []
     for i, (gpus, size) in enumerate(SIZES.items()):
-        parts.append(el("circle", cx=x, cy=y + 24 * i, r=size, class_="s6 mark"))
-        parts.append(text(x + 16, y + 4 + 24 * i, f"{gpus} GPU{'s' * (gpus > 1)}"))
+        at = y + 24 * i
+        parts.append(el("circle", cx=x, cy=at, r=size, class_="s6 mark"))
+        parts.append(text(x + 16, at + 4, count_text(gpus, "GPU")))
     return fragment(*parts)
 
 
