@@ -13,8 +13,7 @@ from bench.base.paths import ledger_path
 from bench.base.stamps import utc
 from bench.bundle.handshake import CertificateRequest, read, write
 from bench.cli.sealing import own_revocations
-from bench.node_check.any_manifest import load_any
-from bench.node_check.check_manifest import CheckManifest
+from bench.node_check.check_manifest import CheckManifest, load_any
 from bench.node_check.recompute_any import recompute
 from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger

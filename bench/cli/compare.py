@@ -16,8 +16,7 @@ from bench.base.gpu_catalogue import GpuModel, find_gpu_model, gpu_models
 from bench.base.strict_json import pretty_json, to_json
 from bench.bundle.verdict import RunContents, Verdict
 from bench.node_check.check_results import CheckContents
-from bench.node_check.fleet import Fleet, compare_fleet
-from bench.node_check.fleet_member import FleetMember, fleet_member
+from bench.node_check.fleet import Fleet, FleetMember, compare_fleet, fleet_member
 from bench.node_check.judging.finding import EXITS
 from bench.report.compare.compared_rows import ComparedRun, Row, gather, rows_of
 from bench.report.compare.comparison import Comparison, Refused, compare_rows

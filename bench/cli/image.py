@@ -48,7 +48,7 @@ from bench.images.engines.preflight import (
     visible_gpus,
 )
 from bench.images.variants import Variant, find_variant, images, variant_for
-from bench.node_check.any_manifest import load_any, wanted_image
+from bench.node_check.check_manifest import load_any, wanted_image
 
 UNPACKED = (
     2.2  # disk that an engine needs to load an archive, in the archive's sizes: the copy and the layers

@@ -19,8 +19,7 @@ from bench.base.names import ENGINES_WITH_STORE
 from bench.base.strict_json import pretty_json
 from bench.cli.arguments import is_host_and_port
 from bench.cli.sealing import own_revocations
-from bench.node_check.any_manifest import load_any
-from bench.node_check.check_manifest import CheckManifest
+from bench.node_check.check_manifest import CheckManifest, load_any
 from bench.node_check.judging import Depth
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push import many_nodes

@@ -17,7 +17,7 @@ from bench.base.errors import BadInput, BenchError
 from bench.base.strict_json import pretty_json
 from bench.cli.push import report_results, shared_with
 from bench.cli.push_options import NODES_AT_ONCE
-from bench.node_check.any_manifest import load_any
+from bench.node_check.check_manifest import load_any
 from bench.operator.ssh_keygen import OperatorKey
 from bench.push import many_nodes, mirror
 from bench.push.push_record import Record, Records

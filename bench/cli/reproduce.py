@@ -11,8 +11,8 @@ from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
 from bench.cli.measure_options import uses_engine
 from bench.planning.manifest import parse_manifest
 from bench.report.read_bundles import Lists
-from bench.report.reproduce.show import Subject, read_subject, show
-from bench.report.reproduce.verdicts import pip_lines, stack_differences
+from bench.report.reproduce.show import read_run, show
+from bench.report.reproduce.verdicts import ReproducibleRun, pip_lines, stack_differences
 from bench.report.reproduce.verdicts import reproduce as compare_runs
 
 
@@ -39,26 +39,26 @@ class ReproduceArguments:
 
 def reproduce(request: ReproduceArguments) -> int:
     in_image = uses_engine(request.engine, request.image, request.key)
-    original = read_subject(request.bundle, Lists(request.trust, request.revoked))
+    original = read_run(request.bundle, Lists(request.trust, request.revoked))
     again = request.again
     if again is None:
         again = _run_in_image(original, request) if in_image else _run_here(original, request)
-    repeated = read_subject(again, None)
-    if repeated.run.results.run.id == original.run.results.run.id:
+    repeated = read_run(again, None)
+    if repeated.results.run.id == original.results.run.id:
         raise BadInput("is that very run: it reproduces nothing", where=str(again))
-    if repeated.samples_sha256 == original.samples_sha256 and original.run.losses:
+    if repeated.samples_sha256 == original.samples_sha256 and original.losses:
         raise VerificationFailed("has that very run's samples: it was not run again", where=str(again))
-    if repeated.manifest != original.manifest:
+    if repeated.stated.data != original.stated.data:
         raise BadInput("ran another manifest", where=str(again), advice="bench compare shows what differs")
-    code = show(compare_runs(repeated.run, original.run, request.tolerance), as_json=request.as_json)
-    stopped = repeated.run.results.run.stopped
+    code = show(compare_runs(repeated, original, request.tolerance), as_json=request.as_json)
+    stopped = repeated.results.run.stopped
     if request.again is None and stopped:
         print(f"incomplete: {stopped}", file=sys.stderr)
         return 5
     return code
 
 
-def _run_here(original: Subject, request: ReproduceArguments) -> Path:
+def _run_here(original: ReproducibleRun, request: ReproduceArguments) -> Path:
     """Run the manifest with the software installed here; without --any-stack, it must be the same."""
     from bench.cli.sealing import make_sealer, signed_text
     from bench.runner.machine.probe import probe
@@ -66,7 +66,7 @@ def _run_here(original: Subject, request: ReproduceArguments) -> Path:
     from bench.runner.run.progress import Progress
 
     where = str(request.bundle)
-    ours, theirs = probe(gpus_too=not request.on_cpu), original.run.results.node
+    ours, theirs = probe(gpus_too=not request.on_cpu), original.results.node
     differences = list(stack_differences(ours, theirs))
     if differences and not request.any_stack:
         has_image = theirs.image is not None and theirs.image.config is not None
@@ -76,7 +76,7 @@ def _run_here(original: Subject, request: ReproduceArguments) -> Path:
             where=where,
             advice=f"{remedy or 'set what differs'}; or --any-stack to run here all the same",
         )
-    manifest = parse_manifest(original.manifest, f"{where}: manifest.json")
+    manifest = parse_manifest(original.stated.data, f"{where}: manifest.json")
     finished = execute(
         manifest,
         request.out,
@@ -90,11 +90,11 @@ def _run_here(original: Subject, request: ReproduceArguments) -> Path:
     return finished.bundle
 
 
-def _run_in_image(original: Subject, request: ReproduceArguments) -> Path:
+def _run_in_image(original: ReproducibleRun, request: ReproduceArguments) -> Path:
     """Run the manifest, byte for byte, in the container image that the bundle ran in."""
     from bench.cli.image import run_in_image
 
-    facts = original.run.results.node.image
+    facts = original.results.node.image
     if facts is None or facts.config is None:
         raise BadInput(
             "ran in no image whose identity is known", where=str(request.bundle), advice="leave --engine out"
@@ -104,7 +104,7 @@ def _run_in_image(original: Subject, request: ReproduceArguments) -> Path:
     before = set(request.out.glob("*.tar"))
     with tempfile.TemporaryDirectory(prefix="bench-reproduce-") as folder:
         manifest = Path(folder) / "manifest.json"
-        manifest.write_bytes(original.manifest)
+        manifest.write_bytes(original.stated.data)
         code = run_in_image(
             "run",
             manifest,

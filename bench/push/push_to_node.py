@@ -22,7 +22,7 @@ from bench.base.paths import ledger_path
 from bench.bundle.handshake import write
 from bench.images.container import NOBODY
 from bench.images.engines.preflight import OUT_BYTES, check_identity
-from bench.node_check.any_manifest import wanted_image
+from bench.node_check.check_manifest import wanted_image
 from bench.node_check.recompute_any import AnyVerdict, recompute
 from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger

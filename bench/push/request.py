@@ -10,8 +10,7 @@ from typing import Any, Literal, Protocol
 
 from bench.base.errors import BenchError
 from bench.bundle.verdict import RunContents
-from bench.node_check.any_manifest import AnyManifest
-from bench.node_check.check_manifest import CheckManifest
+from bench.node_check.check_manifest import AnyManifest, CheckManifest
 from bench.node_check.check_results import CheckContents, CheckResults
 from bench.node_check.judging import Depth
 from bench.node_check.judging.finding import EXITS, worst
