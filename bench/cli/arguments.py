@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from bench.base.errors import BadInput
@@ -23,21 +24,9 @@ class Parser(argparse.ArgumentParser):
     `bench push m.json --budget 60m gpu1`.
     """
 
-    def __init__(
-        self,
-        prog: str | None = None,
-        *,
-        mixed: bool = False,
-        description: str = "",
-        epilog: str | None = None,
-    ) -> None:
-        super().__init__(
-            prog,
-            description=description,
-            epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter if epilog else argparse.HelpFormatter,
-            allow_abbrev=False,
-        )
+    def __init__(self, prog: str | None = None, *, mixed: bool = False, **options: Any) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter if options.get("epilog") else argparse.HelpFormatter
+        super().__init__(prog, formatter_class=formatter, allow_abbrev=False, **options)
         self._mixed = mixed
 
     def error(self, message: str) -> NoReturn:
@@ -57,9 +46,7 @@ class Parser(argparse.ArgumentParser):
 class Commands(Protocol):
     """The object that `add_subparsers` of a Parser returns; argparse has no public name for its type."""
 
-    def add_parser(
-        self, name: str, *, help: str, description: str, mixed: bool = False, epilog: str | None = None
-    ) -> Parser: ...
+    def add_parser(self, name: str, *, help: str, description: str, **options: Any) -> Parser: ...
 
 
 class Options(Protocol):
@@ -79,12 +66,12 @@ class Command(NamedTuple):
 
     module: str
     function: str
-    request: str
 
     def load(self) -> tuple[Callable[[Any], int], Callable[..., Any]]:
         """Import the module; return the function and the class of its request."""
         module = import_module(f"bench.cli.{self.module}")
-        return getattr(module, self.function), getattr(module, self.request)
+        function = getattr(module, self.function)
+        return function, getattr(module, function.__annotations__["request"])
 
     def __call__(self, arguments: argparse.Namespace) -> int:
         function, request = self.load()
@@ -92,31 +79,24 @@ class Command(NamedTuple):
         return function(request(**{n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}))
 
 
-def add_command(
-    commands: Commands,
-    name: str,
-    summary: str,
-    command: Command,
-    *,
-    mixed: bool = False,
-    epilog: str | None = None,
-) -> Parser:
-    """Add a parser that calls `command`; `summary` stands in the list of commands, and describes it."""
+def add_command(commands: Commands, name: str, summary: str, command: str, **options: Any) -> Parser:
+    """Add a parser that calls `command`, MODULE.FUNCTION, with options of `Parser`.
+
+    `summary` stands in the list of commands, and describes the command.
+    """
     sentence = f"{summary[0].upper()}{summary[1:]}."
-    parser = commands.add_parser(name, help=summary, description=sentence, mixed=mixed, epilog=epilog)
-    parser.set_defaults(call=command)
+    parser = commands.add_parser(name, help=summary, description=sentence, **options)
+    parser.set_defaults(call=Command(*command.split(".")))
     return parser
 
 
 def add_json(parser: Options, content: str) -> None:
-    parser.add_argument(
-        "--json", dest="as_json", action="store_true", help=f"print {content} as JSON on stdout"
-    )
+    parser.add_argument("--json", dest="as_json", **FLAG, help=f"print {content} as JSON on stdout")
 
 
 def add_budget(parser: Options) -> None:
     words = "start no trial after this time: 90s, 60m, 2h"
-    parser.add_argument("--budget", dest="budget_seconds", type=duration, metavar="TIME", help=words)
+    parser.add_argument("--budget", dest="budget_seconds", **TIME, help=words)
 
 
 def is_host_and_port(text: str) -> bool:
@@ -166,3 +146,18 @@ def duration(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration: write 90s, 60m, 2h or 7d")
     return seconds
+
+
+# What many options have in common: arguments of add_argument.
+FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+DIR: dict[str, Any] = {"type": Path, "metavar": "DIR"}
+BUNDLES: dict[str, Any] = {
+    "type": Path,
+    "metavar": "BUNDLE",
+    "nargs": "+",
+    "help": "files, folders, patterns",
+}
+TIME: dict[str, Any] = {"type": duration, "metavar": "TIME"}
+FLAG: dict[str, Any] = {"action": "store_true"}
+REPEATABLE: dict[str, Any] = {"action": "append", "default": []}
+DEVICE: dict[str, Any] = {"choices": ("auto", "cpu"), "default": "auto"}
