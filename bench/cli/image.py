@@ -20,16 +20,7 @@ from bench.base.names import IMAGE_VARIABLE
 from bench.base.paths import making_folders
 from bench.base.sbom import PLACE
 from bench.base.strict_json import pretty_json, to_json
-from bench.images.archive import (
-    Blob,
-    ImageFacts,
-    compress,
-    copy_layers,
-    extract,
-    opened,
-    read_facts,
-    write_archive,
-)
+from bench.images.archive import Blob, ImageFacts, extract, facts_of, pack_layer, write_archive
 from bench.images.build_image import BuildInputs
 from bench.images.build_image import build as build_image
 from bench.images.build_kernels import build_kernels
@@ -50,9 +41,7 @@ from bench.images.engines.preflight import (
 from bench.images.variants import Variant, find_variant, images, variant_for
 from bench.node_check.any_manifest import load_any, wanted_image
 
-UNPACKED = (
-    2.2  # disk that an engine needs to load an archive, in the archive's sizes: the copy and the layers
-)
+UNPACKED = 2.2  # disk that an engine needs to load an archive, in the archive's sizes: copy and layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +111,15 @@ def kernels(request: KernelArguments) -> int:
 
 
 def identity(request: ImageArguments) -> int:
-    with _as_archive(request.image, request.engine) as path, opened(path) as file:
-        facts = read_facts(file, request.image)
+    with _as_archive(request.image, request.engine) as path:
+        facts = facts_of(path, request.image)
     _show(facts, request.image, request.as_json)
     return 0
 
 
 def sbom(request: ImageArguments) -> int:
-    with _as_archive(request.image, request.engine) as path, opened(path) as file:
-        facts = read_facts(file, request.image)
+    with _as_archive(request.image, request.engine) as path:
+        facts = facts_of(path, request.image)
         sys.stdout.buffer.write(extract(path, facts, str(PLACE).lstrip("/")))
     return 0
 
@@ -143,21 +132,20 @@ def save(request: SaveArguments) -> int:
         _as_archive(request.image, request.engine) as path,
         tempfile.TemporaryDirectory(prefix="save-", dir=out.parent) as work,
     ):
-        with opened(path) as file:
-            facts = read_facts(file, request.image)
-        plain = copy_layers(path, facts, Path(work), say)
-        packed = [layer.with_suffix(".gz") for layer in plain]
+        facts = facts_of(path, request.image)
+
+        def packed(number: int) -> Blob:
+            say(f"layer {number + 1} of {len(facts.layers)}")
+            layer, target = facts.layers[number], Path(work) / f"{number}.gz"
+            digest = pack_layer(path, layer, target, anew=True)
+            return Blob(target, layer.diff_id, digest, compressed=True)
+
         say("compressing")
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # zlib releases the GIL
-            digests = list(pool.map(compress, plain, packed))
-        blobs = [
-            Blob(p, layer.diff_id, d, compressed=True)
-            for p, layer, d in zip(packed, facts.layers, digests, strict=True)
-        ]
+            blobs = list(pool.map(packed, range(len(facts.layers))))
         tag = (facts.tags or (f"bench:{facts.labels.get('bench.variant', 'image')}",))[0]
         write_archive(out, facts.config_bytes, blobs, tag)
-    with opened(out) as file:
-        _show(read_facts(file, str(out)), str(out), request.as_json)
+    _show(facts_of(out), str(out), request.as_json)
     return 0
 
 
@@ -227,8 +215,7 @@ def run_in_image(
 def load(request: ImageArguments) -> int:
     """Load a file into an engine, after its bytes were compared with the digests of its configuration."""
     archive = Path(request.image)
-    with opened(archive) as file:
-        facts = read_facts(file, str(archive))
+    facts = facts_of(archive)  # before: what is damaged is not loaded
     _load(find_engine(request.engine), archive)
     _show(facts, str(archive), as_json=False)
     return 0

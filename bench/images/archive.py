@@ -15,8 +15,8 @@ import json
 import shutil
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 from bench.base.errors import BadInput, VerificationFailed
 from bench.base.files import replacing
 from bench.base.strict_json import canonical_json
-from bench.images.normalise import Hashing, Inflate
+from bench.images.normalise import Hashing
 
 _KEPT_BYTES = 4 * 2**20  # smaller files (configuration, manifest) are kept; larger ones are only hashed
 _CHUNK = 2**20  # bytes
@@ -69,13 +69,19 @@ class ImageFacts:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
+def _opened(path: Path) -> Iterator[BinaryIO]:
     """Open an archive for reading; BadInput if it does not exist or is a folder."""
     try:
         with path.open("rb") as file:
             yield file
     except (FileNotFoundError, IsADirectoryError) as error:
         raise BadInput(f"cannot be read as an image file: {error.strerror}", where=str(path)) from None
+
+
+def facts_of(path: Path, where: str | None = None) -> ImageFacts:
+    """Read a saved image's file as `read_facts` does; `where` names it in errors, else its path."""
+    with _opened(path) as file:
+        return read_facts(file, where or str(path))
 
 
 def read_facts(stream: BinaryIO, where: str) -> ImageFacts:
@@ -111,21 +117,19 @@ def _resolved(name: str, member: tarfile.TarInfo) -> str:
 
 
 def _hashed(name: str, size: int, file: Any) -> tuple[Layer, bytes]:
-    """Hash a file of the archive, decompressed; also return its bytes if it is small."""
-    first = file.read(_CHUNK)
-    if first.startswith(_ZSTD):
-        raise BadInput(
-            f"{name} is compressed with zstd, which is not supported",
-            advice="save it again: bench image save",
-        )
-    inflate = Inflate() if first.startswith(_GZIP) else None
-    total, kept, chunk = hashlib.sha256(), b"", first
-    while chunk:
-        if size <= _KEPT_BYTES:
-            kept += chunk
-        total.update(inflate(chunk) if inflate else chunk)
-        chunk = file.read(_CHUNK)
-    return Layer(name, size, f"sha256:{total.hexdigest()}", inflate is not None), kept
+    """Hash a file of the archive, decompressed; also return its bytes if it is small and not compressed."""
+    magic = file.peek(4)
+    if magic.startswith(_ZSTD):
+        advice = "save it again: bench image save"
+        raise BadInput(f"{name} is compressed with zstd, which is not supported", advice=advice)
+    compressed = magic.startswith(_GZIP)
+    reader = gzip.GzipFile(fileobj=file) if compressed else file
+    total, kept = hashlib.sha256(), b""
+    with suppress(EOFError):  # the stream was cut off: its digest will not be the expected one
+        while chunk := reader.read(_CHUNK):
+            total.update(chunk)
+            kept += chunk if size <= _KEPT_BYTES and not compressed else b""
+    return Layer(name, size, f"sha256:{total.hexdigest()}", compressed), kept
 
 
 def _parts(small: Mapping[str, bytes], where: str) -> tuple[str, list[str], list[str]]:
@@ -187,7 +191,7 @@ def _open_blob(archive: tarfile.TarFile, layer: Layer) -> Any:
 
 def extract(path: Path, facts: ImageFacts, name: str) -> bytes:
     """Return one file of the image, from the last layer that has it. `facts` must describe this archive."""
-    with opened(path) as file, tarfile.open(fileobj=file) as archive:
+    with _opened(path) as file, tarfile.open(fileobj=file) as archive:
         for layer in reversed(facts.layers):
             blob = _open_blob(archive, layer)
             with tarfile.open(fileobj=blob, mode="r|*") as files:
@@ -210,25 +214,19 @@ class Blob:
     compressed: bool
 
 
-def compress(path: Path, out: Path, level: int = 6) -> str:
-    """Compress a file with gzip, without a name or a time in the header; return the digest of the result."""
-    with path.open("rb") as file, out.open("wb") as target:
-        counted = Hashing(target)
-        with gzip.GzipFile("", "wb", level, counted, mtime=0) as packed:
-            shutil.copyfileobj(file, packed, _CHUNK)
-    return f"sha256:{counted.total.hexdigest()}"
+def pack_layer(path: Path, layer: Layer, out: Path, *, anew: bool = False) -> str:
+    """Write one layer of an archive as a compressed file; return the digest of its bytes.
 
-
-def pack_layer(path: Path, layer: Layer, out: Path) -> str:
-    """Write one layer of an archive as a compressed file, as `bench image save` does; return its digest."""
-    with opened(path) as file, tarfile.open(fileobj=file) as archive, out.open("wb") as target:
-        blob = _open_blob(archive, layer)
-        counted = Hashing(target)
-        if layer.compressed:
+    A compressed layer is copied as it is; with `anew`, it becomes what bench makes of the uncompressed one.
+    """
+    with _opened(path) as file, tarfile.open(fileobj=file) as archive, out.open("wb") as target:
+        blob, counted = _open_blob(archive, layer), Hashing(target)
+        if layer.compressed and not anew:
             shutil.copyfileobj(blob, counted, _CHUNK)
         else:
-            with gzip.GzipFile("", "wb", 6, counted, mtime=0) as packed:
-                shutil.copyfileobj(blob, packed, _CHUNK)
+            plain = gzip.GzipFile(fileobj=blob) if layer.compressed else blob
+            with gzip.GzipFile("", "wb", 6, counted, mtime=0) as packed:  # without a name or a time
+                shutil.copyfileobj(plain, packed, _CHUNK)
     return f"sha256:{counted.total.hexdigest()}"
 
 
@@ -292,18 +290,3 @@ def _add(archive: tarfile.TarFile, name: str, source: bytes | Path) -> None:
     entry.size = source.stat().st_size
     with source.open("rb") as file:
         archive.addfile(entry, file)
-
-
-def copy_layers(path: Path, facts: ImageFacts, folder: Path, say: Callable[[str], None]) -> list[Path]:
-    """Write the layers of an archive into a folder, uncompressed; return their paths in order."""
-    paths = []
-    with opened(path) as file, tarfile.open(fileobj=file) as archive:
-        for number, layer in enumerate(facts.layers, 1):
-            say(f"layer {number} of {len(facts.layers)}")
-            blob = _open_blob(archive, layer)
-            target = folder / f"{number}.tar"
-            with target.open("wb") as out:
-                reader = gzip.GzipFile(fileobj=blob) if layer.compressed else blob
-                shutil.copyfileobj(reader, out, _CHUNK)
-            paths.append(target)
-    return paths

@@ -28,7 +28,7 @@ from bench.base.files import replacing
 from bench.base.names import GIB
 from bench.base.sbom import PLACE, python_versions
 from bench.base.strict_json import pretty_json
-from bench.images.archive import Blob, ImageFacts, extract, opened, read_facts, write_archive
+from bench.images.archive import Blob, ImageFacts, extract, facts_of, write_archive
 from bench.images.debian_base import build_base, read_debs
 from bench.images.fetch import digest, wheels
 from bench.images.locks import BUILDER, DEBIAN, Pin, read_pins
@@ -237,8 +237,7 @@ def _finish(inputs: BuildInputs, saved: Path, work: Path, out: Path, tag: str, s
     config = configuration(built, [b.diff_id for b in blobs], labels(inputs), STAGES, created)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_archive(out, config, blobs, tag)
-    with opened(out) as file:
-        return read_facts(file, str(out))
+    return facts_of(out)
 
 
 def _member(archive: tarfile.TarFile, name: str) -> Any:

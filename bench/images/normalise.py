@@ -9,7 +9,6 @@ import hashlib
 import io
 import re
 import tarfile
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -52,22 +51,6 @@ class Hashing(io.RawIOBase):
     def write(self, data: Any) -> int:
         self.total.update(data)
         return self._out.write(data)
-
-
-class Inflate:
-    """Incremental gzip decompression that continues into following members, as container engines do."""
-
-    def __init__(self) -> None:
-        self._member = zlib.decompressobj(31)
-
-    def __call__(self, chunk: bytes) -> bytes:
-        inflated = b""
-        while chunk:
-            if self._member.eof:
-                self._member = zlib.decompressobj(31)
-            inflated += self._member.decompress(chunk)
-            chunk = self._member.unused_data
-        return inflated
 
 
 _KEPT = ("User", "Env", "Entrypoint", "Cmd", "WorkingDir")  # settings of the Dockerfile that an image keeps

@@ -24,7 +24,7 @@ import bench
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot
 from bench.base.files import replacing
 from bench.base.strict_json import canonical_json
-from bench.images.archive import Blob, Identity, ImageFacts, Layer, opened, pack_layer, read_facts
+from bench.images.archive import Blob, Identity, ImageFacts, Layer, facts_of, pack_layer
 from bench.images.engines import find_engine
 from bench.images.variants import Variant, images, variant_for
 
@@ -159,8 +159,7 @@ class ImageStore:
         with suppress(OSError, ValueError, KeyError):
             return _facts_from(json.loads(cached.read_bytes()))
         self._say(f"reading {path}, once")
-        with opened(path) as file:
-            facts = read_facts(file, str(path))
+        facts = facts_of(path)
         cached.parent.mkdir(parents=True, exist_ok=True)
         cached.write_bytes(canonical_json(_facts_to(facts)))
         return facts

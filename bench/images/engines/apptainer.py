@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot
-from bench.images.archive import Identity, opened, read_facts
+from bench.images.archive import Identity, facts_of
 from bench.images.container import CACHE, OUT, RDMA, Container
 from bench.images.engines import EngineFacts, Inspected, Shell, follow, here
 
@@ -68,8 +68,7 @@ class Apptainer:
         raise BadInput(f"{image} cannot be saved: Apptainer has no store, its images are files already")
 
     def inspect(self, image: str) -> Inspected:
-        with opened(Path(image)) as file:
-            facts = read_facts(file, image)
+        facts = facts_of(Path(image))
         return Inspected(facts.identity, facts.labels, str(sif(Path(image), facts.identity)))
 
     def run(self, container: Container) -> int:
