@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,14 +115,12 @@ def _state_on_node(record: Record) -> str:
     """Ask the node for the run's state and the last line of its log; "-" if the run is over."""
     if record.state in ("fetched", "cancelled"):
         return "-"
-    node = _node_of(record)
-    try:
-        looked = mirror.look(node, record)
-        last = plain(node.ask(f"tail -n 1 {shlex.quote(record.folder)}/{mirror.LOG}").text.strip())
-    except BenchError as error:
-        return error.message
-    finally:
-        node.close()
+    with closing(_node_of(record)) as node:
+        try:
+            looked = mirror.look(node, record)
+            last = plain(node.ask(f"tail -n 1 {shlex.quote(record.folder)}/{mirror.LOG}").text.strip())
+        except BenchError as error:
+            return error.message
     word = f"exit {looked.code}" if looked.state == "exit" else looked.state
     return f"{word}: {last}" if last else word
 
@@ -139,16 +138,13 @@ def _node_of(record: Record) -> Node:
 def cancel(request: PushedRunsArguments) -> int:
     """Ask runs to end; their measurements so far can be fetched."""
     for record in Records().find(request.runs):
-        node = _node_of(record)
-        try:
+        with closing(_node_of(record)) as node:
             state = mirror.look(node, record).state
             if state in ("alive", "waiting"):
                 mirror.cancel(node, record)
                 print(f"{record.host}: run {record.run_id} is ending; bench fetch {record.run_id}")
             else:
                 print(f"{record.host}: run {record.run_id} is not running ({state})")
-        finally:
-            node.close()
     return 0
 
 
@@ -158,15 +154,12 @@ def clean(request: PushedRunsArguments) -> int:
         raise BadInput("clean what?", advice="bench clean RUN or HOST; bench status lists them")
     records = Records()
     for record in records.find(request.runs):
-        node = _node_of(record)
-        try:
+        with closing(_node_of(record)) as node:
             if mirror.look(node, record).state in ("alive", "waiting"):
                 raise BadInput(
                     f"run {record.run_id} is still running", where=record.host, advice="bench cancel it first"
                 )
             mirror.clean(node, dataclasses.replace(record, keep=False))
-        finally:
-            node.close()
         if record.state != "fetched":
             records.move(record, "cancelled")
         print(f"{record.host}: removed everything of run {record.run_id}")

@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.files import AppendOnlyLines
+from bench.base.paths import ledger_path
 from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads, to_json
 from bench.bundle.handshake import LedgerEntry
 
@@ -45,8 +46,9 @@ class Line:
 class Ledger:
     """The open ledger. It is locked until closed, so that no other command changes it meanwhile."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path | str | None) -> None:
+        """Open the file at `path`; None or "": the user's own."""
+        self.path = path = ledger_path(Path(path) if path else None)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._file = AppendOnlyLines(path, wait=True)

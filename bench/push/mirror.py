@@ -7,11 +7,10 @@ terminal.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import re
 import shlex
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,9 @@ from typing import BinaryIO
 
 from bench.base.errors import EnvironmentCannot, VerificationFailed
 from bench.base.names import ENGINES_WITH_STORE
-from bench.base.paths import ledger_path
 from bench.bundle.handshake import CertificateRequest, read
 from bench.bundle.tar_format import CERTIFICATE, MAX_TOTAL_BYTES
+from bench.images.fetch import digest as file_digest
 from bench.node_check.recompute_any import AnyVerdict, recompute
 from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
@@ -29,7 +28,7 @@ from bench.operator.ssh_keygen import OperatorKey
 from bench.push import run_script
 from bench.push.push_record import Record, now
 from bench.push.remote import ANSWER_SECONDS, Node, demand, plain
-from bench.push.ship import Progress
+from bench.push.ship import Progress, pieces_of
 from bench.signing.revocation import Revoked
 
 LOG = "log.txt"
@@ -149,15 +148,9 @@ def _upload(node: Node, path: Path, out: str, name: str) -> None:
     # If the connection breaks, the program there sees a normal end of file: only the size tells.
     part, size = f"{out}/.given", path.stat().st_size
     script = f"mkdir -p {out}/logs && head -c {size} >{part} && [ $(wc -c <{part}) = {size} ] && "
-    answer = node.ask(f"{script}mv {part} {out}/{shlex.quote(name)}", _pieces(path))
+    answer = node.ask(f"{script}mv {part} {out}/{shlex.quote(name)}", pieces_of(path))
     if answer.code:
         raise EnvironmentCannot(f"the journal cannot be restored: {answer.reason}")
-
-
-def _pieces(path: Path) -> Iterable[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(2**17):
-            yield chunk
 
 
 # --- the certificate ------------------------------------------------------------------------------------
@@ -169,7 +162,7 @@ def certify(node: Node, record: Record, key: OperatorKey) -> int:
     data = node.ask(f"head -c {_LARGEST_REQUEST} {out}/request.json").out
     if read(CertificateRequest, data).run_id != record.run_id:
         raise VerificationFailed("the node asks for a certificate of another run", where=record.host)
-    with _signing, Ledger(ledger_path(Path(record.ledger) if record.ledger else None)) as ledger:
+    with _signing, Ledger(record.ledger) as ledger:
         certificate = certify_and_receive.certify(ledger, key, data, now(), record.valid_seconds)
     line = f"{certificate.line()}\n".encode()
     done = node.ask(
@@ -192,7 +185,7 @@ def fetch(
         with suppress(OSError):  # a file system without locks: two commands must not fetch at once
             fcntl.flock(lock, fcntl.LOCK_EX)
         _download(node, record, part, progress)
-        with _signing, Ledger(ledger_path(Path(record.ledger) if record.ledger else None)) as ledger:
+        with _signing, Ledger(record.ledger) as ledger:
             verdict = certify_and_receive.receive(ledger, key, part, part, now(), recompute, revoked)
         part.replace(record.bundle)
     return verdict
@@ -219,9 +212,8 @@ def _download(node: Node, record: Record, part: Path, progress: Progress) -> Non
                 progress(file.tell(), size)
 
             node.read(f"tail -c +{have + 1} {source} | head -c {max(0, size - have)}", take)
-        with part.open("rb") as whole:
-            if hashlib.file_digest(whole, "sha256").hexdigest() == digest:
-                return
+        if file_digest(part) == digest:
+            return
         part.unlink()
     raise EnvironmentCannot(
         "the bundle changed while it was fetched", where=record.host, advice="bench fetch"

@@ -11,7 +11,6 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from bench.base.errors import EnvironmentCannot
 from bench.base.names import ENGINES_WITH_STORE
@@ -267,24 +266,17 @@ def _engine(name: str, answers: Answers) -> InstalledEngine:
     code, text = answers.get("cdi", (1, ""))
     specified = code == 0 or bool(text.strip())
     disk = _lines(answers, f"{name} room")
+    if name == "docker":
+        version, gpus = info["ServerVersion"], gpu_access(info, specified)
+        storage = info.get("DockerRootDir")
+    else:
+        version, gpus = info.get("version", {}).get("Version", "?"), "cdi" if specified else None
+        storage = info.get("store", {}).get("graphRoot")
     return InstalledEngine(
-        _docker(info, specified) if name == "docker" else _podman(info, specified),
+        EngineFacts(name, version, gpus, storage),
         free_bytes=_free_bytes(disk[-1]) if disk else None,
         images=tuple(read_stored(line) for line in _lines(answers, f"{name} images") if " [" in line),
         named_by_configuration="io.containerd.snapshotter" not in json.dumps(info.get("DriverStatus") or []),
-    )
-
-
-def _docker(info: Mapping[str, Any], specified: bool) -> EngineFacts:
-    return EngineFacts(
-        "docker", info["ServerVersion"], gpu_access(info, specified), info.get("DockerRootDir")
-    )
-
-
-def _podman(info: Mapping[str, Any], specified: bool) -> EngineFacts:
-    version = info.get("version", {}).get("Version", "?")
-    return EngineFacts(
-        "podman", version, "cdi" if specified else None, info.get("store", {}).get("graphRoot")
     )
 
 

@@ -132,20 +132,20 @@ class Records:
         follows: bool = False,
     ) -> Record | None:
         """Return the newest run with these properties whose complete bundle is not here yet, or None."""
-        key = (host.address, host.port, manifest_sha256, engine, str(out.resolve()), nodes, follows)
-        for r in self.all():
-            same = key == (r.address, r.port, r.manifest_sha256, r.engine, r.out, r.nodes, r.follows)
-            if same and r.state in UNFINISHED:
+        for r in self._of(host, manifest_sha256, out, nodes):
+            if (r.engine, r.follows) == (engine, follows) and r.state in UNFINISHED:
                 return r
         return None
 
     def fetched(self, host: Host, manifest_sha256: str, out: Path, nodes: int = 1) -> Record | None:
         """Return the newest run with these properties whose bundle was fetched and still exists, or None."""
-        key = (host.address, host.port, manifest_sha256, str(out.resolve()), nodes, "fetched")
-        for r in self.all():
-            if key == (r.address, r.port, r.manifest_sha256, r.out, r.nodes, r.state) and r.bundle.exists():
-                return r
-        return None
+        matching = self._of(host, manifest_sha256, out, nodes)
+        return next((r for r in matching if r.state == "fetched" and r.bundle.exists()), None)
+
+    def _of(self, host: Host, manifest_sha256: str, out: Path, nodes: int) -> list[Record]:
+        """The runs with these properties, the newest first."""
+        key = (host.address, host.port, manifest_sha256, str(out.resolve()), nodes)
+        return [r for r in self.all() if key == (r.address, r.port, r.manifest_sha256, r.out, r.nodes)]
 
     def forget(self, record: Record) -> None:
         (self.folder / f"{record.run_id}.json").unlink(missing_ok=True)

@@ -18,7 +18,6 @@ from typing import Any
 
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot, Incomplete, VerificationFailed
 from bench.base.names import CONTAINER_ENGINES
-from bench.base.paths import ledger_path
 from bench.bundle.handshake import write
 from bench.images.container import NOBODY
 from bench.images.engines.preflight import OUT_BYTES, check_identity
@@ -387,7 +386,7 @@ class NodePush:
         }
         if unfinished is not None:
             return self.shared.records.save(dataclasses.replace(unfinished, **choices))
-        with Ledger(ledger_path(request.ledger)) as ledger:
+        with Ledger(request.ledger) as ledger:
             run_id = certify_and_receive.challenge(ledger, self.manifest_sha256, now()).run_id
         record = Record(
             run_id=run_id,
@@ -411,7 +410,7 @@ class NodePush:
 
     def _challenge(self, record: Record) -> bytes:
         """Make a challenge. Every start needs a new nonce: the last one may have been consumed."""
-        with Ledger(ledger_path(self.request.ledger)) as ledger:
+        with Ledger(self.request.ledger) as ledger:
             return write(certify_and_receive.challenge(ledger, record.manifest_sha256, now(), record.run_id))
 
     def _job(self, chosen: ChosenEngine, shipped: Shipped, record: Record) -> run_script.Job:

@@ -10,16 +10,17 @@ their blobs stay as long as the image does.
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
 from bench.base.strict_json import canonical_json
 from bench.images.archive import Blob, Identity
+from bench.images.fetch import digest
 from bench.push.image_store import ImageStore, Shippable
 from bench.push.node_survey import Survey, read_stored
 from bench.push.remote import ANSWER_SECONDS, CommandResult, Node, demand, plain
@@ -70,10 +71,7 @@ def layers_held(survey: Survey, engine: str, image: Shippable) -> int:
 
 def _common(ours: tuple[str, ...], theirs: tuple[str, ...]) -> int:
     """Length of the common prefix."""
-    number = 0
-    while number < min(len(ours), len(theirs)) and ours[number] == theirs[number]:
-        number += 1
-    return number
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))))
 
 
 # --- sending --------------------------------------------------------------------------------------------
@@ -135,11 +133,10 @@ def _send(node: Node, place: str, blob: Blob, size: int, advance: Callable[[int]
         if arrived is None:
             return sent
         start = arrived if arrived <= size else 0
-        pieces = _Pieces(blob.path, start, advance)
         redirect = ">>" if start else ">"
-        answer = node.ask(f"cd {shlex.quote(place)}/blobs && cat {redirect}{name}.part", pieces)
-        sent += pieces.count
-        _check_written(answer, place)
+        script = f"cd {shlex.quote(place)}/blobs && cat {redirect}{name}.part"
+        _check_written(node.ask(script, pieces_of(blob.path, start, advance)), place)
+        sent += size - start
         check = f"cd {shlex.quote(place)}/blobs && sha256sum {name}.part"
         digest = demand(node, check, "hashing a layer", ANSWER_SECONDS + size / 10e6)
         if digest.split()[0] == name:
@@ -160,8 +157,7 @@ def _send(node: Node, place: str, blob: Blob, size: int, advance: Callable[[int]
 
 def _has_hash(path: Path, sha256: str) -> bool:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+        return digest(path) == sha256
     except FileNotFoundError:  # the push to another node has deleted it already
         return False
 
@@ -177,20 +173,14 @@ def _arrived_bytes(node: Node, place: str, name: str) -> int | None:
     return None if answer == "whole" else int(answer)
 
 
-class _Pieces:
-    """The chunks of a file from an offset on, counted as they are read."""
-
-    def __init__(self, path: Path, start: int, advance: Callable[[int], object]) -> None:
-        self._path, self._start, self._advance = path, start, advance
-        self.count = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        with self._path.open("rb") as file:
-            file.seek(self._start)
-            while chunk := file.read(_CHUNK):
-                yield chunk
-                self.count += len(chunk)
-                self._advance(self._start + self.count)
+def pieces_of(path: Path, start: int = 0, advance: Callable[[int], object] | None = None) -> Iterator[bytes]:
+    """The chunks of a file from `start` on; `advance` is told of the place after each that was taken."""
+    with path.open("rb") as file:
+        file.seek(start)
+        while chunk := file.read(_CHUNK):
+            yield chunk
+            if advance is not None:
+                advance(file.tell())
 
 
 def _check_written(answer: CommandResult, place: str) -> None:
