@@ -21,15 +21,13 @@ from bench.cli.arguments import is_host_and_port
 from bench.cli.sealing import own_revocations
 from bench.node_check.any_manifest import load_any
 from bench.node_check.check_manifest import CheckManifest
-from bench.node_check.judging import Depth
 from bench.operator.ssh_keygen import OperatorKey
-from bench.push import many_nodes
 from bench.push.hosts import Host, find_hosts
 from bench.push.image_store import ImageStore
 from bench.push.push_record import Record, Records
-from bench.push.push_to_node import NodePush
+from bench.push.push_to_node import NodePush, run_all
 from bench.push.remote import refuse_twins
-from bench.push.request import GOOD, HostPart, PushRequest, Result, Shared, to_json
+from bench.push.request import GOOD, HostPart, PushOptions, PushRequest, Result, Shared, exit_code, to_json
 from bench.push.screen import Screen, ended
 from bench.push.slurm import Slurm
 from bench.push.training_group import TrainingGroup
@@ -41,36 +39,21 @@ FETCH_SECONDS = 2 * 3600  # of a certificate, after the run, for a user who watc
 UNWATCHED_SECONDS = DAY  # more of it for a user who comes back later
 
 
-@dataclass(frozen=True, slots=True)
-class PushArguments:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushArguments(PushOptions):
     manifest: Path
     hosts: tuple[str, ...]
     inventory: Path | None
     limit: str | None
     name: str | None
     identity: Path | None
-    ssh_config: Path | None
-    place: str | None
-    out: Path
-    budget_seconds: float | None
-    level: Depth | None
-    engine: str
-    image: str | None
-    pull: str | None
-    python: str
     device: str
-    together: str | None
     key: Path | None
-    ledger: Path | None
     valid_seconds: float | None
     dry_run: bool
     no_run: bool
     detach: bool
-    keep: bool
-    once: bool
-    new: bool
     continued_run: str | None
-    anyway: bool
     slurm: bool
     partition: str | None
     account: str | None
@@ -109,51 +92,35 @@ def push(request: PushArguments) -> int:
         hosts = (_renamed(request.name, hosts, request.inventory),)
     _refuse_contradictions(request, len(hosts))
     _refuse_options_of_other_kind(request, checks=isinstance(manifest, CheckManifest))
+    options = {field.name: getattr(request, field.name) for field in dataclasses.fields(PushOptions)}
     push_request = PushRequest(
         manifest=manifest,
-        engine=request.engine,
-        out=request.out,
         key=_certifying_key(request.key),
-        ledger=request.ledger,
-        image=request.image,
-        pull=request.pull,
-        python=request.python,
-        place=request.place,
+        push=secrets.token_hex(3),
         on_cpu=request.device == "cpu",
-        budget_seconds=request.budget_seconds,
-        level=request.level,
         valid_seconds=request.certificate_seconds,
-        keep=request.keep,
         until=request.until,
-        once=request.once,
-        new_run=request.new,
-        despite_findings=request.anyway,
         continued=_record_of(request.continued_run, hosts) if request.continued_run else None,
         slurm=_slurm(request) if request.slurm else None,
-        together=request.together,
-        ssh_config=request.ssh_config,
+        **options,
     )
     return _push_to(hosts, push_request, request.parallel, as_json=request.as_json)
 
 
-def _push_to(hosts: Sequence[Host], push_request: PushRequest, at_once: int, *, as_json: bool) -> int:
+def _push_to(hosts: Sequence[Host], request: PushRequest, at_once: int, *, as_json: bool) -> int:
     """Push to all hosts; without any, to this machine, which then submits to Slurm."""
-    refuse_twins(hosts, push_request.ssh_config)
-    push_request = dataclasses.replace(push_request, push=secrets.token_hex(3))
-    parts = [HostPart(host, node=number, nodes=len(hosts)) for number, host in enumerate(hosts)]
-    if push_request.together:
+    refuse_twins(hosts, request.ssh_config)
+    group = None
+    if request.together:
         at_once = len(hosts)  # they wait for each other
-        group = TrainingGroup(len(hosts)) if push_request.until in ("start", "fetch") else None
-        parts = [dataclasses.replace(part, group=group) for part in parts]
-    if not hosts:
-        parts = [HostPart(THIS_MACHINE, local=True)]
+        group = TrainingGroup(len(hosts)) if request.until in ("start", "fetch") else None
+    parts = [HostPart(host, node=node, nodes=len(hosts), group=group) for node, host in enumerate(hosts)]
+    parts = parts or [HostPart(THIS_MACHINE, local=True)]
     with Screen([part.host.name for part in parts]) as screen:
         shared = shared_with(screen, Records())
         shared.store.tidy(time.time())
-        results = many_nodes.run_all(
-            [NodePush(part, push_request, shared).run for part in parts], at_once, shared.stop
-        )
-    return report_results(results, push_request.push, push_request, as_json=as_json)
+        results = run_all([NodePush(part, request, shared).run for part in parts], at_once, shared.stop)
+    return report_results(results, request.push, request, as_json=as_json)
 
 
 def _certifying_key(path: Path | None) -> OperatorKey:
@@ -253,7 +220,7 @@ def report_results(
     results: Sequence[Result], push_id: str, push_request: PushRequest | None, *, as_json: bool
 ) -> int:
     """Print what became of every node; return one exit code for all. An earlier push has no request here."""
-    code = many_nodes.exit_code(results)
+    code = exit_code(results)
     if as_json:
         manifest = {"manifest": push_request.manifest.digest} if push_request else {}
         changed = any(result.changed for result in results)

@@ -85,10 +85,10 @@ def _add_stages(group: argparse._ArgumentGroup) -> None:
     add_until("-d", "--detach", **FLAG, help="start the runs, and return: bench attach watches them")
     add("--keep", **FLAG, help="leave the image on the node for the next push")
     add("--once", **FLAG, help="skip a host whose bundle of this manifest is here already")
-    add("--new", **FLAG, help="start another run, even if there is one already")
+    add("--new", dest="new_run", **FLAG, help="start another run, even if there is one already")
     continued = "continue this run from its mirror: its node is gone"
     add("--continue", dest="continued_run", metavar="RUN", help=continued)
-    add("--anyway", **FLAG, help="run in spite of preflight findings")
+    add("--anyway", dest="despite_findings", **FLAG, help="run in spite of preflight findings")
 
 
 def _add_slurm(group: arguments.Options) -> None:

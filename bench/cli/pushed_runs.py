@@ -20,9 +20,9 @@ from bench.cli.push import report_results, shared_with
 from bench.cli.push_options import NODES_AT_ONCE
 from bench.node_check.any_manifest import load_any
 from bench.operator.ssh_keygen import OperatorKey
-from bench.push import many_nodes, mirror
+from bench.push import mirror
 from bench.push.push_record import Record, Records
-from bench.push.push_to_node import NodePush
+from bench.push.push_to_node import NodePush, run_all
 from bench.push.remote import Here, Node, Remote, plain
 from bench.push.request import HostPart, PushRequest, Result, Shared
 from bench.push.screen import Screen
@@ -55,7 +55,7 @@ def _follow(request: PushedRunsArguments, *, wait: bool) -> int:
         shared = shared_with(screen, records)
         groups = {r.push: TrainingGroup(r.nodes) for r in chosen if r.nodes > 1 and r.slurm_job is None}
         pushes = [_followed(record, shared, groups.get(record.push), wait=wait) for record in chosen]
-        results = many_nodes.run_all(pushes, NODES_AT_ONCE, shared.stop)
+        results = run_all(pushes, NODES_AT_ONCE, shared.stop)
     return report_results(results, chosen[0].push, None, as_json=request.as_json)
 
 
@@ -63,10 +63,10 @@ def _followed(
     record: Record, shared: Shared, group: TrainingGroup | None, *, wait: bool
 ) -> Callable[[], Result]:
     request = PushRequest(
-        load_any(record.mirror / "manifest.json"),
-        record.engine,
-        Path(record.out),
-        OperatorKey.find(Path(record.key) if record.key else None),
+        manifest=load_any(record.mirror / "manifest.json"),
+        engine=record.engine,
+        out=Path(record.out),
+        key=OperatorKey.find(Path(record.key) if record.key else None),
         until="fetch" if wait else "start",
         ssh_config=Path(record.ssh_config) if record.ssh_config else None,
         push=record.push,

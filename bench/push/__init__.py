@@ -7,7 +7,7 @@ image_store     images on this machine, layer by layer; ship brings a node what 
 run_script      run.sh: how a run starts, is asked after and ends on its node; slurm: as a job
 push_record     a file on this machine for every run that was started
 mirror          the run's files copied here while they grow; its certificate; its bundle
-push_to_node    one node from connection to bundle; many_nodes: several at a time
+push_to_node    one node from connection to bundle, and several at a time
 training_group  nodes that train as one
 request         what one push asks for, and the result for each host; screen: what the user sees
 

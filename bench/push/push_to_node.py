@@ -11,8 +11,10 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -588,6 +590,18 @@ class NodePush:
         if record.follows:
             self.shared.records.forget(record)
         self._end("done")
+
+
+def run_all(pushes: Sequence[Callable[[], Result]], at_once: int, stop: threading.Event) -> list[Result]:
+    """Run all pushes in threads; return results in their order. Ctrl-C ends the watching, not the runs."""
+    with ThreadPoolExecutor(max_workers=max(1, min(at_once, len(pushes)))) as pool:
+        futures = [pool.submit(push) for push in pushes]
+        try:
+            wait(futures)
+        except KeyboardInterrupt:
+            stop.set()
+            wait(futures)
+        return [future.result() for future in futures]
 
 
 def _missing_bundle(status: Status, record: Record) -> BenchError:

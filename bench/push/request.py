@@ -33,34 +33,40 @@ Outcome = Literal["done", "incomplete", "failed", "lost", "running", "ready", "w
 GOOD: tuple[Outcome, ...] = ("done", "running", "ready", "would", "unchanged")
 
 
-@dataclass(frozen=True, slots=True)
-class PushRequest:
-    """The arguments of `bench push` that hold for all hosts."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushOptions:
+    """Options of `bench push` that hold for every host as they were given."""
 
-    manifest: AnyManifest
-    engine: str
     out: Path
-    key: OperatorKey
-    ledger: Path | None = None
+    engine: str
     image: str | None = None
     pull: str | None = None
     python: str = "python3"
     place: str | None = None  # folder on the node; None: $HOME/.bench
-    on_cpu: bool = False
     budget_seconds: float | None = None
     level: Depth | None = None  # of a node check; None: as the manifest says
-    valid_seconds: int = 0
+    ledger: Path | None = None
     keep: bool = False
-    until: Literal["preflight", "ship", "start", "fetch"] = "fetch"
     once: bool = False  # a host whose bundle of this manifest is here is done
     new_run: bool = False  # start another run even if one is unfinished
-    continued: Record | None = None  # resume this run, whose node is gone, on another node of the same kind
     despite_findings: bool = False  # run even if preflight finds reasons not to
-    slurm: Slurm | None = None
     together: str | None = None  # HOST:PORT where all hosts meet, to train as one
-    patience_seconds: float = 600.0  # how long a node with a run may be out of reach
     ssh_config: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushRequest(PushOptions):
+    """What `bench push` asks of every host."""
+
+    manifest: AnyManifest
+    key: OperatorKey
     push: str = ""
+    on_cpu: bool = False
+    valid_seconds: int = 0
+    until: Literal["preflight", "ship", "start", "fetch"] = "fetch"
+    continued: Record | None = None  # resume this run, whose node is gone, on another node of the same kind
+    slurm: Slurm | None = None
+    patience_seconds: float = 600.0  # how long a node with a run may be out of reach
 
     @property
     def checks(self) -> bool:
@@ -122,6 +128,19 @@ class Result:
         if self.error is not None:
             return self.error.exit_code
         return 5
+
+
+def exit_code(results: Sequence[Result]) -> int:
+    """Return 0 if all nodes succeeded, their common exit code if they have one, else 5 for a partial success.
+
+    If all succeeded and nodes were checked: 1 if a check failed, else 3 if one could not be completed.
+    """
+    codes = {result.exit_code for result in results}
+    if len(codes) == 1:
+        return codes.pop()
+    if all(result.outcome in GOOD for result in results):
+        return min(codes - {0})
+    return 5 if any(result.outcome in (*GOOD, "incomplete") for result in results) else 3
 
 
 class View(Protocol):
