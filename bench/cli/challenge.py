@@ -11,7 +11,6 @@ from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed, o
 from bench.base.files import open_regular, write_whole
 from bench.base.stamps import utc
 from bench.bundle.handshake import CertificateRequest, read, write
-from bench.cli.sealing import own_revocations
 from bench.node_check.any_manifest import load_any
 from bench.node_check.check_manifest import CheckManifest
 from bench.node_check.recompute_any import recompute
@@ -19,6 +18,7 @@ from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
 from bench.operator.ssh_keygen import OperatorKey
 from bench.records.text import seconds_text
+from bench.signing.revocation import own_revocations
 
 MAX_REQUEST_BYTES = 16 * 2**10
 

@@ -7,12 +7,11 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from bench.base.errors import BadInput, nearest
 from bench.base.strict_json import pretty_json, to_json
-from bench.cli.measure_options import uses_engine
-from bench.cli.sealing import make_sealer
+from bench.cli.measuring import MeasureArguments, make_sealer
 from bench.node_check import check_manifest
 from bench.node_check.all_checks import known_checks
 from bench.node_check.judging import Depth
@@ -23,34 +22,24 @@ if TYPE_CHECKING:
     from bench.runner.check.check_node import CheckedNode
 
 
-@dataclass(frozen=True, slots=True)
-class CheckArguments:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckArguments(MeasureArguments):
     manifest: Path | None
     level: Depth | None
-    out: Path
     skip: tuple[str, ...]
     scratch: Path | None
     history: tuple[Path, ...]
-    device: str
     junit: Path | None
     html: Path | None
-    as_json: bool
     nagios: bool
     list_checks: bool
-    key: Path | None
     challenge: Path | None
-    engine: str
-    image: str | None
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.device == "cpu"
 
 
 def check(request: CheckArguments) -> int:
     if request.list_checks:
         return _list_checks()
-    if uses_engine(request.engine, request.image, request.key):
+    if request.in_image:
         return _check_in_image(request)
     manifest = check_manifest.load(request.manifest)
     _refuse_skips(request.skip, manifest.require)
@@ -67,15 +56,9 @@ def check(request: CheckArguments) -> int:
     earlier, refused = history.read(places)
     for reason in refused if request.history else ():
         progress.say(f"not used as history: {reason}")
-    work = CheckRequest(
-        manifest,
-        request.level or manifest.level,
-        request.out,
-        "cpu" if request.on_cpu else "cuda",
-        request.skip,
-        request.scratch,
-        earlier,
-    )
+    device: Literal["cpu", "cuda"] = "cpu" if request.on_cpu else "cuda"
+    level = request.level or manifest.level
+    work = CheckRequest(manifest, level, request.out, device, request.skip, request.scratch, earlier)
     checked = check_node(work, make_sealer(manifest.digest, request.key, request.challenge), progress)
     progress.stop()
     return _show(checked, request)
@@ -102,17 +85,8 @@ def _check_in_image(request: CheckArguments) -> int:
     options += ["--nagios"] if request.nagios else []
     options += ["--level", request.level] if request.level else []
     options += [word for name in request.skip for word in ("--skip", name)]
-    return run_in_image(
-        "check",
-        request.manifest or check_manifest.SHIPPED,
-        request.out,
-        request.engine,
-        request.image,
-        options,
-        on_cpu=request.on_cpu,
-        network=False,
-        challenge=request.challenge,
-    )
+    manifest = request.manifest or check_manifest.SHIPPED
+    return run_in_image("check", manifest, request, options, challenge=request.challenge)
 
 
 def _show(checked: CheckedNode, request: CheckArguments) -> int:

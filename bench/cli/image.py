@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.machine_share import memory_bytes, parts
@@ -40,6 +40,9 @@ from bench.images.engines.preflight import (
 )
 from bench.images.variants import Variant, find_variant, images, variant_for
 from bench.node_check.any_manifest import load_any, wanted_image
+
+if TYPE_CHECKING:
+    from bench.cli.measuring import MeasureArguments
 
 UNPACKED = 2.2  # disk that an engine needs to load an archive, in the archive's sizes: copy and layers
 
@@ -75,12 +78,9 @@ class ImageArguments:
     as_json: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SaveArguments:
-    image: str
-    engine: str
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveArguments(ImageArguments):
     out: Path
-    as_json: bool
 
 
 def build(request: BuildArguments) -> int:
@@ -152,13 +152,10 @@ def save(request: SaveArguments) -> int:
 def run_in_image(
     verb: Literal["run", "check"],
     manifest: Path,
-    out: Path,
-    engine_name: str,
-    image: str | None,
+    request: MeasureArguments,
     arguments: Sequence[str],
     *,
-    on_cpu: bool,
-    network: bool,
+    network: bool = False,
     challenge: Path | None = None,
     identity: str | None = None,
 ) -> int:
@@ -167,16 +164,16 @@ def run_in_image(
     `arguments` are the options that the command in the container gets. If `identity` is given, or the
     manifest names an image, no other image is accepted.
     """
-    engine = find_engine(engine_name)
+    engine, out = find_engine(request.engine), request.out
     required = identity or wanted_image(load_any(manifest))
     facts, host = engine.facts(), read_host(here)
     if engine.name != "none":
         check_machine(host)
         check_job(facts, os.environ, lambda: parts(visible_gpus(here)))
-    image = image or _default_image(host, on_cpu)
+    image = request.image or identity or _default_image(host, request.on_cpu)
     held = engine.inspect(image)  # None: no engine, the command runs without a container
     check_identity(held.identity if held else None, required, image)
-    gpus = host.driver is not None and not on_cpu
+    gpus = host.driver is not None and not request.on_cpu
     if held:
         variant = _variant_of(held.labels, image)
         gpus = gpus and variant.driver is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench.base.errors import BadInput
 from bench.base.names import ENGINES
 from bench.cli import arguments
 from bench.cli.arguments import DEVICE, DIR, FILE, FLAG, REPEATABLE, Commands, add_command, add_json
@@ -93,17 +92,3 @@ def add_engine(
     container = "run in a locked-down container (default: none, with the software installed here)"
     parser.add_argument("--engine", choices=("auto", *ENGINES), default="none", help=container)
     parser.add_argument("--image", metavar="REF", help=f"the container image (default: {default_image})")
-
-
-def uses_engine(engine: str, image: str | None, key: Path | None) -> bool:
-    """Whether the command runs in a container. Refuses --image without one, and --key inside one."""
-    if engine == "none":
-        if image is not None:
-            raise BadInput("--image without --engine", advice="--engine docker, podman or apptainer")
-        return False
-    if key is not None:
-        raise BadInput(
-            "--key names a file of this machine, and a container has its own key for each run",
-            advice="leave --key out",
-        )
-    return True

@@ -18,7 +18,6 @@ from bench.base.errors import BadInput, printable
 from bench.base.names import ENGINES_WITH_STORE
 from bench.base.strict_json import pretty_json
 from bench.cli.arguments import is_host_and_port
-from bench.cli.sealing import own_revocations
 from bench.node_check.any_manifest import load_any
 from bench.node_check.check_manifest import CheckManifest
 from bench.operator.ssh_keygen import OperatorKey
@@ -32,6 +31,7 @@ from bench.push.screen import Screen, ended
 from bench.push.slurm import Slurm
 from bench.push.training_group import TrainingGroup
 from bench.signing.key_file import default_key_path, load_or_make_key
+from bench.signing.revocation import own_revocations
 
 THIS_MACHINE = Host("this machine", "localhost")
 DAY = 24 * 3600  # seconds

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
-from bench.cli.measure_options import uses_engine
+from bench.cli.measuring import MeasureArguments, make_sealer, signed_text
 from bench.planning.manifest import parse_manifest
 from bench.report.read_bundles import Lists
 from bench.report.reproduce.show import Subject, read_subject, show
@@ -16,29 +16,19 @@ from bench.report.reproduce.verdicts import pip_lines, stack_differences
 from bench.report.reproduce.verdicts import reproduce as compare_runs
 
 
-@dataclass(frozen=True, slots=True)
-class ReproduceArguments:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReproduceArguments(MeasureArguments):
     bundle: Path
     again: Path | None  # the second run, if it is done already
-    out: Path
     trust: Path | None
     revoked: Path | None
     budget_seconds: float | None
-    key: Path | None
-    device: str
-    engine: str
-    image: str | None
     any_stack: bool
     tolerance: float
-    as_json: bool
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.device == "cpu"
 
 
 def reproduce(request: ReproduceArguments) -> int:
-    in_image = uses_engine(request.engine, request.image, request.key)
+    in_image = request.in_image
     original = read_subject(request.bundle, Lists(request.trust, request.revoked))
     again = request.again
     if again is None:
@@ -60,7 +50,6 @@ def reproduce(request: ReproduceArguments) -> int:
 
 def _run_here(original: Subject, request: ReproduceArguments) -> Path:
     """Run the manifest with the software installed here; without --any-stack, it must be the same."""
-    from bench.cli.sealing import make_sealer, signed_text
     from bench.runner.machine.probe import probe
     from bench.runner.run.execute import execute
     from bench.runner.run.progress import Progress
@@ -105,17 +94,7 @@ def _run_in_image(original: Subject, request: ReproduceArguments) -> Path:
     with tempfile.TemporaryDirectory(prefix="bench-reproduce-") as folder:
         manifest = Path(folder) / "manifest.json"
         manifest.write_bytes(original.manifest)
-        code = run_in_image(
-            "run",
-            manifest,
-            request.out,
-            request.engine,
-            request.image or facts.config,
-            options,
-            on_cpu=request.on_cpu,
-            network=False,
-            identity=facts.config,
-        )
+        code = run_in_image("run", manifest, request, options, identity=facts.config)
     bundles = set(request.out.glob("*.tar")) - before
     if len(bundles) != 1:
         raise EnvironmentCannot(

@@ -12,8 +12,7 @@ from bench.base.errors import BadInput, EnvironmentCannot, printable
 from bench.base.paths import making_folders
 from bench.base.strict_json import pretty_json, to_json
 from bench.cli.arguments import is_host_and_port
-from bench.cli.measure_options import uses_engine
-from bench.cli.sealing import make_sealer, signed_text
+from bench.cli.measuring import MeasureArguments, make_sealer, signed_text
 from bench.node_check.recompute_any import AnyVerdict, results_of
 from bench.planning.manifest import Manifest, load_manifest
 from bench.records.fastest import without_figures
@@ -27,31 +26,21 @@ if TYPE_CHECKING:
     from bench.runner.run.execute import FinishedRun
 
 
-@dataclass(frozen=True, slots=True)
-class RunArguments:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunArguments(MeasureArguments):
     manifest: Path
-    out: Path
     budget_seconds: float | None
-    key: Path | None
     challenge: Path | None
     resume: bool
     moved: bool
-    as_json: bool
-    device: str
     nodes: int
     node: int
     meet: str | None
-    engine: str
-    image: str | None
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.device == "cpu"
 
 
 def run(request: RunArguments) -> int:
     _refuse_ignored_options(request)
-    if uses_engine(request.engine, request.image, request.key):
+    if request.in_image:
         return _run_in_image(request)
     manifest = load_manifest(request.manifest)
     # Slow: they import torch. A mistake in the options or in the manifest is reported before.
@@ -141,17 +130,8 @@ def _run_in_image(request: RunArguments) -> int:
         options += ["--budget", f"{request.budget_seconds}s"]
     if request.nodes > 1:
         options += [f"--nodes={request.nodes}", f"--node={request.node}", f"--meet={request.meet}"]
-    return run_in_image(
-        "run",
-        request.manifest,
-        request.out,
-        request.engine,
-        request.image,
-        options,
-        on_cpu=request.on_cpu,
-        network=request.nodes > 1,
-        challenge=request.challenge,
-    )
+    network, challenge = request.nodes > 1, request.challenge
+    return run_in_image("run", request.manifest, request, options, network=network, challenge=challenge)
 
 
 def _ending(finished: FinishedRun, *, challenged: bool) -> int:

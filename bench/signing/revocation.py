@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench.base.errors import BadInput
 from bench.base.files import read_bounded
+from bench.base.paths import REVOKED, config_path
 from bench.signing.ssh_keys import Certificate, FormatError, PublicKey, WireReader
 
 MAX_BYTES = 16 * 2**20
@@ -87,6 +88,12 @@ class Revoked:
     def _has(self, key: PublicKey) -> bool:
         hashes = {hashlib.sha1(key.blob).digest(), hashlib.sha256(key.blob).digest()}
         return key.blob in self.keys or not self.digests.isdisjoint(hashes)
+
+
+def own_revocations() -> tuple[Revoked, ...]:
+    """The user's own revocation list, if there is one."""
+    path = config_path(REVOKED)
+    return (Revoked.from_file(path),) if path and path.exists() else ()
 
 
 def _read_text(data: bytes) -> Iterable[PublicKey]:
