@@ -54,15 +54,8 @@ def _list_models(as_json: bool) -> None:
         sys.stdout.write(pretty_json([to_json(model) for model in models]).decode())
         return
     rows = [
-        (
-            model.name,
-            model.family,
-            f"{model.recipe.batch_size:,}",
-            f"{model.recipe.steps:,}",
-            model.recipe.precision,
-            model.recipe.source,
-        )
-        for model in models
+        (m.name, m.family, f"{r.batch_size:,}", f"{r.steps:,}", r.precision, r.source)
+        for m, r in ((model, model.recipe) for model in models)
     ]
     headers = ("model", "family", "batch", "steps", "precision", "source")
     print(tabulate(rows, headers, maxcolwidths=[None] * 5 + [60]))
@@ -158,15 +151,7 @@ def _plan_text(made: Plan) -> str:
     at_most = " at most (a search measures those that may be the fastest)" if made.guided else ""
     headers = ("model", "setting", "batch", "predicted memory", "days at least", "first trial")
     skipped = [f"skipped  {s.model}  {s.label}: {s.reason}" for s in made.skipped]
-    table = tabulate(
-        rows, headers, disable_numparse=True, colalign=("left", "left", "right", "right", "right", "left")
-    )
-    return "\n".join(
-        [
-            f"{device}   {len(made.cells)} settings to measure{at_most}, {len(made.skipped)} skipped",
-            "",
-            table,
-            *_host_memory_lines(made),
-            *skipped,
-        ]
-    )
+    align = ("left", "left", "right", "right", "right", "left")
+    table = tabulate(rows, headers, disable_numparse=True, colalign=align)
+    first = f"{device}   {len(made.cells)} settings to measure{at_most}, {len(made.skipped)} skipped"
+    return "\n".join([first, "", table, *_host_memory_lines(made), *skipped])

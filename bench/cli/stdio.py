@@ -9,8 +9,8 @@ from __future__ import annotations
 import codecs
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
 from bench.base.errors import EnvironmentCannot
@@ -28,23 +28,20 @@ class _Stream:
 
     def write(self, text: str) -> int:
         self.used = True
-        with self._refusals():
-            self._file.write(text)
+        self._try(lambda: self._file.write(text))
         return len(text)
 
     def flush(self) -> None:
-        with self._refusals():
-            self._file.flush()
+        self._try(self._file.flush)
 
-    def _refusals(self) -> AbstractContextManager[None]:
+    def _try(self, call: Callable[[], object]) -> None:
         raise NotImplementedError
 
 
 class Stdout(_Stream):
-    @contextmanager
-    def _refusals(self) -> Iterator[None]:
+    def _try(self, call: Callable[[], object]) -> None:
         try:
-            yield
+            call()
         except BrokenPipeError:  # the reader closed it early: main() ends the command
             raise
         except OSError as error:
@@ -57,10 +54,9 @@ class Stderr(_Stream):
 
     refused = False
 
-    @contextmanager
-    def _refusals(self) -> Iterator[None]:
+    def _try(self, call: Callable[[], object]) -> None:
         try:
-            yield
+            call()
         except OSError:
             self.refused = True
 

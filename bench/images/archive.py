@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import shutil
 import tarfile
 import zlib
@@ -259,7 +260,7 @@ def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) ->
     }
     with replacing(out) as part, tarfile.open(part, "w", format=tarfile.PAX_FORMAT) as archive:
         for name, source in sorted(sources.items()):
-            _add(archive, name, source)
+            add_file(archive, name, source)
 
 
 def _oci_manifest(config_digest: str, config_size: int, layers: Sequence[Blob]) -> bytes:
@@ -281,12 +282,10 @@ def _oci_manifest(config_digest: str, config_size: int, layers: Sequence[Blob]) 
     )
 
 
-def _add(archive: tarfile.TarFile, name: str, source: bytes | Path) -> None:
+def add_file(archive: tarfile.TarFile, name: str, source: bytes | Path) -> None:
+    """Add a file by its content alone: a mode of 644, no owner, no time."""
     entry = tarfile.TarInfo(name)
-    if isinstance(source, bytes):
-        entry.size = len(source)
-        archive.addfile(entry, io.BytesIO(source))
-        return
-    entry.size = source.stat().st_size
-    with source.open("rb") as file:
+    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+        entry.size = file.seek(0, os.SEEK_END)
+        file.seek(0)
         archive.addfile(entry, file)

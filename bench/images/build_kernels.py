@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.base.errors import BadInput, EnvironmentCannot, nearest
 from bench.images.build_image import BuildInputs, Say, buildah, check_prerequisites, context
 from bench.images.fetch import digest, source
-from bench.images.locks import BUILDER, Pin, normal, read_pins
+from bench.images.locks import BUILDER, normal, read_pins
 
 NEEDS_NO_NVCC = ("deepspeed",)  # has no CUDA code
 
@@ -36,30 +36,20 @@ def build_kernels(inputs: BuildInputs, only: Sequence[str], arch: str, jobs: int
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir()
     nvcc = not set(names) <= set(NEEDS_NO_NVCC)
-    tools = _build_tools(builder, ready, nvcc)
+    tools = [pin for name, pin in builder.items() if name not in ready]
+    tools = [pin for pin in tools if nvcc or not pin.name.startswith("nvidia-")]
     with context(inputs, [*ready.values(), *tools], say) as folder:
         (folder / "sources").mkdir()
         for name in names:
             shutil.copy(source(locked[name], inputs.cache / "sources"), folder / "sources")
         (folder / "pins.txt").write_text("".join(f"{pin.line}\n" for pin in ready.values()))
         (folder / "builder.txt").write_text("".join(f"{pin.line}\n" for pin in tools))
-        say(_announcement(names, arch, nvcc))
+        long = f" for {arch}: takes hours, except for objects in the cache"
+        say(f"compiling {', '.join(names)}{long if nvcc else ': no GPU kernels among them'}")
         arguments = {"ARCH": arch, "JOBS": str(jobs)}
         volumes = (f"{objects}:/objects:rw", f"{output}:/made:rw")
         buildah(folder, inputs, None, target="builder", arguments=arguments, volumes=volumes)
     yield from _lock(inputs, output, {name: locked[name].version for name in names})
-
-
-def _build_tools(builder: Mapping[str, Pin], ready: Mapping[str, Pin], nvcc: bool) -> list[Pin]:
-    """Packages that the builder stage needs beyond the image's own wheels."""
-    tools = [pin for name, pin in builder.items() if name not in ready]
-    return [pin for pin in tools if nvcc or not pin.name.startswith("nvidia-")]
-
-
-def _announcement(names: Sequence[str], arch: str, nvcc: bool) -> str:
-    if not nvcc:
-        return f"compiling {', '.join(names)}: no GPU kernels among them"
-    return f"compiling {', '.join(names)} for {arch}: takes hours, except for objects in the cache"
 
 
 def _lock(inputs: BuildInputs, output: Path, versions_to_build: Mapping[str, str]) -> Iterator[str]:

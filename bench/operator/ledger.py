@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from bench.base.errors import BadInput, EnvironmentCannot
@@ -54,9 +53,8 @@ class Ledger:
             self._file = AppendOnlyLines(path, wait=True)
         except OSError as error:
             message = f"the ledger cannot be kept here: {error.strerror}"
-            raise EnvironmentCannot(
-                message, where=str(path), advice="name another file with --ledger"
-            ) from None
+            advice = "name another file with --ledger"
+            raise EnvironmentCannot(message, where=str(path), advice=advice) from None
         try:
             self.lines = list(self._read())
         except BaseException:
@@ -96,7 +94,5 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()

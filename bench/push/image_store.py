@@ -24,7 +24,7 @@ import bench
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot
 from bench.base.files import replacing
 from bench.base.strict_json import canonical_json
-from bench.images.archive import Blob, Identity, ImageFacts, Layer, facts_of, pack_layer
+from bench.images.archive import Blob, Identity, ImageFacts, Layer, add_file, facts_of, pack_layer
 from bench.images.engines import find_engine
 from bench.images.variants import Variant, images, variant_for
 
@@ -190,8 +190,5 @@ def _packed_code(root: Path) -> bytes:
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
         for path in sorted(p for p in root.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
-            entry = tarfile.TarInfo(f"bench/{path.relative_to(root)}")
-            entry.size, entry.mode = path.stat().st_size, 0o644
-            with path.open("rb") as file:
-                archive.addfile(entry, file)
+            add_file(archive, f"bench/{path.relative_to(root)}", path)
     return packed.getvalue()

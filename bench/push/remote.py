@@ -351,6 +351,9 @@ def _connect(connection: Any, host: Host) -> None:
     """Open a connection; Unreachable or HostKeyRefused, with advice, if that fails."""
     from paramiko import ssh_exception as ssh
 
+    def unreachable(what: str, advice: str | None = None) -> Unreachable:
+        return Unreachable(what, where=host.name, advice=advice)
+
     endpoint = f"{connection.host} port {connection.port}"
     try:
         connection.open()
@@ -365,25 +368,20 @@ def _connect(connection: Any, host: Host) -> None:
             f"then ssh-keygen -R '{name}'",
         ) from None
     except ssh.PasswordRequiredException:
-        raise Unreachable(
-            "the SSH key has a passphrase",
-            where=host.name,
-            advice="add it to an agent: ssh-add; bench does not ask for passphrases",
-        ) from None
+        advice = "add it to an agent: ssh-add; bench does not ask for passphrases"
+        raise unreachable("the SSH key has a passphrase", advice) from None
     except ssh.AuthenticationException as error:
-        raise Unreachable(
-            f'user "{connection.user}" was refused: {plain(str(error))[:200]}',
-            where=host.name,
-            advice="another user: USER@HOST; another key: --identity FILE, or IdentityFile in ~/.ssh/config",
-        ) from None
+        what = f'user "{connection.user}" was refused: {plain(str(error))[:200]}'
+        advice = "another user: USER@HOST; another key: --identity FILE, or IdentityFile in ~/.ssh/config"
+        raise unreachable(what, advice) from None
     except ssh.NoValidConnectionsError as error:
         first = next(iter(error.errors.values()))
-        raise Unreachable(f"{endpoint}: {(first.strerror or str(first)).lower()}", where=host.name) from None
+        raise unreachable(f"{endpoint}: {(first.strerror or str(first)).lower()}") from None
     except socket.gaierror:
-        raise Unreachable(f'no machine is called "{connection.host}"', where=host.name) from None
+        raise unreachable(f'no machine is called "{connection.host}"') from None
     except TimeoutError:
-        raise Unreachable(f"{endpoint}: no answer in {CONNECT_SECONDS:.0f} s", where=host.name) from None
+        raise unreachable(f"{endpoint}: no answer in {CONNECT_SECONDS:.0f} s") from None
     except (ssh.SSHException, OSError, EOFError) as error:
         what = plain(str(error))[:200] or type(error).__name__
-        raise Unreachable(f"{endpoint}: no SSH session: {what}", where=host.name) from None
+        raise unreachable(f"{endpoint}: no SSH session: {what}") from None
     connection.transport.set_keepalive(_KEEPALIVE_SECONDS)
