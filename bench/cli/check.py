@@ -76,10 +76,9 @@ def _check_in_image(request: CheckArguments) -> int:
     }
     for option, value in outside.items():
         if value:
-            raise BadInput(
-                f"{option} names a file of this machine, which the container does not see",
-                advice="leave it out: the disk of --out is checked, and its bundles are the history",
-            )
+            message = f"{option} names a file of this machine, which the container does not see"
+            advice = "leave it out: the disk of --out is checked, and its bundles are the history"
+            raise BadInput(message, advice=advice)
     options = ["--device", request.device]
     options += ["--json"] if request.as_json else []
     options += ["--nagios"] if request.nagios else []
@@ -134,20 +133,17 @@ def _refuse_unwritable_scratch(scratch: Path | None) -> None:
             with tempfile.TemporaryFile(dir=scratch):
                 pass
     except OSError as error:
-        raise BadInput(
-            f"--scratch {scratch}: no file can be written there: {error.strerror}",
-            advice="name an existing, writable folder on the disk to check",
-        ) from None
+        message = f"--scratch {scratch}: no file can be written there: {error.strerror}"
+        advice = "name an existing, writable folder on the disk to check"
+        raise BadInput(message, advice=advice) from None
 
 
 def _refuse_missing_history(places: tuple[Path, ...]) -> None:
     """Refuse a --history that does not exist: without it, a GPU that becomes slower would pass."""
     for place in places:
         if not place.exists():
-            raise BadInput(
-                f"--history {place}: no such file or folder",
-                advice="name bundles of earlier checks, or a folder that holds them; it may be empty",
-            )
+            advice = "name bundles of earlier checks, or a folder that holds them; it may be empty"
+            raise BadInput(f"--history {place}: no such file or folder", advice=advice)
 
 
 def _list_checks() -> int:

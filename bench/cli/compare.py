@@ -69,10 +69,8 @@ def compare(request: CompareArguments) -> int:
             print(refused.reason, file=sys.stderr)
         return max([code, *(refused.exit_code for refused in comparison.refused)])
     if fleet is not None:
-        raise BadInput(
-            "some bundles are node checks and some are not",
-            advice="compare them separately: bench compare checks/",
-        )
+        advice = "compare them separately: bench compare checks/"
+        raise BadInput("some bundles are node checks and some are not", advice=advice)
     from bench.report.text.comparison_table import FORMATS  # tabulate is slow to import
 
     sys.stdout.write(printable(FORMATS[output](comparison).rstrip("\n")) + "\n")
@@ -191,10 +189,8 @@ def _budget(dollars: float | None, book: PriceBook) -> float | None:
         return None
     if (rate := book.rate("USD")) is not None:
         return dollars * rate
-    raise BadInput(
-        f"--budget-usd, but the prices are in {book.currency}",
-        advice='add USD, the value of one dollar, to "exchange" in the price file',
-    )
+    advice = 'add USD, the value of one dollar, to "exchange" in the price file'
+    raise BadInput(f"--budget-usd, but the prices are in {book.currency}", advice=advice)
 
 
 def _machine(text: str) -> tuple[GpuModel, int]:

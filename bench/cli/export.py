@@ -30,7 +30,10 @@ class ExportArguments:
 
 
 def export(request: ExportArguments) -> int:
-    results = _verified(request.bundle, Lists(request.trust, request.revoked))
+    ((_, verdict),) = check_all([request.bundle], Lists(request.trust, request.revoked))
+    if isinstance(verdict, BenchError):
+        raise verdict
+    results = results_of(verdict)
     result = _choose(results, request.model, request.setting, str(request.bundle))
     trial = Trial(
         model=next(model for model in results.models if model.name == result.model),
@@ -67,13 +70,6 @@ def _doubt_text(result: TrialResult, confidence: float, other: TrialResult) -> s
         f"{result.label} is within 1% of the fastest measured with {confidence:.0%} confidence; "
         f"{other.label} at micro-batch {other.micro_batch}: {interval_text(other.estimate.days)} days{option}"
     )
-
-
-def _verified(bundle: Path, lists: Lists) -> Results:
-    ((_, verdict),) = check_all([bundle], lists)
-    if isinstance(verdict, BenchError):
-        raise verdict
-    return results_of(verdict)
 
 
 def _choose(results: Results, model: str | None, setting: str | None, where: str) -> TrialResult:

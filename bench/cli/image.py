@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.machine_share import memory_bytes, parts
@@ -25,19 +25,7 @@ from bench.images.build_image import BuildInputs
 from bench.images.build_image import build as build_image
 from bench.images.build_kernels import build_kernels
 from bench.images.container import CHALLENGE, MANIFEST, NOBODY, OUT, RDMA, Container, handed_on, limits
-from bench.images.engines import Engine, find_engine, here
-from bench.images.engines.preflight import (
-    OUT_BYTES,
-    HostFacts,
-    check_driver,
-    check_gpus,
-    check_identity,
-    check_job,
-    check_machine,
-    check_room,
-    read_host,
-    visible_gpus,
-)
+from bench.images.engines import Engine, find_engine, here, preflight
 from bench.images.variants import Variant, find_variant, images, variant_for
 from bench.node_check.any_manifest import load_any, wanted_image
 
@@ -166,23 +154,23 @@ def run_in_image(
     """
     engine, out = find_engine(request.engine), request.out
     required = identity or wanted_image(load_any(manifest))
-    facts, host = engine.facts(), read_host(here)
+    facts, host = engine.facts(), preflight.read_host(here)
     if engine.name != "none":
-        check_machine(host)
-        check_job(facts, os.environ, lambda: parts(visible_gpus(here)))
+        preflight.check_machine(host)
+        preflight.check_job(facts, os.environ, lambda: parts(preflight.visible_gpus(here)))
     image = request.image or identity or _default_image(host, request.on_cpu)
     held = engine.inspect(image)  # None: no engine, the command runs without a container
-    check_identity(held.identity if held else None, required, image)
+    preflight.check_identity(held.identity if held else None, required, image)
     gpus = host.driver is not None and not request.on_cpu
     if held:
         variant = _variant_of(held.labels, image)
         gpus = gpus and variant.driver is not None
     if gpus:
-        check_driver(host, variant)
-        check_gpus(host, facts)
+        preflight.check_driver(host, variant)
+        preflight.check_gpus(host, facts)
     with making_folders(out):
         out.mkdir(parents=True, exist_ok=True)
-    check_room(out, OUT_BYTES, "a run's results")
+    preflight.check_room(out, preflight.OUT_BYTES, "a run's results")
     challenge_option = ("--challenge", CHALLENGE) if challenge else ()
     environment = {name: os.environ[name] for name in handed_on(network) if name in os.environ}
     if held:
@@ -221,16 +209,18 @@ def load(request: ImageArguments) -> int:
 def _load(engine: Engine, archive: Path) -> None:
     storage = engine.facts().storage
     if storage and Path(storage).exists():
-        check_room(Path(storage), int(UNPACKED * archive.stat().st_size), f"the image {archive.name}")
+        preflight.check_room(
+            Path(storage), int(UNPACKED * archive.stat().st_size), f"the image {archive.name}"
+        )
     engine.load(archive)
 
 
-def _default_image(host: HostFacts, on_cpu: bool) -> str:
+def _default_image(host: preflight.HostFacts, on_cpu: bool) -> str:
     """The variant that fits this machine, by the tag that `bench image build` gives it."""
     chosen = variant_for(None if on_cpu else host.driver)
     if chosen is None:  # the driver is too old for all of them: let check_driver say so with the oldest
         chosen = [variant for variant in images().variants if variant.driver][-1]
-        check_driver(host, chosen)
+        preflight.check_driver(host, chosen)
     return f"bench:{chosen.name}"
 
 
@@ -266,7 +256,8 @@ def _as_archive(image: str, engine: str) -> Iterator[Path]:
 
 def _show(facts: ImageFacts, name: str, as_json: bool) -> None:
     if as_json:
-        sys.stdout.write(pretty_json(_json(facts)).decode())
+        document = to_json(facts.identity) | {"labels": dict(facts.labels), "layers": to_json(facts.layers)}
+        sys.stdout.write(pretty_json(document).decode())
         return
     print(facts.identity.config)
     stages = [entry.get("created_by", "") for entry in facts.config.get("history") or []]
@@ -275,21 +266,8 @@ def _show(facts: ImageFacts, name: str, as_json: bool) -> None:
         print(f"  {layer.diff_id}  {stage:<10} {layer.size / 1e6:10,.1f} MB", file=sys.stderr)
     size = sum(layer.size for layer in facts.layers)
     packed = "compressed" if all(layer.compressed for layer in facts.layers) else "not compressed"
-    print(f"{name}   {size / 1e9:.3f} GB {packed}   {_labels_text(facts)}", file=sys.stderr)
-
-
-def _labels_text(facts: ImageFacts) -> str:
-    label = facts.labels.get
-    return f"variant {label('bench.variant', '?')}   lock {label('bench.lock', '?')[:19]}"
-
-
-def _json(facts: ImageFacts) -> Mapping[str, Any]:
-    return {
-        "config": facts.identity.config,
-        "diff_ids": list(facts.identity.diff_ids),
-        "labels": dict(facts.labels),
-        "layers": [to_json(layer) for layer in facts.layers],
-    }
+    variant, lock = (facts.labels.get(f"bench.{label}", "?") for label in ("variant", "lock"))
+    print(f"{name}   {size / 1e9:.3f} GB {packed}   variant {variant}   lock {lock[:19]}", file=sys.stderr)
 
 
 def _progress() -> Callable[[str], None]:

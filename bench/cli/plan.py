@@ -69,10 +69,8 @@ def _target(gpus: int | None, gpu: str | None) -> Target:
         model = find_gpu_model(gpu)
         if model is None:
             names = ", ".join(known.name for known in gpu_models())
-            raise BadInput(
-                f"--gpu {gpu}: unknown GPU",
-                advice=f"known: {names}; for any other, run bench plan on a machine that has it",
-            )
+            advice = f"known: {names}; for any other, run bench plan on a machine that has it"
+            raise BadInput(f"--gpu {gpu}: unknown GPU", advice=advice)
         memory = int(model.memory_gib * 2**30)
         return Target("cuda", gpus or 1, memory, model.name, model.compute_capability, elsewhere=True)
     from bench.runner.machine.probe import probe

@@ -150,10 +150,8 @@ def _refuse_contradictions(request: PushArguments, hosts: int) -> None:
     if request.together and hosts < 2:
         raise BadInput("--together takes two hosts at least")
     if request.together and not is_host_and_port(request.together):
-        raise BadInput(
-            f"--together {request.together} is not HOST:PORT",
-            advice="a port of the first host that all reach",
-        )
+        advice = "a port of the first host that all reach"
+        raise BadInput(f"--together {request.together} is not HOST:PORT", advice=advice)
     if request.pull and request.image:
         raise BadInput("--pull and --image name two images", advice="leave one out")
     if request.pull and request.engine not in ENGINES_WITH_STORE:
@@ -171,10 +169,8 @@ def _refuse_options_of_other_kind(request: PushArguments, *, checks: bool) -> No
         "--continue": request.continued_run,
     }
     if checks and (option := next((name for name, value in given.items() if value), None)):
-        raise BadInput(
-            f"{option} is for training, and the manifest is a node check",
-            advice="leave it out; --level is how long a check takes, and each node checks itself",
-        )
+        advice = "leave it out; --level is how long a check takes, and each node checks itself"
+        raise BadInput(f"{option} is for training, and the manifest is a node check", advice=advice)
 
 
 def _option_of_slurm(request: PushArguments) -> str | None:

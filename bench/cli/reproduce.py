@@ -60,11 +60,9 @@ def _run_here(original: Subject, request: ReproduceArguments) -> Path:
     if differences and not request.any_stack:
         has_image = theirs.image is not None and theirs.image.config is not None
         remedy = "--engine auto runs in its image" if has_image else " && ".join(pip_lines(ours, theirs))
-        raise EnvironmentCannot(
-            f"another software stack: {'; '.join(differences)}",
-            where=where,
-            advice=f"{remedy or 'set what differs'}; or --any-stack to run here all the same",
-        )
+        message = f"another software stack: {'; '.join(differences)}"
+        advice = f"{remedy or 'set what differs'}; or --any-stack to run here all the same"
+        raise EnvironmentCannot(message, where=where, advice=advice)
     manifest = parse_manifest(original.manifest, f"{where}: manifest.json")
     finished = execute(
         manifest,

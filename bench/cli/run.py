@@ -83,17 +83,13 @@ def run(request: RunArguments) -> int:
 
 def _refuse_ignored_options(request: RunArguments) -> None:
     if request.nodes > 1 and request.meet is None:
-        raise BadInput(
-            f"--nodes {request.nodes} without --meet",
-            advice="--meet HOST:PORT, a port of node 0 that all nodes reach",
-        )
+        advice = "--meet HOST:PORT, a port of node 0 that all nodes reach"
+        raise BadInput(f"--nodes {request.nodes} without --meet", advice=advice)
     if request.meet is not None and (request.nodes, request.node) == (1, 0):
         raise BadInput("--meet without --nodes", advice="--nodes says how many nodes connect there")
     if request.moved and not (request.challenge and request.resume):
-        raise BadInput(
-            "--moved without --challenge and --resume",
-            advice="only a run that answers an operator's challenge can move to another machine",
-        )
+        advice = "only a run that answers an operator's challenge can move to another machine"
+        raise BadInput("--moved without --challenge and --resume", advice=advice)
 
 
 def nodes_of(manifest: Manifest, count: int, node: int, meet: str | None) -> Nodes | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,16 +38,11 @@ def verify(request: VerifyArguments) -> int:
             print(verdict, file=sys.stderr)
         elif not request.as_json:
             print(*map(one_line, [f"{path}", *verdict.to_lines(), *_about(verdict)]), sep="\n")
+    refused = [verdict for _, verdict in checked if isinstance(verdict, BenchError)]
     if len(checked) > 1 and not request.as_json:
-        print(_count_line([verdict for _, verdict in checked]))
-    return _exit_code(checked)
-
-
-def _count_line(verdicts: list[AnyVerdict | BenchError]) -> str:
-    """The last line of many: how many bundles are valid, and how many were refused."""
-    refused = sum(isinstance(verdict, BenchError) for verdict in verdicts)
-    alert = f", {refused} REFUSED" if refused else ""
-    return f"{len(verdicts)} bundles: {len(verdicts) - refused} valid{alert}"
+        alert = f", {len(refused)} REFUSED" if refused else ""
+        print(f"{len(checked)} bundles: {len(checked) - len(refused)} valid{alert}")
+    return max((error.exit_code for error in refused), default=0)
 
 
 def _environment(node: NodeFacts, verdict: AnyVerdict) -> Iterator[str]:
@@ -102,7 +97,3 @@ def _verdict_json(path: Path, verdict: AnyVerdict | BenchError) -> object:
             "exit_code": verdict.exit_code,
         }
     return {"valid": True} | verdict.to_json()
-
-
-def _exit_code(checked: Iterable[tuple[Path, object]]) -> int:
-    return max((v.exit_code for _, v in checked if isinstance(v, BenchError)), default=0)

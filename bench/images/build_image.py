@@ -74,10 +74,9 @@ class BuildInputs:
             elif name in built:
                 pins[name] = built[name]
             else:
-                raise EnvironmentCannot(
-                    f"{self.built.name} has no wheel of {name}, which is compiled ahead",
-                    advice=f"bench image kernels {self.variant.name}, or --without {name}",
-                )
+                message = f"{self.built.name} has no wheel of {name}, which is compiled ahead"
+                advice = f"bench image kernels {self.variant.name}, or --without {name}"
+                raise EnvironmentCannot(message, advice=advice)
         return pins
 
 
@@ -85,7 +84,7 @@ def build(inputs: BuildInputs, out: Path, tag: str, say: Say) -> ImageFacts:
     """Build the image and write its archive to `out`."""
     check_prerequisites(inputs)
     pins = inputs.pins()
-    with context(inputs, [*pins.values(), _pip(inputs)], say) as folder:
+    with context(inputs, [*pins.values(), read_pins(inputs.root / BUILDER)["pip"]], say) as folder:
         (folder / "pins.txt").write_text("".join(f"{pin.line}\n" for pin in pins.values()))
         (folder / "image.json").write_bytes(described(inputs))
         _copy_source(inputs.root, folder / "source")
@@ -129,18 +128,11 @@ def _base(inputs: BuildInputs, say: Say) -> Path:
     return base
 
 
-def _pip(inputs: BuildInputs) -> Pin:
-    return read_pins(inputs.root / BUILDER)["pip"]
-
-
 def check_prerequisites(inputs: BuildInputs) -> None:
     """Refuse a build without the repository, the programs, root, or room on the disk."""
     if not (inputs.root / "Dockerfile").exists():
-        raise BadInput(
-            "holds no Dockerfile",
-            where=str(inputs.root),
-            advice="run in bench's repository, or name it with --source",
-        )
+        advice = "run in bench's repository, or name it with --source"
+        raise BadInput("holds no Dockerfile", where=str(inputs.root), advice=advice)
     for program in ("buildah", "mmdebstrap"):
         if shutil.which(program) is None:
             raise EnvironmentCannot(f"{program} is not installed", advice=f"apt-get install {program}")
@@ -149,11 +141,9 @@ def check_prerequisites(inputs: BuildInputs) -> None:
     inputs.cache.mkdir(parents=True, exist_ok=True)
     free, needed = shutil.disk_usage(inputs.cache).free, NEEDS_BYTES[inputs.variant.cuda is not None]
     if free < needed:
-        raise EnvironmentCannot(
-            f"{free / GIB:.0f} GiB are free, a build needs {needed / GIB:.0f}",
-            where=str(inputs.cache),
-            advice="--cache on a larger disk",
-        )
+        message = f"{free / GIB:.0f} GiB are free, a build needs {needed / GIB:.0f}"
+        advice = "--cache on a larger disk"
+        raise EnvironmentCannot(message, where=str(inputs.cache), advice=advice)
 
 
 def described(inputs: BuildInputs) -> bytes:
@@ -269,7 +259,6 @@ def _check_installed(inputs: BuildInputs, pins: Mapping[str, Pin], out: Path, fa
     installed = python_versions(json.loads(extract(out, facts, str(PLACE).lstrip("/"))))
     locked = {name: pin.version for name, pin in pins.items()} | {"bench": __version__}
     if differing := sorted(dict(installed.items() ^ locked.items())):
-        raise EnvironmentCannot(
-            f"the image and {inputs.variant.lock} disagree about {', '.join(differing[:5])}",
-            advice="a defect of bench: please report it",
-        )
+        message = f"the image and {inputs.variant.lock} disagree about {', '.join(differing[:5])}"
+        advice = "a defect of bench: please report it"
+        raise EnvironmentCannot(message, advice=advice)

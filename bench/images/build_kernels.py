@@ -63,10 +63,8 @@ def _lock(inputs: BuildInputs, output: Path, versions_to_build: Mapping[str, str
     wheels = {normal(wheel.name.split("-")[0]): wheel for wheel in sorted(output.glob("*.whl"))}
     versions = {name: wheel.name.split("-")[1] for name, wheel in wheels.items()}
     if lacking := sorted(versions_to_build.items() - versions.items()):
-        raise EnvironmentCannot(
-            "docker/kernels.py made no wheel of {} {}".format(*lacking[0]),
-            advice="a defect of bench: please report it",
-        )
+        advice = "a defect of bench: please report it"
+        raise EnvironmentCannot("docker/kernels.py made no wheel of {} {}".format(*lacking[0]), advice=advice)
     for name, wheel in wheels.items():
         new.append(f"{name}=={versions[name]} --hash=sha256:{digest(wheel)}")
         lines[name] = new[-1]

@@ -66,10 +66,9 @@ def build_base(debs: Sequence[Deb], suite: str, out: Path, mirror: Sequence[str]
     used = bootstrap([f"{deb.name}={deb.version}" for deb in debs], suite, out, mirror, epoch)
     if missing := sorted({deb.line for deb in debs} ^ {deb.line for deb in used}):
         out.unlink(missing_ok=True)
-        raise EnvironmentCannot(
-            f"the mirror's packages are not those of the lock: {missing[0]} and {len(missing) - 1} more",
-            advice="--mirror with a snapshot of the lock's date, or `make lock`",
-        )
+        message = f"the mirror's packages are not those of the lock: {missing[0]} and {len(missing) - 1} more"
+        advice = "--mirror with a snapshot of the lock's date, or `make lock`"
+        raise EnvironmentCannot(message, advice=advice)
 
 
 def bootstrap(
@@ -99,10 +98,8 @@ def bootstrap(
         )
         if done.returncode:
             tail = "\n  ".join(done.stderr.strip().splitlines()[-4:])
-            raise EnvironmentCannot(
-                f"mmdebstrap failed to build the base:\n  {tail}",
-                advice="if the mirror no longer has a version: --mirror with a snapshot, or `make lock`",
-            )
+            advice = "if the mirror no longer has a version: --mirror with a snapshot, or `make lock`"
+            raise EnvironmentCannot(f"mmdebstrap failed to build the base:\n  {tail}", advice=advice)
         return tuple(sorted({Deb(*line.split()) for line in record.read_text().splitlines()}))
 
 

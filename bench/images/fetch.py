@@ -46,10 +46,9 @@ def wheels(pins: Iterable[Pin], cache: Path, python: str) -> Mapping[str, Path]:
         _download(missing, cache, python)
         cached = _cached(by_name, cache, ".whl")
     if lacking := sorted(by_name.keys() - cached.keys()):
-        raise EnvironmentCannot(
-            f"no wheel of {lacking[0]} {by_name[lacking[0]].version} has a digest of the lock",
-            advice=f"put it into {cache}, or add an index or folder that has it to pip's configuration",
-        )
+        message = f"no wheel of {lacking[0]} {by_name[lacking[0]].version} has a digest of the lock"
+        advice = f"put it into {cache}, or add an index or folder that has it to pip's configuration"
+        raise EnvironmentCannot(message, advice=advice)
     return cached
 
 

@@ -54,10 +54,8 @@ def trust(path: Path, name: str) -> tuple[Path, list[str]]:
     """Add a key to the user's allowed_signers; return the file and the lines that were added."""
     # A name that begins like a key type would be read as a key without a name.
     if not name or any(c in name for c in ' "\t\n#') or name.startswith(("ssh-", "sk-", "ecdsa-")):
-        raise BadInput(
-            f"{name!r} cannot be the name of a signer",
-            advice="one word, such as an address: --as me@example.org",
-        )
+        advice = "one word, such as an address: --as me@example.org"
+        raise BadInput(f"{name!r} cannot be the name of a signer", advice=advice)
     lists = _own(ALLOWED_SIGNERS)
     before = lists.read_text() if lists.exists() else ""
     if before:
@@ -95,24 +93,23 @@ def to_revoke(target: str, authority: Path | None) -> Revocation:
     if path.suffix == ".pub":
         return _of_public_file(path)
     with open_bundle(path) as bundle:
-        certificate = _certificate(bundle.read(CERTIFICATE).decode("ascii", "replace"), str(path))
-    return Revocation(f'"{certificate.key_id}"', f"id: {certificate.key_id}", certificate.authority)
+        return _of_certificate(bundle.read(CERTIFICATE).decode("ascii", "replace"), str(path))
 
 
 def _of_public_file(path: Path) -> Revocation:
     text = path.read_text("ascii", "replace")
     if text.startswith("ssh-ed25519-cert"):
-        certificate = _certificate(text, str(path))
-        return Revocation(f'"{certificate.key_id}"', f"id: {certificate.key_id}", certificate.authority)
+        return _of_certificate(text, str(path))
     key = public_half(path)
     return Revocation(f"the key {key.fingerprint}", f"key: {key.line()}")
 
 
-def _certificate(text: str, where: str) -> Certificate:
+def _of_certificate(text: str, where: str) -> Revocation:
     try:
-        return Certificate.from_line(text)
+        certificate = Certificate.from_line(text)
     except FormatError as error:
         raise BadInput(str(error), where=where) from None
+    return Revocation(f'"{certificate.key_id}"', f"id: {certificate.key_id}", certificate.authority)
 
 
 def revoke(revocations: Sequence[Revocation], file: Path | None) -> Path:

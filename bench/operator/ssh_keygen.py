@@ -54,7 +54,8 @@ class OperatorKey:
             command += ["-I", key_id(run_id), "-n", principal(run_id), "-z", str(serial), "-O", "clear"]
             command += ["-O", f"critical:{NAMESPACE_OPTION}={BUNDLE_NAMESPACE}"]
             command += ["-O", f"critical:{NONCE_OPTION}={nonce}"]
-            command += ["-V", ":".join(_compact(at) for at in valid), str(file)]
+            times = ("".join(filter(str.isdigit, utc(at))) for at in valid)
+            command += ["-V", ":".join(times), str(file)]
             run_ssh_keygen(command, where=str(self.path))
             line = file.with_name("run-cert.pub").read_text()
         certificate = Certificate.from_line(" ".join(line.split()[:2]))
@@ -73,10 +74,6 @@ class OperatorKey:
     def _say_touch(self, why: str) -> None:
         if self.public.application is not None:
             print(f"touch the token to {why}", file=sys.stderr)
-
-
-def _compact(unix_seconds: int) -> str:
-    return "".join(c for c in utc(unix_seconds) if c.isdigit())
 
 
 def run_ssh_keygen(arguments: Sequence[str], *, where: str, stdin: bytes | None = None) -> bytes:

@@ -127,10 +127,9 @@ class ImageStore:
             return path
         with suppress(BenchError):
             return self._exported(f"bench:{variant.name}")
-        raise EnvironmentCannot(
-            f"the image for {f'driver {driver}' if driver else 'no GPU'} is not on this machine: {path}",
-            advice=f"bench image build {variant.name}, or --image FILE",
-        )
+        message = f"the image for {f'driver {driver}' if driver else 'no GPU'} is not on this machine: {path}"
+        advice = f"bench image build {variant.name}, or --image FILE"
+        raise EnvironmentCannot(message, advice=advice)
 
     def _exported(self, name: str) -> Path:
         """Export an image from a local engine, once for each identity."""

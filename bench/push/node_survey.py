@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from bench.base.errors import EnvironmentCannot
 from bench.base.names import ENGINES_WITH_STORE
 from bench.images.engines import EngineFacts
-from bench.images.engines.docker import gpu_access, unfit
+from bench.images.engines.docker import gpu_access, names_images_by_configuration, unfit
 from bench.images.engines.preflight import HostFacts, read_host
 from bench.push.remote import Node, plain
 
@@ -276,7 +276,7 @@ def _engine(name: str, answers: Answers) -> InstalledEngine:
         EngineFacts(name, version, gpus, storage),
         free_bytes=_free_bytes(disk[-1]) if disk else None,
         images=tuple(read_stored(line) for line in _lines(answers, f"{name} images") if " [" in line),
-        named_by_configuration="io.containerd.snapshotter" not in json.dumps(info.get("DriverStatus") or []),
+        named_by_configuration=names_images_by_configuration(info),
     )
 
 

@@ -114,10 +114,8 @@ class Records:
             if not matches:
                 raise BadInput(f'no run is called "{name}"', advice="bench status lists them")
             if len({r.push for r in matches}) > 1 and len({r.run_id for r in matches}) > 1:
-                raise BadInput(
-                    f'"{name}" may be {matches[0].run_id} or {matches[1].run_id}',
-                    advice="give more characters of its id",
-                )
+                advice = "give more characters of its id"
+                raise BadInput(f'"{name}" may be {matches[0].run_id} or {matches[1].run_id}', advice=advice)
             chosen |= {record.run_id: record for record in matches}
         return list(chosen.values())
 

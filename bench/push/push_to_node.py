@@ -220,10 +220,8 @@ class NodePush:
     def _moved_here(self, record: Record) -> Record:
         """The record of a run whose node is gone, changed to this node."""
         if record.manifest_sha256 != self.manifest_sha256:
-            raise BadInput(
-                f"run {record.run_id} is of another manifest",
-                advice=f"push its own: {record.mirror}/manifest.json",
-            )
+            advice = f"push its own: {record.mirror}/manifest.json"
+            raise BadInput(f"run {record.run_id} is of another manifest", advice=advice)
         host = self.part.host
         return dataclasses.replace(
             record,
@@ -251,16 +249,14 @@ class NodePush:
     def _stop_for_restart(self, record: Record) -> None:
         """End a run that is to start again with the others of its group, which it has lost."""
         self._say(f"run {record.run_id} resumes")
-        looks = 0
-        while mirror.look(self.node, record).state in ("alive", "waiting"):
-            if looks == 0:
+        for look in range(_END_LOOKS + 1):
+            if mirror.look(self.node, record).state not in ("alive", "waiting"):
+                return
+            if look == 0:
                 mirror.cancel(self.node, record)
-            looks += 1
-            if looks > _END_LOOKS:
-                raise EnvironmentCannot(
-                    f"run {record.run_id} does not end", advice=f"bench cancel {record.run_id}"
-                )
             self._sleep(1.0)
+        advice = f"bench cancel {record.run_id}"
+        raise EnvironmentCannot(f"run {record.run_id} does not end", advice=advice)
 
     def _leave(self, unfinished: Record | None) -> None:
         """End a follower's push: the leader has the bundle. Nothing of the run stays on this node."""
@@ -460,10 +456,8 @@ class NodePush:
             return
         if status.request is not None and status.bundle_bytes is not None:
             self.shared.records.move(record, "incomplete")
-            raise Incomplete(
-                "the run ended before its key was certified",
-                advice="push again: it is signed anew, and measures nothing twice",
-            )
+            advice = "push again: it is signed anew, and measures nothing twice"
+            raise Incomplete("the run ended before its key was certified", advice=advice)
         if status.bundle_bytes is None:
             if self._fetched_by_other(record):
                 return
@@ -534,10 +528,9 @@ class NodePush:
         """Wait before the node is asked again; Unreachable if it has been silent for too long."""
         silent = time.monotonic() - heard
         if silent > self.request.patience_seconds:
-            raise Unreachable(
-                f"{error.message}; out of reach for {seconds_text(silent)}",
-                advice=f"its files so far are in {record.mirror}; bench attach {record.run_id} asks again",
-            ) from None
+            message = f"{error.message}; out of reach for {seconds_text(silent)}"
+            advice = f"its files so far are in {record.mirror}; bench attach {record.run_id} asks again"
+            raise Unreachable(message, advice=advice) from None
         self._enter("run", f"{record.run_id}  {error.message}; asking again")
         self._sleep(min(15.0, 1.0 + silent / 4))
 

@@ -174,11 +174,9 @@ class Remote:
             raise Unreachable("the connection broke", where=self._host.name)
         if not answer.begun:
             reason = CommandResult(code, answer.greeting, err).reason
-            raise EnvironmentCannot(
-                f"its login shell runs no command: {reason}",
-                where=self._host.name,
-                advice=f"try by hand: ssh {self._host.name} true",
-            )
+            message = f"its login shell runs no command: {reason}"
+            advice = f"try by hand: ssh {self._host.name} true"
+            raise EnvironmentCannot(message, where=self._host.name, advice=advice)
         return CommandResult(code, b"", err)
 
     def _open(self) -> Connection:
@@ -307,10 +305,9 @@ def _check_host_keys(connection: Any) -> None:
 
     class Refuse(MissingHostKeyPolicy):  # type: ignore[misc]
         def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
-            raise HostKeyRefused(
-                f"its host key is not known: {key.get_name()} {key.fingerprint}",
-                advice="compare it with what the provider shows, and connect once with ssh",
-            )
+            message = f"its host key is not known: {key.get_name()} {key.fingerprint}"
+            advice = "compare it with what the provider shows, and connect once with ssh"
+            raise HostKeyRefused(message, advice=advice)
 
     connection.client.set_missing_host_key_policy(Refuse())
     _load_known_hosts(connection.client, connection.ssh_config)

@@ -145,11 +145,9 @@ def _send(node: Node, place: str, blob: Blob, size: int, advance: Callable[[int]
         node.ask(f"rm -f {shlex.quote(place)}/blobs/{name}.part")
     if not _has_hash(blob.path, name):  # after a crash here; the next push compresses it again
         blob.path.unlink(missing_ok=True)
-        raise EnvironmentCannot(
-            "was damaged in the cache of this machine, and is deleted now",
-            where=str(blob.path),
-            advice="push again",
-        )
+        message = "was damaged in the cache of this machine, and is deleted now"
+        advice = "push again"
+        raise EnvironmentCannot(message, where=str(blob.path), advice=advice)
     raise EnvironmentCannot(
         f"a layer arrived damaged {_ATTEMPTS} times", advice="the node's disk or memory may be faulty"
     )
@@ -188,11 +186,8 @@ def _check_written(answer: CommandResult, place: str) -> None:
     if not answer.code:
         return
     if "no space" in answer.reason.lower() or "quota" in answer.reason.lower():
-        raise EnvironmentCannot(
-            "its disk is full",
-            where=place,
-            advice="free some space there and push again: what has arrived is not sent again",
-        )
+        advice = "free some space there and push again: what has arrived is not sent again"
+        raise EnvironmentCannot("its disk is full", where=place, advice=advice)
     raise EnvironmentCannot(f"writing failed: {answer.reason}", where=place)
 
 
@@ -266,10 +261,9 @@ def pull(node: Node, survey: Survey, engine: str, reference: str, required: str 
         script += f" && {engine} tag {before} {name}"
     demand(node, script, "tagging the image")
     if not accepted:
-        raise EnvironmentCannot(
-            f"{reference} is {stored.id}, the manifest asks for {required}",
-            advice="name the image by its digest in the registry, or change `image` in the manifest",
-        )
+        message = f"{reference} is {stored.id}, the manifest asks for {required}"
+        advice = "name the image by its digest in the registry, or change `image` in the manifest"
+        raise EnvironmentCannot(message, advice=advice)
     return Shipped(stored.id, 0, changed, identity)
 
 

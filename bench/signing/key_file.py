@@ -15,13 +15,8 @@ from getpass import getpass
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_ssh_private_key,
-)
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.files import open_regular
@@ -75,8 +70,9 @@ def _make(path: Path) -> bool:
     """Make the key file; False if another process made it first, whose key is then used."""
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    private = Ed25519PrivateKey.generate()
-    return _publish(path, private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600)
+    form, unlocked = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    data = Ed25519PrivateKey.generate().private_bytes(serialization.Encoding.PEM, form, unlocked)
+    return _publish(path, data, 0o600)
 
 
 def _publish(path: Path, data: bytes, mode: int) -> bool:
@@ -165,11 +161,9 @@ def _look_inside(path: Path, data: bytes) -> tuple[bool, PublicKey]:
 
 def _unlock(path: Path, data: bytes) -> Ed25519PrivateKey:
     if not (sys.stdin and sys.stdin.isatty()):
-        raise BadInput(
-            "a passphrase protects this key, and there is no terminal to ask on",
-            where=str(path),
-            advice="run this from a terminal, or give a key of its own: ssh-keygen -t ed25519 -N '' -f FILE",
-        )
+        message = "a passphrase protects this key, and there is no terminal to ask on"
+        advice = "run this from a terminal, or give a key of its own: ssh-keygen -t ed25519 -N '' -f FILE"
+        raise BadInput(message, where=str(path), advice=advice)
     for _ in range(_ATTEMPTS):
         try:
             return _decode(path, data, getpass(f"Passphrase for {path}: ").encode())
@@ -182,7 +176,7 @@ def _unlock(path: Path, data: bytes) -> Ed25519PrivateKey:
 
 def _decode(path: Path, data: bytes, passphrase: bytes | None) -> Ed25519PrivateKey:
     try:
-        key = load_ssh_private_key(data, passphrase)
+        key = serialization.load_ssh_private_key(data, passphrase)
     except UnsupportedAlgorithm as error:
         message = f"this key cannot be opened here: {error}"
         if "bcrypt" in str(error):  # which cryptography needs for passphrases, but does not bring along

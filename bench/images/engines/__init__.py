@@ -129,7 +129,5 @@ def _first_that_answers() -> Engine:
             reasons.append(f"{name}: {error.message}")
             continue
         return engine
-    raise EnvironmentCannot(
-        "no container engine answers here:\n  " + "\n  ".join(reasons),
-        advice="install docker.io or podman, or measure without an image: --engine none",
-    )
+    advice = "install docker.io or podman, or measure without an image: --engine none"
+    raise EnvironmentCannot("no container engine answers here:\n  " + "\n  ".join(reasons), advice=advice)

@@ -32,11 +32,6 @@ def argv(container: Container) -> list[str]:
     return [*command, c.image, *c.command]
 
 
-def build_argv(archive: Path, image: Path) -> list[str]:
-    """`apptainer build` of an image file from an archive."""
-    return ["apptainer", "build", "--fix-perms", str(image), f"docker-archive:{archive}"]
-
-
 class Apptainer:
     """Apptainer on this machine. Users name an archive; the image file lies beside it."""
 
@@ -57,7 +52,8 @@ class Apptainer:
         image = Path(self.inspect(str(archive)).runnable)
         part = image.with_suffix(".part")  # an interrupted build leaves a file that looks like an image
         part.unlink(missing_ok=True)
-        answer = self._shell(build_argv(archive, part))
+        command = ("apptainer", "build", "--fix-perms", str(part), f"docker-archive:{archive}")
+        answer = self._shell(command)
         if answer is None or answer[0]:
             raise EnvironmentCannot(
                 f"apptainer build: {answer[1][-300:] if answer else 'it is not installed'}"

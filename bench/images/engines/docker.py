@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -105,7 +106,7 @@ class Docker:
         with self._client() as client:
             stored = _find_image(client, image)
             labels = stored.attrs["Config"].get("Labels") or {}
-            if _names_images_by_configuration(client.info()):
+            if names_images_by_configuration(client.info()):
                 identity = Identity(str(stored.id), tuple(stored.attrs["RootFS"]["Layers"]))
             else:  # the store names images by their manifest; the configuration has to be read from the image
                 identity = read_facts(cast(Any, _ArchiveStream(stored.save(named=False))), image).identity
@@ -144,10 +145,8 @@ class Docker:
             client = docker.from_env(timeout=3600)
             client.ping()
         except DockerException as error:
-            raise EnvironmentCannot(
-                f"Docker does not answer: {_short(error)}",
-                advice="start it, join the group docker, or set DOCKER_HOST",
-            ) from None
+            advice = "start it, join the group docker, or set DOCKER_HOST"
+            raise EnvironmentCannot(f"Docker does not answer: {_short(error)}", advice=advice) from None
         try:
             yield client
         except DockerException as error:
@@ -193,8 +192,9 @@ def specifies_nvidia(folder: Path) -> bool:
     return any("nvidia.com/gpu" in path.read_text(errors="replace") for path in folder.glob("*.[yj]*"))
 
 
-def _names_images_by_configuration(info: Mapping[str, Any]) -> bool:
-    return not any("io.containerd.snapshotter" in str(value) for _, value in info.get("DriverStatus") or [])
+def names_images_by_configuration(info: Mapping[str, Any]) -> bool:
+    """False for a containerd store, which names images by their manifest."""
+    return "io.containerd.snapshotter" not in json.dumps(info.get("DriverStatus") or [])
 
 
 def _copy_to_terminal(output: Iterator[tuple[bytes | None, bytes | None]]) -> None:

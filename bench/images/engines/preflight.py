@@ -62,10 +62,8 @@ def _match(shell: Shell, command: tuple[str, ...], pattern: re.Pattern[str]) -> 
 def check_machine(host: HostFacts) -> None:
     """Refuse a processor for which there are no images."""
     if host.machine not in (None, "x86_64"):
-        raise EnvironmentCannot(
-            f"this machine is {host.machine}, the images are for x86_64",
-            advice="pip install 'bench[run]' there, and run on the bare host with --engine none",
-        )
+        advice = "pip install 'bench[run]' there, and run on the bare host with --engine none"
+        raise EnvironmentCannot(f"this machine is {host.machine}, the images are for x86_64", advice=advice)
 
 
 def check_driver(host: HostFacts, variant: Variant) -> None:
@@ -73,10 +71,9 @@ def check_driver(host: HostFacts, variant: Variant) -> None:
     if variant.driver is None:
         return
     if host.driver is None:
-        raise EnvironmentCannot(
-            f"there is no NVIDIA driver here; the image {variant.name} needs {variant.driver} or newer",
-            advice="install one, or measure the CPU with the image cpu",
-        )
+        message = f"there is no NVIDIA driver here; the image {variant.name} needs {variant.driver} or newer"
+        advice = "install one, or measure the CPU with the image cpu"
+        raise EnvironmentCannot(message, advice=advice)
     if version_numbers(host.driver) >= version_numbers(variant.driver):
         return
     fitting = variant_for(host.driver)
@@ -94,10 +91,9 @@ def check_gpus(host: HostFacts, engine: EngineFacts) -> None:
     if host.driver is None or engine.name == "none":
         return
     if engine.gpus is None:
-        raise EnvironmentCannot(
-            f"{engine.name} {engine.version} cannot pass GPUs to containers",
-            advice="set up NVIDIA's container toolkit: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
-        )
+        message = f"{engine.name} {engine.version} cannot pass GPUs to containers"
+        advice = "set up NVIDIA's container toolkit: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+        raise EnvironmentCannot(message, advice=advice)
     # Apptainer's --nv does not use the toolkit.
     if engine.name == "apptainer" or host.toolkit is None:
         return
@@ -121,10 +117,9 @@ def check_job(
     if engine.name != "docker" or scheduler is None:
         return
     if limits := parts():
-        raise EnvironmentCannot(
-            f"this {scheduler} job has {', '.join(limits)}; Docker would use the whole machine",
-            advice="--engine podman or apptainer, which stay within the job, or a job with the whole node",
-        )
+        message = f"this {scheduler} job has {', '.join(limits)}; Docker would use the whole machine"
+        advice = "--engine podman or apptainer, which stay within the job, or a job with the whole node"
+        raise EnvironmentCannot(message, advice=advice)
 
 
 def check_room(place: Path, needed: int, what: str) -> None:
@@ -135,11 +130,9 @@ def check_room(place: Path, needed: int, what: str) -> None:
 def check_free(free: int, needed: int, what: str, where: str) -> None:
     """Refuse if fewer than `needed` of the bytes are free."""
     if free < needed:
-        raise EnvironmentCannot(
-            f"{free / GIB:.1f} GiB are free, {what} needs {needed / GIB:.1f}",
-            where=where,
-            advice="free some space there",
-        )
+        message = f"{free / GIB:.1f} GiB are free, {what} needs {needed / GIB:.1f}"
+        advice = "free some space there"
+        raise EnvironmentCannot(message, where=where, advice=advice)
 
 
 def check_identity(identity: Identity | None, required: str | None, image: str) -> None:
@@ -147,12 +140,10 @@ def check_identity(identity: Identity | None, required: str | None, image: str) 
     if required is None:
         return
     if identity is None:
-        raise EnvironmentCannot(
-            f"the manifest asks for the image {required}; --engine none uses no image",
-            advice="--engine docker or podman",
-        )
+        message = f"the manifest asks for the image {required}; --engine none uses no image"
+        advice = "--engine docker or podman"
+        raise EnvironmentCannot(message, advice=advice)
     if identity.config != required:
-        raise EnvironmentCannot(
-            f"{image} is {identity.config}, the manifest asks for {required}",
-            advice="load that image (see bench image id FILE), or remove `image` from the manifest",
-        )
+        message = f"{image} is {identity.config}, the manifest asks for {required}"
+        advice = "load that image (see bench image id FILE), or remove `image` from the manifest"
+        raise EnvironmentCannot(message, advice=advice)
