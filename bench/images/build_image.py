@@ -8,7 +8,6 @@ mmdebstrap.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ from bench.base.errors import BadInput, EnvironmentCannot, nearest
 from bench.base.files import replacing
 from bench.base.names import GIB
 from bench.base.sbom import PLACE, python_versions
+from bench.base.stamps import sha256
 from bench.base.strict_json import pretty_json
 from bench.images.archive import Blob, ImageFacts, extract, facts_of, write_archive
 from bench.images.debian_base import build_base, read_debs
@@ -117,10 +117,8 @@ def context(inputs: BuildInputs, pins: Sequence[Pin], say: Say) -> Iterator[Path
 def _base(inputs: BuildInputs, say: Say) -> Path:
     lock = inputs.root / DEBIAN
     code = Path(__file__).with_name("debian_base.py")
-    key = hashlib.sha256(
-        b"".join([lock.read_bytes(), code.read_bytes(), b"%d" % images().epoch])
-    ).hexdigest()[:16]
-    base = inputs.cache / f"base-{key}.tar"
+    inputs_of_base = b"".join([lock.read_bytes(), code.read_bytes(), b"%d" % images().epoch])
+    base = inputs.cache / f"base-{sha256(inputs_of_base)[:16]}.tar"
     if not base.exists():
         say("making the base of Debian packages")
         with replacing(base) as part:
@@ -183,13 +181,8 @@ def buildah(
     """
     store = Path(tempfile.mkdtemp(prefix="store-", dir=inputs.cache))
     program = ["unshare", "--net", "buildah", f"--root={store}/root", f"--runroot={store}/run"]
-    options = [
-        "--isolation=chroot",
-        f"--target={target}",
-        "--identity-label=false",
-        "--quiet",
-        "--format=docker",
-    ]
+    options = ["--isolation=chroot", "--identity-label=false", "--quiet", "--format=docker"]
+    options += [f"--target={target}"]
     options += [f"--build-arg={name}={value}" for name, value in (arguments or {}).items()]
     try:
         _run([*program, "build", *options, *(f"--volume={v}" for v in volumes), "--tag=bench", str(folder)])

@@ -18,13 +18,7 @@ from pathlib import Path
 from bench.base.errors import BadInput, EnvironmentCannot
 
 # Left out: documents and translations.
-_EXCLUDED = (
-    "/usr/share/doc/*",
-    "/usr/share/man/*",
-    "/usr/share/info/*",
-    "/usr/share/locale/*",
-    "/usr/share/lintian/*",
-)
+_EXCLUDED = [f"/usr/share/{name}/*" for name in ("doc", "man", "info", "locale", "lintian")]
 _LICENCES = "/usr/share/doc/*/copyright"
 # Removed at the end: set-id bits, which no-new-privileges makes useless anyway, and traces of the build.
 _CLEAN = (
@@ -85,17 +79,11 @@ def bootstrap(
             f"--include={' '.join(include)}",
             *(f"--{when}-hook={_record(record)}" for when in _HOOKS),
         ]
-        command += [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED] + [
-            f"--dpkgopt=path-include={_LICENCES}"
-        ]
-        command += [f"--customize-hook={hook}" for hook in _CLEAN] + [suite, str(out), *mirror]
-        done = subprocess.run(
-            command,
-            check=False,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C.UTF-8", "TZ": "UTC"},
-        )
+        command += [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED]
+        command += [f"--dpkgopt=path-include={_LICENCES}", *(f"--customize-hook={hook}" for hook in _CLEAN)]
+        command += [suite, str(out), *mirror]
+        environment = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
         if done.returncode:
             tail = "\n  ".join(done.stderr.strip().splitlines()[-4:])
             advice = "if the mirror no longer has a version: --mirror with a snapshot, or `make lock`"

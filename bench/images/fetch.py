@@ -63,23 +63,15 @@ def _cached(pins: Mapping[str, Pin], cache: Path, suffix: str) -> dict[str, Path
 
 
 def _download(pins: Iterable[Pin], cache: Path, python: str) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += [
-        "--require-hashes",
-        "--only-binary=:all:",
-        "--implementation=cp",
-        f"--python-version={python}",
-    ]
+    options = "--quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all:"
+    command = [sys.executable, "-m", "pip", "download", *options.split()]
+    command += ["--implementation=cp", f"--python-version={python}"]
     command += [f"--platform={name}" for name in _PLATFORMS]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
         requirements.write("".join(f"{pin.line}\n" for pin in pins))
         requirements.flush()
-        done = subprocess.run(
-            [*command, "--dest", str(cache), "-r", requirements.name],
-            check=False,
-            capture_output=True,
-            text=True,
-        )
+        command += ["--dest", str(cache), "-r", requirements.name]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         reason = errors[-1] if errors else done.stderr[-500:]

@@ -79,13 +79,8 @@ class OperatorKey:
 def run_ssh_keygen(arguments: Sequence[str], *, where: str, stdin: bytes | None = None) -> bytes:
     """Run ssh-keygen and return its output; EnvironmentCannot with the last line of its complaint."""
     try:
-        done = subprocess.run(
-            ["ssh-keygen", *arguments],
-            input=stdin,
-            capture_output=True,
-            check=False,
-            env=os.environ | {"TZ": "UTC"},  # for the times in -V
-        )
+        command, environment = ["ssh-keygen", *arguments], os.environ | {"TZ": "UTC"}  # for the times in -V
+        done = subprocess.run(command, input=stdin, capture_output=True, check=False, env=environment)
     except FileNotFoundError:
         advice = "install OpenSSH's client programs"
         raise EnvironmentCannot("ssh-keygen is not installed", advice=advice) from None

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,17 +62,21 @@ def find_hosts(
             mistakes.append(Mistake(f"host {number + 1}", error.message, error.advice or ""))
     if inventory is not None:
         hosts += read_inventory(inventory, limit, identity)
-    names: dict[tuple[str, str | None, int | None], str] = {}
-    for host in hosts:
-        login = (host.address.lower(), host.user, host.port)
-        if login in names:
-            what = f"the same machine as {names[login]}"
-            mistakes.append(Mistake(host.name, what, "leave one out: a machine is measured once"))
-        names.setdefault(login, host.name)
+    mistakes += twins((host.name, (host.address.lower(), host.user, host.port), "") for host in hosts)
     if mistakes:
         noun = "mistake" if len(mistakes) == 1 else "mistakes"
         raise BadInput(f"the list of hosts has {len(mistakes)} {noun}", mistakes=tuple(mistakes))
     return tuple(hosts)
+
+
+def twins(machines: Iterable[tuple[str, Hashable, str]]) -> Iterator[Mistake]:
+    """A mistake for each name of a machine that another one names already."""
+    names: dict[Hashable, str] = {}
+    for name, machine, description in machines:
+        if machine in names:
+            what = f"the same machine as {names[machine]}{description}"
+            yield Mistake(name, what, "leave one out: a machine is measured once")
+        names.setdefault(machine, name)
 
 
 def read_inventory(path: Path, limit: str | None, identity: Path | None) -> list[Host]:

@@ -95,16 +95,11 @@ def read_status(text: str) -> Status:
 # --- the mirror -----------------------------------------------------------------------------------------
 
 
-def mirrored(record: Record, name: str) -> Path:
-    """Path here of a file in the run's folder on the node."""
-    return record.mirror / name.removeprefix(f"out/{record.run_id}/")
-
-
 def mirror(node: Node, record: Record, files: Mapping[str, int]) -> list[str]:
     """Copy what was appended to the files since the last call; return the new lines of the run's log."""
     lines: list[str] = []
     for name, size in files.items():
-        path = mirrored(record, name)
+        path = record.mirror / name.removeprefix(f"out/{record.run_id}/")
         have = path.stat().st_size if path.exists() else 0
         if size < have:  # the run began anew, or cut off a torn line
             path.unlink()

@@ -44,9 +44,6 @@ class PreflightFinding:
     what: str
     advice: str = ""
 
-    def __str__(self) -> str:
-        return f"{self.what}\n  {self.advice}" if self.advice else self.what
-
 
 def _stop(what: str, advice: str = "") -> PreflightFinding:
     return PreflightFinding("stop", what, advice)

@@ -19,8 +19,8 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bench.base.errors import BadInput, EnvironmentCannot, Mistake
-from bench.push.hosts import Host
+from bench.base.errors import BadInput, EnvironmentCannot
+from bench.push.hosts import Host, twins
 
 if TYPE_CHECKING:
     from fabric import Connection
@@ -259,17 +259,15 @@ def _readable(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 def refuse_twins(hosts: Sequence[Host], ssh_config: Path | None) -> None:
     """Refuse two names of one machine, resolved by ~/.ssh/config: their runs would slow each other down."""
-    names: dict[tuple[str, str, int], str] = {}
-    mistakes = []
-    for host in hosts:
-        connection = _connection(host, ssh_config)
-        machine = (str(connection.gateway), str(connection.host).lower(), int(connection.port))
-        if machine in names:
-            what = f"the same machine as {names[machine]}: {connection.host} port {connection.port}"
-            mistakes.append(Mistake(host.name, what, "leave one out: a machine is measured once"))
-        names.setdefault(machine, host.name)
+    connections = [(host.name, _connection(host, ssh_config)) for host in hosts]
+    mistakes = tuple(
+        twins(
+            (name, (str(c.gateway), str(c.host).lower(), int(c.port)), f": {c.host} port {c.port}")
+            for name, c in connections
+        )
+    )
     if mistakes:
-        raise BadInput("the list of hosts names a machine twice", mistakes=tuple(mistakes))
+        raise BadInput("the list of hosts names a machine twice", mistakes=mistakes)
 
 
 def _connection(host: Host, ssh_config: Path | None) -> Connection:

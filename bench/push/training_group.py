@@ -29,18 +29,13 @@ class TrainingGroup:
         self._count = count
         self._changed = threading.Condition()
         self._standings: dict[Step, dict[int, Standing]] = {"connect": {}, "preflight": {}, "ship": {}}
-        self._lost: str | None = None
+        self.lost: str | None = None  # the first host that failed, and why
         self.over = False  # the leader's complete bundle has been fetched: the other runs may end
-
-    @property
-    def lost(self) -> str | None:
-        """The first host that failed, and why; None: all are well."""
-        return self._lost
 
     def lose(self, host: str, why: str) -> None:
         """Report a failed host. The first report is kept: later failures follow from it."""
         with self._changed:
-            self._lost = self._lost or f"{host}: {why}"
+            self.lost = self.lost or f"{host}: {why}"
             self._changed.notify_all()
 
     def gather(
@@ -55,9 +50,9 @@ class TrainingGroup:
             standings[node] = standing
             self._changed.notify_all()
             while len(standings) < self._count:
-                if self._lost is not None:
+                if self.lost is not None:
                     raise GroupFailed(
-                        f"not started, because of {self._lost}", advice="push again, to all hosts"
+                        f"not started, because of {self.lost}", advice="push again, to all hosts"
                     )
                 heed_stop()
                 self._changed.wait(0.5)

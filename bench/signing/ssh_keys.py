@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -255,11 +255,9 @@ class Certificate:
         return f"{CERTIFICATE} {to_base64(self.blob)}"
 
 
-def _texts(wire: WireReader) -> list[str]:
-    texts = []
+def _texts(wire: WireReader) -> Iterator[str]:
     while wire.left:
-        texts.append(wire.text())
-    return texts
+        yield wire.text()
 
 
 def _options(wire: WireReader) -> dict[str, str]:
