@@ -141,11 +141,8 @@ def _parts(small: Mapping[str, bytes], where: str) -> tuple[str, list[str], list
             return image["Config"], list(image["Layers"]), list(image.get("RepoTags") or [])
         (entry,) = json.loads(small["index.json"])["manifests"]
         manifest = json.loads(small[_blob(entry["digest"])])
-        return (
-            _blob(manifest["config"]["digest"]),
-            [_blob(layer["digest"]) for layer in manifest["layers"]],
-            [],
-        )
+        layers = [_blob(layer["digest"]) for layer in manifest["layers"]]
+        return _blob(manifest["config"]["digest"]), layers, []
     except (KeyError, ValueError, TypeError):
         raise BadInput("does not hold exactly one image", where=where) from None
 
@@ -236,20 +233,15 @@ def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) ->
     config_digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
     manifest = _oci_manifest(config_digest, len(config), layers)
     digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
-    index = {
-        "schemaVersion": 2,
-        "manifests": [
-            {
-                "mediaType": "application/vnd.oci.image.manifest.v1+json",
-                "digest": digest,
-                "size": len(manifest),
-                "annotations": {"org.opencontainers.image.ref.name": tag},
-            }
-        ],
+    image = {
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "digest": digest,
+        "size": len(manifest),
+        "annotations": {"org.opencontainers.image.ref.name": tag},
     }
-    docker_manifest = [
-        {"Config": _blob(config_digest), "RepoTags": [tag], "Layers": [_blob(b.digest) for b in layers]}
-    ]
+    index = {"schemaVersion": 2, "manifests": [image]}
+    files = [_blob(blob.digest) for blob in layers]
+    docker_manifest = [{"Config": _blob(config_digest), "RepoTags": [tag], "Layers": files}]
     sources: dict[str, bytes | Path] = {
         _blob(config_digest): config,
         _blob(digest): manifest,

@@ -64,7 +64,9 @@ def check_all(root: Path) -> list[str]:
 
 def _check(root: Path, variant: Variant) -> Iterator[str]:
     pins = read_pins(root / variant.lock)
-    for requirement in (*_requirements_of_bench(root, variant), *_lines(root / f"docker/{variant.name}.in")):
+    wanted = (root / f"docker/{variant.name}.in").read_text().splitlines()
+    named = (line for line in wanted if line and not line.startswith("#"))
+    for requirement in (*_requirements_of_bench(root, variant), *named):
         yield from _unmet(requirement, pins, variant.lock)
     path = root / f"docker/{variant.name}.built.lock"
     built = read_pins(path) if path.exists() else {}
@@ -83,10 +85,6 @@ def _requirements_of_bench(root: Path, variant: Variant) -> Iterator[str]:
     yield from project["dependencies"]
     for extra in variant.extras:
         yield from project["optional-dependencies"][extra]
-
-
-def _lines(path: Path) -> Iterator[str]:
-    yield from (line for line in path.read_text().splitlines() if line and not line.startswith("#"))
 
 
 def _unmet(text: str, pins: Mapping[str, Pin], lock: str) -> Iterator[str]:

@@ -124,12 +124,5 @@ def _consume(ledger: Ledger, verdict: Verdict[Contents], bundle: Path, now: int)
     elif line.facts.get("statement_sha256") != verdict.statement_sha256:
         message = f"its challenge was answered on {utc(line.at)} by another bundle: a replay"
         raise VerificationFailed(message, where=str(bundle))
-    return Receipt(
-        verdict.run_id,
-        verdict.nonce,
-        verdict.statement_sha256,
-        verdict.certificate_sha256,
-        first.at,
-        line.at,
-        line.entry,
-    )
+    digests = (verdict.statement_sha256, verdict.certificate_sha256)
+    return Receipt(verdict.run_id, verdict.nonce, *digests, first.at, line.at, line.entry)

@@ -120,16 +120,11 @@ def from_inventory(document: Mapping[str, Any], where: str, identity: Path | Non
             mistakes.append(Mistake(f"{name}/ansible_port", f"{port!r} is not a port", "1 to 65535"))
             continue
         key = facts.get("ansible_ssh_private_key_file", facts.get("ansible_private_key_file"))
-        hosts.append(
-            Host(
-                name=name,
-                address=str(facts.get("ansible_host", facts.get("ansible_ssh_host", name))),
-                user=facts.get("ansible_user", facts.get("ansible_ssh_user")),
-                port=int(port) if port is not None else None,
-                identity=Path(key).expanduser() if key else identity,
-                python=facts.get("bench_python"),
-            )
-        )
+        address = str(facts.get("ansible_host", facts.get("ansible_ssh_host", name)))
+        user = facts.get("ansible_user", facts.get("ansible_ssh_user"))
+        own_identity = Path(key).expanduser() if key else identity
+        number = int(port) if port is not None else None
+        hosts.append(Host(name, address, user, number, own_identity, facts.get("bench_python")))
     if mistakes:
         raise BadInput("has mistakes", where=where, mistakes=tuple(mistakes))
     return hosts

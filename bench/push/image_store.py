@@ -58,7 +58,7 @@ class Shippable:
     def unpacked_bytes(self) -> int:
         """Upper estimate of the image's size on a node's disk."""
         factor = 3.5 if all(layer.compressed for layer in self.facts.layers) else 1.3
-        return int(factor * sum(layer.size for layer in self.facts.layers))
+        return int(factor * self.packed_bytes)
 
     @property
     def packed_bytes(self) -> int:
