@@ -151,12 +151,6 @@ def duration(text: str) -> float:
 # What many options have in common: arguments of add_argument.
 FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 DIR: dict[str, Any] = {"type": Path, "metavar": "DIR"}
-BUNDLES: dict[str, Any] = {
-    "type": Path,
-    "metavar": "BUNDLE",
-    "nargs": "+",
-    "help": "files, folders, patterns",
-}
 TIME: dict[str, Any] = {"type": duration, "metavar": "TIME"}
 FLAG: dict[str, Any] = {"action": "store_true"}
 REPEATABLE: dict[str, Any] = {"action": "append", "default": []}

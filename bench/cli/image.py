@@ -200,7 +200,7 @@ def run_in_image(
 def load(request: ImageArguments) -> int:
     """Load a file into an engine, after its bytes were compared with the digests of its configuration."""
     archive = Path(request.image)
-    facts = facts_of(archive)  # before: what is damaged is not loaded
+    facts = facts_of(archive)
     _load(find_engine(request.engine), archive)
     _show(facts, str(archive), as_json=False)
     return 0

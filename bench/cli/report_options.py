@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from bench.cli import arguments
-from bench.cli.arguments import BUNDLES, DEVICE, DIR, FILE, FLAG, REPEATABLE, Commands, add_command, add_json
+from bench.cli.arguments import DEVICE, DIR, FILE, FLAG, REPEATABLE, Commands, add_command, add_json
 from bench.cli.measure_options import add_engine
 
 
@@ -21,7 +21,7 @@ def add_reports(commands: Commands) -> None:
 def _add_verify(commands: Commands) -> None:
     summary = "verify that bundles are what they claim to be"
     verify = add_command(commands, "verify", summary, "verify.verify", mixed=True)
-    verify.add_argument("bundles", **BUNDLES)
+    verify.add_argument("bundles", type=Path, metavar="BUNDLE", nargs="+", help="files, folders, patterns")
     _add_lists(verify)
     add_json(verify, "the verdicts")
 
@@ -30,7 +30,7 @@ def _add_compare(commands: Commands) -> None:
     summary = "rank machines by time and cost, from bundles"
     compare = add_command(commands, "compare", summary, "compare.compare", mixed=True)
     add = compare.add_argument
-    add("bundles", **BUNDLES)
+    add("bundles", type=Path, metavar="BUNDLE", nargs="+", help="files, folders, patterns")
     _add_lists(compare)
     add("--prices", **FILE, help="your quotes; they precede the shipped ones of 2024-09")
     dollars = "the money there is to spend"

@@ -161,6 +161,19 @@ def test_what_follows_a_compressed_layer_is_of_the_layer_too(tmp_path: Path) -> 
         facts_of(repacked(image, tmp_path / "rest.tar", **{found.name: gzip.compress(data) + b"rest"}))
 
 
+def test_a_layer_packed_anew_is_the_same_whoever_compressed_it(tmp_path: Path) -> None:
+    image = make_image(tmp_path, [FILES])
+    (found,) = facts_of(image).layers
+    ours = pack_layer(image, found, tmp_path / "ours.gz")
+    theirs = gzip.compress(gzip.decompress((tmp_path / "ours.gz").read_bytes()), 1)
+    other = repacked(image, tmp_path / "other.tar", **{found.name: theirs})
+    (compressed,) = facts_of(other).layers
+    pack_layer(other, compressed, tmp_path / "copied.gz")
+    assert (tmp_path / "copied.gz").read_bytes() == theirs
+    assert pack_layer(other, compressed, tmp_path / "anew.gz", anew=True) == ours
+    assert (tmp_path / "anew.gz").read_bytes() == (tmp_path / "ours.gz").read_bytes()
+
+
 def test_an_image_that_was_packed_anew_by_tar_is_the_same_one(tmp_path: Path) -> None:
     image = make_image(tmp_path, [FILES, {"etc/x": b"1"}])
     anew = repacked(image, tmp_path / "anew.tar", prefix="./")
