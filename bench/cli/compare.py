@@ -60,17 +60,22 @@ class CompareArguments:
 
 
 def compare(request: CompareArguments) -> int:
-    output = request.output
+    output = request.output  # first: options that disagree are refused before any bundle is read
     comparison, fleet = gather_all(request)
-    if fleet is not None and not comparison.parts:
-        _refuse_options_of_training(request)
-        code = _show_fleet(fleet, request)
-        for refused in comparison.refused:
-            print(refused.reason, file=sys.stderr)
-        return max([code, *(refused.exit_code for refused in comparison.refused)])
-    if fleet is not None:
+    if fleet is None:
+        code = _show_runs(comparison, output, request)
+    elif comparison.parts:
         advice = "compare them separately: bench compare checks/"
         raise BadInput("some bundles are node checks and some are not", advice=advice)
+    else:
+        _refuse_options_of_training(request)
+        code = _show_fleet(fleet, request)
+    for refused in comparison.refused:
+        print(refused.reason, file=sys.stderr)
+    return max([code, *(refused.exit_code for refused in comparison.refused)])
+
+
+def _show_runs(comparison: Comparison, output: str, request: CompareArguments) -> int:
     from bench.report.text.comparison_table import FORMATS  # tabulate is slow to import
 
     sys.stdout.write(printable(FORMATS[output](comparison).rstrip("\n")) + "\n")
@@ -80,10 +85,18 @@ def compare(request: CompareArguments) -> int:
         print("```")
     elif output == "table" and (request.settings or len(request.bundles) == comparison.bundles == 1):
         _print_settings(request)
-    _write_files(comparison, request)
-    for refused in comparison.refused:
-        print(refused.reason, file=sys.stderr)
-    return max((refused.exit_code for refused in comparison.refused), default=0)
+    if request.html is not None:
+        from bench.report.pages.html import write_html
+
+        write_html(request.html, comparison)
+        print(f"report {request.html}", file=sys.stderr)
+    if request.plots is not None:
+        from bench.report.plots import all_plots
+        from bench.report.plots.plot_files import write_plots
+
+        written = write_plots(request.plots, all_plots(comparison), png=request.png)
+        print(f"plots  {len(written)} files in {request.plots}", file=sys.stderr)
+    return 0
 
 
 def _refuse_options_of_training(request: CompareArguments) -> None:
@@ -103,20 +116,6 @@ def _refuse_options_of_training(request: CompareArguments) -> None:
         raise BadInput(
             f"{', '.join(options)}: for training runs only, and these are node checks", advice="leave it out"
         )
-
-
-def _write_files(comparison: Comparison, request: CompareArguments) -> None:
-    if request.html is not None:
-        from bench.report.pages.html import write_html
-
-        write_html(request.html, comparison)
-        print(f"report {request.html}", file=sys.stderr)
-    if request.plots is not None:
-        from bench.report.plots import all_plots
-        from bench.report.plots.plot_files import write_plots
-
-        written = write_plots(request.plots, all_plots(comparison), png=request.png)
-        print(f"plots  {len(written)} files in {request.plots}", file=sys.stderr)
 
 
 def collect(request: CompareArguments) -> Comparison:
