@@ -1,7 +1,7 @@
 """The hosts of a push: parsed from arguments, and read from an Ansible inventory.
 
-In:  HOST arguments or the path of an inventory. Out: `Host` values, or BadInput with every mistake in them.
-Runs ansible-inventory for an inventory; otherwise pure.
+In:  HOST arguments or the path of an inventory. Out: `Host` values, or BadInput that lists every mistake.
+Runs ansible-inventory to read an inventory; otherwise pure.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def find_hosts(
 
 
 def twins(machines: Iterable[tuple[str, Hashable, str]]) -> Iterator[Mistake]:
-    """A mistake for each name of a machine that another one names already."""
+    """Yield a mistake for each machine that an earlier name in the list names already."""
     names: dict[Hashable, str] = {}
     for name, machine, description in machines:
         if machine in names:
@@ -101,7 +101,7 @@ def read_inventory(path: Path, limit: str | None, identity: Path | None) -> list
 
 
 def from_inventory(document: Mapping[str, Any], where: str, identity: Path | None) -> list[Host]:
-    """Convert the output of `ansible-inventory --list`; BadInput lists passwords and ports that are none."""
+    """Convert the output of `ansible-inventory --list`; BadInput lists passwords and invalid ports."""
     variables: Mapping[str, Mapping[str, Any]] = document.get("_meta", {}).get("hostvars", {})
     listed = {name for group in document.values() for name in group.get("hosts", ())}
     names = sorted(listed | set(variables))

@@ -1,7 +1,7 @@
 """A cache of everything that this machine sends to nodes: images, layer by layer, and bench's own code.
 
-Everything is computed once, however many nodes there are, and cached in ~/.cache/bench/push by digest: hashed
-archives, compressed layers, and images exported from a local engine. Thread-safe.
+Archives are hashed, layers compressed, and images exported from a local engine only once for all nodes;
+the results are cached by digest in ~/.cache/bench/push. Thread-safe.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bench.images.engines import find_engine
 from bench.images.variants import Variant, images, variant_for
 
 _BUILT = Path("out/images")  # where `bench image build` puts its archives
-_KEPT_DAYS = 30  # a compressed layer that was not used for so long is deleted
+_KEPT_DAYS = 30  # a compressed layer that was not used for this long is deleted
 Say = Callable[[str], None]
 
 
@@ -78,7 +78,7 @@ class ImageStore:
         self._code: tuple[str, bytes] | None = None
 
     def image(self, name: str | None, driver: str | None) -> Shippable:
-        """Return the image of that name (a file, or in a local engine), else the variant for the driver."""
+        """Return the image `name` (a file, or an image in a local engine); None: the driver's variant."""
         with self._lock:
             path = Path(name) if name else self._variant_for(driver)
             image = self._images.get(str(path))
@@ -120,7 +120,7 @@ class ImageStore:
 
     def _variant_for(self, driver: str | None) -> Path:
         variant = variant_for(driver)
-        if variant is None:  # the driver is too old for all: preflight reports that by the oldest variant
+        if variant is None:  # too old a driver for all: preflight reports that, judging the oldest variant
             variant = [v for v in images().variants if v.driver][-1]
         path = _BUILT / f"bench-{variant.name}.tar"
         if path.exists():
@@ -132,7 +132,7 @@ class ImageStore:
         raise EnvironmentCannot(message, advice=advice)
 
     def _exported(self, name: str) -> Path:
-        """Export an image from a local engine, once for each identity."""
+        """Export an image from a local engine, once for each identity; return the archive's path."""
         if name.endswith(".tar"):
             raise BadInput("no such file", where=name)
         engine = find_engine("auto")
@@ -147,7 +147,7 @@ class ImageStore:
         return path
 
     def _facts(self, path: Path) -> ImageFacts:
-        """Hash an archive, or return the cached result if the file has not changed since."""
+        """Hash an archive; return the cached result if the file has not changed since it was hashed."""
         try:
             status = path.stat()
         except OSError:

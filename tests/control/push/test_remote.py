@@ -116,7 +116,7 @@ def test_a_file_of_ours_that_cannot_be_read_is_no_end_of_it_either(connect: Conn
         raise OSError(5, "Input/output error", "layer.gz")
 
     channel = Channel(iter(()), lambda piece: None)
-    with pytest.raises(EnvironmentCannot, match="cannot be read here: Input/output error") as caught:
+    with pytest.raises(EnvironmentCannot, match="cannot be read on this machine: Input/output") as caught:
         connect(channel).ask("cat >file", pieces())
     assert not isinstance(caught.value, Unreachable) and caught.value.where == "layer.gz"
     assert not channel.ended
