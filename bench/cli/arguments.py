@@ -1,7 +1,7 @@
-"""Building blocks of the command line: parsers, argument types, and commands that load when they are called.
+"""Building blocks of the command line: parsers, argument types, and commands that are imported when called.
 
-Every start of `bench` imports this module and the `*_options` modules, so they import nothing slow. What a
-command does is in a module of its own, imported only when that command is called.
+Every start of `bench` imports this module and the `*_options` modules, so they import nothing slow. Each
+command is implemented in another module, which is imported only when the command is called.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         if not self._mixed:
             return super().parse_known_args(args, namespace)
-        self._mixed = False  # parse_known_intermixed_args() calls this method in its turn
+        self._mixed = False  # parse_known_intermixed_args() calls this method again
         try:
             return self.parse_known_intermixed_args(args, namespace)
         finally:
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Commands(Protocol):
-    """The object that `add_subparsers` of a Parser returns; argparse has no public name for its type."""
+    """The type of what `Parser.add_subparsers` returns, for which argparse has no public name."""
 
     def add_parser(self, name: str, *, help: str, description: str, **options: Any) -> Parser: ...
 
@@ -57,11 +57,11 @@ class Options(Protocol):
 
 
 class Command(NamedTuple):
-    """A parser's command: a function of bench.cli.MODULE, which is imported when it is called.
+    """A parser's command: a function of bench.cli.MODULE, which is imported when the command is called.
 
-    The function takes one frozen dataclass of that module, `request`. Its fields are filled from the parsed
-    arguments of the same names, with tuples for lists. A test calls `load` for every command, and compares
-    the fields with the arguments of its parser.
+    The function takes one argument, `request`, a frozen dataclass of that module. Its fields are filled from
+    the parsed arguments of the same names, with tuples for lists. A test calls `load` for every command, and
+    compares the fields with the parser's arguments.
     """
 
     module: str
@@ -80,9 +80,9 @@ class Command(NamedTuple):
 
 
 def add_command(commands: Commands, name: str, summary: str, command: str, **options: Any) -> Parser:
-    """Add a parser that calls `command`, MODULE.FUNCTION, with options of `Parser`.
+    """Add and return a parser that calls `command`, MODULE.FUNCTION; `options` are those of `Parser`.
 
-    `summary` stands in the list of commands, and describes the command.
+    `summary` is the command's line in the list of commands, and its description.
     """
     sentence = f"{summary[0].upper()}{summary[1:]}."
     parser = commands.add_parser(name, help=summary, description=sentence, **options)
@@ -124,7 +124,7 @@ def count(text: str) -> int:
 
 
 def percent(text: str) -> float:
-    """A fraction from 85 or 85%."""
+    """Parse 85 or 85% to the fraction 0.85."""
     number = positive(text.rstrip("%"))
     if number > 100:
         raise argparse.ArgumentTypeError(f"{text!r} is more than 100%")
@@ -132,12 +132,12 @@ def percent(text: str) -> float:
 
 
 def days(text: str) -> float:
-    """Days from 14, 14d, 36h."""
+    """Parse 14, 14d or 36h to days."""
     return positive(text[:-1]) / 24 if text.endswith("h") else positive(text.removesuffix("d"))
 
 
 def duration(text: str) -> float:
-    """Seconds from 90s, 60m, 2h, 7d."""
+    """Parse 90s, 60m, 2h or 7d to seconds."""
     scale = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}.get(text[-1:])
     try:
         seconds = float(text[:-1]) * (scale or 0)
@@ -148,7 +148,7 @@ def duration(text: str) -> float:
     return seconds
 
 
-# What many options have in common: arguments of add_argument.
+# Arguments of add_argument that many options share.
 FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 DIR: dict[str, Any] = {"type": Path, "metavar": "DIR"}
 TIME: dict[str, Any] = {"type": duration, "metavar": "TIME"}

@@ -1,4 +1,4 @@
-"""`bench challenge`, `certify` and `receive`: an operator's side of a run on a node that is not trusted."""
+"""`bench challenge`, `certify` and `receive`: the operator's commands for a run on an untrusted node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bench check`: check this node, here or in a container; print the findings and sign the bundle."""
+"""`bench check`: check this node, directly or in a container; print the findings and sign the bundle."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check(request: CheckArguments) -> int:
     _refuse_skips(request.skip, manifest.require)
     _refuse_unwritable_scratch(request.scratch)
     _refuse_missing_history(request.history)
-    # Slow: they import torch. A mistake in the options or in the manifest is reported before.
+    # These imports load torch, which is slow: mistakes in the options or the manifest are reported before.
     from bench.runner.check import history
     from bench.runner.check.check_node import check_node
     from bench.runner.check.check_progress import CheckProgress
@@ -65,7 +65,7 @@ def check(request: CheckArguments) -> int:
 
 
 def _check_in_image(request: CheckArguments) -> int:
-    """Run the same command in a container, which sees no file of this machine but --out and the manifest."""
+    """Run `bench check` in a container, which sees only the manifest, the challenge and --out."""
     from bench.cli.image import run_in_image
 
     outside = {
@@ -112,13 +112,13 @@ def _show(checked: CheckedNode, request: CheckArguments) -> int:
         print(f"incomplete: {results.run.stopped}", file=sys.stderr)
         return 5
     if request.challenge is not None and checked.seal.certificate is None:
-        print("no certificate came: the bundle's level is self", file=sys.stderr)
+        print("no certificate arrived: the bundle's level is self", file=sys.stderr)
         return 5
     return EXITS[results.verdict]
 
 
 def _refuse_skips(skipped: tuple[str, ...], required: tuple[str, ...]) -> None:
-    """Refuse --skip of an unknown check, or of one that the manifest requires."""
+    """Refuse --skip of an unknown check, or of a check that the manifest requires."""
     for name in skipped:
         if name not in known_checks():
             raise BadInput(f"--skip {name}: no such check", advice=nearest(name, known_checks()))
@@ -127,13 +127,13 @@ def _refuse_skips(skipped: tuple[str, ...], required: tuple[str, ...]) -> None:
 
 
 def _refuse_unwritable_scratch(scratch: Path | None) -> None:
-    """Create a file in --scratch now: the check of the disk would fail at it minutes later."""
+    """Refuse a --scratch where no file can be created: the check of the disk would fail minutes later."""
     try:
         if scratch is not None:
             with tempfile.TemporaryFile(dir=scratch):
                 pass
     except OSError as error:
-        message = f"--scratch {scratch}: no file can be written there: {error.strerror}"
+        message = f"--scratch {scratch}: no file can be written in this folder: {error.strerror}"
         advice = "name an existing, writable folder on the disk to check"
         raise BadInput(message, advice=advice) from None
 

@@ -1,6 +1,6 @@
 """`bench compare`: rank verified bundles by time and cost, or compare node checks as a fleet.
 
-A bundle that does not verify is named and left out.
+A bundle that fails verification is reported and left out of the comparison.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CompareArguments:
     budget: float | None = None  # US dollars
     deadline_days: float | None = None
     runs: int = 1
-    utilisation: float = 1.0  # the share of its life that an owned machine trains
+    utilisation: float = 1.0  # fraction of its lifetime in which an owned machine trains
     rank_all: bool = False
     estimate: tuple[str, ...] = ()  # machines that were not measured: h100, 8xh100
     format: Literal["table", "json", "csv", "markdown"] | None = None
@@ -49,7 +49,7 @@ class CompareArguments:
 
     @property
     def output(self) -> Literal["table", "json", "csv", "markdown"]:
-        """The format from --format and --json, which may not disagree."""
+        """The format from --format and --json; BadInput if they disagree."""
         if self.as_json and self.format not in (None, "json"):
             raise BadInput(f"--json and --format {self.format}", advice="leave one of them out")
         return "json" if self.as_json else self.format or "table"
@@ -60,12 +60,12 @@ class CompareArguments:
 
 
 def compare(request: CompareArguments) -> int:
-    output = request.output  # first: options that disagree are refused before any bundle is read
+    output = request.output  # refuses options that disagree, before any bundle is read
     comparison, fleet = gather_all(request)
     if fleet is None:
         code = _show_runs(comparison, output, request)
     elif comparison.parts:
-        advice = "compare them separately: bench compare checks/"
+        advice = "compare node checks in a command of their own: bench compare checks/"
         raise BadInput("some bundles are node checks and some are not", advice=advice)
     else:
         _refuse_options_of_training(request)
@@ -100,7 +100,7 @@ def _show_runs(comparison: Comparison, output: str, request: CompareArguments) -
 
 
 def _refuse_options_of_training(request: CompareArguments) -> None:
-    """Refuse options that a comparison of node checks would ignore."""
+    """Refuse options for training runs, which a comparison of node checks would ignore."""
     given = {
         "--prices": request.prices,
         "--budget-usd": request.budget,
@@ -183,7 +183,7 @@ def _terms(request: CompareArguments) -> Terms:
 
 
 def _budget(dollars: float | None, book: PriceBook) -> float | None:
-    """Convert dollars to the currency of the prices."""
+    """Convert dollars to the currency of the price book; BadInput if it has no exchange rate."""
     if dollars is None:
         return None
     if (rate := book.rate("USD")) is not None:
@@ -193,7 +193,7 @@ def _budget(dollars: float | None, book: PriceBook) -> float | None:
 
 
 def _machine(text: str) -> tuple[GpuModel, int]:
-    """The GPU and the number of them that 8xh100, or h100, names."""
+    """Parse 8xh100, or h100 for a single GPU, to the kind and number of GPUs."""
     count, times, name = text.partition("x")
     if not (times and count.isdecimal()):
         count, name = "1", text

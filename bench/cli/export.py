@@ -57,7 +57,7 @@ def export(request: ExportArguments) -> int:
 
 
 def _with_trained_gpus(bundle: Path, node: NodeFacts) -> NodeFacts:
-    """The node with the GPUs that trained: the number of nodes follows from how many there are."""
+    """Return the node with only the GPUs that trained: exporters compute the number of nodes from them."""
     with open_bundle(bundle) as opened:
         stated = read_stated(opened.read("manifest.json"))
     return replace(node, gpus=node.gpus[: stated.gpus_of(node)])
@@ -73,7 +73,7 @@ def _doubt_text(result: TrialResult, confidence: float, other: TrialResult) -> s
 
 
 def _choose(results: Results, model: str | None, setting: str | None, where: str) -> TrialResult:
-    """The fastest trial of the model, or of its setting with that label."""
+    """Return the model's fastest trial, of the setting with that label if one is given."""
     names = [m.name for m in results.models]
     if model is None and len(names) > 1:
         raise BadInput("holds several models", where=where, advice=f"--model: {', '.join(names)}")

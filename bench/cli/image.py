@@ -1,4 +1,4 @@
-"""`bench image`, and `--engine` of other commands: build, identify and carry images, and run in them."""
+"""`bench image`, and `--engine` of other commands: build, identify, save, load and run container images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from bench.node_check.any_manifest import load_any, wanted_image
 if TYPE_CHECKING:
     from bench.cli.measuring import MeasureArguments
 
-UNPACKED = 2.2  # disk that an engine needs to load an archive, in the archive's sizes: copy and layers
+UNPACKED = 2.2  # disk space that an engine needs to load an archive (copy and layers), per archive size
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def _build_inputs(request: BuildArguments | KernelArguments, without: tuple[str,
 
 
 def kernels(request: KernelArguments) -> int:
-    """Compile the wheels that no index has, and write their lock."""
+    """Compile the wheels that no package index has, and write their lock."""
     for line in build_kernels(_build_inputs(request), request.only, request.arch, request.jobs, _progress()):
         print(line)
     return 0
@@ -113,7 +113,7 @@ def sbom(request: ImageArguments) -> int:
 
 
 def save(request: SaveArguments) -> int:
-    """Write the image as one file with compressed layers: the same bytes for the same image."""
+    """Write the image as one file with compressed layers; one image always gives the same bytes."""
     say, out = _progress(), request.out
     out.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -147,10 +147,10 @@ def run_in_image(
     challenge: Path | None = None,
     identity: str | None = None,
 ) -> int:
-    """Run `bench VERB` in a hardened container, and return its exit code; first check all that can fail.
+    """Run `bench VERB` in a hardened container and return its exit code, after checks of machine and image.
 
-    `arguments` are the options that the command in the container gets. If `identity` is given, or the
-    manifest names an image, no other image is accepted.
+    `arguments` are the options of the command in the container. If `identity` is given, or the manifest names
+    an image, no other image is accepted.
     """
     engine, out = find_engine(request.engine), request.out
     required = identity or wanted_image(load_any(manifest))
@@ -159,7 +159,7 @@ def run_in_image(
         preflight.check_machine(host)
         preflight.check_job(facts, os.environ, lambda: parts(preflight.visible_gpus(here)))
     image = request.image or identity or _default_image(host, request.on_cpu)
-    held = engine.inspect(image)  # None: no engine, the command runs without a container
+    held = engine.inspect(image)  # None: engine "none", so the command runs without a container
     preflight.check_identity(held.identity if held else None, required, image)
     gpus = host.driver is not None and not request.on_cpu
     if held:
@@ -188,8 +188,8 @@ def run_in_image(
         environment=environment,
         challenge=challenge.resolve() if challenge else None,
     )
-    where = f"{OUT} in the container is {out} here"
-    if held and challenge:  # before the run: the operator certifies its request while it runs
+    where = f"{OUT} in the container is {out} on this machine"
+    if held and challenge:  # printed before the run: the operator certifies its request during the run
         print(where, file=sys.stderr)
     code = engine.run(container)
     if held:
@@ -198,7 +198,7 @@ def run_in_image(
 
 
 def load(request: ImageArguments) -> int:
-    """Load a file into an engine, after its bytes were compared with the digests of its configuration."""
+    """Load an image file into an engine, after comparing its bytes with the digests in its configuration."""
     archive = Path(request.image)
     facts = facts_of(archive)
     _load(find_engine(request.engine), archive)
@@ -216,9 +216,9 @@ def _load(engine: Engine, archive: Path) -> None:
 
 
 def _default_image(host: preflight.HostFacts, on_cpu: bool) -> str:
-    """The variant that fits this machine, by the tag that `bench image build` gives it."""
+    """Return the tag, as `bench image build` sets it, of the variant that fits this machine."""
     chosen = variant_for(None if on_cpu else host.driver)
-    if chosen is None:  # the driver is too old for all of them: let check_driver say so with the oldest
+    if chosen is None:  # the driver is too old for all variants: check_driver reports that for the oldest
         chosen = [variant for variant in images().variants if variant.driver][-1]
         preflight.check_driver(host, chosen)
     return f"bench:{chosen.name}"
@@ -232,7 +232,7 @@ def _variant_of(labels: Mapping[str, str], image: str) -> Variant:
 
 
 def _user(out: Path) -> tuple[int, int]:
-    """uid and gid in the container: the user's own, or those of `nobody` for root, who then owns `out`."""
+    """Return the container's uid and gid: the user's own; for root, those of nobody, who then owns `out`."""
     if os.geteuid() != 0:
         return os.geteuid(), os.getegid()
     if out.stat().st_uid != NOBODY:
@@ -242,7 +242,7 @@ def _user(out: Path) -> tuple[int, int]:
 
 @contextmanager
 def _as_archive(image: str, engine: str) -> Iterator[Path]:
-    """The image as a file: itself, or saved from the engine to a temporary file."""
+    """Yield the path of the image as a file: the given one, or one saved from the engine temporarily."""
     if Path(image).exists():
         yield Path(image)
         return
@@ -271,7 +271,7 @@ def _show(facts: ImageFacts, name: str, as_json: bool) -> None:
 
 
 def _progress() -> Callable[[str], None]:
-    """Print each line with the seconds since the start."""
+    """Return a function that prints a line with the seconds since this call."""
     began = time.monotonic()
 
     def say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Options of `bench image`: build, identify and carry the container images."""
+"""Options of `bench image`: build, identify, save and load the container images."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bench.cli.arguments import DIR, FILE, REPEATABLE, Commands, add_command, ad
 def add_image(commands: Commands) -> None:
     image = commands.add_parser(
         "image",
-        help="build, identify and carry the container images",
-        description="Build, identify and carry the container images that bench runs in.",
+        help="build, identify, save and load the container images",
+        description="Build, identify, save and load the container images that bench runs in.",
     )
     verbs = image.add_subparsers(title="commands", required=True, metavar="COMMAND", prog="bench image")
     _add_makers(verbs)
@@ -25,13 +25,13 @@ def _add_makers(verbs: Commands) -> None:
     build = add_command(verbs, "build", "build an image from its lock files", "image.build")
     _add_inputs(build)
     build.add_argument("-o", "--out", **FILE, help="default: out/images/bench-VARIANT.tar")
-    build.add_argument("--tag", metavar="REF", help="its name in engines (default: bench:VARIANT)")
+    build.add_argument("--tag", metavar="REF", help="name of the image in engines (default: bench:VARIANT)")
     without = "leave a compiled kernel out; repeatable"
     build.add_argument("--without", **REPEATABLE, metavar="NAME", help=without)
-    build.add_argument("--load", choices=ENGINES_WITH_STORE, help="also load it into this engine")
+    build.add_argument("--load", choices=ENGINES_WITH_STORE, help="also load the image into this engine")
     add_json(build, "identity and layers")
 
-    kernels = add_command(verbs, "kernels", "compile the wheels that no index has", "image.kernels")
+    kernels = add_command(verbs, "kernels", "compile wheels that no package index has", "image.kernels")
     _add_inputs(kernels)
     arch, some = "compute capabilities (default: 9.0; all: %(metavar)s)", "8.0;8.6;8.9;9.0;10.0;12.0"
     kernels.add_argument("--arch", default="9.0", metavar=some, help=arch)
@@ -42,12 +42,11 @@ def _add_makers(verbs: Commands) -> None:
 
 
 def _add_inputs(parser: argparse.ArgumentParser) -> None:
-    """Add the inputs of a build."""
     add = parser.add_argument
     add("variant", metavar="VARIANT", help="cuda13, cuda12.8 or cpu")
     add("--source", **DIR, default=Path(), help="bench's repository (default: .)")
-    add("--cache", **DIR, help="downloads: wheels and the base system (default: ~/.cache/bench/images)")
-    mirror = "a Debian mirror in the form that mmdebstrap takes; repeatable"
+    add("--cache", **DIR, help="folder for wheels and the base system (default: ~/.cache/bench/images)")
+    mirror = "a Debian mirror, as an argument of mmdebstrap; repeatable"
     add("--mirror", **REPEATABLE, metavar="LINE", help=mirror)
 
 

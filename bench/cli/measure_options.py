@@ -32,7 +32,7 @@ def _add_run(commands: Commands) -> None:
     add("manifest", type=Path, metavar="MANIFEST")
     add("-o", "--out", **DIR, default=Path("out"), help="folder for runs (default: out)")
     arguments.add_budget(run)
-    challenge = "an operator's challenge; a key of this run alone signs, and the operator certifies it"
+    challenge = "an operator's challenge: the run signs with a new key, which the operator certifies"
     _add_signing(run, challenge)
     resume = "continue the newest unfinished run of this manifest; start one if there is none"
     add("--resume", **FLAG, help=resume)
@@ -41,7 +41,7 @@ def _add_run(commands: Commands) -> None:
     add_json(run, "the results")
     add("--device", **DEVICE, help="cpu: use no GPU (default: auto)")
     add("--nodes", type=int, default=1, metavar="N", help="how many nodes train together (default: 1)")
-    add("--node", type=int, default=0, metavar="I", help="which node this is; node 0 leads (default: 0)")
+    add("--node", type=int, default=0, metavar="I", help="number of this node; node 0 leads (default: 0)")
     add("--meet", metavar="HOST:PORT", help="a free port of node 0 where the nodes connect")
     add_engine(run)
 
@@ -60,12 +60,12 @@ def _add_check(commands: Commands) -> None:
     summary = "check in minutes whether this node is healthy"
     check = add_command(commands, "check", summary, "check.check", epilog=CHECK_EXIT_CODES)
     add = check.add_argument
-    add("manifest", type=Path, metavar="MANIFEST", nargs="?", help="default: the one that bench ships")
+    add("manifest", type=Path, metavar="MANIFEST", nargs="?", help="default: the manifest that bench ships")
     add("--level", choices=DEPTHS, help="2, 10 or 60 minutes (default: the manifest's)")
     add("-o", "--out", **DIR, default=Path("out"), help="folder for bundles (default: out)")
     add("--skip", **REPEATABLE, metavar="CHECK", help="leave a check out; repeatable")
     add("--scratch", **DIR, help="a folder on the disk to check (default: --out)")
-    history = "bundles of earlier checks of this node; repeatable (default: those in --out)"
+    history = "bundles of earlier checks of this node; repeatable (default: bundles in --out)"
     add("--history", **REPEATABLE, type=Path, metavar="PATH", help=history)
     add("--device", **DEVICE, help="cpu: a rehearsal without GPUs")
     add("--junit", **FILE, help="write the findings as JUnit XML")
@@ -89,6 +89,6 @@ def add_engine(
     parser: argparse.ArgumentParser, default_image: str = "the variant that fits the driver"
 ) -> None:
     """Add --engine and --image, for a command that measures this machine."""
-    container = "run in a locked-down container (default: none, with the software installed here)"
+    container = "run in a locked-down container (default: none, use the software of this machine)"
     parser.add_argument("--engine", choices=("auto", *ENGINES), default="none", help=container)
     parser.add_argument("--image", metavar="REF", help=f"the container image (default: {default_image})")

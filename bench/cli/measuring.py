@@ -1,4 +1,4 @@
-"""What the commands that measure this machine share: their arguments, and the key that signs the bundle."""
+"""Arguments of all commands that measure this machine, and the key that signs the bundle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MeasureArguments:
 
     @property
     def in_image(self) -> bool:
-        """Whether the command runs in a container. Refuses --image without one, and --key inside one."""
+        """Whether the command runs in a container; BadInput for --image without one or --key with one."""
         if self.engine == "none":
             if self.image is not None:
                 raise BadInput("--image without --engine", advice="--engine docker, podman or apptainer")
@@ -39,7 +39,7 @@ class MeasureArguments:
 
 
 def make_sealer(manifest_digest: str, key: Path | None, challenge: Path | None) -> Sealer:
-    """A key that an operator certifies, if there is a challenge; else the user's own, made at first use."""
+    """Return a new key to be certified if there is a challenge; else the user's own, made at first use."""
     if challenge is not None:
         return CertifiedKey(read_challenge(challenge), manifest_digest)
     signer = load_or_make_key(key)

@@ -62,7 +62,7 @@ def _list_models(as_json: bool) -> None:
 
 
 def _target(gpus: int | None, gpu: str | None) -> Target:
-    """The machine to plan for: this one, or one with GPUs of the named kind."""
+    """Return the machine to plan for: this machine, or a machine with GPUs of the named kind."""
     if gpus is not None and gpus < 1:
         raise BadInput(f"--gpus {gpus} is not at least 1")
     if gpu is not None:
@@ -112,22 +112,22 @@ def _plan_json(made: Plan) -> object:
 
 def _memory_text(cell: SettingPlan, available_bytes: int) -> str:
     if cell.predicted_bytes is not None:
-        # Still tried, with the fewest samples: a prediction may be wrong.
+        # Such a setting is still tried, with the fewest samples: the prediction may be wrong.
         hardly = "hardly fits: " if cell.predicted_bytes > available_bytes else ""
         return hardly + bytes_text(cell.predicted_bytes)
     return "when it runs" if cell.least_bytes is None else f"over {bytes_text(cell.least_bytes)}"
 
 
 def _host_memory_lines(made: Plan) -> Iterator[str]:
-    """The host memory that offloading needs of a machine elsewhere, which is yet to be rented or bought."""
+    """Yield the host memory that offloading needs, if the planned machine's host memory is unknown."""
     if made.target.host_bytes is not None:
-        return  # known: settings that need more are skipped
+        return  # the plan skips settings that need more host memory than this
     for model in dict.fromkeys(cell.model.name for cell in made.cells):
         needs = sorted({c.host_bytes for c in made.cells if c.model.name == model and c.host_bytes})
         if needs:
             least, most = (f"{need / 2**30:.0f}" for need in (needs[0], needs[-1]))
             between = least if least == most else f"{least} to {most}"
-            yield f"offload  {model}: about {between} GiB of the host's memory (its size is unknown here)"
+            yield f"offload  {model}: about {between} GiB of the host's memory (whose size is unknown)"
 
 
 def _plan_text(made: Plan) -> str:

@@ -1,4 +1,4 @@
-"""`bench push`: send a run to nodes over SSH or to Slurm, and print what became of it on each."""
+"""`bench push`: send a run to nodes over SSH or to Slurm, and print the outcome on each node."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from bench.signing.revocation import own_revocations
 
 THIS_MACHINE = Host("this machine", "localhost")
 DAY = 24 * 3600  # seconds
-FETCH_SECONDS = 2 * 3600  # of a certificate, after the run, for a user who watches it
-UNWATCHED_SECONDS = DAY  # more of it for a user who comes back later
+FETCH_SECONDS = 2 * 3600  # how long after its budget a run's certificate stays valid, to fetch the bundle
+UNWATCHED_SECONDS = DAY  # additional validity of the certificate of a run that nobody watches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class PushArguments(PushOptions):
 
     @property
     def until(self) -> Literal["preflight", "ship", "start", "fetch"]:
-        """The last stage to go through."""
+        """The last stage of the push."""
         if self.dry_run:
             return "preflight"
         if self.no_run:
@@ -77,7 +77,7 @@ class PushArguments(PushOptions):
 
     @property
     def certificate_seconds(self) -> int:
-        """How long a run's certificate is valid: seven days at most, unless --valid says more."""
+        """Validity of a run's certificate: --valid, else a default of at most seven days."""
         if self.valid_seconds:
             return int(self.valid_seconds)
         watched = self.budget_seconds is not None and not self.detach
@@ -108,11 +108,11 @@ def push(request: PushArguments) -> int:
 
 
 def _push_to(hosts: Sequence[Host], request: PushRequest, at_once: int, *, as_json: bool) -> int:
-    """Push to all hosts; without any, to this machine, which then submits to Slurm."""
+    """Push to all hosts; if there are none, push to this machine, which submits a job to Slurm."""
     refuse_twins(hosts, request.ssh_config)
     group = None
     if request.together:
-        at_once = len(hosts)  # they wait for each other
+        at_once = len(hosts)  # all, since the hosts of a group wait for each other
         group = TrainingGroup(len(hosts)) if request.until in ("start", "fetch") else None
     parts = [HostPart(host, node=node, nodes=len(hosts), group=group) for node, host in enumerate(hosts)]
     parts = parts or [HostPart(THIS_MACHINE, local=True)]
@@ -124,7 +124,7 @@ def _push_to(hosts: Sequence[Host], request: PushRequest, at_once: int, *, as_js
 
 
 def _certifying_key(path: Path | None) -> OperatorKey:
-    """The key that certifies runs: the given one, or bench's own, which is made at its first use."""
+    """Return the key that certifies runs: the key at `path`, or bench's own, which is made at first use."""
     if path is None and not default_key_path().exists():
         print(f"new key to certify runs with: {load_or_make_key().path}", file=sys.stderr)
     return OperatorKey.find(path)
@@ -143,14 +143,14 @@ def _refuse_contradictions(request: PushArguments, hosts: int) -> None:
         raise BadInput(f"--parallel {request.parallel} is not at least 1")
     if request.together and request.slurm:
         raise BadInput(
-            "--together goes without --slurm", advice="--slurm-nodes N: Slurm brings them together"
+            "--together goes without --slurm", advice="use --slurm-nodes N: Slurm connects the nodes"
         )
     if not request.slurm and (option := _option_of_slurm(request)):
         raise BadInput(f"{option} goes with --slurm", advice="without it, the run starts on HOST itself")
     if request.together and hosts < 2:
         raise BadInput("--together takes two hosts at least")
     if request.together and not is_host_and_port(request.together):
-        advice = "a port of the first host that all reach"
+        advice = "give a port of the first host that all hosts reach"
         raise BadInput(f"--together {request.together} is not HOST:PORT", advice=advice)
     if request.pull and request.image:
         raise BadInput("--pull and --image name two images", advice="leave one out")
@@ -159,7 +159,7 @@ def _refuse_contradictions(request: PushArguments, hosts: int) -> None:
 
 
 def _refuse_options_of_other_kind(request: PushArguments, *, checks: bool) -> None:
-    """Refuse options that only the other kind of manifest would use."""
+    """Refuse options for training if the manifest is a node check, and options for checks otherwise."""
     if request.level and not checks:
         raise BadInput("--level is for node checks, and the manifest has models", advice="leave it out")
     given = {
@@ -174,7 +174,7 @@ def _refuse_options_of_other_kind(request: PushArguments, *, checks: bool) -> No
 
 
 def _option_of_slurm(request: PushArguments) -> str | None:
-    """The first given option that only Slurm would use."""
+    """Return the first given option that requires --slurm; None if there is none."""
     given = {
         "--partition": request.partition,
         "--account": request.account,
@@ -208,14 +208,14 @@ def _slurm(request: PushArguments) -> Slurm:
 
 
 def shared_with(screen: Screen, records: Records) -> Shared:
-    """The state that the nodes of one push share; `screen` shows it."""
+    """Return the state that the nodes of one push share; `screen` shows its progress."""
     return Shared(records, ImageStore(screen.say), screen, own_revocations())
 
 
 def report_results(
     results: Sequence[Result], push_id: str, push_request: PushRequest | None, *, as_json: bool
 ) -> int:
-    """Print what became of every node; return one exit code for all. An earlier push has no request here."""
+    """Print every node's outcome; return one exit code for all. `push_request`: None for an earlier push."""
     code = exit_code(results)
     if as_json:
         manifest = {"manifest": push_request.manifest.digest} if push_request else {}

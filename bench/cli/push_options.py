@@ -30,10 +30,10 @@ def add_push(commands: Commands) -> None:
 
 def _add_pushed_runs(commands: Commands) -> None:
     for name, summary in (
-        ("status", "show what was pushed, and how it is going"),
+        ("status", "show pushed runs and their state"),
         ("attach", "watch pushed runs again, and fetch their bundles"),
         ("fetch", "fetch the bundles of pushed runs that have ended"),
-        ("cancel", "end pushed runs; what was measured is kept"),
+        ("cancel", "end pushed runs; measurements so far are kept"),
         ("clean", "remove everything of pushed runs from their nodes"),
     ):
         verb = add_command(commands, name, summary, f"pushed_runs.{name}")
@@ -46,11 +46,11 @@ def _add_pushed_runs(commands: Commands) -> None:
 
 def _add_hosts(group: arguments.Options) -> None:
     add = group.add_argument
-    add("-i", "--inventory", **FILE, help="an Ansible inventory: every host in it")
+    add("-i", "--inventory", **FILE, help="an Ansible inventory: push to every host in it")
     add("--limit", metavar="PATTERN", help="only these hosts of the inventory, as in Ansible")
-    add("--name", metavar="NAME", help="the single HOST's name in tables and in its bundle's name")
+    add("--name", metavar="NAME", help="name of the single HOST, for tables and its bundle's file name")
     add("--identity", **FILE, help="the SSH key to log in with; keys of an agent are tried too")
-    add("--ssh-config", **FILE, help="instead of ~/.ssh/config")
+    add("--ssh-config", **FILE, help="configuration of ssh (default: ~/.ssh/config)")
     add("--place", metavar="DIR", help="the folder to work in on the node (default: $HOME/.bench)")
 
 
@@ -60,15 +60,15 @@ def _add_run(group: arguments.Options) -> None:
     add("-o", "--out", **DIR, default=Path("results"), help=out)
     arguments.add_budget(group)
     add("--level", choices=DEPTHS, help="a node check of 2, 10 or 60 minutes (default: the manifest's)")
-    engine = "on the node (default: auto, the first that answers); none: a Python environment"
+    engine = "the node's engine (default: auto, the first that answers); none: a Python environment"
     add("--engine", choices=("auto", *ENGINES), default="auto", help=engine)
     image = "a file that bench image build or save wrote, or a name in the engine of this machine"
     add("--image", metavar="REF", help=f"{image} (default: the variant that fits the node's driver)")
     add("--pull", metavar="REF", help="the node pulls this image from a registry itself")
-    python = "on the node, for --engine none (default: python3)"
+    python = "the node's Python, for --engine none (default: python3)"
     add("--python", default="python3", metavar="FILE", help=python)
     add("--device", **DEVICE, help="cpu: use no GPU (default: auto)")
-    together = "all hosts train together and connect here: a port of the first host that all reach"
+    together = "all hosts train together and connect to this port of the first host, which all reach"
     add("--together", metavar="HOST:PORT", help=together)
     key = "the SSH key that certifies, or the .pub of a key in an agent or token (default: bench's own)"
     add("--key", **FILE, help=key)
@@ -84,8 +84,8 @@ def _add_stages(group: argparse._ArgumentGroup) -> None:
     add_until("--no-run", **FLAG, help="send the image, and start nothing")
     add_until("-d", "--detach", **FLAG, help="start the runs, and return: bench attach watches them")
     add("--keep", **FLAG, help="leave the image on the node for the next push")
-    add("--once", **FLAG, help="skip a host whose bundle of this manifest is here already")
-    add("--new", dest="new_run", **FLAG, help="start another run, even if there is one already")
+    add("--once", **FLAG, help="skip a host whose bundle of this manifest was fetched already")
+    add("--new", dest="new_run", **FLAG, help="start another run, even if there is an unfinished one")
     continued = "continue this run from its mirror: its node is gone"
     add("--continue", dest="continued_run", metavar="RUN", help=continued)
     add("--anyway", dest="despite_findings", **FLAG, help="run in spite of preflight findings")
@@ -97,7 +97,7 @@ def _add_slurm(group: arguments.Options) -> None:
     add("--partition", metavar="NAME")
     add("--account", metavar="NAME")
     add("--constraint", metavar="FEATURES")
-    add("--gpus-per-node", metavar="N", help="or TYPE:N")
+    add("--gpus-per-node", metavar="N", help="GPUs of each node: N, or TYPE:N")
     add("--slurm-nodes", type=int, default=1, metavar="N", help="how many nodes train together (default: 1)")
     limit = "the job's time limit (default: 120)"
     add("--time", dest="job_minutes", type=int, default=120, metavar="MINUTES", help=limit)

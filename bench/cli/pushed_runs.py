@@ -78,7 +78,7 @@ def _followed(
 
 
 def status(request: PushedRunsArguments) -> int:
-    """Print what the records here say of runs, and what their nodes say now."""
+    """Print the recorded state of runs, and their present state on the nodes."""
     records = Records()
     chosen = records.find(request.runs) if request.runs else records.all()
     with ThreadPoolExecutor(max_workers=32) as pool:
@@ -112,7 +112,7 @@ def _print_status_json(records: Sequence[Record], states: Sequence[str]) -> None
 
 
 def _state_on_node(record: Record) -> str:
-    """Ask the node for the run's state and the last line of its log; "-" if the run is over."""
+    """Return a run's state and last log line, from its node; "-" if the run was fetched or cancelled."""
     if record.state in ("fetched", "cancelled"):
         return "-"
     with closing(_node_of(record)) as node:
@@ -151,7 +151,7 @@ def cancel(request: PushedRunsArguments) -> int:
 def clean(request: PushedRunsArguments) -> int:
     """Remove everything of ended runs from their nodes."""
     if not request.runs:
-        raise BadInput("clean what?", advice="bench clean RUN or HOST; bench status lists them")
+        raise BadInput("clean needs a run", advice="bench clean RUN or HOST; bench status lists runs")
     records = Records()
     for record in records.find(request.runs):
         with closing(_node_of(record)) as node:

@@ -32,21 +32,21 @@ def _add_compare(commands: Commands) -> None:
     add = compare.add_argument
     add("bundles", type=Path, metavar="BUNDLE", nargs="+", help="files, folders, patterns")
     _add_lists(compare)
-    add("--prices", **FILE, help="your quotes; they precede the shipped ones of 2024-09")
-    dollars = "the money there is to spend"
+    add("--prices", **FILE, help="your quotes, used before the shipped prices of 2024-09")
+    dollars = "your budget in US dollars"
     add("--budget-usd", dest="budget", type=arguments.positive, metavar="N", help=dollars)
-    deadline = "the time in which a run must end: 14, 14d, 36h"
+    deadline = "the longest time that a run may take: 14, 14d, 36h"
     add("--deadline", dest="deadline_days", type=arguments.days, metavar="DAYS", help=deadline)
     runs = "how many runs the budget is for (default: 1)"
     add("--runs", type=arguments.count, default=1, metavar="N", help=runs)
-    share = "the share of its life that an owned machine trains (default: 100, as in the paper)"
+    share = "share of its lifetime in which an owned machine trains (default: 100, as in the paper)"
     add("--utilisation", type=arguments.percent, default=1.0, metavar="PERCENT", help=share)
-    add("--rank-all", **FLAG, help="also rank rows that are not comparable, and say so")
+    add("--rank-all", **FLAG, help="also rank rows that are not comparable, and mark them")
     machine = "extrapolate to a machine that was not measured, such as 8xh100; repeatable"
     add("--estimate", **REPEATABLE, metavar="NxGPU", help=machine)
     add("--settings", **FLAG, help="also show every setting that each bundle tried")
     add("--format", choices=("table", "json", "csv", "markdown"), help="default: table")
-    add("--json", dest="as_json", **FLAG, help="same as --format json")
+    add("--json", dest="as_json", **FLAG, help="equivalent to --format json")
     add("--html", **FILE, help="write a report as one file that needs no network")
     add("--plots", **DIR, help="write every plot as SVG")
     add("--png", **FLAG, help="with --plots: also as PNG (pip install 'bench[png]')")
@@ -58,23 +58,23 @@ def _add_export(commands: Commands) -> None:
     add("bundle", type=Path, metavar="BUNDLE")
     add("--to", required=True, choices=("script", "trainer", "accelerate", "deepspeed"))
     add("folder", **DIR, help="a new or empty folder")
-    add("--model", metavar="NAME", help="which model, if the bundle holds several")
-    add("--setting", metavar="LABEL", help="which setting (default: the model's fastest)")
+    add("--model", metavar="NAME", help="the model to export, if the bundle holds several")
+    add("--setting", metavar="LABEL", help="the setting to export (default: the model's fastest)")
     _add_lists(export)
 
 
 def _add_reproduce(commands: Commands) -> None:
-    summary = "run a bundle's manifest again here, and compare"
+    summary = "run a bundle's manifest again on this machine, and compare"
     reproduce = add_command(commands, "reproduce", summary, "reproduce.reproduce")
     add = reproduce.add_argument
     add("bundle", type=Path, metavar="BUNDLE")
-    add("--with", type=Path, dest="again", metavar="BUNDLE", help="the second run, if it is done already")
+    add("--with", type=Path, dest="again", metavar="BUNDLE", help="bundle of the second run, if it exists")
     add("-o", "--out", **DIR, default=Path("out"), help="folder for runs (default: out)")
     _add_lists(reproduce)
     arguments.add_budget(reproduce)
     add("--key", **FILE, help="Ed25519 SSH key that signs (default: bench's own)")
     add("--device", **DEVICE, help="cpu: use no GPU (default: auto)")
-    add_engine(reproduce, default_image="the one that the bundle ran in")
+    add_engine(reproduce, default_image="the image that the bundle ran in")
     add("--any-stack", **FLAG, help="run even if the installed software differs")
     differ = "how much two runs of one machine may differ (default: 2)"
     add("--tolerance", type=arguments.percent, default=0.02, metavar="PERCENT", help=differ)

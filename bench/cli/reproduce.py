@@ -19,7 +19,7 @@ from bench.report.reproduce.verdicts import reproduce as compare_runs
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReproduceArguments(MeasureArguments):
     bundle: Path
-    again: Path | None  # the second run, if it is done already
+    again: Path | None  # bundle of the second run; None: run the manifest now
     trust: Path | None
     revoked: Path | None
     budget_seconds: float | None
@@ -35,9 +35,9 @@ def reproduce(request: ReproduceArguments) -> int:
         again = _run_in_image(original, request) if in_image else _run_here(original, request)
     repeated = read_subject(again, None)
     if repeated.run.results.run.id == original.run.results.run.id:
-        raise BadInput("is that very run: it reproduces nothing", where=str(again))
+        raise BadInput("is the original run itself: it reproduces nothing", where=str(again))
     if repeated.samples_sha256 == original.samples_sha256 and original.run.losses:
-        raise VerificationFailed("has that very run's samples: it was not run again", where=str(again))
+        raise VerificationFailed("has the original run's samples: it was not run again", where=str(again))
     if repeated.manifest != original.manifest:
         raise BadInput("ran another manifest", where=str(again), advice="bench compare shows what differs")
     code = show(compare_runs(repeated.run, original.run, request.tolerance), as_json=request.as_json)
@@ -49,7 +49,7 @@ def reproduce(request: ReproduceArguments) -> int:
 
 
 def _run_here(original: Subject, request: ReproduceArguments) -> Path:
-    """Run the manifest with the software installed here; without --any-stack, it must be the same."""
+    """Run the manifest with this machine's software, which may differ only with --any-stack."""
     from bench.runner.machine.probe import probe
     from bench.runner.run.execute import execute
     from bench.runner.run.progress import Progress
@@ -61,7 +61,7 @@ def _run_here(original: Subject, request: ReproduceArguments) -> Path:
         has_image = theirs.image is not None and theirs.image.config is not None
         remedy = "--engine auto runs in its image" if has_image else " && ".join(pip_lines(ours, theirs))
         message = f"another software stack: {'; '.join(differences)}"
-        advice = f"{remedy or 'set what differs'}; or --any-stack to run here all the same"
+        advice = f"{remedy or 'set what differs'}; or --any-stack to run despite the differences"
         raise EnvironmentCannot(message, where=where, advice=advice)
     manifest = parse_manifest(original.manifest, f"{where}: manifest.json")
     finished = execute(

@@ -1,7 +1,7 @@
 """Wrap stdout and stderr for the length of a command.
 
-A failed write to stdout is an EnvironmentCannot; a failed write to stderr is ignored, since a run may outlive
-its terminal. Characters that the locale's encoding lacks are replaced: ± by +-.
+A failed write to stdout raises EnvironmentCannot; a failed write to stderr is ignored, since a run may
+outlive its terminal. Characters that the locale's encoding lacks are replaced, for example ± by +-.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Stdout(_Stream):
     def _try(self, call: Callable[[], object]) -> None:
         try:
             call()
-        except BrokenPipeError:  # the reader closed it early: main() ends the command
+        except BrokenPipeError:  # the reader closed stdout early: main() ends the command
             raise
         except OSError as error:
             leave(sys.stdout)
@@ -78,7 +78,7 @@ def wrapped_streams() -> Iterator[Stdout]:
 
 
 def _open_closed_streams() -> None:
-    """Open streams that are closed: else the next opened file gets their number and their text."""
+    """Open closed streams to /dev/null: else the next opened file would get their number and their text."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
     for name in ("stdout", "stderr"):
@@ -87,7 +87,7 @@ def _open_closed_streams() -> None:
 
 
 def _replace_unencodable() -> None:
-    """Replace characters that the encoding lacks, so that no result of a long run is lost to a locale."""
+    """Replace characters that the locale's encoding lacks: an error would lose the results of a long run."""
     codecs.register_error("bench-ascii", _in_ascii)
     for stream in (sys.stdout, sys.stderr):
         if codecs.lookup(stream.encoding or "utf-8").name != "utf-8":

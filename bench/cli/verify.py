@@ -1,4 +1,4 @@
-"""`bench verify`: verify bundles; print what each one holds, as lines or as JSON."""
+"""`bench verify`: verify bundles; print the contents of each bundle, as lines or as JSON."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def verify(request: VerifyArguments) -> int:
 
 
 def _environment(node: NodeFacts, verdict: AnyVerdict) -> Iterator[str]:
-    """Lines about machine, time and software as the bundle states them: a signature proves none of it."""
+    """Yield lines on machine, time and software as the bundle states them, which no signature proves."""
     names = Counter(gpu.name for gpu in node.gpus)
     gpus = " + ".join(f"{count}x {name}" for name, count in names.items())
     machine = f"{gpus}, driver {node.driver}" if gpus else f"{node.cpu}, {node.cpu_cores} cores"
@@ -58,7 +58,7 @@ def _environment(node: NodeFacts, verdict: AnyVerdict) -> Iterator[str]:
 
 
 def _about(verdict: AnyVerdict) -> Iterator[str]:
-    """Lines about the contents: the environment, and each model's result or a node check's verdict."""
+    """Yield lines on a bundle's contents: environment, and each model's result or a node check's verdict."""
     contents = verdict.contents
     yield from _environment(contents.results.node, verdict)
     if isinstance(contents, RunContents):
@@ -75,7 +75,7 @@ def _about(verdict: AnyVerdict) -> Iterator[str]:
 
 
 def _result(model: str, results: Results) -> str:
-    """The fastest plausible figure of a model, in one line."""
+    """Return the fastest plausible figure of a model, on one line."""
     trials = [trial for trial in results.trials if trial.model == model]
     best, tried = fastest(trials), count_text(len(trials), "trial")
     implausible = sum(t.estimate is not None and not t.estimate.plausible for t in trials)
