@@ -1,9 +1,9 @@
 """Read and write container images as archive files.
 
-Reading: from an archive saved by Docker, Podman or `write_archive` to its identity and layers, by its bytes.
-Writing: from a configuration and layers to one reproducible tar, which Docker and Podman load and which is an
-OCI image layout too. An image's identity is the digest of its configuration, which names the digest of each
-uncompressed layer. Neither depends on compression or on the engine that saved the archive.
+Reading hashes an archive that Docker, Podman or `write_archive` saved, and returns its identity and layers.
+Writing makes one reproducible tar of a configuration and layers: Docker and Podman load it, and it is an OCI
+image layout too. An image's identity is the digest of its configuration, which names the digest of each
+uncompressed layer; so it depends neither on compression nor on the engine that saved the archive.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bench.base.files import replacing
 from bench.base.strict_json import canonical_json
 from bench.images.normalise import Hashing
 
-_KEPT_BYTES = 4 * 2**20  # smaller files (configuration, manifest) are kept; larger ones are only hashed
+_KEPT_BYTES = 4 * 2**20  # files up to this size (configuration, manifest) are kept; larger ones only hashed
 _CHUNK = 2**20  # bytes
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -45,8 +45,8 @@ class Identity:
 class Layer:
     """A layer of an image in an archive."""
 
-    name: str  # of the blob in the archive
-    size: int  # bytes in the archive
+    name: str  # name of the layer's blob in the archive
+    size: int  # bytes of the blob in the archive
     diff_id: str
     compressed: bool
 
@@ -80,7 +80,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def facts_of(path: Path, where: str | None = None) -> ImageFacts:
-    """Read a saved image's file as `read_facts` does; `where` names it in errors, else its path."""
+    """Read a saved image's file as `read_facts` does; errors name `where`, by default the path."""
     with _opened(path) as file:
         return read_facts(file, where or str(path))
 
@@ -88,7 +88,7 @@ def facts_of(path: Path, where: str | None = None) -> ImageFacts:
 def read_facts(stream: BinaryIO, where: str) -> ImageFacts:
     """Read a saved image in one pass and hash all of it.
 
-    VerificationFailed if the layers are not those that the configuration names; BadInput if it is no image.
+    Raises VerificationFailed if the configuration names other layers; BadInput if `stream` is not an image.
     """
     blobs: dict[str, Layer] = {}
     small: dict[str, bytes] = {}
@@ -108,7 +108,7 @@ def read_facts(stream: BinaryIO, where: str) -> ImageFacts:
 
 
 def _resolved(name: str, member: tarfile.TarInfo) -> str:
-    """Name of the member that a link points to."""
+    """Return the name of the archive member that a link points to."""
     if member.islnk():
         return member.linkname.removeprefix("./")
     parts: list[str] = []
@@ -118,7 +118,7 @@ def _resolved(name: str, member: tarfile.TarInfo) -> str:
 
 
 def _hashed(name: str, size: int, file: Any) -> tuple[Layer, bytes]:
-    """Hash a file of the archive, decompressed; also return its bytes if it is small and not compressed."""
+    """Return a file's layer, hashed decompressed, and its bytes if the file is small and not compressed."""
     magic = file.peek(4)
     if magic.startswith(_ZSTD):
         advice = "save it again: bench image save"
@@ -126,7 +126,7 @@ def _hashed(name: str, size: int, file: Any) -> tuple[Layer, bytes]:
     compressed = magic.startswith(_GZIP)
     reader = gzip.GzipFile(fileobj=file) if compressed else file
     total, kept = hashlib.sha256(), b""
-    with suppress(EOFError):  # the stream was cut off: its digest will not be the expected one
+    with suppress(EOFError):  # a stream that was cut off fails the later comparison of digests
         while chunk := reader.read(_CHUNK):
             total.update(chunk)
             kept += chunk if size <= _KEPT_BYTES and not compressed else b""
@@ -134,7 +134,7 @@ def _hashed(name: str, size: int, file: Any) -> tuple[Layer, bytes]:
 
 
 def _parts(small: Mapping[str, bytes], where: str) -> tuple[str, list[str], list[str]]:
-    """Names of the configuration and the layers, and the tags, from Docker's manifest or an OCI index."""
+    """Return the names of configuration and layers, and the tags, from Docker's manifest or an OCI index."""
     try:
         if "manifest.json" in small:
             (image,) = json.loads(small["manifest.json"])
@@ -182,13 +182,13 @@ def _checked(
 
 
 def _open_blob(archive: tarfile.TarFile, layer: Layer) -> Any:
-    """Open the file that was hashed under this name: the last one of that name, with or without ./."""
+    """Open the file that `read_facts` hashed as this layer: the last of its name, with or without ./."""
     named = (m for m in archive.getmembers() if m.isfile() and m.name.removeprefix("./") == layer.name)
     return archive.extractfile(list(named)[-1])
 
 
 def extract(path: Path, facts: ImageFacts, name: str) -> bytes:
-    """Return one file of the image, from the last layer that has it. `facts` must describe this archive."""
+    """Return one file of the image, from the last layer that has it. `facts` must describe the archive."""
     with _opened(path) as file, tarfile.open(fileobj=file) as archive:
         for layer in reversed(facts.layers):
             blob = _open_blob(archive, layer)
@@ -208,14 +208,14 @@ class Blob:
 
     path: Path
     diff_id: str
-    digest: str  # sha256 of the bytes at the path
+    digest: str  # sha256 of the bytes at `path`
     compressed: bool
 
 
 def pack_layer(path: Path, layer: Layer, out: Path, *, anew: bool = False) -> str:
     """Write one layer of an archive as a compressed file; return the digest of its bytes.
 
-    A compressed layer is copied as it is; with `anew`, it becomes what bench makes of the uncompressed one.
+    A layer that is compressed already is copied unchanged; with `anew`, bench compresses it itself.
     """
     with _opened(path) as file, tarfile.open(fileobj=file) as archive, out.open("wb") as target:
         blob, counted = _open_blob(archive, layer), Hashing(target)
@@ -223,13 +223,13 @@ def pack_layer(path: Path, layer: Layer, out: Path, *, anew: bool = False) -> st
             shutil.copyfileobj(blob, counted, _CHUNK)
         else:
             plain = gzip.GzipFile(fileobj=blob) if layer.compressed else blob
-            with gzip.GzipFile("", "wb", 6, counted, mtime=0) as packed:  # without a name or a time
+            with gzip.GzipFile("", "wb", 6, counted, mtime=0) as packed:  # the header has no name and no time
                 shutil.copyfileobj(plain, packed, _CHUNK)
     return f"sha256:{counted.total.hexdigest()}"
 
 
 def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) -> None:
-    """Write an image as one tar: Docker and Podman load it by manifest.json, OCI tools read index.json."""
+    """Write an image as one tar: Docker and Podman read its manifest.json, OCI tools its index.json."""
     config_digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
     manifest = _oci_manifest(config_digest, len(config), layers)
     digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
@@ -275,7 +275,7 @@ def _oci_manifest(config_digest: str, config_size: int, layers: Sequence[Blob]) 
 
 
 def add_file(archive: tarfile.TarFile, name: str, source: bytes | Path) -> None:
-    """Add a file by its content alone: a mode of 644, no owner, no time."""
+    """Add a file with a mode of 644 and without owner or time, so that only its content matters."""
     entry = tarfile.TarInfo(name)
     with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
         entry.size = file.seek(0, os.SEEK_END)

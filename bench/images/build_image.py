@@ -1,9 +1,9 @@
 """`bench image build`: build an image whose every byte follows from the locks and the source.
 
-1. The base: a Debian of the locked packages. 2. The locked wheels, by digest. 3. The Dockerfile, built by
-buildah in a store that is thrown away. 4. The layers, normalised, and a configuration without traces of the
-builder. Steps 1 and 2 are cached; a build with an empty cache gives the same image. Needs root, buildah and
-mmdebstrap.
+1. Make the base, a Debian of the locked packages. 2. Fetch the locked wheels by digest. 3. Build the
+Dockerfile with buildah in a temporary store. 4. Normalise the layers, and write a configuration without
+traces of the builder. Steps 1 and 2 are cached; a build with an empty cache gives the same image. Needs root,
+buildah and mmdebstrap.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from bench.images.normalise import configuration, normalise
 from bench.images.variants import Variant, images
 
 Say = Callable[[str], None]
-STAGES = ("base", "libraries", "torch", "rest", "kernels", "image")  # of the Dockerfile; each makes one layer
+STAGES = ("base", "libraries", "torch", "rest", "kernels", "image")  # of the Dockerfile, one for each layer
 SOURCE_FILES = ("pyproject.toml", "README.md", "LICENSE", "bench")  # copied from the repository
-# Disk space for the cache, buildah's store and the result; by whether the variant has CUDA.
+# Disk space for the cache, buildah's store and the result, by whether the variant has CUDA.
 NEEDS_BYTES = {True: 40 * GIB, False: 6 * GIB}
 
 
@@ -46,11 +46,11 @@ NEEDS_BYTES = {True: 40 * GIB, False: 6 * GIB}
 class BuildInputs:
     """The inputs of a build, and its cache."""
 
-    root: Path  # of bench's repository
+    root: Path  # folder of bench's repository
     variant: Variant
     cache: Path
     mirror: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()  # kernels left out; named in a label of the image
+    without: tuple[str, ...] = ()  # kernels to leave out, which a label of the image names
 
     @property
     def lock(self) -> Path:
@@ -62,7 +62,7 @@ class BuildInputs:
         return self.root / f"docker/{self.variant.name}.built.lock"
 
     def pins(self) -> Mapping[str, Pin]:
-        """The pins to install: those of the lock, with compiled wheels in place of their sources."""
+        """Return the pins to install: the lock's pins, with compiled wheels in place of source archives."""
         pins, built = dict(read_pins(self.lock)), read_pins(self.built) if self.built.exists() else {}
         if unknown := sorted(set(self.without) - set(self.variant.kernels)):
             raise BadInput(
@@ -74,14 +74,14 @@ class BuildInputs:
             elif name in built:
                 pins[name] = built[name]
             else:
-                message = f"{self.built.name} has no wheel of {name}, which is compiled ahead"
+                message = f"{self.built.name} has no wheel of {name}, which has to be compiled before"
                 advice = f"bench image kernels {self.variant.name}, or --without {name}"
                 raise EnvironmentCannot(message, advice=advice)
         return pins
 
 
 def build(inputs: BuildInputs, out: Path, tag: str, say: Say) -> ImageFacts:
-    """Build the image and write its archive to `out`."""
+    """Build the image and write its archive to `out`; return the archive's facts."""
     check_prerequisites(inputs)
     pins = inputs.pins()
     with context(inputs, [*pins.values(), read_pins(inputs.root / BUILDER)["pip"]], say) as folder:
@@ -99,8 +99,8 @@ def build(inputs: BuildInputs, out: Path, tag: str, say: Say) -> ImageFacts:
 
 @contextmanager
 def context(inputs: BuildInputs, pins: Sequence[Pin], say: Say) -> Iterator[Path]:
-    """Make the build's context folder: links to the base and the wheels, copies of the scripts."""
-    say("fetching what the locks name")
+    """Yield the build's temporary context folder: links to the base and the wheels, copies of the scripts."""
+    say("fetching the locked files")
     files = wheels(pins, inputs.cache / "wheels", images().python)
     base = _base(inputs, say)
     with tempfile.TemporaryDirectory(prefix="context-", dir=inputs.cache) as name:
@@ -127,7 +127,7 @@ def _base(inputs: BuildInputs, say: Say) -> Path:
 
 
 def check_prerequisites(inputs: BuildInputs) -> None:
-    """Refuse a build without the repository, the programs, root, or room on the disk."""
+    """Refuse a build without bench's repository, buildah, mmdebstrap, root or enough free disk space."""
     if not (inputs.root / "Dockerfile").exists():
         advice = "run in bench's repository, or name it with --source"
         raise BadInput("holds no Dockerfile", where=str(inputs.root), advice=advice)
@@ -145,7 +145,7 @@ def check_prerequisites(inputs: BuildInputs) -> None:
 
 
 def described(inputs: BuildInputs) -> bytes:
-    """The contents of image.json, by which the runner inside knows the image."""
+    """Return the contents of image.json, from which a run in the container reads its variant and locks."""
     return pretty_json(
         {
             "schema": "bench/image/v1",
@@ -177,7 +177,7 @@ def buildah(
 ) -> None:
     """Build one stage of the Dockerfile in an empty store; save it as an archive if `saved` is given.
 
-    The build runs in a network namespace without a network, so that nothing outside the locks gets in.
+    The build has no network, so that the image contains nothing besides the locked files and the source.
     """
     store = Path(tempfile.mkdtemp(prefix="store-", dir=inputs.cache))
     program = ["unshare", "--net", "buildah", f"--root={store}/root", f"--runroot={store}/run"]
@@ -201,7 +201,7 @@ def _run(command: Sequence[str]) -> None:
 
 
 def _finish(inputs: BuildInputs, saved: Path, work: Path, out: Path, tag: str, say: Say) -> ImageFacts:
-    """Write the built image as an archive without traces of the builder."""
+    """Write the built image as an archive without traces of the builder; return the archive's facts."""
     epoch = images().epoch
     blobs = []
     with tarfile.open(saved) as archive:
@@ -225,13 +225,13 @@ def _finish(inputs: BuildInputs, saved: Path, work: Path, out: Path, tag: str, s
 
 def _member(archive: tarfile.TarFile, name: str) -> Any:
     file = archive.extractfile(name)
-    if file is None:  # a link to another layer of the same content
+    if file is None:  # buildah may link a layer to another one with the same content
         raise EnvironmentCannot(f"buildah's archive lacks {name} as a file")
     return file
 
 
 def labels(inputs: BuildInputs) -> Mapping[str, str]:
-    """Labels of the image: OCI annotations, the variant, and the digests of its locks."""
+    """Return the labels of the image: OCI annotations, the variant, and the digests of its locks."""
     oci, variant = "org.opencontainers.image", inputs.variant
     always = {
         f"{oci}.title": "bench",

@@ -1,7 +1,7 @@
-"""`bench image kernels`: compile the wheels that no index has, in the Dockerfile's builder stage; lock them.
+"""`bench image kernels`: compile wheels that no index has, in the Dockerfile's builder stage, and lock them.
 
-docker/kernels.py keeps compiled objects in the cache, file by file: an interrupted build continues, and
-objects compiled on a larger machine are used if they are put there.
+docker/kernels.py keeps every compiled object in the cache, so that an interrupted build continues, and
+objects that were compiled on a larger machine can be copied into the cache.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from bench.images.build_image import BuildInputs, Say, buildah, check_prerequisi
 from bench.images.fetch import digest, source
 from bench.images.locks import BUILDER, normal, read_pins
 
-NEEDS_NO_NVCC = ("deepspeed",)  # has no CUDA code
+NEEDS_NO_NVCC = ("deepspeed",)  # wheels without CUDA code
 
 
 def build_kernels(inputs: BuildInputs, only: Sequence[str], arch: str, jobs: int, say: Say) -> Iterator[str]:
-    """Compile all wheels of the variant, or those in `only`; lock them and yield the lock's new lines."""
+    """Compile the variant's wheels, or only those in `only`; lock them and yield the lock's new lines."""
     variant = inputs.variant
     if not variant.kernels:
         raise BadInput(f"the variant {variant.name} has no wheels to compile")
     if unknown := sorted(set(only) - set(variant.kernels)):
         raise BadInput(
-            f'"{unknown[0]}" is not a wheel that is compiled', advice=nearest(unknown[0], variant.kernels)
+            f'"{unknown[0]}" is not a wheel to compile', advice=nearest(unknown[0], variant.kernels)
         )
     check_prerequisites(inputs)
     names = only or variant.kernels
@@ -53,11 +53,11 @@ def build_kernels(inputs: BuildInputs, only: Sequence[str], arch: str, jobs: int
 
 
 def _lock(inputs: BuildInputs, output: Path, versions_to_build: Mapping[str, str]) -> Iterator[str]:
-    """Move the new wheels into the cache and write their lock; refuse if one of them is missing."""
+    """Move new wheels into the cache, write their lock, yield its new lines; refuse if a wheel is missing."""
     previous = read_pins(inputs.built) if inputs.built.exists() else {}
     lines = {name: pin.line for name, pin in previous.items()}
     new = []
-    # One folder a variant: wheels of the same version have the same name in every variant.
+    # Each variant has its own folder: a wheel's name does not depend on the variant it was compiled for.
     keep = inputs.cache / "wheels" / inputs.variant.name
     keep.mkdir(parents=True, exist_ok=True)
     wheels = {normal(wheel.name.split("-")[0]): wheel for wheel in sorted(output.glob("*.whl"))}

@@ -21,7 +21,7 @@ _PIN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A package of a lock file: its version and the files that may be installed."""
+    """A package of a lock file: its version and the digests of files that may be installed."""
 
     name: str  # normalised (PEP 503)
     version: str
@@ -38,7 +38,7 @@ def normal(name: str) -> str:
 
 
 def read_pins(path: Path) -> Mapping[str, Pin]:
-    """Read a requirements file; BadInput unless every line is pinned and hashed, each package once."""
+    """Read a lock file; BadInput unless every line has a version and hashes, and no package comes twice."""
     text = "\n".join(line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))
     pins = {}
     for entry in filter(str.strip, text.replace("\\\n", " ").splitlines()):
@@ -78,7 +78,7 @@ def _check(root: Path, variant: Variant) -> Iterator[str]:
 
 
 def _requirements_of_bench(root: Path, variant: Variant) -> Iterator[str]:
-    """Requirements in pyproject.toml: of the package, of the variant's extras, and of the build system."""
+    """Yield requirements in pyproject.toml: of the package, the variant's extras and the build system."""
     pyproject = tomllib.loads((root / "pyproject.toml").read_text())
     project = pyproject["project"]
     yield from pyproject["build-system"]["requires"]

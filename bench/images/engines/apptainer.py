@@ -1,4 +1,4 @@
-"""Apptainer, for clusters, where users have neither a daemon nor root. Its images are files."""
+"""Apptainer, an engine for clusters, whose users have neither a daemon nor root. Its images are files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.images.engines import EngineFacts, Inspected, Shell, follow, here
 
 
 def argv(container: Container) -> list[str]:
-    """`apptainer run` for this container, isolated from the host. The scheduler limits its memory."""
+    """Return an `apptainer run` command, isolated from the host; the cluster's scheduler limits memory."""
     c = container
     command = ["apptainer", "run", "--containall", "--cleanenv", "--no-home", "--drop-caps=all", "--no-privs"]
     command += [
@@ -21,8 +21,8 @@ def argv(container: Container) -> list[str]:
         *(f"--bind={file}:{at}:ro" for at, file in c.inputs.items()),
         f"--bind={c.out}:{OUT}:rw",
     ]
-    # Apptainer's in-memory folders are as large as its configuration says, 64 MiB by default: too small for
-    # compiled kernels in /cache, and for data and checkpoints in /tmp. So `cache`, if set, is used.
+    # Apptainer's in-memory folders have 64 MiB by default, too little for compiled kernels in /cache, and for
+    # data and checkpoints in /tmp. So the host folder `cache`, if set, replaces them.
     command += [f"--bind={c.cache}:{CACHE}:rw", f"--workdir={c.cache}"] if c.cache else [f"--scratch={CACHE}"]
     command += [f"--pwd={OUT}"]
     command += [] if c.network else ["--net", "--network=none"]
@@ -33,7 +33,7 @@ def argv(container: Container) -> list[str]:
 
 
 class Apptainer:
-    """Apptainer on this machine. Users name an archive; the image file lies beside it."""
+    """Apptainer on this machine. Users name an image archive; its .sif file is in the archive's folder."""
 
     name = "apptainer"
 
@@ -50,13 +50,13 @@ class Apptainer:
 
     def load(self, archive: Path) -> None:
         image = Path(self.inspect(str(archive)).runnable)
-        part = image.with_suffix(".part")  # an interrupted build leaves a file that looks like an image
+        part = image.with_suffix(".part")  # since an interrupted build leaves a file that looks like an image
         part.unlink(missing_ok=True)
         command = ("apptainer", "build", "--fix-perms", str(part), f"docker-archive:{archive}")
         answer = self._shell(command)
         if answer is None or answer[0]:
             raise EnvironmentCannot(
-                f"apptainer build: {answer[1][-300:] if answer else 'it is not installed'}"
+                f"apptainer build: {answer[1][-300:] if answer else 'apptainer is not installed'}"
             )
         part.replace(image)
 
@@ -77,7 +77,7 @@ class Apptainer:
 
 
 def sif(archive: Path, identity: Identity) -> Path:
-    """Path of the image file made from an archive."""
+    """Return the path of the .sif file that `load` makes from an archive."""
     return archive.with_name(f"{identity.config.removeprefix('sha256:')[:16]}.sif")
 
 
