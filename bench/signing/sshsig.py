@@ -1,6 +1,6 @@
 """Make and verify SSHSIG signatures, which ssh-keygen -Y sign writes and -Y verify reads. Pure.
 
-Only the exact encoding of ssh-keygen is accepted.
+Signatures must have the exact encoding of ssh-keygen.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench.signing.ssh_keys import Certificate, FormatError, PublicKey, Signer, 
 
 _BEGIN = "-----BEGIN SSH SIGNATURE-----\n"
 _END = "\n-----END SSH SIGNATURE-----\n"
-_ARMOR_COLUMNS = 70  # ssh-keygen's
+_ARMOR_COLUMNS = 70  # line length of ssh-keygen's base64
 
 
 class Signed(NamedTuple):
@@ -27,15 +27,15 @@ class Signed(NamedTuple):
 
 
 def sign(message: bytes, key: Signer, namespace: str, certificate: Certificate | None = None) -> bytes:
-    """Return the armored signature; equal input gives equal bytes, since Ed25519 is deterministic."""
+    """Return an armored signature; equal input gives equal bytes, since Ed25519 is deterministic."""
     signature = wire_string(ssh_keys.ED25519) + wire_string(key.sign(_signed_data(message, namespace)))
     return _armor(certificate.blob if certificate else PublicKey.of(key).blob, namespace, signature)
 
 
 def verify(message: bytes, armored: bytes, namespace: str, what: str = "the signature") -> Signed:
-    """Return the signer of exactly these bytes in this namespace; VerificationFailed if the signature is bad.
+    """Return the signer of a message in a namespace; VerificationFailed if the signature is invalid.
 
-    Whether the signer is trusted is decided by `allowed_signers`.
+    `allowed_signers` decides whether the signer is trusted.
     """
     try:
         blob, signature = _open_armor(armored, namespace)
