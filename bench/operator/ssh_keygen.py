@@ -30,7 +30,7 @@ class OperatorKey:
 
     @classmethod
     def find(cls, path: Path | None) -> OperatorKey:
-        """Return the key of a private file, or of a .pub file whose private half is beside it or in an agent."""
+        """Return the key of a private file, or of a .pub file with its private half in a file or an agent."""
         path = path or default_key_path()
         if not path.exists():
             advice = (
