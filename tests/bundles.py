@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.bundle.pack import pack, write_bundle
 from bench.bundle.statement import Predicate
-from bench.bundle.verdict import Note, Verdict
+from bench.bundle.verdict import Contents, Verdict
 from bench.bundle.verify import Files, verify_bundle
-from bench.records.slowdown import Slowed
 
 BLOCK = 512
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -46,13 +45,11 @@ def packed(path: Path, files: Mapping[str, bytes | Path] = FILES, **changes: obj
 
 
 @dataclass(frozen=True)
-class MadeUpContents:
+class MadeUpContents(Contents):
     """A result of a recomputation; nothing was measured unless a test sets it."""
 
     samples: int = 0
     measured_seconds: float = 0.0
-    notes: tuple[Note, ...] = ()
-    slowed: Mapping[str, Slowed] = field(default_factory=dict)
 
     def facts(self) -> dict[str, object]:
         return {"samples": self.samples}

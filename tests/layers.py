@@ -28,7 +28,7 @@ FLOORS = (
 INNER_FLOORS = {
     "training": (("setting",), ("triton", "vendor"), ("models",), ("methods",)),
     "planning": (("*",), ("search",)),
-    "node_check": (("judging",), ("checks",), ("*",), ("any_manifest", "recompute_any")),
+    "node_check": (("judging",), ("checks",), ("*",), ("recompute_any",)),
     "images": (("*",), ("engines",)),
     "runner": (("machine",), ("trial",), ("processes",), ("run",), ("check",)),
     "report": (("read_bundles", "markup"), ("compare",), ("plots", "text"), ("pages", "paper", "reproduce")),

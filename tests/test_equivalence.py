@@ -44,14 +44,16 @@ def without_dropout(model: Model) -> Model:
     return dataclasses.replace(model, architecture={**model.architecture, **off})
 
 
-def curve(model: Model, setting: Setting, folder: Path, micro_batch: int = 8) -> torch.Tensor:
-    """Train three steps of 16 samples; return the losses and the gradient norms."""
-    model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, batch_size=16))
+def curve(
+    model: Model, setting: Setting, folder: Path, micro_batch: int = 8, batch: int = 16
+) -> torch.Tensor:
+    """Train three steps of one batch each; return the losses and the gradient norms."""
+    model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, batch_size=batch))
     one = trial(model=model, setting=setting, micro_batch=micro_batch, timing=Timing(loss_steps=3), seed=3)
     run = TrialRun(one, CPU, Team(), folder, lambda event: None)
     run.prepare()
     losses, norms, samples = run.loss_curve()
-    assert samples == 16
+    assert samples == batch
     assert all(loss > 0 for loss in losses)
     return torch.tensor([*losses, *norms], dtype=torch.float64)
 

@@ -16,9 +16,9 @@ from bench.records.estimate import (
     estimate,
     loss_difference,
     pass_and_update,
+    quantile95,
     step_interval,
 )
-from bench.records.statistics import quantile95
 from bench.records.trial import Ceiling, StepSample
 from bench.training.models import Flops
 from tests.builders import measurement, trial

@@ -237,5 +237,5 @@ def test_the_library_that_opens_passphrases_may_be_absent(
     path = ssh_key(tmp_path / "id", "ed25519", "secret", "-a", "1")
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr(key_file, "getpass", lambda prompt: "secret")
-    monkeypatch.setattr(key_file, "load_ssh_private_key", cannot)
+    monkeypatch.setattr(key_file.serialization, "load_ssh_private_key", cannot)
     refused(path, "cannot be opened here: Need bcrypt", "pip install bcrypt", EnvironmentCannot)

@@ -1,7 +1,4 @@
-"""Manage groups of Linux processes: end them without orphans, add up their memory, tell how they ended.
-
-Uses prctl, signals and /proc.
-"""
+"""Manage groups of Linux processes: end them without orphans, add up their memory, tell how they ended."""
 
 from __future__ import annotations
 
@@ -90,7 +87,5 @@ def ended_for_memory(status: int, kills_before: int) -> bool:
 
 def oom_kills() -> int:
     """Number of out-of-memory kills since the kernel started."""
-    for line in Path("/proc/vmstat").read_text().splitlines():
-        if line.startswith("oom_kill "):
-            return int(line.split()[1])
-    return 0
+    lines = Path("/proc/vmstat").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

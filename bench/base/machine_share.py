@@ -1,7 +1,4 @@
-"""The cores and the memory that this process may use, which cgroups or a scheduler may limit.
-
-Reads /proc and /sys.
-"""
+"""The cores and the memory that this process may use, which cgroups or a scheduler may limit."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
@@ -28,20 +28,23 @@ def state_path(name: str) -> Path | None:
 def ledger_path(given: Path | None) -> Path:
     path = given or state_path(LEDGER)
     if path is None:
-        raise EnvironmentCannot(
-            "there is no home directory for the ledger", advice="name a file with --ledger"
-        )
+        message = "there is no home directory for the ledger"
+        raise EnvironmentCannot(message, advice="name a file with --ledger")
     return path
 
 
 @contextmanager
-def making_folders(out: Path) -> Iterator[None]:
-    """Turn an OSError while writing below --out into EnvironmentCannot with the system's reason."""
+def using(path: Path, failure: str = "cannot be written", advice: str | None = None) -> Iterator[None]:
+    """Turn an OSError into EnvironmentCannot: `failure`, and the system's reason."""
     try:
         yield
     except OSError as error:
-        message = f"cannot be written: {error.strerror}"
-        raise EnvironmentCannot(message, where=str(out), advice="name another directory with --out") from None
+        raise EnvironmentCannot(f"{failure}: {error.strerror}", where=str(path), advice=advice) from None
+
+
+def making_folders(out: Path) -> AbstractContextManager[None]:
+    """Turn an OSError while writing below --out into EnvironmentCannot."""
+    return using(out, advice="name another directory with --out")
 
 
 def _below(variable: str, default: str, name: str) -> Path | None:

@@ -42,17 +42,13 @@ def sbom() -> bytes:
 def debian(status: str) -> Iterator[dict[str, Any]]:
     """Components from dpkg's status file, without removed packages that left their configuration."""
     for paragraph in status.strip().split("\n\n"):
-        fields = dict(
-            line.split(": ", 1)
-            for line in paragraph.splitlines()
-            if ": " in line and not line.startswith(" ")
-        )
+        lines = (line for line in paragraph.splitlines() if ": " in line and not line.startswith(" "))
+        fields = dict(line.split(": ", 1) for line in lines)
         if fields.get("Status") != "install ok installed":
             continue
         name, version = fields["Package"], fields["Version"]
-        purl = (
-            f"pkg:deb/debian/{quote(name, safe='')}@{quote(version, safe='')}?arch={fields['Architecture']}"
-        )
+        package = f"{quote(name, safe='')}@{quote(version, safe='')}"
+        purl = f"pkg:deb/debian/{package}?arch={fields['Architecture']}"
         yield {"type": "library", "name": name, "version": version, "purl": purl, "bom-ref": purl}
 
 

@@ -120,6 +120,11 @@ def to_json(value: Any) -> Any:
     return value
 
 
+def field_values(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, with their values as they are."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
 @cache
 def _field_names(kind: Any) -> tuple[str, ...]:
     return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else ()

@@ -11,7 +11,7 @@ receipt.json                          the nonce is consumed; the operator counte
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from bench.base.errors import VerificationFailed
@@ -113,7 +113,7 @@ def _check_schema(name: str, value: Any) -> None:
 def make_request(challenge: Challenge, key: Signer) -> bytes:
     unsigned = CertificateRequest(challenge.run_id, challenge.nonce, PublicKey.of(key).line())
     signature = sign(unsigned.signed_part(), key, REQUEST_NAMESPACE).decode()
-    return write(CertificateRequest(unsigned.run_id, unsigned.nonce, unsigned.key, signature=signature))
+    return write(replace(unsigned, signature=signature))
 
 
 def check_request(data: bytes) -> tuple[CertificateRequest, PublicKey]:

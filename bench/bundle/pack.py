@@ -1,8 +1,4 @@
-"""Write bundles: sign the payload files and store them in one tar, atomically.
-
-In: files as bytes or paths, the predicate of the statement, a key. Out: a bundle on the disk; the same files
-always make the same tar.
-"""
+"""Write bundles: sign the payload files, store them in one tar, atomically; equal files make equal tars."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ from typing import BinaryIO, NamedTuple
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.files import replacing
+from bench.base.paths import using
 from bench.bundle.handshake import BUNDLE_NAMESPACE
 from bench.bundle.statement import Predicate, build_statement
 from bench.bundle.tar_format import (
@@ -55,9 +52,8 @@ def pack(
     """Write the signed bundle of these payload files."""
     if fault := payload_fault(files):
         raise BadInput(fault, where=str(path))
-    statement = build_statement(
-        {name: sha256_of(_chunks(source)) for name, source in files.items()}, predicate
-    )
+    digests = {name: sha256_of(_chunks(source)) for name, source in files.items()}
+    statement = build_statement(digests, predicate)
     write_bundle(path, {**files, **signatures(statement, key, certificate)})
 
 
@@ -73,15 +69,12 @@ def signatures(statement: bytes, key: Signer, certificate: Certificate | None = 
 
 def write_bundle(path: Path, files: Mapping[str, Source]) -> None:
     """Write the tar of these files, completely or not at all."""
-    try:
+    with using(path, "the bundle cannot be written"):
         with replacing(path) as temporary, temporary.open("xb") as out:
             _write_members(out, files)
             out.flush()
             os.fsync(out.fileno())
         _sync_directory(path.parent)
-    except OSError as error:
-        message = f"the bundle cannot be written: {error.strerror}"
-        raise EnvironmentCannot(message, where=str(path)) from None
 
 
 def _write_members(out: BinaryIO, files: Mapping[str, Source]) -> None:
@@ -110,12 +103,9 @@ def _chunks(source: Source) -> Iterator[bytes]:
     if isinstance(source, bytes):
         yield source
         return
-    try:
-        with source.open("rb") as file:
-            while chunk := file.read(CHUNK):
-                yield chunk
-    except OSError as error:
-        raise EnvironmentCannot(f"cannot be read: {error.strerror}", where=str(source)) from None
+    with using(source, "cannot be read"), source.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            yield chunk
 
 
 def _sync_directory(directory: Path) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from bench.base.strict_json import to_json
+from bench.base.strict_json import field_values, to_json
 from bench.bundle.stated_manifest import StatedManifest
 from bench.bundle.statement import Level
 from bench.records.run_results import Results
@@ -26,48 +26,29 @@ class Note:
         return f"{self.model}: {self.text}" if self.model else self.text
 
 
-class Contents(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
     """The recomputed contents of a bundle, be it of a training run or of a node check."""
 
-    @property
-    def samples(self) -> int: ...
-
-    @property
-    def measured_seconds(self) -> float:
-        """The sum of the times of all samples."""
-        ...
-
-    @property
-    def notes(self) -> tuple[Note, ...]: ...
-
-    @property
-    def slowed(self) -> Mapping[str, Slowed]:
-        """Trials during which a GPU was held back, by their ids."""
-        ...
+    samples: int
+    measured_seconds: float  # the sum of the times of all samples
+    notes: tuple[Note, ...] = ()
+    slowed: Mapping[str, Slowed] = field(default_factory=dict)  # trials in which a GPU was held back, by id
 
     def facts(self) -> dict[str, object]:
         """The field "recomputed" of `bench verify --json`."""
-        ...
+        return {"samples": self.samples, "measured_seconds": self.measured_seconds}
 
 
 @dataclass(frozen=True, slots=True)
-class RunContents:
+class RunContents(Contents):
     """A run that trained models, recomputed from its samples."""
 
     results: Results
     stated: StatedManifest
-    samples: int
-    measured_seconds: float
-    notes: tuple[Note, ...]
-    slowed: Mapping[str, Slowed]
 
     def facts(self) -> dict[str, object]:
-        return {
-            "samples": self.samples,
-            "measured_seconds": self.measured_seconds,
-            "on_trust": self.notes,
-            "slowed": self.slowed,
-        }
+        return Contents.facts(self) | {"on_trust": self.notes, "slowed": self.slowed}
 
 
 C = TypeVar("C", bound=Contents)
@@ -117,9 +98,8 @@ class Verdict(Generic[C_co]):
 
     def to_json(self) -> dict[str, object]:
         """The document of `bench verify --json`, without its field "valid"."""
-        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "contents"}
-        document: dict[str, object] = to_json(named | {"recomputed": self.contents.facts()})
-        return document
+        named = field_values(self) | {"recomputed": self.contents.facts()}
+        return {name: to_json(value) for name, value in named.items() if name != "contents"}
 
     def _signatures(self) -> list[str]:
         voucher = f", trusted by {self.trusted_by}" if self.trusted else ""

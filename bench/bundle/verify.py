@@ -262,12 +262,7 @@ def verify_bundle(path: Path, recompute: Recompute[C], rules: TrustRules | None 
 
 
 def _verdict(
-    path: Path,
-    bundle: Bundle,
-    run: Predicate,
-    statement: bytes,
-    origin: Origin,
-    contents: C,
+    path: Path, bundle: Bundle, run: Predicate, statement: bytes, origin: Origin, contents: C
 ) -> Verdict[C]:
     certificate, receipt = origin.signed.certificate, origin.receipt
     trusted = origin.trusted_by is not None

@@ -1,7 +1,7 @@
-"""Building blocks of the command line: parsers, argument types, and commands that load when they are called.
+"""Building blocks of the command line: parsers, argument types, and commands that are imported when called.
 
-Every start of `bench` imports this module and the `*_options` modules, so they import nothing slow. What a
-command does is in a module of its own, imported only when that command is called.
+Every start of `bench` imports this module and the `*_options` modules, so they import nothing slow. Each
+command is implemented in another module, which is imported only when the command is called.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from bench.base.errors import BadInput
@@ -23,21 +24,9 @@ class Parser(argparse.ArgumentParser):
     `bench push m.json --budget 60m gpu1`.
     """
 
-    def __init__(
-        self,
-        prog: str | None = None,
-        *,
-        mixed: bool = False,
-        description: str = "",
-        epilog: str | None = None,
-    ) -> None:
-        super().__init__(
-            prog,
-            description=description,
-            epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter if epilog else argparse.HelpFormatter,
-            allow_abbrev=False,
-        )
+    def __init__(self, prog: str | None = None, *, mixed: bool = False, **options: Any) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter if options.get("epilog") else argparse.HelpFormatter
+        super().__init__(prog, formatter_class=formatter, allow_abbrev=False, **options)
         self._mixed = mixed
 
     def error(self, message: str) -> NoReturn:
@@ -47,7 +36,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         if not self._mixed:
             return super().parse_known_args(args, namespace)
-        self._mixed = False  # parse_known_intermixed_args() calls this method in its turn
+        self._mixed = False  # parse_known_intermixed_args() calls this method again
         try:
             return self.parse_known_intermixed_args(args, namespace)
         finally:
@@ -55,11 +44,9 @@ class Parser(argparse.ArgumentParser):
 
 
 class Commands(Protocol):
-    """The object that `add_subparsers` of a Parser returns; argparse has no public name for its type."""
+    """The type of what `Parser.add_subparsers` returns, for which argparse has no public name."""
 
-    def add_parser(
-        self, name: str, *, help: str, description: str, mixed: bool = False, epilog: str | None = None
-    ) -> Parser: ...
+    def add_parser(self, name: str, *, help: str, description: str, **options: Any) -> Parser: ...
 
 
 class Options(Protocol):
@@ -70,21 +57,21 @@ class Options(Protocol):
 
 
 class Command(NamedTuple):
-    """A parser's command: a function of bench.cli.MODULE, which is imported when it is called.
+    """A parser's command: a function of bench.cli.MODULE, which is imported when the command is called.
 
-    The function takes one frozen dataclass of that module, `request`. Its fields are filled from the parsed
-    arguments of the same names, with tuples for lists. A test calls `load` for every command, and compares
-    the fields with the arguments of its parser.
+    The function takes one argument, `request`, a frozen dataclass of that module. Its fields are filled from
+    the parsed arguments of the same names, with tuples for lists. A test calls `load` for every command, and
+    compares the fields with the parser's arguments.
     """
 
     module: str
     function: str
-    request: str
 
     def load(self) -> tuple[Callable[[Any], int], Callable[..., Any]]:
         """Import the module; return the function and the class of its request."""
         module = import_module(f"bench.cli.{self.module}")
-        return getattr(module, self.function), getattr(module, self.request)
+        function = getattr(module, self.function)
+        return function, getattr(module, function.__annotations__["request"])
 
     def __call__(self, arguments: argparse.Namespace) -> int:
         function, request = self.load()
@@ -92,31 +79,24 @@ class Command(NamedTuple):
         return function(request(**{n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}))
 
 
-def add_command(
-    commands: Commands,
-    name: str,
-    summary: str,
-    command: Command,
-    *,
-    mixed: bool = False,
-    epilog: str | None = None,
-) -> Parser:
-    """Add a parser that calls `command`; `summary` stands in the list of commands, and describes it."""
+def add_command(commands: Commands, name: str, summary: str, command: str, **options: Any) -> Parser:
+    """Add and return a parser that calls `command`, MODULE.FUNCTION; `options` are those of `Parser`.
+
+    `summary` is the command's line in the list of commands, and its description.
+    """
     sentence = f"{summary[0].upper()}{summary[1:]}."
-    parser = commands.add_parser(name, help=summary, description=sentence, mixed=mixed, epilog=epilog)
-    parser.set_defaults(call=command)
+    parser = commands.add_parser(name, help=summary, description=sentence, **options)
+    parser.set_defaults(call=Command(*command.split(".")))
     return parser
 
 
 def add_json(parser: Options, content: str) -> None:
-    parser.add_argument(
-        "--json", dest="as_json", action="store_true", help=f"print {content} as JSON on stdout"
-    )
+    parser.add_argument("--json", dest="as_json", **FLAG, help=f"print {content} as JSON on stdout")
 
 
 def add_budget(parser: Options) -> None:
     words = "start no trial after this time: 90s, 60m, 2h"
-    parser.add_argument("--budget", dest="budget_seconds", type=duration, metavar="TIME", help=words)
+    parser.add_argument("--budget", dest="budget_seconds", **TIME, help=words)
 
 
 def is_host_and_port(text: str) -> bool:
@@ -144,7 +124,7 @@ def count(text: str) -> int:
 
 
 def percent(text: str) -> float:
-    """A fraction from 85 or 85%."""
+    """Parse 85 or 85% to the fraction 0.85."""
     number = positive(text.rstrip("%"))
     if number > 100:
         raise argparse.ArgumentTypeError(f"{text!r} is more than 100%")
@@ -152,12 +132,12 @@ def percent(text: str) -> float:
 
 
 def days(text: str) -> float:
-    """Days from 14, 14d, 36h."""
+    """Parse 14, 14d or 36h to days."""
     return positive(text[:-1]) / 24 if text.endswith("h") else positive(text.removesuffix("d"))
 
 
 def duration(text: str) -> float:
-    """Seconds from 90s, 60m, 2h, 7d."""
+    """Parse 90s, 60m, 2h or 7d to seconds."""
     scale = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}.get(text[-1:])
     try:
         seconds = float(text[:-1]) * (scale or 0)
@@ -166,3 +146,12 @@ def duration(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration: write 90s, 60m, 2h or 7d")
     return seconds
+
+
+# Arguments of add_argument that many options share.
+FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+DIR: dict[str, Any] = {"type": Path, "metavar": "DIR"}
+TIME: dict[str, Any] = {"type": duration, "metavar": "TIME"}
+FLAG: dict[str, Any] = {"action": "store_true"}
+REPEATABLE: dict[str, Any] = {"action": "append", "default": []}
+DEVICE: dict[str, Any] = {"choices": ("auto", "cpu"), "default": "auto"}

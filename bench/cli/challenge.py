@@ -1,4 +1,4 @@
-"""`bench challenge`, `certify` and `receive`: an operator's side of a run on a node that is not trusted."""
+"""`bench challenge`, `certify` and `receive`: the operator's commands for a run on an untrusted node."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed, one_line
 from bench.base.files import open_regular, write_whole
-from bench.base.paths import ledger_path
 from bench.base.stamps import utc
 from bench.bundle.handshake import CertificateRequest, read, write
-from bench.cli.sealing import own_revocations
-from bench.node_check.any_manifest import load_any
-from bench.node_check.check_manifest import CheckManifest
+from bench.node_check.check_manifest import CheckManifest, load_any
 from bench.node_check.recompute_any import recompute
 from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
 from bench.operator.ssh_keygen import OperatorKey
 from bench.records.text import seconds_text
+from bench.signing.revocation import own_revocations
 
 MAX_REQUEST_BYTES = 16 * 2**10
 
@@ -54,7 +52,7 @@ def challenge(request: ChallengeArguments) -> int:
     if request.out and request.out.exists():
         raise BadInput("exists; nothing is overwritten", where=str(request.out))
     digest = manifest.digest.removeprefix("sha256:")
-    with Ledger(ledger_path(request.ledger)) as ledger:
+    with Ledger(request.ledger) as ledger:
         made = certify_and_receive.challenge(ledger, digest, int(time.time()), request.run_id)
     path = request.out or Path(f"challenge-{made.run_id}.json")
     _write(path, write(made))
@@ -79,7 +77,7 @@ def certify(request: CertifyArguments) -> int:
         raise BadInput(error.message, where=str(request.request), advice=advice) from None
     key = OperatorKey.find(request.key)
     try:
-        with Ledger(ledger_path(request.ledger)) as ledger:
+        with Ledger(request.ledger) as ledger:
             certificate = certify_and_receive.certify(
                 ledger, key, data, int(time.time()), int(request.valid_seconds)
             )
@@ -96,7 +94,7 @@ def certify(request: CertifyArguments) -> int:
 
 def receive(request: ReceiveArguments) -> int:
     key, revoked = OperatorKey.find(request.key), own_revocations()
-    with Ledger(ledger_path(request.ledger)) as ledger:
+    with Ledger(request.ledger) as ledger:
         verdict = certify_and_receive.receive(
             ledger, key, request.bundle, request.out or request.bundle, int(time.time()), recompute, revoked
         )

@@ -1,4 +1,4 @@
-"""`bench check`: check this node, here or in a container; print the findings and sign the bundle."""
+"""`bench check`: check this node, directly or in a container; print the findings and sign the bundle."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from bench.base.errors import BadInput, nearest
 from bench.base.strict_json import pretty_json, to_json
-from bench.cli.measure_options import uses_engine
-from bench.cli.sealing import make_sealer
+from bench.cli.measuring import MeasureArguments, make_sealer
 from bench.node_check import check_manifest
 from bench.node_check.all_checks import known_checks
 from bench.node_check.judging import Depth
@@ -23,40 +22,30 @@ if TYPE_CHECKING:
     from bench.runner.check.check_node import CheckedNode
 
 
-@dataclass(frozen=True, slots=True)
-class CheckArguments:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckArguments(MeasureArguments):
     manifest: Path | None
     level: Depth | None
-    out: Path
     skip: tuple[str, ...]
     scratch: Path | None
     history: tuple[Path, ...]
-    device: str
     junit: Path | None
     html: Path | None
-    as_json: bool
     nagios: bool
     list_checks: bool
-    key: Path | None
     challenge: Path | None
-    engine: str
-    image: str | None
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.device == "cpu"
 
 
 def check(request: CheckArguments) -> int:
     if request.list_checks:
         return _list_checks()
-    if uses_engine(request.engine, request.image, request.key):
+    if request.in_image:
         return _check_in_image(request)
     manifest = check_manifest.load(request.manifest)
     _refuse_skips(request.skip, manifest.require)
     _refuse_unwritable_scratch(request.scratch)
     _refuse_missing_history(request.history)
-    # Slow: they import torch. A mistake in the options or in the manifest is reported before.
+    # These imports load torch, which is slow: mistakes in the options or the manifest are reported before.
     from bench.runner.check import history
     from bench.runner.check.check_node import check_node
     from bench.runner.check.check_progress import CheckProgress
@@ -67,22 +56,16 @@ def check(request: CheckArguments) -> int:
     earlier, refused = history.read(places)
     for reason in refused if request.history else ():
         progress.say(f"not used as history: {reason}")
-    work = CheckRequest(
-        manifest,
-        request.level or manifest.level,
-        request.out,
-        "cpu" if request.on_cpu else "cuda",
-        request.skip,
-        request.scratch,
-        earlier,
-    )
+    device: Literal["cpu", "cuda"] = "cpu" if request.on_cpu else "cuda"
+    level = request.level or manifest.level
+    work = CheckRequest(manifest, level, request.out, device, request.skip, request.scratch, earlier)
     checked = check_node(work, make_sealer(manifest.digest, request.key, request.challenge), progress)
     progress.stop()
     return _show(checked, request)
 
 
 def _check_in_image(request: CheckArguments) -> int:
-    """Run the same command in a container, which sees no file of this machine but --out and the manifest."""
+    """Run `bench check` in a container, which sees only the manifest, the challenge and --out."""
     from bench.cli.image import run_in_image
 
     outside = {
@@ -93,26 +76,16 @@ def _check_in_image(request: CheckArguments) -> int:
     }
     for option, value in outside.items():
         if value:
-            raise BadInput(
-                f"{option} names a file of this machine, which the container does not see",
-                advice="leave it out: the disk of --out is checked, and its bundles are the history",
-            )
+            message = f"{option} names a file of this machine, which the container does not see"
+            advice = "leave it out: the disk of --out is checked, and its bundles are the history"
+            raise BadInput(message, advice=advice)
     options = ["--device", request.device]
     options += ["--json"] if request.as_json else []
     options += ["--nagios"] if request.nagios else []
     options += ["--level", request.level] if request.level else []
     options += [word for name in request.skip for word in ("--skip", name)]
-    return run_in_image(
-        "check",
-        request.manifest or check_manifest.SHIPPED,
-        request.out,
-        request.engine,
-        request.image,
-        options,
-        on_cpu=request.on_cpu,
-        network=False,
-        challenge=request.challenge,
-    )
+    manifest = request.manifest or check_manifest.SHIPPED
+    return run_in_image("check", manifest, request, options, challenge=request.challenge)
 
 
 def _show(checked: CheckedNode, request: CheckArguments) -> int:
@@ -139,13 +112,13 @@ def _show(checked: CheckedNode, request: CheckArguments) -> int:
         print(f"incomplete: {results.run.stopped}", file=sys.stderr)
         return 5
     if request.challenge is not None and checked.seal.certificate is None:
-        print("no certificate came: the bundle's level is self", file=sys.stderr)
+        print("no certificate arrived: the bundle's level is self", file=sys.stderr)
         return 5
     return EXITS[results.verdict]
 
 
 def _refuse_skips(skipped: tuple[str, ...], required: tuple[str, ...]) -> None:
-    """Refuse --skip of an unknown check, or of one that the manifest requires."""
+    """Refuse --skip of an unknown check, or of a check that the manifest requires."""
     for name in skipped:
         if name not in known_checks():
             raise BadInput(f"--skip {name}: no such check", advice=nearest(name, known_checks()))
@@ -154,26 +127,23 @@ def _refuse_skips(skipped: tuple[str, ...], required: tuple[str, ...]) -> None:
 
 
 def _refuse_unwritable_scratch(scratch: Path | None) -> None:
-    """Create a file in --scratch now: the check of the disk would fail at it minutes later."""
+    """Refuse a --scratch where no file can be created: the check of the disk would fail minutes later."""
     try:
         if scratch is not None:
             with tempfile.TemporaryFile(dir=scratch):
                 pass
     except OSError as error:
-        raise BadInput(
-            f"--scratch {scratch}: no file can be written there: {error.strerror}",
-            advice="name an existing, writable folder on the disk to check",
-        ) from None
+        message = f"--scratch {scratch}: no file can be written in this folder: {error.strerror}"
+        advice = "name an existing, writable folder on the disk to check"
+        raise BadInput(message, advice=advice) from None
 
 
 def _refuse_missing_history(places: tuple[Path, ...]) -> None:
     """Refuse a --history that does not exist: without it, a GPU that becomes slower would pass."""
     for place in places:
         if not place.exists():
-            raise BadInput(
-                f"--history {place}: no such file or folder",
-                advice="name bundles of earlier checks, or a folder that holds them; it may be empty",
-            )
+            advice = "name bundles of earlier checks, or a folder that holds them; it may be empty"
+            raise BadInput(f"--history {place}: no such file or folder", advice=advice)
 
 
 def _list_checks() -> int:

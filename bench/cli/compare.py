@@ -1,6 +1,6 @@
 """`bench compare`: rank verified bundles by time and cost, or compare node checks as a fleet.
 
-A bundle that does not verify is named and left out.
+A bundle that fails verification is reported and left out of the comparison.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from bench.base.gpu_catalogue import GpuModel, find_gpu_model, gpu_models
 from bench.base.strict_json import pretty_json, to_json
 from bench.bundle.verdict import RunContents, Verdict
 from bench.node_check.check_results import CheckContents
-from bench.node_check.fleet import Fleet, compare_fleet
-from bench.node_check.fleet_member import FleetMember, fleet_member
+from bench.node_check.fleet import Fleet, FleetMember, compare_fleet, fleet_member
 from bench.node_check.judging.finding import EXITS
 from bench.report.compare.compared_rows import ComparedRun, Row, gather, rows_of
 from bench.report.compare.comparison import Comparison, Refused, compare_rows
@@ -37,7 +36,7 @@ class CompareArguments:
     budget: float | None = None  # US dollars
     deadline_days: float | None = None
     runs: int = 1
-    utilisation: float = 1.0  # the share of its life that an owned machine trains
+    utilisation: float = 1.0  # fraction of its lifetime in which an owned machine trains
     rank_all: bool = False
     estimate: tuple[str, ...] = ()  # machines that were not measured: h100, 8xh100
     format: Literal["table", "json", "csv", "markdown"] | None = None
@@ -49,7 +48,7 @@ class CompareArguments:
 
     @property
     def output(self) -> Literal["table", "json", "csv", "markdown"]:
-        """The format from --format and --json, which may not disagree."""
+        """The format from --format and --json; BadInput if they disagree."""
         if self.as_json and self.format not in (None, "json"):
             raise BadInput(f"--json and --format {self.format}", advice="leave one of them out")
         return "json" if self.as_json else self.format or "table"
@@ -60,19 +59,22 @@ class CompareArguments:
 
 
 def compare(request: CompareArguments) -> int:
-    output = request.output
+    output = request.output  # refuses options that disagree, before any bundle is read
     comparison, fleet = gather_all(request)
-    if fleet is not None and not comparison.parts:
+    if fleet is None:
+        code = _show_runs(comparison, output, request)
+    elif comparison.parts:
+        advice = "compare node checks in a command of their own: bench compare checks/"
+        raise BadInput("some bundles are node checks and some are not", advice=advice)
+    else:
         _refuse_options_of_training(request)
         code = _show_fleet(fleet, request)
-        for refused in comparison.refused:
-            print(refused.reason, file=sys.stderr)
-        return max([code, *(refused.exit_code for refused in comparison.refused)])
-    if fleet is not None:
-        raise BadInput(
-            "some bundles are node checks and some are not",
-            advice="compare them separately: bench compare checks/",
-        )
+    for refused in comparison.refused:
+        print(refused.reason, file=sys.stderr)
+    return max([code, *(refused.exit_code for refused in comparison.refused)])
+
+
+def _show_runs(comparison: Comparison, output: str, request: CompareArguments) -> int:
     from bench.report.text.comparison_table import FORMATS  # tabulate is slow to import
 
     sys.stdout.write(printable(FORMATS[output](comparison).rstrip("\n")) + "\n")
@@ -82,14 +84,22 @@ def compare(request: CompareArguments) -> int:
         print("```")
     elif output == "table" and (request.settings or len(request.bundles) == comparison.bundles == 1):
         _print_settings(request)
-    _write_files(comparison, request)
-    for refused in comparison.refused:
-        print(refused.reason, file=sys.stderr)
-    return max((refused.exit_code for refused in comparison.refused), default=0)
+    if request.html is not None:
+        from bench.report.pages.html import write_html
+
+        write_html(request.html, comparison)
+        print(f"report {request.html}", file=sys.stderr)
+    if request.plots is not None:
+        from bench.report.plots import all_plots
+        from bench.report.plots.plot_files import write_plots
+
+        written = write_plots(request.plots, all_plots(comparison), png=request.png)
+        print(f"plots  {len(written)} files in {request.plots}", file=sys.stderr)
+    return 0
 
 
 def _refuse_options_of_training(request: CompareArguments) -> None:
-    """Refuse options that a comparison of node checks would ignore."""
+    """Refuse options for training runs, which a comparison of node checks would ignore."""
     given = {
         "--prices": request.prices,
         "--budget-usd": request.budget,
@@ -105,20 +115,6 @@ def _refuse_options_of_training(request: CompareArguments) -> None:
         raise BadInput(
             f"{', '.join(options)}: for training runs only, and these are node checks", advice="leave it out"
         )
-
-
-def _write_files(comparison: Comparison, request: CompareArguments) -> None:
-    if request.html is not None:
-        from bench.report.pages.html import write_html
-
-        write_html(request.html, comparison)
-        print(f"report {request.html}", file=sys.stderr)
-    if request.plots is not None:
-        from bench.report.plots import all_plots
-        from bench.report.plots.plot_files import write_plots
-
-        written = write_plots(request.plots, all_plots(comparison), png=request.png)
-        print(f"plots  {len(written)} files in {request.plots}", file=sys.stderr)
 
 
 def collect(request: CompareArguments) -> Comparison:
@@ -186,19 +182,17 @@ def _terms(request: CompareArguments) -> Terms:
 
 
 def _budget(dollars: float | None, book: PriceBook) -> float | None:
-    """Convert dollars to the currency of the prices."""
+    """Convert dollars to the currency of the price book; BadInput if it has no exchange rate."""
     if dollars is None:
         return None
     if (rate := book.rate("USD")) is not None:
         return dollars * rate
-    raise BadInput(
-        f"--budget-usd, but the prices are in {book.currency}",
-        advice='add USD, the value of one dollar, to "exchange" in the price file',
-    )
+    advice = 'add USD, the value of one dollar, to "exchange" in the price file'
+    raise BadInput(f"--budget-usd, but the prices are in {book.currency}", advice=advice)
 
 
 def _machine(text: str) -> tuple[GpuModel, int]:
-    """The GPU and the number of them that 8xh100, or h100, names."""
+    """Parse 8xh100, or h100 for a single GPU, to the kind and number of GPUs."""
     count, times, name = text.partition("x")
     if not (times and count.isdecimal()):
         count, name = "1", text

@@ -30,7 +30,10 @@ class ExportArguments:
 
 
 def export(request: ExportArguments) -> int:
-    results = _verified(request.bundle, Lists(request.trust, request.revoked))
+    ((_, verdict),) = check_all([request.bundle], Lists(request.trust, request.revoked))
+    if isinstance(verdict, BenchError):
+        raise verdict
+    results = results_of(verdict)
     result = _choose(results, request.model, request.setting, str(request.bundle))
     trial = Trial(
         model=next(model for model in results.models if model.name == result.model),
@@ -54,7 +57,7 @@ def export(request: ExportArguments) -> int:
 
 
 def _with_trained_gpus(bundle: Path, node: NodeFacts) -> NodeFacts:
-    """The node with the GPUs that trained: the number of nodes follows from how many there are."""
+    """Return the node with only the GPUs that trained: exporters compute the number of nodes from them."""
     with open_bundle(bundle) as opened:
         stated = read_stated(opened.read("manifest.json"))
     return replace(node, gpus=node.gpus[: stated.gpus_of(node)])
@@ -69,15 +72,8 @@ def _doubt_text(result: TrialResult, confidence: float, other: TrialResult) -> s
     )
 
 
-def _verified(bundle: Path, lists: Lists) -> Results:
-    ((_, verdict),) = check_all([bundle], lists)
-    if isinstance(verdict, BenchError):
-        raise verdict
-    return results_of(verdict)
-
-
 def _choose(results: Results, model: str | None, setting: str | None, where: str) -> TrialResult:
-    """The fastest trial of the model, or of its setting with that label."""
+    """Return the model's fastest trial, of the setting with that label if one is given."""
     names = [m.name for m in results.models]
     if model is None and len(names) > 1:
         raise BadInput("holds several models", where=where, advice=f"--model: {', '.join(names)}")

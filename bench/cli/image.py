@@ -1,4 +1,4 @@
-"""`bench image`, and `--engine` of other commands: build, identify and carry images, and run in them."""
+"""`bench image`, and `--engine` of other commands: build, identify, save, load and run container images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.machine_share import memory_bytes, parts
@@ -20,39 +20,19 @@ from bench.base.names import IMAGE_VARIABLE
 from bench.base.paths import making_folders
 from bench.base.sbom import PLACE
 from bench.base.strict_json import pretty_json, to_json
-from bench.images.archive import (
-    Blob,
-    ImageFacts,
-    compress,
-    copy_layers,
-    extract,
-    opened,
-    read_facts,
-    write_archive,
-)
+from bench.images.archive import Blob, ImageFacts, extract, facts_of, pack_layer, write_archive
 from bench.images.build_image import BuildInputs
 from bench.images.build_image import build as build_image
 from bench.images.build_kernels import build_kernels
 from bench.images.container import CHALLENGE, MANIFEST, NOBODY, OUT, RDMA, Container, handed_on, limits
-from bench.images.engines import Engine, find_engine, here
-from bench.images.engines.preflight import (
-    OUT_BYTES,
-    HostFacts,
-    check_driver,
-    check_gpus,
-    check_identity,
-    check_job,
-    check_machine,
-    check_room,
-    read_host,
-    visible_gpus,
-)
+from bench.images.engines import Engine, find_engine, here, preflight
 from bench.images.variants import Variant, find_variant, images, variant_for
-from bench.node_check.any_manifest import load_any, wanted_image
+from bench.node_check.check_manifest import load_any, wanted_image
 
-UNPACKED = (
-    2.2  # disk that an engine needs to load an archive, in the archive's sizes: the copy and the layers
-)
+if TYPE_CHECKING:
+    from bench.cli.measuring import MeasureArguments
+
+UNPACKED = 2.2  # disk space that an engine needs to load an archive (copy and layers), per archive size
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +66,9 @@ class ImageArguments:
     as_json: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SaveArguments:
-    image: str
-    engine: str
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveArguments(ImageArguments):
     out: Path
-    as_json: bool
 
 
 def build(request: BuildArguments) -> int:
@@ -115,89 +92,85 @@ def _build_inputs(request: BuildArguments | KernelArguments, without: tuple[str,
 
 
 def kernels(request: KernelArguments) -> int:
-    """Compile the wheels that no index has, and write their lock."""
+    """Compile the wheels that no package index has, and write their lock."""
     for line in build_kernels(_build_inputs(request), request.only, request.arch, request.jobs, _progress()):
         print(line)
     return 0
 
 
 def identity(request: ImageArguments) -> int:
-    with _as_archive(request.image, request.engine) as path, opened(path) as file:
-        facts = read_facts(file, request.image)
+    with _as_archive(request.image, request.engine) as path:
+        facts = facts_of(path, request.image)
     _show(facts, request.image, request.as_json)
     return 0
 
 
 def sbom(request: ImageArguments) -> int:
-    with _as_archive(request.image, request.engine) as path, opened(path) as file:
-        facts = read_facts(file, request.image)
+    with _as_archive(request.image, request.engine) as path:
+        facts = facts_of(path, request.image)
         sys.stdout.buffer.write(extract(path, facts, str(PLACE).lstrip("/")))
     return 0
 
 
 def save(request: SaveArguments) -> int:
-    """Write the image as one file with compressed layers: the same bytes for the same image."""
+    """Write the image as one file with compressed layers; one image always gives the same bytes."""
     say, out = _progress(), request.out
     out.parent.mkdir(parents=True, exist_ok=True)
     with (
         _as_archive(request.image, request.engine) as path,
         tempfile.TemporaryDirectory(prefix="save-", dir=out.parent) as work,
     ):
-        with opened(path) as file:
-            facts = read_facts(file, request.image)
-        plain = copy_layers(path, facts, Path(work), say)
-        packed = [layer.with_suffix(".gz") for layer in plain]
+        facts = facts_of(path, request.image)
+
+        def packed(number: int) -> Blob:
+            say(f"layer {number + 1} of {len(facts.layers)}")
+            layer, target = facts.layers[number], Path(work) / f"{number}.gz"
+            digest = pack_layer(path, layer, target, anew=True)
+            return Blob(target, layer.diff_id, digest, compressed=True)
+
         say("compressing")
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # zlib releases the GIL
-            digests = list(pool.map(compress, plain, packed))
-        blobs = [
-            Blob(p, layer.diff_id, d, compressed=True)
-            for p, layer, d in zip(packed, facts.layers, digests, strict=True)
-        ]
+            blobs = list(pool.map(packed, range(len(facts.layers))))
         tag = (facts.tags or (f"bench:{facts.labels.get('bench.variant', 'image')}",))[0]
         write_archive(out, facts.config_bytes, blobs, tag)
-    with opened(out) as file:
-        _show(read_facts(file, str(out)), str(out), request.as_json)
+    _show(facts_of(out), str(out), request.as_json)
     return 0
 
 
 def run_in_image(
     verb: Literal["run", "check"],
     manifest: Path,
-    out: Path,
-    engine_name: str,
-    image: str | None,
+    request: MeasureArguments,
     arguments: Sequence[str],
     *,
-    on_cpu: bool,
-    network: bool,
+    network: bool = False,
     challenge: Path | None = None,
     identity: str | None = None,
 ) -> int:
-    """Run `bench VERB` in a hardened container, and return its exit code; first check all that can fail.
+    """Run `bench VERB` in a hardened container and return its exit code, after checks of machine and image.
 
-    `arguments` are the options that the command in the container gets. If `identity` is given, or the
-    manifest names an image, no other image is accepted.
+    `arguments` are the options of the command in the container. If `identity` is given, or the manifest names
+    an image, no other image is accepted.
     """
-    engine = find_engine(engine_name)
+    engine, out = find_engine(request.engine), request.out
     required = identity or wanted_image(load_any(manifest))
-    facts, host = engine.facts(), read_host(here)
+    facts, host = engine.facts(), preflight.read_host(here)
     if engine.name != "none":
-        check_machine(host)
-        check_job(facts, os.environ, lambda: parts(visible_gpus(here)))
-    image = image or _default_image(host, on_cpu)
-    held = engine.inspect(image)  # None: no engine, the command runs without a container
-    check_identity(held.identity if held else None, required, image)
-    gpus = host.driver is not None and not on_cpu
+        preflight.check_machine(host)
+        preflight.check_job(facts, os.environ, lambda: parts(preflight.visible_gpus(here)))
+    image = request.image or identity or _default_image(host, request.on_cpu)
+    held = engine.inspect(image)  # None: engine "none", so the command runs without a container
+    preflight.check_identity(held.identity if held else None, required, image)
+    gpus = host.driver is not None and not request.on_cpu
     if held:
         variant = _variant_of(held.labels, image)
         gpus = gpus and variant.driver is not None
     if gpus:
-        check_driver(host, variant)
-        check_gpus(host, facts)
+        preflight.check_driver(host, variant)
+        preflight.check_gpus(host, facts)
     with making_folders(out):
         out.mkdir(parents=True, exist_ok=True)
-    check_room(out, OUT_BYTES, "a run's results")
+    preflight.check_room(out, preflight.OUT_BYTES, "a run's results")
     challenge_option = ("--challenge", CHALLENGE) if challenge else ()
     environment = {name: os.environ[name] for name in handed_on(network) if name in os.environ}
     if held:
@@ -215,8 +188,8 @@ def run_in_image(
         environment=environment,
         challenge=challenge.resolve() if challenge else None,
     )
-    where = f"{OUT} in the container is {out} here"
-    if held and challenge:  # before the run: the operator certifies its request while it runs
+    where = f"{OUT} in the container is {out} on this machine"
+    if held and challenge:  # printed before the run: the operator certifies its request during the run
         print(where, file=sys.stderr)
     code = engine.run(container)
     if held:
@@ -225,10 +198,9 @@ def run_in_image(
 
 
 def load(request: ImageArguments) -> int:
-    """Load a file into an engine, after its bytes were compared with the digests of its configuration."""
+    """Load an image file into an engine, after comparing its bytes with the digests in its configuration."""
     archive = Path(request.image)
-    with opened(archive) as file:
-        facts = read_facts(file, str(archive))
+    facts = facts_of(archive)
     _load(find_engine(request.engine), archive)
     _show(facts, str(archive), as_json=False)
     return 0
@@ -237,16 +209,18 @@ def load(request: ImageArguments) -> int:
 def _load(engine: Engine, archive: Path) -> None:
     storage = engine.facts().storage
     if storage and Path(storage).exists():
-        check_room(Path(storage), int(UNPACKED * archive.stat().st_size), f"the image {archive.name}")
+        preflight.check_room(
+            Path(storage), int(UNPACKED * archive.stat().st_size), f"the image {archive.name}"
+        )
     engine.load(archive)
 
 
-def _default_image(host: HostFacts, on_cpu: bool) -> str:
-    """The variant that fits this machine, by the tag that `bench image build` gives it."""
+def _default_image(host: preflight.HostFacts, on_cpu: bool) -> str:
+    """Return the tag, as `bench image build` sets it, of the variant that fits this machine."""
     chosen = variant_for(None if on_cpu else host.driver)
-    if chosen is None:  # the driver is too old for all of them: let check_driver say so with the oldest
+    if chosen is None:  # the driver is too old for all variants: check_driver reports that for the oldest
         chosen = [variant for variant in images().variants if variant.driver][-1]
-        check_driver(host, chosen)
+        preflight.check_driver(host, chosen)
     return f"bench:{chosen.name}"
 
 
@@ -258,7 +232,7 @@ def _variant_of(labels: Mapping[str, str], image: str) -> Variant:
 
 
 def _user(out: Path) -> tuple[int, int]:
-    """uid and gid in the container: the user's own, or those of `nobody` for root, who then owns `out`."""
+    """Return the container's uid and gid: the user's own; for root, those of nobody, who then owns `out`."""
     if os.geteuid() != 0:
         return os.geteuid(), os.getegid()
     if out.stat().st_uid != NOBODY:
@@ -268,7 +242,7 @@ def _user(out: Path) -> tuple[int, int]:
 
 @contextmanager
 def _as_archive(image: str, engine: str) -> Iterator[Path]:
-    """The image as a file: itself, or saved from the engine to a temporary file."""
+    """Yield the path of the image as a file: the given one, or one saved from the engine temporarily."""
     if Path(image).exists():
         yield Path(image)
         return
@@ -282,7 +256,8 @@ def _as_archive(image: str, engine: str) -> Iterator[Path]:
 
 def _show(facts: ImageFacts, name: str, as_json: bool) -> None:
     if as_json:
-        sys.stdout.write(pretty_json(_json(facts)).decode())
+        document = to_json(facts.identity) | {"labels": dict(facts.labels), "layers": to_json(facts.layers)}
+        sys.stdout.write(pretty_json(document).decode())
         return
     print(facts.identity.config)
     stages = [entry.get("created_by", "") for entry in facts.config.get("history") or []]
@@ -291,25 +266,12 @@ def _show(facts: ImageFacts, name: str, as_json: bool) -> None:
         print(f"  {layer.diff_id}  {stage:<10} {layer.size / 1e6:10,.1f} MB", file=sys.stderr)
     size = sum(layer.size for layer in facts.layers)
     packed = "compressed" if all(layer.compressed for layer in facts.layers) else "not compressed"
-    print(f"{name}   {size / 1e9:.3f} GB {packed}   {_labels_text(facts)}", file=sys.stderr)
-
-
-def _labels_text(facts: ImageFacts) -> str:
-    label = facts.labels.get
-    return f"variant {label('bench.variant', '?')}   lock {label('bench.lock', '?')[:19]}"
-
-
-def _json(facts: ImageFacts) -> Mapping[str, Any]:
-    return {
-        "config": facts.identity.config,
-        "diff_ids": list(facts.identity.diff_ids),
-        "labels": dict(facts.labels),
-        "layers": [to_json(layer) for layer in facts.layers],
-    }
+    variant, lock = (facts.labels.get(f"bench.{label}", "?") for label in ("variant", "lock"))
+    print(f"{name}   {size / 1e9:.3f} GB {packed}   variant {variant}   lock {lock[:19]}", file=sys.stderr)
 
 
 def _progress() -> Callable[[str], None]:
-    """Print each line with the seconds since the start."""
+    """Return a function that prints a line with the seconds since this call."""
     began = time.monotonic()
 
     def say(text: str) -> None:

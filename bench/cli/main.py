@@ -1,6 +1,6 @@
 """The `bench` command: parse the arguments, call the command, turn errors into exit codes.
 
-A command's module is imported only when it is called (see `bench.cli.arguments.Command`).
+A command's module is imported only when the command is called (see `bench.cli.arguments.Command`).
 """
 
 from __future__ import annotations
@@ -66,36 +66,36 @@ def _call(words: Sequence[str], stdout: stdio.Stdout) -> int:
         return NAGIOS["not-run"]
     print(error, file=sys.stderr)
     if _wants_json(words) and not stdout.used:
-        with suppress(EnvironmentCannot):  # stdout cannot be written: the first error is the one to report
+        with suppress(EnvironmentCannot):  # if stdout cannot be written, the first error is still reported
             stdout.write(pretty_json(error.to_json()).decode())
             stdout.flush()
     return error.exit_code
 
 
 def _wants_json(words: Sequence[str]) -> bool:
-    """Whether the words ask for JSON; reads the words, since they may not parse."""
+    """Whether the command line asks for JSON, even if it cannot be parsed."""
     return "--json" in words or "--format=json" in words or ("--format", "json") in pairwise(words)
 
 
 def _is_monitored(words: Sequence[str]) -> bool:
-    """Whether a monitoring system reads one line and a code from 0 to 3; the words may not parse."""
+    """Whether the command line is `bench check --nagios`, even if it cannot be parsed."""
     return list(words[:1]) == ["check"] and "--nagios" in words
 
 
 def _defect(error: Exception) -> BenchError:
-    advice = "a defect of bench: BENCH_DEBUG=1 shows where; please report it"
+    advice = "a defect of bench: BENCH_DEBUG=1 shows the traceback; please report it"
     return EnvironmentCannot(f"{type(error).__name__}: {error}", advice=advice)
 
 
 def parser() -> Parser:
-    """The parser of all commands; what it parses has the command to call as `call`."""
+    """Return the parser of all commands; the namespace that it returns has the command to call as `call`."""
     bench = Parser(
         prog="bench",
         description="How long would it take to pre-train this model on this machine?",
         epilog=EXIT_CODES,
     )
     bench.add_argument("--version", action="version", version=f"bench {__version__}")
-    # With `prog` given, argparse does not format usage here, which would import half of shutil.
+    # With `prog` given, argparse does not format the usage at every start, which would import shutil.
     commands = bench.add_subparsers(title="commands", required=True, metavar="COMMAND", prog="bench")
     add_measuring(commands)
     add_reports(commands)

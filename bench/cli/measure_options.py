@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench.base.errors import BadInput
 from bench.base.names import ENGINES
-from bench.cli.arguments import Command, Commands, add_budget, add_command, add_json
+from bench.cli import arguments
+from bench.cli.arguments import DEVICE, DIR, FILE, FLAG, REPEATABLE, Commands, add_command, add_json
 from bench.node_check.judging import DEPTHS
 
 CHECK_EXIT_CODES = """exit codes:
@@ -27,120 +27,68 @@ def add_measuring(commands: Commands) -> None:
 
 
 def _add_run(commands: Commands) -> None:
-    run = add_command(commands, "run", "measure this machine", Command("run", "run", "RunArguments"))
+    run = add_command(commands, "run", "measure this machine", "run.run")
     add = run.add_argument
     add("manifest", type=Path, metavar="MANIFEST")
-    add("-o", "--out", type=Path, default=Path("out"), metavar="DIR", help="folder for runs (default: out)")
-    add_budget(run)
-    signing = run.add_mutually_exclusive_group()
-    signing.add_argument(
-        "--key", type=Path, metavar="FILE", help="Ed25519 SSH key that signs (default: bench's own)"
-    )
-    signing.add_argument(
-        "--challenge",
-        type=Path,
-        metavar="FILE",
-        help="an operator's challenge; a key of this run alone signs, and the operator certifies it",
-    )
-    add(
-        "--resume",
-        action="store_true",
-        help="continue the newest unfinished run of this manifest; start one if there is none",
-    )
-    add(
-        "--moved",
-        action="store_true",
-        help="with --challenge --resume: continue a run that another machine of the same kind started; the "
-        "bundle states it",
-    )
+    add("-o", "--out", **DIR, default=Path("out"), help="folder for runs (default: out)")
+    arguments.add_budget(run)
+    challenge = "an operator's challenge: the run signs with a new key, which the operator certifies"
+    _add_signing(run, challenge)
+    resume = "continue the newest unfinished run of this manifest; start one if there is none"
+    add("--resume", **FLAG, help=resume)
+    moved = "continue a run that another machine of the same kind started; the bundle states it"
+    add("--moved", **FLAG, help=f"with --challenge --resume: {moved}")
     add_json(run, "the results")
-    add("--device", choices=("auto", "cpu"), default="auto", help="cpu: use no GPU (default: auto)")
+    add("--device", **DEVICE, help="cpu: use no GPU (default: auto)")
     add("--nodes", type=int, default=1, metavar="N", help="how many nodes train together (default: 1)")
-    add("--node", type=int, default=0, metavar="I", help="which node this is; node 0 leads (default: 0)")
+    add("--node", type=int, default=0, metavar="I", help="number of this node; node 0 leads (default: 0)")
     add("--meet", metavar="HOST:PORT", help="a free port of node 0 where the nodes connect")
     add_engine(run)
 
 
 def _add_plan(commands: Commands) -> None:
-    plan = add_command(
-        commands,
-        "plan",
-        "show what would run, and what is skipped and why",
-        Command("plan", "plan", "PlanArguments"),
-    )
+    plan = add_command(commands, "plan", "show what would run, and what is skipped and why", "plan.plan")
     add = plan.add_argument
     add("manifest", type=Path, metavar="MANIFEST", nargs="?")
     add("--gpus", type=int, metavar="N", help="plan for N GPUs (default: those of this machine)")
     add("--gpu", metavar="NAME", help="plan for this kind of GPU: h100, 'a100 80gb', 3090")
-    add("--list-models", action="store_true", help="list the models that a manifest can name, and exit")
+    add("--list-models", **FLAG, help="list the models that a manifest can name, and exit")
     add_json(plan, "the plan")
 
 
 def _add_check(commands: Commands) -> None:
-    check = add_command(
-        commands,
-        "check",
-        "check in minutes whether this node is healthy",
-        Command("check", "check", "CheckArguments"),
-        epilog=CHECK_EXIT_CODES,
-    )
+    summary = "check in minutes whether this node is healthy"
+    check = add_command(commands, "check", summary, "check.check", epilog=CHECK_EXIT_CODES)
     add = check.add_argument
-    add("manifest", type=Path, metavar="MANIFEST", nargs="?", help="default: the one that bench ships")
+    add("manifest", type=Path, metavar="MANIFEST", nargs="?", help="default: the manifest that bench ships")
     add("--level", choices=DEPTHS, help="2, 10 or 60 minutes (default: the manifest's)")
-    add(
-        "-o", "--out", type=Path, default=Path("out"), metavar="DIR", help="folder for bundles (default: out)"
-    )
-    add("--skip", action="append", default=[], metavar="CHECK", help="leave a check out; repeatable")
-    add("--scratch", type=Path, metavar="DIR", help="a folder on the disk to check (default: --out)")
-    add(
-        "--history",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="bundles of earlier checks of this node; repeatable (default: those in --out)",
-    )
-    add("--device", choices=("auto", "cpu"), default="auto", help="cpu: a rehearsal without GPUs")
-    add("--junit", type=Path, metavar="FILE", help="write the findings as JUnit XML")
-    add("--html", type=Path, metavar="FILE", help="write the findings and the run's telemetry as one page")
+    add("-o", "--out", **DIR, default=Path("out"), help="folder for bundles (default: out)")
+    add("--skip", **REPEATABLE, metavar="CHECK", help="leave a check out; repeatable")
+    add("--scratch", **DIR, help="a folder on the disk to check (default: --out)")
+    history = "bundles of earlier checks of this node; repeatable (default: bundles in --out)"
+    add("--history", **REPEATABLE, type=Path, metavar="PATH", help=history)
+    add("--device", **DEVICE, help="cpu: a rehearsal without GPUs")
+    add("--junit", **FILE, help="write the findings as JUnit XML")
+    add("--html", **FILE, help="write the findings and the run's telemetry as one page")
     output = check.add_mutually_exclusive_group()
     add_json(output, "the results")
-    output.add_argument(
-        "--nagios", action="store_true", help="print one line, with exit codes for monitoring systems"
-    )
-    output.add_argument("--list", dest="list_checks", action="store_true", help="list the checks, and exit")
-    signing = check.add_mutually_exclusive_group()
-    signing.add_argument(
-        "--key", type=Path, metavar="FILE", help="Ed25519 SSH key that signs (default: bench's own)"
-    )
-    signing.add_argument(
-        "--challenge", type=Path, metavar="FILE", help="an operator's challenge, to have the bundle certified"
-    )
+    nagios = "print one line, with exit codes for monitoring systems"
+    output.add_argument("--nagios", **FLAG, help=nagios)
+    output.add_argument("--list", dest="list_checks", **FLAG, help="list the checks, and exit")
+    _add_signing(check, "an operator's challenge, to have the bundle certified")
     add_engine(check)
+
+
+def _add_signing(parser: argparse.ArgumentParser, challenge: str) -> None:
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--key", **FILE, help="Ed25519 SSH key that signs (default: bench's own)")
+    add("--challenge", **FILE, help=challenge)
 
 
 def add_engine(
     parser: argparse.ArgumentParser, default_image: str = "the variant that fits the driver"
 ) -> None:
     """Add --engine and --image, for a command that measures this machine."""
-    parser.add_argument(
-        "--engine",
-        choices=("auto", *ENGINES),
-        default="none",
-        help="run in a locked-down container (default: none, with the software installed here)",
-    )
+    container = "run in a locked-down container (default: none, use the software of this machine)"
+    parser.add_argument("--engine", choices=("auto", *ENGINES), default="none", help=container)
     parser.add_argument("--image", metavar="REF", help=f"the container image (default: {default_image})")
-
-
-def uses_engine(engine: str, image: str | None, key: Path | None) -> bool:
-    """Whether the command runs in a container. Refuses --image without one, and --key inside one."""
-    if engine == "none":
-        if image is not None:
-            raise BadInput("--image without --engine", advice="--engine docker, podman or apptainer")
-        return False
-    if key is not None:
-        raise BadInput(
-            "--key names a file of this machine, and a container has its own key for each run",
-            advice="leave --key out",
-        )
-    return True

@@ -54,32 +54,23 @@ def _list_models(as_json: bool) -> None:
         sys.stdout.write(pretty_json([to_json(model) for model in models]).decode())
         return
     rows = [
-        (
-            model.name,
-            model.family,
-            f"{model.recipe.batch_size:,}",
-            f"{model.recipe.steps:,}",
-            model.recipe.precision,
-            model.recipe.source,
-        )
-        for model in models
+        (m.name, m.family, f"{r.batch_size:,}", f"{r.steps:,}", r.precision, r.source)
+        for m, r in ((model, model.recipe) for model in models)
     ]
     headers = ("model", "family", "batch", "steps", "precision", "source")
     print(tabulate(rows, headers, maxcolwidths=[None] * 5 + [60]))
 
 
 def _target(gpus: int | None, gpu: str | None) -> Target:
-    """The machine to plan for: this one, or one with GPUs of the named kind."""
+    """Return the machine to plan for: this machine, or a machine with GPUs of the named kind."""
     if gpus is not None and gpus < 1:
         raise BadInput(f"--gpus {gpus} is not at least 1")
     if gpu is not None:
         model = find_gpu_model(gpu)
         if model is None:
             names = ", ".join(known.name for known in gpu_models())
-            raise BadInput(
-                f"--gpu {gpu}: unknown GPU",
-                advice=f"known: {names}; for any other, run bench plan on a machine that has it",
-            )
+            advice = f"known: {names}; for any other, run bench plan on a machine that has it"
+            raise BadInput(f"--gpu {gpu}: unknown GPU", advice=advice)
         memory = int(model.memory_gib * 2**30)
         return Target("cuda", gpus or 1, memory, model.name, model.compute_capability, elsewhere=True)
     from bench.runner.machine.probe import probe
@@ -121,22 +112,22 @@ def _plan_json(made: Plan) -> object:
 
 def _memory_text(cell: SettingPlan, available_bytes: int) -> str:
     if cell.predicted_bytes is not None:
-        # Still tried, with the fewest samples: a prediction may be wrong.
+        # Such a setting is still tried, with the fewest samples: the prediction may be wrong.
         hardly = "hardly fits: " if cell.predicted_bytes > available_bytes else ""
         return hardly + bytes_text(cell.predicted_bytes)
     return "when it runs" if cell.least_bytes is None else f"over {bytes_text(cell.least_bytes)}"
 
 
 def _host_memory_lines(made: Plan) -> Iterator[str]:
-    """The host memory that offloading needs of a machine elsewhere, which is yet to be rented or bought."""
+    """Yield the host memory that offloading needs, if the planned machine's host memory is unknown."""
     if made.target.host_bytes is not None:
-        return  # known: settings that need more are skipped
+        return  # the plan skips settings that need more host memory than this
     for model in dict.fromkeys(cell.model.name for cell in made.cells):
         needs = sorted({c.host_bytes for c in made.cells if c.model.name == model and c.host_bytes})
         if needs:
             least, most = (f"{need / 2**30:.0f}" for need in (needs[0], needs[-1]))
             between = least if least == most else f"{least} to {most}"
-            yield f"offload  {model}: about {between} GiB of the host's memory (its size is unknown here)"
+            yield f"offload  {model}: about {between} GiB of the host's memory (whose size is unknown)"
 
 
 def _plan_text(made: Plan) -> str:
@@ -158,15 +149,7 @@ def _plan_text(made: Plan) -> str:
     at_most = " at most (a search measures those that may be the fastest)" if made.guided else ""
     headers = ("model", "setting", "batch", "predicted memory", "days at least", "first trial")
     skipped = [f"skipped  {s.model}  {s.label}: {s.reason}" for s in made.skipped]
-    table = tabulate(
-        rows, headers, disable_numparse=True, colalign=("left", "left", "right", "right", "right", "left")
-    )
-    return "\n".join(
-        [
-            f"{device}   {len(made.cells)} settings to measure{at_most}, {len(made.skipped)} skipped",
-            "",
-            table,
-            *_host_memory_lines(made),
-            *skipped,
-        ]
-    )
+    align = ("left", "left", "right", "right", "right", "left")
+    table = tabulate(rows, headers, disable_numparse=True, colalign=align)
+    first = f"{device}   {len(made.cells)} settings to measure{at_most}, {len(made.skipped)} skipped"
+    return "\n".join([first, "", table, *_host_memory_lines(made), *skipped])

@@ -1,4 +1,4 @@
-"""`bench push`: send a run to nodes over SSH or to Slurm, and print what became of it on each."""
+"""`bench push`: send a run to nodes over SSH or to Slurm, and print the outcome on each node."""
 
 from __future__ import annotations
 
@@ -18,59 +18,41 @@ from bench.base.errors import BadInput, printable
 from bench.base.names import ENGINES_WITH_STORE
 from bench.base.strict_json import pretty_json
 from bench.cli.arguments import is_host_and_port
-from bench.cli.sealing import own_revocations
-from bench.node_check.any_manifest import load_any
-from bench.node_check.check_manifest import CheckManifest
-from bench.node_check.judging import Depth
+from bench.node_check.check_manifest import CheckManifest, load_any
 from bench.operator.ssh_keygen import OperatorKey
-from bench.push import many_nodes
 from bench.push.hosts import Host, find_hosts
 from bench.push.image_store import ImageStore
 from bench.push.push_record import Record, Records
-from bench.push.push_to_node import NodePush
+from bench.push.push_to_node import NodePush, run_all
 from bench.push.remote import refuse_twins
-from bench.push.request import GOOD, HostPart, PushRequest, Result, Shared, to_json
+from bench.push.request import GOOD, HostPart, PushOptions, PushRequest, Result, Shared, exit_code, to_json
 from bench.push.screen import Screen, ended
 from bench.push.slurm import Slurm
 from bench.push.training_group import TrainingGroup
 from bench.signing.key_file import default_key_path, load_or_make_key
+from bench.signing.revocation import own_revocations
 
 THIS_MACHINE = Host("this machine", "localhost")
 DAY = 24 * 3600  # seconds
-FETCH_SECONDS = 2 * 3600  # of a certificate, after the run, for a user who watches it
-UNWATCHED_SECONDS = DAY  # more of it for a user who comes back later
+FETCH_SECONDS = 2 * 3600  # how long after its budget a run's certificate stays valid, to fetch the bundle
+UNWATCHED_SECONDS = DAY  # additional validity of the certificate of a run that nobody watches
 
 
-@dataclass(frozen=True, slots=True)
-class PushArguments:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushArguments(PushOptions):
     manifest: Path
     hosts: tuple[str, ...]
     inventory: Path | None
     limit: str | None
     name: str | None
     identity: Path | None
-    ssh_config: Path | None
-    place: str | None
-    out: Path
-    budget_seconds: float | None
-    level: Depth | None
-    engine: str
-    image: str | None
-    pull: str | None
-    python: str
     device: str
-    together: str | None
     key: Path | None
-    ledger: Path | None
     valid_seconds: float | None
     dry_run: bool
     no_run: bool
     detach: bool
-    keep: bool
-    once: bool
-    new: bool
     continued_run: str | None
-    anyway: bool
     slurm: bool
     partition: str | None
     account: str | None
@@ -85,7 +67,7 @@ class PushArguments:
 
     @property
     def until(self) -> Literal["preflight", "ship", "start", "fetch"]:
-        """The last stage to go through."""
+        """The last stage of the push."""
         if self.dry_run:
             return "preflight"
         if self.no_run:
@@ -94,7 +76,7 @@ class PushArguments:
 
     @property
     def certificate_seconds(self) -> int:
-        """How long a run's certificate is valid: seven days at most, unless --valid says more."""
+        """Validity of a run's certificate: --valid, else a default of at most seven days."""
         if self.valid_seconds:
             return int(self.valid_seconds)
         watched = self.budget_seconds is not None and not self.detach
@@ -109,55 +91,39 @@ def push(request: PushArguments) -> int:
         hosts = (_renamed(request.name, hosts, request.inventory),)
     _refuse_contradictions(request, len(hosts))
     _refuse_options_of_other_kind(request, checks=isinstance(manifest, CheckManifest))
+    options = {field.name: getattr(request, field.name) for field in dataclasses.fields(PushOptions)}
     push_request = PushRequest(
         manifest=manifest,
-        engine=request.engine,
-        out=request.out,
         key=_certifying_key(request.key),
-        ledger=request.ledger,
-        image=request.image,
-        pull=request.pull,
-        python=request.python,
-        place=request.place,
+        push=secrets.token_hex(3),
         on_cpu=request.device == "cpu",
-        budget_seconds=request.budget_seconds,
-        level=request.level,
         valid_seconds=request.certificate_seconds,
-        keep=request.keep,
         until=request.until,
-        once=request.once,
-        new_run=request.new,
-        despite_findings=request.anyway,
         continued=_record_of(request.continued_run, hosts) if request.continued_run else None,
         slurm=_slurm(request) if request.slurm else None,
-        together=request.together,
-        ssh_config=request.ssh_config,
+        **options,
     )
     return _push_to(hosts, push_request, request.parallel, as_json=request.as_json)
 
 
-def _push_to(hosts: Sequence[Host], push_request: PushRequest, at_once: int, *, as_json: bool) -> int:
-    """Push to all hosts; without any, to this machine, which then submits to Slurm."""
-    refuse_twins(hosts, push_request.ssh_config)
-    push_request = dataclasses.replace(push_request, push=secrets.token_hex(3))
-    parts = [HostPart(host, node=number, nodes=len(hosts)) for number, host in enumerate(hosts)]
-    if push_request.together:
-        at_once = len(hosts)  # they wait for each other
-        group = TrainingGroup(len(hosts)) if push_request.until in ("start", "fetch") else None
-        parts = [dataclasses.replace(part, group=group) for part in parts]
-    if not hosts:
-        parts = [HostPart(THIS_MACHINE, local=True)]
+def _push_to(hosts: Sequence[Host], request: PushRequest, at_once: int, *, as_json: bool) -> int:
+    """Push to all hosts; if there are none, push to this machine, which submits a job to Slurm."""
+    refuse_twins(hosts, request.ssh_config)
+    group = None
+    if request.together:
+        at_once = len(hosts)  # all, since the hosts of a group wait for each other
+        group = TrainingGroup(len(hosts)) if request.until in ("start", "fetch") else None
+    parts = [HostPart(host, node=node, nodes=len(hosts), group=group) for node, host in enumerate(hosts)]
+    parts = parts or [HostPart(THIS_MACHINE, local=True)]
     with Screen([part.host.name for part in parts]) as screen:
         shared = shared_with(screen, Records())
         shared.store.tidy(time.time())
-        results = many_nodes.run_all(
-            [NodePush(part, push_request, shared).run for part in parts], at_once, shared.stop
-        )
-    return report_results(results, push_request.push, push_request, as_json=as_json)
+        results = run_all([NodePush(part, request, shared).run for part in parts], at_once, shared.stop)
+    return report_results(results, request.push, request, as_json=as_json)
 
 
 def _certifying_key(path: Path | None) -> OperatorKey:
-    """The key that certifies runs: the given one, or bench's own, which is made at its first use."""
+    """Return the key that certifies runs: the key at `path`, or bench's own, which is made at first use."""
     if path is None and not default_key_path().exists():
         print(f"new key to certify runs with: {load_or_make_key().path}", file=sys.stderr)
     return OperatorKey.find(path)
@@ -176,17 +142,15 @@ def _refuse_contradictions(request: PushArguments, hosts: int) -> None:
         raise BadInput(f"--parallel {request.parallel} is not at least 1")
     if request.together and request.slurm:
         raise BadInput(
-            "--together goes without --slurm", advice="--slurm-nodes N: Slurm brings them together"
+            "--together goes without --slurm", advice="use --slurm-nodes N: Slurm connects the nodes"
         )
     if not request.slurm and (option := _option_of_slurm(request)):
         raise BadInput(f"{option} goes with --slurm", advice="without it, the run starts on HOST itself")
     if request.together and hosts < 2:
         raise BadInput("--together takes two hosts at least")
     if request.together and not is_host_and_port(request.together):
-        raise BadInput(
-            f"--together {request.together} is not HOST:PORT",
-            advice="a port of the first host that all reach",
-        )
+        advice = "give a port of the first host that all hosts reach"
+        raise BadInput(f"--together {request.together} is not HOST:PORT", advice=advice)
     if request.pull and request.image:
         raise BadInput("--pull and --image name two images", advice="leave one out")
     if request.pull and request.engine not in ENGINES_WITH_STORE:
@@ -194,7 +158,7 @@ def _refuse_contradictions(request: PushArguments, hosts: int) -> None:
 
 
 def _refuse_options_of_other_kind(request: PushArguments, *, checks: bool) -> None:
-    """Refuse options that only the other kind of manifest would use."""
+    """Refuse options for training if the manifest is a node check, and options for checks otherwise."""
     if request.level and not checks:
         raise BadInput("--level is for node checks, and the manifest has models", advice="leave it out")
     given = {
@@ -204,14 +168,12 @@ def _refuse_options_of_other_kind(request: PushArguments, *, checks: bool) -> No
         "--continue": request.continued_run,
     }
     if checks and (option := next((name for name, value in given.items() if value), None)):
-        raise BadInput(
-            f"{option} is for training, and the manifest is a node check",
-            advice="leave it out; --level is how long a check takes, and each node checks itself",
-        )
+        advice = "leave it out; --level is how long a check takes, and each node checks itself"
+        raise BadInput(f"{option} is for training, and the manifest is a node check", advice=advice)
 
 
 def _option_of_slurm(request: PushArguments) -> str | None:
-    """The first given option that only Slurm would use."""
+    """Return the first given option that requires --slurm; None if there is none."""
     given = {
         "--partition": request.partition,
         "--account": request.account,
@@ -245,15 +207,15 @@ def _slurm(request: PushArguments) -> Slurm:
 
 
 def shared_with(screen: Screen, records: Records) -> Shared:
-    """The state that the nodes of one push share; `screen` shows it."""
+    """Return the state that the nodes of one push share; `screen` shows its progress."""
     return Shared(records, ImageStore(screen.say), screen, own_revocations())
 
 
 def report_results(
     results: Sequence[Result], push_id: str, push_request: PushRequest | None, *, as_json: bool
 ) -> int:
-    """Print what became of every node; return one exit code for all. An earlier push has no request here."""
-    code = many_nodes.exit_code(results)
+    """Print every node's outcome; return one exit code for all. `push_request`: None for an earlier push."""
+    code = exit_code(results)
     if as_json:
         manifest = {"manifest": push_request.manifest.digest} if push_request else {}
         changed = any(result.changed for result in results)

@@ -6,172 +6,101 @@ import argparse
 from pathlib import Path
 
 from bench.base.names import ENGINES
-from bench.cli.arguments import Command, Commands, add_budget, add_command, add_json, duration
+from bench.cli import arguments
+from bench.cli.arguments import DEVICE, DIR, FILE, FLAG, REPEATABLE, TIME, Commands, add_command, add_json
 from bench.node_check.judging import DEPTHS
 
 NODES_AT_ONCE = 64
 
 
 def add_push(commands: Commands) -> None:
-    push = add_command(
-        commands,
-        "push",
-        "measure or check other machines over SSH",
-        Command("push", "push", "PushArguments"),
-        mixed=True,
-    )
+    push = add_command(commands, "push", "measure or check other machines over SSH", "push.push", mixed=True)
     add = push.add_argument
     add("manifest", type=Path, metavar="MANIFEST", help="models to measure, or a node check")
     add("hosts", metavar="HOST", nargs="*", help="HOST, USER@HOST, HOST:PORT, or a name in ~/.ssh/config")
-    _add_hosts(push)
-    _add_run(push)
-    _add_stages(push)
-    _add_slurm(push)
-    add(
-        "--parallel",
-        type=int,
-        default=NODES_AT_ONCE,
-        metavar="N",
-        help=f"nodes at a time (default: {NODES_AT_ONCE})",
-    )
+    _add_hosts(push.add_argument_group("hosts"))
+    _add_run(push.add_argument_group("the run"))
+    _add_stages(push.add_argument_group("how far"))
+    _add_slurm(push.add_argument_group("Slurm"))
+    at_once = f"nodes at a time (default: {NODES_AT_ONCE})"
+    add("--parallel", type=int, default=NODES_AT_ONCE, metavar="N", help=at_once)
     add_json(push, "every node's outcome")
     _add_pushed_runs(commands)
 
 
 def _add_pushed_runs(commands: Commands) -> None:
     for name, summary in (
-        ("status", "show what was pushed, and how it is going"),
+        ("status", "show pushed runs and their state"),
         ("attach", "watch pushed runs again, and fetch their bundles"),
         ("fetch", "fetch the bundles of pushed runs that have ended"),
-        ("cancel", "end pushed runs; what was measured is kept"),
+        ("cancel", "end pushed runs; measurements so far are kept"),
         ("clean", "remove everything of pushed runs from their nodes"),
     ):
-        command = Command("pushed_runs", name, "PushedRunsArguments")
-        verb = add_command(commands, name, summary, command)
+        verb = add_command(commands, name, summary, f"pushed_runs.{name}")
         default = "required" if name == "clean" else "default: the newest push"
-        verb.add_argument(
-            "runs",
-            metavar="RUN",
-            nargs="*",
-            help=f"a run's id or its beginning, a push's id, or a host ({default})",
-        )
+        runs = f"a run's id or its beginning, a push's id, or a host ({default})"
+        verb.add_argument("runs", metavar="RUN", nargs="*", help=runs)
         if name in ("status", "attach", "fetch"):
             add_json(verb, "the result")
 
 
-def _add_hosts(push: argparse.ArgumentParser) -> None:
-    add = push.add_argument_group("hosts").add_argument
-    add("-i", "--inventory", type=Path, metavar="FILE", help="an Ansible inventory: every host in it")
+def _add_hosts(group: arguments.Options) -> None:
+    add = group.add_argument
+    add("-i", "--inventory", **FILE, help="an Ansible inventory: push to every host in it")
     add("--limit", metavar="PATTERN", help="only these hosts of the inventory, as in Ansible")
-    add("--name", metavar="NAME", help="the single HOST's name in tables and in its bundle's name")
-    add(
-        "--identity",
-        type=Path,
-        metavar="FILE",
-        help="the SSH key to log in with; keys of an agent are tried too",
-    )
-    add("--ssh-config", type=Path, metavar="FILE", help="instead of ~/.ssh/config")
+    add("--name", metavar="NAME", help="name of the single HOST, for tables and its bundle's file name")
+    add("--identity", **FILE, help="the SSH key to log in with; keys of an agent are tried too")
+    add("--ssh-config", **FILE, help="configuration of ssh (default: ~/.ssh/config)")
     add("--place", metavar="DIR", help="the folder to work in on the node (default: $HOME/.bench)")
 
 
-def _add_run(push: argparse.ArgumentParser) -> None:
-    group = push.add_argument_group("the run")
+def _add_run(group: arguments.Options) -> None:
     add = group.add_argument
-    add(
-        "-o",
-        "--out",
-        type=Path,
-        default=Path("results"),
-        metavar="DIR",
-        help="folder for bundles on this machine (default: results)",
-    )
-    add_budget(group)
+    out = "folder for bundles on this machine (default: results)"
+    add("-o", "--out", **DIR, default=Path("results"), help=out)
+    arguments.add_budget(group)
     add("--level", choices=DEPTHS, help="a node check of 2, 10 or 60 minutes (default: the manifest's)")
-    add(
-        "--engine",
-        choices=("auto", *ENGINES),
-        default="auto",
-        help="on the node (default: auto, the first that answers); none: a Python environment",
-    )
-    add(
-        "--image",
-        metavar="REF",
-        help="a file that bench image build or save wrote, or a name in the engine of this machine "
-        "(default: the variant that fits the node's driver)",
-    )
+    engine = "the node's engine (default: auto, the first that answers); none: a Python environment"
+    add("--engine", choices=("auto", *ENGINES), default="auto", help=engine)
+    image = "a file that bench image build or save wrote, or a name in the engine of this machine"
+    add("--image", metavar="REF", help=f"{image} (default: the variant that fits the node's driver)")
     add("--pull", metavar="REF", help="the node pulls this image from a registry itself")
-    add(
-        "--python",
-        default="python3",
-        metavar="FILE",
-        help="on the node, for --engine none (default: python3)",
-    )
-    add("--device", choices=("auto", "cpu"), default="auto", help="cpu: use no GPU (default: auto)")
-    add(
-        "--together",
-        metavar="HOST:PORT",
-        help="all hosts train together and connect here: a port of the first host that all reach",
-    )
-    add(
-        "--key",
-        type=Path,
-        metavar="FILE",
-        help="the SSH key that certifies, or the .pub of a key in an agent or token (default: bench's own)",
-    )
-    add("--ledger", type=Path, metavar="FILE", help="default: ~/.local/state/bench/ledger.jsonl")
-    add(
-        "--valid",
-        dest="valid_seconds",
-        type=duration,
-        metavar="TIME",
-        help="how long a run's certificate is valid: fetch the bundle within that time (default: the budget "
-        "and 2h; a day more with --detach or without a budget)",
-    )
+    python = "the node's Python, for --engine none (default: python3)"
+    add("--python", default="python3", metavar="FILE", help=python)
+    add("--device", **DEVICE, help="cpu: use no GPU (default: auto)")
+    together = "all hosts train together and connect to this port of the first host, which all reach"
+    add("--together", metavar="HOST:PORT", help=together)
+    key = "the SSH key that certifies, or the .pub of a key in an agent or token (default: bench's own)"
+    add("--key", **FILE, help=key)
+    add("--ledger", **FILE, help="default: ~/.local/state/bench/ledger.jsonl")
+    valid = "how long a run's certificate is valid: fetch the bundle within that time"
+    default = "the budget and 2h; a day more with --detach or without a budget"
+    add("--valid", dest="valid_seconds", **TIME, help=f"{valid} (default: {default})")
 
 
-def _add_stages(push: argparse.ArgumentParser) -> None:
-    stages = push.add_argument_group("how far")
-    until = stages.add_mutually_exclusive_group()
-    until.add_argument("--dry-run", action="store_true", help="inspect the nodes, and change nothing")
-    until.add_argument("--no-run", action="store_true", help="send the image, and start nothing")
-    until.add_argument(
-        "-d", "--detach", action="store_true", help="start the runs, and return: bench attach watches them"
-    )
-    stages.add_argument("--keep", action="store_true", help="leave the image on the node for the next push")
-    stages.add_argument(
-        "--once", action="store_true", help="skip a host whose bundle of this manifest is here already"
-    )
-    stages.add_argument("--new", action="store_true", help="start another run, even if there is one already")
-    stages.add_argument(
-        "--continue",
-        dest="continued_run",
-        metavar="RUN",
-        help="continue this run from its mirror: its node is gone",
-    )
-    stages.add_argument("--anyway", action="store_true", help="run in spite of preflight findings")
+def _add_stages(group: argparse._ArgumentGroup) -> None:
+    add, add_until = group.add_argument, group.add_mutually_exclusive_group().add_argument
+    add_until("--dry-run", **FLAG, help="inspect the nodes, and change nothing")
+    add_until("--no-run", **FLAG, help="send the image, and start nothing")
+    add_until("-d", "--detach", **FLAG, help="start the runs, and return: bench attach watches them")
+    add("--keep", **FLAG, help="leave the image on the node for the next push")
+    add("--once", **FLAG, help="skip a host whose bundle of this manifest was fetched already")
+    add("--new", dest="new_run", **FLAG, help="start another run, even if there is an unfinished one")
+    continued = "continue this run from its mirror: its node is gone"
+    add("--continue", dest="continued_run", metavar="RUN", help=continued)
+    add("--anyway", dest="despite_findings", **FLAG, help="run in spite of preflight findings")
 
 
-def _add_slurm(push: argparse.ArgumentParser) -> None:
-    add = push.add_argument_group("Slurm").add_argument
-    add("--slurm", action="store_true", help="submit a job; HOST is a login node (default: this machine)")
+def _add_slurm(group: arguments.Options) -> None:
+    add = group.add_argument
+    add("--slurm", **FLAG, help="submit a job; HOST is a login node (default: this machine)")
     add("--partition", metavar="NAME")
     add("--account", metavar="NAME")
     add("--constraint", metavar="FEATURES")
-    add("--gpus-per-node", metavar="N", help="or TYPE:N")
+    add("--gpus-per-node", metavar="N", help="GPUs of each node: N, or TYPE:N")
     add("--slurm-nodes", type=int, default=1, metavar="N", help="how many nodes train together (default: 1)")
-    add(
-        "--time",
-        dest="job_minutes",
-        type=int,
-        default=120,
-        metavar="MINUTES",
-        help="the job's time limit (default: 120)",
-    )
-    add("--shared", action="store_true", help="allow other jobs on the node at the same time")
-    add(
-        "--sbatch",
-        action="append",
-        default=[],
-        metavar="OPTION",
-        help="any other option of sbatch, such as --sbatch=--qos=high; repeatable",
-    )
+    limit = "the job's time limit (default: 120)"
+    add("--time", dest="job_minutes", type=int, default=120, metavar="MINUTES", help=limit)
+    add("--shared", **FLAG, help="allow other jobs on the node at the same time")
+    other = "any other option of sbatch, such as --sbatch=--qos=high; repeatable"
+    add("--sbatch", **REPEATABLE, metavar="OPTION", help=other)

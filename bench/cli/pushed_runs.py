@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +18,11 @@ from bench.base.errors import BadInput, BenchError
 from bench.base.strict_json import pretty_json
 from bench.cli.push import report_results, shared_with
 from bench.cli.push_options import NODES_AT_ONCE
-from bench.node_check.any_manifest import load_any
+from bench.node_check.check_manifest import load_any
 from bench.operator.ssh_keygen import OperatorKey
-from bench.push import many_nodes, mirror
+from bench.push import mirror
 from bench.push.push_record import Record, Records
-from bench.push.push_to_node import NodePush
+from bench.push.push_to_node import NodePush, run_all
 from bench.push.remote import Here, Node, Remote, plain
 from bench.push.request import HostPart, PushRequest, Result, Shared
 from bench.push.screen import Screen
@@ -54,7 +55,7 @@ def _follow(request: PushedRunsArguments, *, wait: bool) -> int:
         shared = shared_with(screen, records)
         groups = {r.push: TrainingGroup(r.nodes) for r in chosen if r.nodes > 1 and r.slurm_job is None}
         pushes = [_followed(record, shared, groups.get(record.push), wait=wait) for record in chosen]
-        results = many_nodes.run_all(pushes, NODES_AT_ONCE, shared.stop)
+        results = run_all(pushes, NODES_AT_ONCE, shared.stop)
     return report_results(results, chosen[0].push, None, as_json=request.as_json)
 
 
@@ -62,10 +63,10 @@ def _followed(
     record: Record, shared: Shared, group: TrainingGroup | None, *, wait: bool
 ) -> Callable[[], Result]:
     request = PushRequest(
-        load_any(record.mirror / "manifest.json"),
-        record.engine,
-        Path(record.out),
-        OperatorKey.find(Path(record.key) if record.key else None),
+        manifest=load_any(record.mirror / "manifest.json"),
+        engine=record.engine,
+        out=Path(record.out),
+        key=OperatorKey.find(Path(record.key) if record.key else None),
         until="fetch" if wait else "start",
         ssh_config=Path(record.ssh_config) if record.ssh_config else None,
         push=record.push,
@@ -77,7 +78,7 @@ def _followed(
 
 
 def status(request: PushedRunsArguments) -> int:
-    """Print what the records here say of runs, and what their nodes say now."""
+    """Print the recorded state of runs, and their present state on the nodes."""
     records = Records()
     chosen = records.find(request.runs) if request.runs else records.all()
     with ThreadPoolExecutor(max_workers=32) as pool:
@@ -111,17 +112,15 @@ def _print_status_json(records: Sequence[Record], states: Sequence[str]) -> None
 
 
 def _state_on_node(record: Record) -> str:
-    """Ask the node for the run's state and the last line of its log; "-" if the run is over."""
+    """Return a run's state and last log line, from its node; "-" if the run was fetched or cancelled."""
     if record.state in ("fetched", "cancelled"):
         return "-"
-    node = _node_of(record)
-    try:
-        looked = mirror.look(node, record)
-        last = plain(node.ask(f"tail -n 1 {shlex.quote(record.folder)}/{mirror.LOG}").text.strip())
-    except BenchError as error:
-        return error.message
-    finally:
-        node.close()
+    with closing(_node_of(record)) as node:
+        try:
+            looked = mirror.look(node, record)
+            last = plain(node.ask(f"tail -n 1 {shlex.quote(record.folder)}/{mirror.LOG}").text.strip())
+        except BenchError as error:
+            return error.message
     word = f"exit {looked.code}" if looked.state == "exit" else looked.state
     return f"{word}: {last}" if last else word
 
@@ -139,34 +138,28 @@ def _node_of(record: Record) -> Node:
 def cancel(request: PushedRunsArguments) -> int:
     """Ask runs to end; their measurements so far can be fetched."""
     for record in Records().find(request.runs):
-        node = _node_of(record)
-        try:
+        with closing(_node_of(record)) as node:
             state = mirror.look(node, record).state
             if state in ("alive", "waiting"):
                 mirror.cancel(node, record)
                 print(f"{record.host}: run {record.run_id} is ending; bench fetch {record.run_id}")
             else:
                 print(f"{record.host}: run {record.run_id} is not running ({state})")
-        finally:
-            node.close()
     return 0
 
 
 def clean(request: PushedRunsArguments) -> int:
     """Remove everything of ended runs from their nodes."""
     if not request.runs:
-        raise BadInput("clean what?", advice="bench clean RUN or HOST; bench status lists them")
+        raise BadInput("clean needs a run", advice="bench clean RUN or HOST; bench status lists runs")
     records = Records()
     for record in records.find(request.runs):
-        node = _node_of(record)
-        try:
+        with closing(_node_of(record)) as node:
             if mirror.look(node, record).state in ("alive", "waiting"):
                 raise BadInput(
                     f"run {record.run_id} is still running", where=record.host, advice="bench cancel it first"
                 )
             mirror.clean(node, dataclasses.replace(record, keep=False))
-        finally:
-            node.close()
         if record.state != "fetched":
             records.move(record, "cancelled")
         print(f"{record.host}: removed everything of run {record.run_id}")

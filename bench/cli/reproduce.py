@@ -8,75 +8,62 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot, VerificationFailed
-from bench.cli.measure_options import uses_engine
+from bench.cli.measuring import MeasureArguments, make_sealer, signed_text
 from bench.planning.manifest import parse_manifest
 from bench.report.read_bundles import Lists
-from bench.report.reproduce.show import Subject, read_subject, show
-from bench.report.reproduce.verdicts import pip_lines, stack_differences
+from bench.report.reproduce.show import read_run, show
+from bench.report.reproduce.verdicts import ReproducibleRun, pip_lines, stack_differences
 from bench.report.reproduce.verdicts import reproduce as compare_runs
 
 
-@dataclass(frozen=True, slots=True)
-class ReproduceArguments:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReproduceArguments(MeasureArguments):
     bundle: Path
-    again: Path | None  # the second run, if it is done already
-    out: Path
+    again: Path | None  # bundle of the second run; None: run the manifest now
     trust: Path | None
     revoked: Path | None
     budget_seconds: float | None
-    key: Path | None
-    device: str
-    engine: str
-    image: str | None
     any_stack: bool
     tolerance: float
-    as_json: bool
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.device == "cpu"
 
 
 def reproduce(request: ReproduceArguments) -> int:
-    in_image = uses_engine(request.engine, request.image, request.key)
-    original = read_subject(request.bundle, Lists(request.trust, request.revoked))
+    in_image = request.in_image
+    original = read_run(request.bundle, Lists(request.trust, request.revoked))
     again = request.again
     if again is None:
         again = _run_in_image(original, request) if in_image else _run_here(original, request)
-    repeated = read_subject(again, None)
-    if repeated.run.results.run.id == original.run.results.run.id:
-        raise BadInput("is that very run: it reproduces nothing", where=str(again))
-    if repeated.samples_sha256 == original.samples_sha256 and original.run.losses:
-        raise VerificationFailed("has that very run's samples: it was not run again", where=str(again))
-    if repeated.manifest != original.manifest:
+    repeated = read_run(again, None)
+    if repeated.results.run.id == original.results.run.id:
+        raise BadInput("is the original run itself: it reproduces nothing", where=str(again))
+    if repeated.samples_sha256 == original.samples_sha256 and original.losses:
+        raise VerificationFailed("has the original run's samples: it was not run again", where=str(again))
+    if repeated.stated.data != original.stated.data:
         raise BadInput("ran another manifest", where=str(again), advice="bench compare shows what differs")
-    code = show(compare_runs(repeated.run, original.run, request.tolerance), as_json=request.as_json)
-    stopped = repeated.run.results.run.stopped
+    code = show(compare_runs(repeated, original, request.tolerance), as_json=request.as_json)
+    stopped = repeated.results.run.stopped
     if request.again is None and stopped:
         print(f"incomplete: {stopped}", file=sys.stderr)
         return 5
     return code
 
 
-def _run_here(original: Subject, request: ReproduceArguments) -> Path:
-    """Run the manifest with the software installed here; without --any-stack, it must be the same."""
-    from bench.cli.sealing import make_sealer, signed_text
+def _run_here(original: ReproducibleRun, request: ReproduceArguments) -> Path:
+    """Run the manifest with this machine's software, which may differ only with --any-stack."""
     from bench.runner.machine.probe import probe
     from bench.runner.run.execute import execute
     from bench.runner.run.progress import Progress
 
     where = str(request.bundle)
-    ours, theirs = probe(gpus_too=not request.on_cpu), original.run.results.node
+    ours, theirs = probe(gpus_too=not request.on_cpu), original.results.node
     differences = list(stack_differences(ours, theirs))
     if differences and not request.any_stack:
         has_image = theirs.image is not None and theirs.image.config is not None
         remedy = "--engine auto runs in its image" if has_image else " && ".join(pip_lines(ours, theirs))
-        raise EnvironmentCannot(
-            f"another software stack: {'; '.join(differences)}",
-            where=where,
-            advice=f"{remedy or 'set what differs'}; or --any-stack to run here all the same",
-        )
-    manifest = parse_manifest(original.manifest, f"{where}: manifest.json")
+        message = f"another software stack: {'; '.join(differences)}"
+        advice = f"{remedy or 'set what differs'}; or --any-stack to run despite the differences"
+        raise EnvironmentCannot(message, where=where, advice=advice)
+    manifest = parse_manifest(original.stated.data, f"{where}: manifest.json")
     finished = execute(
         manifest,
         request.out,
@@ -90,11 +77,11 @@ def _run_here(original: Subject, request: ReproduceArguments) -> Path:
     return finished.bundle
 
 
-def _run_in_image(original: Subject, request: ReproduceArguments) -> Path:
+def _run_in_image(original: ReproducibleRun, request: ReproduceArguments) -> Path:
     """Run the manifest, byte for byte, in the container image that the bundle ran in."""
     from bench.cli.image import run_in_image
 
-    facts = original.run.results.node.image
+    facts = original.results.node.image
     if facts is None or facts.config is None:
         raise BadInput(
             "ran in no image whose identity is known", where=str(request.bundle), advice="leave --engine out"
@@ -104,18 +91,8 @@ def _run_in_image(original: Subject, request: ReproduceArguments) -> Path:
     before = set(request.out.glob("*.tar"))
     with tempfile.TemporaryDirectory(prefix="bench-reproduce-") as folder:
         manifest = Path(folder) / "manifest.json"
-        manifest.write_bytes(original.manifest)
-        code = run_in_image(
-            "run",
-            manifest,
-            request.out,
-            request.engine,
-            request.image or facts.config,
-            options,
-            on_cpu=request.on_cpu,
-            network=False,
-            identity=facts.config,
-        )
+        manifest.write_bytes(original.stated.data)
+        code = run_in_image("run", manifest, request, options, identity=facts.config)
     bundles = set(request.out.glob("*.tar")) - before
     if len(bundles) != 1:
         raise EnvironmentCannot(

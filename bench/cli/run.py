@@ -1,4 +1,4 @@
-"""`bench run`: measure a manifest's models here, or in a container; print the results and sign the bundle."""
+"""`bench run`: measure a manifest's models, directly or in a container; print results, sign the bundle."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from bench.base.errors import BadInput, EnvironmentCannot, printable
 from bench.base.paths import making_folders
 from bench.base.strict_json import pretty_json, to_json
 from bench.cli.arguments import is_host_and_port
-from bench.cli.measure_options import uses_engine
-from bench.cli.sealing import make_sealer, signed_text
+from bench.cli.measuring import MeasureArguments, make_sealer, signed_text
 from bench.node_check.recompute_any import AnyVerdict, results_of
 from bench.planning.manifest import Manifest, load_manifest
 from bench.records.fastest import without_figures
@@ -27,34 +26,24 @@ if TYPE_CHECKING:
     from bench.runner.run.execute import FinishedRun
 
 
-@dataclass(frozen=True, slots=True)
-class RunArguments:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunArguments(MeasureArguments):
     manifest: Path
-    out: Path
     budget_seconds: float | None
-    key: Path | None
     challenge: Path | None
     resume: bool
     moved: bool
-    as_json: bool
-    device: str
     nodes: int
     node: int
     meet: str | None
-    engine: str
-    image: str | None
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.device == "cpu"
 
 
 def run(request: RunArguments) -> int:
     _refuse_ignored_options(request)
-    if uses_engine(request.engine, request.image, request.key):
+    if request.in_image:
         return _run_in_image(request)
     manifest = load_manifest(request.manifest)
-    # Slow: they import torch. A mistake in the options or in the manifest is reported before.
+    # These imports load torch, which is slow: mistakes in the options or the manifest are reported before.
     from bench.runner.run.earlier_bundle import answered
     from bench.runner.run.execute import Unpacked, execute
     from bench.runner.run.progress import Progress
@@ -63,7 +52,7 @@ def run(request: RunArguments) -> int:
     if request.node > 0:
         return _follow(manifest, nodes, request)
     sealer = make_sealer(manifest.digest, request.key, request.challenge)
-    # With several nodes, the others must still hear that the run is over.
+    # With several nodes, node 0 must still tell the other nodes that the run is over.
     if request.resume and sealer.run_id and nodes is None:
         bundle = request.out / f"{sealer.run_id}.tar"
         with making_folders(request.out):
@@ -94,21 +83,17 @@ def run(request: RunArguments) -> int:
 
 def _refuse_ignored_options(request: RunArguments) -> None:
     if request.nodes > 1 and request.meet is None:
-        raise BadInput(
-            f"--nodes {request.nodes} without --meet",
-            advice="--meet HOST:PORT, a port of node 0 that all nodes reach",
-        )
+        advice = "--meet HOST:PORT, a port of node 0 that all nodes reach"
+        raise BadInput(f"--nodes {request.nodes} without --meet", advice=advice)
     if request.meet is not None and (request.nodes, request.node) == (1, 0):
-        raise BadInput("--meet without --nodes", advice="--nodes says how many nodes connect there")
+        raise BadInput("--meet without --nodes", advice="--nodes says how many nodes connect")
     if request.moved and not (request.challenge and request.resume):
-        raise BadInput(
-            "--moved without --challenge and --resume",
-            advice="only a run that answers an operator's challenge can move to another machine",
-        )
+        advice = "only a run that answers an operator's challenge can move to another machine"
+        raise BadInput("--moved without --challenge and --resume", advice=advice)
 
 
 def nodes_of(manifest: Manifest, count: int, node: int, meet: str | None) -> Nodes | None:
-    """The nodes that train together, from --nodes, --node and --meet; None for a single node."""
+    """Return the nodes that train together, from --nodes, --node and --meet; None for a single node."""
     if count == 1 and node == 0:
         return None
     if count < 1 or not 0 <= node < count:
@@ -121,17 +106,17 @@ def nodes_of(manifest: Manifest, count: int, node: int, meet: str | None) -> Nod
 
 
 def _follow(manifest: Manifest, nodes: Nodes | None, request: RunArguments) -> int:
-    """Measure what node 0 sends; node 0 writes the bundle."""
+    """Measure the trials that node 0 sends; node 0 writes the bundle."""
     from bench.runner.run.execute import follow
     from bench.runner.run.progress import Progress
 
-    assert nodes is not None  # a node after node 0 has others
+    assert nodes is not None  # follows from request.node > 0
     follow(manifest, nodes, Progress(), on_cpu=request.on_cpu)
     return 0
 
 
 def _run_in_image(request: RunArguments) -> int:
-    """Run the same command in a container; the options that name files of this machine stay outside."""
+    """Run `bench run` in a container, without the options that name files of this machine."""
     from bench.cli.image import run_in_image
 
     options = ["--device", request.device]
@@ -141,23 +126,14 @@ def _run_in_image(request: RunArguments) -> int:
         options += ["--budget", f"{request.budget_seconds}s"]
     if request.nodes > 1:
         options += [f"--nodes={request.nodes}", f"--node={request.node}", f"--meet={request.meet}"]
-    return run_in_image(
-        "run",
-        request.manifest,
-        request.out,
-        request.engine,
-        request.image,
-        options,
-        on_cpu=request.on_cpu,
-        network=request.nodes > 1,
-        challenge=request.challenge,
-    )
+    network, challenge = request.nodes > 1, request.challenge
+    return run_in_image("run", request.manifest, request, options, network=network, challenge=challenge)
 
 
 def _ending(finished: FinishedRun, *, challenged: bool) -> int:
     """Tell the user what is left to do; return the exit code."""
     if finished.kept:
-        print(f"bundle {finished.bundle} is certified, and was left as it is", file=sys.stderr)
+        print(f"bundle {finished.bundle} is certified, and was not changed", file=sys.stderr)
     else:
         print(f"bundle {finished.bundle}   {signed_text(finished.seal)}", file=sys.stderr)
     if finished.results.run.stopped:
@@ -165,7 +141,7 @@ def _ending(finished: FinishedRun, *, challenged: bool) -> int:
         return 5
     if challenged and finished.seal.certificate is None:
         level = "" if finished.kept else ": the bundle's level is self"
-        print(f"no certificate came{level}", file=sys.stderr)
+        print(f"no certificate arrived{level}", file=sys.stderr)
         print("  the same command with --resume asks again, and measures nothing again", file=sys.stderr)
         return 5
     if finished.kept:
@@ -175,7 +151,7 @@ def _ending(finished: FinishedRun, *, challenged: bool) -> int:
 
 
 def _exit_code(results: Results) -> int:
-    """3 if no model has a figure, because every trial failed; else 0."""
+    """Return 3 if no model has a figure, because every trial failed; else 0."""
     return EnvironmentCannot.exit_code if len(without_figures(results)) == len(results.models) else 0
 
 

@@ -1,7 +1,7 @@
 """Wrap stdout and stderr for the length of a command.
 
-A failed write to stdout is an EnvironmentCannot; a failed write to stderr is ignored, since a run may outlive
-its terminal. Characters that the locale's encoding lacks are replaced: ± by +-.
+A failed write to stdout raises EnvironmentCannot; a failed write to stderr is ignored, since a run may
+outlive its terminal. Characters that the locale's encoding lacks are replaced, for example ± by +-.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import codecs
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
 from bench.base.errors import EnvironmentCannot
@@ -28,24 +28,21 @@ class _Stream:
 
     def write(self, text: str) -> int:
         self.used = True
-        with self._refusals():
-            self._file.write(text)
+        self._try(lambda: self._file.write(text))
         return len(text)
 
     def flush(self) -> None:
-        with self._refusals():
-            self._file.flush()
+        self._try(self._file.flush)
 
-    def _refusals(self) -> AbstractContextManager[None]:
+    def _try(self, call: Callable[[], object]) -> None:
         raise NotImplementedError
 
 
 class Stdout(_Stream):
-    @contextmanager
-    def _refusals(self) -> Iterator[None]:
+    def _try(self, call: Callable[[], object]) -> None:
         try:
-            yield
-        except BrokenPipeError:  # the reader closed it early: main() ends the command
+            call()
+        except BrokenPipeError:  # the reader closed stdout early: main() ends the command
             raise
         except OSError as error:
             leave(sys.stdout)
@@ -57,10 +54,9 @@ class Stderr(_Stream):
 
     refused = False
 
-    @contextmanager
-    def _refusals(self) -> Iterator[None]:
+    def _try(self, call: Callable[[], object]) -> None:
         try:
-            yield
+            call()
         except OSError:
             self.refused = True
 
@@ -82,7 +78,7 @@ def wrapped_streams() -> Iterator[Stdout]:
 
 
 def _open_closed_streams() -> None:
-    """Open streams that are closed: else the next opened file gets their number and their text."""
+    """Open closed streams to /dev/null: else the next opened file would get their number and their text."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
     for name in ("stdout", "stderr"):
@@ -91,7 +87,7 @@ def _open_closed_streams() -> None:
 
 
 def _replace_unencodable() -> None:
-    """Replace characters that the encoding lacks, so that no result of a long run is lost to a locale."""
+    """Replace characters that the locale's encoding lacks: an error would lose the results of a long run."""
     codecs.register_error("bench-ascii", _in_ascii)
     for stream in (sys.stdout, sys.stderr):
         if codecs.lookup(stream.encoding or "utf-8").name != "utf-8":

@@ -1,10 +1,10 @@
-"""`bench verify`: verify bundles; print what each one holds, as lines or as JSON."""
+"""`bench verify`: verify bundles; print the contents of each bundle, as lines or as JSON."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,20 +38,15 @@ def verify(request: VerifyArguments) -> int:
             print(verdict, file=sys.stderr)
         elif not request.as_json:
             print(*map(one_line, [f"{path}", *verdict.to_lines(), *_about(verdict)]), sep="\n")
+    refused = [verdict for _, verdict in checked if isinstance(verdict, BenchError)]
     if len(checked) > 1 and not request.as_json:
-        print(_count_line([verdict for _, verdict in checked]))
-    return _exit_code(checked)
-
-
-def _count_line(verdicts: list[AnyVerdict | BenchError]) -> str:
-    """The last line of many: how many bundles are valid, and how many were refused."""
-    refused = sum(isinstance(verdict, BenchError) for verdict in verdicts)
-    alert = f", {refused} REFUSED" if refused else ""
-    return f"{len(verdicts)} bundles: {len(verdicts) - refused} valid{alert}"
+        alert = f", {len(refused)} REFUSED" if refused else ""
+        print(f"{len(checked)} bundles: {len(checked) - len(refused)} valid{alert}")
+    return max((error.exit_code for error in refused), default=0)
 
 
 def _environment(node: NodeFacts, verdict: AnyVerdict) -> Iterator[str]:
-    """Lines about machine, time and software as the bundle states them: a signature proves none of it."""
+    """Yield lines on machine, time and software as the bundle states them, which no signature proves."""
     names = Counter(gpu.name for gpu in node.gpus)
     gpus = " + ".join(f"{count}x {name}" for name, count in names.items())
     machine = f"{gpus}, driver {node.driver}" if gpus else f"{node.cpu}, {node.cpu_cores} cores"
@@ -63,7 +58,7 @@ def _environment(node: NodeFacts, verdict: AnyVerdict) -> Iterator[str]:
 
 
 def _about(verdict: AnyVerdict) -> Iterator[str]:
-    """Lines about the contents: the environment, and each model's result or a node check's verdict."""
+    """Yield lines on a bundle's contents: environment, and each model's result or a node check's verdict."""
     contents = verdict.contents
     yield from _environment(contents.results.node, verdict)
     if isinstance(contents, RunContents):
@@ -80,7 +75,7 @@ def _about(verdict: AnyVerdict) -> Iterator[str]:
 
 
 def _result(model: str, results: Results) -> str:
-    """The fastest plausible figure of a model, in one line."""
+    """Return the fastest plausible figure of a model, on one line."""
     trials = [trial for trial in results.trials if trial.model == model]
     best, tried = fastest(trials), count_text(len(trials), "trial")
     implausible = sum(t.estimate is not None and not t.estimate.plausible for t in trials)
@@ -102,7 +97,3 @@ def _verdict_json(path: Path, verdict: AnyVerdict | BenchError) -> object:
             "exit_code": verdict.exit_code,
         }
     return {"valid": True} | verdict.to_json()
-
-
-def _exit_code(checked: Iterable[tuple[Path, object]]) -> int:
-    return max((v.exit_code for _, v in checked if isinstance(v, BenchError)), default=0)

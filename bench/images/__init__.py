@@ -1,5 +1,5 @@
-"""Container images: the variants, how they are built, read and written, and how a run is held in a container.
+"""Container images: their variants; build, read and write them; run bench in a locked-down container.
 
-Imports only base. Entry points: `engines.find_engine` starts a container, `build_image.build`
-builds an image, `archive` reads and writes image files.
+Imports only base. Entry points: `engines.find_engine` returns an engine that runs containers,
+`build_image.build` builds an image, `archive` reads and writes image files.
 """

@@ -1,9 +1,9 @@
 """Read and write container images as archive files.
 
-Reading: from an archive saved by Docker, Podman or `write_archive` to its identity and layers, by its bytes.
-Writing: from a configuration and layers to one reproducible tar, which Docker and Podman load and which is an
-OCI image layout too. An image's identity is the digest of its configuration, which names the digest of each
-uncompressed layer. Neither depends on compression or on the engine that saved the archive.
+Reading hashes an archive that Docker, Podman or `write_archive` saved, and returns its identity and layers.
+Writing makes one reproducible tar of a configuration and layers: Docker and Podman load it, and it is an OCI
+image layout too. An image's identity is the digest of its configuration, which names the digest of each
+uncompressed layer; so it depends neither on compression nor on the engine that saved the archive.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import shutil
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,9 +25,9 @@ from typing import Any, BinaryIO
 from bench.base.errors import BadInput, VerificationFailed
 from bench.base.files import replacing
 from bench.base.strict_json import canonical_json
-from bench.images.normalise import Hashing, Inflate
+from bench.images.normalise import Hashing
 
-_KEPT_BYTES = 4 * 2**20  # smaller files (configuration, manifest) are kept; larger ones are only hashed
+_KEPT_BYTES = 4 * 2**20  # files up to this size (configuration, manifest) are kept; larger ones only hashed
 _CHUNK = 2**20  # bytes
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -44,8 +45,8 @@ class Identity:
 class Layer:
     """A layer of an image in an archive."""
 
-    name: str  # of the blob in the archive
-    size: int  # bytes in the archive
+    name: str  # name of the layer's blob in the archive
+    size: int  # bytes of the blob in the archive
     diff_id: str
     compressed: bool
 
@@ -69,7 +70,7 @@ class ImageFacts:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
+def _opened(path: Path) -> Iterator[BinaryIO]:
     """Open an archive for reading; BadInput if it does not exist or is a folder."""
     try:
         with path.open("rb") as file:
@@ -78,10 +79,16 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         raise BadInput(f"cannot be read as an image file: {error.strerror}", where=str(path)) from None
 
 
+def facts_of(path: Path, where: str | None = None) -> ImageFacts:
+    """Read a saved image's file as `read_facts` does; errors name `where`, by default the path."""
+    with _opened(path) as file:
+        return read_facts(file, where or str(path))
+
+
 def read_facts(stream: BinaryIO, where: str) -> ImageFacts:
     """Read a saved image in one pass and hash all of it.
 
-    VerificationFailed if the layers are not those that the configuration names; BadInput if it is no image.
+    Raises VerificationFailed if the configuration names other layers; BadInput if `stream` is not an image.
     """
     blobs: dict[str, Layer] = {}
     small: dict[str, bytes] = {}
@@ -101,7 +108,7 @@ def read_facts(stream: BinaryIO, where: str) -> ImageFacts:
 
 
 def _resolved(name: str, member: tarfile.TarInfo) -> str:
-    """Name of the member that a link points to."""
+    """Return the name of the archive member that a link points to."""
     if member.islnk():
         return member.linkname.removeprefix("./")
     parts: list[str] = []
@@ -111,36 +118,31 @@ def _resolved(name: str, member: tarfile.TarInfo) -> str:
 
 
 def _hashed(name: str, size: int, file: Any) -> tuple[Layer, bytes]:
-    """Hash a file of the archive, decompressed; also return its bytes if it is small."""
-    first = file.read(_CHUNK)
-    if first.startswith(_ZSTD):
-        raise BadInput(
-            f"{name} is compressed with zstd, which is not supported",
-            advice="save it again: bench image save",
-        )
-    inflate = Inflate() if first.startswith(_GZIP) else None
-    total, kept, chunk = hashlib.sha256(), b"", first
-    while chunk:
-        if size <= _KEPT_BYTES:
-            kept += chunk
-        total.update(inflate(chunk) if inflate else chunk)
-        chunk = file.read(_CHUNK)
-    return Layer(name, size, f"sha256:{total.hexdigest()}", inflate is not None), kept
+    """Return a file's layer, hashed decompressed, and its bytes if the file is small and not compressed."""
+    magic = file.peek(4)
+    if magic.startswith(_ZSTD):
+        advice = "save it again: bench image save"
+        raise BadInput(f"{name} is compressed with zstd, which is not supported", advice=advice)
+    compressed = magic.startswith(_GZIP)
+    reader = gzip.GzipFile(fileobj=file) if compressed else file
+    total, kept = hashlib.sha256(), b""
+    with suppress(EOFError):  # a stream that was cut off fails the later comparison of digests
+        while chunk := reader.read(_CHUNK):
+            total.update(chunk)
+            kept += chunk if size <= _KEPT_BYTES and not compressed else b""
+    return Layer(name, size, f"sha256:{total.hexdigest()}", compressed), kept
 
 
 def _parts(small: Mapping[str, bytes], where: str) -> tuple[str, list[str], list[str]]:
-    """Names of the configuration and the layers, and the tags, from Docker's manifest or an OCI index."""
+    """Return the names of configuration and layers, and the tags, from Docker's manifest or an OCI index."""
     try:
         if "manifest.json" in small:
             (image,) = json.loads(small["manifest.json"])
             return image["Config"], list(image["Layers"]), list(image.get("RepoTags") or [])
         (entry,) = json.loads(small["index.json"])["manifests"]
         manifest = json.loads(small[_blob(entry["digest"])])
-        return (
-            _blob(manifest["config"]["digest"]),
-            [_blob(layer["digest"]) for layer in manifest["layers"]],
-            [],
-        )
+        layers = [_blob(layer["digest"]) for layer in manifest["layers"]]
+        return _blob(manifest["config"]["digest"]), layers, []
     except (KeyError, ValueError, TypeError):
         raise BadInput("does not hold exactly one image", where=where) from None
 
@@ -180,14 +182,14 @@ def _checked(
 
 
 def _open_blob(archive: tarfile.TarFile, layer: Layer) -> Any:
-    """Open the file that was hashed under this name: the last one of that name, with or without ./."""
+    """Open the file that `read_facts` hashed as this layer: the last of its name, with or without ./."""
     named = (m for m in archive.getmembers() if m.isfile() and m.name.removeprefix("./") == layer.name)
     return archive.extractfile(list(named)[-1])
 
 
 def extract(path: Path, facts: ImageFacts, name: str) -> bytes:
-    """Return one file of the image, from the last layer that has it. `facts` must describe this archive."""
-    with opened(path) as file, tarfile.open(fileobj=file) as archive:
+    """Return one file of the image, from the last layer that has it. `facts` must describe the archive."""
+    with _opened(path) as file, tarfile.open(fileobj=file) as archive:
         for layer in reversed(facts.layers):
             blob = _open_blob(archive, layer)
             with tarfile.open(fileobj=blob, mode="r|*") as files:
@@ -206,51 +208,40 @@ class Blob:
 
     path: Path
     diff_id: str
-    digest: str  # sha256 of the bytes at the path
+    digest: str  # sha256 of the bytes at `path`
     compressed: bool
 
 
-def compress(path: Path, out: Path, level: int = 6) -> str:
-    """Compress a file with gzip, without a name or a time in the header; return the digest of the result."""
-    with path.open("rb") as file, out.open("wb") as target:
-        counted = Hashing(target)
-        with gzip.GzipFile("", "wb", level, counted, mtime=0) as packed:
-            shutil.copyfileobj(file, packed, _CHUNK)
-    return f"sha256:{counted.total.hexdigest()}"
+def pack_layer(path: Path, layer: Layer, out: Path, *, anew: bool = False) -> str:
+    """Write one layer of an archive as a compressed file; return the digest of its bytes.
 
-
-def pack_layer(path: Path, layer: Layer, out: Path) -> str:
-    """Write one layer of an archive as a compressed file, as `bench image save` does; return its digest."""
-    with opened(path) as file, tarfile.open(fileobj=file) as archive, out.open("wb") as target:
-        blob = _open_blob(archive, layer)
-        counted = Hashing(target)
-        if layer.compressed:
+    A layer that is compressed already is copied unchanged; with `anew`, bench compresses it itself.
+    """
+    with _opened(path) as file, tarfile.open(fileobj=file) as archive, out.open("wb") as target:
+        blob, counted = _open_blob(archive, layer), Hashing(target)
+        if layer.compressed and not anew:
             shutil.copyfileobj(blob, counted, _CHUNK)
         else:
-            with gzip.GzipFile("", "wb", 6, counted, mtime=0) as packed:
-                shutil.copyfileobj(blob, packed, _CHUNK)
+            plain = gzip.GzipFile(fileobj=blob) if layer.compressed else blob
+            with gzip.GzipFile("", "wb", 6, counted, mtime=0) as packed:  # the header has no name and no time
+                shutil.copyfileobj(plain, packed, _CHUNK)
     return f"sha256:{counted.total.hexdigest()}"
 
 
 def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) -> None:
-    """Write an image as one tar: Docker and Podman load it by manifest.json, OCI tools read index.json."""
+    """Write an image as one tar: Docker and Podman read its manifest.json, OCI tools its index.json."""
     config_digest = f"sha256:{hashlib.sha256(config).hexdigest()}"
     manifest = _oci_manifest(config_digest, len(config), layers)
     digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
-    index = {
-        "schemaVersion": 2,
-        "manifests": [
-            {
-                "mediaType": "application/vnd.oci.image.manifest.v1+json",
-                "digest": digest,
-                "size": len(manifest),
-                "annotations": {"org.opencontainers.image.ref.name": tag},
-            }
-        ],
+    image = {
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "digest": digest,
+        "size": len(manifest),
+        "annotations": {"org.opencontainers.image.ref.name": tag},
     }
-    docker_manifest = [
-        {"Config": _blob(config_digest), "RepoTags": [tag], "Layers": [_blob(b.digest) for b in layers]}
-    ]
+    index = {"schemaVersion": 2, "manifests": [image]}
+    files = [_blob(blob.digest) for blob in layers]
+    docker_manifest = [{"Config": _blob(config_digest), "RepoTags": [tag], "Layers": files}]
     sources: dict[str, bytes | Path] = {
         _blob(config_digest): config,
         _blob(digest): manifest,
@@ -261,7 +252,7 @@ def write_archive(out: Path, config: bytes, layers: Sequence[Blob], tag: str) ->
     }
     with replacing(out) as part, tarfile.open(part, "w", format=tarfile.PAX_FORMAT) as archive:
         for name, source in sorted(sources.items()):
-            _add(archive, name, source)
+            add_file(archive, name, source)
 
 
 def _oci_manifest(config_digest: str, config_size: int, layers: Sequence[Blob]) -> bytes:
@@ -283,27 +274,10 @@ def _oci_manifest(config_digest: str, config_size: int, layers: Sequence[Blob]) 
     )
 
 
-def _add(archive: tarfile.TarFile, name: str, source: bytes | Path) -> None:
+def add_file(archive: tarfile.TarFile, name: str, source: bytes | Path) -> None:
+    """Add a file with a mode of 644 and without owner or time, so that only its content matters."""
     entry = tarfile.TarInfo(name)
-    if isinstance(source, bytes):
-        entry.size = len(source)
-        archive.addfile(entry, io.BytesIO(source))
-        return
-    entry.size = source.stat().st_size
-    with source.open("rb") as file:
+    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+        entry.size = file.seek(0, os.SEEK_END)
+        file.seek(0)
         archive.addfile(entry, file)
-
-
-def copy_layers(path: Path, facts: ImageFacts, folder: Path, say: Callable[[str], None]) -> list[Path]:
-    """Write the layers of an archive into a folder, uncompressed; return their paths in order."""
-    paths = []
-    with opened(path) as file, tarfile.open(fileobj=file) as archive:
-        for number, layer in enumerate(facts.layers, 1):
-            say(f"layer {number} of {len(facts.layers)}")
-            blob = _open_blob(archive, layer)
-            target = folder / f"{number}.tar"
-            with target.open("wb") as out:
-                reader = gzip.GzipFile(fileobj=blob) if layer.compressed else blob
-                shutil.copyfileobj(reader, out, _CHUNK)
-            paths.append(target)
-    return paths

@@ -1,14 +1,13 @@
 """`bench image build`: build an image whose every byte follows from the locks and the source.
 
-1. The base: a Debian of the locked packages. 2. The locked wheels, by digest. 3. The Dockerfile, built by
-buildah in a store that is thrown away. 4. The layers, normalised, and a configuration without traces of the
-builder. Steps 1 and 2 are cached; a build with an empty cache gives the same image. Needs root, buildah and
-mmdebstrap.
+1. Make the base, a Debian of the locked packages. 2. Fetch the locked wheels by digest. 3. Build the
+Dockerfile with buildah in a temporary store. 4. Normalise the layers, and write a configuration without
+traces of the builder. Steps 1 and 2 are cached; a build with an empty cache gives the same image. Needs root,
+buildah and mmdebstrap.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -27,8 +26,9 @@ from bench.base.errors import BadInput, EnvironmentCannot, nearest
 from bench.base.files import replacing
 from bench.base.names import GIB
 from bench.base.sbom import PLACE, python_versions
+from bench.base.stamps import sha256
 from bench.base.strict_json import pretty_json
-from bench.images.archive import Blob, ImageFacts, extract, opened, read_facts, write_archive
+from bench.images.archive import Blob, ImageFacts, extract, facts_of, write_archive
 from bench.images.debian_base import build_base, read_debs
 from bench.images.fetch import digest, wheels
 from bench.images.locks import BUILDER, DEBIAN, Pin, read_pins
@@ -36,9 +36,9 @@ from bench.images.normalise import configuration, normalise
 from bench.images.variants import Variant, images
 
 Say = Callable[[str], None]
-STAGES = ("base", "libraries", "torch", "rest", "kernels", "image")  # of the Dockerfile; each makes one layer
+STAGES = ("base", "libraries", "torch", "rest", "kernels", "image")  # of the Dockerfile, one for each layer
 SOURCE_FILES = ("pyproject.toml", "README.md", "LICENSE", "bench")  # copied from the repository
-# Disk space for the cache, buildah's store and the result; by whether the variant has CUDA.
+# Disk space for the cache, buildah's store and the result, by whether the variant has CUDA.
 NEEDS_BYTES = {True: 40 * GIB, False: 6 * GIB}
 
 
@@ -46,11 +46,11 @@ NEEDS_BYTES = {True: 40 * GIB, False: 6 * GIB}
 class BuildInputs:
     """The inputs of a build, and its cache."""
 
-    root: Path  # of bench's repository
+    root: Path  # folder of bench's repository
     variant: Variant
     cache: Path
     mirror: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()  # kernels left out; named in a label of the image
+    without: tuple[str, ...] = ()  # kernels to leave out, which a label of the image names
 
     @property
     def lock(self) -> Path:
@@ -62,7 +62,7 @@ class BuildInputs:
         return self.root / f"docker/{self.variant.name}.built.lock"
 
     def pins(self) -> Mapping[str, Pin]:
-        """The pins to install: those of the lock, with compiled wheels in place of their sources."""
+        """Return the pins to install: the lock's pins, with compiled wheels in place of source archives."""
         pins, built = dict(read_pins(self.lock)), read_pins(self.built) if self.built.exists() else {}
         if unknown := sorted(set(self.without) - set(self.variant.kernels)):
             raise BadInput(
@@ -74,18 +74,17 @@ class BuildInputs:
             elif name in built:
                 pins[name] = built[name]
             else:
-                raise EnvironmentCannot(
-                    f"{self.built.name} has no wheel of {name}, which is compiled ahead",
-                    advice=f"bench image kernels {self.variant.name}, or --without {name}",
-                )
+                message = f"{self.built.name} has no wheel of {name}, which has to be compiled before"
+                advice = f"bench image kernels {self.variant.name}, or --without {name}"
+                raise EnvironmentCannot(message, advice=advice)
         return pins
 
 
 def build(inputs: BuildInputs, out: Path, tag: str, say: Say) -> ImageFacts:
-    """Build the image and write its archive to `out`."""
+    """Build the image and write its archive to `out`; return the archive's facts."""
     check_prerequisites(inputs)
     pins = inputs.pins()
-    with context(inputs, [*pins.values(), _pip(inputs)], say) as folder:
+    with context(inputs, [*pins.values(), read_pins(inputs.root / BUILDER)["pip"]], say) as folder:
         (folder / "pins.txt").write_text("".join(f"{pin.line}\n" for pin in pins.values()))
         (folder / "image.json").write_bytes(described(inputs))
         _copy_source(inputs.root, folder / "source")
@@ -100,8 +99,8 @@ def build(inputs: BuildInputs, out: Path, tag: str, say: Say) -> ImageFacts:
 
 @contextmanager
 def context(inputs: BuildInputs, pins: Sequence[Pin], say: Say) -> Iterator[Path]:
-    """Make the build's context folder: links to the base and the wheels, copies of the scripts."""
-    say("fetching what the locks name")
+    """Yield the build's temporary context folder: links to the base and the wheels, copies of the scripts."""
+    say("fetching the locked files")
     files = wheels(pins, inputs.cache / "wheels", images().python)
     base = _base(inputs, say)
     with tempfile.TemporaryDirectory(prefix="context-", dir=inputs.cache) as name:
@@ -118,10 +117,8 @@ def context(inputs: BuildInputs, pins: Sequence[Pin], say: Say) -> Iterator[Path
 def _base(inputs: BuildInputs, say: Say) -> Path:
     lock = inputs.root / DEBIAN
     code = Path(__file__).with_name("debian_base.py")
-    key = hashlib.sha256(
-        b"".join([lock.read_bytes(), code.read_bytes(), b"%d" % images().epoch])
-    ).hexdigest()[:16]
-    base = inputs.cache / f"base-{key}.tar"
+    inputs_of_base = b"".join([lock.read_bytes(), code.read_bytes(), b"%d" % images().epoch])
+    base = inputs.cache / f"base-{sha256(inputs_of_base)[:16]}.tar"
     if not base.exists():
         say("making the base of Debian packages")
         with replacing(base) as part:
@@ -129,18 +126,11 @@ def _base(inputs: BuildInputs, say: Say) -> Path:
     return base
 
 
-def _pip(inputs: BuildInputs) -> Pin:
-    return read_pins(inputs.root / BUILDER)["pip"]
-
-
 def check_prerequisites(inputs: BuildInputs) -> None:
-    """Refuse a build without the repository, the programs, root, or room on the disk."""
+    """Refuse a build without bench's repository, buildah, mmdebstrap, root or enough free disk space."""
     if not (inputs.root / "Dockerfile").exists():
-        raise BadInput(
-            "holds no Dockerfile",
-            where=str(inputs.root),
-            advice="run in bench's repository, or name it with --source",
-        )
+        advice = "run in bench's repository, or name it with --source"
+        raise BadInput("holds no Dockerfile", where=str(inputs.root), advice=advice)
     for program in ("buildah", "mmdebstrap"):
         if shutil.which(program) is None:
             raise EnvironmentCannot(f"{program} is not installed", advice=f"apt-get install {program}")
@@ -149,15 +139,13 @@ def check_prerequisites(inputs: BuildInputs) -> None:
     inputs.cache.mkdir(parents=True, exist_ok=True)
     free, needed = shutil.disk_usage(inputs.cache).free, NEEDS_BYTES[inputs.variant.cuda is not None]
     if free < needed:
-        raise EnvironmentCannot(
-            f"{free / GIB:.0f} GiB are free, a build needs {needed / GIB:.0f}",
-            where=str(inputs.cache),
-            advice="--cache on a larger disk",
-        )
+        message = f"{free / GIB:.0f} GiB are free, a build needs {needed / GIB:.0f}"
+        advice = "--cache on a larger disk"
+        raise EnvironmentCannot(message, where=str(inputs.cache), advice=advice)
 
 
 def described(inputs: BuildInputs) -> bytes:
-    """The contents of image.json, by which the runner inside knows the image."""
+    """Return the contents of image.json, from which a run in the container reads its variant and locks."""
     return pretty_json(
         {
             "schema": "bench/image/v1",
@@ -189,17 +177,12 @@ def buildah(
 ) -> None:
     """Build one stage of the Dockerfile in an empty store; save it as an archive if `saved` is given.
 
-    The build runs in a network namespace without a network, so that nothing outside the locks gets in.
+    The build has no network, so that the image contains nothing besides the locked files and the source.
     """
     store = Path(tempfile.mkdtemp(prefix="store-", dir=inputs.cache))
     program = ["unshare", "--net", "buildah", f"--root={store}/root", f"--runroot={store}/run"]
-    options = [
-        "--isolation=chroot",
-        f"--target={target}",
-        "--identity-label=false",
-        "--quiet",
-        "--format=docker",
-    ]
+    options = ["--isolation=chroot", "--identity-label=false", "--quiet", "--format=docker"]
+    options += [f"--target={target}"]
     options += [f"--build-arg={name}={value}" for name, value in (arguments or {}).items()]
     try:
         _run([*program, "build", *options, *(f"--volume={v}" for v in volumes), "--tag=bench", str(folder)])
@@ -218,7 +201,7 @@ def _run(command: Sequence[str]) -> None:
 
 
 def _finish(inputs: BuildInputs, saved: Path, work: Path, out: Path, tag: str, say: Say) -> ImageFacts:
-    """Write the built image as an archive without traces of the builder."""
+    """Write the built image as an archive without traces of the builder; return the archive's facts."""
     epoch = images().epoch
     blobs = []
     with tarfile.open(saved) as archive:
@@ -237,19 +220,18 @@ def _finish(inputs: BuildInputs, saved: Path, work: Path, out: Path, tag: str, s
     config = configuration(built, [b.diff_id for b in blobs], labels(inputs), STAGES, created)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_archive(out, config, blobs, tag)
-    with opened(out) as file:
-        return read_facts(file, str(out))
+    return facts_of(out)
 
 
 def _member(archive: tarfile.TarFile, name: str) -> Any:
     file = archive.extractfile(name)
-    if file is None:  # a link to another layer of the same content
+    if file is None:  # buildah may link a layer to another one with the same content
         raise EnvironmentCannot(f"buildah's archive lacks {name} as a file")
     return file
 
 
 def labels(inputs: BuildInputs) -> Mapping[str, str]:
-    """Labels of the image: OCI annotations, the variant, and the digests of its locks."""
+    """Return the labels of the image: OCI annotations, the variant, and the digests of its locks."""
     oci, variant = "org.opencontainers.image", inputs.variant
     always = {
         f"{oci}.title": "bench",
@@ -270,7 +252,6 @@ def _check_installed(inputs: BuildInputs, pins: Mapping[str, Pin], out: Path, fa
     installed = python_versions(json.loads(extract(out, facts, str(PLACE).lstrip("/"))))
     locked = {name: pin.version for name, pin in pins.items()} | {"bench": __version__}
     if differing := sorted(dict(installed.items() ^ locked.items())):
-        raise EnvironmentCannot(
-            f"the image and {inputs.variant.lock} disagree about {', '.join(differing[:5])}",
-            advice="a defect of bench: please report it",
-        )
+        message = f"the image and {inputs.variant.lock} disagree about {', '.join(differing[:5])}"
+        advice = "a defect of bench: please report it"
+        raise EnvironmentCannot(message, advice=advice)

@@ -1,7 +1,7 @@
-"""`bench image kernels`: compile the wheels that no index has, in the Dockerfile's builder stage; lock them.
+"""`bench image kernels`: compile wheels that no index has, in the Dockerfile's builder stage, and lock them.
 
-docker/kernels.py keeps compiled objects in the cache, file by file: an interrupted build continues, and
-objects compiled on a larger machine are used if they are put there.
+docker/kernels.py keeps every compiled object in the cache, so that an interrupted build continues, and
+objects that were compiled on a larger machine can be copied into the cache.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from pathlib import Path
 from bench.base.errors import BadInput, EnvironmentCannot, nearest
 from bench.images.build_image import BuildInputs, Say, buildah, check_prerequisites, context
 from bench.images.fetch import digest, source
-from bench.images.locks import BUILDER, Pin, normal, read_pins
+from bench.images.locks import BUILDER, normal, read_pins
 
-NEEDS_NO_NVCC = ("deepspeed",)  # has no CUDA code
+NEEDS_NO_NVCC = ("deepspeed",)  # wheels without CUDA code
 
 
 def build_kernels(inputs: BuildInputs, only: Sequence[str], arch: str, jobs: int, say: Say) -> Iterator[str]:
-    """Compile all wheels of the variant, or those in `only`; lock them and yield the lock's new lines."""
+    """Compile the variant's wheels, or only those in `only`; lock them and yield the lock's new lines."""
     variant = inputs.variant
     if not variant.kernels:
         raise BadInput(f"the variant {variant.name} has no wheels to compile")
     if unknown := sorted(set(only) - set(variant.kernels)):
         raise BadInput(
-            f'"{unknown[0]}" is not a wheel that is compiled', advice=nearest(unknown[0], variant.kernels)
+            f'"{unknown[0]}" is not a wheel to compile', advice=nearest(unknown[0], variant.kernels)
         )
     check_prerequisites(inputs)
     names = only or variant.kernels
@@ -36,47 +36,35 @@ def build_kernels(inputs: BuildInputs, only: Sequence[str], arch: str, jobs: int
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir()
     nvcc = not set(names) <= set(NEEDS_NO_NVCC)
-    tools = _build_tools(builder, ready, nvcc)
+    tools = [pin for name, pin in builder.items() if name not in ready]
+    tools = [pin for pin in tools if nvcc or not pin.name.startswith("nvidia-")]
     with context(inputs, [*ready.values(), *tools], say) as folder:
         (folder / "sources").mkdir()
         for name in names:
             shutil.copy(source(locked[name], inputs.cache / "sources"), folder / "sources")
         (folder / "pins.txt").write_text("".join(f"{pin.line}\n" for pin in ready.values()))
         (folder / "builder.txt").write_text("".join(f"{pin.line}\n" for pin in tools))
-        say(_announcement(names, arch, nvcc))
+        long = f" for {arch}: takes hours, except for objects in the cache"
+        say(f"compiling {', '.join(names)}{long if nvcc else ': no GPU kernels among them'}")
         arguments = {"ARCH": arch, "JOBS": str(jobs)}
         volumes = (f"{objects}:/objects:rw", f"{output}:/made:rw")
         buildah(folder, inputs, None, target="builder", arguments=arguments, volumes=volumes)
     yield from _lock(inputs, output, {name: locked[name].version for name in names})
 
 
-def _build_tools(builder: Mapping[str, Pin], ready: Mapping[str, Pin], nvcc: bool) -> list[Pin]:
-    """Packages that the builder stage needs beyond the image's own wheels."""
-    tools = [pin for name, pin in builder.items() if name not in ready]
-    return [pin for pin in tools if nvcc or not pin.name.startswith("nvidia-")]
-
-
-def _announcement(names: Sequence[str], arch: str, nvcc: bool) -> str:
-    if not nvcc:
-        return f"compiling {', '.join(names)}: no GPU kernels among them"
-    return f"compiling {', '.join(names)} for {arch}: takes hours, except for objects in the cache"
-
-
 def _lock(inputs: BuildInputs, output: Path, versions_to_build: Mapping[str, str]) -> Iterator[str]:
-    """Move the new wheels into the cache and write their lock; refuse if one of them is missing."""
+    """Move new wheels into the cache, write their lock, yield its new lines; refuse if a wheel is missing."""
     previous = read_pins(inputs.built) if inputs.built.exists() else {}
     lines = {name: pin.line for name, pin in previous.items()}
     new = []
-    # One folder a variant: wheels of the same version have the same name in every variant.
+    # Each variant has its own folder: a wheel's name does not depend on the variant it was compiled for.
     keep = inputs.cache / "wheels" / inputs.variant.name
     keep.mkdir(parents=True, exist_ok=True)
     wheels = {normal(wheel.name.split("-")[0]): wheel for wheel in sorted(output.glob("*.whl"))}
     versions = {name: wheel.name.split("-")[1] for name, wheel in wheels.items()}
     if lacking := sorted(versions_to_build.items() - versions.items()):
-        raise EnvironmentCannot(
-            "docker/kernels.py made no wheel of {} {}".format(*lacking[0]),
-            advice="a defect of bench: please report it",
-        )
+        advice = "a defect of bench: please report it"
+        raise EnvironmentCannot("docker/kernels.py made no wheel of {} {}".format(*lacking[0]), advice=advice)
     for name, wheel in wheels.items():
         new.append(f"{name}=={versions[name]} --hash=sha256:{digest(wheel)}")
         lines[name] = new[-1]

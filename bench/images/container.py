@@ -1,9 +1,9 @@
-"""The container that holds a run, described once for all engines. Pure.
+"""Describe the container of a run in one form for all engines. Pure.
 
-An unprivileged user, a read-only root file system, no capabilities and no way to gain any, no network for a
-node that works alone, limits on processes and memory, no engine socket. Nodes that train together share the
-host's network and its InfiniBand. Writable: /out (results), /tmp, and /cache in memory, the only place that
-allows execution.
+The container has an unprivileged user, a read-only root file system, no capabilities and no way to gain any,
+limits on processes and memory, and no engine socket. It has no network, unless nodes train together: they
+share the host's network and InfiniBand. Only /out (results), /tmp, and /cache (in memory) are writable; of
+these only /cache allows execution.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NOBODY = 65534  # uid and gid of a user that owns no file on any machine
 # Paths inside the container.
 MANIFEST, CHALLENGE, OUT, CACHE = "/in/manifest.json", "/in/challenge.json", "/out", "/cache"
 RDMA = Path("/dev/infiniband")  # InfiniBand and RoCE devices; without them NCCL falls back to TCP silently
-# The host's variables that are passed to the containers of nodes that train together: how they are connected.
+# Variables of the host that describe its network, passed to the containers of nodes that train together.
 CONNECTED = (
     "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "NCCL_SOCKET_NTHREADS",
     "NCCL_NSOCKS_PERTHREAD", "NCCL_NET", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX",
@@ -27,7 +27,7 @@ CONNECTED = (
     "NCCL_IB_MERGE_NICS", "NCCL_CROSS_NIC", "NCCL_NET_GDR_LEVEL", "NCCL_DMABUF_ENABLE", "NCCL_DEBUG",
     "NCCL_DEBUG_SUBSYS",
 )  # fmt: skip
-PIDS = 8192  # enough for compilers and data loaders of eight ranks; stops a fork bomb
+PIDS = 8192  # most processes: enough for compilers and data loaders of eight ranks; stops a fork bomb
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +44,17 @@ class Container:
     network: bool = False  # share the host's network, for nodes that train together
     rdma: bool = False  # also pass the RDMA devices, and allow locked memory
     pids: int = PIDS
-    cache_bytes: int = 8 * GIB  # compiled kernels
-    scratch_bytes: int = 2 * GIB
-    shared_bytes: int = 8 * GIB  # /dev/shm, between the processes of one run
+    cache_bytes: int = 8 * GIB  # size of /cache, for compiled kernels
+    scratch_bytes: int = 2 * GIB  # size of /tmp
+    shared_bytes: int = 8 * GIB  # size of /dev/shm, which the run's processes share
     environment: Mapping[str, str] = field(default_factory=dict)
-    challenge: Path | None = None  # an operator's challenge: the run makes a key of its own
-    cache: Path | None = None  # host folder for /cache, for an engine that cannot hold it in memory
-    name: str | None = None  # of the container, for the engine's own commands
+    challenge: Path | None = None  # an operator's challenge, for which the run makes a key of its own
+    cache: Path | None = None  # host folder for /cache, if the engine cannot keep that in memory
+    name: str | None = None  # name of the container in the engine's commands
 
     @property
     def inputs(self) -> Mapping[str, Path]:
-        """Read-only files of the host, by their path inside."""
+        """Read-only files of the host to mount, keyed by their path in the container."""
         return {MANIFEST: self.manifest} | ({CHALLENGE: self.challenge} if self.challenge else {})
 
     @property
@@ -69,16 +69,16 @@ class Container:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """The environment inside. Of the host's variables, only those that `handed_on` names may be in it."""
-        # The run's key lies in /tmp, which is in memory: the node keeps no secret.
+        """Environment of the container. It has no host variables besides those that `handed_on` names."""
+        # bench keeps the run's key in XDG_CONFIG_HOME, here /tmp, which is in memory: no node stores the key.
         return {"XDG_CONFIG_HOME": "/tmp", "USER": "nobody", **self.environment}
 
 
 def handed_on(network: bool) -> tuple[str, ...]:
-    """Names of the host's variables that are passed on: the choice of GPUs and the network's settings."""
+    """Return names of host variables to pass on: the choice of GPUs and, with a network, its settings."""
     return (VISIBLE, *CONNECTED) if network else (VISIBLE,)
 
 
 def limits(memory_bytes: int) -> int:
-    """Bytes that a container may use of a node's memory; the rest (2 GiB or 5%) keeps the node reachable."""
+    """Return how much of a node's memory a container may use; the rest (2 GiB or 5%) keeps it reachable."""
     return max(memory_bytes - max(2 * GIB, memory_bytes // 20), memory_bytes // 2)

@@ -17,16 +17,10 @@ from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot
 
-# Left out: documents and translations.
-_EXCLUDED = (
-    "/usr/share/doc/*",
-    "/usr/share/man/*",
-    "/usr/share/info/*",
-    "/usr/share/locale/*",
-    "/usr/share/lintian/*",
-)
+# Files left out of the base: documents and translations.
+_EXCLUDED = [f"/usr/share/{name}/*" for name in ("doc", "man", "info", "locale", "lintian")]
 _LICENCES = "/usr/share/doc/*/copyright"
-# Removed at the end: set-id bits, which no-new-privileges makes useless anyway, and traces of the build.
+# Removed at the end: set-id bits, useless in a container with no-new-privileges, and traces of the build.
 _CLEAN = (
     'find "$1" -xdev -perm /6000 -type f -exec chmod a-s {} +',
     'rm -rf "$1"/var/log/* "$1"/var/cache/debconf/*-old "$1"/var/lib/dpkg/*-old "$1"/etc/machine-id',
@@ -49,7 +43,7 @@ class Deb:
 
 
 def read_debs(path: Path) -> tuple[Deb, ...]:
-    """Read a lock of Debian packages; BadInput names the first line that is none."""
+    """Read a lock of Debian packages; BadInput names the first malformed line."""
     debs = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if line.startswith("#"):
@@ -62,14 +56,13 @@ def read_debs(path: Path) -> tuple[Deb, ...]:
 
 
 def build_base(debs: Sequence[Deb], suite: str, out: Path, mirror: Sequence[str], epoch: int) -> None:
-    """Write the tar of a Debian of these packages; EnvironmentCannot if the mirror has other ones."""
+    """Write the tar of a Debian with these packages; EnvironmentCannot if the mirror's packages differ."""
     used = bootstrap([f"{deb.name}={deb.version}" for deb in debs], suite, out, mirror, epoch)
     if missing := sorted({deb.line for deb in debs} ^ {deb.line for deb in used}):
         out.unlink(missing_ok=True)
-        raise EnvironmentCannot(
-            f"the mirror's packages are not those of the lock: {missing[0]} and {len(missing) - 1} more",
-            advice="--mirror with a snapshot of the lock's date, or `make lock`",
-        )
+        message = f"the mirror's packages are not those of the lock: {missing[0]} and {len(missing) - 1} more"
+        advice = "--mirror with a snapshot of the lock's date, or `make lock`"
+        raise EnvironmentCannot(message, advice=advice)
 
 
 def bootstrap(
@@ -81,33 +74,25 @@ def bootstrap(
     with tempfile.TemporaryDirectory(prefix="bench-base-") as work:
         record = Path(work) / "debs"
         command = ["mmdebstrap", "--quiet", "--variant=essential", "--architectures=amd64", "--format=tar"]
-        # Recorded twice: apt's folder holds the essential packages first, and all others later.
+        # Packages are recorded twice: apt's folder first holds the essential ones, later all others.
         command += [
             f"--include={' '.join(include)}",
             *(f"--{when}-hook={_record(record)}" for when in _HOOKS),
         ]
-        command += [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED] + [
-            f"--dpkgopt=path-include={_LICENCES}"
-        ]
-        command += [f"--customize-hook={hook}" for hook in _CLEAN] + [suite, str(out), *mirror]
-        done = subprocess.run(
-            command,
-            check=False,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C.UTF-8", "TZ": "UTC"},
-        )
+        command += [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED]
+        command += [f"--dpkgopt=path-include={_LICENCES}", *(f"--customize-hook={hook}" for hook in _CLEAN)]
+        command += [suite, str(out), *mirror]
+        environment = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
         if done.returncode:
             tail = "\n  ".join(done.stderr.strip().splitlines()[-4:])
-            raise EnvironmentCannot(
-                f"mmdebstrap failed to build the base:\n  {tail}",
-                advice="if the mirror no longer has a version: --mirror with a snapshot, or `make lock`",
-            )
+            advice = "if the mirror no longer has a version: --mirror with a snapshot, or `make lock`"
+            raise EnvironmentCannot(f"mmdebstrap failed to build the base:\n  {tail}", advice=advice)
         return tuple(sorted({Deb(*line.split()) for line in record.read_text().splitlines()}))
 
 
 def _record(record: Path) -> str:
-    """Shell hook that appends name, version and digest of every package file that apt fetched to `record`."""
+    """Return a shell hook that appends name, version and digest of each fetched package file to `record`."""
     return (
         'for deb in "$1"/var/cache/apt/archives/*.deb; do '
         'echo "$(dpkg-deb -W --showformat=\'${Package} ${Version}\' "$deb") '

@@ -1,7 +1,7 @@
-"""Get the files that a lock names, by digest: from the cache, else from the package index.
+"""Get the files that a lock names by digest, from the cache or from the package index.
 
-Wheels are downloaded by pip, with the index, proxy and certificates of the user's configuration. Source
-archives are downloaded here, from the same index: pip would run their setup, which needs half of the stack.
+Pip downloads wheels, with the index, proxy and certificates of the user's configuration. This module itself
+downloads source archives from pip's index: pip would run their setup, which needs many installed packages.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _SOURCE_SUFFIX = ".tar.gz"
 
 
 def digest(path: Path) -> str:
-    """sha256 of a file, in hexadecimal."""
+    """Return the sha256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def wheels(pins: Iterable[Pin], cache: Path, python: str) -> Mapping[str, Path]:
-    """Return a wheel for each pin whose digest the pin accepts, downloading those that the cache lacks."""
+    """Return a wheel with an accepted digest for each pin; download the wheels that the cache lacks."""
     cache.mkdir(parents=True, exist_ok=True)
     by_name = {pin.name: pin for pin in pins}
     cached = _cached(by_name, cache, ".whl")
@@ -46,15 +46,14 @@ def wheels(pins: Iterable[Pin], cache: Path, python: str) -> Mapping[str, Path]:
         _download(missing, cache, python)
         cached = _cached(by_name, cache, ".whl")
     if lacking := sorted(by_name.keys() - cached.keys()):
-        raise EnvironmentCannot(
-            f"no wheel of {lacking[0]} {by_name[lacking[0]].version} has a digest of the lock",
-            advice=f"put it into {cache}, or add an index or folder that has it to pip's configuration",
-        )
+        message = f"no wheel of {lacking[0]} {by_name[lacking[0]].version} has a digest of the lock"
+        advice = f"put it into {cache}, or add an index or folder that has it to pip's configuration"
+        raise EnvironmentCannot(message, advice=advice)
     return cached
 
 
 def _cached(pins: Mapping[str, Pin], cache: Path, suffix: str) -> dict[str, Path]:
-    """Cached files that a pin accepts. Their bytes are hashed: wheels of two variants may share a name."""
+    """Return cached files that a pin accepts by digest: wheels of two variants may have the same name."""
     paths = {}
     for path in sorted(cache.rglob(f"*{suffix}")):
         pin = pins.get(normal(path.name.removesuffix(_SOURCE_SUFFIX).split("-")[0]))
@@ -64,23 +63,15 @@ def _cached(pins: Mapping[str, Pin], cache: Path, suffix: str) -> dict[str, Path
 
 
 def _download(pins: Iterable[Pin], cache: Path, python: str) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += [
-        "--require-hashes",
-        "--only-binary=:all:",
-        "--implementation=cp",
-        f"--python-version={python}",
-    ]
+    options = "--quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all:"
+    command = [sys.executable, "-m", "pip", "download", *options.split()]
+    command += ["--implementation=cp", f"--python-version={python}"]
     command += [f"--platform={name}" for name in _PLATFORMS]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
         requirements.write("".join(f"{pin.line}\n" for pin in pins))
         requirements.flush()
-        done = subprocess.run(
-            [*command, "--dest", str(cache), "-r", requirements.name],
-            check=False,
-            capture_output=True,
-            text=True,
-        )
+        command += ["--dest", str(cache), "-r", requirements.name]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         reason = errors[-1] if errors else done.stderr[-500:]
@@ -88,7 +79,7 @@ def _download(pins: Iterable[Pin], cache: Path, python: str) -> None:
 
 
 def source(pin: Pin, cache: Path) -> Path:
-    """Return the source archive of a pin, downloading it if the cache lacks it."""
+    """Return the source archive of a pin, after downloading it if the cache lacks it."""
     cache.mkdir(parents=True, exist_ok=True)
     cached = _cached({pin.name: pin}, cache, _SOURCE_SUFFIX)
     if cached:
@@ -106,7 +97,7 @@ def source(pin: Pin, cache: Path) -> Path:
 
 
 def _links(name: str) -> Iterator[tuple[str, str]]:
-    """URL and sha256 of every file that the index lists for a project."""
+    """Yield URL and sha256 of every file that the package index lists for a project."""
     page = f"{_index().rstrip('/')}/{name}/"
     for link in _LINK.findall(_get(page).decode("utf-8", "replace")):
         url, _, fragment = urllib.parse.urljoin(page, html.unescape(link)).partition("#")
@@ -115,10 +106,10 @@ def _links(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _index() -> str:
-    """URL of the index that pip uses: PIP_INDEX_URL, else its configuration, else its default."""
+    """Return the URL of pip's package index, from PIP_INDEX_URL, pip's configuration or pip's default."""
     if url := os.environ.get("PIP_INDEX_URL"):
         return url
-    # `pip config get` reads the user's file alone; `list` merges all files, the one in PIP_CONFIG_FILE too.
+    # `pip config get` reads only the user's file; `pip config list` merges all files, PIP_CONFIG_FILE too.
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, check=False, capture_output=True, text=True)
     match = re.search(r"^global\.index-url='(.*)'$", listed.stdout, re.MULTILINE)

@@ -21,7 +21,7 @@ _PIN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A package of a lock file: its version and the files that may be installed."""
+    """A package of a lock file: its version and the digests of files that may be installed."""
 
     name: str  # normalised (PEP 503)
     version: str
@@ -38,7 +38,7 @@ def normal(name: str) -> str:
 
 
 def read_pins(path: Path) -> Mapping[str, Pin]:
-    """Read a requirements file; BadInput unless every line is pinned and hashed, each package once."""
+    """Read a lock file; BadInput unless every line has a version and hashes, and no package comes twice."""
     text = "\n".join(line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))
     pins = {}
     for entry in filter(str.strip, text.replace("\\\n", " ").splitlines()):
@@ -64,7 +64,9 @@ def check_all(root: Path) -> list[str]:
 
 def _check(root: Path, variant: Variant) -> Iterator[str]:
     pins = read_pins(root / variant.lock)
-    for requirement in (*_requirements_of_bench(root, variant), *_lines(root / f"docker/{variant.name}.in")):
+    wanted = (root / f"docker/{variant.name}.in").read_text().splitlines()
+    named = (line for line in wanted if line and not line.startswith("#"))
+    for requirement in (*_requirements_of_bench(root, variant), *named):
         yield from _unmet(requirement, pins, variant.lock)
     path = root / f"docker/{variant.name}.built.lock"
     built = read_pins(path) if path.exists() else {}
@@ -76,17 +78,13 @@ def _check(root: Path, variant: Variant) -> Iterator[str]:
 
 
 def _requirements_of_bench(root: Path, variant: Variant) -> Iterator[str]:
-    """Requirements in pyproject.toml: of the package, of the variant's extras, and of the build system."""
+    """Yield requirements in pyproject.toml: of the package, the variant's extras and the build system."""
     pyproject = tomllib.loads((root / "pyproject.toml").read_text())
     project = pyproject["project"]
     yield from pyproject["build-system"]["requires"]
     yield from project["dependencies"]
     for extra in variant.extras:
         yield from project["optional-dependencies"][extra]
-
-
-def _lines(path: Path) -> Iterator[str]:
-    yield from (line for line in path.read_text().splitlines() if line and not line.startswith("#"))
 
 
 def _unmet(text: str, pins: Mapping[str, Pin], lock: str) -> Iterator[str]:

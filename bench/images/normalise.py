@@ -1,4 +1,4 @@
-"""Make layers and image configurations reproducible: remove traces of the machine, the day and the builder.
+"""Make layers and image configurations reproducible: remove traces of the machine, the time and the builder.
 
 Works on streams and mappings; no other I/O.
 """
@@ -9,7 +9,6 @@ import hashlib
 import io
 import re
 import tarfile
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -24,7 +23,7 @@ _DROPPED = re.compile(
 
 
 def normalise(source: BinaryIO, out: BinaryIO, epoch: int) -> str:
-    """Copy a layer's tar without anything that differs between builds; return the digest of the copy."""
+    """Copy a layer's tar without files and fields that differ between builds; return the copy's digest."""
     counted = Hashing(out)
     with (
         tarfile.open(fileobj=source, mode="r|*") as old,
@@ -40,7 +39,7 @@ def normalise(source: BinaryIO, out: BinaryIO, epoch: int) -> str:
 
 
 class Hashing(io.RawIOBase):
-    """A writable stream that passes bytes on and hashes them."""
+    """A writable stream that hashes all bytes and passes them on."""
 
     def __init__(self, out: BinaryIO) -> None:
         self.total = hashlib.sha256()
@@ -54,22 +53,6 @@ class Hashing(io.RawIOBase):
         return self._out.write(data)
 
 
-class Inflate:
-    """Incremental gzip decompression that continues into following members, as container engines do."""
-
-    def __init__(self) -> None:
-        self._member = zlib.decompressobj(31)
-
-    def __call__(self, chunk: bytes) -> bytes:
-        inflated = b""
-        while chunk:
-            if self._member.eof:
-                self._member = zlib.decompressobj(31)
-            inflated += self._member.decompress(chunk)
-            chunk = self._member.unused_data
-        return inflated
-
-
 _KEPT = ("User", "Env", "Entrypoint", "Cmd", "WorkingDir")  # settings of the Dockerfile that an image keeps
 
 
@@ -80,7 +63,7 @@ def configuration(
     stages: Sequence[str],
     created: str,
 ) -> bytes:
-    """Build the image configuration of these layers from the Dockerfile's settings and our labels only."""
+    """Return the image configuration of these layers, with the Dockerfile's settings and these labels."""
     settings = built.get("config") or {}
     return canonical_json(
         {

@@ -17,21 +17,21 @@ class Variant:
     """An image that `bench image build` can make."""
 
     name: str
-    lock: str  # lock file of its wheels, relative to the repository
-    extras: tuple[str, ...]  # extras of bench that it installs
-    cuda: str | None  # None: for machines without a GPU
+    lock: str  # lock file of the image's wheels, relative to the repository
+    extras: tuple[str, ...]  # extras of bench that the image contains
+    cuda: str | None  # CUDA version; None: the image is for machines without a GPU
     driver: str | None  # oldest NVIDIA driver that runs this CUDA version
-    kernels: tuple[str, ...]  # wheels that no index has; compiled ahead, locked in docker/NAME.built.lock
-    source: str  # where the driver's number comes from
+    kernels: tuple[str, ...]  # wheels that no index has: `bench image kernels` compiles and locks them
+    source: str  # source of the driver's number
 
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """The contents of images.json: the variants, newest CUDA first, and what they share."""
+    """The contents of images.json: the variants, newest CUDA first, and the facts that they share."""
 
     suite: str  # Debian release
     python: str
-    epoch: int  # modification time of every file in an image; `make lock` moves it
+    epoch: int  # modification time of every file in an image; `make lock` updates this time
     variants: tuple[Variant, ...]
     schema: Literal["bench/images/v1"]
 
@@ -46,7 +46,7 @@ def images() -> Images:
 
 
 def find_variant(name: str) -> Variant:
-    """Return the variant of that name; BadInput with the nearest name if it does not exist."""
+    """Return the variant called `name`; BadInput, which advises the nearest name, if it does not exist."""
     variants = images().by_name
     if name not in variants:
         raise BadInput(f'there is no image variant "{name}"', advice=nearest(name, variants))
@@ -60,7 +60,7 @@ def version_numbers(text: str) -> tuple[int, ...]:
 
 
 def variant_for(driver: str | None) -> Variant | None:
-    """Return the newest variant that this driver runs, without a driver the CPU variant; else None."""
+    """Return the newest variant that a driver can run, or None; without a driver, the CPU variant."""
     for variant in images().variants:
         if variant.driver is None:
             if driver is None:

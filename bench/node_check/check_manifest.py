@@ -1,12 +1,9 @@
-"""Parse a node-check manifest: the depth, the checks to skip or require, and the owner's expectations.
-
-In:  bytes or a path. Out: `CheckManifest`, or BadInput with every mistake at once. No torch.
-"""
+"""Parse a node-check manifest: the depth, the checks to skip or require, and the owner's expectations."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
@@ -17,7 +14,7 @@ from bench.base.strict_json import DecodeError, from_json, strict_loads
 from bench.node_check.all_checks import known_checks
 from bench.node_check.judging import DEPTHS, Depth
 from bench.node_check.judging.standards import Expectations
-from bench.planning.manifest import read_manifest, schema_mistakes
+from bench.planning.manifest import Manifest, parse_manifest, read_manifest, schema_mistakes
 
 SCHEMA = "bench/node-check/v1"
 SHIPPED = Path(str(files("bench.data") / "node-check.json"))  # manifests/node-check.json links to it
@@ -44,14 +41,15 @@ DEFAULTS: Mapping[Depth, DepthBudget] = {
 class CheckManifest:
     """A valid node-check manifest and the bytes it was parsed from."""
 
-    data: bytes
-    name: str
+    schema: Literal["bench/node-check/v1"]
+    name: str = "node-check"
     level: Depth = "standard"
     gpus: int | None = None
     skip: tuple[str, ...] = ()
     require: tuple[str, ...] = ()  # checks that must have an answer before the node passes
     expect: Expectations = field(default_factory=Expectations)
     levels: Mapping[str, DepthBudget] = field(default_factory=dict)
+    data: bytes = b""  # no JSON value is of this type, so that no document can hold it
 
     @property
     def digest(self) -> str:
@@ -66,24 +64,9 @@ class CheckManifest:
         return replace(self.expect, gpus=gpus)
 
 
-@dataclass(frozen=True, slots=True)
-class _Document:
-    schema: Literal["bench/node-check/v1"]
-    name: str = "node-check"
-    level: Depth = "standard"
-    gpus: int | None = None
-    skip: tuple[str, ...] = ()
-    require: tuple[str, ...] = ()
-    expect: Expectations = field(default_factory=Expectations)
-    levels: Mapping[str, DepthBudget] = field(default_factory=dict)
-
-
-def shipped() -> CheckManifest:
-    return parse(SHIPPED.read_bytes(), SHIPPED.name)
-
-
 def load(path: Path | None) -> CheckManifest:
-    return shipped() if path is None else parse(read_manifest(path), str(path))
+    """The manifest at this path; without one, the shipped manifest."""
+    return parse(read_manifest(path or SHIPPED), str(path or SHIPPED.name))
 
 
 def parse(data: bytes, where: str) -> CheckManifest:
@@ -96,62 +79,56 @@ def parse(data: bytes, where: str) -> CheckManifest:
         raise BadInput(
             "is a manifest of models, not of a node check", where=where, advice=f"bench run {where}"
         )
-    mistakes = [*schema_mistakes(document, "node-check-v1"), *_names(document), *_contradictions(document)]
+    parts = document if isinstance(document, dict) else {}
+    mistakes = [*schema_mistakes(document, "node-check-v1"), *_names(parts), *_contradictions(parts)]
     if mistakes:
         mistakes.sort(key=lambda mistake: mistake.path)
         raise BadInput.of(mistakes, where)
-    return _build(data, document)
+    return read(data)
 
 
 def read(data: bytes) -> CheckManifest:
     """Parse the manifest of a finished check, which may name unknown checks; DecodeError if malformed."""
-    return _build(data, strict_loads(data))
+    return replace(from_json(CheckManifest, strict_loads(data)), data=data)
 
 
-def _build(data: bytes, document: Any) -> CheckManifest:
-    parsed = from_json(_Document, document)
-    return CheckManifest(
-        data=data,
-        name=parsed.name,
-        level=parsed.level,
-        gpus=parsed.gpus,
-        skip=parsed.skip,
-        require=parsed.require,
-        expect=parsed.expect,
-        levels=parsed.levels,
-    )
-
-
-def _names(document: Any) -> list[Mistake]:
+def _names(document: Mapping[str, Any]) -> Iterator[Mistake]:
     """Mistakes in the names of checks and levels."""
-    mistakes = []
-    for key in ("skip", "require") if isinstance(document, dict) else ():
-        entries = document.get(key)
-        for i, name in enumerate(entries if isinstance(entries, list) else []):
+    for key in ("skip", "require"):
+        for i, name in enumerate(_list(document, key)):
             if isinstance(name, str) and name not in known_checks():
-                mistakes.append(
-                    Mistake(f"/{key}/{i}", f'no check is named "{name}"', nearest(name, known_checks()))
-                )
-    levels = document.get("levels") if isinstance(document, dict) else None
+                yield Mistake(f"/{key}/{i}", f'no check is named "{name}"', nearest(name, known_checks()))
+    levels = document.get("levels")
     for name in levels if isinstance(levels, dict) else ():
         if name not in DEPTHS:
-            mistakes.append(Mistake(f"/levels/{name}", "no such level", nearest(name, DEPTHS)))
-    return mistakes
+            yield Mistake(f"/levels/{name}", "no such level", nearest(name, DEPTHS))
 
 
-def _contradictions(document: Any) -> list[Mistake]:
+def _contradictions(document: Mapping[str, Any]) -> Iterator[Mistake]:
     """Mistakes for checks that are both skipped and required."""
-    entries = document if isinstance(document, dict) else {}
-    skip, require = (
-        names if isinstance(names := entries.get(key), list) else [] for key in ("skip", "require")
-    )
-    return [
-        Mistake(
-            f"/skip/{i}", f'"{name}" is required at /require/{require.index(name)}', "leave one of them out"
-        )
-        for i, name in enumerate(skip)
-        if name in require
-    ]
+    require = _list(document, "require")
+    for i, name in enumerate(_list(document, "skip")):
+        if name in require:
+            found = f'"{name}" is required at /require/{require.index(name)}'
+            yield Mistake(f"/skip/{i}", found, "leave one of them out")
+
+
+def _list(document: Mapping[str, Any], key: str) -> list[Any]:
+    return value if isinstance(value := document.get(key), list) else []
+
+
+AnyManifest = Manifest | CheckManifest
+
+
+def wanted_image(manifest: AnyManifest) -> str | None:
+    """The image that the manifest prescribes, if any; a node check prescribes none."""
+    return None if isinstance(manifest, CheckManifest) else manifest.image
+
+
+def load_any(path: Path) -> AnyManifest:
+    """Load a manifest of either kind: models to train, or a node check."""
+    data = read_manifest(path)
+    return (parse if is_check(data) else parse_manifest)(data, str(path))
 
 
 def is_check(data: bytes) -> bool:

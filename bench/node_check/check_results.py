@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from hashlib import sha256
+from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import VerificationFailed
@@ -19,22 +22,31 @@ from bench.bundle.held_to_manifest import check_image
 from bench.bundle.plausibility import require_one_line_texts, require_plain
 from bench.bundle.recompute_run import require_same_run
 from bench.bundle.stated_manifest import read_document
-from bench.bundle.verdict import Note
+from bench.bundle.verdict import Contents
 from bench.node_check.all_checks import known_checks
 from bench.node_check.check_manifest import CheckManifest, read
 from bench.node_check.judging import Depth
 from bench.node_check.judging.evidence import Evidence, Reading, checked_figures, read_course
 from bench.node_check.judging.finding import Finding, Question, Verdict, overall
 from bench.node_check.judging.standards import Expectations, Past, Profile, Standards, profile_for
-from bench.node_check.rules_digest import rules_digest
 from bench.records.run_results import RunFacts
-from bench.records.slowdown import Slowed
 from bench.records.trial import NodeFacts
 
 if TYPE_CHECKING:
     from bench.bundle.verify import Files
 
-SCHEMA: Literal["bench/check-results/v1"] = "bench/check-results/v1"
+PACKAGES = ("bench.node_check", "bench.node_check.judging", "bench.node_check.checks")  # that judge
+
+
+@cache
+def rules_digest() -> str:
+    """SHA-256 over the sources that judge; equal in a checkout, a wheel and an image of the same code."""
+    digest = sha256()
+    for package in PACKAGES:
+        sources = [path for path in resources.files(package).iterdir() if path.name.endswith(".py")]
+        for path in sorted(sources, key=lambda path: path.name):
+            digest.update(f"{package}/{path.name}\0".encode() + path.read_bytes() + b"\0")
+    return "sha256:" + digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +67,7 @@ class CheckResults:
     findings: tuple[Finding, ...]
     history: Mapping[str, Past] = field(default_factory=dict)
     rules: str = ""  # digest of the code that judged; empty in the first bundles
-    schema: Literal["bench/check-results/v1"] = SCHEMA
+    schema: Literal["bench/check-results/v1"] = "bench/check-results/v1"
 
     def to_bytes(self) -> bytes:
         return pretty_json(to_json(self))
@@ -68,7 +80,7 @@ class CheckResults:
 def judge(evidence: Evidence, standards: Standards, require: Sequence[str]) -> tuple[Finding, ...]:
     """The findings of every check, in order. A check without a finding gets one that says not-run."""
     return tuple(
-        _required(finding) if name in require else finding
+        replace(finding, counts=True) if name in require else finding
         for name in known_checks()
         for finding in _judged(name, evidence, standards)
     )
@@ -84,10 +96,6 @@ def _judged(name: str, evidence: Evidence, standards: Standards) -> Iterator[Fin
     yield from findings
     if not findings:
         yield Question(name).unread("there was nothing to judge" if evidence.gpus else "no GPU answers")
-
-
-def _required(finding: Finding) -> Finding:
-    return finding if finding.counts else replace(finding, counts=True)
 
 
 def results_of(
@@ -114,22 +122,16 @@ def readings_bytes(readings: Mapping[str, Reading]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckContents:
+class CheckContents(Contents):
     """A node check, judged again from its readings."""
 
     results: CheckResults  # by the rules of this version
     evidence: Evidence
     claimed: Verdict  # the bundle's own verdict; it differs only if the bundle was judged by other rules
     shipped_profile: bool  # the bundle was judged against the profile that this version has
-    samples: int
-    measured_seconds: float
-    notes: tuple[Note, ...] = ()
-    slowed: Mapping[str, Slowed] = field(default_factory=dict)
 
     def facts(self) -> dict[str, object]:
-        return {
-            "samples": self.samples,
-            "measured_seconds": self.measured_seconds,
+        return Contents.facts(self) | {
             "check_verdict": self.results.verdict,
             "claimed_verdict": self.claimed,
             "shipped_profile": self.shipped_profile,
@@ -184,9 +186,8 @@ def recompute_check(document: Any, files: Files) -> CheckContents:
 
 def _require_manifest(manifest: CheckManifest, results: CheckResults) -> None:
     """Refuse results whose expectations or required checks are not those of the manifest."""
-    if (
-        results.device == "cpu" and results.node.gpus
-    ):  # a CPU check is exempt from the expected number of GPUs
+    # A CPU check is exempt from the expected number of GPUs.
+    if results.device == "cpu" and results.node.gpus:
         raise VerificationFailed("the results are of a CPU check, but list GPUs")
     if results.expect != manifest.expected(results.device):
         raise VerificationFailed("the node was judged by other expectations than those of its manifest")

@@ -1,21 +1,23 @@
 """Compare the checks of many nodes: which nodes lag behind the fleet, and which GPUs failed repeatedly.
 
-In:  one `FleetMember` a bundle. Out: `Fleet`, the nodes ranked with the worst first.
 Uses robust statistics: medians and median deviations, which a tenth of bad nodes does not move. A figure is
-compared only with those of the same GPU model and, for collectives, the same algorithm and GPU count.
-Pure: no I/O, no torch.
+compared only with those of the same GPU model and, for collectives, the same algorithm and GPU count. Pure.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Literal
 
+from bench.base.stamps import utc
 from bench.node_check.all_checks import known_checks
-from bench.node_check.fleet_member import FleetMember, Value
+from bench.node_check.check_results import CheckContents
+from bench.node_check.judging.evidence import BEFORE, Evidence
 from bench.node_check.judging.finding import (
     VERDICTS,
     Finding,
@@ -34,6 +36,43 @@ LESS_MEMORY_PERCENT = 5.0  # below the median of the hosts: kernels reserve less
 DEVIATIONS = 4.0  # times the fleet's spread under the median, and at least WARN_PERCENT, is an outlier
 WARN_PERCENT, FAIL_PERCENT = 4.0, 10.0  # under the median
 MAD_TO_SIGMA = 1.4826
+FIGURES = ("matmul", "memory", "copies", "peers", "all-reduce")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One measured figure of one check."""
+
+    check: str
+    figure: str  # with the algorithm, for a collective
+    unit: str
+    rate: float
+    gpu: int | None
+    uuid: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetMember:
+    """One check of one node, reduced to what the fleet comparison needs."""
+
+    path: str
+    run_id: str
+    started_at: str
+    identity: str  # digest of the UUIDs of its GPUs
+    kind: str  # the model of its GPUs
+    uuids: Mapping[str, str]  # of the GPUs that answered, by their index as text
+    level: str
+    simulated: bool
+    findings: tuple[Finding, ...]
+    values: tuple[Value, ...]
+    gpu_count: int = 0
+    driver: str = ""
+    vbios: str = ""  # several, where its GPUs differ
+    host_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).stem
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +114,42 @@ class Fleet:
     schema: Literal["bench/fleet/v1"] = field(default="bench/fleet/v1", kw_only=True)
 
 
+def fleet_member(path: Path, check: CheckContents) -> FleetMember:
+    results, evidence = check.results, check.evidence
+    # A lost GPU has no UUID, only a placeholder that is the same on every node.
+    uuids = {str(gpu.index): gpu.uuid for gpu in results.node.gpus if gpu.memory_bytes}
+    identity = " ".join(sorted(uuids.values())) or f"run {results.run.id}"
+    vbios = {str(gpu.get("VbiosVersion") or "") for gpu in evidence.inventory(BEFORE)}
+    return FleetMember(
+        path=str(path),
+        run_id=results.run.id,
+        started_at=utc(results.run.started_at),
+        identity=hashlib.sha256(identity.encode()).hexdigest()[:12],
+        kind=results.node.gpus[0].name if results.node.gpus else results.node.cpu,
+        uuids=uuids,
+        level=results.level,
+        simulated=results.simulated,
+        findings=results.findings,
+        values=tuple(_values(evidence)),
+        gpu_count=len(results.node.gpus),
+        driver=str((evidence.data(BEFORE) or {}).get("driver") or ""),
+        vbios=", ".join(sorted(vbios - {""})),
+        host_bytes=results.node.memory_bytes,
+    )
+
+
+def _values(evidence: Evidence) -> Iterator[Value]:
+    data = evidence.data("all-reduce") or {}
+    for check in FIGURES:
+        for figure in evidence.figures(check):
+            gpu = evidence.gpu(figure.gpu)
+            name = figure.kind or figure.name
+            if check == "all-reduce":
+                chosen = {str(name) for name in data.get("algorithms", {}).values()} or {"unknown"}
+                name = f"{figure.name} by {'/'.join(sorted(chosen))}"
+            yield Value(check, name, figure.unit, figure.rate, figure.gpu, gpu.uuid if gpu else None)
+
+
 # Property: (check that reports it, how to read it, advice)
 SAME: Mapping[str, tuple[str, Callable[[FleetMember], str], str]] = {
     "number of GPUs": (
@@ -99,13 +174,11 @@ def compare_fleet(members: Sequence[FleetMember]) -> Fleet:
     by_kind: dict[str, list[FleetMember]] = {}
     for member in newest:
         by_kind.setdefault(member.kind, []).append(member)
-    nodes = sorted(
-        (
-            _rank(member, spreads, (*_unusual(member, by_kind[member.kind]), *copied.get(id(member), ())))
-            for member in newest
-        ),
-        key=_order,
-    )
+    nodes = [
+        _rank(member, spreads, (*_unusual(member, by_kind[member.kind]), *copied.get(id(member), ())))
+        for member in newest
+    ]
+    nodes.sort(key=_order)
     return Fleet(
         nodes=tuple(nodes),
         spreads=tuple(sorted(spreads.values(), key=lambda s: (s.kind, s.figure))),
@@ -210,25 +283,20 @@ def _rank(
 ) -> RankedNode:
     """Judge one node by its own findings that count and by its distance from the fleet's medians."""
     own = tuple(f for f in member.findings if f.verdict != "pass" and f.counts)
-    fleet = list(unusual)
-    lowest: float | None = None
+    fleet, unders = list(unusual), []
     for value in member.values:
-        spread = spreads.get((member.kind, value.figure))
-        if spread is None:
-            continue
-        under = 100 * (1 - value.rate / spread.median)
-        lowest = under if lowest is None else max(lowest, under)
-        if under >= max(WARN_PERCENT, DEVIATIONS * spread.spread_percent):
-            fleet.append(_outlier(value, spread, under))
+        if spread := spreads.get((member.kind, value.figure)):
+            unders.append(under := 100 * (1 - value.rate / spread.median))
+            if under >= max(WARN_PERCENT, DEVIATIONS * spread.spread_percent):
+                fleet.append(_outlier(value, spread, under))
     findings = (*own, *fleet)
     verdict = overall([*member.findings, *fleet])
-    return RankedNode(member, verdict, findings, worst(findings), -lowest if lowest is not None else None)
+    return RankedNode(member, verdict, findings, worst(findings), -max(unders) if unders else None)
 
 
 def _outlier(value: Value, spread: Spread, under: float) -> Finding:
-    subject = value.figure if value.gpu is None else f"GPU {value.gpu} {value.figure}"
     limit = max(WARN_PERCENT, DEVIATIONS * spread.spread_percent)
-    return Question(value.check, subject, value.gpu, value.figure, value.unit).judged(
+    return Question.of_figure(value.check, value.gpu, value.figure, value.unit).judged(
         verdict_of(fail=under >= FAIL_PERCENT, warn=True),
         f"{quantity(value.rate, value.unit)}, {under:.1f}% under the fleet's median",
         expected=f"at most {limit:.1f}% under {quantity(spread.median, value.unit)}",
@@ -241,8 +309,7 @@ def _outlier(value: Value, spread: Spread, under: float) -> Finding:
 
 
 def _order(node: RankedNode) -> tuple[int, float, str]:
-    deviation = node.deviation_percent if node.deviation_percent is not None else 0.0
-    return VERDICTS.index(node.verdict), deviation, node.seen.path
+    return VERDICTS.index(node.verdict), node.deviation_percent or 0.0, node.seen.path
 
 
 def _lemons(

@@ -1,4 +1,4 @@
-"""Issue challenges and certificates before a run, and receipts after it. The ledger decides.
+"""Issue challenges and certificates before a run, and receipts after it, as the ledger permits.
 
 Reads and appends to the ledger, signs through ssh-keygen, and writes countersigned bundles.
 """
@@ -26,7 +26,7 @@ MOST_VALID_SECONDS = 7 * 24 * 3600
 
 
 def challenge(ledger: Ledger, manifest_sha256: str, now: int, run_id: str | None = None) -> Challenge:
-    """Issue a fresh nonce for a new run, or for the run `run_id` that was challenged before."""
+    """Return a challenge with a fresh nonce for a new run, or for `run_id`, which was challenged before."""
     if run_id is not None:
         before = ledger.find("challenged", run_id=run_id)
         if before is None or before.facts.get("manifest_sha256") != manifest_sha256:
@@ -39,13 +39,13 @@ def challenge(ledger: Ledger, manifest_sha256: str, now: int, run_id: str | None
 def certify(ledger: Ledger, key: OperatorKey, request: bytes, now: int, valid_seconds: int) -> Certificate:
     """Certify the key of a request that answers a challenge; VerificationFailed if its bundle was received.
 
-    A challenge may be certified again, for a run that goes on after its node was lost.
+    A challenge may be certified several times, since a run may continue after its node was lost.
     """
     answered, run_key = check_request(request)
     issued = _challenge_of(ledger, answered.run_id, answered.nonce)
     if received := ledger.find("received", nonce=answered.nonce):
         message = f"the bundle of this challenge was received on {utc(received.at)}"
-        advice = f"bench challenge MANIFEST --run {answered.run_id} makes another for the same run"
+        advice = f"bench challenge MANIFEST --run {answered.run_id} makes another challenge for this run"
         raise VerificationFailed(message, advice=advice)
     serial = secrets.randbelow(2**63 - 1) + 1
     valid = (max(issued.at, now - SKEW_SECONDS), now + valid_seconds)
@@ -72,17 +72,17 @@ def receive(
     recompute: Recompute[C],
     revoked: tuple[Revoked, ...] = (),
 ) -> Verdict[C]:
-    """Verify a bundle, consume its nonce and write it to `out` with a receipt.
+    """Verify a bundle, consume its nonce and write it to `out` with a receipt; return the verdict.
 
-    Nothing is written unless everything holds. The same bundle gets the same receipt again; another bundle of
-    the same challenge is refused as a replay.
+    A bundle that fails verification is not written. Receiving a bundle again gives an identical receipt;
+    another bundle of its challenge is refused as a replay.
     """
     rules = _rules(key, now, revoked)
     with open_bundle(bundle) as opened:
         verdict = verify_bundle(bundle, recompute, rules)
         if verdict.nonce is None or verdict.certificate_sha256 is None:
             message = "answers no challenge, so nothing proves that the run is recent"
-            advice = "make one with bench challenge, then run bench run --challenge"
+            advice = "make a challenge with bench challenge, then run bench run --challenge"
             raise VerificationFailed(message, where=str(bundle), advice=advice)
         members: dict[str, Source] = {name: StoredMember(opened, name) for name in opened.members}
         if verdict.received_at is None:
@@ -124,12 +124,5 @@ def _consume(ledger: Ledger, verdict: Verdict[Contents], bundle: Path, now: int)
     elif line.facts.get("statement_sha256") != verdict.statement_sha256:
         message = f"its challenge was answered on {utc(line.at)} by another bundle: a replay"
         raise VerificationFailed(message, where=str(bundle))
-    return Receipt(
-        verdict.run_id,
-        verdict.nonce,
-        verdict.statement_sha256,
-        verdict.certificate_sha256,
-        first.at,
-        line.at,
-        line.entry,
-    )
+    digests = (verdict.statement_sha256, verdict.certificate_sha256)
+    return Receipt(verdict.run_id, verdict.nonce, *digests, first.at, line.at, line.entry)

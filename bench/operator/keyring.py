@@ -1,4 +1,4 @@
-"""Make keys, trust keys and revoke keys (`bench keys`), in files that ssh-keygen reads too."""
+"""Make keys, trust keys and revoke keys (`bench keys`), in file formats that ssh-keygen reads too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ THEIRS = "give the .pub file of that key, which its owner can send you"
 
 
 def new(path: Path | None, *, token: bool, passphrase: bool) -> PublicKey:
-    """Make a key with ssh-keygen, which asks for the passphrase or the token's touch itself."""
+    """Make a key with ssh-keygen, which asks for passphrase or touch itself; return its public half."""
     path = path or default_key_path()
     for existing in (path, path.with_name(path.name + ".pub")):
         if existing.exists():
@@ -43,7 +43,7 @@ def new(path: Path | None, *, token: bool, passphrase: bool) -> PublicKey:
 
 
 def trust_lines(key: PublicKey, name: str) -> list[str]:
-    """The lines of allowed_signers that let a key certify runs, and sign receipts and bundles."""
+    """Return the lines of allowed_signers that let a key certify runs, and sign receipts and bundles."""
     return [
         f'bench-run:* cert-authority,namespaces="{BUNDLE_NAMESPACE}" {key.line()}',
         f'{name} namespaces="{RECEIPT_NAMESPACE},{BUNDLE_NAMESPACE}" {key.line()}',
@@ -52,12 +52,10 @@ def trust_lines(key: PublicKey, name: str) -> list[str]:
 
 def trust(path: Path, name: str) -> tuple[Path, list[str]]:
     """Add a key to the user's allowed_signers; return the file and the lines that were added."""
-    # A name that begins like a key type would be read as a key without a name.
+    # ssh-keygen would read a name that begins like a key type as a key without a name.
     if not name or any(c in name for c in ' "\t\n#') or name.startswith(("ssh-", "sk-", "ecdsa-")):
-        raise BadInput(
-            f"{name!r} cannot be the name of a signer",
-            advice="one word, such as an address: --as me@example.org",
-        )
+        advice = "one word, such as an address: --as me@example.org"
+        raise BadInput(f"{name!r} cannot be the name of a signer", advice=advice)
     lists = _own(ALLOWED_SIGNERS)
     before = lists.read_text() if lists.exists() else ""
     if before:
@@ -73,7 +71,7 @@ def trust(path: Path, name: str) -> tuple[Path, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Revocation:
-    """A key or certificate to revoke, with its line in the specification for ssh-keygen -k."""
+    """A key or certificate to revoke, with its line in the specification file of ssh-keygen -k."""
 
     what: str
     specification: str
@@ -81,7 +79,7 @@ class Revocation:
 
 
 def to_revoke(target: str, authority: Path | None) -> Revocation:
-    """Find what to revoke: the file of a public key, certificate or bundle, a fingerprint, or a run's id."""
+    """Return the revocation of a target: public key, certificate or bundle file, fingerprint, or run's id."""
     if target.startswith("SHA256:"):
         return Revocation(f"the key {target}", f"hash: {target}")
     if not Path(target).exists() and authority is not None:
@@ -95,28 +93,27 @@ def to_revoke(target: str, authority: Path | None) -> Revocation:
     if path.suffix == ".pub":
         return _of_public_file(path)
     with open_bundle(path) as bundle:
-        certificate = _certificate(bundle.read(CERTIFICATE).decode("ascii", "replace"), str(path))
-    return Revocation(f'"{certificate.key_id}"', f"id: {certificate.key_id}", certificate.authority)
+        return _of_certificate(bundle.read(CERTIFICATE).decode("ascii", "replace"), str(path))
 
 
 def _of_public_file(path: Path) -> Revocation:
     text = path.read_text("ascii", "replace")
     if text.startswith("ssh-ed25519-cert"):
-        certificate = _certificate(text, str(path))
-        return Revocation(f'"{certificate.key_id}"', f"id: {certificate.key_id}", certificate.authority)
+        return _of_certificate(text, str(path))
     key = public_half(path)
     return Revocation(f"the key {key.fingerprint}", f"key: {key.line()}")
 
 
-def _certificate(text: str, where: str) -> Certificate:
+def _of_certificate(text: str, where: str) -> Revocation:
     try:
-        return Certificate.from_line(text)
+        certificate = Certificate.from_line(text)
     except FormatError as error:
         raise BadInput(str(error), where=where) from None
+    return Revocation(f'"{certificate.key_id}"', f"id: {certificate.key_id}", certificate.authority)
 
 
 def revoke(revocations: Sequence[Revocation], file: Path | None) -> Path:
-    """Add to a KRL, by default the user's own; read it before and after, so that damage is noticed."""
+    """Add revocations to a KRL (default: the user's own), read before and after to detect damage."""
     krl = file or _own(REVOKED)
     krl.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     for revocation in revocations:

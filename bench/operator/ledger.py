@@ -1,7 +1,7 @@
 """The operator's ledger: challenges, certificates and receipts in an append-only file of hash-chained lines.
 
-A nonce is consumed by its first `received` line. A line counts once its newline is on the disk; a torn last
-line, which a crash leaves, is cut off. Any other line that does not follow from the one before is refused.
+A nonce is consumed by its first `received` line. A line is valid once its newline is on the disk; an
+incomplete last line, which a crash leaves, is cut off. A line without the hash of the line before is refused.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.files import AppendOnlyLines
+from bench.base.paths import ledger_path
 from bench.base.strict_json import DecodeError, canonical_json, from_json, strict_loads, to_json
 from bench.bundle.handshake import LedgerEntry
 
@@ -24,7 +24,7 @@ Event = Literal["challenged", "certified", "received"]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One event. `facts` holds its details, such as the digests of the manifest or the statement."""
+    """One event of the ledger. `facts` holds details, such as the digest of the manifest or statement."""
 
     number: int
     previous: str
@@ -43,18 +43,18 @@ class Line:
 
 
 class Ledger:
-    """The open ledger. It is locked until closed, so that no other command changes it meanwhile."""
+    """The open ledger, locked until it is closed, so that no other command changes it meanwhile."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path | str | None) -> None:
+        """Open the ledger at `path`; None or "": the user's own ledger."""
+        self.path = path = ledger_path(Path(path) if path else None)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._file = AppendOnlyLines(path, wait=True)
         except OSError as error:
-            message = f"the ledger cannot be kept here: {error.strerror}"
-            raise EnvironmentCannot(
-                message, where=str(path), advice="name another file with --ledger"
-            ) from None
+            message = f"the ledger cannot be opened for writing: {error.strerror}"
+            advice = "name another file with --ledger"
+            raise EnvironmentCannot(message, where=str(path), advice=advice) from None
         try:
             self.lines = list(self._read())
         except BaseException:
@@ -74,7 +74,7 @@ class Ledger:
             yield line
 
     def _damaged(self, number: int, why: str) -> BadInput:
-        advice = "a ledger is never edited: restore it from a copy, or begin another with --ledger"
+        advice = "a ledger is never edited: restore it from a copy, or begin another one with --ledger"
         return BadInput(f"line {number} is damaged: {why}", where=str(self.path), advice=advice)
 
     def append(self, event: Event, at: int, run_id: str, nonce: str, facts: Mapping[str, Any]) -> Line:
@@ -85,7 +85,7 @@ class Ledger:
         return line
 
     def find(self, event: Event, *, nonce: str | None = None, run_id: str | None = None) -> Line | None:
-        """The first line of an event, with the given nonce and run if any; None if there is no such line."""
+        """Return the first line of an event, with the nonce and run if given; None if no line matches."""
         for line in self.lines:
             if line.event == event and nonce in (None, line.nonce) and run_id in (None, line.run_id):
                 return line
@@ -94,7 +94,5 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()

@@ -1,7 +1,7 @@
-"""Certify and sign with the operator's key through ssh-keygen: a key in a file, an agent or a hardware token.
+"""Certify and sign with the operator's key, in a file, an agent or a hardware token, through ssh-keygen.
 
-ssh-keygen asks for passphrases and touches itself. The private key is never read here, and every
-certificate and signature that ssh-keygen returns is verified.
+ssh-keygen asks for passphrases and touches. bench never reads the private key, and verifies every
+certificate and signature that ssh-keygen returns.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from bench.signing.sshsig import verify
 
 @dataclass(frozen=True, slots=True)
 class OperatorKey:
-    path: Path  # as ssh-keygen takes it
+    path: Path  # the key's file, as an argument of ssh-keygen
     public: PublicKey
-    in_agent: bool  # only the public half lies here
+    in_agent: bool  # whether the private half is in an agent, and `path` is the public half
 
     @classmethod
     def find(cls, path: Path | None) -> OperatorKey:
-        """The key at the path: private, or public with the private half beside it or in the agent."""
+        """Return the key of a private file, or of a .pub file with its private half in a file or an agent."""
         path = path or default_key_path()
         if not path.exists():
             advice = (
-                "bench keys new makes one; --key names another, by its FILE.pub if it is in an agent or token"
+                "bench keys new makes one; --key FILE names another (FILE.pub if it is in an agent or token)"
             )
             raise BadInput("there is no key to certify with", where=str(path), advice=advice)
         public = public_half(path)
@@ -45,7 +45,7 @@ class OperatorKey:
     def certify(
         self, key: PublicKey, run_id: str, nonce: str, serial: int, valid: tuple[int, int]
     ) -> Certificate:
-        """Certify a key for one run, challenge and namespace, for a limited time; no login accepts it."""
+        """Certify a key for one run, challenge, namespace and time span; sshd refuses such a certificate."""
         self._say_touch(f"certify run {run_id}")
         with tempfile.TemporaryDirectory(prefix="bench-certify-") as folder:
             file = Path(folder) / "run.pub"
@@ -54,7 +54,8 @@ class OperatorKey:
             command += ["-I", key_id(run_id), "-n", principal(run_id), "-z", str(serial), "-O", "clear"]
             command += ["-O", f"critical:{NAMESPACE_OPTION}={BUNDLE_NAMESPACE}"]
             command += ["-O", f"critical:{NONCE_OPTION}={nonce}"]
-            command += ["-V", ":".join(_compact(at) for at in valid), str(file)]
+            times = ("".join(filter(str.isdigit, utc(at))) for at in valid)
+            command += ["-V", ":".join(times), str(file)]
             run_ssh_keygen(command, where=str(self.path))
             line = file.with_name("run-cert.pub").read_text()
         certificate = Certificate.from_line(" ".join(line.split()[:2]))
@@ -75,20 +76,11 @@ class OperatorKey:
             print(f"touch the token to {why}", file=sys.stderr)
 
 
-def _compact(unix_seconds: int) -> str:
-    return "".join(c for c in utc(unix_seconds) if c.isdigit())
-
-
 def run_ssh_keygen(arguments: Sequence[str], *, where: str, stdin: bytes | None = None) -> bytes:
-    """Run ssh-keygen and return its output; EnvironmentCannot with the last line of its complaint."""
+    """Run ssh-keygen and return its output; if it fails, EnvironmentCannot has its last line of errors."""
     try:
-        done = subprocess.run(
-            ["ssh-keygen", *arguments],
-            input=stdin,
-            capture_output=True,
-            check=False,
-            env=os.environ | {"TZ": "UTC"},  # for the times in -V
-        )
+        command, environment = ["ssh-keygen", *arguments], os.environ | {"TZ": "UTC"}  # for the times in -V
+        done = subprocess.run(command, input=stdin, capture_output=True, check=False, env=environment)
     except FileNotFoundError:
         advice = "install OpenSSH's client programs"
         raise EnvironmentCannot("ssh-keygen is not installed", advice=advice) from None

@@ -1,16 +1,16 @@
-"""Run bench on other machines: survey a node, ship the image, start the run, mirror it, fetch the bundle.
+"""Run bench on other machines: survey a node, ship the image, start and mirror the run, fetch its bundle.
 
-hosts           who is meant: arguments, an Ansible inventory
+hosts           the hosts to push to, from arguments or an Ansible inventory
 remote          a node's shell, over SSH or on this machine
-node_survey     the state of a node, asked in one round trip; node_findings judges it
-image_store     images on this machine, layer by layer; ship brings a node what it lacks
-run_script      run.sh: how a run starts, is asked after and ends on its node; slurm: as a job
+node_survey     the state of a node, read in one round trip; node_findings lists its problems
+image_store     images on this machine, layer by layer; ship sends a node the layers that it lacks
+run_script      run.sh, which starts a run on its node; also queries and ends it; slurm: runs it as a job
 push_record     a file on this machine for every run that was started
-mirror          the run's files copied here while they grow; its certificate; its bundle
-push_to_node    one node from connection to bundle; many_nodes: several at a time
-training_group  nodes that train as one
-request         what one push asks for, and the result for each host; screen: what the user sees
+mirror          copies a run's files to this machine while they grow, certifies its key, fetches its bundle
+push_to_node    pushes to one node, from connection to bundle, and to several at a time
+training_group  keeps hosts that train as one in step
+request         what one push asks for, and the result for each host; screen shows the progress
 
-Entry points: `push_to_node.NodePush`, `push_record.Records`, `mirror`. Imports images, operator, node_check
-and below.
+Entry points: `push_to_node.NodePush`, `push_record.Records`, `mirror`. Imports images, operator, node_check,
+and the folders below them.
 """

@@ -1,7 +1,7 @@
 """The hosts of a push: parsed from arguments, and read from an Ansible inventory.
 
-In:  HOST arguments or the path of an inventory. Out: `Host` values, or BadInput with every mistake in them.
-Runs ansible-inventory for an inventory; otherwise pure.
+In:  HOST arguments or the path of an inventory. Out: `Host` values, or BadInput that lists every mistake.
+Runs ansible-inventory to read an inventory; otherwise pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,17 +62,21 @@ def find_hosts(
             mistakes.append(Mistake(f"host {number + 1}", error.message, error.advice or ""))
     if inventory is not None:
         hosts += read_inventory(inventory, limit, identity)
-    names: dict[tuple[str, str | None, int | None], str] = {}
-    for host in hosts:
-        login = (host.address.lower(), host.user, host.port)
-        if login in names:
-            what = f"the same machine as {names[login]}"
-            mistakes.append(Mistake(host.name, what, "leave one out: a machine is measured once"))
-        names.setdefault(login, host.name)
+    mistakes += twins((host.name, (host.address.lower(), host.user, host.port), "") for host in hosts)
     if mistakes:
         noun = "mistake" if len(mistakes) == 1 else "mistakes"
         raise BadInput(f"the list of hosts has {len(mistakes)} {noun}", mistakes=tuple(mistakes))
     return tuple(hosts)
+
+
+def twins(machines: Iterable[tuple[str, Hashable, str]]) -> Iterator[Mistake]:
+    """Yield a mistake for each machine that an earlier name in the list names already."""
+    names: dict[Hashable, str] = {}
+    for name, machine, description in machines:
+        if machine in names:
+            what = f"the same machine as {names[machine]}{description}"
+            yield Mistake(name, what, "leave one out: a machine is measured once")
+        names.setdefault(machine, name)
 
 
 def read_inventory(path: Path, limit: str | None, identity: Path | None) -> list[Host]:
@@ -97,7 +101,7 @@ def read_inventory(path: Path, limit: str | None, identity: Path | None) -> list
 
 
 def from_inventory(document: Mapping[str, Any], where: str, identity: Path | None) -> list[Host]:
-    """Convert the output of `ansible-inventory --list`; BadInput lists passwords and ports that are none."""
+    """Convert the output of `ansible-inventory --list`; BadInput lists passwords and invalid ports."""
     variables: Mapping[str, Mapping[str, Any]] = document.get("_meta", {}).get("hostvars", {})
     listed = {name for group in document.values() for name in group.get("hosts", ())}
     names = sorted(listed | set(variables))
@@ -116,16 +120,11 @@ def from_inventory(document: Mapping[str, Any], where: str, identity: Path | Non
             mistakes.append(Mistake(f"{name}/ansible_port", f"{port!r} is not a port", "1 to 65535"))
             continue
         key = facts.get("ansible_ssh_private_key_file", facts.get("ansible_private_key_file"))
-        hosts.append(
-            Host(
-                name=name,
-                address=str(facts.get("ansible_host", facts.get("ansible_ssh_host", name))),
-                user=facts.get("ansible_user", facts.get("ansible_ssh_user")),
-                port=int(port) if port is not None else None,
-                identity=Path(key).expanduser() if key else identity,
-                python=facts.get("bench_python"),
-            )
-        )
+        address = str(facts.get("ansible_host", facts.get("ansible_ssh_host", name)))
+        user = facts.get("ansible_user", facts.get("ansible_ssh_user"))
+        own_identity = Path(key).expanduser() if key else identity
+        number = int(port) if port is not None else None
+        hosts.append(Host(name, address, user, number, own_identity, facts.get("bench_python")))
     if mistakes:
         raise BadInput("has mistakes", where=where, mistakes=tuple(mistakes))
     return hosts

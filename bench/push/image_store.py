@@ -1,7 +1,7 @@
 """A cache of everything that this machine sends to nodes: images, layer by layer, and bench's own code.
 
-Everything is computed once, however many nodes there are, and cached in ~/.cache/bench/push by digest: hashed
-archives, compressed layers, and images exported from a local engine. Thread-safe.
+Archives are hashed, layers compressed, and images exported from a local engine only once for all nodes;
+the results are cached by digest in ~/.cache/bench/push. Thread-safe.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import bench
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot
 from bench.base.files import replacing
 from bench.base.strict_json import canonical_json
-from bench.images.archive import Blob, Identity, ImageFacts, Layer, opened, pack_layer, read_facts
+from bench.images.archive import Blob, Identity, ImageFacts, Layer, add_file, facts_of, pack_layer
 from bench.images.engines import find_engine
 from bench.images.variants import Variant, images, variant_for
 
 _BUILT = Path("out/images")  # where `bench image build` puts its archives
-_KEPT_DAYS = 30  # a compressed layer that was not used for so long is deleted
+_KEPT_DAYS = 30  # a compressed layer that was not used for this long is deleted
 Say = Callable[[str], None]
 
 
@@ -58,7 +58,7 @@ class Shippable:
     def unpacked_bytes(self) -> int:
         """Upper estimate of the image's size on a node's disk."""
         factor = 3.5 if all(layer.compressed for layer in self.facts.layers) else 1.3
-        return int(factor * sum(layer.size for layer in self.facts.layers))
+        return int(factor * self.packed_bytes)
 
     @property
     def packed_bytes(self) -> int:
@@ -78,7 +78,7 @@ class ImageStore:
         self._code: tuple[str, bytes] | None = None
 
     def image(self, name: str | None, driver: str | None) -> Shippable:
-        """Return the image of that name (a file, or in a local engine), else the variant for the driver."""
+        """Return the image `name` (a file, or an image in a local engine); None: the driver's variant."""
         with self._lock:
             path = Path(name) if name else self._variant_for(driver)
             image = self._images.get(str(path))
@@ -120,20 +120,19 @@ class ImageStore:
 
     def _variant_for(self, driver: str | None) -> Path:
         variant = variant_for(driver)
-        if variant is None:  # the driver is too old for all: preflight reports that by the oldest variant
+        if variant is None:  # too old a driver for all: preflight reports that, judging the oldest variant
             variant = [v for v in images().variants if v.driver][-1]
         path = _BUILT / f"bench-{variant.name}.tar"
         if path.exists():
             return path
         with suppress(BenchError):
             return self._exported(f"bench:{variant.name}")
-        raise EnvironmentCannot(
-            f"the image for {f'driver {driver}' if driver else 'no GPU'} is not on this machine: {path}",
-            advice=f"bench image build {variant.name}, or --image FILE",
-        )
+        message = f"the image for {f'driver {driver}' if driver else 'no GPU'} is not on this machine: {path}"
+        advice = f"bench image build {variant.name}, or --image FILE"
+        raise EnvironmentCannot(message, advice=advice)
 
     def _exported(self, name: str) -> Path:
-        """Export an image from a local engine, once for each identity."""
+        """Export an image from a local engine, once for each identity; return the archive's path."""
         if name.endswith(".tar"):
             raise BadInput("no such file", where=name)
         engine = find_engine("auto")
@@ -148,7 +147,7 @@ class ImageStore:
         return path
 
     def _facts(self, path: Path) -> ImageFacts:
-        """Hash an archive, or return the cached result if the file has not changed since."""
+        """Hash an archive; return the cached result if the file has not changed since it was hashed."""
         try:
             status = path.stat()
         except OSError:
@@ -159,8 +158,7 @@ class ImageStore:
         with suppress(OSError, ValueError, KeyError):
             return _facts_from(json.loads(cached.read_bytes()))
         self._say(f"reading {path}, once")
-        with opened(path) as file:
-            facts = read_facts(file, str(path))
+        facts = facts_of(path)
         cached.parent.mkdir(parents=True, exist_ok=True)
         cached.write_bytes(canonical_json(_facts_to(facts)))
         return facts
@@ -191,8 +189,5 @@ def _packed_code(root: Path) -> bytes:
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
         for path in sorted(p for p in root.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
-            entry = tarfile.TarInfo(f"bench/{path.relative_to(root)}")
-            entry.size, entry.mode = path.stat().st_size, 0o644
-            with path.open("rb") as file:
-                archive.addfile(entry, file)
+            add_file(archive, f"bench/{path.relative_to(root)}", path)
     return packed.getvalue()

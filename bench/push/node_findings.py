@@ -14,10 +14,10 @@ from bench.push.node_survey import NEEDED, Survey
 from bench.records.text import bytes_text, size_text
 
 SKEW_WARN_SECONDS = 30.0
-SKEW_STOP_SECONDS = 240.0  # certificates are valid from five minutes before they are made
-MEMORY_BYTES = 2 * GIB  # a run of the smallest model needs more: two processes import torch
+SKEW_STOP_SECONDS = 240.0  # less than 5 minutes: a certificate becomes valid 5 minutes before it is made
+MEMORY_BYTES = 2 * GIB  # less than a run of the smallest model needs: two processes import torch
 _BUSY_PERCENT = 10
-_BUSY_MIB = 1024  # of a GPU's memory; drivers and displays hold a few hundred
+_BUSY_MIB = 1024  # of a GPU's memory; drivers and displays use a few hundred MiB
 
 Weight = Literal["stop", "warn"]
 
@@ -30,22 +30,19 @@ class Need:
     variant: Variant | None  # None: no image
     on_cpu: bool
     gpus: int | None  # None: any number
-    place_bytes: int = OUT_BYTES  # free space for the run and for layers on their way
+    place_bytes: int = OUT_BYTES  # free space for the run's results and for layers being sent
     engine_bytes: int = 0  # free space on the disk of the engine's images
     slurm: bool = False
-    checks: bool = False  # a node check: it reports faulty GPUs itself, in a bundle, so they do not stop it
+    checks: bool = False  # the run is a node check, which itself reports faulty GPUs: they do not stop it
 
 
 @dataclass(frozen=True, slots=True)
 class PreflightFinding:
-    """Something wrong with a node, which stops the run or only deserves a warning."""
+    """A problem of a node, which stops the run or is only a warning."""
 
     level: Weight
     what: str
     advice: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.what}\n  {self.advice}" if self.advice else self.what
 
 
 def _stop(what: str, advice: str = "") -> PreflightFinding:
@@ -73,8 +70,8 @@ def _machine(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
         yield _stop(f"{free} of memory is free, a run needs more than {bytes_text(MEMORY_BYTES)}")
     if abs(survey.skew_seconds) > SKEW_STOP_SECONDS:
         yield _stop(
-            f"its clock is {_skew(survey)}: certificates would not be valid there",
-            "set it: timedatectl set-ntp true",
+            f"its clock is {_skew(survey)}: certificates would not be valid on it",
+            "set the clock: timedatectl set-ntp true",
         )
     elif abs(survey.skew_seconds) > SKEW_WARN_SECONDS:
         yield _warn(f"its clock is {_skew(survey)}", "timedatectl set-ntp true")
@@ -105,33 +102,33 @@ def _software(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
 
 def _environment(survey: Survey) -> Iterator[PreflightFinding]:
     if survey.python is None:
-        yield _stop("its Python does not run", "name one of an environment: --python")
+        yield _stop("its Python does not run", "name the Python of an environment on the node: --python")
     elif survey.lacking:
         yield _stop(
             f"its Python lacks {', '.join(survey.lacking)}",
-            f"name one of an environment there that has {', '.join(NEEDED)}: --python",
+            f"name the Python of an environment on the node that has {', '.join(NEEDED)}: --python",
         )
     elif tuple(map(int, survey.python.split("."))) < (3, 11):
         yield _stop(f"its Python is {survey.python}; the oldest supported is 3.11", "name another: --python")
 
 
 def _how_to_get(engine: str, why: str, user: str) -> str:
-    """Advice for an engine that does not answer, by the reason it gives."""
+    """Return advice for an engine that does not answer, by the reason that its survey gives."""
     if "permission denied" in why.lower():
-        return f"usermod -aG {engine} {user} there, or log in as another user: USER@HOST"
+        return f"usermod -aG {engine} {user} on the node, or log in as another user: USER@HOST"
     if "rootless" in why:
         return "--engine podman, which needs no root either"
     if why == "not installed":
         package = {"docker": "docker.io"}.get(engine, engine)
-        return f"apt-get install {package} there, or use a Python environment there: --engine none"
-    return f"start it there: systemctl start {engine}"
+        return f"apt-get install {package} on the node, or use a Python environment of it: --engine none"
+    return f"start the engine on the node: systemctl start {engine}"
 
 
 def _gpus(survey: Survey, need: Need) -> Iterator[PreflightFinding]:
     count = len(survey.gpus)
     stop_unless_check: Weight = "warn" if need.checks else "stop"
     if need.gpus is not None and count < need.gpus and not need.slurm:
-        advice = "to try things out on its CPU, in as many processes: --device cpu"
+        advice = "to rehearse on its CPU, with one process per GPU asked for: --device cpu"
         what = f"it has {count} GPUs, the manifest asks for {need.gpus}"
         yield PreflightFinding(stop_unless_check, what, "" if need.checks else advice)
     if need.variant is not None and not need.slurm:
@@ -176,7 +173,7 @@ def _finding_of(check: Callable[[], None]) -> Iterator[PreflightFinding]:
 
 
 def machine_text(survey: Survey) -> str:
-    """GPUs or cores, driver and operating system of a node, on one line."""
+    """Return the GPUs or cores, driver and operating system of a node, on one line."""
     gpus = survey.gpus
     what = f"{len(gpus)}x {gpus[0].name}" if gpus else f"{survey.cores} cores, no GPU"
     driver = f"   driver {survey.host.driver}" if survey.host.driver else ""
@@ -184,7 +181,7 @@ def machine_text(survey: Survey) -> str:
 
 
 def resources_text(survey: Survey, engine: str) -> str:
-    """Free disk and memory, the engine and the clock of a node, on one line."""
+    """Return the free disk and memory, engine and clock of a node, on one line."""
     facts = survey.engines[engine].facts if engine in survey.engines else None
     cdi = " + CDI" if facts and facts.gpus == "cdi" else ""
     parts = [

@@ -1,4 +1,4 @@
-"""Survey a node: ask everything that preflight needs in one round trip, with programs that any Linux has.
+"""Survey a node: read all that preflight needs in one round trip, with programs that every Linux has.
 
 In:  a `Node`. Out: a `Survey` of plain values, which node_findings judges. Changes nothing on the node.
 """
@@ -11,20 +11,19 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from bench.base.errors import EnvironmentCannot
 from bench.base.names import ENGINES_WITH_STORE
 from bench.images.engines import EngineFacts
-from bench.images.engines.docker import gpu_access, unfit
+from bench.images.engines.docker import gpu_access, names_images_by_configuration, unfit
 from bench.images.engines.preflight import HostFacts, read_host
 from bench.push.remote import Node, plain
 
-_QUESTION_SECONDS = 15  # for one question: an engine that hangs must not hold up the rest
+_QUESTION_SECONDS = 15  # time limit of one question: a hanging engine must not hold up the other questions
 _BEGIN, _MIDDLE, _END = "\036", "\037", "\035"  # ASCII separators around an answer and its exit code
 Answers = Mapping[str, tuple[int, str]]  # exit code and output, by question
 
-# Modules that `bench run` imports. They are looked up, not imported, which takes a moment instead of seconds.
+# Modules that `bench run` imports. The survey only looks them up: importing them would take seconds.
 NEEDED = ("torch", "transformers", "numpy", "cryptography", "jsonschema", "rich", "tabulate")
 _LOOK_UP = (
     "import importlib.util as u,sys;"
@@ -42,7 +41,7 @@ class GpuState:
     memory_mib: int
     used_mib: int
     busy_percent: int
-    uncorrected_errors: int  # of its memory, since the driver was loaded
+    uncorrected_errors: int  # memory errors since the driver was loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +54,11 @@ class StoredImage:
 
 @dataclass(frozen=True, slots=True)
 class InstalledEngine:
-    """A container engine that was looked for on a node."""
+    """What the survey of a node found out about one container engine."""
 
-    facts: EngineFacts | None  # None: it does not answer
-    why: str = ""  # the reason why it does not
-    free_bytes: int | None = None  # on the disk of its images
+    facts: EngineFacts | None  # None: the engine does not answer
+    why: str = ""  # the reason why the engine does not answer
+    free_bytes: int | None = None  # on the disk of the engine's images
     images: tuple[StoredImage, ...] = ()
     named_by_configuration: bool = True  # False: a containerd store, which names images by their manifest
 
@@ -78,8 +77,8 @@ class Survey:
     cores: int
     load: float
     memory_bytes: int
-    available_bytes: int  # of memory
-    skew_seconds: float  # of its clock, against this machine's; positive: ahead
+    available_bytes: int  # free memory
+    skew_seconds: float  # the node's clock minus this machine's clock
     place: str  # absolute path of the folder for runs
     place_free_bytes: int
     place_writable: bool
@@ -87,15 +86,15 @@ class Survey:
     gpus: tuple[GpuState, ...] = ()
     gpu_users: tuple[str, ...] = ()  # processes that hold GPU memory
     engines: Mapping[str, InstalledEngine] = field(default_factory=dict)
-    python: str | None = None  # version, major.minor; None: not asked, or it does not run
-    lacking: tuple[str, ...] = ()  # modules that this Python lacks
+    python: str | None = None  # Python's version, major.minor; None: not asked for, or Python does not run
+    lacking: tuple[str, ...] = ()  # modules that the node's Python lacks
     missing_programs: tuple[str, ...] = ()
     slurm: str | None = None  # version
     gpu_trouble: str | None = None  # error message of nvidia-smi
 
 
 def survey_node(node: Node, place: str, engines: Sequence[str], python: str) -> Survey:
-    """Ask a node all questions. `place` is a shell word; `engines` are those to look for."""
+    """Survey a node. `place`, a shell word, is the folder for runs; `engines` are those to look for."""
     script = _script(_questions(place, engines, python))
     began = time.time()
     answer = node.ask(script, seconds=_QUESTION_SECONDS * 4)
@@ -104,7 +103,7 @@ def survey_node(node: Node, place: str, engines: Sequence[str], python: str) -> 
 
 
 def _script(questions: Mapping[str, str]) -> str:
-    """Join all questions to a script that ends a hanging one and prints separators and exit codes."""
+    """Return a script that asks all questions, each with a time limit, and prints answers and exit codes."""
     limit = f"timeout -k 1 {_QUESTION_SECONDS}"
     lines = [f"export LC_ALL=C; limit=; command -v timeout >/dev/null && limit='{limit}'"]
     for name, question in questions.items():
@@ -116,7 +115,7 @@ def _script(questions: Mapping[str, str]) -> str:
 
 
 def split_answers(text: str) -> dict[str, tuple[int, str]]:
-    """Exit code and output of each question, from the output of `_script`."""
+    """Return the exit code and output of each question, from the output of `_script`."""
     pattern = f"{_BEGIN}([^{_MIDDLE}]*){_MIDDLE}([^{_END}]*){_MIDDLE}(\\d+){_END}"
     return {
         name: (int(code), "\n".join(map(plain, out.split("\n"))))
@@ -125,7 +124,7 @@ def split_answers(text: str) -> dict[str, tuple[int, str]]:
 
 
 def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str]:
-    """Shell commands by name. Names of HostFacts' questions are the commands themselves."""
+    """Return shell commands by name. Those that `read_host` looks up are named by their own text."""
     questions = {
         "who": 'id -un; id -u; id -g; printf "%s\\n" "$HOME"; uname -n; uname -r',
         "clock": "date +%s.%N",
@@ -170,7 +169,7 @@ def _questions(place: str, engines: Sequence[str], python: str) -> dict[str, str
 
 
 def read_survey(answers: Answers, asked_at: float, engines: Sequence[str]) -> Survey:
-    """Convert the answers; EnvironmentCannot if they are not those of a Linux machine."""
+    """Convert the answers to a Survey; EnvironmentCannot if they are not those of a Linux machine."""
     try:
         user, uid, gid, home, hostname, kernel = answers["who"][1].split("\n")[:6]
         place, disk, *writable = answers["place"][1].strip().split("\n")
@@ -216,13 +215,13 @@ def _lines(answers: Answers, name: str) -> list[str]:
 
 
 def _free_bytes(line: str) -> int | None:
-    """Free bytes, from the last line of df -Pk."""
+    """Return the free bytes that the last line of df -Pk reports; None if it is not such a line."""
     fields = line.split()
     return int(fields[-3]) * 1024 if len(fields) >= 6 and fields[-3].isdigit() else None
 
 
 def _gpus(answers: Answers) -> list[GpuState]:
-    """GPUs that nvidia-smi lists, even if it failed: it reports a lost GPU between the lines of others."""
+    """Return the GPUs that nvidia-smi lists; if one GPU is lost, it fails but still lists the others."""
     gpus = []
     for line in filter(_GPU_LINE.match, answers.get("gpus", (1, ""))[1].splitlines()):
         index, name, *numbers = (field.strip() for field in line.split(","))
@@ -244,7 +243,7 @@ def _gpu_trouble(answers: Answers) -> str | None:
 
 
 def _python(answers: Answers) -> tuple[str | None, tuple[str, ...]]:
-    """Version, and modules that are missing, from the output of `_LOOK_UP`."""
+    """Return Python's version and the modules that it lacks, from the output of `_LOOK_UP`."""
     code, text = answers.get("python", (1, ""))
     lines = [] if code else text.splitlines()
     return (lines[0], tuple(" ".join(lines[1:]).split())) if lines else (None, ())
@@ -267,24 +266,17 @@ def _engine(name: str, answers: Answers) -> InstalledEngine:
     code, text = answers.get("cdi", (1, ""))
     specified = code == 0 or bool(text.strip())
     disk = _lines(answers, f"{name} room")
+    if name == "docker":
+        version, gpus = info["ServerVersion"], gpu_access(info, specified)
+        storage = info.get("DockerRootDir")
+    else:
+        version, gpus = info.get("version", {}).get("Version", "?"), "cdi" if specified else None
+        storage = info.get("store", {}).get("graphRoot")
     return InstalledEngine(
-        _docker(info, specified) if name == "docker" else _podman(info, specified),
+        EngineFacts(name, version, gpus, storage),
         free_bytes=_free_bytes(disk[-1]) if disk else None,
         images=tuple(read_stored(line) for line in _lines(answers, f"{name} images") if " [" in line),
-        named_by_configuration="io.containerd.snapshotter" not in json.dumps(info.get("DriverStatus") or []),
-    )
-
-
-def _docker(info: Mapping[str, Any], specified: bool) -> EngineFacts:
-    return EngineFacts(
-        "docker", info["ServerVersion"], gpu_access(info, specified), info.get("DockerRootDir")
-    )
-
-
-def _podman(info: Mapping[str, Any], specified: bool) -> EngineFacts:
-    version = info.get("version", {}).get("Version", "?")
-    return EngineFacts(
-        "podman", version, "cdi" if specified else None, info.get("store", {}).get("graphRoot")
+        named_by_configuration=names_images_by_configuration(info),
     )
 
 

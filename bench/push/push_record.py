@@ -1,4 +1,4 @@
-"""Records of pushed runs: one JSON file each on the operator's machine, by which later commands find them."""
+"""Records of pushed runs: one JSON file per run on the operator's machine, for later commands to find it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNFINISHED = ("begun", "running", "incomplete", "failed")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A run that was pushed to a node. This is the format of the file."""
+    """A run that was pushed to a node; the fields are those of its JSON file."""
 
     run_id: str
     push: str  # id shared by the runs that one command started
@@ -35,9 +35,9 @@ class Record:
     local: bool  # the node is this machine, without SSH
     place: str  # folder on the node, absolute
     engine: str
-    image: str | None  # identity
+    image: str | None  # the image's identity
     manifest_sha256: str
-    out: str  # folder here, absolute: RUN/ is the mirror, HOST-RUN.tar the bundle
+    out: str  # folder on this machine, absolute: RUN/ is the mirror, HOST-RUN.tar the bundle
     key: str | None
     ledger: str | None
     valid_seconds: int  # of the run's certificate
@@ -45,8 +45,8 @@ class Record:
     began_at: int
     state: State = "begun"
     slurm_job: str | None = None
-    follows: bool = False  # the node trains with another one, which has the bundle
-    nodes: int = 1  # number that train as one
+    follows: bool = False  # another host leads the training, and has the bundle
+    nodes: int = 1  # number of nodes that train as one
     python: str | None = None
     schema: Literal["bench/push-record/v1"] = "bench/push-record/v1"
 
@@ -60,7 +60,7 @@ class Record:
 
     @property
     def bundle(self) -> Path:
-        """Path of the fetched bundle, named after the node, which the bundle itself does not contain."""
+        """Path of the fetched bundle; it names the node, which the bundle itself does not."""
         host = re.sub(r"[^\w.-]", "_", self.host)
         return Path(self.out) / f"{host}-{self.run_id}.tar"
 
@@ -103,7 +103,7 @@ class Records:
                 raise BadInput(f"is damaged: {error}", where=str(path), advice="delete it") from None
 
     def find(self, names: Sequence[str]) -> list[Record]:
-        """Find runs by the id of a run or push, its beginning, or a host; without names, the newest push."""
+        """Return the runs that ids (or their beginnings) or hosts name; without names, the newest push."""
         records = self.all()
         if not records:
             raise BadInput("nothing was pushed from this machine yet", advice="bench push MANIFEST HOST")
@@ -114,10 +114,8 @@ class Records:
             if not matches:
                 raise BadInput(f'no run is called "{name}"', advice="bench status lists them")
             if len({r.push for r in matches}) > 1 and len({r.run_id for r in matches}) > 1:
-                raise BadInput(
-                    f'"{name}" may be {matches[0].run_id} or {matches[1].run_id}',
-                    advice="give more characters of its id",
-                )
+                advice = "give more characters of its id"
+                raise BadInput(f'"{name}" may be {matches[0].run_id} or {matches[1].run_id}', advice=advice)
             chosen |= {record.run_id: record for record in matches}
         return list(chosen.values())
 
@@ -131,21 +129,21 @@ class Records:
         *,
         follows: bool = False,
     ) -> Record | None:
-        """Return the newest run with these properties whose complete bundle is not here yet, or None."""
-        key = (host.address, host.port, manifest_sha256, engine, str(out.resolve()), nodes, follows)
-        for r in self.all():
-            same = key == (r.address, r.port, r.manifest_sha256, r.engine, r.out, r.nodes, r.follows)
-            if same and r.state in UNFINISHED:
+        """Return the newest run with these properties whose complete bundle was not fetched yet, or None."""
+        for r in self._of(host, manifest_sha256, out, nodes):
+            if (r.engine, r.follows) == (engine, follows) and r.state in UNFINISHED:
                 return r
         return None
 
     def fetched(self, host: Host, manifest_sha256: str, out: Path, nodes: int = 1) -> Record | None:
         """Return the newest run with these properties whose bundle was fetched and still exists, or None."""
-        key = (host.address, host.port, manifest_sha256, str(out.resolve()), nodes, "fetched")
-        for r in self.all():
-            if key == (r.address, r.port, r.manifest_sha256, r.out, r.nodes, r.state) and r.bundle.exists():
-                return r
-        return None
+        matching = self._of(host, manifest_sha256, out, nodes)
+        return next((r for r in matching if r.state == "fetched" and r.bundle.exists()), None)
+
+    def _of(self, host: Host, manifest_sha256: str, out: Path, nodes: int) -> list[Record]:
+        """Return the runs with these properties, the newest first."""
+        key = (host.address, host.port, manifest_sha256, str(out.resolve()), nodes)
+        return [r for r in self.all() if key == (r.address, r.port, r.manifest_sha256, r.out, r.nodes)]
 
     def forget(self, record: Record) -> None:
         (self.folder / f"{record.run_id}.json").unlink(missing_ok=True)

@@ -2,8 +2,8 @@
 
 connect -> preflight -> ship -> start -> run -> fetch -> clean
 
-In:  the request, and one host's part in it. Out: a `Result`; errors end up in it, so no node stops another
-one. Every step can be repeated: a second push of the same run continues where the first one ended.
+In:  the request, and one host's part in it. Out: a `Result`, which also reports errors, so no node stops
+another. Every step can be repeated: a second push of the same run continues where the first one ended.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
 from bench.base.errors import BadInput, BenchError, EnvironmentCannot, Incomplete, VerificationFailed
 from bench.base.names import CONTAINER_ENGINES
-from bench.base.paths import ledger_path
 from bench.bundle.handshake import write
 from bench.images.container import NOBODY
 from bench.images.engines.preflight import OUT_BYTES, check_identity
-from bench.node_check.any_manifest import wanted_image
+from bench.node_check.check_manifest import wanted_image
 from bench.node_check.recompute_any import AnyVerdict, recompute
 from bench.operator import certify_and_receive
 from bench.operator.ledger import Ledger
@@ -40,12 +41,12 @@ from bench.records.text import seconds_text, size_text
 
 _LOOK_SECONDS = 1.0  # between two looks at a run, at first
 _LONGEST_LOOK_SECONDS = 5.0  # between two looks at a run that has been watched for a while
-_DEAD_LOOKS = 4  # in a row before a run counts as dead; a look may come before the run has noted its process
-_END_LOOKS = 120  # a second apart, at a run that was asked to end
+_DEAD_LOOKS = 4  # dead states in a row after which a run is dead: run.sh may not have written its pid yet
+_END_LOOKS = 120  # looks, a second apart, at a run that was asked to end, before that fails
 
 
 class Interrupted(Incomplete):
-    """The user pressed Ctrl-C. Runs on nodes continue."""
+    """The user pressed Ctrl-C; runs on nodes continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class NodePush:
 
     @property
     def follows(self) -> bool:
-        """Whether another host leads this one, and will have the bundle."""
+        """Whether another host leads the training of this host, and will have the bundle."""
         return self.request.together is not None and self.part.node > 0
 
     @property
@@ -103,7 +104,7 @@ class NodePush:
         self.result = dataclasses.replace(self.result, **changes)
 
     def _enter(self, phase: Phase, text: str = "") -> None:
-        """Begin a phase, or report on it; Interrupted if the user asked to stop."""
+        """Begin a phase, or report on the current one; Interrupted if the user asked to stop."""
         self._heed_stop()
         self._update(phase=phase)
         self.shared.view.show(self.result, text)
@@ -134,7 +135,7 @@ class NodePush:
         except Interrupted:
             self._end("running" if self._started else "failed", Incomplete("interrupted"))
         except Unreachable as error:
-            # A started run may well continue there. Whether it does, its leader knows better.
+            # A started run may continue on the node; its leader finds out if it does not.
             self._fail(error, "lost" if self._started else "failed", for_group=not self._started)
         except BenchError as error:
             self._fail(error)
@@ -169,7 +170,7 @@ class NodePush:
                 self._end_unchanged(fetched)
             case "ended" | "running":
                 assert unfinished is not None
-                self._say(f"run {unfinished.run_id} is there already: attached")
+                self._say(f"attached to run {unfinished.run_id}, which an earlier push started")
                 self._watch_to_the_end(unfinished)
             case "new":
                 self._start_run(unfinished)
@@ -196,14 +197,14 @@ class NodePush:
         self._watch_to_the_end(self._start(chosen, shipped, unfinished))
 
     def _fetched_run(self) -> Record | None:
-        """A run of this manifest whose bundle is here, if the request is satisfied by one."""
+        """Return a run of this manifest whose bundle was fetched, if --once accepts it; else None."""
         if not self.request.once or self.follows:
             return None
         records, host = self.shared.records, self.part.host
         return records.fetched(host, self.manifest_sha256, self.request.out, self.nodes)
 
     def _unfinished_run(self) -> Record | None:
-        """A run of this manifest to take up, if the request allows that."""
+        """Return an unfinished run of this manifest, if there is one and the request may continue it."""
         request = self.request
         if request.continued is not None:
             return self._moved_here(request.continued)
@@ -217,12 +218,10 @@ class NodePush:
         return None
 
     def _moved_here(self, record: Record) -> Record:
-        """The record of a run whose node is gone, changed to this node."""
+        """Return the record of a run whose node is gone, changed to this node."""
         if record.manifest_sha256 != self.manifest_sha256:
-            raise BadInput(
-                f"run {record.run_id} is of another manifest",
-                advice=f"push its own: {record.mirror}/manifest.json",
-            )
+            advice = f"push its own: {record.mirror}/manifest.json"
+            raise BadInput(f"run {record.run_id} has another manifest", advice=advice)
         host = self.part.host
         return dataclasses.replace(
             record,
@@ -237,7 +236,7 @@ class NodePush:
         )
 
     def _standing(self, record: Record) -> Standing:
-        """Whether a run is running on the node, has ended there, or has to be started again."""
+        """Return whether a run is running on the node, has ended, or has to be started again."""
         status = mirror.look(self.node, record)
         self._update(run_id=record.run_id)
         if status.state in ("alive", "waiting"):
@@ -248,21 +247,19 @@ class NodePush:
         return "ended" if has_ended else "new"
 
     def _stop_for_restart(self, record: Record) -> None:
-        """End a run that is to start again with the others of its group, which it has lost."""
+        """End a run that has to start again, together with the other runs of its group."""
         self._say(f"run {record.run_id} resumes")
-        looks = 0
-        while mirror.look(self.node, record).state in ("alive", "waiting"):
-            if looks == 0:
+        for look in range(_END_LOOKS + 1):
+            if mirror.look(self.node, record).state not in ("alive", "waiting"):
+                return
+            if look == 0:
                 mirror.cancel(self.node, record)
-            looks += 1
-            if looks > _END_LOOKS:
-                raise EnvironmentCannot(
-                    f"run {record.run_id} does not end", advice=f"bench cancel {record.run_id}"
-                )
             self._sleep(1.0)
+        advice = f"bench cancel {record.run_id}"
+        raise EnvironmentCannot(f"run {record.run_id} does not end", advice=advice)
 
     def _leave(self, unfinished: Record | None) -> None:
-        """End a follower's push: the leader has the bundle. Nothing of the run stays on this node."""
+        """End a follower's push and delete its run from the node: the leader has the bundle."""
         if unfinished is not None:
             mirror.clean(self.node, unfinished)
             self.shared.records.forget(unfinished)
@@ -271,7 +268,7 @@ class NodePush:
     # --- preflight --------------------------------------------------------------------------------------
 
     def _preflight(self) -> ChosenEngine:
-        """Survey the node, choose its engine and image; EnvironmentCannot if a finding stops the run."""
+        """Survey the node; return its engine and image; EnvironmentCannot if a finding stops the run."""
         request = self.request
         place = f'"{request.place}"' if request.place else '"$HOME/.bench"'
         survey = survey_node(self.node, place, self._engines, self.part.host.python or request.python)
@@ -295,7 +292,7 @@ class NodePush:
         return chosen
 
     def _choose(self, survey: Survey) -> ChosenEngine:
-        """Choose the first engine that answers, and the image for the node's driver."""
+        """Return the first engine that answers, and the image for the node's driver."""
         answering = [name for name in self._engines if name in survey.engines and survey.engines[name].facts]
         engine = answering[0] if answering else self._engines[0]
         if engine == "none" or self.request.pull or not answering:
@@ -331,7 +328,7 @@ class NodePush:
     # --- ship -------------------------------------------------------------------------------------------
 
     def _ship(self, chosen: ChosenEngine) -> Shipped:
-        """Bring the image or the code to the node, in the way that the request and the engine need."""
+        """Bring the image or bench's code to the node, in the way that the request and the engine need."""
         self._enter("ship")
         survey, engine, store = chosen.survey, chosen.engine, self.shared.store
         with self.shared.shipping:
@@ -355,7 +352,7 @@ class NodePush:
     # --- start ------------------------------------------------------------------------------------------
 
     def _start(self, chosen: ChosenEngine, shipped: Shipped, unfinished: Record | None) -> Record:
-        """Record the run here, then start it on the node; a run that is taken up keeps its id and journal."""
+        """Record the run on this machine, then start it; a continued run keeps its id and journal."""
         self._enter("start")
         record = self._record_run(chosen, shipped, unfinished)
         self._update(run_id=record.run_id, changed=True)
@@ -364,13 +361,13 @@ class NodePush:
         run_script.prepare(self.node, job, self.request.manifest.data, challenge)
         owner = f"{NOBODY}:{NOBODY}" if job.user[0] == NOBODY and job.engine != "none" else ""
         if unfinished and not job.checks and mirror.restore_journal(self.node, record, owner):
-            self._say(f"the mirrored journal of run {record.run_id} was restored there")
+            self._say(f"the mirrored journal of run {record.run_id} was restored on the node")
         slurm_job = run_script.start(self.node, job)
         (record.mirror / "run.sh").write_text(run_script.script(job))
         return self.shared.records.move(record, "running", slurm_job=slurm_job)
 
     def _record_run(self, chosen: ChosenEngine, shipped: Shipped, unfinished: Record | None) -> Record:
-        """Save a run's record before anything starts: a run without one could never be fetched."""
+        """Save a run's record before the run starts: a run without a record could never be fetched."""
         request, host = self.request, self.part.host
         login = {
             "user": host.user,
@@ -387,7 +384,7 @@ class NodePush:
         }
         if unfinished is not None:
             return self.shared.records.save(dataclasses.replace(unfinished, **choices))
-        with Ledger(ledger_path(request.ledger)) as ledger:
+        with Ledger(request.ledger) as ledger:
             run_id = certify_and_receive.challenge(ledger, self.manifest_sha256, now()).run_id
         record = Record(
             run_id=run_id,
@@ -410,8 +407,8 @@ class NodePush:
         return self.shared.records.save(record)
 
     def _challenge(self, record: Record) -> bytes:
-        """Make a challenge. Every start needs a new nonce: the last one may have been consumed."""
-        with Ledger(ledger_path(self.request.ledger)) as ledger:
+        """Return a new challenge for the run: the nonce of an earlier one may have been consumed."""
+        with Ledger(self.request.ledger) as ledger:
             return write(certify_and_receive.challenge(ledger, record.manifest_sha256, now(), record.run_id))
 
     def _job(self, chosen: ChosenEngine, shipped: Shipped, record: Record) -> run_script.Job:
@@ -433,7 +430,7 @@ class NodePush:
             user=(NOBODY, NOBODY) if survey.uid == 0 else (survey.uid, survey.gid),
             memory_bytes=survey.memory_bytes,
             gpus=(access or ("cdi" if request.slurm else None)) if use_gpus else None,
-            # A check of a node that has lost its GPUs must not become a check of its CPU.
+            # A node that has lost its GPUs must fail its check, so the check must not move to the CPU.
             on_cpu=request.on_cpu or (not use_gpus and chosen.engine != "none" and not request.checks),
             budget_seconds=request.budget_seconds,
             checks=request.checks,
@@ -459,10 +456,8 @@ class NodePush:
             return
         if status.request is not None and status.bundle_bytes is not None:
             self.shared.records.move(record, "incomplete")
-            raise Incomplete(
-                "the run ended before its key was certified",
-                advice="push again: it is signed anew, and measures nothing twice",
-            )
+            advice = "push again: the run is signed anew, and measures nothing twice"
+            raise Incomplete("the run ended before its key was certified", advice=advice)
         if status.bundle_bytes is None:
             if self._fetched_by_other(record):
                 return
@@ -480,11 +475,11 @@ class NodePush:
         self._finish(record, status)
 
     def _watch(self, record: Record) -> Status | None:
-        """Mirror and certify a run until it ends; None if the request does not wait for that.
+        """Mirror and certify a run until it ends; return its status, or None if the request does not wait.
 
-        A node out of reach is asked again until the request's patience is over.
+        A node out of reach is asked again for `patience_seconds` of the request.
         """
-        certified: str | None = None  # checksum of the answered request
+        certified: str | None = None  # checksum of the certificate request that was answered
         heard, dead_looks, pause = time.monotonic(), 0, _LOOK_SECONDS
         asked_to_end = False
         while True:
@@ -515,7 +510,7 @@ class NodePush:
         self._enter("run", text)
 
     def _end_if_group_ended(self, record: Record) -> bool:
-        """Ask a run to end if its group has lost a host or has its bundle; return whether it was asked."""
+        """Ask a run to end if its group lost a host or has its bundle; return whether the run was asked."""
         group = self.part.group
         why = None if group is None else group.lost or ("the leader is done" if group.over else None)
         if why is None:
@@ -530,13 +525,12 @@ class NodePush:
             self.shared.view.log(self.result, lines)
 
     def _wait_for_node(self, record: Record, error: Unreachable, heard: float) -> None:
-        """Wait before the node is asked again; Unreachable if it has been silent for too long."""
+        """Wait before the next try to reach a node; Unreachable if it has been silent for too long."""
         silent = time.monotonic() - heard
         if silent > self.request.patience_seconds:
-            raise Unreachable(
-                f"{error.message}; out of reach for {seconds_text(silent)}",
-                advice=f"its files so far are in {record.mirror}; bench attach {record.run_id} asks again",
-            ) from None
+            message = f"{error.message}; out of reach for {seconds_text(silent)}"
+            advice = f"the run's files so far are in {record.mirror}; bench attach {record.run_id} asks again"
+            raise Unreachable(message, advice=advice) from None
         self._enter("run", f"{record.run_id}  {error.message}; asking again")
         self._sleep(min(15.0, 1.0 + silent / 4))
 
@@ -545,13 +539,13 @@ class NodePush:
     def _fetch(self, record: Record) -> AnyVerdict:
         try:
             return mirror.fetch(self.node, record, self.request.key, self.shared.revoked, self._progress)
-        except VerificationFailed as error:  # the certificate never arrived, or expired before the receipt
+        except VerificationFailed as error:  # the run had no certificate, or an expired one
             self.shared.records.move(record, "incomplete")
             advice = "push again: the run is signed anew, and measures nothing twice"
             raise VerificationFailed(error.message, where=error.where, advice=advice) from None
 
     def _fetched_by_other(self, record: Record) -> bool:
-        """End as unchanged if another command has fetched the bundle and cleaned the node meanwhile."""
+        """End as unchanged if another command has fetched the bundle meanwhile; return whether it has."""
         records = self.shared.records.all()
         fetched = any(other.run_id == record.run_id and other.state == "fetched" for other in records)
         if not (fetched and record.bundle.exists()):
@@ -560,7 +554,7 @@ class NodePush:
         return True
 
     def _end_unchanged(self, record: Record) -> None:
-        """End the push of a run whose bundle is here. A node check's verdict counts again."""
+        """End the push of a run whose bundle was fetched; a node check's verdict is read from the bundle."""
         self._update(run_id=record.run_id, bundle=record.bundle, engine=record.engine, image=record.image)
         if self.request.checks:
             key, revoked = self.request.key, self.shared.revoked
@@ -569,7 +563,7 @@ class NodePush:
         self._end("unchanged")
 
     def _finish(self, record: Record, status: Status) -> None:
-        """Clean the node, tell the group, and end the push; refuse a follower's run that failed."""
+        """Tell the group, clean the node, and end the push; raise an error if a follower's run failed."""
         group = self.part.group
         failed = status.code or status.state != "exit"
         if record.follows and failed and not (group and group.over):
@@ -591,16 +585,28 @@ class NodePush:
         self._end("done")
 
 
+def run_all(pushes: Sequence[Callable[[], Result]], at_once: int, stop: threading.Event) -> list[Result]:
+    """Run all pushes in threads; return results in their order. After Ctrl-C, runs on nodes continue."""
+    with ThreadPoolExecutor(max_workers=max(1, min(at_once, len(pushes)))) as pool:
+        futures = [pool.submit(push) for push in pushes]
+        try:
+            wait(futures)
+        except KeyboardInterrupt:
+            stop.set()
+            wait(futures)
+        return [future.result() for future in futures]
+
+
 def _missing_bundle(status: Status, record: Record) -> BenchError:
-    """The error for a run that ended without a bundle, with the last lines of its log."""
+    """Return the error for a run that ended without a bundle, with the last lines of its log."""
     log = record.mirror / mirror.LOG
     text = log.read_text(errors="replace") if log.exists() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()][-2:]
     last = f": {plain(' '.join(lines))[:400]}" if lines else ""
     if status.state != "exit":
         killed = status.state == "dead"
-        why = "the run was killed there" if killed else "the run's folder is gone from the node"
-        return EnvironmentCannot(f"{why}{last}", advice="push again: it resumes from its journal")
+        why = "the run was killed on the node" if killed else "the run's folder is gone from the node"
+        return EnvironmentCannot(f"{why}{last}", advice="push again: the run resumes from its journal")
     kinds: dict[int | None, type[BenchError]] = {2: BadInput, 5: Incomplete}
     kind = kinds.get(status.code, EnvironmentCannot)
     return kind(

@@ -1,8 +1,8 @@
-"""Run shell scripts on a node: over SSH by Fabric, as the user's own ssh would, or on this machine.
+"""Run shell scripts on a node over SSH, by Fabric with the user's ssh configuration, or on this machine.
 
 In:  a script and bytes for its standard input. Out: `CommandResult`, or `Unreachable` if the node is gone.
 Host keys are checked as strictly as by ssh with StrictHostKeyChecking=yes. Agents sign but are never
-forwarded. Passwords are not supported: none is on a command line, in a log, or in memory.
+forwarded. Passwords are not supported, so no command line, log or memory contains one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bench.base.errors import BadInput, EnvironmentCannot, Mistake
-from bench.push.hosts import Host
+from bench.base.errors import BadInput, EnvironmentCannot
+from bench.push.hosts import Host, twins
 
 if TYPE_CHECKING:
     from fabric import Connection
 
 CONNECT_SECONDS = 15.0
-ANSWER_SECONDS = 60.0  # without a byte from the node; callers raise it for commands that stay silent longer
+ANSWER_SECONDS = 60.0  # longest silence of a node; callers allow more for commands that print nothing
 _KEEPALIVE_SECONDS = 15
 _CHUNK = 2**18  # bytes
 _LARGEST_ANSWER = 64 * 2**20  # bytes; a node is not trusted, so its output is bounded
@@ -43,7 +43,7 @@ class HostKeyRefused(EnvironmentCannot):
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a script ended on a node."""
+    """Exit code and output of a script that ran on a node."""
 
     code: int
     out: bytes
@@ -55,7 +55,7 @@ class CommandResult:
 
     @property
     def reason(self) -> str:
-        """The last line of the error output, fit for a terminal."""
+        """The last line of the error output, without control characters."""
         lines = (self.err or self.out).decode(errors="replace").strip().splitlines()
         return plain(lines[-1])[:300] if lines else f"exit code {self.code} without a message"
 
@@ -66,7 +66,7 @@ def plain(text: str) -> str:
 
 
 class Node(Protocol):
-    """A machine that runs shell scripts. Every method raises Unreachable if it does not answer any more."""
+    """A machine that runs shell scripts. `ask` and `read` raise Unreachable if it stops answering."""
 
     def ask(
         self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
@@ -80,7 +80,7 @@ class Node(Protocol):
 
 
 def demand(node: Node, script: str, what: str, seconds: float = ANSWER_SECONDS) -> str:
-    """Run a script and return its output; EnvironmentCannot, naming `what` was done, if it fails."""
+    """Run a script and return its output; if it fails, raise EnvironmentCannot, which says `what` failed."""
     answer = node.ask(script, seconds=seconds)
     if answer.code:
         raise EnvironmentCannot(f"{what} failed: {answer.reason}")
@@ -88,7 +88,7 @@ def demand(node: Node, script: str, what: str, seconds: float = ANSWER_SECONDS) 
 
 
 class Here:
-    """This machine as a node, for users who are logged in where jobs are submitted."""
+    """This machine as a node, for users who are logged in on a login node of Slurm."""
 
     def ask(
         self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
@@ -106,11 +106,11 @@ class Here:
         return answer
 
     def close(self) -> None:
-        """Do nothing: no connection is held."""
+        """Do nothing: this machine needs no connection."""
 
 
 class Remote:
-    """A node over SSH. After a connection broke, the next call opens a new one."""
+    """A node that is reached over SSH. After its connection broke, the next call opens a new one."""
 
     def __init__(self, host: Host, ssh_config: Path | None = None) -> None:
         self._host, self._ssh_config = host, ssh_config
@@ -174,11 +174,9 @@ class Remote:
             raise Unreachable("the connection broke", where=self._host.name)
         if not answer.begun:
             reason = CommandResult(code, answer.greeting, err).reason
-            raise EnvironmentCannot(
-                f"its login shell runs no command: {reason}",
-                where=self._host.name,
-                advice=f"try by hand: ssh {self._host.name} true",
-            )
+            message = f"its login shell runs no command: {reason}"
+            advice = f"try by hand: ssh {self._host.name} true"
+            raise EnvironmentCannot(message, where=self._host.name, advice=advice)
         return CommandResult(code, b"", err)
 
     def _open(self) -> Connection:
@@ -207,19 +205,19 @@ class MarkedAnswer:
         self._take = take
         self._mark = f"bench-{secrets.token_hex(8)}"
         self.greeting = b""
-        self.begun = False  # the mark has arrived: what follows is the script's output
+        self.begun = False  # True once the mark has arrived: all later bytes are the script's output
 
     def command_for(self, script: str) -> tuple[str, bytes]:
-        """Return the command to execute and the bytes that it reads first: the script.
+        """Return the command to execute, and the bytes of the script, which the command reads first.
 
-        A script that a broken connection cut short lacks the mark at its end, and is not run at all.
+        A script that a broken connection cut short lacks the mark at its end, and does not run.
         """
         data = f"{script}\n#{self._mark}".encode()
         run_if_whole = f'case $s in *"#{self._mark}") eval "$s";; *) exit 255;; esac'
         return f"exec sh -c 'printf %s {self._mark}; s=$(head -c {len(data)}); {run_if_whole}'", data
 
     def take(self, data: bytes) -> None:
-        """Accept output of the channel; pass on what follows the mark."""
+        """Accept output of the channel; pass on the bytes that follow the mark."""
         if self.begun:
             self._take(data)
             return
@@ -234,25 +232,25 @@ class MarkedAnswer:
 def _send(channel: Any, pieces: Iterable[bytes]) -> None:
     """Send all pieces and close the channel's input.
 
-    On an error here the input stays open: the program there would take its end for the end of the data.
+    If `pieces` fails, the input stays open: the node's program would take its end for the end of the data.
     """
     for piece in _readable(pieces):
         try:
             channel.sendall(piece)
         except TimeoutError:
             raise
-        except OSError:  # the command ended before it had read everything: its exit code says why
+        except OSError:  # the command ended before it read all input: its exit code tells the reason
             break
     with suppress(OSError):
         channel.shutdown_write()
 
 
 def _readable(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the pieces; a file that cannot be read here is not reported as the node's error."""
+    """Yield the pieces; EnvironmentCannot, which names the local file, if one cannot be read."""
     try:
         yield from pieces
     except OSError as error:
-        what = f"cannot be read here: {error.strerror}"
+        what = f"cannot be read on this machine: {error.strerror}"
         raise EnvironmentCannot(what, where=error.filename and str(error.filename)) from None
 
 
@@ -260,22 +258,20 @@ def _readable(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def refuse_twins(hosts: Sequence[Host], ssh_config: Path | None) -> None:
-    """Refuse two names of one machine, resolved by ~/.ssh/config: their runs would slow each other down."""
-    names: dict[tuple[str, str, int], str] = {}
-    mistakes = []
-    for host in hosts:
-        connection = _connection(host, ssh_config)
-        machine = (str(connection.gateway), str(connection.host).lower(), int(connection.port))
-        if machine in names:
-            what = f"the same machine as {names[machine]}: {connection.host} port {connection.port}"
-            mistakes.append(Mistake(host.name, what, "leave one out: a machine is measured once"))
-        names.setdefault(machine, host.name)
+    """Refuse hosts that ~/.ssh/config resolves to one machine: their runs would slow each other down."""
+    connections = [(host.name, _connection(host, ssh_config)) for host in hosts]
+    mistakes = tuple(
+        twins(
+            (name, (str(c.gateway), str(c.host).lower(), int(c.port)), f": {c.host} port {c.port}")
+            for name, c in connections
+        )
+    )
     if mistakes:
-        raise BadInput("the list of hosts names a machine twice", mistakes=tuple(mistakes))
+        raise BadInput("the list of hosts names a machine twice", mistakes=mistakes)
 
 
 def _connection(host: Host, ssh_config: Path | None) -> Connection:
-    """Build a connection, not yet opened, that checks the host keys of the node and of every jump host."""
+    """Return a connection, not yet open, that checks the host keys of the node and of every jump host."""
     try:
         from fabric import Config, Connection
     except ImportError:
@@ -302,15 +298,14 @@ def _connection(host: Host, ssh_config: Path | None) -> Connection:
 
 
 def _check_host_keys(connection: Any) -> None:
-    """Make a connection accept only host keys in known_hosts. (Fabric's default accepts any.)"""
+    """Make a connection accept only host keys in known_hosts; Fabric's default accepts all host keys."""
     from paramiko import MissingHostKeyPolicy
 
     class Refuse(MissingHostKeyPolicy):  # type: ignore[misc]
         def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
-            raise HostKeyRefused(
-                f"its host key is not known: {key.get_name()} {key.fingerprint}",
-                advice="compare it with what the provider shows, and connect once with ssh",
-            )
+            message = f"its host key is not known: {key.get_name()} {key.fingerprint}"
+            advice = "compare it with what the provider shows, and connect once with ssh"
+            raise HostKeyRefused(message, advice=advice)
 
     connection.client.set_missing_host_key_policy(Refuse())
     _load_known_hosts(connection.client, connection.ssh_config)
@@ -320,7 +315,7 @@ def _load_known_hosts(client: Any, options: Mapping[str, str]) -> None:
     """Load into paramiko's client the known_hosts files that ssh would read.
 
     Their entries are filtered first, because paramiko stops at markers and at damaged lines. It does not
-    support host certificates, so @cert-authority lines are skipped. A key revoked in one file counts in none.
+    support host certificates, so @cert-authority lines are skipped. A key revoked in one file is not loaded.
     """
     names = options.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2").split()
     names += options.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts").split()
@@ -348,8 +343,11 @@ def _is_host_key(line: str) -> bool:
 
 
 def _connect(connection: Any, host: Host) -> None:
-    """Open a connection; Unreachable or HostKeyRefused, with advice, if that fails."""
+    """Open a connection; if that fails, raise Unreachable or HostKeyRefused, with advice."""
     from paramiko import ssh_exception as ssh
+
+    def unreachable(what: str, advice: str | None = None) -> Unreachable:
+        return Unreachable(what, where=host.name, advice=advice)
 
     endpoint = f"{connection.host} port {connection.port}"
     try:
@@ -365,25 +363,20 @@ def _connect(connection: Any, host: Host) -> None:
             f"then ssh-keygen -R '{name}'",
         ) from None
     except ssh.PasswordRequiredException:
-        raise Unreachable(
-            "the SSH key has a passphrase",
-            where=host.name,
-            advice="add it to an agent: ssh-add; bench does not ask for passphrases",
-        ) from None
+        advice = "add it to an agent: ssh-add; bench does not ask for passphrases"
+        raise unreachable("the SSH key has a passphrase", advice) from None
     except ssh.AuthenticationException as error:
-        raise Unreachable(
-            f'user "{connection.user}" was refused: {plain(str(error))[:200]}',
-            where=host.name,
-            advice="another user: USER@HOST; another key: --identity FILE, or IdentityFile in ~/.ssh/config",
-        ) from None
+        what = f'user "{connection.user}" was refused: {plain(str(error))[:200]}'
+        advice = "another user: USER@HOST; another key: --identity FILE, or IdentityFile in ~/.ssh/config"
+        raise unreachable(what, advice) from None
     except ssh.NoValidConnectionsError as error:
         first = next(iter(error.errors.values()))
-        raise Unreachable(f"{endpoint}: {(first.strerror or str(first)).lower()}", where=host.name) from None
+        raise unreachable(f"{endpoint}: {(first.strerror or str(first)).lower()}") from None
     except socket.gaierror:
-        raise Unreachable(f'no machine is called "{connection.host}"', where=host.name) from None
+        raise unreachable(f'no machine is called "{connection.host}"') from None
     except TimeoutError:
-        raise Unreachable(f"{endpoint}: no answer in {CONNECT_SECONDS:.0f} s", where=host.name) from None
+        raise unreachable(f"{endpoint}: no answer in {CONNECT_SECONDS:.0f} s") from None
     except (ssh.SSHException, OSError, EOFError) as error:
         what = plain(str(error))[:200] or type(error).__name__
-        raise Unreachable(f"{endpoint}: no SSH session: {what}", where=host.name) from None
+        raise unreachable(f"{endpoint}: no SSH session: {what}") from None
     connection.transport.set_keepalive(_KEEPALIVE_SECONDS)

@@ -1,4 +1,4 @@
-"""The request of one push, the same for every node, and the result for each host. Pure, except `Shared`."""
+"""The request of one push, which all its nodes share, and the result for each host. Pure, except `Shared`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any, Literal, Protocol
 
 from bench.base.errors import BenchError
 from bench.bundle.verdict import RunContents
-from bench.node_check.any_manifest import AnyManifest
-from bench.node_check.check_manifest import CheckManifest
+from bench.node_check.check_manifest import AnyManifest, CheckManifest
 from bench.node_check.check_results import CheckContents, CheckResults
 from bench.node_check.judging import Depth
 from bench.node_check.judging.finding import EXITS, worst
@@ -28,39 +27,45 @@ from bench.records.slowdown import slowed_text
 from bench.signing.revocation import Revoked
 
 Phase = Literal["waiting", "connect", "preflight", "ship", "start", "run", "fetch", "clean"]
-# would: a dry run succeeded; ready: the image is on the node; running: left running; lost: out of reach
+# would: a dry run succeeded; ready: image on the node; running: not waited for; lost: node out of reach
 Outcome = Literal["done", "incomplete", "failed", "lost", "running", "ready", "would", "unchanged"]
 GOOD: tuple[Outcome, ...] = ("done", "running", "ready", "would", "unchanged")
 
 
-@dataclass(frozen=True, slots=True)
-class PushRequest:
-    """The arguments of `bench push` that hold for all hosts."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushOptions:
+    """Options of `bench push` that apply to every host without a change."""
 
-    manifest: AnyManifest
-    engine: str
     out: Path
-    key: OperatorKey
-    ledger: Path | None = None
+    engine: str
     image: str | None = None
     pull: str | None = None
     python: str = "python3"
     place: str | None = None  # folder on the node; None: $HOME/.bench
-    on_cpu: bool = False
     budget_seconds: float | None = None
     level: Depth | None = None  # of a node check; None: as the manifest says
-    valid_seconds: int = 0
+    ledger: Path | None = None
     keep: bool = False
-    until: Literal["preflight", "ship", "start", "fetch"] = "fetch"
-    once: bool = False  # a host whose bundle of this manifest is here is done
+    once: bool = False  # skip a host whose bundle of this manifest was fetched already
     new_run: bool = False  # start another run even if one is unfinished
-    continued: Record | None = None  # resume this run, whose node is gone, on another node of the same kind
-    despite_findings: bool = False  # run even if preflight finds reasons not to
-    slurm: Slurm | None = None
-    together: str | None = None  # HOST:PORT where all hosts meet, to train as one
-    patience_seconds: float = 600.0  # how long a node with a run may be out of reach
+    despite_findings: bool = False  # run even if a preflight finding would stop the run
+    together: str | None = None  # HOST:PORT to which all hosts connect, to train as one
     ssh_config: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushRequest(PushOptions):
+    """The manifest, key and options with which `bench push` runs on every host."""
+
+    manifest: AnyManifest
+    key: OperatorKey
     push: str = ""
+    on_cpu: bool = False
+    valid_seconds: int = 0
+    until: Literal["preflight", "ship", "start", "fetch"] = "fetch"
+    continued: Record | None = None  # resume this run, whose node is gone, on another node of the same kind
+    slurm: Slurm | None = None
+    patience_seconds: float = 600.0  # how long a node may be out of reach during its run
 
     @property
     def checks(self) -> bool:
@@ -90,7 +95,7 @@ class Result:
 
     @property
     def checked(self) -> CheckResults | None:
-        """Results of a node check, judged again here; None for training."""
+        """Results of a node check, judged again on this machine; None for training."""
         contents = self.verdict.contents if self.verdict else None
         return contents.results if isinstance(contents, CheckContents) else None
 
@@ -102,7 +107,7 @@ class Result:
 
     @property
     def slowed(self) -> str | None:
-        """The GPU that was slowed down most, and by what, on one line; None if no GPU was."""
+        """The GPU that was slowed down most, and the cause, on one line; None if no GPU was slowed down."""
         slowed = self.verdict.contents.slowed if self.verdict else {}
         most = max(slowed.values(), key=lambda trial: trial.share, default=None)
         return slowed_text(most) if most else None
@@ -124,8 +129,21 @@ class Result:
         return 5
 
 
+def exit_code(results: Sequence[Result]) -> int:
+    """Return 0 if all nodes succeeded, the exit code that all nodes share, 5 if some succeeded, else 3.
+
+    If all pushes succeeded and nodes were checked: 1 if a check failed, else 3 if one was not completed.
+    """
+    codes = {result.exit_code for result in results}
+    if len(codes) == 1:
+        return codes.pop()
+    if all(result.outcome in GOOD for result in results):
+        return min(codes - {0})
+    return 5 if any(result.outcome in (*GOOD, "incomplete") for result in results) else 3
+
+
 class View(Protocol):
-    """Shows the progress to the user. Called from many threads."""
+    """Shows the progress of a push to the user. Its methods are called from many threads."""
 
     def show(self, result: Result, text: str = "") -> None:
         """Report that a phase began or ended, with details in `text`."""
@@ -146,23 +164,23 @@ class Shared:
     view: View
     revoked: tuple[Revoked, ...] = ()
     stop: threading.Event = field(default_factory=threading.Event)
-    # Images go to eight nodes at a time: if a hundred shared one uplink, all would start late.
+    # Images are sent to eight nodes at a time: if a hundred shared one uplink, all would start late.
     shipping: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(8))
 
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """A host's place in the push."""
+    """A host's part in the push."""
 
     host: Host
     local: bool = False
-    node: int = 0  # rank in its group; 0 leads
+    node: int = 0  # rank of the host in its group; rank 0 leads
     nodes: int = 1
-    group: TrainingGroup | None = None  # the hosts that it trains with
+    group: TrainingGroup | None = None  # the hosts that train together; None: the host trains alone
 
 
 def to_json(result: Result) -> Mapping[str, Any]:
-    """The node's entry in the document of `bench push --json`."""
+    """Return a node's entry in the document of `bench push --json`."""
     error = result.error
     return {
         "host": result.host,

@@ -1,10 +1,10 @@
-"""run.sh: start a run on its node, ask for its state, and end it, as a process or as a job of Slurm.
+"""Write run.sh, start a run by it on a node, ask for the run's state, and end it; with or without Slurm.
 
 PLACE/runs/RUN/     manifest.json, challenge.json, run.sh; log.txt, pid, exit; out/, as `bench run` leaves it
 
-run.sh is a plain shell script that can be read, and started again by hand: the run resumes from its journal.
-It belongs to no SSH session, so neither a lost connection nor a closed laptop ends it. `script` and `argv`
-are pure.
+run.sh is a plain shell script that can also be started again by hand: the run resumes from its journal. It
+belongs to no SSH session, so neither a lost connection nor a closed laptop ends it. `script` and `argv` are
+pure.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from bench.images.engines import Gpus, apptainer, docker, podman
 from bench.push.remote import Node, demand
 from bench.push.slurm import Slurm, header
 
-_NODE, _MEET, _MEMORY = "{BENCH_NODE}", "{BENCH_MEET}", "{BENCH_MEMORY}"  # variables of run.sh in a word
+_NODE, _MEET, _MEMORY = "{BENCH_NODE}", "{BENCH_MEET}", "{BENCH_MEMORY}"  # replaced by `shell_line`
 _VARIABLE = re.compile(r"\{(\w+)\}")
-_PASSED_ON = re.compile(r"--env=(\w+)=\{\1\}")  # a variable of the node, passed on where it is set
+_PASSED_ON = re.compile(r"--env=(\w+)=\{\1\}")  # an environment variable, passed on if the node sets it
 
 # States of a job in squeue's output.
 _WAITING = "PENDING|CONFIGURING|REQUEUED|REQUEUE_HOLD|SPECIAL_EXIT"
 _OVER = "COMPLETED|CANCELLED|FAILED|TIMEOUT|DEADLINE|OUT_OF_MEMORY|BOOT_FAIL|NODE_FAIL|PREEMPTED|REVOKED"
 
-# The process that gets SIGTERM when several nodes train: the leader's. srun would kill all of them at once.
+# When several nodes train, only the leader's process gets SIGTERM: srun would kill all processes at once.
 _LEADER = '"$(cat lead 2>/dev/null || echo $child)"'
 
 
@@ -43,7 +43,7 @@ class GroupMember:
 
     nodes: int
     node: int
-    meet: str  # HOST:PORT of the first
+    meet: str  # HOST:PORT of the first node
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class Job:
     run_id: str
     place: str  # folder on the node, absolute
     engine: str
-    runnable: str  # name of the image there, or the folder of bench's code
-    identity: Identity | None  # of the image
-    python: str  # for the engine "none"
+    runnable: str  # name of the image on the node, or the folder of bench's code
+    identity: Identity | None  # identity of the image
+    python: str  # path of Python, for the engine "none"
     user: tuple[int, int]  # uid and gid in a container
     memory_bytes: int  # of the node
     gpus: Gpus | None
@@ -95,8 +95,8 @@ def script(job: Job) -> str:
         f"told=; trap 'told=yes; kill -TERM {_LEADER if several else '$child'} 2>/dev/null' TERM INT",
         "echo $$ >pid",
         "trap '' HUP",
-        # A signal ends the wait, not the run, which may have ended before the next line: so its exit code is
-        # waited for again. The shell answers 127 if it has reported the child's code already.
+        # A signal ends the wait, while the run continues or has just ended: so wait again for its exit code.
+        # The shell answers 127 if it has reported the child's exit code already.
         "wait $child; code=$?",
         'while [ "$told" ]; do told=; wait $child; again=$?; [ $again = 127 ] || code=$again; done',
         *(_after_srun(job) if several else []),
@@ -108,18 +108,18 @@ def script(job: Job) -> str:
 
 
 def _srun(job: Job, nodes: int) -> str:
-    """The command that starts a run on all nodes of a Slurm job."""
+    """Return the command that starts a run on all nodes of a Slurm job."""
     lead = shell_line(argv(job, GroupMember(nodes, 0, _MEET)))
     follow = shell_line(argv(job, GroupMember(nodes, 1, _MEET)))
-    # The leader is on the node of run.sh. If it ends early, so do the others: its exit code counts.
+    # The leader runs on the node of run.sh, and its exit code counts: if it ends early, all nodes end.
     lead = f"{lead} & echo $! >lead; wait $!; code=$?; echo $code >code; exit $code"
     each = f'{_remove_container(job)}if [ "$SLURM_NODEID" = 0 ]; then {lead}; else exec {follow}; fi'
-    # One task on each node: the default of many sites would bind it to one core.
+    # Each node has one task, which the default of many sites would bind to one core.
     return f"srun --kill-on-bad-exit=1 --cpu-bind=none sh -c {shlex.quote(each)}"
 
 
 def _preparations(job: Job, *, several: bool) -> list[str]:
-    """Lines of run.sh that set variables and tidy up after an earlier attempt."""
+    """Return the lines of run.sh that set variables and tidy up after an earlier attempt."""
     lines = []
     if job.slurm is not None:  # the node of the job is not the surveyed login node
         lines.append("BENCH_MEMORY=$(awk '/^MemTotal/ {printf \"%.0f\", $2 * 1024 * 0.95}' /proc/meminfo)")
@@ -146,20 +146,20 @@ def _preparations(job: Job, *, several: bool) -> list[str]:
 
 
 def _remove_container(job: Job) -> str:
-    """Remove the container of an earlier attempt that was killed, which would still hold the name."""
+    """Return shell that removes the container of a killed earlier attempt, which still has the name."""
     if job.engine not in ENGINES_WITH_STORE:
         return ""
     return f"{job.engine} rm -f {job.container} >/dev/null 2>&1; "
 
 
 def _after_srun(job: Job) -> list[str]:
-    """Lines that take the leader's exit code, and remove containers that a killed srun step leaves behind."""
+    """Return lines that read the leader's exit code, and remove containers that a killed srun step leaves."""
     remove = _remove_container(job)
     return ["[ -s code ] && code=$(cat code)", *([f"srun sh -c {shlex.quote(remove)}"] if remove else [])]
 
 
 def argv(job: Job, member: GroupMember | None) -> list[str]:
-    """The command of one node. A word may contain {NAME}, a variable of run.sh; see `shell_line`."""
+    """Return the command of one node. A word may contain {NAME}, a variable that `shell_line` replaces."""
     follows = member is not None and member.node > 0
     arguments = _check_arguments(job) if job.checks else _run_arguments(job, member, follows=follows)
     if job.engine == "none":
@@ -216,13 +216,13 @@ def _engine_argv(job: Job, container: Container) -> list[str]:
 
 
 def shell_line(command: Sequence[str]) -> str:
-    """Quote a command as one line of shell, in which the node replaces variables and tests for devices."""
+    """Return a command as one quoted line of shell, in which variables and tests for devices still work."""
     return " ".join(_shell_word(word) for word in command)
 
 
 def _shell_word(word: str) -> str:
-    # Engines fail on devices that do not exist, and some on limits that they may not raise: so both are
-    # passed only on nodes that have the devices.
+    # Engines fail on devices that do not exist, and some on limits that they may not raise: so these options
+    # are passed only on nodes that have RDMA devices.
     if word.endswith(f"={RDMA}") or word.startswith("--ulimit="):
         return f"$([ -d {RDMA} ] && echo {word})"
     if match := _PASSED_ON.fullmatch(word):
@@ -239,23 +239,23 @@ def _shell_word(word: str) -> str:
 
 
 def prepare(node: Node, job: Job, manifest: bytes, challenge: bytes) -> None:
-    """Make the run's folder and write its input files. The journal of an earlier attempt is kept."""
+    """Make the run's folder and write its input files; keep the journal of an earlier attempt."""
     folder = shlex.quote(job.folder)
     owner = f"chown {NOBODY}:{NOBODY} out; " if job.user[0] == NOBODY and job.engine != "none" else ""
     files = {"manifest.json": manifest, "challenge.json": challenge, "run.sh": script(job).encode()}
-    stale = f"rm -f out/{job.run_id}/request.json out/{job.run_id}/run-cert.pub; "  # of an earlier key
+    stale = f"rm -f out/{job.run_id}/request.json out/{job.run_id}/run-cert.pub; "  # for an earlier key
     write = "; ".join(f"head -c {len(data)} >{name}" for name, data in files.items())
     answer = node.ask(
         f"set -e; umask 022; mkdir -p {folder}/out; cd {folder}; {owner}{stale}{write}", files.values()
     )
     if answer.code:
-        raise EnvironmentCannot(f"the run's folder cannot be made there: {answer.reason}", where=job.folder)
+        raise EnvironmentCannot(f"the run's folder cannot be made: {answer.reason}", where=job.folder)
 
 
 def start(node: Node, job: Job) -> str | None:
     """Start run.sh; return the number of its Slurm job, or None without Slurm.
 
-    When this returns, the exit code of an earlier attempt is deleted and this attempt has noted its process.
+    On return, the exit code of an earlier attempt is deleted, and run.sh has written its process id.
     """
     folder = shlex.quote(job.folder)
     fresh = f"cd {folder} && rm -f exit pid"
@@ -268,7 +268,7 @@ def start(node: Node, job: Job) -> str | None:
 
 
 def state_script(folder: str, run_id: str, engine: str, slurm_job: str | None) -> str:
-    """Script that prints a run's state: `alive`, `waiting`, `exit CODE`, `dead` or `gone`."""
+    """Return a script that prints a run's state: `alive`, `waiting`, `exit CODE`, `dead` or `gone`."""
     ended = 'if [ -f exit ]; then echo "exit $(cat exit)"; '
     if slurm_job is not None:
         state = _slurm_state(slurm_job, f"{ended}else echo dead; fi")
@@ -281,36 +281,36 @@ def state_script(folder: str, run_id: str, engine: str, slurm_job: str | None) -
 
 
 def _is_own_process(run_id: str) -> str:
-    """Shell condition: run.sh is running. The pid alone does not tell: another process may have it by now."""
+    """Return a shell test for a running run.sh, by its command line: another process may have its pid."""
     return (
         f"tr '\\0' ' ' <\"/proc/$(cat pid 2>/dev/null || echo none)/cmdline\" 2>/dev/null | grep -q {run_id}"
     )
 
 
 def _slurm_state(slurm_job: str, over: str) -> str:
-    """Script that prints the state of a Slurm job; `over` is what it does if the job has ended.
+    """Return a script that prints the state of a Slurm job; it runs `over` if the job has ended.
 
-    Slurm is asked even if there is an exit code: a preempted or requeued job leaves one and yet will run
-    again. Slurm forgets jobs that ended long ago. If it does not answer, the job counts as running.
+    Slurm is asked even if there is an exit code: a preempted or requeued job leaves one although it will run
+    again. A job that Slurm does not know has ended. If Slurm does not answer, the job counts as running.
     """
     return (
         f"said=$(squeue -h -j {shlex.quote(slurm_job)} -o %T 2>&1) || "
         "case $said in *[Ii]nvalid*) said=;; *) said=SILENT;; esac; "
-        # squeue may print warnings of the site as well.
+        # squeue may print warnings of the site besides the state.
         "state=$(echo \"$said\" | grep -x '[[:upper:]_]*'); "
         f"case $state in ''|{_OVER}) {over};; {_WAITING}) echo waiting;; *) echo alive;; esac"
     )
 
 
 def cancel(node: Node, folder: str, run_id: str, engine: str, slurm_job: str | None) -> None:
-    """Ask a run to end, if it has not ended yet. It packs and signs its results first."""
+    """Ask a run to end, if it has not ended yet; the run packs and signs its results first."""
     if slurm_job is not None:
         job = shlex.quote(slurm_job)
         signal = f"scancel --batch --signal=TERM {job}"
         script = f'if [ "$(squeue -h -j {job} -o %T)" = PENDING ]; then scancel {job}; else {signal}; fi'
     else:
         script = f'cd {shlex.quote(folder)} && if {_is_own_process(run_id)}; then kill -TERM "$(cat pid)"; '
-        if engine in ENGINES_WITH_STORE:  # a container outlives run.sh if a logout kills that
+        if engine in ENGINES_WITH_STORE:  # a container continues if a logout kills run.sh
             script += f"else {engine} kill --signal=TERM bench-{run_id}; "
         script += "fi 2>/dev/null; true"
     demand(node, script, "ending the run")

@@ -1,4 +1,4 @@
-"""Show the progress of a push on stderr: one node as lines, many as a live table of states."""
+"""Show the progress of a push on stderr: lines for one node, a live table of states for several."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.table import Table
 from bench.push.request import Result
 from bench.records.text import size_text
 
-_PLAIN_EVERY_SECONDS = 15.0  # between two lines on an upload, where stderr is not a terminal
+_PLAIN_EVERY_SECONDS = 15.0  # between two lines on an upload, if stderr is not a terminal
 _ROWS = 60  # of the live table; hosts beyond them are only counted
 
 
@@ -124,13 +124,13 @@ def _state(result: Result) -> str:
 
 
 def verdict_text(result: Result) -> str:
-    """Verdict of a node check with its gravest finding; empty for training."""
+    """Return the verdict of a node check and its gravest finding; an empty text for training."""
     verdict = result.checked.verdict.upper() if result.checked else ""
     return f"{verdict} {result.worst}" if result.worst else verdict
 
 
 def ended(result: Result) -> str:
-    """The outcome of a host on one line, with advice and with a GPU that was slowed down."""
+    """Return the outcome of a host on one line, with advice, and with a GPU that was slowed down."""
     text = _ended(result)
     return f"{text}   SLOWED: {result.slowed}" if result.slowed else text
 
@@ -142,12 +142,12 @@ def _ended(result: Result) -> str:
         return f"{phase}{result.error.message}{advice}"
     match result.outcome:
         case "running":
-            return f"run {result.run_id} continues there: bench attach {result.run_id}"
+            return f"run {result.run_id} continues on the node: bench attach {result.run_id}"
         case "would":
             size = size_text(result.to_send_bytes or 0)
-            return f"it can run there; at most {size} to send; nothing was changed"
+            return f"the run can start; at most {size} to send; nothing was changed"
         case "ready":
-            return f"the image is there, {size_text(result.sent_bytes)} sent"
+            return f"the image is on the node, {size_text(result.sent_bytes)} sent"
         case "unchanged":
             checked = f" ({verdict_text(result)})" if result.checked else ""
             return f"nothing to do{f': {result.bundle}' if result.bundle else ''}{checked}"

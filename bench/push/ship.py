@@ -1,47 +1,48 @@
-"""Bring an image, or bench's own code, to a node: send only what it lacks, and verify every piece there.
+"""Bring an image, or bench's own code, to a node: send only the pieces that it lacks, and verify each one.
 
 PLACE/blobs/SHA256        a compressed layer; SHA256.part while incomplete, and the next attempt continues it
 PLACE/code/SHA256/bench   bench's own code, for nodes that run without an image
 
-A Docker engine that keeps layers itself needs no blobs afterwards, and loads an archive without the layers
-that it has (since 1.10). Podman, Apptainer, and Docker with containerd's store load whole archives only:
-their blobs stay as long as the image does.
+Docker with its own store needs no blobs after loading, and since 1.10 it loads archives without the layers
+that it has already. Podman, Apptainer, and Docker with containerd's store load whole archives only, so their
+blobs stay as long as the image does.
 """
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
 from bench.base.strict_json import canonical_json
 from bench.images.archive import Blob, Identity
+from bench.images.fetch import digest
 from bench.push.image_store import ImageStore, Shippable
 from bench.push.node_survey import Survey, read_stored
 from bench.push.remote import ANSWER_SECONDS, CommandResult, Node, demand, plain
 
 _CHUNK = 2**17  # bytes
 _LOAD_SECONDS = 3600.0  # for loading or pulling an image
-_ATTEMPTS = 3  # to send a layer, if its hash is wrong there
+_ATTEMPTS = 3  # to send a layer, if it arrives with a wrong hash
 Progress = Callable[[int, int], object]  # called with the bytes sent so far, and the total
 
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """An image or code that is on a node now."""
+    """An image, or bench's code, that is on a node now."""
 
-    runnable: str  # name that means exactly this image on the node, or the folder of bench's code
+    runnable: str  # unambiguous name of the image on the node, or the folder of bench's code
     sent_bytes: int
     changed: bool
-    identity: Identity | None = None  # None: no image, or the engine does not know it
+    identity: Identity | None = None  # None: no image, or the engine does not know its identity
 
 
 def tag_of(image: Shippable) -> str:
-    """A tag that only bench uses, so that removing it does not affect other users of the image."""
+    """Return a tag that only bench uses, so that its removal does not affect other users of the image."""
     return f"bench-push:{image.config.removeprefix('sha256:')[:16]}"
 
 
@@ -49,7 +50,7 @@ def tag_of(image: Shippable) -> str:
 
 
 def installed_as(survey: Survey, engine: str, image: Shippable) -> str | None:
-    """Return the name of this image in the node's engine; None if the engine lacks it."""
+    """Return the name of an image in the node's engine; None if the engine lacks the image."""
     state = survey.engines[engine]
     for stored in state.images:
         if stored.id == image.config or (
@@ -60,7 +61,7 @@ def installed_as(survey: Survey, engine: str, image: Shippable) -> str | None:
 
 
 def layers_held(survey: Survey, engine: str, image: Shippable) -> int:
-    """Number of layers, from the lowest up, that the node's engine has and that need not be in an archive."""
+    """Return how many of the lowest layers the node's engine has, so that an archive need not hold them."""
     state = survey.engines[engine]
     if engine != "docker" or not state.named_by_configuration:
         return 0
@@ -69,11 +70,8 @@ def layers_held(survey: Survey, engine: str, image: Shippable) -> int:
 
 
 def _common(ours: tuple[str, ...], theirs: tuple[str, ...]) -> int:
-    """Length of the common prefix."""
-    number = 0
-    while number < min(len(ours), len(theirs)) and ours[number] == theirs[number]:
-        number += 1
-    return number
+    """Return the length of the common prefix."""
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))))
 
 
 # --- sending --------------------------------------------------------------------------------------------
@@ -82,7 +80,7 @@ def _common(ours: tuple[str, ...], theirs: tuple[str, ...]) -> int:
 def ship(
     node: Node, survey: Survey, engine: str, image: Shippable, store: ImageStore, progress: Progress
 ) -> Shipped:
-    """Bring an image into the node's engine, and verify its digests there."""
+    """Bring an image into the node's engine, and verify the digests that the engine reports."""
     if name := installed_as(survey, engine, image):
         return Shipped(name, 0, False, image.facts.identity)
     place = survey.place
@@ -111,7 +109,7 @@ def ship(
 
 
 def _send_all(node: Node, place: str, layers: list[Blob], progress: Progress) -> int:
-    """Send the layers; return the bytes sent. What the node has, whole or in part, is not sent again."""
+    """Send the layers, without the bytes that the node has already; return the number of bytes sent."""
     sizes = [blob.path.stat().st_size for blob in layers]
     total, before, sent = sum(sizes), 0, 0
     progress(0, total)
@@ -135,24 +133,21 @@ def _send(node: Node, place: str, blob: Blob, size: int, advance: Callable[[int]
         if arrived is None:
             return sent
         start = arrived if arrived <= size else 0
-        pieces = _Pieces(blob.path, start, advance)
         redirect = ">>" if start else ">"
-        answer = node.ask(f"cd {shlex.quote(place)}/blobs && cat {redirect}{name}.part", pieces)
-        sent += pieces.count
-        _check_written(answer, place)
+        script = f"cd {shlex.quote(place)}/blobs && cat {redirect}{name}.part"
+        _check_written(node.ask(script, pieces_of(blob.path, start, advance)), place)
+        sent += size - start
         check = f"cd {shlex.quote(place)}/blobs && sha256sum {name}.part"
         digest = demand(node, check, "hashing a layer", ANSWER_SECONDS + size / 10e6)
         if digest.split()[0] == name:
             demand(node, f"cd {shlex.quote(place)}/blobs && mv {name}.part {name}", "renaming a layer")
             return sent
         node.ask(f"rm -f {shlex.quote(place)}/blobs/{name}.part")
-    if not _has_hash(blob.path, name):  # after a crash here; the next push compresses it again
+    if not _has_hash(blob.path, name):  # a crash left a damaged file; the next push compresses it again
         blob.path.unlink(missing_ok=True)
-        raise EnvironmentCannot(
-            "was damaged in the cache of this machine, and is deleted now",
-            where=str(blob.path),
-            advice="push again",
-        )
+        message = "was damaged in the cache of this machine, and is deleted now"
+        advice = "push again"
+        raise EnvironmentCannot(message, where=str(blob.path), advice=advice)
     raise EnvironmentCannot(
         f"a layer arrived damaged {_ATTEMPTS} times", advice="the node's disk or memory may be faulty"
     )
@@ -160,14 +155,13 @@ def _send(node: Node, place: str, blob: Blob, size: int, advance: Callable[[int]
 
 def _has_hash(path: Path, sha256: str) -> bool:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+        return digest(path) == sha256
     except FileNotFoundError:  # the push to another node has deleted it already
         return False
 
 
 def _arrived_bytes(node: Node, place: str, name: str) -> int | None:
-    """Bytes of a layer that the node has; None: all of them, verified."""
+    """Return the number of bytes of a layer that the node has; None if it has the whole, verified layer."""
     answer = demand(
         node,
         f"cd {shlex.quote(place)}/blobs && if [ -f {name} ]; then echo whole; "
@@ -177,20 +171,14 @@ def _arrived_bytes(node: Node, place: str, name: str) -> int | None:
     return None if answer == "whole" else int(answer)
 
 
-class _Pieces:
-    """The chunks of a file from an offset on, counted as they are read."""
-
-    def __init__(self, path: Path, start: int, advance: Callable[[int], object]) -> None:
-        self._path, self._start, self._advance = path, start, advance
-        self.count = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        with self._path.open("rb") as file:
-            file.seek(self._start)
-            while chunk := file.read(_CHUNK):
-                yield chunk
-                self.count += len(chunk)
-                self._advance(self._start + self.count)
+def pieces_of(path: Path, start: int = 0, advance: Callable[[int], object] | None = None) -> Iterator[bytes]:
+    """Yield the chunks of a file from `start` on; after each one, call `advance` with the file's position."""
+    with path.open("rb") as file:
+        file.seek(start)
+        while chunk := file.read(_CHUNK):
+            yield chunk
+            if advance is not None:
+                advance(file.tell())
 
 
 def _check_written(answer: CommandResult, place: str) -> None:
@@ -198,11 +186,8 @@ def _check_written(answer: CommandResult, place: str) -> None:
     if not answer.code:
         return
     if "no space" in answer.reason.lower() or "quota" in answer.reason.lower():
-        raise EnvironmentCannot(
-            "its disk is full",
-            where=place,
-            advice="free some space there and push again: what has arrived is not sent again",
-        )
+        advice = "free some space on the node and push again: data that arrived is not sent again"
+        raise EnvironmentCannot("its disk is full", where=place, advice=advice)
     raise EnvironmentCannot(f"writing failed: {answer.reason}", where=place)
 
 
@@ -210,7 +195,7 @@ def _check_written(answer: CommandResult, place: str) -> None:
 
 
 def _load(node: Node, place: str, image: Shippable, held: int, layers: list[Blob], load: str) -> None:
-    """Put the archive together on the node from its pieces, and stream it into the engine."""
+    """Assemble the image's archive on the node from its pieces, and stream it into the engine."""
     config = image.config.removeprefix("sha256:")
     digests = [layer.diff_id for layer in image.facts.layers[:held]] + [blob.digest for blob in layers]
     names = [f"blobs/sha256/{digest.removeprefix('sha256:')}" for digest in digests]
@@ -239,7 +224,7 @@ def _load(node: Node, place: str, image: Shippable, held: int, layers: list[Blob
 
 
 def _verify_loaded(node: Node, engine: str, image: Shippable, *, named_by_configuration: bool) -> str:
-    """Ask the engine for the digests of the loaded image; return its name, or refuse another image."""
+    """Compare the digests that the engine reports for the loaded image; return the image's name."""
     script = f"{engine} image inspect --format '{{{{.Id}}}} {{{{json .RootFS.Layers}}}}' {tag_of(image)}"
     text = demand(node, script, "inspecting the image")
     name, _, layers = text.strip().partition(" ")
@@ -253,9 +238,9 @@ def _verify_loaded(node: Node, engine: str, image: Shippable, *, named_by_config
 
 
 def pull(node: Node, survey: Survey, engine: str, reference: str, required: str | None) -> Shipped:
-    """Let the node pull an image from a registry; refuse it if it is not the `required` identity.
+    """Let the node pull an image from a registry; refuse it if its identity is not the `required` one.
 
-    The image is kept under a tag of bench alone: `reference` names what it named before, if anything.
+    The image gets a tag that only bench uses; `reference` is reset to the image that it named before, if any.
     """
     name = shlex.quote(reference)
     before = node.ask(f"{engine} image inspect --format '{{{{.Id}}}}' {name} 2>/dev/null").text.strip()
@@ -272,19 +257,18 @@ def pull(node: Node, survey: Survey, engine: str, reference: str, required: str 
         script = f"{engine} tag {stored.id} bench-push:{stored.id.removeprefix('sha256:')[:16]}"
     if not before:
         script += f" && {engine} image rm {name} >/dev/null"
-    elif before.removeprefix("sha256:") != stored.id.removeprefix("sha256:"):  # the name meant another image
+    elif before.removeprefix("sha256:") != stored.id.removeprefix("sha256:"):  # it named another image
         script += f" && {engine} tag {before} {name}"
     demand(node, script, "tagging the image")
     if not accepted:
-        raise EnvironmentCannot(
-            f"{reference} is {stored.id}, the manifest asks for {required}",
-            advice="name the image by its digest in the registry, or change `image` in the manifest",
-        )
+        message = f"{reference} is {stored.id}, the manifest asks for {required}"
+        advice = "name the image by its digest in the registry, or change `image` in the manifest"
+        raise EnvironmentCannot(message, advice=advice)
     return Shipped(stored.id, 0, changed, identity)
 
 
 def ship_code(node: Node, place: str, store: ImageStore, progress: Progress) -> Shipped:
-    """Send bench's own code, a few hundred kilobytes; the node's Python has the rest."""
+    """Send bench's own code, a few hundred kilobytes; its dependencies are in the node's Python."""
     digest, data = store.code()
     folder = f"{place}/code/{digest[:16]}"
     quoted = shlex.quote(folder)

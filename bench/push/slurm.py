@@ -13,12 +13,12 @@ _ONE_LINE = re.compile(r"[^\n\r\0]+")
 
 @dataclass(frozen=True, slots=True)
 class Slurm:
-    """Options of a job, validated."""
+    """Validated options of a Slurm job."""
 
     partition: str | None = None
     account: str | None = None
     constraint: str | None = None
-    gpus: str | None = None  # on each node: 8, or h100:8
+    gpus: str | None = None  # GPUs of each node: 8, or h100:8
     nodes: int = 1
     minutes: int = 120
     exclusive: bool = True  # another job on the node would slow the run down
@@ -36,7 +36,7 @@ class Slurm:
 
 
 def header(slurm: Slurm, run_id: str, folder: str) -> list[str]:
-    """Return the #SBATCH lines. With --requeue, a job that is preempted or loses its node resumes."""
+    """Return the #SBATCH lines. --requeue restarts a job that was preempted or lost its node: it resumes."""
     options = {
         "job-name": f"bench-{run_id}",
         "chdir": folder,
@@ -59,5 +59,5 @@ def header(slurm: Slurm, run_id: str, folder: str) -> list[str]:
 
 
 def _quoted(value: str) -> str:
-    """Quote a value only where sbatch's own parser needs it: it keeps superfluous quotes."""
+    """Quote a value only if sbatch's own parser needs that: it keeps superfluous quotes."""
     return f'"{value}"' if re.search(r"[\s#&|]", value) else value

@@ -1,4 +1,4 @@
-"""Hosts that train as one: they start together or not at all, and where one is lost the others end.
+"""Hosts that train as one: they start together or not at all, and if one host is lost, the others end.
 
 One `TrainingGroup` is shared by the threads that push to its hosts. `agree` is pure.
 """
@@ -11,10 +11,10 @@ from typing import Literal
 
 from bench.base.errors import Incomplete
 
-# State of a host's earlier run. fetched: its bundle is here; ended: its bundle is on the node; running; new:
-# no such run, or it has to start again.
+# State of a host's earlier run. fetched: its bundle was fetched; ended: its bundle is on the node; running;
+# new: there is no earlier run, or it has to start again.
 Standing = Literal["fetched", "ended", "running", "new"]
-# Points that all hosts must reach before any goes on: earlier runs known, preflight passed, image shipped.
+# Points where hosts wait for each other: state of earlier runs known, preflight passed, image shipped.
 Step = Literal["connect", "preflight", "ship"]
 
 
@@ -29,18 +29,13 @@ class TrainingGroup:
         self._count = count
         self._changed = threading.Condition()
         self._standings: dict[Step, dict[int, Standing]] = {"connect": {}, "preflight": {}, "ship": {}}
-        self._lost: str | None = None
-        self.over = False  # the leader's complete bundle has been fetched: the other runs may end
-
-    @property
-    def lost(self) -> str | None:
-        """The first host that failed, and why; None: all are well."""
-        return self._lost
+        self.lost: str | None = None  # the first host that failed, and the reason
+        self.over = False  # whether the leader's complete bundle has been fetched, so that other runs may end
 
     def lose(self, host: str, why: str) -> None:
-        """Report a failed host. The first report is kept: later failures follow from it."""
+        """Report a failed host. Only the first report is kept: later failures follow from it."""
         with self._changed:
-            self._lost = self._lost or f"{host}: {why}"
+            self.lost = self.lost or f"{host}: {why}"
             self._changed.notify_all()
 
     def gather(
@@ -48,16 +43,16 @@ class TrainingGroup:
     ) -> list[Standing]:
         """Wait until all hosts have reached `step`; return their standings, the leader's first.
 
-        GroupFailed if one of them fails meanwhile. `heed_stop` is called twice a second and may raise.
+        Raises GroupFailed if a host fails meanwhile. `heed_stop` is called twice a second and may raise.
         """
         standings = self._standings[step]
         with self._changed:
             standings[node] = standing
             self._changed.notify_all()
             while len(standings) < self._count:
-                if self._lost is not None:
+                if self.lost is not None:
                     raise GroupFailed(
-                        f"not started, because of {self._lost}", advice="push again, to all hosts"
+                        f"not started, because of {self.lost}", advice="push again, to all hosts"
                     )
                 heed_stop()
                 self._changed.wait(0.5)
@@ -65,9 +60,9 @@ class TrainingGroup:
 
 
 def agree(standings: Sequence[Standing]) -> Standing:
-    """Return what all hosts do, given their standings, the leader's first.
+    """Return the standing on which all hosts act, given their standings, the leader's first.
 
-    A host cannot join a run that the others are in the middle of: if one has to start, all start again.
+    A host cannot join a run that other hosts are already training: if one has to start, all start again.
     """
     if standings[0] in ("fetched", "ended"):
         return standings[0]

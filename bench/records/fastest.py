@@ -1,7 +1,6 @@
 """Rank the trials of a run: each model's fastest, and how certain it is that none of the others is faster.
 
-In: trials with their estimates. Out: a `Fastest`, a runner-up, the spread between processes. Pure: a verifier
-recomputes it.
+Pure: a verifier recomputes it.
 """
 
 from __future__ import annotations

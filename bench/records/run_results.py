@@ -136,7 +136,7 @@ def _result(
     labelled: LabelledTrial, naive: Mapping[tuple[str, int], Measurement], proof: ProofOrFailure | None
 ) -> TrialResult:
     trial, label, end = labelled
-    measured = end if isinstance(end, ReducedTrial) else None
+    measured, failure = (end, None) if isinstance(end, ReducedTrial) else (None, end)
     earlier = measured.earlier.estimate if measured and measured.earlier else None
     compared = naive.get(_losses_key(trial, measured)) if measured and trial.setting else None
     return TrialResult(
@@ -147,8 +147,8 @@ def _result(
         micro_batch=trial.micro_batch,
         accumulation=trial.accumulation,
         gpus=trial.gpus,
-        outcome="measured" if isinstance(end, ReducedTrial) else end.kind,
-        failure=None if isinstance(end, ReducedTrial) else end,
+        outcome=failure.kind if failure else "measured",
+        failure=failure,
         estimate=measured.estimate if measured else None,
         loss_difference=loss_difference(measured.first, compared) if measured and compared else None,
         proof=proof if isinstance(proof, Proof) else None,

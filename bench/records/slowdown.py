@@ -55,7 +55,8 @@ def slowed_trials(
         return {}  # so with nearly every bundle, and telemetry is most of one: parsing it all takes seconds
     courses: dict[str, dict[int, _Course]] = defaultdict(lambda: defaultdict(_Course))
     top_mhz: dict[int, int] = {}
-    for at, trial, readings in filter(None, map(_reading, _lines(read()))):
+    lines = (line for block in read() for line in block.split(b"\n"))
+    for at, trial, readings in filter(None, map(_reading, lines)):
         begun, ended = spans.get(trial, (math.inf, -math.inf))
         for gpu, reading in enumerate(readings):
             if (mhz := _number(reading, "sm_mhz")) is not None:
@@ -72,11 +73,6 @@ def _has_bad_reason(block: bytes) -> bool:
     Searches the text of the whole block at once: ten times faster than decoding its lines.
     """
     return _REASONS_KEY in block and any(int(bits) & _BAD_BITS for bits in set(_REASONS.findall(block)))
-
-
-def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    for block in blocks:
-        yield from block.split(b"\n")
 
 
 def _reading(line: bytes) -> tuple[float, str, list[Any]] | None:

@@ -7,7 +7,7 @@ left out: they change no figure, and may hold a name.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from bench.base.names import VISIBLE
 
@@ -54,3 +54,13 @@ def others(switches: Switches) -> Switches:
 
 def in_words(switches: Switches) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(switches.items()))
+
+
+def differences(
+    here: Mapping[str, str], there: Mapping[str, str], absent: str, names: tuple[str, str] = ("here", "there")
+) -> Iterator[str]:
+    """A text for each switch, or package, whose value differs, or that only one of two machines has."""
+    for name in sorted({*here, *there}):
+        ours, theirs = here.get(name, absent), there.get(name, absent)
+        if ours != theirs:
+            yield f"{name} {ours} {names[0]}, {theirs} {names[1]}"

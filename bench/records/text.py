@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import assert_never
-
 from bench.base.errors import one_line
 from bench.records.estimate import Interval
 from bench.records.run_results import TrialResult
@@ -92,8 +90,6 @@ def _failure_text(failure: Failure) -> str:
             return f"{text}; trial_minutes gives it longer" if failure.trained else text
         case Crashed():
             return f"crashed: {failure.reason}"
-        case _:
-            assert_never(failure)
 
 
 def proof_line(result: TrialResult) -> str:

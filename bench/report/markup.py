@@ -12,7 +12,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from bench import __version__
-from bench.base.errors import EnvironmentCannot, printable
+from bench.base.errors import printable
+from bench.base.paths import using
 
 # Elements that are closed in place while they have no children.
 SELF_CLOSING = frozenset({"circle", "input", "line", "meta", "path", "polyline", "rect"})
@@ -65,6 +66,11 @@ def items(texts: Iterable[str], class_: str | None = None) -> Markup:
     return el("ul", *(el("li", text) for text in texts), class_=class_)
 
 
+def cells(texts: Iterable[str], left: int, name: str = "td") -> list[Markup]:
+    """The cells of a row; the first `left` of them are aligned to the left, as texts are."""
+    return [el(name, text, class_="t" if i < left else None) for i, text in enumerate(texts)]
+
+
 def scrolling_table(
     heads: Iterable[Markup], rows: Iterable[Markup], *, class_: str | None = None, label: str | None = None
 ) -> Markup:
@@ -101,9 +107,7 @@ def asset(name: str) -> str:
 
 
 def write_page(path: Path, page: Markup) -> None:
-    try:
+    with using(path, "the report cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         # backslashreplace: file names need not be UTF-8
         path.write_text(page, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise EnvironmentCannot(f"the report cannot be written: {error.strerror}", where=str(path)) from None

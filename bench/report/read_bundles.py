@@ -1,8 +1,4 @@
-"""Read and verify bundles, one or thousands of them.
-
-In: files, patterns and directories. Out: for each bundle its verdict, or what a caller keeps of it.
-Imports no torch.
-"""
+"""Read and verify bundles, one or thousands of them, given as files, patterns and directories."""
 
 from __future__ import annotations
 
@@ -64,7 +60,8 @@ def _checked(
     try:
         return path, look(path, verify_bundle(path, gather, rules))
     except BenchError as error:
-        error.where = error.where if error.where and str(path) in error.where else _place(path, error.where)
+        if error.where is None or str(path) not in error.where:
+            error.where = f"{path}: {error.where}" if error.where else str(path)
         return path, error
 
 
@@ -86,10 +83,6 @@ def _rules(lists: Lists) -> TrustRules:
     )
 
 
-def _place(path: Path, inside: str | None) -> str:
-    return f"{path}: {inside}" if inside else str(path)
-
-
 def _bundles(paths: Iterable[Path]) -> Iterator[Path]:
     """Files as named, the matches of a pattern, and every .tar below a directory."""
     for path in paths:
@@ -98,11 +91,9 @@ def _bundles(paths: Iterable[Path]) -> Iterator[Path]:
             if not matching:
                 raise BadInput("matches no file", where=str(path))
             yield from _bundles(map(Path, matching))
-            continue
-        if not path.is_dir():
+        elif not path.is_dir():
             yield path
-            continue
-        inside = sorted(path.rglob("*.tar"))
-        if not inside:
+        elif inside := sorted(path.rglob("*.tar")):
+            yield from inside
+        else:
             raise BadInput("holds no .tar, so no bundle", where=str(path))
-        yield from inside

@@ -1,6 +1,6 @@
 """Read the trusted keys: a public key, or an allowed_signers file as in ssh-keygen(1).
 
-`TrustPolicy.accept` decides whether a key may sign or certify for a namespace at a time. Untrusted if not.
+`TrustPolicy.accept` raises Untrusted unless a key may sign or certify in a namespace at a given time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench.signing.ssh_keys import ED25519, TOKEN, FormatError, PublicKey
 
 MAX_BYTES = 2**20
 
-# Patterns as text: compiled only when there is a file to read, since a verification is mostly start-up.
+# Patterns are kept as text and compiled at first use: compiling at import would slow every verification.
 _KEY_TYPE = r"(ssh|ecdsa|sk-ssh|sk-ecdsa|webauthn-sk-ecdsa)-[A-Za-z0-9@.-]+"
 _WORD = r'\s*((?:"(?:[^"\\]|\\.)*"|[^\s"])+)(?=\s|$)'
 _OPTION = r'([A-Za-z-]+)(?:="((?:[^"\\]|\\.)*)")?(?:,|$)'
@@ -26,7 +26,7 @@ _TIME = r"([0-9]{4})([0-9]{2})([0-9]{2})(?:([0-9]{2})([0-9]{2})([0-9]{2})?)?([Zz
 
 @dataclass(frozen=True, slots=True)
 class AllowedSigner:
-    """One key of an allowed_signers file with its restrictions; the key of a .pub file has none."""
+    """One key of an allowed_signers file with its restrictions; a .pub file's key has no restrictions."""
 
     key: PublicKey
     principals: str
@@ -36,7 +36,7 @@ class AllowedSigner:
     valid_before: float | None = None
 
     def refusal(self, namespace: str, at: float, principal: str | None) -> str | None:
-        """Why the key does not count for this namespace, time and principal; None if it counts."""
+        """Return why the key is not trusted for a namespace, time and principal; None if it is trusted."""
         if self.authority is not None and self.authority != (principal is not None):
             return "may only certify keys" if self.authority else "is not a certificate authority"
         if self.namespaces is not None and not _matches(namespace, self.namespaces):
@@ -51,7 +51,7 @@ class AllowedSigner:
 
 
 def _matches(text: str, patterns: str) -> bool:
-    """Match ssh's pattern lists, with * and ?; a matching pattern with ! in front overrides all others."""
+    """Match ssh's pattern lists, with * and ?; a matching pattern that begins with ! overrides the others."""
     allowed = False
     for pattern in patterns.split(","):
         glob = re.escape(pattern.removeprefix("!")).replace(r"\*", ".*").replace(r"\?", ".")
@@ -83,7 +83,7 @@ class TrustPolicy:
     @classmethod
     def from_text(cls, text: str, source: str) -> TrustPolicy:
         if "PRIVATE KEY-----" in text:
-            raise BadInput("is a private key", where=source, advice="give the public one, the file with .pub")
+            raise BadInput("is a private key", where=source, advice="give the public key, the .pub file")
         if text.startswith("-----BEGIN PUBLIC KEY-----"):
             advice = "give the .pub file that ssh-keygen made"
             raise BadInput("is a public key in PEM, not OpenSSH's form", where=source, advice=advice)
@@ -101,9 +101,9 @@ class TrustPolicy:
         return cls(source, tuple(signers))
 
     def accept(self, key: PublicKey, namespace: str, at: float, principal: str | None = None) -> str:
-        """Return the file, and the name, under which the key is trusted; Untrusted if it is not.
+        """Return the trust list's file, and the name in it, that trusts a key; Untrusted if there is none.
 
-        With a principal it must be allowed to certify keys under that name, otherwise to sign.
+        With a principal, the key must be allowed to certify keys for that principal, otherwise to sign.
         """
         refusals = []
         for signer in self.signers:
@@ -117,7 +117,7 @@ class TrustPolicy:
 
 
 def _parse_signer(line: str) -> AllowedSigner | None:
-    """Parse one line; None for comments and for keys that cannot sign a bundle, such as RSA."""
+    """Parse one line of allowed_signers; None for comments and for RSA and other unsupported keys."""
     if not line or line.startswith("#"):
         return None
     words: list[str] = []
@@ -157,10 +157,10 @@ def _parse_options(text: str) -> dict[str, str]:
 
 
 def _parse_time(text: str | None) -> float | None:
-    """Parse YYYYMMDD[HHMM[SS]], in local time unless a Z follows."""
+    """Parse YYYYMMDD[HHMM[SS]], a local time unless a Z follows, to unix seconds."""
     if text is None:
         return None
-    from datetime import UTC, datetime  # rarely needed, and not free to import
+    from datetime import UTC, datetime  # rarely needed, and slow to import
 
     if match := re.fullmatch(_TIME, text):
         year, month, day, hour, minute, second = (int(n or 0) for n in match.groups()[:6])

@@ -18,7 +18,7 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """Encode what is signed: type and payload, each with its length, so that they cannot be shifted."""
+    """Return the bytes to sign: type and payload, each preceded by its length, so the border is fixed."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
@@ -35,7 +35,7 @@ def _envelope(payload_type: str, payload: bytes, key: PublicKey, signature: byte
 
 
 def unseal(envelope: bytes, key: PublicKey, payload_type: str = PAYLOAD_TYPE) -> bytes:
-    """Return the payload of any valid envelope that this key signed; VerificationFailed if it did not."""
+    """Return the payload of an envelope; VerificationFailed if it is invalid or `key` did not sign it."""
     payload, found_type, signatures = _open(envelope)
     signed = pae(found_type, payload)
     if not any(_fits(signature, signed, key) for signature in signatures):
@@ -46,11 +46,11 @@ def unseal(envelope: bytes, key: PublicKey, payload_type: str = PAYLOAD_TYPE) ->
 
 
 def verify_own(envelope: bytes, statement: bytes, key: PublicKey) -> None:
-    """Refuse an envelope that is not exactly the one that seal() makes of these bytes."""
+    """Refuse an envelope whose bytes differ from those that seal() makes of `statement`."""
     payload, _, signatures = _open(envelope)
     if payload != statement:
         raise VerificationFailed("the envelope holds another statement than statement.json")
-    if len(signatures) > 1:  # before any is tried: a stranger could send thousands
+    if len(signatures) > 1:  # refused before they are verified: a stranger could send thousands
         raise VerificationFailed("the envelope is not in its canonical form")
     unseal(envelope, key)
     if _envelope(PAYLOAD_TYPE, statement, key, signatures[0]) != envelope:
@@ -82,7 +82,7 @@ def _open(envelope: bytes) -> tuple[bytes, str, list[bytes]]:
 
 
 def _from_any_base64(text: Any) -> bytes:
-    """Decode base64 of the standard or the URL-safe alphabet; the protocol requires both."""
+    """Decode base64 of the standard or the URL-safe alphabet; DSSE requires readers to accept both."""
     if not isinstance(text, str):
         raise FormatError("has a value that is not base64 text")
     mixed = re.search(r"[-_]", text) and re.search(r"[+/]", text)

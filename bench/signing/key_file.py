@@ -15,13 +15,8 @@ from getpass import getpass
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_ssh_private_key,
-)
 
 from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.files import open_regular
@@ -40,12 +35,12 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class UserKey:
-    """A private key that can sign, and the file it was read from."""
+    """A private key that can sign, and the file that holds it."""
 
     private: Ed25519PrivateKey = field(repr=False)
     public: PublicKey
     path: Path
-    made: bool  # True if it was made just now, which the user should learn
+    made: bool  # True if the key was made just now, so that the user is told
 
 
 def default_key_path() -> Path:
@@ -56,7 +51,7 @@ def default_key_path() -> Path:
 
 
 def load_or_make_key(path: Path | None = None) -> UserKey:
-    """Load the given SSH key, or else the user's key for bench, which is made if it does not exist."""
+    """Load the SSH key at `path`; without a path, load the user's key for bench, or make it."""
     if path is not None:
         return load_key(path)
     path = default_key_path()
@@ -64,23 +59,24 @@ def load_or_make_key(path: Path | None = None) -> UserKey:
         made = not path.exists() and _make(path)
         key = load_key(path, made=made)
     except OSError as error:
-        message = f"the signing key cannot be kept here: {error.strerror}"
+        message = f"the signing key cannot be stored: {error.strerror}"
         raise EnvironmentCannot(message, where=str(path), advice=_GIVE_ONE) from None
-    with suppress(OSError):  # only people read it, and the next run tries again
+    with suppress(OSError):  # bench itself does not need the .pub file, and the next run tries again
         _publish(path.with_name(path.name + ".pub"), f"{key.public.line('bench')}\n".encode(), 0o644)
     return key
 
 
 def _make(path: Path) -> bool:
-    """Make the key file; False if another process made it first, whose key is then used."""
+    """Make the key file; return False if another process made it first, whose key is then used."""
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    private = Ed25519PrivateKey.generate()
-    return _publish(path, private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600)
+    form, unlocked = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    data = Ed25519PrivateKey.generate().private_bytes(serialization.Encoding.PEM, form, unlocked)
+    return _publish(path, data, 0o600)
 
 
 def _publish(path: Path, data: bytes, mode: int) -> bool:
-    """Create the file atomically; False if it exists. A hard link, unlike a rename, never replaces a file."""
+    """Create a file atomically by a hard link, which never replaces a file; return False if it exists."""
     if path.exists():
         return False
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
@@ -103,7 +99,7 @@ def load_key(path: Path, *, made: bool = False) -> UserKey:
     data = _read(path)
     encrypted, inside = _look_inside(path, data)
     if inside.application is not None:
-        message = "is the key of a token, which certifies (bench certify) but signs no run by itself"
+        message = "is the key of a token, which can certify (bench certify) but cannot sign a run"
         raise BadInput(message, where=str(path), advice=_MAKE_ONE)
     private = _unlock(path, data) if encrypted else _decode(path, data, None)
     try:
@@ -117,7 +113,7 @@ def _read(path: Path, advice: str = _MAKE_ONE) -> bytes:
     with open_regular(path, advice=advice) as file:
         status = os.fstat(file.fileno())
         data = file.read(_LARGEST + 1)
-    # As in ssh, only the mode of files that belong to this user is checked.
+    # As ssh does, check the mode only of files that belong to this user.
     loose = status.st_mode & 0o077 and status.st_uid == os.getuid()
     if loose and data.startswith(b"-----BEGIN") and not data.startswith(_PEM_PUBLIC):
         message = f"its mode {stat.S_IMODE(status.st_mode):04o} lets others read this private key"
@@ -140,7 +136,7 @@ def public_half(path: Path, advice: str = _MAKE_ONE) -> PublicKey:
 
 
 def _look_inside(path: Path, data: bytes) -> tuple[bool, PublicKey]:
-    """Whether a passphrase protects the key, and its public half, which is stored unencrypted."""
+    """Return whether a passphrase protects the key, and its public half, which is not encrypted."""
     where = str(path)
     if data.startswith((b"ssh-", b"ecdsa-", b"sk-")):
         likely = path.with_suffix("") if path.suffix == ".pub" else "the file without .pub"
@@ -165,11 +161,9 @@ def _look_inside(path: Path, data: bytes) -> tuple[bool, PublicKey]:
 
 def _unlock(path: Path, data: bytes) -> Ed25519PrivateKey:
     if not (sys.stdin and sys.stdin.isatty()):
-        raise BadInput(
-            "a passphrase protects this key, and there is no terminal to ask on",
-            where=str(path),
-            advice="run this from a terminal, or give a key of its own: ssh-keygen -t ed25519 -N '' -f FILE",
-        )
+        message = "a passphrase protects this key, and there is no terminal to ask for it"
+        advice = "use a terminal, or give --key with another key: ssh-keygen -t ed25519 -N '' -f FILE"
+        raise BadInput(message, where=str(path), advice=advice)
     for _ in range(_ATTEMPTS):
         try:
             return _decode(path, data, getpass(f"Passphrase for {path}: ").encode())
@@ -182,14 +176,14 @@ def _unlock(path: Path, data: bytes) -> Ed25519PrivateKey:
 
 def _decode(path: Path, data: bytes, passphrase: bytes | None) -> Ed25519PrivateKey:
     try:
-        key = load_ssh_private_key(data, passphrase)
+        key = serialization.load_ssh_private_key(data, passphrase)
     except UnsupportedAlgorithm as error:
-        message = f"this key cannot be opened here: {error}"
-        if "bcrypt" in str(error):  # which cryptography needs for passphrases, but does not bring along
+        message = f"this key cannot be opened: {error}"
+        if "bcrypt" in str(error):  # cryptography needs bcrypt for passphrases, but does not install it
             raise EnvironmentCannot(message, where=str(path), advice="pip install bcrypt") from None
         raise BadInput(message, where=str(path), advice=_MAKE_ONE) from None
     except (ValueError, TypeError):
-        message = "is a damaged private key" if passphrase is None else "this is not its passphrase"
+        message = "is a damaged private key" if passphrase is None else "the passphrase is wrong"
         raise BadInput(message, where=str(path), advice=_MAKE_ONE) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise BadInput("is not an Ed25519 key", where=str(path), advice=_MAKE_ONE)

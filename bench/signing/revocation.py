@@ -1,6 +1,6 @@
-"""Read revocation lists: OpenSSH's binary KRL (ssh-keygen -k), or a text file with one public key a line.
+"""Read revocation lists: OpenSSH's binary KRL (ssh-keygen -k), or a text file with a public key per line.
 
-Format: PROTOCOL.krl of OpenSSH. An unknown section may revoke something, so a list that has one is refused.
+Format: PROTOCOL.krl of OpenSSH. A list with an unknown section, which may revoke something, is refused.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench.base.errors import BadInput
 from bench.base.files import read_bounded
+from bench.base.paths import REVOKED, config_path
 from bench.signing.ssh_keys import Certificate, FormatError, PublicKey, WireReader
 
 MAX_BYTES = 16 * 2**20
@@ -22,11 +23,11 @@ _SERIALS, _RANGE, _BITMAP, _KEY_IDS = 0x20, 0x21, 0x22, 0x23
 
 @dataclass(slots=True)
 class _OfAuthority:
-    """The revoked certificates of one authority, or of every authority."""
+    """The revoked certificates of one authority, or those revoked for every authority."""
 
     serials: set[int] = field(default_factory=set)
     ranges: list[tuple[int, int]] = field(default_factory=list)
-    bitmaps: list[tuple[int, int]] = field(default_factory=list)  # first serial, bits
+    bitmaps: list[tuple[int, int]] = field(default_factory=list)  # first serial number, and a bit for each
     key_ids: set[bytes] = field(default_factory=set)
 
     def refusal(self, certificate: Certificate) -> str | None:
@@ -45,12 +46,12 @@ class _OfAuthority:
 
 @dataclass(slots=True)
 class Revoked:
-    """The contents of one revocation list. Only Ed25519 keys are kept: no other can sign a bundle."""
+    """The contents of one revocation list, without key types that cannot sign a bundle (all but Ed25519)."""
 
     source: str
-    keys: set[bytes] = field(default_factory=set)  # blobs
-    digests: set[bytes] = field(default_factory=set)  # SHA-1 or SHA-256 of blobs
-    authorities: dict[bytes, _OfAuthority] = field(default_factory=dict)  # by blob; empty: any authority
+    keys: set[bytes] = field(default_factory=set)  # the keys' blobs
+    digests: set[bytes] = field(default_factory=set)  # SHA-1 or SHA-256 of the keys' blobs
+    authorities: dict[bytes, _OfAuthority] = field(default_factory=dict)  # by key blob; b"": any authority
 
     @classmethod
     def from_file(cls, path: Path) -> Revoked:
@@ -67,12 +68,12 @@ class Revoked:
             else:
                 revoked.keys |= {key.blob for key in _read_text(data)}
         except FormatError as error:
-            advice = "give a list made by ssh-keygen -k, or a text file with a public key a line"
+            advice = "give a list made by ssh-keygen -k, or a text file with a public key per line"
             raise BadInput(f"the revocation list {error}", where=source, advice=advice) from None
         return revoked
 
     def refusal(self, key: PublicKey, certificate: Certificate | None) -> str | None:
-        """Why a signer is revoked: by its key, certificate or authority. None if it is not revoked."""
+        """Return why a signer is revoked, by its key, certificate or authority; None if it is not revoked."""
         if self._has(key):
             return f"the key {key.fingerprint} is revoked"
         if certificate is None:
@@ -89,6 +90,12 @@ class Revoked:
         return key.blob in self.keys or not self.digests.isdisjoint(hashes)
 
 
+def own_revocations() -> tuple[Revoked, ...]:
+    """Return the user's own revocation list as a tuple, empty if there is no such list."""
+    path = config_path(REVOKED)
+    return (Revoked.from_file(path),) if path and path.exists() else ()
+
+
 def _read_text(data: bytes) -> Iterable[PublicKey]:
     try:
         lines = [line.strip() for line in data.decode().splitlines()]
@@ -98,7 +105,7 @@ def _read_text(data: bytes) -> Iterable[PublicKey]:
     if not meant:
         raise FormatError("is empty: it revokes nothing")
     for line in meant:
-        if not line.startswith(("ssh-rsa ", "ecdsa-", "sk-ecdsa-")):  # which cannot sign a bundle anyway
+        if not line.startswith(("ssh-rsa ", "ecdsa-", "sk-ecdsa-")):  # key types that cannot sign a bundle
             try:
                 yield PublicKey.from_line(line)
             except FormatError as error:
@@ -109,7 +116,7 @@ def _read_binary(wire: WireReader, revoked: Revoked) -> None:
     wire.take(len(_MAGIC))
     if wire.number() != 1:
         raise FormatError("is of a format version that bench does not know")
-    wire.take(8 + 8 + 8)  # its own version, when it was made, flags
+    wire.take(8 + 8 + 8)  # the list's version, its date, flags
     wire.string()  # reserved
     wire.string()  # a comment
     while wire.left:

@@ -1,8 +1,8 @@
-"""Parse and verify SSH keys and certificates, as ssh-keygen reads and writes them. Pure: no files.
+"""Parse and verify SSH keys and certificates, as ssh-keygen reads and writes them. Pure.
 
-Everything has one encoding only. Input that would be written differently is refused, so that no byte of it
-can be changed without making it invalid. Two kinds of keys are accepted: Ed25519, and Ed25519 inside a FIDO
-token. The algorithm follows from the key, never from the name that a signature carries.
+Only one encoding is accepted, the one that would be written, so that any changed byte makes the input
+invalid. Two kinds of keys are accepted: Ed25519, and Ed25519 inside a FIDO token. The key determines the
+algorithm; a signature that names another one is refused.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,25 +21,25 @@ ED25519 = "ssh-ed25519"
 TOKEN = "sk-ssh-ed25519@openssh.com"
 CERTIFICATE = "ssh-ed25519-cert-v01@openssh.com"
 
-_USER = 1  # the type of a certificate for people, not hosts
+_USER = 1  # certificate type "user"; certificates of hosts are refused
 _TOUCHED = 0x01  # flag of a token: the user touched it
 _EXTENDED = 0xC0  # flags of a token: extension data follows, which ssh-keygen never requests
-_FOR_EVER = 2**40  # unix seconds: the year 36812; later times mean "forever" to ssh-keygen
+_FOR_EVER = 2**40  # unix seconds in the year 36812; bench treats later times as "forever"
 _PRIME = 2**255 - 19
-# The y of all points whose order divides 8: a signature under such a "key" fits many messages.
+# y coordinates of all points whose order divides 8: a signature under such a "key" fits many messages.
 _ORDER_8 = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
 _SMALL_Y = frozenset({0, 1, _PRIME - 1, _ORDER_8, _PRIME - _ORDER_8})
 
 
 class FormatError(ValueError):
-    """Bytes that are not the key, the signature or the line that they should be.
+    """Bytes that are not a valid key, certificate, signature or line.
 
-    The message is a predicate, such as "ends too early"; the caller puts the subject in front.
+    The message is a predicate, such as "ends too early", before which the caller puts the subject.
     """
 
 
 class Signer(Protocol):
-    """Anything that signs like an Ed25519 private key."""
+    """An object that signs like an Ed25519 private key."""
 
     def public_key(self) -> Ed25519PublicKey: ...
 
@@ -93,7 +93,7 @@ class WireReader:
 
 
 def shown(raw: bytes) -> str:
-    """Escape an untrusted name for the terminal, cut to 60 characters."""
+    """Return an untrusted name, escaped for the terminal and cut to 60 characters."""
     return repr(raw.decode("ascii", "replace"))[1:-1][:60]
 
 
@@ -116,10 +116,10 @@ def to_base64(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """An Ed25519 public key in canonical encoding; not of low order, under which many signatures fit."""
+    """An Ed25519 public key in canonical encoding. Low-order keys, which fit many signatures, are refused."""
 
     raw: bytes
-    application: str | None = None  # of a token's key, such as "ssh:"; None: a key without a token
+    application: str | None = None  # application of a FIDO token's key, such as "ssh:"; None: no token
 
     def __post_init__(self) -> None:
         y = int.from_bytes(self.raw, "little") & (2**255 - 1)
@@ -167,18 +167,18 @@ class PublicKey:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint that ssh-keygen -l shows."""
+        """The key's fingerprint, as ssh-keygen -l shows it."""
         return "SHA256:" + to_base64(hashlib.sha256(self.blob).digest()).rstrip("=")
 
     def line(self, comment: str = "") -> str:
         return f"{self.kind} {to_base64(self.blob)} {comment}".rstrip()
 
     def check(self, signature: bytes, data: bytes) -> None:
-        """Verify a raw Ed25519 signature of the data; InvalidSignature if it does not fit."""
+        """Verify a raw Ed25519 signature of the data; InvalidSignature if it is wrong."""
         Ed25519PublicKey.from_public_bytes(self.raw).verify(signature, data)
 
     def check_wire(self, signature: bytes, data: bytes) -> None:
-        """Verify a signature in SSH's wrapping: with its algorithm and, from a token, flags and counter."""
+        """Verify a signature in SSH's wire format, with its algorithm and a token's flags and counter."""
         wire = WireReader(signature)
         if (kind := wire.string()) != self.kind.encode():
             raise FormatError(f"is by the algorithm {shown(kind)}, not {self.kind}")
@@ -189,7 +189,7 @@ class PublicKey:
         self.check(raw, data)
 
     def _signed_by_token(self, wire: WireReader, data: bytes) -> bytes:
-        """The bytes that a FIDO token signs in place of the data."""
+        """Return the bytes that a FIDO token signs in place of the data."""
         assert self.application is not None
         flags_and_counter = wire.take(5)
         if not flags_and_counter[0] & _TOUCHED or flags_and_counter[0] & _EXTENDED:
@@ -203,7 +203,7 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A user certificate with a valid signature. Whether its authority is trusted is not decided here."""
+    """A user certificate with a valid signature; `allowed_signers` decides whether to trust its authority."""
 
     key: PublicKey
     authority: PublicKey
@@ -212,7 +212,7 @@ class Certificate:
     principals: tuple[str, ...]
     valid_after: int  # unix seconds; inclusive
     valid_before: int  # unix seconds; exclusive
-    options: Mapping[str, str]  # all critical, so that sshd refuses logins with unknown ones
+    options: Mapping[str, str]  # critical options: sshd refuses logins with critical options it does not know
     blob: bytes = field(repr=False)
 
     @classmethod
@@ -228,10 +228,10 @@ class Certificate:
         principals = tuple(_texts(wire.inner()))
         valid_after, valid_before = wire.number(8), wire.number(8)
         if not valid_after < valid_before < _FOR_EVER:
-            raise FormatError("is never valid, or for ever")
+            raise FormatError("is valid never or forever")
         options = _options(wire.inner())
         if wire.string():
-            raise FormatError("grants extensions; one for a run grants none")
+            raise FormatError("grants extensions, which a run's certificate must not have")
         if wire.string():
             raise FormatError("uses the reserved field")
         authority = PublicKey.from_blob(wire.string())
@@ -255,11 +255,9 @@ class Certificate:
         return f"{CERTIFICATE} {to_base64(self.blob)}"
 
 
-def _texts(wire: WireReader) -> list[str]:
-    texts = []
+def _texts(wire: WireReader) -> Iterator[str]:
     while wire.left:
-        texts.append(wire.text())
-    return texts
+        yield wire.text()
 
 
 def _options(wire: WireReader) -> dict[str, str]:

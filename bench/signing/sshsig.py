@@ -1,6 +1,6 @@
 """Make and verify SSHSIG signatures, which ssh-keygen -Y sign writes and -Y verify reads. Pure.
 
-Only the exact encoding of ssh-keygen is accepted.
+Signatures must have the exact encoding of ssh-keygen.
 """
 
 from __future__ import annotations
@@ -11,23 +11,12 @@ from typing import NamedTuple
 from cryptography.exceptions import InvalidSignature
 
 from bench.base.errors import VerificationFailed
-from bench.signing.ssh_keys import (
-    CERTIFICATE,
-    ED25519,
-    Certificate,
-    FormatError,
-    PublicKey,
-    Signer,
-    WireReader,
-    from_base64,
-    shown,
-    to_base64,
-    wire_string,
-)
+from bench.signing import ssh_keys
+from bench.signing.ssh_keys import Certificate, FormatError, PublicKey, Signer, WireReader, wire_string
 
 _BEGIN = "-----BEGIN SSH SIGNATURE-----\n"
 _END = "\n-----END SSH SIGNATURE-----\n"
-_ARMOR_COLUMNS = 70  # ssh-keygen's
+_ARMOR_COLUMNS = 70  # line length of ssh-keygen's base64
 
 
 class Signed(NamedTuple):
@@ -38,20 +27,20 @@ class Signed(NamedTuple):
 
 
 def sign(message: bytes, key: Signer, namespace: str, certificate: Certificate | None = None) -> bytes:
-    """Return the armored signature; equal input gives equal bytes, since Ed25519 is deterministic."""
-    signature = wire_string(ED25519) + wire_string(key.sign(_signed_data(message, namespace)))
+    """Return an armored signature; equal input gives equal bytes, since Ed25519 is deterministic."""
+    signature = wire_string(ssh_keys.ED25519) + wire_string(key.sign(_signed_data(message, namespace)))
     return _armor(certificate.blob if certificate else PublicKey.of(key).blob, namespace, signature)
 
 
 def verify(message: bytes, armored: bytes, namespace: str, what: str = "the signature") -> Signed:
-    """Return the signer of exactly these bytes in this namespace; VerificationFailed if the signature is bad.
+    """Return the signer of a message in a namespace; VerificationFailed if the signature is invalid.
 
-    Whether the signer is trusted is decided by `allowed_signers`.
+    `allowed_signers` decides whether the signer is trusted.
     """
     try:
         blob, signature = _open_armor(armored, namespace)
         kind = WireReader(blob).string()
-        certificate = Certificate.from_blob(blob) if kind == CERTIFICATE.encode() else None
+        certificate = Certificate.from_blob(blob) if kind == ssh_keys.CERTIFICATE.encode() else None
         key = certificate.key if certificate else PublicKey.from_blob(blob)
         key.check_wire(signature, _signed_data(message, namespace))
     except FormatError as error:
@@ -68,7 +57,7 @@ def _signed_data(message: bytes, namespace: str) -> bytes:
 
 def _armor(blob: bytes, namespace: str, signature: bytes) -> bytes:
     strings = (blob, namespace.encode(), b"", b"sha512", signature)
-    text = to_base64(b"SSHSIG" + (1).to_bytes(4, "big") + b"".join(map(wire_string, strings)))
+    text = ssh_keys.to_base64(b"SSHSIG" + (1).to_bytes(4, "big") + b"".join(map(wire_string, strings)))
     lines = (text[i : i + _ARMOR_COLUMNS] for i in range(0, len(text), _ARMOR_COLUMNS))
     return (_BEGIN + "\n".join(lines) + _END).encode()
 
@@ -78,16 +67,16 @@ def _open_armor(armored: bytes, namespace: str) -> tuple[bytes, bytes]:
     text = armored.decode("ascii", "replace")
     if not text.startswith(_BEGIN) or not text.endswith(_END):
         raise FormatError("is not an SSH signature")
-    wire = WireReader(from_base64(text[len(_BEGIN) : -len(_END)].replace("\n", "")))
+    wire = WireReader(ssh_keys.from_base64(text[len(_BEGIN) : -len(_END)].replace("\n", "")))
     if wire.take(6) != b"SSHSIG" or wire.number() != 1:
         raise FormatError("is not an SSH signature of version 1")
     blob = wire.string()
     if (signed_for := wire.string()) != namespace.encode():
-        raise FormatError(f"was made for the namespace {shown(signed_for)}, not {namespace}")
+        raise FormatError(f"was made for the namespace {ssh_keys.shown(signed_for)}, not {namespace}")
     if wire.string():
         raise FormatError("uses the reserved field")
     if (hashed := wire.string()) != b"sha512":
-        raise FormatError(f"is over a hash by {shown(hashed)}, not sha512")
+        raise FormatError(f"is over a hash by {ssh_keys.shown(hashed)}, not sha512")
     signature = wire.string()
     wire.end()
     if _armor(blob, namespace, signature) != armored:

@@ -11,7 +11,7 @@ from bench.base.stamps import utc
 from bench.base.strict_json import canonical_json, to_json
 from bench.bundle.pack import pack
 from bench.bundle.statement import Predicate, identity_of
-from bench.node_check.check_manifest import shipped
+from bench.node_check.check_manifest import load
 from bench.node_check.check_results import CheckResults, readings_bytes, results_of
 from bench.node_check.judging.evidence import Evidence
 from bench.node_check.judging.standards import Standards, profile_of
@@ -26,7 +26,7 @@ START = 1_790_000_000.0
 def results(found: Evidence, run: str = "0a1b2c", at: float = START, **changes: Any) -> CheckResults:
     node = NodeFacts("a CPU", 8, 2**40, "Debian", "6.1", "3.12.1", found.gpus, "580.159.04")
     header = {
-        "bench_version": __version__, "manifest_digest": shipped().digest, "node": node, "simulated": False,
+        "bench_version": __version__, "manifest_digest": load(None).digest, "node": node, "simulated": False,
         "run": RunFacts(run, at, at + 90, True, None),
     }  # fmt: skip
     return results_of(found, Standards(profile_of(found.gpus[0].name)), (), **(header | changes))
@@ -35,7 +35,7 @@ def results(found: Evidence, run: str = "0a1b2c", at: float = START, **changes: 
 def files(done: CheckResults, found: Evidence) -> dict[str, bytes | Path]:
     course = b"".join(canonical_json(to_json(sample)) + b"\n" for sample in found.course)
     return {
-        "manifest.json": shipped().data,
+        "manifest.json": load(None).data,
         "results.json": done.to_bytes(),
         "samples.jsonl": readings_bytes(found.readings),
         "telemetry.jsonl": course,

@@ -314,7 +314,7 @@ def test_an_unwritable_scratch_folder_is_refused_before_anything_starts(
     for scratch in ("nowhere", "file", "/proc"):
         assert main(["check", *FAST, "--scratch", scratch]) == 2
         said = capsys.readouterr()
-        assert f"--scratch {scratch}: no file can be written there" in said.err
+        assert f"--scratch {scratch}: no file can be written in this folder" in said.err
         assert said.out == ""
     assert not Path("out").exists()
 

@@ -13,8 +13,7 @@ import pytest
 
 from bench.bundle.verify import verify_bundle
 from bench.cli.main import main
-from bench.node_check.fleet import Fleet, compare_fleet
-from bench.node_check.fleet_member import fleet_member
+from bench.node_check.fleet import Fleet, compare_fleet, fleet_member
 from bench.node_check.judging.finding import Finding
 from bench.node_check.recompute_any import recompute
 from tests.acceptance.made import START, bundle

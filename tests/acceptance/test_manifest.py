@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.base.errors import BadInput
-from bench.node_check.check_manifest import DEFAULTS, parse, shipped
+from bench.node_check.check_manifest import DEFAULTS, load, parse
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,10 +19,10 @@ def read(**document: Any) -> Any:
 
 
 def test_the_shipped_manifest_equals_the_one_in_manifests_and_has_the_defaults() -> None:
-    assert (ROOT / "manifests" / "node-check.json").read_bytes() == shipped().data
-    assert shipped().level == "standard"
-    assert {level: shipped().budget(level) for level in DEFAULTS} == dict(DEFAULTS)
-    assert [shipped().budget(level).minutes for level in DEFAULTS] == [2, 10, 60]
+    assert (ROOT / "manifests" / "node-check.json").read_bytes() == load(None).data
+    assert load(None).level == "standard"
+    assert {level: load(None).budget(level) for level in DEFAULTS} == dict(DEFAULTS)
+    assert [load(None).budget(level).minutes for level in DEFAULTS] == [2, 10, 60]
 
 
 @pytest.mark.parametrize(

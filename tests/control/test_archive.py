@@ -12,24 +12,10 @@ from pathlib import Path
 import pytest
 
 from bench.base.errors import BadInput, VerificationFailed
-from bench.images.archive import (
-    Blob,
-    ImageFacts,
-    compress,
-    copy_layers,
-    extract,
-    pack_layer,
-    read_facts,
-    write_archive,
-)
+from bench.images.archive import Blob, extract, facts_of, pack_layer, write_archive
 from tests.control.images import as_docker_saves, layer, make_image, normalised
 
 FILES: dict[str, bytes | None] = {"usr": None, "usr/a": b"one", "usr/b": b"two"}
-
-
-def facts_of(path: Path) -> ImageFacts:
-    with path.open("rb") as file:
-        return read_facts(file, str(path))
 
 
 def names(data: bytes) -> list[str]:
@@ -89,12 +75,8 @@ def test_identity_survives_docker_s_form_and_compression(tmp_path: Path) -> None
     image = make_image(tmp_path, [FILES, {"etc/x": b"1"}])
     wanted = facts_of(image)
     assert facts_of(as_docker_saves(image, tmp_path / "docker.tar")).identity == wanted.identity
-    plain = copy_layers(image, wanted, tmp_path, lambda _: None)
-    packed = [path.with_suffix(".gz") for path in plain]
-    blobs = [
-        Blob(p, i, compress(old, p), compressed=True)
-        for old, p, i in zip(plain, packed, wanted.identity.diff_ids, strict=True)
-    ]
+    packed = [(tmp_path / f"{number}.gz", one) for number, one in enumerate(wanted.layers)]
+    blobs = [Blob(p, one.diff_id, pack_layer(image, one, p), compressed=True) for p, one in packed]
     write_archive(tmp_path / "packed.tar", wanted.config_bytes, blobs, "bench:test")
     found = facts_of(tmp_path / "packed.tar")
     assert found.identity == wanted.identity
@@ -167,8 +149,8 @@ def repacked(image: Path, target: Path, prefix: str = "", **changes: bytes) -> P
 def test_data_after_a_compressed_layer_belongs_to_the_layer(tmp_path: Path) -> None:
     image = make_image(tmp_path, [FILES])
     found = facts_of(image).layers[0]
-    (plain,) = copy_layers(image, facts_of(image), tmp_path, lambda _: None)
-    data = plain.read_bytes()
+    pack_layer(image, found, tmp_path / "packed.gz")
+    data = gzip.decompress((tmp_path / "packed.gz").read_bytes())
     in_two = gzip.compress(data[:700]) + gzip.compress(data[700:])
     same = repacked(image, tmp_path / "in-two.tar", **{found.name: in_two})
     assert facts_of(same).identity == facts_of(image).identity
@@ -177,6 +159,19 @@ def test_data_after_a_compressed_layer_belongs_to_the_layer(tmp_path: Path) -> N
         facts_of(repacked(image, tmp_path / "more.tar", **{found.name: more}))
     with pytest.raises(BadInput, match="is not a saved image"):
         facts_of(repacked(image, tmp_path / "rest.tar", **{found.name: gzip.compress(data) + b"rest"}))
+
+
+def test_a_layer_packed_anew_is_the_same_whoever_compressed_it(tmp_path: Path) -> None:
+    image = make_image(tmp_path, [FILES])
+    (found,) = facts_of(image).layers
+    ours = pack_layer(image, found, tmp_path / "ours.gz")
+    theirs = gzip.compress(gzip.decompress((tmp_path / "ours.gz").read_bytes()), 1)
+    other = repacked(image, tmp_path / "other.tar", **{found.name: theirs})
+    (compressed,) = facts_of(other).layers
+    pack_layer(other, compressed, tmp_path / "copied.gz")
+    assert (tmp_path / "copied.gz").read_bytes() == theirs
+    assert pack_layer(other, compressed, tmp_path / "anew.gz", anew=True) == ours
+    assert (tmp_path / "anew.gz").read_bytes() == (tmp_path / "ours.gz").read_bytes()
 
 
 def test_an_image_repacked_by_tar_has_the_same_identity(tmp_path: Path) -> None:

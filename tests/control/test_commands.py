@@ -60,7 +60,7 @@ def test_sbom_prints_the_image_s_own(image: Path, capfdbinary: pytest.CaptureFix
         (["image", "build", "cuda14"], 2, 'nearest: "cuda13"'),
         (["image", "build", "cpu", "--source", "/nowhere"], 2, "holds no Dockerfile"),
         (["image", "kernels", "cuda13", "--source", "/nowhere"], 2, "holds no Dockerfile"),
-        (["image", "kernels", "cuda13", "--only", "torch"], 2, '"torch" is not a wheel that is compiled'),
+        (["image", "kernels", "cuda13", "--only", "torch"], 2, '"torch" is not a wheel to compile'),
         (["image", "kernels", "cpu"], 2, "has no wheels to compile"),
         (["run", "M", "--image", "bench:cpu"], 2, "--image without --engine"),
         (["run", "M", "--engine", "docker", "--key", "K"], 2, "a container has its own key for each run"),

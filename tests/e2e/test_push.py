@@ -255,7 +255,7 @@ def test_a_wrong_clock_is_reported_before_anything_is_sent(tmp_path: Path) -> No
         date.write_text('#!/bin/sh\nexec /bin/date -d "10 minutes" "$@"\n')
         date.chmod(0o755)
         error = operator.push(operator.manifest(), address, code=3)["nodes"][0]["error"]
-        assert "s ahead: certificates would not be valid there" in error["message"]
+        assert "s ahead: certificates would not be valid on it" in error["message"]
         assert "timedatectl" in error["advice"]
         assert nodes.left(address) == []
 

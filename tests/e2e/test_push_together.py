@@ -31,7 +31,7 @@ def test_if_one_node_is_lost_the_others_end_and_the_next_push_continues_with_all
         kill_run(operator.nodes.homes[other])
     out, err = pushing.communicate(timeout=900)
     assert pushing.returncode == 5, err
-    assert f"{other}  failed     run: the run was killed there" in err
+    assert f"{other}  failed     run: the run was killed on the node" in err
     assert "incomplete" in err and "incomplete" in out
     before = operator.journal()
     assert before.count('"event":"trial"') == 1

@@ -158,9 +158,11 @@ from tests.test_equivalence import TINY, curve, without_dropout
 
 def compared(family, precision, setting, off):
     model = without_dropout(TINY[family])
-    model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, precision=precision))
+    length = model.recipe.sequence_length and 16  # interpreted, each program of a kernel takes milliseconds
+    recipe = dataclasses.replace(model.recipe, precision=precision, sequence_length=length)
+    model = dataclasses.replace(model, recipe=recipe)
     with tempfile.TemporaryDirectory() as folder:
-        expected, found = (curve(model, ordered(one), Path(folder), 16) for one in ((), setting))
+        expected, found = (curve(model, ordered(one), Path(folder), 2, batch=2) for one in ((), setting))
     torch.testing.assert_close(found, expected, rtol=off, atol=0)
     print("alike", family, precision, *setting)
 
@@ -173,7 +175,7 @@ compared("roberta", "bf16", ["gelu", "half-weights", "checkpointing"], 1e-2)
 """
 
 SEVERAL = """
-import tempfile
+import dataclasses, tempfile
 from pathlib import Path
 from bench.training.setting import NAIVE
 from bench.runner.processes.supervisor import Supervisor
@@ -181,6 +183,7 @@ from tests.runner.test_parallel import PRELOAD, TINY, agree, measured, small
 
 if __name__ == "__main__":
     folder, model = Path(tempfile.mkdtemp()), small(TINY["gpt_neox"])
+    model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, sequence_length=16))
     with Supervisor(PRELOAD, lambda event: None, folder / "server.txt") as owner:
         expected = measured(owner, folder, model, NAIVE, 1)
         for gpus, beside in (

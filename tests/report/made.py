@@ -31,6 +31,8 @@ from bench.records.trial import (
     StepSample,
     Trial,
 )
+from bench.report.compare.comparison import Comparison, ModelPart
+from bench.report.text.comparison_table import columns, offers
 from bench.training.methods import arithmetic
 from bench.training.models import flops_of
 from bench.training.setting import Setting
@@ -198,3 +200,10 @@ def course_of(
 
 NO_MEMORY = OutOfMemory("gpu", "out of it")
 CRASH = Crashed("it fell over")
+
+
+def texts(part: ModelPart, comparison: Comparison) -> Sequence[str]:
+    """Every formatted figure of a part, to hold one output format against another."""
+    ranked = [cell for row in columns(part)[1] for cell in row]
+    priced = [cell for row, _ in offers(part, comparison) for cell in row]
+    return [cell for cell in [*ranked, *priced] if cell]

@@ -22,8 +22,8 @@ from bench.records.text import figures, interval_text, money_text
 from bench.records.trial import Crashed
 from bench.report.compare.comparison import Comparison
 from bench.report.pages.html import page
-from bench.report.text.comparison_table import CSV_COLUMNS, csv_text, json_text, markdown, table, texts
-from tests.report.made import KEY, bundle, manifest, measured
+from bench.report.text.comparison_table import CSV_COLUMNS, csv_text, json_text, markdown, table
+from tests.report.made import KEY, bundle, manifest, measured, texts
 
 ROOT = Path(__file__).parents[2]
 WIDE = (0.2, 1.0, 1.8, 1.0, 0.2, 1.8)

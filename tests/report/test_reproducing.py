@@ -40,7 +40,7 @@ def test_samples_copied_from_another_run_reproduce_nothing(tmp_path: Path, capsy
     there = bundle(tmp_path / "there.tar", run_id="there")
     copies(there, tmp_path, 1, own_samples=False)
     assert main(["reproduce", str(there), "--with", str(tmp_path / "000000.tar")]) == 4
-    assert "has that very run's samples: it was not run again" in capsys.readouterr().err
+    assert "has the original run's samples: it was not run again" in capsys.readouterr().err
 
 
 def test_the_same_figures_are_reproduced(tmp_path: Path, capsys: Any) -> None:
@@ -154,7 +154,7 @@ def test_a_run_does_not_reproduce_itself(tmp_path: Path, capsys: Any) -> None:
     copy = tmp_path / "b.tar"
     copy.write_bytes(there.read_bytes())
     assert main(["reproduce", str(there), "--with", str(copy)]) == 2
-    assert "is that very run" in capsys.readouterr().err
+    assert "is the original run itself" in capsys.readouterr().err
 
 
 FEW = Measured(measurement([StepSample(1, 0.5), StepSample(3, 1.5)]))

@@ -245,7 +245,7 @@ def test_a_certified_bundle_is_not_replaced_by_one_without_a_certificate(desk: D
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 5
-    assert "is certified, and was left as it is" in said
+    assert "is certified, and was not changed" in said
     assert node.bundle.read_bytes() == received
     assert level(desk, node.bundle) == "operator"
 

@@ -1,4 +1,4 @@
-"""Container engines behind one protocol, `Engine`: one module for each engine, found by `find_engine`.
+"""Container engines behind one protocol, `Engine`. Each engine is a module, which `find_engine` imports.
 
 Does I/O: runs the engines' commands, or talks to Docker's API.
 """
@@ -20,7 +20,7 @@ from bench.base.signals import answered_by
 from bench.images.archive import Identity
 from bench.images.container import Container
 
-Gpus = Literal["cdi", "runtime"]  # how GPUs get into a container: CDI, or NVIDIA's runtime
+Gpus = Literal["cdi", "runtime"]  # how an engine passes GPUs to a container: by CDI, or NVIDIA's runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class EngineFacts:
 
     name: str
     version: str
-    gpus: Gpus | None  # None: it cannot pass GPUs to containers
-    storage: str | None  # folder of its images, to measure free space
+    gpus: Gpus | None  # None: the engine cannot pass GPUs to containers
+    storage: str | None  # folder of the engine's images, to measure free space
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class Inspected:
 
     identity: Identity
     labels: Mapping[str, str]
-    runnable: str  # a name that keeps meaning this image, even if its tag moves
+    runnable: str  # a name that always means this image, even if its tag moves
 
 
 class Engine(Protocol):
-    """A container engine of this machine. Every method raises EnvironmentCannot, with advice, if it fails."""
+    """A container engine of this machine. Methods that fail raise EnvironmentCannot with advice."""
 
     name: str
 
@@ -57,15 +57,15 @@ class Engine(Protocol):
         """Write an image of the engine's store to a file."""
 
     def inspect(self, image: str) -> Inspected | None:
-        """Return the image that `run` would start; None for the engine `none`."""
+        """Return the stored image that `run` would start; the engine `none` returns None."""
 
     def run(self, container: Container) -> int:
         """Run the container on this terminal and return its exit code. Ctrl-C stops it with SIGTERM."""
 
 
-_NOT_STARTED = (125, 126, 127)  # exit codes by which container engines report failures of their own
+_NOT_STARTED = (125, 126, 127)  # exit codes of container engines that could not start the container
 
-# Runs a command, here or on another machine. Returns exit status and output; None: there is no such program.
+# Runs a command on this or another machine. Returns exit status and output; None: the program is missing.
 Shell = Callable[[Sequence[str]], tuple[int, str] | None]
 
 
@@ -73,7 +73,7 @@ def here(command: Sequence[str]) -> tuple[int, str] | None:
     """Run a command on this machine (a `Shell`)."""
     if shutil.which(command[0]) is None:
         return None
-    # No timeout: loading an image of gigabytes takes minutes, and Ctrl-C ends a command that hangs.
+    # There is no timeout: loading a large image takes minutes, and Ctrl-C ends a command that hangs.
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
@@ -81,11 +81,11 @@ def here(command: Sequence[str]) -> tuple[int, str] | None:
 def follow(command: Sequence[str]) -> int:
     """Run an engine's command on this terminal and return its exit code.
 
-    The first signal that would end this process becomes SIGTERM for the engine, a second one SIGKILL. The
-    engine runs in a session of its own, or the terminal's Ctrl-C would reach it directly as well.
+    The first signal that would end this process becomes SIGTERM for the engine, a second signal SIGKILL. The
+    engine runs in a session of its own, so that the terminal's Ctrl-C does not reach the engine directly.
     """
     process: subprocess.Popen[bytes] | None = None
-    received = passed_on = 0  # signals
+    received = passed_on = 0  # numbers of signals
 
     def pass_on() -> None:
         nonlocal passed_on
@@ -109,7 +109,7 @@ def follow(command: Sequence[str]) -> int:
 
 
 def find_engine(name: str) -> Engine:
-    """Return the engine of that name; `auto` is the first container engine that answers on this machine."""
+    """Return the engine called `name`; `auto` is the first container engine that answers on this machine."""
     if name == "auto":
         return _first_that_answers()
     if name not in ENGINES:
@@ -129,7 +129,5 @@ def _first_that_answers() -> Engine:
             reasons.append(f"{name}: {error.message}")
             continue
         return engine
-    raise EnvironmentCannot(
-        "no container engine answers here:\n  " + "\n  ".join(reasons),
-        advice="install docker.io or podman, or measure without an image: --engine none",
-    )
+    advice = "install docker.io or podman, or measure without an image: --engine none"
+    raise EnvironmentCannot("no container engine answers:\n  " + "\n  ".join(reasons), advice=advice)

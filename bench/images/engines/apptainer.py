@@ -1,4 +1,4 @@
-"""Apptainer, for clusters, where users have neither a daemon nor root. Its images are files."""
+"""Apptainer, an engine for clusters, whose users have neither a daemon nor root. Its images are files."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.base.errors import BadInput, EnvironmentCannot
-from bench.images.archive import Identity, opened, read_facts
+from bench.images.archive import Identity, facts_of
 from bench.images.container import CACHE, OUT, RDMA, Container
 from bench.images.engines import EngineFacts, Inspected, Shell, follow, here
 
 
 def argv(container: Container) -> list[str]:
-    """`apptainer run` for this container, isolated from the host. The scheduler limits its memory."""
+    """Return an `apptainer run` command, isolated from the host; the cluster's scheduler limits memory."""
     c = container
     command = ["apptainer", "run", "--containall", "--cleanenv", "--no-home", "--drop-caps=all", "--no-privs"]
     command += [
@@ -21,8 +21,8 @@ def argv(container: Container) -> list[str]:
         *(f"--bind={file}:{at}:ro" for at, file in c.inputs.items()),
         f"--bind={c.out}:{OUT}:rw",
     ]
-    # Apptainer's in-memory folders are as large as its configuration says, 64 MiB by default: too small for
-    # compiled kernels in /cache, and for data and checkpoints in /tmp. So `cache`, if set, is used.
+    # Apptainer's in-memory folders have 64 MiB by default, too little for compiled kernels in /cache, and for
+    # data and checkpoints in /tmp. So the host folder `cache`, if set, replaces them.
     command += [f"--bind={c.cache}:{CACHE}:rw", f"--workdir={c.cache}"] if c.cache else [f"--scratch={CACHE}"]
     command += [f"--pwd={OUT}"]
     command += [] if c.network else ["--net", "--network=none"]
@@ -32,13 +32,8 @@ def argv(container: Container) -> list[str]:
     return [*command, c.image, *c.command]
 
 
-def build_argv(archive: Path, image: Path) -> list[str]:
-    """`apptainer build` of an image file from an archive."""
-    return ["apptainer", "build", "--fix-perms", str(image), f"docker-archive:{archive}"]
-
-
 class Apptainer:
-    """Apptainer on this machine. Users name an archive; the image file lies beside it."""
+    """Apptainer on this machine. Users name an image archive; its .sif file is in the archive's folder."""
 
     name = "apptainer"
 
@@ -55,12 +50,13 @@ class Apptainer:
 
     def load(self, archive: Path) -> None:
         image = Path(self.inspect(str(archive)).runnable)
-        part = image.with_suffix(".part")  # an interrupted build leaves a file that looks like an image
+        part = image.with_suffix(".part")  # since an interrupted build leaves a file that looks like an image
         part.unlink(missing_ok=True)
-        answer = self._shell(build_argv(archive, part))
+        command = ("apptainer", "build", "--fix-perms", str(part), f"docker-archive:{archive}")
+        answer = self._shell(command)
         if answer is None or answer[0]:
             raise EnvironmentCannot(
-                f"apptainer build: {answer[1][-300:] if answer else 'it is not installed'}"
+                f"apptainer build: {answer[1][-300:] if answer else 'apptainer is not installed'}"
             )
         part.replace(image)
 
@@ -68,8 +64,7 @@ class Apptainer:
         raise BadInput(f"{image} cannot be saved: Apptainer has no store, its images are files already")
 
     def inspect(self, image: str) -> Inspected:
-        with opened(Path(image)) as file:
-            facts = read_facts(file, image)
+        facts = facts_of(Path(image))
         return Inspected(facts.identity, facts.labels, str(sif(Path(image), facts.identity)))
 
     def run(self, container: Container) -> int:
@@ -82,7 +77,7 @@ class Apptainer:
 
 
 def sif(archive: Path, identity: Identity) -> Path:
-    """Path of the image file made from an archive."""
+    """Return the path of the .sif file that `load` makes from an archive."""
     return archive.with_name(f"{identity.config.removeprefix('sha256:')[:16]}.sif")
 
 

@@ -1,7 +1,8 @@
-"""Docker: through its API on this machine, as a command line on nodes that are reached by SSH."""
+"""Docker, used through its API on this machine, and through its command line on nodes reached by SSH."""
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,12 +19,12 @@ from bench.images.engines import EngineFacts, Gpus, Inspected
 if TYPE_CHECKING:
     from docker import DockerClient
 
-_STOP_SECONDS = 30  # between SIGTERM and SIGKILL: the run packs its results
-CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))  # where specifications of devices lie by default
+_STOP_SECONDS = 30  # between SIGTERM and SIGKILL, for the run to pack its results
+CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))  # default folders of CDI device specifications
 
 
 def _options(c: Container) -> tuple[tuple[str, str, Any], ...]:
-    """Options with one plain value: the word of the command line, and name and value in the API."""
+    """Return simple options, each as a word of the command line, and as name and value for the API."""
     user = "{}:{}".format(*c.user)
     network = "host" if c.network else "none"
     return (
@@ -42,10 +43,10 @@ def _options(c: Container) -> tuple[tuple[str, str, Any], ...]:
 
 
 def argv(container: Container, gpus: Gpus | None = "cdi") -> list[str]:
-    """`docker run` for this container. Podman understands all of it but the GPU options."""
+    """Return the `docker run` command for a container. Podman accepts all of its options except for GPUs."""
     c = container
     command = ["docker", "run", "--rm", *(word for word, _, _ in _options(c))]
-    # Memory that the network card reads and writes must stay in place, so locking it is allowed.
+    # A network card with RDMA accesses memory directly, so the run may lock that memory in place.
     command += [f"--device={RDMA}", "--ulimit=memlock=-1"] if c.rdma else []
     command += [f"--tmpfs={path}:{mount_options}" for path, mount_options in c.tmpfs.items()]
     command += [f"--mount=type=bind,source={file},target={path},readonly" for path, file in c.inputs.items()]
@@ -58,7 +59,7 @@ def argv(container: Container, gpus: Gpus | None = "cdi") -> list[str]:
 
 
 def options(container: Container, gpus: Gpus | None = "cdi") -> dict[str, Any]:
-    """Arguments of the API's `containers.create` that are equivalent to `argv`."""
+    """Return the arguments of the API's `containers.create` that are equivalent to `argv`."""
     from docker.types import DeviceRequest, Mount, Ulimit
 
     c = container
@@ -105,9 +106,9 @@ class Docker:
         with self._client() as client:
             stored = _find_image(client, image)
             labels = stored.attrs["Config"].get("Labels") or {}
-            if _names_images_by_configuration(client.info()):
+            if names_images_by_configuration(client.info()):
                 identity = Identity(str(stored.id), tuple(stored.attrs["RootFS"]["Layers"]))
-            else:  # the store names images by their manifest; the configuration has to be read from the image
+            else:  # a containerd store names images by their manifest: read the configuration from the image
                 identity = read_facts(cast(Any, _ArchiveStream(stored.save(named=False))), image).identity
             return Inspected(identity, labels, str(stored.id))
 
@@ -144,10 +145,8 @@ class Docker:
             client = docker.from_env(timeout=3600)
             client.ping()
         except DockerException as error:
-            raise EnvironmentCannot(
-                f"Docker does not answer: {_short(error)}",
-                advice="start it, join the group docker, or set DOCKER_HOST",
-            ) from None
+            advice = "start Docker, join the group docker, or set DOCKER_HOST"
+            raise EnvironmentCannot(f"Docker does not answer: {_short(error)}", advice=advice) from None
         try:
             yield client
         except DockerException as error:
@@ -168,19 +167,19 @@ def _find_image(client: DockerClient, image: str) -> Any:
 
 
 def unfit(info: Mapping[str, Any]) -> str | None:
-    """Why this Docker cannot hold a run, from `docker info`; None if it can."""
+    """Return the reason why this Docker cannot run bench, by its `docker info`; None if it can."""
     if not any("rootless" in str(option) for option in info.get("SecurityOptions") or []):
         return None
     return "Docker runs rootless: an unprivileged user inside the container could not write the results"
 
 
 def gpus_of(info: Mapping[str, Any]) -> Gpus | None:
-    """How this machine's Docker passes GPUs to containers, from `docker info`; None: it cannot."""
+    """Return how this machine's Docker passes GPUs to containers, by its `docker info`; None if it cannot."""
     return gpu_access(info, any(specifies_nvidia(Path(folder)) for folder in info.get("CDISpecDirs") or []))
 
 
 def gpu_access(info: Mapping[str, Any], specified: bool) -> Gpus | None:
-    """CDI if Docker reads specifications and NVIDIA's exists (`specified`), else NVIDIA's runtime."""
+    """Return "cdi" if Docker uses CDI and NVIDIA's specification exists, else "runtime" if it is set up."""
     devices = [str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or []]
     reads_specifications = bool(info.get("CDISpecDirs"))
     if any(d.startswith("nvidia.com/gpu") for d in devices) or (reads_specifications and specified):
@@ -193,8 +192,9 @@ def specifies_nvidia(folder: Path) -> bool:
     return any("nvidia.com/gpu" in path.read_text(errors="replace") for path in folder.glob("*.[yj]*"))
 
 
-def _names_images_by_configuration(info: Mapping[str, Any]) -> bool:
-    return not any("io.containerd.snapshotter" in str(value) for _, value in info.get("DriverStatus") or [])
+def names_images_by_configuration(info: Mapping[str, Any]) -> bool:
+    """Whether Docker names images by their configuration; a containerd store names them by their manifest."""
+    return "io.containerd.snapshotter" not in json.dumps(info.get("DriverStatus") or [])
 
 
 def _copy_to_terminal(output: Iterator[tuple[bytes | None, bytes | None]]) -> None:

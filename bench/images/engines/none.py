@@ -1,4 +1,4 @@
-"""The engine `none`: run bench without a container, in this Python environment. Such a run has no image."""
+"""The engine `none` runs bench without a container or an image, in this Python environment."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bench.images.engines import EngineFacts, Inspected
 
 
 def argv(container: Container) -> list[str]:
-    """Command of this Python, with the container's paths replaced by the host's."""
+    """Return the command for this Python, with the container's paths replaced by the host's."""
     places = {at: str(file) for at, file in container.inputs.items()} | {OUT: str(container.out)}
     return [sys.executable, "-m", "bench", *(places.get(word, word) for word in container.command)]
 
 
 class NoEngine:
-    """The engine `none`: every image is refused."""
+    """The engine `none`, which has no images."""
 
     name = "none"
 

@@ -1,4 +1,4 @@
-"""Podman, through its command line: Docker's options, adapted."""
+"""Podman, used through its command line, with Docker's options in an adapted form."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from bench.images.engines import EngineFacts, Inspected, Shell, docker, follow, 
 
 
 def argv(container: Container) -> list[str]:
-    """`podman run` for this container: Docker's words, /out not executable, no SELinux labels on mounts."""
+    """Return a `podman run` command: Docker's options, with a non-executable /out and no SELinux labels."""
     command = ["podman", *map(_tmpfs, docker.argv(container)[1:])]
     bind = command.index(f"--mount=type=bind,source={container.out},target={OUT}")
     command[bind] = f"--volume={container.out}:{OUT}:rw,noexec,nosuid,nodev"
     # By default --read-only would mount writable, executable memory at /run and /var/tmp.
     command[2:2] = ["--security-opt=label=disable", "--read-only-tmpfs=false"]
-    if container.user[0] != NOBODY:  # rootless: the user inside must be the owner of /out outside
+    if container.user[0] != NOBODY:  # rootless: the container's user must be the host's owner of /out
         command.insert(2, "--userns=keep-id")
-        # Only root may raise limits: keep those of the user.
+        # Only root may raise limits, so the container keeps the user's limits.
         command = ["--ulimit=host" if word.startswith("--ulimit=") else word for word in command]
     return command
 
 
 def _tmpfs(word: str) -> str:
-    """Replace a tmpfs's owner, which Podman does not support, by mode 1777: there is only one user."""
+    """Replace a tmpfs's owner, which Podman does not support, by mode 1777: the container has one user."""
     if not word.startswith("--tmpfs="):
         return word
     return re.sub(r"uid=\d+,gid=\d+,mode=\d+", "mode=1777,notmpcopyup", word)

@@ -1,7 +1,7 @@
 """Checks of a machine before a container starts on it.
 
-`read_host` collects facts through a `Shell`, here or on a node; the check_* functions raise
-EnvironmentCannot, with advice. They are pure, except `check_room`, which looks at a disk.
+`read_host` collects facts through a `Shell`, on this machine or a node; the check_* functions raise
+EnvironmentCannot with advice. All are pure, except `check_room`, which reads the free space of a disk.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from bench.images.archive import Identity
 from bench.images.engines import EngineFacts, Shell
 from bench.images.variants import Variant, images, variant_for, version_numbers
 
-# First version without CVE-2025-23266, by which a library in a container ran as root on the host; earlier
-# holes (CVE-2024-0132) were closed before.
+# First version without CVE-2025-23266, which let a library in a container run as root on the host; earlier
+# vulnerabilities, such as CVE-2024-0132, were fixed before.
 OLDEST_TOOLKIT = "1.17.8"
 _DRIVER = re.compile(r"Kernel Module\S*(?:\s+for \S+)?\s+(\d+\.\d+(?:\.\d+)?)")
 _TOOLKIT = re.compile(r"version:?\s+v?(\d+\.\d+\.\d+)")
 _GPU = re.compile(r"^GPU \d+:", re.MULTILINE)
 _MACHINE = re.compile(r"(\S+)")
 SCHEDULERS = {"SLURM_JOB_ID": "Slurm", "PBS_JOBID": "PBS", "LSB_JOBID": "LSF"}  # by a variable of their jobs
-OUT_BYTES = GIB  # room for journal, logs and bundle of a long run
+OUT_BYTES = GIB  # disk space for journal, logs and bundle of a long run
 
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """Versions on a machine that decide which image runs there."""
+    """Versions on a machine that decide which image it can run."""
 
     driver: str | None  # NVIDIA's kernel driver; None: no GPUs
     toolkit: str | None  # NVIDIA's container toolkit, which passes GPUs to containers
@@ -39,7 +39,7 @@ class HostFacts:
 
 
 def read_host(shell: Shell) -> HostFacts:
-    """Read the facts through commands that every Linux machine answers."""
+    """Read the versions on a machine; those of missing drivers and programs are None."""
     return HostFacts(
         driver=_match(shell, ("cat", "/proc/driver/nvidia/version"), _DRIVER),
         toolkit=_match(shell, ("nvidia-ctk", "--version"), _TOOLKIT),
@@ -48,7 +48,7 @@ def read_host(shell: Shell) -> HostFacts:
 
 
 def visible_gpus(shell: Shell) -> int | None:
-    """Number of GPUs that nvidia-smi lists; None if it does not answer."""
+    """Return the number of GPUs that nvidia-smi lists; None if it fails or is missing."""
     answer = shell(("nvidia-smi", "-L"))
     return len(_GPU.findall(answer[1])) if answer and answer[0] == 0 else None
 
@@ -60,12 +60,10 @@ def _match(shell: Shell, command: tuple[str, ...], pattern: re.Pattern[str]) -> 
 
 
 def check_machine(host: HostFacts) -> None:
-    """Refuse a processor for which there are no images."""
+    """Refuse a machine whose processor architecture the images do not support."""
     if host.machine not in (None, "x86_64"):
-        raise EnvironmentCannot(
-            f"this machine is {host.machine}, the images are for x86_64",
-            advice="pip install 'bench[run]' there, and run on the bare host with --engine none",
-        )
+        advice = "pip install 'bench[run]', and run without a container: --engine none"
+        raise EnvironmentCannot(f"this machine is {host.machine}, the images are for x86_64", advice=advice)
 
 
 def check_driver(host: HostFacts, variant: Variant) -> None:
@@ -73,15 +71,14 @@ def check_driver(host: HostFacts, variant: Variant) -> None:
     if variant.driver is None:
         return
     if host.driver is None:
-        raise EnvironmentCannot(
-            f"there is no NVIDIA driver here; the image {variant.name} needs {variant.driver} or newer",
-            advice="install one, or measure the CPU with the image cpu",
-        )
+        message = f"there is no NVIDIA driver; the image {variant.name} needs {variant.driver} or newer"
+        advice = "install the driver, or measure the CPU with the image cpu"
+        raise EnvironmentCannot(message, advice=advice)
     if version_numbers(host.driver) >= version_numbers(variant.driver):
         return
     fitting = variant_for(host.driver)
     oldest = [v for v in images().variants if v.driver][-1]
-    advice = f"update it ({oldest.name} needs {oldest.driver}), or run on the bare host with --engine none"
+    advice = f"update it ({oldest.name} needs {oldest.driver}), or run without a container: --engine none"
     raise EnvironmentCannot(
         f"driver {host.driver} is too old for the image {variant.name}, CUDA {variant.cuda}: "
         f"it needs {variant.driver} or newer",
@@ -90,15 +87,14 @@ def check_driver(host: HostFacts, variant: Variant) -> None:
 
 
 def check_gpus(host: HostFacts, engine: EngineFacts) -> None:
-    """Refuse an engine that cannot pass the host's GPUs to containers, or does so by a vulnerable toolkit."""
+    """Refuse an engine that cannot pass GPUs to containers, or passes them with a vulnerable toolkit."""
     if host.driver is None or engine.name == "none":
         return
     if engine.gpus is None:
-        raise EnvironmentCannot(
-            f"{engine.name} {engine.version} cannot pass GPUs to containers",
-            advice="set up NVIDIA's container toolkit: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
-        )
-    # Apptainer's --nv does not use the toolkit.
+        message = f"{engine.name} {engine.version} cannot pass GPUs to containers"
+        advice = "set up NVIDIA's container toolkit: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+        raise EnvironmentCannot(message, advice=advice)
+    # Apptainer's --nv does not use NVIDIA's container toolkit.
     if engine.name == "apptainer" or host.toolkit is None:
         return
     if version_numbers(host.toolkit) < version_numbers(OLDEST_TOOLKIT):
@@ -113,18 +109,17 @@ def check_job(
 ) -> None:
     """Refuse Docker inside a scheduler's job that has only part of the machine.
 
-    Docker's daemon starts containers outside of the job, where they would use what other jobs were given.
-    `parts` returns what the job is limited to, empty if it has the whole machine; it is called only inside a
-    job.
+    Docker's daemon starts containers outside of the job, where they would use the resources of other jobs.
+    `parts` returns the job's limits, an empty sequence if the job has the whole machine; it is called only
+    inside a job.
     """
     scheduler = next((name for variable, name in SCHEDULERS.items() if variable in environment), None)
     if engine.name != "docker" or scheduler is None:
         return
     if limits := parts():
-        raise EnvironmentCannot(
-            f"this {scheduler} job has {', '.join(limits)}; Docker would use the whole machine",
-            advice="--engine podman or apptainer, which stay within the job, or a job with the whole node",
-        )
+        message = f"this {scheduler} job has {', '.join(limits)}; Docker would use the whole machine"
+        advice = "--engine podman or apptainer, which stay within the job, or a job with the whole node"
+        raise EnvironmentCannot(message, advice=advice)
 
 
 def check_room(place: Path, needed: int, what: str) -> None:
@@ -133,26 +128,22 @@ def check_room(place: Path, needed: int, what: str) -> None:
 
 
 def check_free(free: int, needed: int, what: str, where: str) -> None:
-    """Refuse if fewer than `needed` of the bytes are free."""
+    """Refuse a disk with less than `needed` bytes free; `what` names the purpose, `where` the folder."""
     if free < needed:
-        raise EnvironmentCannot(
-            f"{free / GIB:.1f} GiB are free, {what} needs {needed / GIB:.1f}",
-            where=where,
-            advice="free some space there",
-        )
+        message = f"{free / GIB:.1f} GiB are free, {what} needs {needed / GIB:.1f}"
+        advice = "free some space on this disk"
+        raise EnvironmentCannot(message, where=where, advice=advice)
 
 
 def check_identity(identity: Identity | None, required: str | None, image: str) -> None:
-    """Refuse an image that is not the one that the manifest asks for. `image`: its name for the message."""
+    """Refuse an image without the identity that the manifest requires; `image` is its name for messages."""
     if required is None:
         return
     if identity is None:
-        raise EnvironmentCannot(
-            f"the manifest asks for the image {required}; --engine none uses no image",
-            advice="--engine docker or podman",
-        )
+        message = f"the manifest asks for the image {required}; --engine none uses no image"
+        advice = "--engine docker or podman"
+        raise EnvironmentCannot(message, advice=advice)
     if identity.config != required:
-        raise EnvironmentCannot(
-            f"{image} is {identity.config}, the manifest asks for {required}",
-            advice="load that image (see bench image id FILE), or remove `image` from the manifest",
-        )
+        message = f"{image} is {identity.config}, the manifest asks for {required}"
+        advice = "load that image (see bench image id FILE), or remove `image` from the manifest"
+        raise EnvironmentCannot(message, advice=advice)

@@ -2,14 +2,14 @@
 
 A check either measures, in a worker with a process group of its own, or uses NVML's inventories from before
 and after the load. Then it judges. Judging is pure, so that `bench verify` can repeat it from a bundle.
-A new check is a new file and a line in bench/node_check/all_checks.py; tests/checks holds it to the contract.
+A new check is a new file, and its name in bench/node_check/all_checks.py; tests/checks holds it to this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from bench.node_check.judging import Depth
 from bench.node_check.judging.evidence import Evidence
@@ -52,8 +52,7 @@ class Rig(Protocol):
     def say(self, phase: str) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class TimedWork:
+class TimedWork(NamedTuple):
     """Wall times of equal pieces of work, each between two synchronisations."""
 
     work: float  # FLOP or bytes of one piece
@@ -90,7 +89,7 @@ class Check:
     # What a failure is blamed on: the card, wherever it is moved; the node around it, with settings and
     # driver; or guests, other processes beside which no rate says anything about the card.
     blames: Literal["card", "node", "guests"] = "card"
-    needs: tuple[str, ...] = ()  # Python packages
+    torch: bool = True  # whether measuring needs it
     environment: Mapping[str, str] = field(default_factory=dict)  # for the worker
 
     def refuse(self, device: Literal["cpu", "cuda"], gpus: tuple[Gpu, ...], count: int) -> str | None:

@@ -108,8 +108,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
             faults.append(f"{mine['wrong_passes']} of {mine['passes']} passes gave other bits")
         if mine["wrong_words"]:
             faults.append(f"{mine['wrong_words']} words of memory were read back wrong")
-        others = _other_bits(mine, gpus, evidence)
-        if others:
+        if others := _other_bits(mine, gpus, evidence):
             faults.append(f"other results than the other GPUs in {', '.join(others)}")
         extent = f"{mine['passes']} passes and {mine['memory_bytes'] / 2**30:.3g} GiB of memory"
         yield Question.of_gpu("agreement", mine["gpu"]).judged(
@@ -154,6 +153,5 @@ CHECK = Check(
     measure,
     workers="team",
     limit_seconds=180,
-    needs=("torch",),
     environment={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
 )

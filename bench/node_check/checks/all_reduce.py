@@ -22,12 +22,8 @@ from bench.node_check.judging.standards import Standards
 SIZES = {"quick": (1 << 20, 1 << 30), "standard": (1 << 10, 1 << 20, 1 << 25, 1 << 28, 1 << 30, 1 << 32)}
 TINY_SIZES = (1 << 10, 1 << 20)
 JUDGED = 1 << 30  # bytes; smaller messages measure latency. Measured at every depth
-RULES = Tolerances(
-    peers_warn=5,
-    peers_fail=10,
-    history_warn=5,
-    advice="look at the NVLink states (check nvlink), the fabric (check fabric) and NCCL's log in the bundle",
-)
+ADVICE = "look at the NVLink states (check nvlink), the fabric (check fabric) and NCCL's log in the bundle"
+RULES = Tolerances(peers_warn=5, peers_fail=10, history_warn=5, advice=ADVICE)
 # In the order of NCCL's numbers for them.
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _CHOSEN = re.compile(r"(?:AllReduce: )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
@@ -59,15 +55,10 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
                 seconds=None if size >= JUDGED else min(budget.seconds, 0.5),
                 warm_seconds=None if size >= JUDGED else 0.1,
             )
-            figures.append(
-                Figure(f"all-reduce {count} x {_size(size)}", None, "B/s", timed.work, timed.samples)
-            )
+            figures.append(Figure(f"all-reduce {count} x {_size(size)}", None, "B/s", *timed))
         rig.wait()
-    return {
-        "figures": to_json(figures),
-        "algorithms": _algorithms(),
-        "nvls": os.environ.get("NCCL_NVLS_ENABLE"),
-    }
+    nvls = os.environ.get("NCCL_NVLS_ENABLE")
+    return {"figures": to_json(figures), "algorithms": _algorithms(), "nvls": nvls}
 
 
 def _size(size: int) -> str:
@@ -125,7 +116,6 @@ CHECK = Check(
     collective=True,
     least_gpus=2,
     limit_seconds=180,
-    needs=("torch",),
     environment={
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",

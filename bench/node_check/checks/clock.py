@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,15 +41,8 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
         "status": timex.status,
         "max_error_seconds": timex.maxerror / 1e6,
         "estimated_error_seconds": timex.esterror / 1e6,
-        "virtual": _virtual(),
+        "virtual": bool(re.search("^flags.* hypervisor", Path("/proc/cpuinfo").read_text(), re.MULTILINE)),
     }
-
-
-def _virtual() -> bool:
-    return any(
-        line.startswith("flags") and " hypervisor" in line
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-    )
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
@@ -71,12 +65,11 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     # The host may keep a virtual machine's clock, which the kernel inside does not see: a warning could be
     # false there, so the state is reported as not known.
     unknown = free and data["virtual"]
-    if unknown:
-        found = "not synchronised as far as the kernel knows; in a virtual machine the host may do it"
-    elif free:
+    found = f"synchronised, off by at most {data['max_error_seconds']:.3g} s"
+    if free:
         found = "not synchronised as far as the kernel knows"
-    else:
-        found = f"synchronised, off by at most {data['max_error_seconds']:.3g} s"
+    if unknown:
+        found += "; in a virtual machine the host may do it"
     yield question.judged(
         "not-run" if unknown else verdict_of(fail=False, warn=free or far),
         found,
@@ -87,4 +80,6 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     )
 
 
-CHECK = Check("clock", "is the clock synchronised?", judge, measure, limit_seconds=10, blames="node")
+CHECK = Check(
+    "clock", "is the clock synchronised?", judge, measure, torch=False, limit_seconds=10, blames="node"
+)

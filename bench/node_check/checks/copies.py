@@ -14,14 +14,12 @@ from bench.node_check.judging.standards import Standards
 
 COPIED_BYTES, TINY_BYTES = 512 << 20, 1 << 20
 LEAST_SECONDS = 0.4
-RULES = Tolerances(
-    # A GPU at the other CPU socket has a longer path.
-    peers_warn=10,
-    peers_fail=25,
-    history_warn=8,
-    advice="look at the link's generation and width under load (check pcie), at NUMA placement, and at "
-    "other traffic on the bus; then reseat the card or its riser",
+ADVICE = (
+    "look at the link's generation and width under load (check pcie), at NUMA placement, and at "
+    "other traffic on the bus; then reseat the card or its riser"
 )
+# A GPU at the other CPU socket has a longer path.
+RULES = Tolerances(peers_warn=10, peers_fail=25, history_warn=8, advice=ADVICE)
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
@@ -42,12 +40,11 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
             rig.say(f"GPU {rig.gpu} alone")
             for name, call in ways.items():
                 timed = rig.timed(call, float(size), wait=False, seconds=seconds, warm_seconds=0.1)
-                mine.append(Figure(name, rig.gpu, "B/s", timed.work, timed.samples))
+                mine.append(Figure(name, rig.gpu, "B/s", *timed))
     if rig.size > 1 and budget.depth != "quick":
         rig.say("all at once")
         for name, call in ways.items():
-            timed = rig.timed(call, float(size))
-            mine.append(Figure(f"{name}, all at once", rig.gpu, "B/s", timed.work, timed.samples))
+            mine.append(Figure(f"{name}, all at once", rig.gpu, "B/s", *rig.timed(call, float(size))))
     return {"figures": to_json([figure for figures in rig.gather(mine) for figure in figures])}
 
 
@@ -63,5 +60,4 @@ CHECK = Check(
     measure,
     workers="team",
     limit_seconds=150,
-    needs=("torch",),
 )

@@ -103,5 +103,11 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
 
 
 CHECK = Check(
-    "disk", "is there room, and is the scratch disk fast?", judge, measure, limit_seconds=90, blames="node"
+    "disk",
+    "is there room, and is the scratch disk fast?",
+    judge,
+    measure,
+    torch=False,
+    limit_seconds=90,
+    blames="node",
 )

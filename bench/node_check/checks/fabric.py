@@ -26,10 +26,9 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     for gpu in switched:
         info = gpu.get("FabricInfo")
         if info is None or info.get("state") == 0:
-            why = gpu.why("FabricInfo") if info is None else "not supported"
-            yield _by_peers(gpu, why)
-            continue
-        yield _state(gpu, info)
+            yield _by_peers(gpu, gpu.why("FabricInfo") if info is None else "not supported")
+        else:
+            yield _state(gpu, info)
 
 
 def _is_switched(gpu: Answers) -> bool:

@@ -23,7 +23,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
     target = torch.empty_like(source)
     # torch spreads an addition over all cores; a copy would run in one thread.
     timed = rig.timed(lambda: torch.add(source, 1, out=target), 2.0 * size)
-    return {"figures": to_json([Figure("host-memory", None, "B/s", timed.work, timed.samples)])}
+    return {"figures": to_json([Figure("host-memory", None, "B/s", *timed)])}
 
 
 def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
@@ -42,12 +42,4 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
         )
 
 
-CHECK = Check(
-    "host-memory",
-    "is the host's memory fast?",
-    judge,
-    measure,
-    limit_seconds=60,
-    needs=("torch",),
-    blames="node",
-)
+CHECK = Check("host-memory", "is the host's memory fast?", judge, measure, blames="node")

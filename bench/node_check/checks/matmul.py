@@ -13,14 +13,12 @@ from bench.node_check.judging.judge_figures import Tolerances, judge_figures
 from bench.node_check.judging.standards import Standards
 
 SIZE, TINY_SIZE = 8192, 256
-RULES = Tolerances(
-    # Power and leakage differ from chip to chip: two healthy H200 of one node were 3% apart.
-    peers_warn=6,
-    peers_fail=10,
-    history_warn=5,
-    advice="look at its clocks, power and temperature in the soak, and at who else computes there; were "
-    "clocks locked (nvidia-smi -q -d CLOCK; -rgc frees them)? if it stays slow alone and cool, return it",
+ADVICE = (
+    "look at its clocks, power and temperature in the soak, and at who else computes there; were "
+    "clocks locked (nvidia-smi -q -d CLOCK; -rgc frees them)? if it stays slow alone and cool, return it"
 )
+# Power and leakage differ from chip to chip: two healthy H200 of one node were 3% apart.
+RULES = Tolerances(peers_warn=6, peers_fail=10, history_warn=5, advice=ADVICE)
 
 
 def precisions(rig: Rig) -> tuple[str, ...]:
@@ -47,7 +45,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
         a, b = (torch.randn(size, size, device=rig.device, dtype=dtype) for _ in range(2))
         out = torch.empty_like(a)
         timed = rig.timed(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), 2.0 * size**3)  # type: ignore[misc]
-        figures.append(Figure(f"matmul-{precision}", rig.gpu, "FLOP/s", timed.work, timed.samples))
+        figures.append(Figure(f"matmul-{precision}", rig.gpu, "FLOP/s", *timed))
     everyone = rig.gather(figures)
     return {"figures": to_json([figure for mine in everyone for figure in mine])}
 
@@ -63,5 +61,4 @@ CHECK = Check(
     measure,
     workers="team",
     limit_seconds=120,
-    needs=("torch",),
 )

@@ -13,12 +13,8 @@ from bench.node_check.judging.judge_figures import Tolerances, judge_figures
 from bench.node_check.judging.standards import Standards
 
 COPIED_BYTES, TINY_BYTES = 2 << 30, 4 << 20
-RULES = Tolerances(
-    peers_warn=3,
-    peers_fail=6,
-    history_warn=4,
-    advice="look at remapped rows, ECC errors and who else uses that memory; if it stays, return it",
-)
+ADVICE = "look at remapped rows, ECC errors and who else uses that memory; if it stays, return it"
+RULES = Tolerances(peers_warn=3, peers_fail=6, history_warn=4, advice=ADVICE)
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
@@ -27,8 +23,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
     size = TINY_BYTES if budget.tiny else COPIED_BYTES
     source = torch.randint(0, 255, (size,), device=rig.device, dtype=torch.uint8)
     target = torch.empty_like(source)
-    timed = rig.timed(lambda: target.copy_(source), 2.0 * size)
-    figure = Figure("memory", rig.gpu, "B/s", timed.work, timed.samples)
+    figure = Figure("memory", rig.gpu, "B/s", *rig.timed(lambda: target.copy_(source), 2.0 * size))
     return {"figures": to_json(rig.gather(figure))}
 
 
@@ -36,12 +31,4 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     yield from judge_figures("memory", evidence.figures("memory"), evidence, standards, RULES)
 
 
-CHECK = Check(
-    "memory",
-    "does every GPU's memory reach its bandwidth?",
-    judge,
-    measure,
-    workers="team",
-    limit_seconds=60,
-    needs=("torch",),
-)
+CHECK = Check("memory", "does every GPU's memory reach its bandwidth?", judge, measure, workers="team")

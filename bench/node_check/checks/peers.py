@@ -10,17 +10,13 @@ from bench.base.strict_json import to_json
 from bench.node_check.checks import Check, CheckBudget, Rig
 from bench.node_check.checks.nvlink import linked_to_all
 from bench.node_check.judging.evidence import BEFORE, Evidence, Figure
-from bench.node_check.judging.finding import Finding, Question, quantity, verdict_of
-from bench.node_check.judging.judge_figures import Tolerances, judge_figures, shortfall
+from bench.node_check.judging.finding import Finding, Question, verdict_of
+from bench.node_check.judging.judge_figures import Tolerances, by_usual, judge_figures
 from bench.node_check.judging.standards import Standards
 
 COPIED_BYTES, TINY_BYTES = 256 << 20, 1 << 20
-RULES = Tolerances(
-    peers_warn=8,
-    peers_fail=20,
-    history_warn=8,
-    advice="look at the NVLink states and error counters of both GPUs (check nvlink), and at the topology",
-)
+ADVICE = "look at the NVLink states and error counters of both GPUs (check nvlink), and at the topology"
+RULES = Tolerances(peers_warn=8, peers_fail=20, history_warn=8, advice=ADVICE)
 FIGURES_TIME, LEAST_SECONDS = 8, 0.1
 
 
@@ -47,7 +43,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
                 seconds=seconds,
                 warm_seconds=0.0,
             )
-            figures.append(Figure(f"peer {pair}", None, "B/s", timed.work, timed.samples, "peer"))
+            figures.append(Figure(f"peer {pair}", None, "B/s", *timed, "peer"))
             if rig.kind == "cuda":
                 direct[pair] = torch.cuda.can_device_access_peer(a, b)
     return {"figures": to_json(figures), "direct": direct}
@@ -67,19 +63,10 @@ def _pairs(figures: tuple[Figure, ...]) -> Iterator[Finding]:
     """Report pairs that are slower than the median pair of the node."""
     usual = median(f.rate for f in figures)
     for figure in figures:
-        verdict = shortfall(figure.rate, usual, RULES.peers_warn, RULES.peers_fail)
-        if verdict != "pass":
-            deviation = f"{100 * (figure.rate / usual - 1):+.1f}% of the median pair"
-            yield Question("peers", figure.name, figure=figure.name, unit="B/s").judged(
-                verdict,
-                f"{quantity(figure.rate, 'B/s')}, {deviation}",
-                expected=f"at most {RULES.peers_warn:g}% under {quantity(usual, 'B/s')}",
-                basis="peers",
-                source="the other pairs of this node",
-                advice=RULES.advice,
-                value=figure.rate,
-                reference=usual,
-            )
+        limits, source = (RULES.peers_warn, RULES.peers_fail), "the other pairs of this node"
+        finding = by_usual("peers", figure, usual, "the median pair", limits, "peers", source, RULES)
+        if finding.verdict != "pass":
+            yield finding
 
 
 def _reachable(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
@@ -111,5 +98,4 @@ CHECK = Check(
     workers="one",
     least_gpus=2,
     limit_seconds=120,
-    needs=("torch",),
 )

@@ -48,9 +48,8 @@ def _limit(gpu: Answers, standards: Standards) -> Finding:
 def _persistence(gpu: Answers, standards: Standards) -> Finding:
     mode = gpu.number("PersistenceMode")
     if mode is None:
-        return Question.of_gpu("power", gpu.index).unread(
-            f"{gpu.where} does not report its persistence mode", counts=False
-        )
+        reason = f"{gpu.where} does not report its persistence mode"
+        return Question.of_gpu("power", gpu.index).unread(reason, counts=False)
     expected = standards.expect.persistence
     off = not mode and expected is not False
     return Question.of_gpu("power", gpu.index, "persistence").judged(

@@ -18,9 +18,7 @@ RECOVERY = {
     6: "a reset of its bus",
     7: "a reboot of the system",
 }
-NOT_HERE_ADVICE = (
-    "name those that nvidia-smi -L shows; if it was there before, look at the kernel log for Xid 79"
-)
+NOT_HERE = "name those that nvidia-smi -L shows; if it was there before, look at the kernel log for Xid 79"
 FEW_ADVICE = "a GPU is missing on the bus, or hidden by CUDA_VISIBLE_DEVICES: lspci, nvidia-smi"
 GONE_ADVICE = "look at the kernel log for Xid 79 (fallen off the bus); reboot; if it goes again, return it"
 
@@ -40,13 +38,11 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
             "CUDA_VISIBLE_DEVICES names it, but it is not present",
             expected="every GPU that is named",
             source="bench",
-            advice=NOT_HERE_ADVICE,
+            advice=NOT_HERE,
         )
     gpus = evidence.inventory(BEFORE)
-    lost = {g.index for g in gpus if g.lost}
-    for gpu in gpus:
-        if gpu.lost is not None:
-            yield _lost(gpu.index, f"does not answer: {gpu.lost}")
+    lost = {gpu.index: gpu.lost for gpu in gpus if gpu.lost is not None}
+    yield from (_lost(index, f"does not answer: {error}") for index, error in lost.items())
     for gpu in evidence.inventory(AFTER):
         if gpu.lost is not None and gpu.index not in lost:
             yield _lost(gpu.index, f"does not answer while it was checked: {gpu.lost}")

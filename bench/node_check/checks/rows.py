@@ -10,6 +10,7 @@ from bench.node_check.judging.finding import Finding, Question, Verdict, verdict
 from bench.node_check.judging.standards import Standards
 
 SOURCE = "NVIDIA GPU Memory Error Management: row remapping"
+SPENT = "return it: the spare rows are used up, NVIDIA's criterion for a replacement"
 MOST_RETIRED = 60  # pages; a card can retire 64: NVIDIA's dynamic page retirement
 
 
@@ -35,9 +36,8 @@ def _rows(before: Answers, after: Answers, remapped_before: int | None) -> Findi
     count = corrected + uncorrected
     then = before.get("RemappedRows") or rows
     new = count != then[0] + then[1]
-    grown = ""
-    if remapped_before is not None and count > remapped_before:
-        grown = f", {count - remapped_before} more than at its last check"
+    more = 0 if remapped_before is None else max(0, count - remapped_before)
+    grown = f", {more} more than at its last check" if more else ""
     verdict: Verdict = "pass"
     advice = ""
     if uncorrected or new or grown:
@@ -45,10 +45,7 @@ def _rows(before: Answers, after: Answers, remapped_before: int | None) -> Findi
     if pending:
         verdict, advice = "fail", "drain the node and reset the GPU (root): then the row is replaced"
     if failed:
-        verdict, advice = (
-            "fail",
-            "return it: the spare rows are used up, NVIDIA's criterion for a replacement",
-        )
+        verdict, advice = "fail", SPENT
     parts = [f"{count} remapped, {uncorrected} of them for uncorrected errors{grown}"]
     parts += ["one waits for a reset"] * bool(pending) + ["remapping failed"] * bool(failed)
     return Question.of_gpu("rows", before.index).judged(

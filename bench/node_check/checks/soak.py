@@ -21,12 +21,8 @@ SIZE, TINY_SIZE = 8192, 256
 WINDOW_SECONDS = 5.0
 SAGS_WARN, SAGS_FAIL = 4.0, 10.0  # percent, from its first steady third to its last
 MARGIN_CELSIUS = 5  # below the temperature at which the card slows itself down
-RULES = Tolerances(
-    peers_warn=6,
-    peers_fail=10,
-    history_warn=5,
-    advice="look at power and temperature under load: airflow, power supply, a neighbour that heats",
-)
+ADVICE = "look at power and temperature under load: airflow, power supply, a neighbour that heats"
+RULES = Tolerances(peers_warn=6, peers_fail=10, history_warn=5, advice=ADVICE)
 # Not faults, but reasons to be slow: settings last until they are reset or the node reboots.
 SET_BY_SOMEBODY = {0x02: "clocks set by a user", 0x10: "sync boost"}
 REASONS_SOURCE = "NVML: nvmlClocksEventReasons"
@@ -93,16 +89,15 @@ def _over_time(index: int, rates: list[float], wrong_windows: int) -> Finding:
         f"{quantity(begin, 'FLOP/s')} at first, {quantity(end, 'FLOP/s')} at last ({-sag:+.1f}%){bits}",
         expected=f"at most {SAGS_WARN:g}% less at last, and the same bits",
         source="bench",
-        advice=RULES.advice,
+        advice=ADVICE,
     )
 
 
 def _course(evidence: Evidence) -> Iterator[Finding]:
     samples = list(evidence.during("soak"))
     if not samples:
-        yield Question("soak").unread(
-            "no sample of clocks, power and temperature was taken", advice="see logs/watch.txt"
-        )
+        reason = "no sample of clocks, power and temperature was taken"
+        yield Question("soak").unread(reason, advice="see logs/watch.txt")
         return
     for gpu in evidence.gpus:
         yield _throttling(gpu.index, samples)
@@ -118,9 +113,8 @@ def _throttling(index: int, samples: list[Sample]) -> Finding:
     answering = _answering(index, samples)
     reasons = [g.throttle_reasons for g in answering if g.throttle_reasons is not None]
     if not reasons:
-        return Question.of_gpu("soak", index).unread(
-            f"GPU {index} does not report why it slows down", counts=not answering
-        )
+        reason = f"GPU {index} does not report why it slows down"
+        return Question.of_gpu("soak", index).unread(reason, counts=not answering)
     counts = {bit: sum(bool(r & bit) for r in reasons) for bit in BAD_REASONS}
     slowdowns = [(*BAD_REASONS[bit], count) for bit, count in counts.items() if count]
     grave = any(kind == "fail" or count >= LASTING * len(reasons) for _, kind, count in slowdowns)
@@ -146,14 +140,12 @@ def _heat(index: int, samples: list[Sample], evidence: Evidence) -> Finding:
     watts = [g.power_watts for g in answering if g.power_watts is not None]
     clocks = [g.sm_mhz for g in answering if g.sm_mhz is not None]
     if not celsius:
-        return Question.of_gpu("soak", index).unread(
-            f"GPU {index} does not report its temperature", counts=not answering
-        )
+        reason = f"GPU {index} does not report its temperature"
+        return Question.of_gpu("soak", index).unread(reason, counts=not answering)
     answers = evidence.alive(BEFORE).get(index)
     slow = answers.number("TemperatureThreshold.1") if answers else None
-    limit = "the card's limit, which it does not report"
-    if slow is not None:
-        limit = f"{slow - MARGIN_CELSIUS:.0f} °C"
+    unknown = "the card's limit, which it does not report"
+    limit = unknown if slow is None else f"{slow - MARGIN_CELSIUS:.0f} °C"
     parts = [f"up to {max(celsius)} °C"]
     if watts:
         parts.append(f"{mean(watts):.0f} W")
@@ -175,7 +167,5 @@ CHECK = Check(
     judge,
     measure,
     workers="team",
-    limit_seconds=60,
     soaks=True,
-    needs=("torch",),
 )

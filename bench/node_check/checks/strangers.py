@@ -21,9 +21,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
     data = evidence.data(IDLE)
     if data is None:
         reading = evidence.readings.get(IDLE)
-        yield Question("strangers").unread(
-            reading.reason if reading and reading.reason else "it was not measured"
-        )
+        yield Question("strangers").unread((reading and reading.reason) or "it was not measured")
         return
     gpus = evidence.alive(BEFORE)
     for rates in data["gpus"]:
@@ -52,15 +50,11 @@ def _use(index: int, rates: dict[str, list[float]], answers: Answers) -> Finding
         parts.append((verdict, f"{quantity(rate, 'B/s')} cross its bus"))
     if not memory and not busy and not traffic:
         return question.unread("reports neither memory use, load nor traffic")
-    readable = {
-        "no process": answers.get("ComputeRunningProcesses") is not None,
-        "no load": bool(busy),
-        "no traffic": bool(traffic),
-    }
+    watched = answers.get("ComputeRunningProcesses") is not None
+    free = ["no process"] * watched + ["no load"] * bool(busy) + ["no traffic"] * bool(traffic)
     return question.judged(
         verdict_of(fail="fail" in [verdict for verdict, _ in parts], warn=parts),
-        "; ".join(text for _, text in parts)
-        or f"idle: {', '.join(what for what, readable in readable.items() if readable)}",
+        "; ".join(text for _, text in parts) or f"idle: {', '.join(free)}",
         expected=f"no process, under {HELD_WARN:g} GiB in use, under {BUSY_WARN:g}% busy, under "
         f"{quantity(TRAFFIC_WARN, 'B/s')} on its bus",
         source="bench: what an idle H200 showed",

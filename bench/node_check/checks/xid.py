@@ -37,32 +37,21 @@ WORDS = {
 NOTED = {63, 92, 94}  # repaired memory errors: a warning, not a failure
 _LINE = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+),? ?(.*)")
 _OF_A_SWITCH = re.compile(r"SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)")
-_MOST_LINES = (
-    20  # of each Xid of each GPU, so that a program that crashes repeatedly does not crowd out others
-)
+# Of each Xid of each GPU, so that a program that crashes repeatedly does not crowd out others.
+_MOST_LINES = 20
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
+    records, record = [], b"none yet"
     try:
-        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as log:
+            while record:
+                with suppress(BrokenPipeError):  # the oldest records were overwritten meanwhile
+                    record = log.read(8192) or b""  # None: there is no other record yet
+                    if b"Xid (" in record:
+                        records.append(record.decode(errors="replace"))
     except OSError as error:
         return {"closed": f"/dev/kmsg: {error.strerror}"}
-    records = []
-    try:
-        while True:
-            try:
-                record = os.read(fd, 8192)
-            except BlockingIOError:
-                break
-            except BrokenPipeError:  # the oldest records were overwritten meanwhile
-                continue
-            if b"Xid (" in record:
-                records.append(record.decode(errors="replace"))
-    except OSError as error:
-        return {"closed": f"/dev/kmsg: {error.strerror}"}
-    finally:
-        with suppress(OSError):
-            os.close(fd)
     return {"lines": lines_of(records)}
 
 
@@ -177,4 +166,6 @@ def _finding(question: Question, xids: list[int], when: str) -> Finding:
     )
 
 
-CHECK = Check("xid", "has the driver reported errors?", judge, measure, limit_seconds=15, about_gpus=True)
+CHECK = Check(
+    "xid", "has the driver reported errors?", judge, measure, torch=False, limit_seconds=15, about_gpus=True
+)

@@ -102,7 +102,7 @@ class Evidence:
         """The inventory of the GPUs that answered, by index."""
         return {answers.index: answers for answers in self.inventory(name) if answers.lost is None}
 
-    def gpu(self, index: int) -> Gpu | None:
+    def gpu(self, index: int | None) -> Gpu | None:
         return next((gpu for gpu in self.gpus if gpu.index == index), None)
 
     def during(self, name: str) -> Iterator[Sample]:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from bench.base.strict_json import field_values
+
 Verdict = Literal["pass", "warn", "fail", "not-run"]
 Basis = Literal["rule", "reference", "peers", "history", "fleet"]
 EXITS: dict[Verdict, int] = {"pass": 0, "warn": 0, "fail": 1, "not-run": 3}
@@ -70,6 +72,11 @@ class Question:
         """A question about one GPU, or about one detail of it, such as its power limit."""
         return cls(check, f"GPU {index} {detail}".rstrip(), index)
 
+    @classmethod
+    def of_figure(cls, check: str, gpu: int | None, figure: str, unit: str) -> Question:
+        """A question about a measured figure of one GPU, or of the node as a whole."""
+        return cls(check, figure if gpu is None else f"GPU {gpu} {figure}", gpu, figure, unit)
+
     def judged(
         self,
         verdict: Verdict,
@@ -85,27 +92,22 @@ class Question:
     ) -> Finding:
         """Make the finding for an answer that was read. The advice is dropped if the verdict is a pass."""
         return Finding(
-            check=self.check,
-            subject=self.subject,
+            **field_values(self),
             verdict=verdict,
             found=found,
             expected=expected,
             basis=basis,
             source=source,
             advice=advice if verdict != "pass" else "",
-            gpu=self.gpu,
-            figure=self.figure,
             value=value,
             reference=reference,
-            unit=self.unit,
             counts=counts,
         )
 
     def unread(self, reason: str, *, counts: bool = True, advice: str = "") -> Finding:
         """Make a not-run finding; `counts`: the missing answer keeps the node from passing."""
-        return self.judged(
-            "not-run", reason, expected="an answer", source="bench", advice=advice, counts=counts
-        )
+        expected = "an answer"
+        return self.judged("not-run", reason, expected=expected, source="bench", advice=advice, counts=counts)
 
 
 def overall(findings: Sequence[Finding]) -> Verdict:

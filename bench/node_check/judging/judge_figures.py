@@ -1,7 +1,4 @@
-"""Judge measured rates against the profile's reference, the node's other GPUs, and the same GPU's past.
-
-Pure: no I/O, no torch.
-"""
+"""Judge measured rates by the profile's reference, the node's other GPUs and the same GPU's past. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.node_check.judging.evidence import Evidence, Figure
-from bench.node_check.judging.finding import Finding, Question, Verdict, quantity
+from bench.node_check.judging.finding import Basis, Finding, Question, Verdict, quantity
 from bench.node_check.judging.standards import Standards
 
 
@@ -36,22 +33,17 @@ def judge_figures(
         return
     alike: dict[tuple[str, str], list[Figure]] = {}
     for figure in figures:
-        gpu = evidence.gpu(figure.gpu) if figure.gpu is not None else None
-        if gpu is not None:
+        if gpu := evidence.gpu(figure.gpu):
             alike.setdefault((figure.name, gpu.name), []).append(figure)
     for peers in alike.values():
         yield from _by_peers(check, peers, tolerances)
 
 
-def _question(check: str, figure: Figure) -> Question:
-    subject = figure.name if figure.gpu is None else f"GPU {figure.gpu} {figure.name}"
-    return Question(check, subject, figure.gpu, figure.name, figure.unit)
-
-
 def _by_reference(check: str, figure: Figure, standards: Standards, tolerances: Tolerances) -> Finding:
     profile = standards.profile
     reference = profile.figures.get(figure.kind or figure.name) if profile else None
-    question, found = _question(check, figure), quantity(figure.rate, figure.unit)
+    question = Question.of_figure(check, figure.gpu, figure.name, figure.unit)
+    found = quantity(figure.rate, figure.unit)
     if reference is None:
         return question.judged(
             "not-run",
@@ -83,35 +75,41 @@ def _by_peers(check: str, figures: Sequence[Figure], tolerances: Tolerances) -> 
         return
     for figure in figures:
         others = median(f.rate for f in figures if f is not figure)
-        deviation = f"{100 * (figure.rate / others - 1):+.1f}% of the others' median"
-        yield _question(check, figure).judged(
-            shortfall(figure.rate, others, tolerances.peers_warn, tolerances.peers_fail),
-            f"{quantity(figure.rate, figure.unit)}, {deviation}",
-            expected=f"at most {tolerances.peers_warn:g}% under {quantity(others, figure.unit)}",
-            basis="peers",
-            source="the other GPUs of this node",
-            advice=tolerances.advice,
-            value=figure.rate,
-            reference=others,
-        )
+        limits, source = (tolerances.peers_warn, tolerances.peers_fail), "the other GPUs of this node"
+        yield by_usual(check, figure, others, "the others' median", limits, "peers", source, tolerances)
 
 
 def _by_history(
     check: str, figure: Figure, evidence: Evidence, standards: Standards, tolerances: Tolerances
 ) -> Iterator[Finding]:
     """Compare the figure with the median of the same GPU's earlier checks, if it has any; at worst warn."""
-    gpu = evidence.gpu(figure.gpu) if figure.gpu is not None else None
+    gpu = evidence.gpu(figure.gpu)
     past = standards.history.get(gpu.uuid) if gpu else None
     if past is None or not past.figures.get(figure.name):
         return
-    usual = median(past.figures[figure.name])
-    deviation = f"{100 * (figure.rate / usual - 1):+.1f}% of its own past"
-    yield _question(check, figure).judged(
-        shortfall(figure.rate, usual, tolerances.history_warn, 100.0),
+    usual, limits = median(past.figures[figure.name]), (tolerances.history_warn, 100.0)
+    source = f"this GPU in {len(past.figures[figure.name])} earlier checks, the last {past.runs[-1]}"
+    yield by_usual(check, figure, usual, "its own past", limits, "history", source, tolerances)
+
+
+def by_usual(
+    check: str,
+    figure: Figure,
+    usual: float,
+    words: str,  # for the usual rate
+    limits: tuple[float, float],  # percent under it that warn and fail
+    basis: Basis,
+    source: str,
+    tolerances: Tolerances,
+) -> Finding:
+    """Compare a figure with the rate that is usual among others of its kind."""
+    deviation = f"{100 * (figure.rate / usual - 1):+.1f}% of {words}"
+    return Question.of_figure(check, figure.gpu, figure.name, figure.unit).judged(
+        shortfall(figure.rate, usual, *limits),
         f"{quantity(figure.rate, figure.unit)}, {deviation}",
-        expected=f"at most {tolerances.history_warn:g}% under {quantity(usual, figure.unit)}",
-        basis="history",
-        source=f"this GPU in {len(past.figures[figure.name])} earlier checks, the last {past.runs[-1]}",
+        expected=f"at most {limits[0]:g}% under {quantity(usual, figure.unit)}",
+        basis=basis,
+        source=source,
         advice=tolerances.advice,
         value=figure.rate,
         reference=usual,

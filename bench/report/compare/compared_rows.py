@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.base.errors import VerificationFailed
-from bench.base.strict_json import canonical_json, to_json
+from bench.base.strict_json import canonical_json, field_values, to_json
 from bench.bundle.verdict import Contents, RunContents, Verdict
 from bench.bundle.verify import Files
 from bench.node_check.check_results import CheckContents
@@ -26,7 +26,7 @@ from bench.records.switches import deciding, in_words
 from bench.records.text import failure_text
 from bench.records.trial import NodeFacts
 from bench.report.compare.energy import TelemetryCourse, course_of, telemetry_lines, watts_of
-from bench.training.models import Model, Recipe
+from bench.training.models import Model
 
 # Packages that decide how fast the same code runs; rows with other versions of them are not comparable.
 STACK = ("torch", "triton", "transformers", "flash-attn")
@@ -120,6 +120,11 @@ class Row:
     slowed: Slowed | None = None  # a GPU that was slowed down during `best`
 
     @property
+    def rankable(self) -> list[MeasuredAttempt]:
+        """The attempts with figures that are plausible."""
+        return [a for a in self.attempts if isinstance(a, MeasuredAttempt) and a.outcome == "measured"]
+
+    @property
     def on_trust(self) -> str | None:
         """What verification took on trust about this model; shown even if no other row differs."""
         return dict(self.conditions).get(ON_TRUST)
@@ -142,11 +147,6 @@ class RankedRow(Row):
     """A row with a figure to rank by."""
 
     best: MeasuredAttempt
-
-    @classmethod
-    def of(cls, row: Row, best: MeasuredAttempt) -> RankedRow:
-        values = {each.name: getattr(row, each.name) for each in fields(row)}
-        return cls(**{**values, "best": best})
 
     @property
     def days(self) -> Interval:
@@ -180,12 +180,7 @@ def gather(with_telemetry: bool, files: Files) -> ComparedRun | CheckContents:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise VerificationFailed(f"the manifest or the telemetry does not have its form: {error}") from None
     return ComparedRun(
-        results=run.results,
-        stated=run.stated,
-        samples=run.samples,
-        measured_seconds=run.measured_seconds,
-        notes=run.notes,
-        slowed=run.slowed,
+        **field_values(run),
         manifest_conditions=manifest_conditions,
         gpus=gpus,
         watts=watts,
@@ -209,24 +204,21 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
     best_attempt = _attempt(best) if best else None
     doubt = runner_up(model.name, results.trials)
     devices = best.gpus if best else max((trial.gpus for trial in trials), default=1)
-    flops = None
-    if best is not None and best.estimate is not None:
-        e = best.estimate
-        flops = e.flops_per_second * e.step_seconds.value * model.recipe.steps
+    e = best.estimate if best else None
     row = Row(
         path=str(path),
         run_id=verdict.run_id,
         started_at=verdict.started_at,
         level=verdict.level,
         trusted=verdict.trusted,
-        complete=verdict.complete or _is_decided(results, model.name),
+        complete=verdict.complete or any(w.model == model.name and w.undecided == 0 for w in results.winners),
         machine=_machine(results.node, run.gpus, devices, verdict.run_id),
         model=model.name,
         family=model.family,
         precision=model.recipe.precision,
         unit=model.recipe.unit,
         conditions=tuple(_conditions(run, model, verdict.level)),
-        training_flops=flops,
+        training_flops=e.flops_per_second * e.step_seconds.value * model.recipe.steps if e else None,
         best=None,
         attempts=tuple(_attempt(trial) for trial in trials),
         watts=run.watts.get(best.id) if best else None,
@@ -236,16 +228,14 @@ def _row(path: Path, verdict: Verdict[Contents], run: ComparedRun, model: Model)
         samples_sha256=run.samples_sha256,
         slowed=run.slowed.get(best.id) if best else None,
     )
-    return RankedRow.of(row, best_attempt) if isinstance(best_attempt, MeasuredAttempt) else row
+    if not isinstance(best_attempt, MeasuredAttempt):
+        return row
+    return RankedRow(**field_values(row) | {"best": best_attempt})
 
 
 def _uncertain(confidence: float, rival: TrialResult) -> UncertainFastest | None:
     attempt = _attempt(rival)
     return UncertainFastest(confidence, attempt) if isinstance(attempt, MeasuredAttempt) else None
-
-
-def _is_decided(results: Results, model: str) -> bool:
-    return any(winner.model == model and winner.undecided == 0 for winner in results.winners)
 
 
 def _machine(node: NodeFacts, gpus_a_node: int, devices: int, run_id: str) -> Machine:
@@ -309,13 +299,9 @@ def _recipe_conditions(model: Model) -> Iterator[tuple[str, str]]:
         if value is not None:
             yield name, str(value)
     yield "architecture", _short_digest([model.family, dict(model.architecture)])
-    yield "rest of the recipe", _short_digest(_unnamed_fields(recipe))
-
-
-def _unnamed_fields(recipe: Recipe) -> object:
-    """The fields of a recipe that have no condition of their own."""
     named = {"batch_size", "steps", "precision", "sequence_length", "image_size", "source"}
-    return {key: value for key, value in to_json(recipe).items() if key not in named}
+    rest = {key: value for key, value in to_json(recipe).items() if key not in named}
+    yield "rest of the recipe", _short_digest(rest)
 
 
 def _short_digest(value: object) -> str:

@@ -1,7 +1,6 @@
 """Compare rows at their prices: what is ranked, what is set apart and why, what to buy or rent.
 
-In: rows of many bundles, and the terms of the user. Out: a `Comparison`, which holds all that the
-outputs show; table, HTML, CSV and JSON only format it. Pure.
+The `Comparison` holds all that the outputs show; table, HTML, CSV and JSON only format it. Pure.
 """
 
 from __future__ import annotations
@@ -53,6 +52,11 @@ class ModelPart:
     nothing_in_budget: bool = False
     nothing_in_time: bool = False
     guesses: tuple[Extrapolation, ...] = ()  # for machines that were not measured: never ranked
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """All rows, those that are ranked first."""
+        return (*(entry.row for entry in self.entries), *(apart.row for apart in self.apart))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,22 +178,17 @@ def _guesses(
     if not counted:
         return ()
     flops, row = min(counted, key=lambda pair: pair[0])
-    guesses = (
-        extrapolate(gpu, gpus, row.family, row.precision, flops, evidence) for gpu, gpus in terms.wanted
-    )
+    of_row = row.family, row.precision, flops, evidence
+    guesses = (extrapolate(gpu, gpus, *of_row) for gpu, gpus in terms.wanted)
     return tuple(guess if guess.days else replace(guess, basis=unusable[row.family]) for guess in guesses)
 
 
 def _part(
     model: str, rows: list[Row], terms: Terms, evidence: list[MeasuredRow], unusable: Mapping[str, str]
 ) -> ModelPart:
-    apart: list[SetApart] = []
-    measured: list[RankedRow] = []
-    for row in _without_unused_deepspeed(rows):
-        if isinstance(row, RankedRow):
-            measured.append(row)
-        else:
-            apart.append(SetApart(row, (_why_no_figure(row),)))
+    alike = _without_unused_deepspeed(rows)
+    measured = _ranked(alike)
+    apart = [SetApart(row, (_why_no_figure(row),)) for row in alike if not isinstance(row, RankedRow)]
     base = _base([row.conditions for row in measured])
     comparable = []
     for ranked in measured:
@@ -226,10 +225,8 @@ def _without_unused_deepspeed(rows: list[Row]) -> list[Row]:
     """
     if any(row.tried_zero for row in rows):
         return rows
-    return [
-        replace(row, conditions=tuple(pair for pair in row.conditions if pair[0] != DEEPSPEED))
-        for row in rows
-    ]
+    kept = [tuple(pair for pair in row.conditions if pair[0] != DEEPSPEED) for row in rows]
+    return [replace(row, conditions=pairs) for row, pairs in zip(rows, kept, strict=True)]
 
 
 def _why_no_figure(row: Row) -> str:
@@ -247,8 +244,6 @@ def _base(conditions: Sequence[Conditions]) -> Conditions:
 
 def differing(conditions: Conditions, base: Conditions) -> tuple[str, ...]:
     """The differences in words, like "batch 512, not 1024"."""
-    if conditions == base:
-        return ()
     ours, theirs = dict(conditions), dict(base)
     names = dict.fromkeys([*ours, *theirs])
     return tuple(
@@ -282,12 +277,9 @@ def _newest(rows: list[RankedRow]) -> tuple[list[RankedRow], list[SetApart]]:
         before = latest.get(row.machine.identity)
         if before is None or _preference(row) > _preference(before):
             latest[row.machine.identity] = row
-    kept = {id(row) for row in latest.values()}
     repeated = [SetApart(row, (f"{COPIED} {first[row.samples_sha256].path}",)) for row in copied]
-    for row in rows:
-        if id(row) not in kept:
-            newer = latest[row.machine.identity]
-            repeated.append(SetApart(row, (_why_another(row, newer),)))
+    newest = ((row, latest[row.machine.identity]) for row in rows)
+    repeated += [SetApart(row, (_why_another(row, kept),)) for row, kept in newest if kept is not row]
     return list(latest.values()), repeated
 
 

@@ -1,7 +1,4 @@
-"""Decide what to buy or rent, and rank machines, given days and prices.
-
-Pure arithmetic: machines are only labels here. Money is in one currency.
-"""
+"""Decide what to buy or rent, and rank machines, given days and prices in one currency. Pure arithmetic."""
 
 from __future__ import annotations
 

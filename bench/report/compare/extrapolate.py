@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.base.gpu_catalogue import GpuModel
-from bench.records.estimate import SECONDS_A_DAY
-from bench.records.statistics import quantile95
+from bench.records.estimate import SECONDS_A_DAY, quantile95
 
 LEAST_HELD_OUT = 3  # with fewer rows there is no error bar
 
@@ -61,12 +60,7 @@ def peak_days(flops: float, gpu: GpuModel, gpus: int, precision: str, tf32: bool
 
 
 def extrapolate(
-    target: GpuModel,
-    gpus: int,
-    family: str,
-    precision: str,
-    flops: float,
-    evidence: Sequence[MeasuredRow],
+    target: GpuModel, gpus: int, family: str, precision: str, flops: float, evidence: Sequence[MeasuredRow]
 ) -> Extrapolation:
     """Estimate one model's training, of `flops` in all, on `gpus` GPUs of the target kind."""
     at_peak = peak_days(flops, target, gpus, precision, tf32=True)
@@ -140,13 +134,8 @@ def held_out_errors(
     Only rows whose number of GPUs differs by the factor `apart` or more are used.
     """
     errors = []
-    for row in evidence:
-        if row.family != family:
-            continue
-        if known_kind:
-            others = [e for e in evidence if e is not row and e.gpu.name == row.gpu.name]
-        else:
-            others = [e for e in evidence if e.gpu.name != row.gpu.name]
+    for row in (e for e in evidence if e.family == family):
+        others = [e for e in evidence if e is not row and (e.gpu.name == row.gpu.name) == known_kind]
         others = [e for e in others if _factor(e.gpus, row.gpus) >= apart]
         nearest = _nearest(row.gpu, row.family, row.precision, row.gpus, row.flops, others)
         if nearest is not None:

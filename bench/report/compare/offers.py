@@ -75,27 +75,21 @@ def offers_of(
 def _options(row: RankedRow, book: PriceBook) -> tuple[list[tuple[Option, Priced]], tuple[str, ...]]:
     """What buying and renting the row's machine costs, and why prices are missing."""
     machine, days = row.machine, row.days
-    electricity = book.to_feed(row.kwh) if row.kwh is not None else None
-    options: list[tuple[Option, Priced]] = []
-    gaps = []
     if machine.kind != "cuda":
         return [], (f"no price for a CPU: {machine.name}",)
     gpus_a_node = machine.devices // machine.nodes
-    match _for_nodes(book.to_buy(machine.name, gpus_a_node), machine.nodes):
-        case Priced() as priced:
-            a_run = electricity.amount if electricity else 0.0
-            option = Option(machine.label, "buy", days, priced.amount, a_run)
-            quotes = priced.quotes + (electricity.quotes if electricity else ())
-            options.append((option, replace(priced, quotes=quotes)))
-        case Gap() as gap:
-            gaps.append(gap.reason)
-    match _for_nodes(book.to_rent(machine.name, gpus_a_node), machine.nodes):
-        case Priced() as priced:
-            rent = priced.amount * days.value * 24
-            options.append((Option(machine.label, "rent", days, 0.0, rent), priced))
-        case Gap() as gap:
-            gaps.append(gap.reason)
-    return options, tuple(gaps)
+    buy = _for_nodes(book.to_buy(machine.name, gpus_a_node), machine.nodes)
+    rent = _for_nodes(book.to_rent(machine.name, gpus_a_node), machine.nodes)
+    options: list[tuple[Option, Priced]] = []
+    if isinstance(buy, Priced):
+        electricity = book.to_feed(row.kwh) if row.kwh is not None else None
+        a_run, quotes = (electricity.amount, electricity.quotes) if electricity else (0.0, ())
+        option = Option(machine.label, "buy", days, buy.amount, a_run)
+        options.append((option, replace(buy, quotes=buy.quotes + quotes)))
+    if isinstance(rent, Priced):
+        a_run = rent.amount * days.value * 24
+        options.append((Option(machine.label, "rent", days, 0.0, a_run), rent))
+    return options, tuple(price.reason for price in (buy, rent) if isinstance(price, Gap))
 
 
 def _for_nodes(price: Priced | Gap, nodes: int) -> Priced | Gap:

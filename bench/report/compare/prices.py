@@ -1,7 +1,6 @@
 """Prices of machines, rent and electricity: dated, sourced quotes, converted to one currency.
 
-In: a `PriceBook`, which `price_file` reads. Out: `Priced`, or a `Gap` for a machine that no quote covers:
-prices are never guessed. Pure.
+Prices are never guessed: a machine that no quote covers is a `Gap`. Pure.
 """
 
 from __future__ import annotations
@@ -125,19 +124,12 @@ class PriceBook:
 
     def to_rent(self, gpu: str, count: int) -> Priced | Gap:
         """Price of an hour of a machine with at least so many of this GPU, at the cheapest quote."""
-        offers = [
-            Priced(
-                self._worth(rent) * (count if rent.gpus is None else 1),
-                self._quote_texts(rent, gpu),
-                rent.gpus or count,
-            )
-            for rent in self.rents
-            if gpu in rent.gpu and (rent.gpus is None or rent.gpus >= count)
-        ]
-        return min(offers, key=lambda p: p.amount, default=None) or Gap(
-            # a name that joins several kinds has the counts already
-            f"no rent for {gpu if ' + ' in gpu else f'{count}x {gpu}'}{self._nearly(gpu)}"
-        )
+        rents = [rent for rent in self.rents if gpu in rent.gpu and (rent.gpus is None or rent.gpus >= count)]
+        amounts = [self._worth(rent) * (count if rent.gpus is None else 1) for rent in rents]
+        if not rents:  # a name that joins several kinds has the counts already
+            return Gap(f"no rent for {gpu if ' + ' in gpu else f'{count}x {gpu}'}{self._nearly(gpu)}")
+        amount, rent = min(zip(amounts, rents, strict=True), key=lambda pair: pair[0])
+        return Priced(amount, self._quote_texts(rent, gpu), rent.gpus or count)
 
     def to_feed(self, kwh: float) -> Priced | None:
         """Price of the electricity that the GPUs drew; None if it has no price."""
@@ -190,12 +182,8 @@ def _priced_item(quote: Quote, gpu: str, amount: str) -> str:
         case Rent():
             return f"{amount} an hour for a machine with {quote.gpus}x {gpu}"
         case Electricity():
-            overhead = (
-                f", of which {quote.overhead:g} are paid for each that the GPUs draw"
-                if quote.overhead != 1
-                else ""
-            )
-            return f"{amount} for a kWh{overhead}"
+            overhead = f", of which {quote.overhead:g} are paid for each that the GPUs draw"
+            return f"{amount} for a kWh{overhead if quote.overhead != 1 else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,1 @@
-"""Results as self-contained HTML pages.
-
-Imports report.compare, report.text, report.plots and below.
-"""
+"""Results as self-contained HTML pages."""

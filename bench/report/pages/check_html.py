@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.node_check.check_results import CheckResults
-from bench.node_check.judging.evidence import Evidence, GpuSample
-from bench.node_check.judging.finding import VERDICTS, Finding, quantity
-from bench.report.markup import Markup, document, el, fragment, items, scrolling_table, write_page
-from bench.report.plots.svg import Box, Linear, Plot, Ticked, axes, inline, polyline, text
+from bench.node_check.judging.evidence import Evidence
+from bench.node_check.judging.finding import VERDICTS, Finding
+from bench.report.markup import Markup, cells, document, el, fragment, items, scrolling_table, write_page
+from bench.report.plots.svg import Box, Linear, Plot, axes, inline, polyline, text
 from bench.report.text.check_text import (
+    LAG_HEADS,
     WORDS,
-    Lag,
     by_check,
     node_text,
     not_possible,
@@ -32,9 +32,8 @@ STYLE = (
 
 
 def write_check_html(path: Path, results: CheckResults, evidence: Evidence) -> None:
-    write_page(
-        path, document(f"bench check: {WORDS[results.verdict]}", *_body(results, evidence), style=STYLE)
-    )
+    title = f"bench check: {WORDS[results.verdict]}"
+    write_page(path, document(title, *_body(results, evidence), style=STYLE))
 
 
 def _body(results: CheckResults, evidence: Evidence) -> Iterator[Markup]:
@@ -45,7 +44,10 @@ def _body(results: CheckResults, evidence: Evidence) -> Iterator[Markup]:
     if problems:
         yield el("h2", "What is not as it should be")
         yield _table(sorted(problems, key=lambda finding: VERDICTS.index(finding.verdict)))
-    yield from _stragglers(results)
+    if lags := stragglers(results.findings):
+        yield el("h2", "Stragglers")
+        rows = (el("tr", *cells(lag.cells, 1)) for lag in lags)
+        yield scrolling_table(cells(("figure", *LAG_HEADS, "under"), 1, "th"), rows)
     yield el("h2", "Every check")
     for check, findings in by_check(results.findings).items():
         yield el("details", el("summary", f"{check}: {verdict_of(findings)}"), _table(findings))
@@ -59,38 +61,17 @@ def _body(results: CheckResults, evidence: Evidence) -> Iterator[Markup]:
 
 
 def _table(findings: Sequence[Finding]) -> Markup:
-    heads = (el("th", name, class_="t") for name in ("verdict", *COLUMNS))
-    return scrolling_table(heads, map(_row, findings), class_="stacked")
+    heads = ("verdict", *COLUMNS)
+    return scrolling_table(cells(heads, len(heads), "th"), map(_row, findings), class_="stacked")
 
 
 def _row(f: Finding) -> Markup:
     word = WORDS[f.verdict] if f.counts else "not possible here"
     tone = TONES[f.verdict] if f.counts else "none"
     texts = (f.subject, f.found, f.expected, f"{f.basis}: {f.source}", f.advice)
-    cells = (
-        el("td", text, class_="t long", data_head=name) for name, text in zip(COLUMNS, texts, strict=True)
-    )
-    return el("tr", el("td", word, class_=f"t {tone}"), *cells)
-
-
-def _stragglers(results: CheckResults) -> Iterator[Markup]:
-    if lags := stragglers(results.findings):
-        heads = ("median", "spread", "slowest", "", "under")
-        yield el("h2", "Stragglers")
-        yield scrolling_table(
-            [el("th", "figure", class_="t"), *(el("th", h) for h in heads)], map(_lag_row, lags)
-        )
-
-
-def _lag_row(lag: Lag) -> Markup:
-    cells = (
-        quantity(lag.median, lag.unit),
-        f"{lag.spread_percent:.1f}%",
-        f"GPU {lag.gpu}",
-        quantity(lag.slowest, lag.unit),
-        f"{lag.under_percent:.1f}%",
-    )
-    return el("tr", el("td", lag.figure, class_="t"), *(el("td", cell) for cell in cells))
+    named = zip(COLUMNS, texts, strict=True)
+    rest = (el("td", text, class_="t long", data_head=name) for name, text in named)
+    return el("tr", el("td", word, class_=f"t {tone}"), *rest)
 
 
 def _plots(results: CheckResults, evidence: Evidence) -> Iterator[Plot]:
@@ -98,30 +79,21 @@ def _plots(results: CheckResults, evidence: Evidence) -> Iterator[Plot]:
     course = evidence.course[:: max(1, len(evidence.course) // POINTS)]
     if len(course) < 2:
         return
-    minutes = [(sample.at - course[0].at) / 60 for sample in course]
+    timed = [((sample.at - course[0].at) / 60, sample.gpus) for sample in course]
     for name, axis in PANES:
         lines = []
         for gpu in results.node.gpus:
-            points = [
-                (m, _value(s.gpus[gpu.index], name))
-                for m, s in zip(minutes, course, strict=True)
-                if gpu.index < len(s.gpus)
-            ]
-            lines.append([(m, v) for m, v in points if v is not None])
+            values = ((m, getattr(gpus[gpu.index], name)) for m, gpus in timed if gpu.index < len(gpus))
+            lines.append([(m, float(value)) for m, value in values if value is not None])
         if any(lines):
             yield _plot(name, axis, lines, [gpu.index for gpu in results.node.gpus])
-
-
-def _value(sample: GpuSample, name: str) -> float | None:
-    value = getattr(sample, name)
-    return None if value is None else float(value)
 
 
 def _plot(name: str, axis: str, lines: list[list[tuple[float, float]]], gpus: list[int]) -> Plot:
     box = Box(64, 16, 610, 200)
     x = Linear(0, max(m for line in lines for m, _ in line) or 1.0, box.left, box.right)
     y = Linear(0, max(v for line in lines for _, v in line) * 1.1 or 1.0, box.bottom, box.top)
-    parts = [axes(x, Ticked(y, tuple(y.ticks(4))), box, "minutes", "")]
+    parts = [axes(x, y, box, "minutes", "", y_ticks=y.ticks(4))]
     for i, (gpu, line) in enumerate(zip(gpus, lines, strict=True)):
         if line:
             parts.append(polyline(((x(m), y(v)) for m, v in line), f"s{i % 8} line"))

@@ -11,11 +11,12 @@ from tabulate import tabulate
 
 from bench.node_check.fleet import Fleet, RankedNode, Spread
 from bench.node_check.judging.finding import Finding, quantity
-from bench.report.markup import Markup, document, el, fragment, items, scrolling_table, write_page
-from bench.report.pages.check_html import STYLE
+from bench.report.markup import Markup, cells, document, el, fragment, items, scrolling_table, write_page
+from bench.report.pages.check_html import STYLE, TONES
 from bench.report.text.check_text import WORDS
 
 COLUMNS = ("node", "verdict", "worst finding")
+SPREAD_HEADS = ("figure", "median", "spread", "values")
 SIMULATED = "some of these nodes do not exist: their GPUs were simulated"
 MOST_GOOD = 8  # nodes that pass are listed up to this many, then counted
 
@@ -23,25 +24,24 @@ MOST_GOOD = 8  # nodes that pass are listed up to this many, then counted
 def table(fleet: Fleet) -> str:
     blocks = [tabulate(_rows(fleet), COLUMNS, disable_numparse=True, maxcolwidths=[28, None, 90])]
     if fleet.spreads:
-        rows = [
-            (s.kind, s.figure, quantity(s.median, s.unit), f"{s.spread_percent:.1f}%", str(s.count))
-            for s in fleet.spreads
-        ]
-        headers = ("the fleet", "figure", "median", "spread", "values")
-        blocks.append(
-            tabulate(rows, headers, disable_numparse=True, colalign=("left", "left", *["right"] * 3))
-        )
+        rows = [_spread_texts(spread) for spread in fleet.spreads]
+        headers = ("the fleet", *SPREAD_HEADS)
+        aligned = ("left", "left", *["right"] * 3)
+        blocks.append(tabulate(rows, headers, disable_numparse=True, colalign=aligned))
     return "\n\n".join([*blocks, "\n".join(_notes(fleet))])
+
+
+def _spread_texts(spread: Spread) -> tuple[str, ...]:
+    middle, share = quantity(spread.median, spread.unit), f"{spread.spread_percent:.1f}%"
+    return spread.kind, spread.figure, middle, share, str(spread.count)
 
 
 def _rows(fleet: Fleet) -> Iterator[tuple[str, str, str]]:
     lemons = {lemon.uuid for lemon in fleet.lemons}
     good = [node for node in fleet.nodes if node.verdict == "pass"]
-    for node in fleet.nodes:
-        if node.verdict != "pass":
-            yield node.seen.name, WORDS[node.verdict], _worst(node, lemons)
-    for node in good[:MOST_GOOD]:
-        yield node.seen.name, WORDS["pass"], _worst(node, lemons)
+    bad = [node for node in fleet.nodes if node.verdict != "pass"]
+    for node in (*bad, *good[:MOST_GOOD]):
+        yield node.seen.name, WORDS[node.verdict], _worst(node, lemons)
     if len(good) > MOST_GOOD:
         yield f"and {len(good) - MOST_GOOD} more", WORDS["pass"], ""
 
@@ -112,64 +112,36 @@ def as_markdown(fleet: Fleet) -> str:
 
 
 def write_fleet_html(path: Path, fleet: Fleet) -> None:
+    write_page(path, document(f"bench: {len(fleet.nodes)} nodes", *_body(fleet), style=STYLE))
+
+
+def _body(fleet: Fleet) -> Iterator[Markup]:
     """The answer first, how many nodes are good and which; then what it rests on."""
-    simulated = [el("p", f"SIMULATED: {SIMULATED}", class_="alert")] if _simulated(fleet) else []
-    blocks = (
-        el("h1", "Which of these nodes are good"),
-        el("p", el("strong", _counts(fleet))),
-        *simulated,
-        _nodes_html(fleet),
-        *_lemons_html(fleet),
-        *_spreads_html(fleet),
-        *_older_html(fleet),
-    )
-    write_page(path, document(f"bench: {len(fleet.nodes)} nodes", *blocks, style=STYLE))
-
-
-def _nodes_html(fleet: Fleet) -> Markup:
-    lemons = {lemon.uuid for lemon in fleet.lemons}
-    heads = (el("th", head, class_="t") for head in (*COLUMNS, "GPU", "checked"))
-    return scrolling_table(heads, (_node_row(node, lemons) for node in fleet.nodes), class_="stacked")
+    yield el("h1", "Which of these nodes are good")
+    yield el("p", el("strong", _counts(fleet)))
+    if _simulated(fleet):
+        yield el("p", f"SIMULATED: {SIMULATED}", class_="alert")
+    lemons, heads = {lemon.uuid for lemon in fleet.lemons}, (*COLUMNS, "GPU", "checked")
+    nodes = (_node_row(node, lemons) for node in fleet.nodes)
+    yield scrolling_table(cells(heads, len(heads), "th"), nodes, class_="stacked")
+    if fleet.lemons:
+        yield el("h2", "Repeat lemons")
+        yield items((fragment(lemon.uuid, items(lemon.times)) for lemon in fleet.lemons), class_="said")
+    if fleet.spreads:
+        yield el("h2", "The fleet")
+        rows = (el("tr", *cells(_spread_texts(spread), 2)) for spread in fleet.spreads)
+        yield scrolling_table(cells(("GPU", *SPREAD_HEADS), 2, "th"), rows)
+    if fleet.older:
+        summary = f"{len(fleet.older)} older: the same GPUs were checked again"
+        yield el("details", el("summary", summary), items(fleet.older, class_="said"))
 
 
 def _node_row(node: RankedNode, lemons: set[str]) -> Markup:
-    tone = {"pass": "good", "fail": "bad"}.get(node.verdict, "warned")
     return el(
         "tr",
         el("td", node.seen.name, class_="t"),
-        el("td", WORDS[node.verdict], class_=f"t {tone}"),
+        el("td", WORDS[node.verdict], class_=f"t {TONES[node.verdict]}"),
         el("td", _worst(node, lemons), class_="t long", data_head="worst finding"),
         el("td", node.seen.kind, class_="t", data_head="GPU"),
         el("td", node.seen.started_at, class_="t", data_head="checked"),
     )
-
-
-def _lemons_html(fleet: Fleet) -> Iterator[Markup]:
-    if fleet.lemons:
-        yield el("h2", "Repeat lemons")
-        yield items((fragment(lemon.uuid, items(lemon.times)) for lemon in fleet.lemons), class_="said")
-
-
-def _spreads_html(fleet: Fleet) -> Iterator[Markup]:
-    if fleet.spreads:
-        heads = [el("th", head, class_="t") for head in ("GPU", "figure")]
-        heads += [el("th", head) for head in ("median", "spread", "values")]
-        yield el("h2", "The fleet")
-        yield scrolling_table(heads, map(_spread_row, fleet.spreads))
-
-
-def _spread_row(spread: Spread) -> Markup:
-    return el(
-        "tr",
-        el("td", spread.kind, class_="t"),
-        el("td", spread.figure, class_="t"),
-        el("td", quantity(spread.median, spread.unit)),
-        el("td", f"{spread.spread_percent:.1f}%"),
-        el("td", str(spread.count)),
-    )
-
-
-def _older_html(fleet: Fleet) -> Iterator[Markup]:
-    if fleet.older:
-        summary = f"{len(fleet.older)} older: the same GPUs were checked again"
-        yield el("details", el("summary", summary), items(fleet.older, class_="said"))

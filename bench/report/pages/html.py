@@ -8,7 +8,6 @@ comparison as JSON.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from bench import __version__
@@ -64,16 +63,11 @@ def page(comparison: Comparison) -> Markup:
 
 def _json(comparison: Comparison) -> Markup:
     """The comparison without telemetry, which the plots show. No text in it can end the script element."""
-    parts = tuple(
-        replace(
-            part,
-            entries=tuple(replace(e, row=replace(e.row, telemetry=None)) for e in part.entries),
-            apart=tuple(replace(a, row=replace(a.row, telemetry=None)) for a in part.apart),
-        )
-        for part in comparison.parts
-    )
-    data = canonical_json(to_json(replace(comparison, parts=parts))).decode()
-    return Markup(data.replace("<", "\\u003c"))
+    whole = to_json(comparison)
+    for part in whole["parts"]:
+        for each in (*part["entries"], *part["apart"]):
+            each["row"]["telemetry"] = None
+    return Markup(canonical_json(whole).decode().replace("<", "\\u003c"))
 
 
 def _head(comparison: Comparison) -> Markup:
@@ -81,15 +75,12 @@ def _head(comparison: Comparison) -> Markup:
     apart = sum(len(part.apart) for part in comparison.parts)
     bundles, rows = count_text(comparison.bundles, "bundle"), count_text(ranked, "row")
     counts = f"{bundles}, {rows} ranked, {apart} not compared"
+    verified = "Every bundle was verified before it was read"
     search = el("input", id="filter", type="search", placeholder="h200 zero")
     return el(
         "header",
         el("h1", "Which machine, at what cost"),
-        el(
-            "p",
-            f"{counts}. Every bundle was verified before it was read. Made by bench {__version__}.",
-            class_="muted",
-        ),
+        el("p", f"{counts}. {verified}. Made by bench {__version__}.", class_="muted"),
         *(el("p", f"{note[:1].upper()}{note[1:]}.") for note in wish_notes(comparison)),
         _refused(comparison),
         el("nav", *(el("a", p.model, href=f"#{p.model}") for p in comparison.parts), aria_label="models"),
@@ -118,7 +109,7 @@ def _section(part: ModelPart, comparison: Comparison) -> Markup:
         blocks.append(_table(part))
     if rows := offers(part, comparison):
         blocks.append(_offers(part, rows))
-    if lines := remarks(part, comparison):
+    if lines := list(remarks(part, comparison)):
         blocks.append(items(lines, class_="said"))
     if plots := list(model_plots(part, comparison)):
         blocks.append(el("div", *map(_figure, plots), class_="plots"))

@@ -1,4 +1,1 @@
-"""The figures and claims of the paper, and the utilisation that they imply.
-
-Imports report.compare, report.plots and below. The command `bench paper` shows them.
-"""
+"""The figures and claims of the paper, and the utilisation that they imply, for `bench paper`."""

@@ -18,6 +18,8 @@ from bench.records.estimate import SECONDS_A_DAY
 from bench.training.models import family_of, known_models
 
 Days = int | Literal["infeasible", "unreadable"]
+Method = Literal["optimal", "naive"]
+Exceeds = Literal["yes", "perhaps", "no"]
 Sharding = Literal["none", "zero-1", "zero-2", "zero-3", "fsdp-2", "fsdp-3"]
 
 
@@ -111,13 +113,13 @@ class PaperCode:
 class Claim:
     """Days that the paper claims, and the utilisation that they imply."""
 
-    method: Literal["optimal", "naive"]
+    method: Method
     model: str
     gpu: str
     gpus: int
     days: int
     utilisation: float  # of the vendor's peak, implied by the printed days
-    exceeds: Literal["yes", "perhaps", "no"]  # the chip's peak; perhaps: depends on how days were rounded
+    exceeds: Exceeds  # the chip's peak; perhaps: depends on how days were rounded
 
 
 @cache
@@ -132,22 +134,19 @@ def paper_code() -> PaperCode:
 
 def claims() -> Iterator[Claim]:
     """Every number of days in Tables 1 and 4."""
-    tables: tuple[tuple[Literal["optimal", "naive"], tuple[DaysRow, ...]], ...] = (
-        ("optimal", paper().optimal_days),
-        ("naive", paper().naive_days),
-    )
-    for method, rows in tables:
+    tables: dict[Method, tuple[DaysRow, ...]] = {"optimal": paper().optimal_days, "naive": paper().naive_days}
+    for method, rows in tables.items():
         for row in rows:
             for gpus, days in zip(paper().gpu_counts, row.days, strict=True):
                 if isinstance(days, int):
                     yield claim(method, row.model, row.gpu, gpus, days)
 
 
-def claim(method: Literal["optimal", "naive"], model: str, gpu: str, gpus: int, days: int) -> Claim:
+def claim(method: Method, model: str, gpu: str, gpus: int, days: int) -> Claim:
     implied = training_flops(model) / (peak_flops(model, gpu) * gpus * days * SECONDS_A_DAY)
     # The paper prints whole days, so the true value may be half a day less or more.
     low, high = implied * days / (days + 0.5), implied * days / (days - 0.5)
-    exceeds: Literal["yes", "perhaps", "no"] = "yes" if low > 1 else "perhaps" if high > 1 else "no"
+    exceeds: Exceeds = "yes" if low > 1 else "perhaps" if high > 1 else "no"
     return Claim(method, model, gpu, gpus, days, implied, exceeds)
 
 

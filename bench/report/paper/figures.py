@@ -1,7 +1,4 @@
-"""Show the paper's claims, the utilisation that they imply, and its Figures 7, 12 and 13 redrawn.
-
-The command `bench paper` prints and writes what this module makes.
-"""
+"""What `bench paper` shows: the claims, the utilisation that they imply, Figures 7, 12 and 13 redrawn."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from tabulate import tabulate
 
 from bench.base.strict_json import pretty_json, to_json
 from bench.records.estimate import Interval
-from bench.records.text import money_text
+from bench.records.text import count_text, money_text
 from bench.report.compare.decision import Option
 from bench.report.compare.price_file import shipped_prices
 from bench.report.compare.prices import Priced
@@ -50,12 +47,9 @@ def _claims_table() -> str:
     """Table 1, each cell with the share of the chip's peak that its days imply."""
     rows = []
     for row in paper().optimal_days:
-        cells = [
-            _claimed(row.model, row.gpu, gpus, days)
-            for gpus, days in zip(paper().gpu_counts, row.days, strict=True)
-        ]
-        rows.append((row.model, row.gpu, *cells))
-    heads = ("Table 1, days", "", *(f"{n} GPU{'s' * (n > 1)}" for n in paper().gpu_counts))
+        counted = zip(paper().gpu_counts, row.days, strict=True)
+        rows.append((row.model, row.gpu, *(_claimed(row.model, row.gpu, *each) for each in counted)))
+    heads = ("Table 1, days", "", *(count_text(n, "GPU") for n in paper().gpu_counts))
     return tabulate(rows, heads, disable_numparse=True, colalign=("left", "left", *["right"] * 4))
 
 
@@ -120,10 +114,8 @@ def _points(model: str, cost: Callable[[Option], float]) -> list[Point]:
     for claim in _optimal().values():
         if claim.model == model:
             option = option_of(claim)
-            words = f"{option.label}: {claim.days} days, {dollars(cost(option))}"
-            points.append(
-                Point(cost(option), claim.days, claim.gpu, option.label, words, size=SIZES[claim.gpus])
-            )
+            words, size = f"{option.label}: {claim.days} days, {dollars(cost(option))}", SIZES[claim.gpus]
+            points.append(Point(cost(option), claim.days, claim.gpu, option.label, words, size=size))
     return points
 
 
@@ -132,29 +124,15 @@ GPUS = ("H100", "A100", "A6000", "RTX 3090")
 
 def _figure_7() -> Plot:
     """Hardware cost above, cost of an experiment below, with the axes' ranges of the paper."""
-    life = shipped_prices().life_days
-    above = scatter(
-        _points(FIGURE_7, lambda o: o.upfront),
-        Box(64, 46, 470, 300),
-        "hardware cost, USD",
-        "days",
-        x_range=(0, 265_000),
-        y_range=(0, 80),
-        series=GPUS,
-        x_text=_thousands,
-    )
-    below = scatter(
-        _points(FIGURE_7, lambda o: o.run_cost(life)),
-        Box(64, 396, 470, 650),
-        "cost of one experiment, USD",
-        "days",
-        x_range=(300, 850),
-        y_range=(0, 85),
-        series=GPUS,
-        x_text=dollars,
+    life, above, below = shipped_prices().life_days, Box(64, 46, 470, 300), Box(64, 396, 470, 650)
+    bought, runs = _points(FIGURE_7, lambda o: o.upfront), _points(FIGURE_7, lambda o: o.run_cost(life))
+    draw = partial(scatter, y_title="days", series=GPUS)
+    drawings = (
+        draw(bought, above, "hardware cost, USD", x_range=(0, 265_000), y_range=(0, 80), x_text=_thousands),
+        draw(runs, below, "cost of one experiment, USD", x_range=(300, 850), y_range=(0, 85), x_text=dollars),
     )
     title = "Figure 7: hardware cost and training time of Pythia-1B"
-    body = fragment(above, below, key(GPUS, 500, 60, "nothing beats these"), _size_key(500, 170))
+    body = fragment(*drawings, key(GPUS, 500, 60, "nothing beats these"), _size_key(500, 170))
     return Plot("figure-7", title, _description(FIGURE_7), 640, 700, body)
 
 
@@ -166,8 +144,9 @@ def _size_key(x: float, y: float) -> Markup:
     """A legend of the marks' sizes."""
     parts = []
     for i, (gpus, size) in enumerate(SIZES.items()):
-        parts.append(el("circle", cx=x, cy=y + 24 * i, r=size, class_="s6 mark"))
-        parts.append(text(x + 16, y + 4 + 24 * i, f"{gpus} GPU{'s' * (gpus > 1)}"))
+        at = y + 24 * i
+        parts.append(el("circle", cx=x, cy=at, r=size, class_="s6 mark"))
+        parts.append(text(x + 16, at + 4, count_text(gpus, "GPU")))
     return fragment(*parts)
 
 

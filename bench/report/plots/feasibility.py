@@ -9,22 +9,18 @@ from bench.records.text import bytes_text
 from bench.report.compare.compared_rows import MeasuredAttempt, Row
 from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.markup import Markup, el, fragment
-from bench.report.plots.svg import Plot, text, title
+from bench.report.plots.svg import Plot, text
 
 CELL_W, CELL_H, LEFT, TOP = 104, 22, 290, 56
 HEAD = 14  # letters in each of the two lines of a column's head
 MOST_COLUMNS = 8
-OUTCOMES = {
-    "out-of-memory": "no memory",
-    "timed-out": "timed out",
-    "measured": "fits",
-}
+OUTCOMES = {"out-of-memory": "no memory", "timed-out": "timed out", "measured": "fits"}
 
 
 def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
     """One grid, with a column for each kind of machine and memory; nothing for fewer than three settings."""
     rows: dict[str, Row] = {}
-    for row in [*(e.row for e in part.entries), *(a.row for a in part.apart)]:
+    for row in part.rows:
         if row.attempts:
             rows.setdefault(f"{row.machine.label}, {_memory(row)}", row)
     columns = list(rows.values())[:MOST_COLUMNS]
@@ -49,10 +45,8 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
 def _head(i: int, row: Row) -> Markup:
     x = LEFT + CELL_W * i + CELL_W / 2
     lines = wrap(row.machine.label, HEAD)[:2]
-    name = [
-        text(x, TOP - 36 + 13 * n, line[:HEAD], anchor="middle", class_="small")
-        for n, line in enumerate(lines)
-    ]
+    ats = ((line[:HEAD], TOP - 36 + 13 * n) for n, line in enumerate(lines))
+    name = (text(x, y, line, anchor="middle", class_="small") for line, y in ats)
     return fragment(*name, text(x, TOP - 8, _memory(row), anchor="middle", class_="small muted"))
 
 
@@ -75,5 +69,5 @@ def _cell(x: float, y: float, label: str, row: Row) -> Markup:
     else:
         kind, outcome, reason = "none", "not tried", None
     words = f"{row.machine.label}, {label}: {outcome}" + (f", {reason}" if reason else "")
-    box = el("rect", title(words), x=x + 1, y=y + 1, width=CELL_W - 2, height=CELL_H - 2, class_=kind)
+    box = el("rect", el("title", words), x=x + 1, y=y + 1, width=CELL_W - 2, height=CELL_H - 2, class_=kind)
     return fragment(box, text(x + CELL_W / 2, y + 15, outcome, anchor="middle", class_="small"))

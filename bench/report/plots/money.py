@@ -8,44 +8,30 @@ from functools import partial
 from bench.records.text import interval_text, money_text
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
 from bench.report.compare.offers import Offer
-from bench.report.markup import fragment
-from bench.report.plots.scatter import Point, key, scatter
-from bench.report.plots.svg import Box, Plot
+from bench.report.plots.scatter import Point, days_plot
+from bench.report.plots.svg import Plot
 
-WIDTH, HEIGHT = 700, 360
-BOX = Box(64, 36, 470, 300)
+SIZE = (700, 360)
 
 
 def plots(part: ModelPart, comparison: Comparison) -> Iterator[Plot]:
-    bought = [(e, o) for e in part.entries for o in e.offers if o.kind == "buy"]
-    every = [(e, o) for e in part.entries for o in e.offers]
-    currency = comparison.currency
-    if len(bought) > 1:
-        yield _plot(
-            f"{part.model}-price",
-            f"{part.model}: days against the price of the machine",
-            f"price of the machine, {currency}",
-            [_point(entry, offer, offer.price, currency) for entry, offer in bought],
-            currency,
-        )
-    if len(every) > 1:
-        yield _plot(
-            f"{part.model}-run-cost",
-            f"{part.model}: days against the cost of a run",
-            f"cost of a run, {currency}",
-            [_point(entry, offer, offer.run_cost, currency) for entry, offer in every],
-            currency,
-        )
+    every = [(entry, offer) for entry in part.entries for offer in entry.offers]
+    bought = [(entry, offer, offer.price) for entry, offer in every if offer.kind == "buy"]
+    runs = [(entry, offer, offer.run_cost) for entry, offer in every]
+    yield from _plot(part.model, "price", "price of the machine", bought, comparison.currency)
+    yield from _plot(part.model, "run-cost", "cost of a run", runs, comparison.currency)
 
 
-def _plot(name: str, title: str, x_title: str, points: list[Point], currency: str) -> Plot:
-    money = partial(money_text, currency=currency)
-    spread = max(p.y for p in points) / min(p.y for p in points)
-    names = list(dict.fromkeys(p.series for p in points))
-    drawing = scatter(points, BOX, x_title, "days", log_y=spread > 8, x_text=money)
-    legend = key(names, 496, 48, "nothing beats these" if len(points) > 1 else None)
-    description = "; ".join(f"{p.label} {p.words}" for p in points[:12])
-    return Plot(name, title, description, WIDTH, HEIGHT, fragment(drawing, legend))
+def _plot(
+    model: str, name: str, words: str, costs: list[tuple[Entry, Offer, float]], currency: str
+) -> Iterator[Plot]:
+    """One plot, if there is more than one cost."""
+    if len(costs) > 1:
+        points = [_point(*cost, currency) for cost in costs]
+        descriptions = [f"{p.label} {p.words}" for p in points]
+        title, x_title = f"{model}: days against the {words}", f"{words}, {currency}"
+        money = partial(money_text, currency=currency)
+        yield days_plot(f"{model}-{name}", title, x_title, points, descriptions, SIZE, x_text=money)
 
 
 def _point(entry: Entry, offer: Offer, cost: float, currency: str) -> Point:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.base.errors import EnvironmentCannot
+from bench.base.paths import using
 from bench.report.plots.svg import Plot, standalone
 
 SCALE = 2  # PNG pixels for each pixel of the drawing
@@ -16,7 +17,7 @@ SCALE = 2  # PNG pixels for each pixel of the drawing
 def write_plots(folder: Path, plots: Iterable[Plot], *, png: bool) -> list[Path]:
     """Write every plot into `folder`; the paths of all files written."""
     written = []
-    try:
+    with using(folder, "plots cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         for plot in plots:
             drawing = standalone(plot)
@@ -25,8 +26,6 @@ def write_plots(folder: Path, plots: Iterable[Plot], *, png: bool) -> list[Path]
             if png:
                 written.append(written[-1].with_suffix(".png"))
                 written[-1].write_bytes(as_png(drawing))
-    except OSError as error:
-        raise EnvironmentCannot(f"plots cannot be written: {error.strerror}", where=str(folder)) from None
     return written
 
 
@@ -37,9 +36,8 @@ def _file_name(name: str) -> str:
 def as_png(drawing: str) -> bytes:
     resvg = _resvg()
     if not _can_write(resvg):
-        raise EnvironmentCannot(
-            "there is no font to draw with", advice="apt install fonts-dejavu-core, for example"
-        )
+        advice = "apt install fonts-dejavu-core, for example"
+        raise EnvironmentCannot("there is no font to draw with", advice=advice)
     return bytes(resvg.svg_to_bytes(svg_string=drawing, zoom=SCALE))
 
 
@@ -56,6 +54,5 @@ def _can_write(resvg: Any) -> bool:
     """Whether resvg finds a font: without one it leaves out texts and reports no error."""
     box = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="20">{}</svg>'
     letters = '<text y="15" font-family="DejaVu Sans, Arial, sans-serif">bench</text>'
-    return bytes(resvg.svg_to_bytes(svg_string=box.format(letters))) != bytes(
-        resvg.svg_to_bytes(svg_string=box.format(""))
-    )
+    drawn, empty = (bytes(resvg.svg_to_bytes(svg_string=box.format(inside))) for inside in (letters, ""))
+    return drawn != empty

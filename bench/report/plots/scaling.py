@@ -9,7 +9,7 @@ from bench.report.compare.compared_rows import RankedRow
 from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.markup import fragment
 from bench.report.plots.scatter import key
-from bench.report.plots.svg import Box, Linear, Plot, Ticked, axes, mark, polyline
+from bench.report.plots.svg import Box, Linear, Plot, axes, mark, polyline
 
 WIDTH, HEIGHT = 700, 340
 BOX = Box(72, 36, 470, 280)
@@ -27,7 +27,7 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
     most = max(_rate(row) for rows in curves.values() for row in rows.values())
     x = Linear(0, max(counts) * 1.08, BOX.left, BOX.right)
     y = Linear(0, most * 1.1, BOX.bottom, BOX.top)
-    parts = [axes(Ticked(x, tuple(sorted(set(counts)))), y, BOX, "GPUs", f"{part.unit} a second")]
+    parts = [axes(x, y, BOX, "GPUs", f"{part.unit} a second", x_ticks=sorted(set(counts)))]
     descriptions = []
     for number, rows in enumerate(curves.values()):
         least = min(rows)

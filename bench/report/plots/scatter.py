@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from bench.report.compare.decision import frontier
 from bench.report.markup import Markup, fragment
-from bench.report.plots.svg import Box, Linear, Log, around, axes, legend, line, mark, placed, polyline, text
+from bench.report.plots.svg import SERIES, Box, Linear, Log, Plot, axes, line, mark, placed, polyline, text
+
+BOX = Box(64, 36, 470, 300)  # of a plot with a legend beside it
+LONGEST_NAME = 24  # letters of a series in a legend
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +55,51 @@ def scatter(
     for p in inside:
         number = names.index(p.series)
         if p.half_width:
-            parts.append(_whisker(x(p.x), y(max(p.y - p.half_width, low_y)), y(p.y + p.half_width), number))
+            low, high = y(max(p.y - p.half_width, low_y)), y(p.y + p.half_width)
+            parts.append(line(x(p.x), low, x(p.x), high, f"s{number % SERIES} line"))
         parts.append(mark(x(p.x), y(p.y), number, p.size, p.words))
     if labelled:
         parts.append(placed([(x(p.x), y(p.y), 1.2 * p.size, p.label) for p in inside], box))
     if hidden := len(points) - len(inside):
-        parts.append(
-            text(box.right, box.top - 10, f"{hidden} beyond the axes", anchor="end", class_="small muted")
-        )
+        words = f"{hidden} beyond the axes"
+        parts.append(text(box.right, box.top - 10, words, anchor="end", class_="small muted"))
     return fragment(*parts)
 
 
-def _whisker(x: float, low: float, high: float, series: int) -> Markup:
-    return line(x, low, x, high, f"s{series % 8} line")
+def days_plot(
+    name: str,
+    title: str,
+    x_title: str,
+    points: Sequence[Point],
+    descriptions: Sequence[str],
+    size: tuple[int, int],
+    *,
+    x_text: Callable[[float], str] | None = None,
+    labelled: bool = True,
+) -> Plot:
+    """Days against money or memory, on a log scale where they differ much, with a legend of the series."""
+    spread = max(p.y for p in points) / min(p.y for p in points)
+    drawing = scatter(points, BOX, x_title, "days", log_y=spread > 8, x_text=x_text, labelled=labelled)
+    names = list(dict.fromkeys(p.series for p in points))
+    beside = key(names, 496, 48, "nothing beats these" if len(points) > 1 else None)
+    return Plot(name, title, "; ".join(descriptions[:12]), *size, fragment(drawing, beside))
+
+
+def around(values: Iterable[float], *, log: bool = False, zero: bool = False) -> tuple[float, float]:
+    """(low, high) of an axis that shows all values with a margin; with `zero` it begins at 0."""
+    every = list(values)
+    low, high = min(every), max(every)
+    if log:
+        return low / 1.35, high * 1.35
+    margin = 0.08 * ((high - low) or abs(high) or 1.0)
+    return (0.0 if zero else low - margin), high + margin
 
 
 def key(names: Sequence[str], x: float, y: float, dashed: str | None) -> Markup:
     """A legend of the series; `dashed` names the dashed line, if there is one."""
-    parts = [legend(names, x, y)]
+    parts = []
+    for i, name in enumerate(names):
+        parts += [mark(x, y + 18 * i, i), text(x + 12, y + 4 + 18 * i, name[:LONGEST_NAME])]
     if dashed:
         at = y + 18 * len(names)
         parts += [line(x - 6, at, x + 6, at, "front"), text(x + 12, at + 4, dashed)]

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from bench.records.text import bytes_text, interval_text
 from bench.report.compare.compared_rows import MeasuredAttempt, Row
 from bench.report.compare.comparison import Comparison, ModelPart
-from bench.report.markup import fragment
-from bench.report.plots.scatter import Point, key, scatter
-from bench.report.plots.svg import Box, Plot
+from bench.report.plots.scatter import Point, days_plot
+from bench.report.plots.svg import Plot
 
-BOX = Box(64, 36, 470, 300)
 MOST_MACHINES = 3  # one plot for each
 
 
@@ -20,26 +18,17 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
     shown: set[str] = set()
     for entry in part.entries:
         row = entry.row
-        tried = [attempt for attempt in row.attempts if attempt.outcome == "measured"]
-        if len(tried) < 3 or row.machine.label in shown or len(shown) == MOST_MACHINES:
+        if len(row.rankable) < 3 or row.machine.label in shown or len(shown) == MOST_MACHINES:
             continue
         shown.add(row.machine.label)
         yield _plot(part.model, row, len(shown))
 
 
 def _plot(model: str, row: Row, number: int) -> Plot:
-    points = [
-        _point(attempt)
-        for attempt in row.attempts
-        if isinstance(attempt, MeasuredAttempt) and attempt.outcome == "measured"
-    ]
-    spread = max(p.y for p in points) / min(p.y for p in points)
-    drawing = scatter(points, BOX, "memory, GiB", "days", log_y=spread > 8, labelled=False)
-    names = list(dict.fromkeys(p.series for p in points))
-    legend = key(names, 496, 48, "nothing beats these")
+    points = list(map(_point, row.rankable))
     title = f"{model} on {row.machine.label}: {len(points)} settings that were measured"
-    description = "; ".join(point.words for point in points[:12])
-    return Plot(f"{model}-settings-{number}", title, description, 640, 352, fragment(drawing, legend))
+    of_plot = f"{model}-settings-{number}", title, "memory, GiB", points, [point.words for point in points]
+    return days_plot(*of_plot, (640, 352), labelled=False)
 
 
 def _point(attempt: MeasuredAttempt) -> Point:

@@ -10,7 +10,7 @@ from bench.report.compare.compared_rows import MeasuredAttempt, Row
 from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.compare.decision import ratio
 from bench.report.markup import el, fragment
-from bench.report.plots.svg import Linear, Plot, line, text, title
+from bench.report.plots.svg import Linear, Plot, line, text
 
 LEFT, RIGHT, TOP, ROW = 280, 580, 24, 22
 
@@ -27,9 +27,7 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
 def _gains(row: Row) -> list[tuple[MeasuredAttempt, Interval]]:
     """Each setting at its fastest micro-batch, with its speed-up over naive; the largest first."""
     best: dict[str, MeasuredAttempt] = {}
-    for attempt in row.attempts:
-        if attempt.outcome != "measured" or not isinstance(attempt, MeasuredAttempt):
-            continue
+    for attempt in row.rankable:
         if attempt.label not in best or attempt.days.value < best[attempt.label].days.value:
             best[attempt.label] = attempt
     if "naive" not in best or len(best) < 2:
@@ -51,7 +49,9 @@ def _plot(part: ModelPart, row: Row, gains: list[tuple[MeasuredAttempt, Interval
         words = f"{attempt.label}: {interval_text(gain)} times as fast as naive"
         width = x(gain.value) - x(0)
         parts.append(text(LEFT - 8, y + 14, attempt.label[:48], anchor="end", class_="small"))
-        parts.append(el("rect", title(words), x=x(0), y=y + 3, width=width, height=ROW - 8, class_="s0 bar"))
+        parts.append(
+            el("rect", el("title", words), x=x(0), y=y + 3, width=width, height=ROW - 8, class_="s0 bar")
+        )
         low, high_x = x(max(0.0, gain.value - gain.half_width)), x(gain.value + gain.half_width)
         parts.append(line(low, y + ROW / 2 - 1, high_x, y + ROW / 2 - 1, "axis"))
         parts.append(text(high_x + 6, y + 14, f"{gain.value:.2f}x", class_="small"))

@@ -1,6 +1,5 @@
-"""Draw SVG: marks, lines, scales, axes, legends.
+"""Draw SVG: marks, lines, scales, axes, and a `Plot` of them. Pure.
 
-In: numbers and texts. Out: Markup, and a `Plot` made of it. Pure: no I/O.
 Colours are CSS classes, which a page defines for light and dark and `PAPER_STYLE` for white paper.
 No colour carries a meaning alone: series also differ in the shape of their marks.
 """
@@ -10,13 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from bench.records.text import figures
 from bench.report.markup import Markup, el, fragment, number
 
 FONT = "system-ui, 'DejaVu Sans', Arial, sans-serif"
-LONGEST_NAME = 24  # letters of a series in a legend
 SERIES = 8  # classes s0 to s7; the ninth series is s0 again
 SHAPES = ("circle", "square", "diamond", "triangle", "cross", "plus", "down", "ring")
 
@@ -50,11 +47,6 @@ def text(x: float, y: float, words: str, *, anchor: str = "start", class_: str |
     return el("text", words, x=x, y=y, text_anchor=None if anchor == "start" else anchor, class_=class_)
 
 
-def title(words: str) -> Markup:
-    """The tooltip of a mark, which screen readers read too."""
-    return el("title", words)
-
-
 def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
     return el("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
 
@@ -65,7 +57,7 @@ def polyline(points: Iterable[tuple[float, float]], class_: str) -> Markup:
 
 def mark(x: float, y: float, series: int, size: float = 5.0, words: str = "") -> Markup:
     """A point of a series, in its colour and shape, with `words` as its tooltip."""
-    shape, inside = SHAPES[series % len(SHAPES)], [title(words)] if words else []
+    shape, inside = SHAPES[series % len(SHAPES)], [el("title", words)] if words else []
     class_ = f"s{series % SERIES} mark"
     if shape in ("circle", "ring"):
         class_ += " hollow" if shape == "ring" else ""
@@ -80,11 +72,6 @@ def mark(x: float, y: float, series: int, size: float = 5.0, words: str = "") ->
     }[shape]
     class_ += " hollow" if shape in ("cross", "plus") else ""
     return el("path", *inside, d=d, transform=f"translate({number(x)} {number(y)})", class_=class_)
-
-
-class Scale(Protocol):
-    def __call__(self, value: float) -> float: ...
-    def ticks(self) -> list[float]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,31 +94,12 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
-    """A scale with chosen ticks."""
-
-    scale: Scale
-    chosen: tuple[float, ...]
-
-    def __call__(self, value: float) -> float:
-        return self.scale(value)
-
-    def ticks(self) -> list[float]:
-        return list(self.chosen)
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    low: float
-    high: float
-    start: float
-    end: float
-
+class Log(Linear):
     def __call__(self, value: float) -> float:
         span = math.log(self.high / self.low) or 1.0
         return self.start + math.log(value / self.low) / span * (self.end - self.start)
 
-    def ticks(self) -> list[float]:
+    def ticks(self, about: int = 5) -> list[float]:
         """1, 2 and 5 of each decade; the decades alone where the range is wide."""
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
         factors = (1, 2, 5) if self.high / self.low < 2000 else (1,)
@@ -139,42 +107,36 @@ class Log:
         return [t for t in every if self.low * 0.999 <= t <= self.high * 1.001]
 
 
-def around(values: Iterable[float], *, log: bool = False, zero: bool = False) -> tuple[float, float]:
-    """(low, high) of an axis that shows all values with a margin; with `zero` it begins at 0."""
-    every = list(values)
-    low, high = min(every), max(every)
-    if log:
-        return low / 1.35, high * 1.35
-    margin = 0.08 * ((high - low) or abs(high) or 1.0)
-    return (0.0 if zero else low - margin), high + margin
-
-
 def axes(
-    x: Scale,
-    y: Scale,
+    x: Linear,
+    y: Linear,
     box: Box,
     x_title: str,
     y_title: str,
     *,
     x_text: Callable[[float], str] | None = None,
+    x_ticks: Sequence[float] | None = None,
+    y_ticks: Sequence[float] | None = None,
 ) -> Markup:
     """Grid, ticks and titles; `x_text` formats the ticks of the horizontal axis."""
-    x_tick_text = x_text or _tick_text(x.ticks())
-    y_tick_text = _tick_text(y.ticks())
+    x_ticks, y_ticks = x_ticks or x.ticks(), y_ticks or y.ticks()
+    x_tick_text, y_tick_text = x_text or _tick_text(x_ticks), _tick_text(y_ticks)
     parts = []
-    for tick in x.ticks():
+    for tick in x_ticks:
         at = x(tick)
         parts.append(line(at, box.top, at, box.bottom, "grid"))
         parts.append(text(at, box.bottom + 16, x_tick_text(tick), anchor="middle", class_="small muted"))
-    for tick in y.ticks():
+    for tick in y_ticks:
         at = y(tick)
         parts.append(line(box.left, at, box.right, at, "grid"))
         parts.append(text(box.left - 6, at + 4, y_tick_text(tick), anchor="end", class_="small muted"))
-    parts.append(line(box.left, box.bottom, box.right, box.bottom, "axis"))
-    parts.append(line(box.left, box.top, box.left, box.bottom, "axis"))
-    parts.append(text((box.left + box.right) / 2, box.bottom + 34, x_title, anchor="middle"))
-    parts.append(text(box.left - 40, box.top - 10, y_title))
-    return fragment(*parts)
+    return fragment(
+        *parts,
+        line(box.left, box.bottom, box.right, box.bottom, "axis"),
+        line(box.left, box.top, box.left, box.bottom, "axis"),
+        text((box.left + box.right) / 2, box.bottom + 34, x_title, anchor="middle"),
+        text(box.left - 40, box.top - 10, y_title),
+    )
 
 
 def _tick_text(ticks: Sequence[float]) -> Callable[[float], str]:
@@ -190,14 +152,6 @@ class Box:
     top: float
     right: float
     bottom: float
-
-
-def legend(names: Sequence[str], x: float, y: float, first: int = 0) -> Markup:
-    rows = (
-        fragment(mark(x, y + 18 * i, first + i), text(x + 12, y + 4 + 18 * i, name[:LONGEST_NAME]))
-        for i, name in enumerate(names)
-    )
-    return fragment(*rows)
 
 
 def placed(labels: Sequence[tuple[float, float, float, str]], box: Box) -> Markup:
@@ -230,30 +184,14 @@ def _overlap(a: Area, b: Area) -> bool:
 
 def inline(plot: Plot) -> Markup:
     """The plot as an element of a page, which has the style."""
-    return el(
-        "svg",
-        title(plot.title),
-        el("desc", plot.description),
-        plot.body,
-        viewBox=f"0 0 {plot.width} {plot.height}",
-        role="img",
-        class_="plot",
-        style=f"max-width:{plot.width}px",
-    )
+    area, widest = f"0 0 {plot.width} {plot.height}", f"max-width:{plot.width}px"
+    inside = el("title", plot.title), el("desc", plot.description), plot.body
+    return el("svg", *inside, viewBox=area, role="img", class_="plot", style=widest)
 
 
 def standalone(plot: Plot) -> str:
     """The plot as a whole SVG file, on white."""
-    svg = el(
-        "svg",
-        title(plot.title),
-        el("desc", plot.description),
-        el("style", PAPER_STYLE),
-        el("rect", width=plot.width, height=plot.height, fill="#ffffff"),
-        plot.body,
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {plot.width} {plot.height}",
-        width=plot.width,
-        height=plot.height,
-    )
-    return f"{svg}\n"
+    area, size = f"0 0 {plot.width} {plot.height}", {"width": plot.width, "height": plot.height}
+    paper = el("style", PAPER_STYLE), el("rect", **size, fill="#ffffff")
+    inside = el("title", plot.title), el("desc", plot.description), *paper, plot.body
+    return f"{el('svg', *inside, xmlns='http://www.w3.org/2000/svg', viewBox=area, **size)}\n"

@@ -8,8 +8,8 @@ from bench.records.text import figures
 from bench.report.compare.compared_rows import Row
 from bench.report.compare.comparison import Comparison
 from bench.report.compare.energy import TelemetryCourse
-from bench.report.markup import Markup, fragment
-from bench.report.plots.svg import Box, Linear, Plot, Ticked, axes, polyline, text
+from bench.report.markup import fragment
+from bench.report.plots.svg import Box, Linear, Plot, axes, polyline, text
 
 WIDTH = 640
 PANES = (("watts", "watts a GPU"), ("sm_mhz", "clock, MHz"), ("celsius", "°C"))
@@ -17,14 +17,12 @@ PANES = (("watts", "watts a GPU"), ("sm_mhz", "clock, MHz"), ("celsius", "°C"))
 
 def plots(comparison: Comparison) -> Iterator[Plot]:
     """One plot for each run, however many models it measured."""
-    runs: dict[str, Row] = {}
+    shown = set()
     for part in comparison.parts:
-        for row in [*(e.row for e in part.entries), *(a.row for a in part.apart)]:
-            if row.telemetry is not None:
-                runs.setdefault(row.run_id, row)
-    for row in runs.values():
-        assert row.telemetry is not None
-        yield plot(row, row.telemetry)
+        for row in part.rows:
+            if row.telemetry is not None and row.run_id not in shown:
+                shown.add(row.run_id)
+                yield plot(row, row.telemetry)
 
 
 def plot(row: Row, course: TelemetryCourse) -> Plot:
@@ -38,16 +36,12 @@ def plot(row: Row, course: TelemetryCourse) -> Plot:
         box = Box(64, top, 610, top + height)
         x = Linear(0, max(minutes), box.left, box.right)
         y = Linear(0, (max(values) or 1.0) * 1.1, box.bottom, box.top)
-        last = i == len(panes) - 1
-        parts.append(_frame(x, y, box, "minutes" if last else ""))
+        last = i == len(panes) - 1  # the time is below it alone
+        x_title, x_text = ("minutes", None) if last else ("", lambda _: "")
+        parts.append(axes(x, y, box, x_title, "", x_text=x_text, y_ticks=y.ticks(3)))
         parts.append(text(box.left, box.top - 5, words, class_="small"))
         parts.append(polyline(((x(t), y(v)) for t, v in zip(minutes, values, strict=True)), f"s{i} line"))
         descriptions.append(f"{words} {figures(min(values))} to {figures(max(values))}")
     title = f"run {row.run_id} on {row.machine.label}: its course"
     description, whole = "; ".join(descriptions), 40 + len(panes) * (height + 20)
     return Plot(f"run-{row.run_id}", title, description, WIDTH, whole, fragment(*parts))
-
-
-def _frame(x: Linear, y: Linear, box: Box, x_title: str) -> Markup:
-    few = Linear(y.low, y.high, y.start, y.end).ticks(3)
-    return axes(x, Ticked(y, tuple(few)), box, x_title, "", x_text=None if x_title else lambda _: "")

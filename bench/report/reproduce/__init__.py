@@ -1,4 +1,1 @@
-"""Decide whether a run was reproduced: two runs are held against each other, setting by setting.
-
-Imports report.compare and below.
-"""
+"""Decide whether a run was reproduced: two runs are held against each other, setting by setting."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.base.errors import BadInput, BenchError, VerificationFailed, printable
-from bench.base.strict_json import pretty_json, strict_loads, to_json
-from bench.bundle.verdict import RunContents, Verdict
+from bench.base.strict_json import field_values, pretty_json, strict_loads, to_json
+from bench.bundle.verdict import RunContents
 from bench.bundle.verify import Files
 from bench.node_check.recompute_any import recompute
 from bench.records.text import bytes_text, figures
@@ -20,44 +19,24 @@ from bench.report.reproduce.verdicts import (
     FigureMatch,
     FirstLosses,
     MeanCourse,
+    ReproducibleRun,
     Reproduction,
-    RunFigures,
     SettingMatch,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A verified bundle, as far as reproducing needs it, and its manifest."""
-
-    run: RunFigures
-    manifest: bytes
-    samples_sha256: str
-
-
-def read_subject(path: Path, lists: Lists | None) -> Subject:
-    ((_, subject),) = look_at_all([path], lists, _gather, _look)
-    if isinstance(subject, BenchError):
-        raise subject
-    return subject
-
-
-@dataclass(frozen=True, slots=True)
-class ReproducibleRun(RunContents):
-    """A recomputed run, and what else reproducing it needs."""
-
-    losses: Mapping[str, FirstLosses]  # by trial
-    courses: Mapping[str, MeanCourse]
-    searched: frozenset[str]  # models whose settings or micro-batches a search chose
-    samples_sha256: str
+def read_run(path: Path, lists: Lists | None) -> ReproducibleRun:
+    ((_, run),) = look_at_all([path], lists, _gather, lambda _, verdict: verdict.contents)
+    if isinstance(run, BenchError):
+        raise run
+    return run
 
 
 def _gather(files: Files) -> ReproducibleRun:
     run = recompute(files)
     if not isinstance(run, RunContents):
-        raise BadInput(
-            "is a node check", advice="bench check MANIFEST repeats it; bench compare compares bundles"
-        )
+        advice = "bench check MANIFEST repeats it; bench compare compares bundles"
+        raise BadInput("is a node check", advice=advice)
     try:
         lines = [strict_loads(line) for line in files.lines("samples.jsonl")]
         measured = {line["trial"]: line["measurement"] for line in lines}
@@ -72,12 +51,7 @@ def _gather(files: Files) -> ReproducibleRun:
     guided = {name for name in models if run.stated.methods_of(name) == "guided"}
     searched = guided | {name for name in models if run.stated.micro_batch_of(name) == "auto"}
     return ReproducibleRun(
-        results=run.results,
-        stated=run.stated,
-        samples=run.samples,
-        measured_seconds=run.measured_seconds,
-        notes=run.notes,
-        slowed=run.slowed,
+        **field_values(run),
         losses=losses,
         courses=courses,
         searched=frozenset(searched),
@@ -89,12 +63,8 @@ def _courses(files: Files, measured: Mapping[str, Any]) -> Iterator[tuple[str, M
     lines = telemetry_lines(files)
     for name, measurement in measured.items():
         readings = [strict_loads(line) for line in lines if name.encode() in line]
-        gpus = [
-            gpu
-            for reading in readings
-            if measurement["started_at"] <= reading["at"] <= measurement["ended_at"]
-            for gpu in reading["gpus"]
-        ]
+        begin, end = measurement["started_at"], measurement["ended_at"]
+        gpus = [gpu for reading in readings if begin <= reading["at"] <= end for gpu in reading["gpus"]]
         yield name, MeanCourse(_mean(gpus, "sm_mhz"), _mean(gpus, "power_watts"))
 
 
@@ -103,18 +73,11 @@ def _mean(gpus: list[Any], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _look(_path: Path, verdict: Verdict[ReproducibleRun]) -> Subject:
-    run = verdict.contents
-    figures = RunFigures(run.results, run.losses, run.courses, run.searched, run.slowed)
-    return Subject(figures, run.stated.data, run.samples_sha256)
-
-
 def show(reproduction: Reproduction, *, as_json: bool) -> int:
     """Print the reproduction; the exit code is 0 if everything was reproduced, else 1."""
     if as_json:
-        sys.stdout.write(
-            pretty_json({"reproduced": reproduction.reproduced, **to_json(reproduction)}).decode()
-        )
+        document = {"reproduced": reproduction.reproduced, **to_json(reproduction)}
+        sys.stdout.write(pretty_json(document).decode())
     else:
         print(printable("\n".join(_lines(reproduction))))
     return 0 if reproduction.reproduced else 1

@@ -1,22 +1,19 @@
-"""Decide whether a run was reproduced: two runs of one manifest, figure by figure.
-
-In: the figures of two verified bundles. Out: a `Reproduction`, with what differs where a figure does. Pure.
-"""
+"""Decide whether a run was reproduced: two runs of one manifest, figure by figure. Pure."""
 
 from __future__ import annotations
 
 import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from bench.records.environment import differences
+from bench.bundle.verdict import RunContents
 from bench.records.estimate import Interval
 from bench.records.fastest import fastest
 from bench.records.run_results import Results, TrialResult
-from bench.records.slowdown import Slowed, slowed_text
-from bench.records.switches import NOT_SET, Switches, deciding, others
+from bench.records.slowdown import slowed_text
+from bench.records.switches import NOT_SET, Switches, deciding, differences, others
 from bench.records.text import figures
 from bench.records.trial import Ceiling, NodeFacts
 
@@ -46,14 +43,13 @@ class FirstLosses:
 
 
 @dataclass(frozen=True, slots=True)
-class RunFigures:
-    """A verified bundle, as far as it can be reproduced."""
+class ReproducibleRun(RunContents):
+    """A recomputed run, and what else reproducing it needs."""
 
-    results: Results
     losses: Mapping[str, FirstLosses]  # by trial
     courses: Mapping[str, MeanCourse]
-    searched: frozenset[str] = frozenset()  # models whose settings or micro-batches a search chose
-    slowed: Mapping[str, Slowed] = field(default_factory=dict)  # by trial
+    searched: frozenset[str]  # models whose settings or micro-batches a search chose
+    samples_sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +99,7 @@ class Reproduction:
         return bool(self.compared) and not self.missing and all(one.reproduced for one in self.compared)
 
 
-def reproduce(here: RunFigures, there: RunFigures, tolerance: float) -> Reproduction:
+def reproduce(here: ReproducibleRun, there: ReproducibleRun, tolerance: float) -> Reproduction:
     """Hold the run here against the one there.
 
     `tolerance` is the share of a step by which two runs of one machine may differ.
@@ -130,7 +126,7 @@ def reproduce(here: RunFigures, there: RunFigures, tolerance: float) -> Reproduc
 
 
 def _fastest_match(
-    here: RunFigures, there: RunFigures, model: str, tolerance: float
+    here: ReproducibleRun, there: ReproducibleRun, model: str, tolerance: float
 ) -> Iterator[SettingMatch]:
     """Compare the fastest settings that two searches found, however they came to them."""
     ours, theirs = (fastest(t for t in run.results.trials if t.model == model) for run in (here, there))
@@ -153,7 +149,7 @@ def _key(trial: TrialResult) -> tuple[object, ...]:
 
 
 def _compare(
-    here: RunFigures, there: RunFigures, ours: TrialResult, theirs: TrialResult, tolerance: float
+    here: ReproducibleRun, there: ReproducibleRun, ours: TrialResult, theirs: TrialResult, tolerance: float
 ) -> SettingMatch:
     figures = tuple(_figures(here, there, ours, theirs, tolerance))
     reasons: tuple[str, ...] = ()
@@ -163,7 +159,7 @@ def _compare(
 
 
 def _figures(
-    here: RunFigures, there: RunFigures, ours: TrialResult, theirs: TrialResult, tolerance: float
+    here: ReproducibleRun, there: ReproducibleRun, ours: TrialResult, theirs: TrialResult, tolerance: float
 ) -> Iterator[FigureMatch]:
     if ours.outcome != theirs.outcome or ours.estimate is None or theirs.estimate is None:
         yield FigureMatch("outcome", _outcome(ours, theirs), _ended(ours), _ended(theirs), None, None)
@@ -224,7 +220,9 @@ def _within(name: str, ours: float, theirs: float, tolerance: float) -> FigureMa
     return FigureMatch(name, verdict, float(ours), float(theirs), tolerance * abs(theirs), percent)
 
 
-def _reasons(here: RunFigures, there: RunFigures, ours: TrialResult, theirs: TrialResult) -> Iterator[str]:
+def _reasons(
+    here: ReproducibleRun, there: ReproducibleRun, ours: TrialResult, theirs: TrialResult
+) -> Iterator[str]:
     if ours.failure is not None and ours.outcome != theirs.outcome:
         yield f"{ours.outcome} here, {theirs.outcome} there"
     yield from _of_machines(here, there)
@@ -237,7 +235,7 @@ def _reasons(here: RunFigures, there: RunFigures, ours: TrialResult, theirs: Tri
             yield f"{x:,.0f} {words} here, {y:,.0f} there"
 
 
-def _of_machines(here: RunFigures, there: RunFigures) -> Iterator[str]:
+def _of_machines(here: ReproducibleRun, there: ReproducibleRun) -> Iterator[str]:
     if here.results.bench_version != there.results.bench_version:  # possibly other kernels or timing
         yield f"bench {here.results.bench_version} here, {there.results.bench_version} there"
     yield from node_differences(here.results.node, there.results.node)

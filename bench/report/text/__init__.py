@@ -1,4 +1,1 @@
-"""Format results as text: tables, Markdown, CSV, JSON, JUnit and Nagios lines.
-
-Imports report.compare and below. The command line prints what these modules return.
-"""
+"""Format results as text: tables, Markdown, CSV, JSON, JUnit and Nagios lines."""

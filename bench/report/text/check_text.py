@@ -1,7 +1,4 @@
-"""Format a node check: its verdicts, what is wrong, what to do, stragglers; and a line for monitoring.
-
-In: CheckResults. Out: text for people, or one line in the form of Nagios plug-ins. Pure.
-"""
+"""Format a node check: verdicts, what is wrong, what to do, stragglers; and a line for monitoring. Pure."""
 
 from __future__ import annotations
 
@@ -20,6 +17,7 @@ from bench.report.text.terminal import LEAST_COLUMNS, columns, wrapped
 WORDS: dict[Verdict, str] = {"pass": "pass", "warn": "WARN", "fail": "FAIL", "not-run": "NOT-RUN"}
 MOST_FIGURES = 6  # in a row of the table; more are summed up
 MOST_COLUMNS = 108  # width of the table
+LAG_HEADS = ("median", "spread", "slowest", "")
 NAME_COLUMNS = 24  # width of the columns with checks' names and verdicts
 
 
@@ -37,6 +35,13 @@ class Lag:
     @property
     def under_percent(self) -> float:
         return 100 * (1 - self.slowest / self.median)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The figure, the texts below LAG_HEADS, and how far it is under the median."""
+        usual, slowest = quantity(self.median, self.unit), quantity(self.slowest, self.unit)
+        spread, under = f"{self.spread_percent:.1f}%", f"{self.under_percent:.1f}%"
+        return self.figure, usual, spread, f"GPU {self.gpu}", slowest, under
 
 
 def text(results: CheckResults) -> str:
@@ -175,18 +180,8 @@ def stragglers(findings: Sequence[Finding]) -> list[Lag]:
 
 
 def _lag_table(lags: Sequence[Lag]) -> str:
-    rows = [
-        (
-            lag.figure,
-            quantity(lag.median, lag.unit),
-            f"{lag.spread_percent:.1f}%",
-            f"GPU {lag.gpu}",
-            quantity(lag.slowest, lag.unit),
-            f"{lag.under_percent:.1f}%",
-        )
-        for lag in lags
-    ]
-    headers = ("stragglers", "median", "spread", "slowest", "", "under the median")
+    rows = [lag.cells for lag in lags]
+    headers = ("stragglers", *LAG_HEADS, "under the median")
     table = tabulate(rows, headers, disable_numparse=True, colalign=("left", *["right"] * 5))
     if len(table.partition("\n")[0]) <= (columns() or sys.maxsize):
         return table
@@ -200,9 +195,7 @@ def counted_text(findings: Sequence[Finding]) -> str:
     """How many checks have each verdict of the table."""
     checks = by_check(findings)
     counts = Counter(map(verdict_of, checks.values()))
-    names = {word: word.lower() for word in (WORDS[verdict] for verdict in VERDICTS)} | {
-        "-": "not possible here"
-    }
+    names = {WORDS[verdict]: WORDS[verdict].lower() for verdict in VERDICTS} | {"-": "not possible here"}
     text = ", ".join(f"{counts[word]} {name}" for word, name in names.items() if counts[word])
     return f"{text}, of {len(checks)} checks"
 

@@ -1,7 +1,4 @@
-"""Format a comparison as table, Markdown, CSV or JSON.
-
-In: a Comparison. Out: text. `cells` and `offers` format the numbers of the table, Markdown and the HTML page.
-"""
+"""Format a comparison as table, Markdown, CSV or JSON, and its numbers for the HTML page. Pure."""
 
 from __future__ import annotations
 
@@ -39,6 +36,7 @@ HEADERS: Mapping[str, str] = {
     "note": "",
 }
 TEXT_COLUMNS = frozenset({"machine", "setting", "level", "run", "note"})
+Table = tuple[Sequence[Sequence[str]], Sequence[str], Sequence[str]]
 
 
 def machine_names(part: ModelPart) -> list[str]:
@@ -100,17 +98,19 @@ def table(comparison: Comparison) -> str:
 
 
 def _text_part(part: ModelPart, comparison: Comparison) -> str:
-    lines = [part.model]
+    tables = "\n\n".join(terminal.table(*each) for each in _tables(part, comparison))
+    remark_lines = terminal.wrapped(remarks(part, comparison), " " * 4)
+    return "\n".join([part.model, *filter(None, (tables, remark_lines))])
+
+
+def _tables(part: ModelPart, comparison: Comparison) -> Iterator[Table]:
+    """Rows, heads and alignment of the table of machines and of that of offers; none that would be empty."""
     if part.entries:
         names, rows = columns(part)
         aligned = ["left" if name in TEXT_COLUMNS else "right" for name in names]
-        heads = [HEADERS[name] for name in names]
-        lines.append(terminal.table(rows, heads, aligned))
+        yield rows, [HEADERS[name] for name in names], aligned
     if priced := [row for row, _ in offers(part, comparison)]:
-        lines += ["", terminal.table(priced, OFFER_HEADERS, OFFER_ALIGN)]
-    if remark_lines := remarks(part, comparison):
-        lines.append(terminal.wrapped(remark_lines, " " * 4))
-    return "\n".join(lines)
+        yield priced, OFFER_HEADERS, OFFER_ALIGN
 
 
 IN_TIME = {"yes": "meets the deadline", "perhaps": "may miss the deadline", "no": "misses the deadline"}
@@ -135,40 +135,32 @@ def _offer_row(entry: Entry, machine: str, offer: Offer, comparison: Comparison)
     return offer.kind, machine, interval_text(entry.row.days), price, run_cost, notes
 
 
-def remarks(part: ModelPart, comparison: Comparison) -> list[str]:
+def remarks(part: ModelPart, comparison: Comparison) -> Iterator[str]:
     """Lines under a table: questions without an answer, missing prices, doubts, estimates, rows set apart."""
-    wish, lines = comparison.wish, []
-    priced = any(entry.offers for entry in part.entries)
+    wish, priced = comparison.wish, any(entry.offers for entry in part.entries)
     if part.nothing_in_budget:
-        lines.append(f"nothing fits the budget of {money_text(wish.budget or 0, comparison.currency)}")
+        yield f"nothing fits the budget of {money_text(wish.budget or 0, comparison.currency)}"
     if part.nothing_in_time:
         within = " within the budget" if wish.budget is not None and priced else ""
-        lines.append(
-            f"nothing{within} is certain to meet the deadline of {figures(wish.deadline_days or 0)} days"
-        )
-    prices_matter = wish.budget is not None or wish.deadline_days is not None or comparison.own_prices
-    if priced or prices_matter:
-        missing = dict.fromkeys(gap for entry in part.entries for gap in entry.gaps)
-        lines += [f"{gap}: --prices FILE can add one" for gap in missing]
+        yield f"nothing{within} is certain to meet the deadline of {figures(wish.deadline_days or 0)} days"
+    if priced or comparison.own_prices or wish.budget is not None or wish.deadline_days is not None:
+        for gap in dict.fromkeys(gap for entry in part.entries for gap in entry.gaps):
+            yield f"{gap}: --prices FILE can add one"
     if (cap := dict(part.conditions).get("memory cap", "none")) != "none":
-        lines.append(f"memory capped at {cap} of each device: speed and price are those of the whole device")
+        yield f"memory capped at {cap} of each device: speed and price are those of the whole device"
     named = list(zip((entry.row for entry in part.entries), machine_names(part), strict=True))
-    lines += [_close_line(row, row.close, machine) for row, machine in named if row.close]
-    lines += [f"on trust: {machine}: {row.on_trust}" for row, machine in named if row.on_trust]
-    lines += [
-        f"SLOWED: {machine}, {slowed_text(row.slowed)}, while its figure was measured: {HEALTHY}"
-        for row, machine in named
-        if row.slowed
-    ]
-    lines += [_estimate_line(guess) for guess in part.guesses]
-    lines += [
-        f"not compared: {apart.row.path}: {apart.row.machine.label} ({'; '.join(apart.reasons)})"
-        for apart in part.apart
-    ]
+    yield from (_close_line(row, row.close, machine) for row, machine in named if row.close)
+    yield from (f"on trust: {machine}: {row.on_trust}" for row, machine in named if row.on_trust)
+    for row, machine in named:
+        if row.slowed:
+            yield f"SLOWED: {machine}, {slowed_text(row.slowed)}, while its figure was measured: {HEALTHY}"
+    yield from map(_estimate_line, part.guesses)
+    for apart in part.apart:
+        reasons = "; ".join(apart.reasons)
+        yield f"not compared: {apart.row.path}: {apart.row.machine.label} ({reasons})"
     valid = comparison.bundles - len(comparison.refused)
     if without := valid - len(part.entries) - len(part.apart):
-        lines.append(f"{without:,} of {count_text(valid, 'bundle')} without this model")
-    return lines
+        yield f"{without:,} of {count_text(valid, 'bundle')} without this model"
 
 
 def _close_line(row: RankedRow, doubt: UncertainFastest, machine: str) -> str:
@@ -227,65 +219,53 @@ def _life(comparison: Comparison) -> str:
     return f"{comparison.life_years:g} years{share}"
 
 
-def wish_notes(comparison: Comparison) -> list[str]:
+def wish_notes(comparison: Comparison) -> Iterator[str]:
     """The questions that the recommendations answer, as a line; empty if nothing was asked."""
     wish, questions = comparison.wish, []
     if wish.budget is not None:
         questions.append(f"the fastest machine that {money_text(wish.budget, comparison.currency)} pays for")
     if wish.deadline_days is not None:
         questions.append(f"the cheapest that is certain to do a run in {figures(wish.deadline_days, 4)} days")
-    if not questions:
-        return []
-    return [f"asked: {', and '.join(questions)}; for {count_text(wish.runs, 'run')} of a model"]
+    if questions:
+        yield f"asked: {', and '.join(questions)}; for {count_text(wish.runs, 'run')} of a model"
 
 
-def notes(comparison: Comparison) -> list[str]:
+def notes(comparison: Comparison) -> Iterator[str]:
     """Footnotes: what the columns mean, and the quotes behind the money."""
-    lines = [
-        *wish_notes(comparison),
-        "machines of equal rank are not provably different at 95%",
-        "±  95% interval from the run's own samples; between machines also from the spread between processes",
-    ]
+    entries = [entry for part in comparison.parts for entry in part.entries]
+    yield from wish_notes(comparison)
+    yield "machines of equal rank are not provably different at 95%"
+    spread = "between machines also from the spread between processes"
+    yield f"±  95% interval from the run's own samples; {spread}"
     if any(part.apart for part in comparison.parts):
-        lines.append(
-            "--rank-all also ranks what is not compared; --settings shows every figure of every bundle"
-        )
-    if any(e.kwh is not None for part in comparison.parts for e in part.entries):
-        lines.append(
+        yield "--rank-all also ranks what is not compared; --settings shows every figure of every bundle"
+    if any(entry.kwh is not None for entry in entries):
+        yield (
             "kWh a run: the GPUs alone, from their energy counters while steps were timed; left out if"
             " optimizer updates took a larger share of those steps than they take of training"
         )
-    if any(e.offers for part in comparison.parts for e in part.entries):
-        lines.append("price: of the whole machine with all its GPUs; of all machines that train together")
+    if any(entry.offers for entry in entries):
         life = _life(comparison)
-        lines.append(
-            f"a run, bought: its share of the machine's price over {life}, and electricity if priced"
-        )
-        lines += [f"quoted: {quote}" for quote in comparison.quotes]
-    return lines
+        yield "price: of the whole machine with all its GPUs; of all machines that train together"
+        yield f"a run, bought: its share of the machine's price over {life}, and electricity if priced"
+        yield from (f"quoted: {quote}" for quote in comparison.quotes)
 
 
 def markdown(comparison: Comparison) -> str:
     blocks = []
     for part in comparison.parts:
         lines = [f"### {_safe(part.model)}", ""]
-        if part.entries:
-            names, rows = columns(part)
-            safe = [[_safe(cell) for cell in row] for row in rows]
-            aligned = ["left" if name in TEXT_COLUMNS else "right" for name in names]
-            heads = [HEADERS[name] for name in names]
-            lines.append(_pipes(safe, heads, aligned))
-        if priced := [row for row, _ in offers(part, comparison)]:
-            safe = [[_safe(cell) for cell in row] for row in priced]
-            lines += ["", _pipes(safe, OFFER_HEADERS, OFFER_ALIGN)]
-        if remark_lines := remarks(part, comparison):
-            lines += ["", *(f"- {_safe(line)}" for line in remark_lines)]
+        if tables := [_pipes(*each) for each in _tables(part, comparison)]:
+            lines.append("\n\n".join(tables))
+        if remark_lines := [f"- {_safe(line)}" for line in remarks(part, comparison)]:
+            lines += ["", *remark_lines]
         blocks.append("\n".join(lines))
     return "\n\n".join([*blocks, "\n".join(f"- {_safe(note)}" for note in notes(comparison))])
 
 
-def _pipes(rows: list[list[str]], heads: Sequence[str], aligned: Sequence[str]) -> str:
-    return tabulate(rows, heads, tablefmt="pipe", disable_numparse=True, colalign=aligned)
+def _pipes(rows: Sequence[Sequence[str]], heads: Sequence[str], aligned: Sequence[str]) -> str:
+    safe = [[_safe(cell) for cell in row] for row in rows]
+    return tabulate(safe, heads, tablefmt="pipe", disable_numparse=True, colalign=aligned)
 
 
 def _safe(cell: str) -> str:
@@ -393,10 +373,3 @@ def _csv_value(value: object) -> object:
 
 
 FORMATS = {"table": table, "markdown": markdown, "csv": csv_text, "json": json_text}
-
-
-def texts(part: ModelPart, comparison: Comparison) -> Sequence[str]:
-    """Every formatted figure of a part, to hold one output format against another."""
-    ranked = [cell for row in columns(part)[1] for cell in row]
-    priced = [cell for row, _ in offers(part, comparison) for cell in row]
-    return [cell for cell in [*ranked, *priced] if cell]

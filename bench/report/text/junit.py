@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from bench.base.errors import EnvironmentCannot
+from bench.base.paths import using
 from bench.base.stamps import utc
 from bench.node_check.check_results import CheckResults
 from bench.node_check.judging.finding import Finding
@@ -69,8 +69,6 @@ def _clean(text: str) -> str:
 
 
 def write_junit(path: Path, results: CheckResults, host: str | None = None) -> None:
-    try:
+    with using(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(junit(results, host))
-    except OSError as error:
-        raise EnvironmentCannot(f"cannot be written: {error.strerror}", where=str(path)) from None

@@ -33,11 +33,8 @@ MOST_REASON = 60  # letters of a reason in a table; the bundle has all of it
 def results_table(results: Results, slowed: Mapping[str, Slowed] = MappingProxyType({})) -> str:
     """A block for each model; then the ceilings behind "of limit", doubts, and settings without a figure."""
     units = {model.name: model.recipe.unit for model in results.models}
-    blocks = [
-        _model_block(model.name, units[model.name], [t for t in results.trials if t.model == model.name])
-        for model in results.models
-        if any(t.model == model.name for t in results.trials)
-    ]
+    trials = {name: [t for t in results.trials if t.model == name] for name in units}
+    blocks = [_model_block(name, units[name], tried) for name, tried in trials.items() if tried]
     return "\n\n".join([*blocks, wrapped(_notes(results, slowed), " " * 4)])
 
 
@@ -66,18 +63,15 @@ def _short(text: str) -> str:
 
 def _row(trial: TrialResult, unit: str, best: bool) -> tuple[str, ...]:
     batch = batch_text(trial.micro_batch, trial.accumulation, trial.gpus)
-    mark = "*" if best else ""
-    if trial.failure is not None:
-        return (mark, trial.label, batch, _short(failure_text(trial.failure)), "", "", "", "", "")
+    named = ("*" if best else "", trial.label, batch)
     e = trial.estimate
-    if e is None:
-        return (mark, trial.label, batch, "too few samples", "", "", "", "", "")
+    if trial.failure is not None or e is None:
+        reason = _short(failure_text(trial.failure)) if trial.failure else "too few samples"
+        return (*named, reason, *[""] * 5)
     share = "-" if e.utilisation is None else f"{100 * e.utilisation:.0f}%"
     drift = "" if trial.loss_difference is None else f"{100 * trial.loss_difference:.2g}%"
     return (
-        mark,
-        trial.label,
-        batch,
+        *named,
         interval_text(e.step_seconds),
         f"{figures(e.units_per_second)} {unit}",
         share if e.plausible else f"{share} IMPLAUSIBLE",

@@ -228,7 +228,7 @@ class CheckRun:
             return Reading(name, reason="no GPU answers")
         if check.workers != "host" and self._divided:
             return Reading(name, reason=self._divided)
-        if "torch" in check.needs and not self._torch and not nvml.is_fake():
+        if check.torch and not self._torch and not nvml.is_fake():
             return Reading(
                 name, reason="torch is not installed here: pip install 'bench[run]', or use the image"
             )
@@ -259,7 +259,7 @@ class CheckRun:
             team=count,
             gpus=tuple(self._places()),
             budget=budget,
-            torch="torch" in check.needs,
+            torch=check.torch,
             collective=check.collective,
             environment={name: value.format(logs=logs) for name, value in check.environment.items()},
             device=self.request.device if check.workers != "host" else "cpu",

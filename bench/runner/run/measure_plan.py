@@ -14,9 +14,8 @@ from pathlib import Path
 from bench.base.errors import EnvironmentCannot
 from bench.planning.plan import Plan
 from bench.planning.search.next_trial import finalist, longer, next_trial, tally, unproven
-from bench.records.environment import differences
 from bench.records.estimate import ceiling_precision
-from bench.records.switches import deciding
+from bench.records.switches import deciding, differences
 from bench.records.text import bytes_text
 from bench.records.trial import (
     Crashed,

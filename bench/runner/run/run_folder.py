@@ -18,8 +18,7 @@ from bench.base.errors import BadInput, EnvironmentCannot
 from bench.base.paths import making_folders
 from bench.base.strict_json import canonical_json, to_json
 from bench.planning.manifest import Manifest
-from bench.records.environment import differences
-from bench.records.switches import NOT_SET
+from bench.records.switches import NOT_SET, differences
 from bench.records.trial import NodeFacts
 from bench.runner.run import journal as journals
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from bench.records.statistics import mean
+from bench.records.estimate import mean
 from bench.records.trial import Measurement, Proof, StepSample, Trial
 from bench.runner.trial.checkpoint_time import seconds_to_save
 from bench.runner.trial.device import Device

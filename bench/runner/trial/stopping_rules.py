@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.records.estimate import step_interval
-from bench.records.statistics import mean
+from bench.records.estimate import mean, step_interval
 from bench.records.trial import StepSample, Timing
 from bench.training.models import Recipe
 

@@ -13,10 +13,9 @@ from bench.bundle.verify import verify_bundle
 from bench.cli.push import _show_many, _show_one
 from bench.node_check.recompute_any import recompute
 from bench.push.hosts import Host
-from bench.push.many_nodes import exit_code
 from bench.push.mirror import read_status
 from bench.push.push_record import Record, Records
-from bench.push.request import Outcome, Result, to_json
+from bench.push.request import Outcome, Result, exit_code, to_json
 from bench.push.screen import ended
 from tests.acceptance import made
 

@@ -50,7 +50,7 @@ def record(tmp_path: Path) -> Record:
 
 
 def request_of(record: Record) -> PushRequest:
-    return PushRequest(load_manifest(QUICKSTART), "none", Path(record.out), KEY)
+    return PushRequest(manifest=load_manifest(QUICKSTART), engine="none", out=Path(record.out), key=KEY)
 
 
 def attach(record: Record, records: Records) -> Result:
@@ -124,10 +124,10 @@ def test_a_failed_push_is_continued_by_the_next_one(tmp_path: Path, monkeypatch:
     (tmp_path / "python").chmod(0o755)
     records = Records(tmp_path / "runs")
     request = PushRequest(
-        load_manifest(QUICKSTART),
-        "none",
-        tmp_path / "results",
-        KEY,
+        manifest=load_manifest(QUICKSTART),
+        engine="none",
+        out=tmp_path / "results",
+        key=KEY,
         ledger=tmp_path / "ledger.jsonl",
         python=str(tmp_path / "python"),
         place=str(tmp_path / "place"),

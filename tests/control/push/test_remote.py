@@ -116,7 +116,7 @@ def test_a_local_read_error_while_sending_is_not_an_end_of_file(connect: Connect
         raise OSError(5, "Input/output error", "layer.gz")
 
     channel = Channel(iter(()), lambda piece: None)
-    with pytest.raises(EnvironmentCannot, match="cannot be read here: Input/output error") as caught:
+    with pytest.raises(EnvironmentCannot, match="cannot be read on this machine: Input/output") as caught:
         connect(channel).ask("cat >file", pieces())
     assert not isinstance(caught.value, Unreachable) and caught.value.where == "layer.gz"
     assert not channel.ended

@@ -1,0 +1,54 @@
+"""Arguments of all commands that measure this machine, and the key that signs the bundle."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.base.errors import BadInput
+from bench.runner.run.seal import CertifiedKey, OwnKey, Seal, Sealer, read_challenge
+from bench.signing.key_file import load_or_make_key
+from bench.signing.ssh_keys import PublicKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureArguments:
+    out: Path
+    key: Path | None
+    device: str
+    engine: str
+    image: str | None
+    as_json: bool
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == "cpu"
+
+    @property
+    def in_image(self) -> bool:
+        """Whether the command runs in a container; BadInput for --image without one or --key with one."""
+        if self.engine == "none":
+            if self.image is not None:
+                raise BadInput("--image without --engine", advice="--engine docker, podman or apptainer")
+            return False
+        if self.key is not None:
+            what = "--key names a file of this machine, and a container has its own key for each run"
+            raise BadInput(what, advice="leave --key out")
+        return True
+
+
+def make_sealer(manifest_digest: str, key: Path | None, challenge: Path | None) -> Sealer:
+    """Return a new key to be certified if there is a challenge; else the user's own, made at first use."""
+    if challenge is not None:
+        return CertifiedKey(read_challenge(challenge), manifest_digest)
+    signer = load_or_make_key(key)
+    if signer.made:
+        print(f"new signing key: {signer.path}", file=sys.stderr)
+    return OwnKey(signer.private)
+
+
+def signed_text(seal: Seal) -> str:
+    if seal.certificate is None:
+        return f"signed by {PublicKey.of(seal.key).fingerprint}"
+    return f"signed by a key that {seal.certificate.authority.fingerprint} certified for this run"
