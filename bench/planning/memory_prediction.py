@@ -5,7 +5,8 @@ Pure arithmetic on shapes. docs/accuracy.md compares predictions with measuremen
 
 from __future__ import annotations
 
-from bench.training.models import Model, Parts, family_of
+from bench.training.models import Counted, Model, Parts, family_of
+from bench.training.models.footprint import activation_bytes
 from bench.training.setting import Setting, in_group
 
 FP32, HALF, MOMENTS = 4, 2, 8  # bytes a parameter
@@ -21,14 +22,20 @@ PROCESS = 3_000_000_000  # bytes of the host's memory that Python, torch and CUD
 OFFLOADED = {"zero-1": 22, "zero-2": 22, "zero-3": 34, "fsdp-2": 24, "fsdp-3": 24}
 
 
-def predict_bytes(model: Model, setting: Setting, micro_batch: int, gpus: int) -> int | None:
-    """Predicted peak bytes of one device; None for a model whose family has no formula for them."""
+def predict_bytes(
+    model: Model, setting: Setting, micro_batch: int, gpus: int, counts: Counted | None = None
+) -> int | None:
+    """Predicted peak bytes of one device, by the family's formulas or by what was counted; None without both."""
     family = family_of(model)
     try:
         parts = family.parameters(model)
         at_loss, in_blocks = family.activation_bytes(model, setting)
     except LookupError:
-        return None
+        footprint = counts.footprint(model, setting) if counts else None
+        if counts is None or footprint is None:
+            return None
+        parts = counts.parts
+        at_loss, in_blocks = activation_bytes(footprint, model, setting)
     half = model.recipe.precision != "fp32"
     in_backward = _backward_bytes(setting, half, parts.total)
     activations = max(at_loss * micro_batch, in_blocks * micro_batch + in_backward)

@@ -92,7 +92,7 @@ def target_of(node: NodeFacts, gpus: int | None, nodes: int = 1) -> Target:
 def make_plan(manifest: Manifest, target: Target, counted: Mapping[str, Counted] | None = None) -> Plan:
     """Plan every trial of a manifest on the target devices; BadInput where a batch cannot be kept exact.
 
-    `counted` has, by model name, the parameters and operations of models without formulas.
+    `counted` has, by model name, the parameters, operations and memory of models without formulas.
     """
     _check_batches(manifest, target)
     cells: list[SettingPlan] = []
@@ -170,7 +170,7 @@ def _plan_setting(
     memory = _usable_bytes(manifest, target)
     share = model.recipe.batch_size // target.gpus
     sizes = [request.micro_batch] if request.micro_batch else _divisors(share)
-    needs = {size: predict_bytes(model, setting, size, target.gpus) for size in sizes}
+    needs = {size: predict_bytes(model, setting, size, target.gpus, counts) for size in sizes}
     half = model.recipe.precision != "fp32"
     states = state_bytes(counts.parts, setting, target.gpus, half) if counts else None
     least, what, beyond = needs[sizes[-1]], f"at micro-batch {sizes[-1]}", HOPELESS

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+from bench.training.models.footprint import Counted
 from bench.training.models.model import (
-    Counted,
     Family,
     Flops,
     Has,

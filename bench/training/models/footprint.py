@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.base.errors import Mistake
-from bench.training.models.model import Model
+from bench.training.models.model import Flops, Model, Parts
 from bench.training.setting import Setting, halves_weights, in_group, sharded_by
-
-if TYPE_CHECKING:
-    pass
 
 FP32 = 4  # bytes
 INDEX = 8  # bytes of a token's id or a label
@@ -68,6 +65,32 @@ class Footprint:
         return loss, kept - FP32 * self.logits + max(extra, default=0)
 
 
+@dataclass(frozen=True, slots=True)
+class CountedFootprint:
+    """A footprint that was counted, and how the model was built and computed."""
+
+    kernels: bool
+    compiled: bool
+    halved: bool  # weights in the recipe's half precision, so that nothing is cast in a pass
+    footprint: Footprint
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Counts from a built module, of a model whose family has no formulas. It is built without contents."""
+
+    parts: Parts
+    flops: Flops
+    footprints: tuple[CountedFootprint, ...] = ()  # empty if the architecture's code cannot be followed
+
+    def footprint(self, model: Model, setting: Setting) -> Footprint | None:
+        """The footprint in a setting; None if it was not counted."""
+        halved = lowered(model) < FP32 and halves_weights(setting)
+        how = ("kernels" in setting, in_group(setting, "compilation") is not None, halved)
+        found = (one for one in self.footprints if (one.kernels, one.compiled, one.halved) == how)
+        return next((one.footprint for one in found), None)
+
+
 class Bytes:
     """Base class of families with formulas: predicted bytes follow from `footprint`."""
 
@@ -84,14 +107,18 @@ class Bytes:
         return self.footprint(model, setting).kept("checkpointing" in setting)
 
     def activation_bytes(self, model: Model, setting: Setting) -> tuple[int, int]:
-        footprint = self.footprint(model, setting)
-        odd = footprint.logits // model.recipe.units_per_sample % ROW_MULTIPLE != 0
-        if "masked-head" in setting:
-            footprint = footprint.with_head_at(model.recipe.asked_per_sample / model.recipe.units_per_sample)
-        # A loss that is compiled with the head overwrites the logits with their gradient. Rows of odd length
-        # are padded for the head's product, and cut to length in a copy.
-        loss_bytes = lowered(model) * (1 + odd) if in_group(setting, "compilation") else None
-        return footprint.heights("checkpointing" in setting, loss_bytes)
+        return activation_bytes(self.footprint(model, setting), model, setting)
+
+
+def activation_bytes(footprint: Footprint, model: Model, setting: Setting) -> tuple[int, int]:
+    """Peak bytes a sample while the loss runs its backward pass, and while a block does (`Family`)."""
+    odd = footprint.logits // model.recipe.units_per_sample % ROW_MULTIPLE != 0
+    if "masked-head" in setting:
+        footprint = footprint.with_head_at(model.recipe.asked_per_sample / model.recipe.units_per_sample)
+    # A loss that is compiled with the head overwrites the logits with their gradient. Rows of odd length are
+    # padded for the head's product, and cut to length in a copy.
+    loss_bytes = lowered(model) * (1 + odd) if in_group(setting, "compilation") else None
+    return footprint.heights("checkpointing" in setting, loss_bytes)
 
 
 def autocasts(model: Model, setting: Setting) -> bool:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from bench.base.errors import BadInput, Mistake, in_json
 from bench.training.models.attention import fused_attention
-from bench.training.models.footprint import SDPA
+from bench.training.models.counted_memory import counted_footprints
+from bench.training.models.footprint import SDPA, Counted, CountedFootprint
 from bench.training.models.loss import cross_entropy, logits
-from bench.training.models.model import Counted, Flops, Has, Model, Objective, Parts, installed
+from bench.training.models.model import Flops, Has, Model, Objective, Parts, installed
 from bench.training.setting import Setting
 from bench.training.vendor import torch_inside, transformers_inside, transformers_source
 
@@ -99,7 +102,20 @@ def _repeated(module: nn.Module) -> list[nn.Module]:
 
 
 def counted(model: Model) -> Counted:
-    """Trainable parameters, and operations of one forward pass over one sample."""
+    """Trainable parameters, operations of one forward pass over one sample, and the bytes that it keeps."""
+    return replace(_counted_work(model), footprints=_footprints(model))
+
+
+def _footprints(model: Model) -> tuple[CountedFootprint, ...]:
+    fused = transformers_source.why_not_fused(model.family) is None
+    fused = fused and transformers_source.takes_registered_attention(model.family)
+    try:
+        return tuple(counted_footprints(model, partial(_build, model), _repeated, fused=fused))
+    except Exception:  # an architecture's code may raise anything; its memory is then bounded, not counted
+        return ()
+
+
+def _counted_work(model: Model) -> Counted:
     pairs = AttentionCount()
     try:
         return _counted(model, pairs.registered(), pairs)

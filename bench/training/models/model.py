@@ -132,14 +132,6 @@ class Parts:
         return self.outside + sum(self.blocks)
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """Counts from a built module, of a model whose family has no formulas. It is built without contents."""
-
-    parts: Parts
-    flops: Flops
-
-
 class Family(Protocol):
     """The contract of one family; tests/models runs over all of them.
 

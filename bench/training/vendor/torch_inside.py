@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +80,117 @@ def fake_tensors() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def make_fake(module: nn.Module, precision: torch.dtype | None = None) -> None:
+    """Replace the weights of a module by tensors without contents, of another precision if one is given.
+
+    Call it inside `fake_tensors()`.
+
+    Relies on: `register_parameter` of modules, for tied parameters stay tied. No issue known.
+    Remove when a module on the "meta" device can be moved to a device without contents.
+    """
+    import torch
+    from torch import nn
+
+    known: dict[int, nn.Parameter] = {}
+    for part in module.modules():
+        for name, old in part.named_parameters(recurse=False):
+            empty = torch.empty(old.shape, dtype=precision or old.dtype, device="cpu")
+            fake = known.setdefault(id(old), nn.Parameter(empty, old.requires_grad))
+            part.register_parameter(name, fake)
+        for name, old in part.named_buffers(recurse=False):
+            setattr(part, name, torch.empty(old.shape, dtype=old.dtype, device="cpu"))
+
+
+def saved_when_compiled(
+    module: nn.Module, call: Callable[[Any, Any], Tensor], given: tuple[Sequence[Any], dict[str, Any]]
+) -> list[int]:
+    """Bytes of each tensor that a call keeps for its backward pass if torch.compile compiles it.
+
+    `call` takes the arguments and keywords in `given`, which are tensors without contents.
+
+    Relies on: `aot_function` and `min_cut_rematerialization_partition` of torch._functorch, with which the
+    compiler decides what is kept and what is computed again. No issue known.
+    Remove when torch tells the peak memory of a compiled module.
+    """
+    import torch
+    from torch._functorch.aot_autograd import aot_function
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.utils._pytree import tree_flatten, tree_unflatten
+
+    weights = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    values, structure = tree_flatten(given)
+    places = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
+    found: list[int] = []
+
+    def computed(*tensors: Tensor) -> Tensor:
+        inputs = dict(zip(places, tensors[len(weights) :], strict=True))
+        arguments = tree_unflatten([inputs.get(i, value) for i, value in enumerate(values)], structure)
+        with torch.nn.utils.stateless._reparametrize_module(module, dict(zip(weights, tensors, strict=False))):
+            return call(*arguments)
+
+    def partition(joint: Any, inputs: Any, **more: Any) -> Any:
+        forward, backward = min_cut_rematerialization_partition(joint, inputs, **more)
+        outputs = forward.graph.find_nodes(op="output")[0].args[0][more["num_fwd_outputs"] :]
+        tensors = [value for node in outputs if isinstance(value := node.meta.get("val"), torch.Tensor)]
+        found.extend(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return forward, backward
+
+    def as_it_is(graph: Any, _inputs: Any) -> Any:
+        return graph
+
+    decompositions = select_decomp_table()
+    compiled = aot_function(computed, as_it_is, as_it_is, partition, decompositions)
+    compiled(*weights.values(), *(values[i] for i in places))
+    return found
+
+
+@dataclass
+class LiveBytes:
+    """Bytes of storages that were created and are still alive."""
+
+    now: int = 0
+    peak: int = 0
+
+
+@contextmanager
+def live_bytes(multiple: int) -> Iterator[LiveBytes]:
+    """Follow the bytes of new storages whose size is a multiple of a number, within the context.
+
+    Relies on: TorchDispatchMode of torch.utils._python_dispatch, and on storages that live as long as their
+    Python objects. No issue known. Remove when torch.utils has a public memory tracker for fake tensors.
+    """
+    import weakref
+
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    live, known = LiveBytes(), weakref.WeakSet()
+
+    def free(size: int) -> None:
+        live.now -= size
+
+    class Watch(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+            result = func(*args, **(kwargs or {}))
+            for tensor in tree_leaves(result):
+                if not isinstance(tensor, torch.Tensor):
+                    continue
+                storage = tensor.untyped_storage()
+                if id(storage) in given or storage in known or storage.nbytes() % multiple:
+                    continue
+                known.add(storage)
+                weakref.finalize(storage, free, storage.nbytes())
+                live.now += storage.nbytes()
+                live.peak = max(live.peak, live.now)
+            return result
+
+    with Watch():
+        yield live
 
 
 def flop_counter(*, grouped_matmul: Callable[..., int], batched_matmul: Callable[..., int]) -> Any:

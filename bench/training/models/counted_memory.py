@@ -1,0 +1,253 @@
+"""Bytes that training keeps, counted for any architecture on tensors without contents, without a GPU.
+
+In: a model. Out: footprints, as families with formulas compute them. The model is built without contents, and
+one block of each kind runs forward and backward. What a compiled block keeps, torch's own partitioner decides.
+Imports torch and transformers only when called, in the process of dry_build.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from bench.training.models.cuda_autocast import as_on_cuda, half_of
+from bench.training.models.footprint import FP32, Block, CountedFootprint, Footprint
+from bench.training.models.loss import cross_entropy, logits
+from bench.training.models.model import Model
+from bench.training.vendor import torch_inside
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+# Samples of the counted pass. Nothing is computed, so that they may be many; and a prime number of them
+# divides the size of no weight, so that a storage whose size it divides grows with the samples.
+SAMPLES = 1009
+ATTENTION = "bench_kept"  # the name under which attention without contents is registered
+
+Build = Callable[[str], "nn.Module"]  # by the name of an attention implementation
+
+
+def counted_footprints(
+    model: Model, build: Build, blocks_of: Callable[[nn.Module], Sequence[nn.Module]], *, fused: bool
+) -> Iterator[CountedFootprint]:
+    """Count a model's footprint for each way of building and computing it.
+
+    `fused`: the architecture can use fused attention.
+    """
+    import torch
+
+    half = half_of(model.recipe.precision)
+    for kernels in (False, True) if fused else (False,):
+        for halved in (False, True) if half else (False,):
+            with torch.device("meta"):
+                module = build(_kept_attention() if kernels else "eager")
+            with torch_inside.fake_tensors():
+                torch_inside.make_fake(module, half if halved else None)
+                count = _Count(module, blocks_of(module), None if halved else half)
+                outside, elements = count.run(_batch(model))
+                # Compiled eager attention is left out where it can be fused: the compiler would fuse it too.
+                for compiled in (False, True) if kernels or not fused else (False,):
+                    blocks = count.blocks(compiled=compiled)
+                    footprint = Footprint(outside - FP32 * elements, blocks, elements)
+                    yield CountedFootprint(kernels, compiled, halved, footprint)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Blocks that are built alike: the first of them, what it was called with, and the bytes that it kept."""
+
+    first: nn.Module
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    result: Any
+    inside: int
+
+    @property
+    def entry(self) -> int:
+        """Bytes of the block's first input."""
+        first = next(iter((*self.arguments, *self.keywords.values())))
+        return int(first.numel() * first.element_size()) // SAMPLES
+
+
+@dataclass
+class _Count:
+    """One pass over a model without contents, of which only the first block of each kind runs."""
+
+    module: nn.Module
+    parts: Sequence[nn.Module]
+    half: Any  # the precision in which autocast computes; None without autocast
+    kinds: dict[str, _Kind] = field(default_factory=dict)
+
+    def run(self, batch: Mapping[str, Tensor]) -> tuple[int, int]:
+        """Bytes a sample that are kept outside of the blocks, and logits a sample."""
+        for block in self.parts:
+            block.forward = self._instead_of(block, block.forward)
+        with self._rules(), _keeping() as kept:
+            self._kept = kept
+            found = logits(self.module, batch)
+            cross_entropy(found, batch["labels"])
+        inside = sum(kind.inside for kind in self.kinds.values())
+        return kept.bytes - inside, found.numel() // SAMPLES
+
+    def blocks(self, *, compiled: bool) -> tuple[Block, ...]:
+        """The blocks of each kind, with the bytes of one."""
+        counts: dict[str, int] = {}
+        for block in self.parts:
+            counts[_described(block)] = counts.get(_described(block), 0) + 1
+        found = []
+        for name, kind in self.kinds.items():
+            inside = self._compiled_inside(kind) if compiled else kind.inside
+            found.append(Block(counts[name], kind.entry, inside, self._backward(kind)))
+        return tuple(found)
+
+    def _instead_of(self, block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A block's forward that runs for the first of a kind, and returns the same for all others."""
+        name = _described(block)
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            if name not in self.kinds:
+                before = self._kept.bytes
+                result = forward(*arguments, **keywords)
+                inside = self._kept.bytes - before
+                self.kinds[name] = _Kind(block, arguments, keywords, result, inside)
+            return _anew(self.kinds[name].result)
+
+        call.__wrapped__ = forward  # type: ignore[attr-defined]
+        return call
+
+    def _call(self, kind: _Kind, arguments: Any, keywords: Any) -> Tensor:
+        """The first tensor that a block of this kind returns."""
+        with self._rules():
+            result = kind.first.forward.__wrapped__(*arguments, **keywords)  # type: ignore[attr-defined]
+        return result if hasattr(result, "shape") else next(iter(result))
+
+    def _backward(self, kind: _Kind) -> int:
+        """Bytes a sample that the backward pass of a block takes at its peak, beside what the block kept."""
+        arguments, keywords = _anew((kind.arguments, dict(kind.keywords)))
+        found = self._call(kind, arguments, keywords)
+        gradient = found.detach().clone()
+        with torch_inside.live_bytes(SAMPLES) as live:
+            found.backward(gradient)
+        return live.peak // SAMPLES
+
+    def _compiled_inside(self, kind: _Kind) -> int:
+        """Bytes a sample that a compiled block keeps, its first input included."""
+        saved = torch_inside.saved_when_compiled(
+            kind.first, lambda arguments, keywords: self._call(kind, arguments, keywords),
+            _anew((kind.arguments, dict(kind.keywords))),
+        )  # fmt: skip
+        return sum(size for size in saved if size % SAMPLES == 0) // SAMPLES
+
+    @contextmanager
+    def _rules(self) -> Iterator[None]:
+        import torch
+
+        autocast = torch.autocast("cpu", dtype=self.half) if self.half else nullcontext()
+        with autocast, as_on_cuda(autocast=self.half is not None):
+            yield
+
+
+@dataclass
+class _Kept:
+    bytes: int = 0  # a sample
+
+
+@contextmanager
+def _keeping() -> Iterator[_Kept]:
+    """Add up the storages that autograd saves and that grow with the number of samples, each once."""
+    import torch
+
+    kept, seen, alive = _Kept(), set(), []
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in seen and storage.nbytes() % SAMPLES == 0:
+            kept.bytes += storage.nbytes() // SAMPLES
+            alive.append(storage)  # or another storage could take its address
+            seen.add(storage._cdata)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield kept
+
+
+def _described(block: nn.Module) -> str:
+    """What makes blocks one kind: their modules' classes and settings, and the shapes of their weights."""
+
+    def settings(part: nn.Module) -> list[tuple[str, Any]]:
+        plain = (bool, int, float, str, type(None))
+        return [(n, v) for n, v in vars(part).items() if isinstance(v, plain) and n not in ("layer_idx", "layer_id")]
+
+    weights = [(name, tuple(weight.shape)) for name, weight in block.named_parameters()]
+    return repr([(type(part).__name__, settings(part)) for part in block.modules()] + weights)
+
+
+def _anew(values: Any) -> Any:
+    """The same structure with new tensors, which require gradients where they can."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    def new(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        made = torch.empty_like(value, requires_grad=False)
+        return made.requires_grad_() if value.requires_grad else made
+
+    return tree_map(new, values)
+
+
+def _batch(model: Model) -> dict[str, Tensor]:
+    import torch
+
+    recipe = model.recipe
+    if recipe.image_size is not None:
+        pixels = torch.empty(SAMPLES, 3, recipe.image_size, recipe.image_size)
+        return {"pixel_values": pixels, "labels": torch.empty(SAMPLES, dtype=torch.long)}
+    ids = torch.empty(SAMPLES, recipe.units_per_sample, dtype=torch.long)
+    return {"input_ids": ids, "labels": ids}
+
+
+@cache
+def _kept_attention() -> str:
+    """Register attention that computes nothing, and keeps what fused kernels keep. Returns its name."""
+    import torch
+    from transformers import AttentionInterface
+
+    def outputs(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        samples, heads, length, _ = query.shape
+        out = query.new_empty(samples, length, heads, value.shape[-1]).transpose(1, 2)
+        return out, query.new_empty(samples, heads, length, dtype=torch.float32)
+
+    def gradients(
+        gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+    operation = partial(torch.library.custom_op, mutates_args=())
+    three = "Tensor query, Tensor key, Tensor value"
+    forward = operation("bench::kept_attention", schema=f"({three}) -> (Tensor, Tensor)")(outputs)
+    backward = operation(
+        "bench::kept_attention_backward",
+        schema=f"(Tensor gradient, {three}, Tensor out, Tensor sums) -> (Tensor, Tensor, Tensor)",
+    )(gradients)
+    forward.register_fake(outputs)
+    backward.register_fake(gradients)
+
+    def save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs, *output)
+
+    def run_backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        found: tuple[Tensor, Tensor, Tensor] = backward(gradient, *ctx.saved_tensors)
+        return found
+
+    forward.register_autograd(run_backward, setup_context=save)
+
+    def attend(_: Any, query: Tensor, key: Tensor, value: Tensor, *_more: Any, **_ignored: Any) -> Any:
+        out, _sums = forward(query.to(value.dtype), key.to(value.dtype), value)
+        return out.transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register(ATTENTION, attend)
+    return ATTENTION
