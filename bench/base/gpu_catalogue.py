@@ -36,7 +36,7 @@ def gpu_models() -> tuple[GpuModel, ...]:
 
 
 def gpu_named(name: str) -> GpuModel | None:
-    """Find a model by the driver's full name; a part of it does not match, as H20 would an H200."""
+    """Find a model by the driver's full name; a part of a name does not match: H20 is not H200."""
     return next((gpu for gpu in gpu_models() if gpu.name == name), None)
 
 
