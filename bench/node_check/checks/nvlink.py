@@ -71,7 +71,7 @@ def _state(
 
 
 def _advice(gpu: Answers) -> str:
-    """Advice on missing links: without fabric manager none comes up, and the card is not at fault."""
+    """Advise on missing links: without fabric manager no link comes up, and the card is not at fault."""
     return FABRIC if (gpu.get("FabricInfo") or {}).get("state") in (1, 2) else ADVICE
 
 
@@ -84,7 +84,7 @@ def linked_to_all(gpus: list[Answers], standards: Standards) -> bool:
 
 
 def _links(gpu: Answers) -> int | None:
-    """Number of links that are up; None if the driver does not tell."""
+    """Count the links that are up; None if the driver does not report them."""
     states = [gpu.number(f"NvLinkState.{link}") for link in range(MOST_LINKS)]
     if all(state is None for state in states):
         return 0 if gpu.why("NvLinkState.0") in ("NotSupported", "InvalidArgument") else None
