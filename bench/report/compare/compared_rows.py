@@ -178,7 +178,7 @@ def gather(with_telemetry: bool, files: Files) -> ComparedRun | CheckContents:
         watts = watts_of(files, bests, lines, gpus)
         course = course_of(lines) if with_telemetry else None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise VerificationFailed(f"the manifest or the telemetry does not have its form: {error}") from None
+        raise VerificationFailed(f"the manifest or the telemetry is malformed: {error}") from None
     return ComparedRun(
         **field_values(run),
         manifest_conditions=manifest_conditions,

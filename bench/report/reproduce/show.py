@@ -46,7 +46,7 @@ def _gather(files: Files) -> ReproducibleRun:
         }
         courses = dict(_courses(files, measured))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise VerificationFailed(f"the manifest or the telemetry does not have its form: {error}") from None
+        raise VerificationFailed(f"the manifest or the telemetry is malformed: {error}") from None
     models = [model.name for model in run.results.models]
     guided = {name for name in models if run.stated.methods_of(name) == "guided"}
     searched = guided | {name for name in models if run.stated.micro_batch_of(name) == "auto"}
@@ -74,7 +74,7 @@ def _mean(gpus: list[Any], name: str) -> float | None:
 
 
 def show(reproduction: Reproduction, *, as_json: bool) -> int:
-    """Print the reproduction; the exit code is 0 if everything was reproduced, else 1."""
+    """Print the reproduction; return exit code 0 if everything was reproduced, else 1."""
     if as_json:
         document = {"reproduced": reproduction.reproduced, **to_json(reproduction)}
         sys.stdout.write(pretty_json(document).decode())
@@ -96,13 +96,13 @@ def _lines(reproduction: Reproduction) -> Iterator[str]:
     runs = f"run {reproduction.here} here, {reproduction.there} there"
     yield f"{reproduced} of {settings} settings reproduced: {runs}"
     if not settings:
-        yield f"NOT REPRODUCED: run {reproduction.there} has no figure to hold this run against"
+        yield f"NOT REPRODUCED: run {reproduction.there} has no figure to compare with this run"
     tolerance = f"{100 * reproduction.tolerance:g}%"
     yield f"a step is reproduced if it differs by no more than both 95% intervals together, or {tolerance}"
 
 
 def _name(match: SettingMatch) -> str:
-    """Model and setting, with the micro-batch: a setting may have been measured at several."""
+    """Name a match by model, setting and micro-batch: a setting may have been measured at several."""
     at = "" if match.micro_batch is None else f", micro-batch {match.micro_batch}"
     return f"{match.model}, {match.label}{at}"
 

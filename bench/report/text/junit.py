@@ -20,7 +20,7 @@ _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(results: CheckResults, host: str | None = None) -> bytes:
-    """The XML document. `host` is the node's name if it is known; bundles do not hold it."""
+    """Make the XML document. `host` is the node's name if it is known; bundles do not hold it."""
     findings = results.findings
     suite = ElementTree.Element(
         "testsuite",
