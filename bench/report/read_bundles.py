@@ -50,7 +50,18 @@ def look_at_all(
         yield from pool.map(work, every, chunksize=MANY_BUNDLES // 4)
 
 
-def _whole(_path: Path, verdict: AnyVerdict) -> AnyVerdict:
+def verify_one(path: Path, lists: Lists | None, gather: Recompute[C]) -> Verdict[C]:
+    """Verify the only bundle that `path` names; BadInput if it names several."""
+    bundles = list(_bundles([path]))
+    if len(bundles) != 1:
+        raise BadInput(f"names {len(bundles)} bundles", where=str(path), advice="name exactly one of them")
+    ((_, verdict),) = look_at_all(bundles, lists, gather, _whole)
+    if isinstance(verdict, BenchError):
+        raise verdict
+    return verdict
+
+
+def _whole(_path: Path, verdict: Verdict[C]) -> Verdict[C]:
     return verdict
 
 

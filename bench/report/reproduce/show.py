@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.base.errors import BadInput, BenchError, VerificationFailed, printable
+from bench.base.errors import BadInput, VerificationFailed, printable
 from bench.base.strict_json import field_values, pretty_json, strict_loads, to_json
 from bench.bundle.verdict import RunContents
 from bench.bundle.verify import Files
 from bench.node_check.recompute_any import recompute
 from bench.records.text import bytes_text, figures
 from bench.report.compare.energy import telemetry_lines
-from bench.report.read_bundles import Lists, look_at_all
+from bench.report.read_bundles import Lists, verify_one
 from bench.report.reproduce.verdicts import (
     FigureMatch,
     FirstLosses,
@@ -26,10 +26,7 @@ from bench.report.reproduce.verdicts import (
 
 
 def read_run(path: Path, lists: Lists | None) -> ReproducibleRun:
-    ((_, run),) = look_at_all([path], lists, _gather, lambda _, verdict: verdict.contents)
-    if isinstance(run, BenchError):
-        raise run
-    return run
+    return verify_one(path, lists, _gather).contents
 
 
 def _gather(files: Files) -> ReproducibleRun:
