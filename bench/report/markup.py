@@ -62,7 +62,6 @@ def _escaped(text: str) -> str:
 
 
 def items(texts: Iterable[str], class_: str | None = None) -> Markup:
-    """Make an unordered list."""
     return el("ul", *(el("li", text) for text in texts), class_=class_)
 
 

@@ -85,7 +85,7 @@ def decide(options: Iterable[Option], wish: Wish, used_days: float = math.inf) -
 
 
 def _as_fast_for_less(affordable: list[Option], fastest: Option | None, wish: Wish) -> Option | None:
-    """Choose from the frontier: a wide interval must not favour an option that another beats in both."""
+    """Choose from the frontier: a wide interval must not favour an option beaten in days and money."""
     if fastest is None:
         return None
     best = frontier(affordable, lambda o: o.spend(wish.runs), lambda o: o.days.value)

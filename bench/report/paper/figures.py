@@ -40,9 +40,6 @@ def show(folder: Path | None, *, png: bool, as_json: bool) -> int:
     return 0
 
 
-# Tables
-
-
 def _claims_table() -> str:
     """Format Table 1, each cell with the share of the chip's peak that its days imply."""
     rows = []
@@ -92,9 +89,6 @@ def _notes() -> Iterator[str]:
         yield f"at odds with itself: {contradiction}"
 
 
-# Figures
-
-
 def figures_of_the_paper() -> Iterator[Plot]:
     """Yield Figures 7, 12 and 13, drawn from Table 1 and the shipped prices."""
     yield _figure_7()
@@ -141,7 +135,6 @@ def _thousands(amount: float) -> str:
 
 
 def _size_key(x: float, y: float) -> Markup:
-    """Draw a legend of the marks' sizes."""
     parts = []
     for i, (gpus, size) in enumerate(SIZES.items()):
         at = y + 24 * i
