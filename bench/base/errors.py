@@ -127,7 +127,7 @@ class VerificationFailed(BenchError):
     exit_code = 4
 
     def __str__(self) -> str:
-        """The error on one line: a line break in an untrusted name could forge a second verdict."""
+        """Format the error on one line: a line break in an untrusted name could forge a second verdict."""
         first = f"{self.where}: {self.message}" if self.where else self.message
         return one_line(first) + (f"\n  {one_line(self.advice)}" if self.advice else "")
 

@@ -34,8 +34,8 @@ def plain_json(data: bytes) -> Any:
     can begin with these bytes too, so there are at least as many `":` in the text as keys. The parser drops
     a key that occurs twice. If the value still has as many keys as the text has `":`, it dropped no key.
 
-    No number is too large: only one of 16 or more digits can be past 2**53, only one of hundreds of digits or
-    with an exponent of three digits can be past a double. The shape of the text (see `_SHAPE`, and without
+    No number is too large: only 16 or more digits can be past 2**53, and only hundreds of digits or an
+    exponent of three digits can be past a double. The shape of the text (see `_SHAPE`, and without
     "+") shows such numbers; a string can look like one, which only costs the slow path.
     """
     if not data.startswith((b"{", b"[")) or b"\\" in data or _has_spaced_colon(data):

@@ -48,7 +48,7 @@ def find_gpu_model(name: str) -> GpuModel | None:
 
 
 def _has(gpu: GpuModel, part: str) -> bool:
-    """True if `part` is a word of the names, or the beginning of one, such as "sxm" or the "80" of 80GB.
+    """Whether `part` is a word of the names, or the beginning of one, such as "sxm" or the "80" of 80GB.
 
     A number or a model must match as a whole: "a10" does not find the A100, nor "l40" the L40S.
     """

@@ -51,7 +51,7 @@ def _cpu_time(folder: Path) -> list[int]:
 
 
 def _numbers(file: Path) -> list[int]:
-    """Return the numbers in a file; empty if it does not exist, or says "max" for no limit."""
+    """Return the numbers in a file; empty if the file does not exist, or says "max" for no limit."""
     with suppress(OSError, ValueError):
         return [int(word) for word in file.read_text().split()]
     return []
