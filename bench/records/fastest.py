@@ -14,7 +14,7 @@ from bench.records.estimate import BETWEEN_PROCESSES, TO_SIGMA, Interval
 from bench.records.run_results import Fastest, Results, TrialResult
 from bench.records.text import failure_text
 
-CERTAIN = 0.95  # confidence below which a fastest is shown together with its runner-up
+CERTAIN = 0.95  # confidence below which a fastest trial is shown together with its runner-up
 EQUAL_WITHIN = 0.99  # of the fastest time: a trial counts as faster only if it takes less than this share
 PRIOR_PAIRS = 3  # weight of BETWEEN_PROCESSES, in pairs of processes, beside the pairs of a run
 

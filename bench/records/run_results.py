@@ -48,7 +48,7 @@ class TrialResult:
     accumulation: int
     gpus: int
     outcome: Literal["measured", "out-of-memory", "unsupported", "timed-out", "crashed"]
-    failure: Failure | None  # None: it was measured
+    failure: Failure | None  # None: the trial was measured
     estimate: Estimate | None
     loss_difference: float | None  # from the naive setting's first losses; None: not comparable
     proof: Proof | None = None  # real training, after the estimate was recorded
@@ -71,7 +71,7 @@ class Results:
     ceilings: tuple[Ceiling, ...]
     trials: tuple[TrialResult, ...]
     skipped: tuple[Skipped, ...]
-    winners: tuple[Fastest, ...] = ()  # one for each model; empty in bundles from before they were recorded
+    winners: tuple[Fastest, ...] = ()  # one for each model; empty in bundles older than this field
     schema: Literal["bench/results/v1"] = SCHEMA
 
     def to_bytes(self) -> bytes:

@@ -48,7 +48,7 @@ class NodeFacts:
     driver: str | None = None
     packages: Mapping[str, str] = field(default_factory=dict)
     image: Image | None = None  # None: not in an image built by bench
-    switches: Mapping[str, str] | None = None  # None: in bundles from before they were recorded
+    switches: Mapping[str, str] | None = None  # None: the bundle is older than this field
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
