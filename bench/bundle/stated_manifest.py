@@ -1,6 +1,6 @@
 """The manifest of a bundle as its author stated it: parsed once a verification, then handed on.
 
-In: the bytes of manifest.json. Out: a `StatedManifest`, or VerificationFailed for what is no manifest. Pure.
+In: the bytes of manifest.json. Out: a `StatedManifest`, or VerificationFailed. Pure.
 No schema is checked and no known model filled in: a bundle by another version of bench may name methods that
 this version lacks. `bench.planning.manifest` reads manifests that are to be run.
 """

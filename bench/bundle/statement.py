@@ -17,7 +17,7 @@ from bench.base.strict_json import DecodeError, canonical_json, from_json, stric
 from bench.records.trial import NodeFacts
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
-# in-toto asks for a globally unique URI. A random UUID is one, and needs no domain that must be kept.
+# in-toto asks for a globally unique URI. A random UUID is unique, and needs no domain that must be kept.
 _PREDICATE_URN = "urn:uuid:96ed7b46-ed52-4e43-99b8-c7ff1d48d57f#"
 # The first version: one signature, by a key without a certificate. It is read, but no longer written.
 FIRST: Literal["bench/run/v1"] = "bench/run/v1"
@@ -38,7 +38,7 @@ class Predicate:
     started_at: str  # RFC 3339 in UTC, to the second: see utc()
     ended_at: str
     complete: bool  # false: interrupted, or out of budget
-    level: Level = "self"  # claimed assurance; a verifier decides which one is proven
+    level: Level = "self"  # claimed assurance; a verifier decides which level is proven
     nonce: str | None = None  # of the operator's challenge; None: there was no challenge
     schema: Literal["bench/run/v1", "bench/run/v2"] = PREDICATE_SCHEMA
 

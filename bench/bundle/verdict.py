@@ -68,7 +68,7 @@ class Verdict(Generic[C_co]):
     certificate_sha256: str | None
     certified_until: str | None
     trusted: bool
-    trusted_by: str | None  # the file that lists the key or its authority, and the name there
+    trusted_by: str | None  # the file that lists the key or its authority, and the name in that file
     doubt: str | None  # why no trusted key vouches for it, as a sentence
     level: Level  # proven to this verifier
     level_claimed: Level  # stated in the bundle

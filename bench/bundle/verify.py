@@ -56,7 +56,7 @@ class TrustRules:
     trust: TrustPolicy | None = None
     demanded: bool = True  # an untrusted signer fails the bundle; else its verdict is "not trusted"
     revoked: tuple[Revoked, ...] = ()
-    now: float | None = None  # unix seconds; None: the clock's
+    now: float | None = None  # unix seconds; None: the clock is read
 
 
 class Files:
@@ -120,7 +120,7 @@ class Origin:
 
     signed: Signed
     receipt: Receipt | None
-    trusted_by: str | None  # the file that lists the key or its authority, and as whom
+    trusted_by: str | None  # the file that lists the key or its authority, and the name in that file
     doubt: str | None  # why no trusted key vouches for it
 
 
