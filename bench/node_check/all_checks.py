@@ -1,7 +1,7 @@
 """The checks by name, in the order in which they run and are shown.
 
-A new check is a new file in bench/node_check/checks with a value `CHECK`, and its name here. The files are
-imported on the first call, since most commands need none of them.
+A new check is a new file in bench/node_check/checks with a value `CHECK`, and its name in a tuple below.
+The files are imported on the first call, since most commands need none of them.
 """
 
 from __future__ import annotations

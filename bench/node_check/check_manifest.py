@@ -132,7 +132,7 @@ def load_any(path: Path) -> AnyManifest:
 
 
 def is_check(data: bytes) -> bool:
-    """True if the document's `schema` field names a node check."""
+    """Whether the document's `schema` field names a node check."""
     try:
         document = strict_loads(data)
     except DecodeError:

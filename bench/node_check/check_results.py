@@ -60,7 +60,7 @@ class CheckResults:
     level: Depth
     device: Literal["cpu", "cuda"]
     simulated: bool  # the GPUs are those of the fake NVML
-    profile: Profile | None  # as it was applied; other versions of bench may ship another one
+    profile: Profile | None  # that was applied; other versions of bench may ship another one
     expect: Expectations
     require: tuple[str, ...]
     verdict: Verdict

@@ -199,7 +199,7 @@ def _newest(members: Sequence[FleetMember]) -> tuple[list[FleetMember], list[Fle
 
 
 def _is_one_node(a: FleetMember, b: FleetMember) -> bool:
-    """True if most GPUs are the same: between two checks one GPU may be lost or replaced."""
+    """Whether two checks share most GPUs: between two checks one GPU may be lost or replaced."""
     uuids, others = set(a.uuids.values()), set(b.uuids.values())
     return a.identity == b.identity or 2 * len(uuids & others) > max(len(uuids), len(others))
 
@@ -224,7 +224,7 @@ def _unusual(member: FleetMember, fleet: Sequence[FleetMember]) -> Iterator[Find
                 source=source,
                 advice=advice,
             )
-    # Only nodes with the same number of GPUs: a machine rented with half of them has half of the memory.
+    # Compare only nodes with as many GPUs: a machine rented with half of them has half of the memory.
     sizes = [other.host_bytes for other in fleet if other.gpu_count == member.gpu_count]
     middle = median(sizes)
     least = middle * (1 - LESS_MEMORY_PERCENT / 100)
@@ -270,7 +270,7 @@ def _copy(member: FleetMember, others: Sequence[str]) -> Finding:
 
 
 def _usual(values: Sequence[str]) -> str | None:
-    """Find the value that over two thirds of the nodes share; None without one or with too few reports."""
+    """Find the value that over two thirds of the nodes share; None if there is no such value."""
     reported = [value for value in values if value]
     if len(reported) < LEAST_VALUES:
         return None

@@ -32,7 +32,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
 
 
 def _is_switched(gpu: Answers) -> bool:
-    """True if the GPU's links end at a switch or, while they are still down, NVML knows of a fabric."""
+    """Whether the GPU's links end at a switch or, while they are still down, NVML knows of a fabric."""
     info = gpu.get("FabricInfo")
     return gpu.number("NvLinkRemoteDeviceType.0") == SWITCH or bool(info and info.get("state"))
 

@@ -35,7 +35,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
             yield question.unread("these GPUs have no NVLink", counts=False)
         return
     if not any(links.values()) and len(alive) == 1 and standards.expect.nvlinks is None:
-        # A virtual machine with one GPU of a baseboard gets it with its links down.
+        # A virtual machine with one GPU of a baseboard gets the GPU with its links down.
         yield question.unread("a single GPU without links: there is no peer to reach", counts=False)
         return
     for gpu in alive:
@@ -76,7 +76,7 @@ def _advice(gpu: Answers) -> str:
 
 
 def linked_to_all(gpus: list[Answers], standards: Standards) -> bool:
-    """True if NVLink joins all GPUs: by switches or on one SXM board. Bridges join pairs only."""
+    """Whether NVLink joins all GPUs: by switches or on one SXM board. Bridges join pairs only."""
     profile = standards.profile
     return any(gpu.number("NvLinkRemoteDeviceType.0") == SWITCH for gpu in gpus) or (
         profile is not None and profile.form_factor.startswith("SXM")

@@ -21,7 +21,7 @@ class Reading:
 
     name: str
     data: Mapping[str, Any] = field(default_factory=dict)
-    reason: str | None = None  # why there is no data; None: it was read
+    reason: str | None = None  # why there is no data; None: there is data
     counts: bool = True  # whether missing data keeps the node from passing
     started_at: float = 0.0  # unix time
     ended_at: float = 0.0
@@ -75,7 +75,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that was read of a node; the checks judge it."""
+    """Everything that was read from a node, for the checks to judge."""
 
     level: Depth
     device: Literal["cpu", "cuda"]
@@ -155,7 +155,7 @@ class Answers:
 
     @property
     def forbidden(self) -> bool:
-        """True if the scheduler gave this GPU to another job: NVML counts it but refuses queries."""
+        """Whether the scheduler gave this GPU to another job: NVML counts it but refuses queries."""
         return self.why("UUID") == "NoPermission"
 
     @property
