@@ -95,7 +95,7 @@ class UncertainFastest:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A model's part of one bundle."""
+    """The results of one model in one bundle."""
 
     path: str
     run_id: str
@@ -165,7 +165,7 @@ class ComparedRun(RunContents):
 
 
 def gather(with_telemetry: bool, files: Files) -> ComparedRun | CheckContents:
-    """Recompute a bundle, and read what else its rows need. VerificationFailed if that is malformed."""
+    """Recompute a bundle, and read what else its rows need; VerificationFailed if a file is malformed."""
     run = recompute(files)
     if not isinstance(run, RunContents):
         return run

@@ -42,7 +42,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the user asks for; None: not asked."""
+    """The user's limits and number of runs; None: no limit was given."""
 
     budget: float | None = None
     deadline_days: float | None = None
@@ -68,7 +68,7 @@ def meets(days: Interval, deadline_days: float) -> Literal["yes", "perhaps", "no
 
 
 def decide(options: Iterable[Option], wish: Wish, used_days: float = math.inf) -> Recommendation:
-    """Answer both questions; `used_days` is how long an owned machine trains in its life."""
+    """Decide what fits the wish; `used_days` is how long an owned machine trains in its life."""
     every = [o for o in options if o.lives_for(wish.runs, used_days)]
     affordable = [o for o in every if wish.budget is None or o.spend(wish.runs) <= wish.budget]
     fastest = min(affordable, key=_by_speed(wish), default=None) if wish.budget is not None else None
@@ -147,7 +147,7 @@ class BreakEven:
     utilisation: float  # share of the machine's life that so many runs take; above 1 it cannot do them
 
     def reachable(self, share: float = 1.0) -> bool:
-        """Whether a machine that trains for that share of its life does so many runs."""
+        """Whether a machine that trains for `share` of its life can do so many runs."""
         return self.utilisation <= share
 
 
@@ -165,7 +165,7 @@ class Rank:
     """A position among machines; those of equal rank are not provably slower than the first of that rank."""
 
     rank: int
-    slower: Interval | None  # times the fastest; None for the fastest
+    slower: Interval | None  # as a multiple of the fastest machine's days; None for the fastest
 
 
 def places(days: Sequence[Interval]) -> list[Rank]:

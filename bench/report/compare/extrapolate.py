@@ -51,7 +51,7 @@ class Extrapolation:
     low_days: float | None  # 95% interval; None if too few rows can be held out
     high_days: float | None
     held_out: int  # rows behind the interval
-    basis: str  # the nearest row, or why there is none
+    basis: str  # the nearest row, or why there is no such row
 
 
 def peak_days(flops: float, gpu: GpuModel, gpus: int, precision: str, tf32: bool) -> float:

@@ -14,18 +14,18 @@ from bench.records.text import count_text, figures, money_text
 
 @dataclass(frozen=True, slots=True)
 class GpuPrice:
-    """A GPU without the machine around it."""
+    """The price of a GPU without the machine around it."""
 
     gpu: tuple[str, ...]  # names as the driver spells them, all at this price
     price: float
     date: str
     source: str
-    currency: str | None = None  # None: the file's
+    currency: str | None = None  # None: the file's currency
 
 
 @dataclass(frozen=True, slots=True)
 class SystemPrice:
-    """A machine without GPUs, with room for `gpus` of them."""
+    """The price of a machine without GPUs, with room for `gpus` of them."""
 
     gpus: int
     price: float
@@ -36,7 +36,7 @@ class SystemPrice:
 
 @dataclass(frozen=True, slots=True)
 class MachinePrice:
-    """A whole machine; takes precedence over the sum of GPUs and system."""
+    """The price of a whole machine; takes precedence over the sum of GPUs and system."""
 
     gpu: tuple[str, ...]
     gpus: int
@@ -48,7 +48,7 @@ class MachinePrice:
 
 @dataclass(frozen=True, slots=True)
 class Rent:
-    """An hour of a machine with `gpus` GPUs, or of each GPU if `gpus` is None."""
+    """The price of an hour of a machine with `gpus` GPUs, or of each GPU if `gpus` is None."""
 
     gpu: tuple[str, ...]
     price: float  # an hour
@@ -60,7 +60,7 @@ class Rent:
 
 @dataclass(frozen=True, slots=True)
 class Electricity:
-    """A kilowatt-hour. `overhead` is the energy at the meter for each unit that the GPUs draw."""
+    """The price of a kilowatt-hour. `overhead` is the energy at the meter for each kWh that GPUs draw."""
 
     price: float
     date: str
@@ -89,7 +89,7 @@ class PriceBook:
     currency: str
     schema: Literal["bench/prices/v1"] = "bench/prices/v1"
     life_years: float = 5.0
-    shipped: bool = True  # use the shipped quotes where these have none
+    shipped: bool = True  # use the shipped quotes for what these do not price
     gpus: tuple[GpuPrice, ...] = ()
     systems: tuple[SystemPrice, ...] = ()
     machines: tuple[MachinePrice, ...] = ()

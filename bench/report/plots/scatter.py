@@ -9,7 +9,7 @@ from bench.report.compare.decision import frontier
 from bench.report.markup import Markup, fragment
 from bench.report.plots.svg import SERIES, Box, Linear, Log, Plot, axes, line, mark, placed, polyline, text
 
-BOX = Box(64, 36, 470, 300)  # of a plot with a legend beside it
+BOX = Box(64, 36, 470, 300)  # area of a plot with a legend beside it
 LONGEST_NAME = 24  # letters of a series in a legend
 
 

@@ -10,7 +10,7 @@ from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.plots.scatter import Point, days_plot
 from bench.report.plots.svg import Plot
 
-MOST_MACHINES = 3  # one plot for each
+MOST_MACHINES = 3  # with one plot for each
 
 
 def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:

@@ -1,4 +1,4 @@
-"""Decide whether a run was reproduced: two runs of one manifest, figure by figure. Pure."""
+"""Decide whether a run was reproduced: compare two runs of one manifest, figure by figure. Pure."""
 
 from __future__ import annotations
 
@@ -100,9 +100,7 @@ class Reproduction:
 
 
 def reproduce(here: ReproducibleRun, there: ReproducibleRun, tolerance: float) -> Reproduction:
-    """Compare the run `here` with the run `there` that it repeats.
-    `tolerance` is the share of a step by which two runs of one machine may differ.
-    """
+    """Compare the run `here` with the original run `there`; a step may differ by the share `tolerance`."""
     trials_here = {_key(trial): trial for trial in here.results.trials}
     compared: list[SettingMatch] = []
     missing: list[str] = []

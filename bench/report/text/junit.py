@@ -1,7 +1,7 @@
 """Write a node check as JUnit XML, with a test case for each finding.
 
-A finding that was not run is an error, because most readers of JUnit count a skipped case as a pass. Skipped
-are only findings that are not possible on this machine.
+A finding that was not run is an error, because most readers of JUnit count a skipped case as a pass. Only
+findings that are not possible on this machine are skipped.
 """
 
 from __future__ import annotations
