@@ -18,7 +18,7 @@ OUTCOMES = {"out-of-memory": "no memory", "timed-out": "timed out", "measured": 
 
 
 def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
-    """Yield a grid with a column for each kind of machine and memory, if there are at least three settings."""
+    """Yield a grid with a column for each kind of machine and memory, if there are three settings or more."""
     rows: dict[str, Row] = {}
     for row in part.rows:
         if row.attempts:
