@@ -26,7 +26,7 @@ from tabulate import tabulate
 
 from bench.base.strict_json import from_json, strict_loads
 from bench.bundle.verdict import RunContents
-from bench.bundle.verify import Files
+from bench.bundle.verify import Files, Verdict
 from bench.node_check.recompute_any import recompute
 from bench.planning.manifest import load_manifest, parse_manifest
 from bench.planning.plan import Plan, SettingPlan, make_plan, target_of
@@ -99,9 +99,13 @@ def _saves_memory(setting: Setting) -> bool:
     return "checkpointing" in setting or in_group(setting, "sharding") is not None
 
 
+def _contents(_path: Path, verdict: Verdict[ReplayedRun]) -> ReplayedRun:
+    return verdict.contents
+
+
 def _read(paths: Iterable[Path]) -> Iterator[tuple[float, list[Part]]]:
     """Yield the start time of each bundle's run, and its trials."""
-    for path, run in look_at_all(paths, None, replayed_run, lambda _, verdict: verdict.contents):
+    for path, run in look_at_all(paths, None, replayed_run, _contents):
         if isinstance(run, Exception):
             raise SystemExit(f"{path}: {run}")
         yield run.results.run.started_at, run.parts

@@ -2,9 +2,12 @@
 
 import os
 import signal
+import sys
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+from tests.warm import quick_python
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("COLUMNS", None)  # xdist sets it for its workers, which have no terminal
@@ -46,3 +49,9 @@ class ByFile(LoadScopeScheduling):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling | None:
     return ByFile(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
+@pytest.fixture
+def quick_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python processes that the code under test starts begin with torch imported."""
+    monkeypatch.setattr(sys, "executable", quick_python())

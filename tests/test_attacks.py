@@ -1055,7 +1055,7 @@ def test_certificate_that_is_valid_forever(path: Path) -> None:
     blob = certificate_blob(authority=STRANGER, valid=(0, 2**64 - 1))
     signature = _armor(blob, BUNDLE_NAMESPACE, wire_string(ED25519) + wire_string(bytes(64)))
     change(path, **{"statement__json__sig": signature})
-    refused(path, "never valid, or for ever", trust=None)
+    refused(path, "never valid, or valid forever", trust=None)
 
 
 def test_token_that_signs_a_bundle(path: Path) -> None:

@@ -116,7 +116,7 @@ def test_a_run_that_ended_early_does_not_blame_the_settings_that_it_skipped(
     asked = json.loads(QUICKSTART.read_text()) | {"models": ["tiny-vit"], "methods": ["naive", ["tf32"]]}
     Path("m.json").write_text(json.dumps(asked))
     assert main(["run", "m.json", "--device", "cpu"]) == 5
-    assert "no figure for tiny-vit: nothing of it was measured before the run" in capsys.readouterr().err
+    assert "no figure for tiny-vit: none of its settings was measured before" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_a_folder_where_no_key_can_be_stored_is_reported(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
-    with pytest.raises(EnvironmentCannot, match="cannot be kept here: ") as caught:
+    with pytest.raises(EnvironmentCannot, match="cannot be stored: ") as caught:
         load_or_make_key()
     assert "--key" in str(caught.value)
 
@@ -201,7 +201,7 @@ def test_without_a_terminal_a_passphrase_cannot_be_requested(
     path = ssh_key(tmp_path / "id", "ed25519", "secret")
     for stdin in (None, open(os.devnull)):  # noqa: PTH123, SIM115
         monkeypatch.setattr(sys, "stdin", stdin)
-        refused(path, "no terminal to ask on", "from a terminal")
+        refused(path, "no terminal to ask for it", "use a terminal")
 
 
 @needs("ssh-keygen")
@@ -238,4 +238,4 @@ def test_the_library_that_opens_passphrases_may_be_absent(
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr(key_file, "getpass", lambda prompt: "secret")
     monkeypatch.setattr(key_file.serialization, "load_ssh_private_key", cannot)
-    refused(path, "cannot be opened here: Need bcrypt", "pip install bcrypt", EnvironmentCannot)
+    refused(path, "cannot be opened: Need bcrypt", "pip install bcrypt", EnvironmentCannot)

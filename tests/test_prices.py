@@ -190,7 +190,7 @@ def test_a_wrong_type_does_not_hide_other_mistakes(tmp_path: Path) -> None:
         "/machines": "null does not fit",
         "/electricity/price": "true does not fit",
         "/rents/0/currency": "EUR among prices in USD",
-        "/life_years": "0 is no life of a machine",
+        "/life_years": "0 is not a machine's lifetime",
         "/gpus/1/price": "0.0 is no price",
         "/rents/0/date": '"June" is no date',
     }

@@ -4,7 +4,7 @@ BenchError
 ├── BadInput            2  the manifest, an argument or a file of the user's is wrong
 ├── EnvironmentCannot   3  this machine lacks what the work needs
 ├── VerificationFailed  4  a bundle is not what it claims to be
-│   └── Untrusted          it is intact, but no trusted key vouches for it
+│   └── Untrusted          intact, but no trusted key vouches for its signer
 └── Incomplete          5  interrupted or out of budget; what was measured is kept
 
 Exit code 1 is not an error: the work was done, and its verdict is negative.
@@ -53,7 +53,7 @@ class BenchError(Exception):
         return printable(f"{first}\n  {self.advice}" if self.advice else first)
 
     def to_json(self) -> dict[str, object]:
-        """The document that `--json` prints on stdout in place of a result."""
+        """Return the document that `--json` prints on stdout in place of a result."""
         error = {"message": self.message, "where": self.where, "advice": self.advice}
         return {"schema": "bench/error/v1", "exit_code": self.exit_code, "error": error}
 
@@ -127,7 +127,7 @@ class VerificationFailed(BenchError):
     exit_code = 4
 
     def __str__(self) -> str:
-        """The error on one line: a line break in an untrusted name could forge a second verdict."""
+        """Format the error on one line: a line break in an untrusted name could forge a second verdict."""
         first = f"{self.where}: {self.message}" if self.where else self.message
         return one_line(first) + (f"\n  {one_line(self.advice)}" if self.advice else "")
 

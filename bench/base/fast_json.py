@@ -1,8 +1,8 @@
-"""Fast paths of strict_json: parse a plain text, and decode many equal rows. Pure.
+"""Fast paths of strict_json: parse a plain text, and decode many rows of one type. Pure.
 
 Most of a bundle is plain: it has no escapes and no numbers near the limits. Such a text is parsed by the C
-parser alone, several times faster than with a Python call for each object and number. Why nothing wrong gets
-through is said at `plain_json`; tests/test_codec.py compares it with a reading key by key.
+parser alone, several times faster than with a Python call for each object and number. `plain_json` explains
+why nothing wrong gets through; tests/test_codec.py compares its results with the slow parser's.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 NOT_PLAIN = object()
 SCALARS = (str, int, float, bool)
-MAX_DEPTH = 64  # deeper documents are refused: code that walks them recursively could not follow
-_SPACED = re.compile(rb'"\s+:')  # a colon apart from its key
+MAX_DEPTH = 64  # deeper documents are refused, because recursive code could not walk them
+_SPACED = re.compile(rb'"\s+:')  # a colon that space separates from its key
 # Maps a text to its shape: every digit to 0; every byte that a number can follow to a colon; E to e.
 _SHAPE = bytes.maketrans(b"123456789E,[- \t\r\n", b"000000000e:::::::")
 _LONG_NUMBER, _LONG_EXPONENT = b":" + b"0" * 16, re.compile(rb":[0.]+e000")
@@ -30,12 +30,12 @@ class _ConstantError(ValueError):
 def plain_json(data: bytes) -> Any:
     """Parse a plain text; NOT_PLAIN if it is not plain or not valid, for the slow path to decide.
 
-    No key stands twice: without an escape and without space before a colon, every key ends in `":`. Strings
+    No key occurs twice: without an escape and without space before a colon, every key ends in `":`. Strings
     can begin with these bytes too, so there are at least as many `":` in the text as keys. The parser drops
-    a key that stands twice. If the value still has as many keys as the text has `":`, none was dropped.
+    a key that occurs twice. If the value still has as many keys as the text has `":`, it dropped no key.
 
-    No number is too large: only one of 16 or more digits can be past 2**53, only one of hundreds of digits or
-    with an exponent of three digits can be past a double. The shape of the text (see `_SHAPE`, and without
+    No number is too large: only 16 or more digits can be past 2**53, and only hundreds of digits or an
+    exponent of three digits can be past a double. The shape of the text (see `_SHAPE`, and without
     "+") shows such numbers; a string can look like one, which only costs the slow path.
     """
     if not data.startswith((b"{", b"[")) or b"\\" in data or _has_spaced_colon(data):
@@ -63,7 +63,7 @@ def _has_spaced_colon(data: bytes) -> bool:
 
 
 def count_keys(value: Any) -> tuple[int | None, set[type]]:
-    """Count the keys of all objects in a value; None past MAX_DEPTH. Also the types that were met."""
+    """Return the number of keys in all objects of a value (None past MAX_DEPTH), and the types in it."""
     keys, level, types = 0, [value], set[type]()
     for _ in range(MAX_DEPTH + 1):
         kinds = set(map(type, level))

@@ -49,7 +49,7 @@ def read_bounded(
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, which becomes `path` at the end; it is removed if anything fails.
+    """Yield a temporary path beside `path`; rename it to `path` at the end, or remove it if anything fails.
 
     So another process sees the old file or the whole new one, and never a part of it.
     """
@@ -63,7 +63,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a small file at once, for readers that may already be waiting for it."""
+    """Write a small file atomically: a reader that waits for the file never sees a part of it."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
@@ -71,7 +71,7 @@ def write_whole(path: Path, data: bytes) -> None:
 class AppendOnlyLines:
     """A locked file of lines, each of which counts once its newline is on the disk.
 
-    OSError where the file cannot be opened; BlockingIOError where `wait` is false and another process holds
+    Raises OSError if the file cannot be opened; BlockingIOError if `wait` is false and another process holds
     the lock.
     """
 
@@ -84,7 +84,7 @@ class AppendOnlyLines:
             raise
 
     def read(self) -> list[bytes]:
-        """Every line without its newline. A torn last one, which a crash leaves, is cut off the file."""
+        """Return every line without its newline; cut a torn last line, which a crash leaves, off the file."""
         self._file.seek(0)
         data = self._file.read()
         whole = data.rfind(b"\n") + 1

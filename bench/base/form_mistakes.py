@@ -1,6 +1,6 @@
 """Find every mistake in the form of a document: fields that do not fit a dataclass, texts of several lines.
 
-`strict_json.from_json` stops at the first mistake; this is for documents that people write. Pure.
+`strict_json.from_json` stops at the first mistake; this module is for documents that people write. Pure.
 """
 
 from __future__ import annotations

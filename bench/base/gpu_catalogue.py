@@ -36,7 +36,7 @@ def gpu_models() -> tuple[GpuModel, ...]:
 
 
 def gpu_named(name: str) -> GpuModel | None:
-    """Find a model by the driver's full name; a part of it does not match, as H20 would an H200."""
+    """Find a model by the driver's full name; a part of a name does not match: H20 is not H200."""
     return next((gpu for gpu in gpu_models() if gpu.name == name), None)
 
 
@@ -48,7 +48,7 @@ def find_gpu_model(name: str) -> GpuModel | None:
 
 
 def _has(gpu: GpuModel, part: str) -> bool:
-    """True if `part` is a word of the names, or the beginning of one, such as "sxm" or the "80" of 80GB.
+    """Whether `part` is a word of the names, or the beginning of one, such as "sxm" or the "80" of 80GB.
 
     A number or a model must match as a whole: "a10" does not find the A100, nor "l40" the L40S.
     """

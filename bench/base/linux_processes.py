@@ -21,7 +21,7 @@ def _prctl(option: int, value: int) -> None:
 def die_with_parent(parent: int) -> None:
     """Have the kernel send SIGKILL to this process when its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the line above took effect
+    if os.getppid() != parent:  # the parent ended before prctl took effect
         os._exit(1)
 
 
@@ -46,7 +46,7 @@ def children() -> list[int]:
 
 
 def end_all_children() -> None:
-    """Kill and reap children until none is left; each that ends may leave more orphans to this process."""
+    """Kill and reap children until no child is left; an ended child may leave its orphans to this process."""
     while True:
         for pid in children():
             with suppress(ProcessLookupError):
@@ -58,7 +58,7 @@ def end_all_children() -> None:
 
 
 def group_bytes(group: int) -> int:
-    """Resident memory of a process group, without pages shared with files or other processes."""
+    """Add up the resident memory of a group, without pages shared with files or other processes."""
     total = 0
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -69,7 +69,7 @@ def group_bytes(group: int) -> int:
                 continue
             _, resident, shared, *_ = map(int, (entry / "statm").read_text().split())
             total += resident - shared
-        except (OSError, IndexError):  # it ended meanwhile
+        except (OSError, IndexError):  # the process ended meanwhile
             continue
     return total * os.sysconf("SC_PAGE_SIZE")
 
@@ -86,6 +86,6 @@ def ended_for_memory(status: int, kills_before: int) -> bool:
 
 
 def oom_kills() -> int:
-    """Number of out-of-memory kills since the kernel started."""
+    """Count the out-of-memory kills since the kernel started."""
     lines = Path("/proc/vmstat").read_text().splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-MEMORY = ("memory.max", "memory.limit_in_bytes")  # of cgroups 2 and 1
+MEMORY = ("memory.max", "memory.limit_in_bytes")  # files that hold the limit in cgroups 2 and 1
 GROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 ALL = 0.9  # share of the memory that counts as all: schedulers reserve a little even of a whole node
 DRIVER = Path("/proc/driver/nvidia/gpus")  # lists every GPU of the machine, usable by this process or not
@@ -39,26 +39,26 @@ def memory_bytes() -> int:
 
 
 def cores() -> int:
-    """Number of cores of the affinity mask, or fewer if a cgroup limits the CPU time."""
+    """Count the cores of the affinity mask, or fewer if a cgroup limits the CPU time."""
     shares = [time[0] / time[1] for folder in _folders("cpu") if len(time := _cpu_time(folder)) == 2]
     return min([len(os.sched_getaffinity(0)), *(math.ceil(share) for share in shares if share > 0)])
 
 
 def _cpu_time(folder: Path) -> list[int]:
-    """Quota and period of the CPU time in µs; empty if there is no limit."""
+    """Return the quota and period of the CPU time in µs; empty if there is no limit."""
     old = [*_numbers(folder / "cpu.cfs_quota_us"), *_numbers(folder / "cpu.cfs_period_us")]
     return _numbers(folder / "cpu.max") or old
 
 
 def _numbers(file: Path) -> list[int]:
-    """The numbers in a file; empty if it does not exist, or says "max" for no limit."""
+    """Return the numbers in a file; empty if the file does not exist, or says "max" for no limit."""
     with suppress(OSError, ValueError):
         return [int(word) for word in file.read_text().split()]
     return []
 
 
 def _folders(controller: str) -> Iterator[Path]:
-    """The cgroups of this process from the innermost outwards; the narrowest of their limits counts."""
+    """Yield the cgroups of this process from the innermost outwards; the narrowest of their limits counts."""
     with suppress(OSError):
         for line in OWN.read_text().splitlines():
             _, controllers, path = line.split(":", 2)

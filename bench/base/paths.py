@@ -16,12 +16,12 @@ LEDGER = "ledger.jsonl"
 
 
 def config_path(name: str) -> Path | None:
-    """${XDG_CONFIG_HOME:-~/.config}/bench/name; None if there is no home directory."""
+    """Return ${XDG_CONFIG_HOME:-~/.config}/bench/name; None if there is no home directory."""
     return _below("XDG_CONFIG_HOME", ".config", name)
 
 
 def state_path(name: str) -> Path | None:
-    """${XDG_STATE_HOME:-~/.local/state}/bench/name; None if there is no home directory."""
+    """Return ${XDG_STATE_HOME:-~/.local/state}/bench/name; None if there is no home directory."""
     return _below("XDG_STATE_HOME", ".local/state", name)
 
 
@@ -35,7 +35,7 @@ def ledger_path(given: Path | None) -> Path:
 
 @contextmanager
 def using(path: Path, failure: str = "cannot be written", advice: str | None = None) -> Iterator[None]:
-    """Turn an OSError into EnvironmentCannot: `failure`, and the system's reason."""
+    """Turn an OSError into EnvironmentCannot, with the message `failure` and the system's reason."""
     try:
         yield
     except OSError as error:

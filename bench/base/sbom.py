@@ -1,7 +1,7 @@
 """Write an SBOM of the installed Debian and Python packages in CycloneDX (`python -m bench.base.sbom`).
 
-Runs once, while an image is built. Equal software gives equal bytes: there is no time in it, and the serial
-number follows from the content.
+Runs once, while an image is built. Equal software gives equal bytes: the document holds no time, and its
+serial number follows from the content.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench import __version__
 from bench.base.strict_json import canonical_json, pretty_json
 
 DPKG = Path("/var/lib/dpkg/status")
-PLACE = Path("/usr/share/bench/sbom.cdx.json")  # its path in an image
+PLACE = Path("/usr/share/bench/sbom.cdx.json")  # path of the SBOM in an image
 
 
 def sbom() -> bytes:
@@ -40,7 +40,7 @@ def sbom() -> bytes:
 
 
 def debian(status: str) -> Iterator[dict[str, Any]]:
-    """Components from dpkg's status file, without removed packages that left their configuration."""
+    """Yield the packages in dpkg's status file, without removed ones whose configuration is left."""
     for paragraph in status.strip().split("\n\n"):
         lines = (line for line in paragraph.splitlines() if ": " in line and not line.startswith(" "))
         fields = dict(line.split(": ", 1) for line in lines)
@@ -55,7 +55,7 @@ def debian(status: str) -> Iterator[dict[str, Any]]:
 def python() -> Iterator[dict[str, Any]]:
     seen = set()
     for distribution in metadata.distributions():
-        # As the package index normalises it, so that scanners find it.
+        # The name as the package index normalises it, so that scanners find the package.
         name = distribution.metadata["Name"].lower().replace("_", "-").replace(".", "-")
         if name in seen:  # shadowed by another copy earlier on the path
             continue
@@ -66,13 +66,13 @@ def python() -> Iterator[dict[str, Any]]:
 
 
 def _licence(fields: Any) -> dict[str, Any]:
-    """The licence, only if the package declares an SPDX expression; other fields would need guesses."""
+    """Return the licence if the package declares an SPDX expression; other fields would need guesses."""
     expression = fields.get("License-Expression")
     return {"licenses": [{"expression": expression}]} if expression else {}
 
 
 def python_versions(document: Mapping[str, Any]) -> Mapping[str, str]:
-    """Versions of the Python packages in an SBOM that `sbom` wrote."""
+    """Return the versions of the Python packages in an SBOM that `sbom` wrote."""
     return {c["name"]: c["version"] for c in document["components"] if c["purl"].startswith("pkg:pypi/")}
 
 

@@ -14,7 +14,7 @@ Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 @contextmanager
 def answered_by(handler: Handler, numbers: Iterable[signal.Signals] = ENDS) -> Iterator[None]:
-    """Handle the signals by `handler` within the block; those that are ignored (nohup) stay ignored."""
+    """Handle the signals by `handler` within the block; signals that are ignored (nohup) stay ignored."""
     handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in handled}
     try:
@@ -28,7 +28,7 @@ def answered_by(handler: Handler, numbers: Iterable[signal.Signals] = ENDS) -> I
 def held() -> Iterator[None]:
     """Delay the signals until the end of the block, for work that must not be interrupted.
 
-    A signal mask would not do: it belongs to one thread, and another thread would take the signal.
+    A signal mask is not enough: it belongs to one thread, and another thread would take the signal.
     """
     waiting: list[int] = []
     try:

@@ -11,7 +11,7 @@ _RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 def utc(unix_seconds: float) -> str:
-    """The time as a statement writes it."""
+    """Format a time as statements do: RFC 3339 in UTC, to the second."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_seconds))
 
 
@@ -19,7 +19,7 @@ def is_sha256(text: str) -> bool:
     return _SHA256.fullmatch(text) is not None
 
 
-is_nonce = is_sha256  # a nonce is as many random bytes as a digest has, spelled the same
+is_nonce = is_sha256  # a nonce has as many random bytes as a digest, also written in hexadecimal
 
 
 def is_run_id(text: str) -> bool:

@@ -29,7 +29,7 @@ def canonical_json(value: Any) -> bytes:
 
 
 def pretty_json(value: Any) -> bytes:
-    """Serialise for people: sorted keys, one line for each field. Equal values give equal bytes here too."""
+    """Serialise for people: sorted keys, one line for each field. Equal values give equal bytes."""
     return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
 
 
@@ -56,7 +56,7 @@ def strict_loads(data: bytes | str) -> Any:
 
 
 def _require_readable(value: Any) -> None:
-    """DecodeError for a value that is nested too deeply or holds a refused number."""
+    """Raise DecodeError for a value that is nested too deeply or holds a refused number."""
     keys, kinds = count_keys(value)
     if keys is None:
         raise DecodeError("nested too deeply")
@@ -84,7 +84,7 @@ class _Refused(str):
 
 
 def _first_refused(value: Any, path: str) -> str | None:
-    """The path and the reason of the first refused number in a value."""
+    """Return the path and the reason of the first refused number in a value."""
     if isinstance(value, _Refused):
         return f"{path or '/'}: {value}"
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -94,7 +94,7 @@ def _first_refused(value: Any, path: str) -> str | None:
 def _bounded_int(text: str) -> int | _Refused:
     if len(text) < 16 or (len(text) <= len("-9007199254740992") and abs(int(text)) <= 2**53):
         return int(text)
-    return _Refused(f"the integer {_cut(text)} is past 2**53 and would lose its value elsewhere")
+    return _Refused(f"the integer {_cut(text)} is past 2**53, so other programs would round it")
 
 
 def _finite_float(text: str) -> float | _Refused:
@@ -121,7 +121,7 @@ def to_json(value: Any) -> Any:
 
 
 def field_values(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name, with their values as they are."""
+    """Return the fields of a dataclass by name, with their values unconverted."""
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
@@ -166,7 +166,7 @@ def _decode(kind: Any, value: Any, path: str) -> Any:
 
 @cache
 def _parts_of(kind: Any) -> tuple[Any, bool, tuple[Any, ...]]:
-    """Origin of a type, whether it is a dataclass, and its arguments; cached: needed for each value."""
+    """Return a type's origin, whether it is a dataclass, and its arguments; cached for speed."""
     return get_origin(kind), is_dataclass(kind), get_args(kind)
 
 

@@ -72,7 +72,7 @@ class Receipt:
     nonce: str
     statement_sha256: str
     certificate_sha256: str
-    challenged_at: int  # the first time, if the run was challenged again after its node was lost
+    challenged_at: int  # time of the first challenge: a run is challenged again after its node is lost
     received_at: int
     ledger: LedgerEntry
     schema: Literal["bench/receipt/v1"] = "bench/receipt/v1"
@@ -86,7 +86,7 @@ def write(document: Challenge | CertificateRequest | Receipt) -> bytes:
 
 
 def read(kind: type[T], data: bytes) -> T:
-    """The document in these bytes; VerificationFailed unless write() would make the same bytes."""
+    """Parse a document of this kind; VerificationFailed unless write() would make the same bytes."""
     name = _NAMES[kind]
     try:
         value = strict_loads(data)
@@ -117,7 +117,7 @@ def make_request(challenge: Challenge, key: Signer) -> bytes:
 
 
 def check_request(data: bytes) -> tuple[CertificateRequest, PublicKey]:
-    """The request in these bytes and its key; VerificationFailed unless that key signed it."""
+    """Parse a request and its key; VerificationFailed unless that key signed the request."""
     request = read(CertificateRequest, data)
     try:
         key = PublicKey.from_line(request.key)
@@ -135,7 +135,7 @@ def check_request(data: bytes) -> tuple[CertificateRequest, PublicKey]:
 
 
 def principal(run_id: str) -> str:
-    """The principal under which a run's key signs; an allowed_signers file may list bench-run:*."""
+    """Return the principal under which a run's key signs; an allowed_signers file may list bench-run:*."""
     return f"bench-run:{run_id}"
 
 
@@ -144,7 +144,7 @@ def key_id(run_id: str) -> str:
 
 
 def certificate_fault(certificate: Certificate, run_id: str, nonce: str) -> str | None:
-    """Why a certificate is not for this run's bundle alone; None if it is."""
+    """Say why a certificate is not for this run's bundle alone; None if it is."""
     options = {NAMESPACE_OPTION: BUNDLE_NAMESPACE, NONCE_OPTION: nonce}
     if certificate.key.application is not None:
         return "is for the key of a token"
@@ -163,7 +163,7 @@ def certificate_fault(certificate: Certificate, run_id: str, nonce: str) -> str 
 def receipt_fault(
     receipt: Receipt, run_id: str, nonce: str, statement: bytes, cert: Certificate
 ) -> str | None:
-    """Why a receipt is not for this bundle; None if it is."""
+    """Say why a receipt is not for this bundle; None if it is."""
     if (receipt.run_id, receipt.nonce) != (run_id, nonce):
         return f"is of run {receipt.run_id}, or of another challenge"
     if receipt.statement_sha256 != sha256(statement):

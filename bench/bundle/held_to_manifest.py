@@ -58,16 +58,16 @@ class ManifestCheck:
         """Compare the operations of a trial's samples: utilisation and the physical limit depend on them."""
         model = trial.model.name
         if self._models.get(model) != trial.model:
-            return  # a note says so already
+            return  # _compare_derived has noted the difference
         if trial.model.family not in families():
-            self._note(model, "its operations were counted as it ran: taken on trust")
+            self._note(model, "its operations were counted during the run: taken on trust")
             return
         try:
             counted = arithmetic(
                 trial.setting, trial.model, family_of(trial.model).forward_flops(trial.model)
             )
         except LookupError as error:
-            self._note(model, f"its operations with the method {error}, not known here: taken on trust")
+            self._note(model, f"its operations with {error}, a method that this bench lacks: taken on trust")
             return
         if counted != flops:
             setting = " + ".join(trial.setting) or "naive"
@@ -130,7 +130,7 @@ class ManifestCheck:
         for model in results.models:
             ours = self._models.get(model.name)
             if ours is None:
-                self._note(model.name, "this bench can make no such model of the manifest: taken on trust")
+                self._note(model.name, "this bench cannot build it from the manifest: taken on trust")
             elif ours != model:
                 place = _contradiction(to_json(ours), to_json(model), "model") or "architecture"
                 self._differs(model.name, f"its {place} is not what this bench makes of the manifest")
@@ -146,7 +146,7 @@ class ManifestCheck:
 
 
 def _listed(methods: Any) -> set[frozenset[str]]:
-    """Settings that a manifest lists method by method; free-lunch and the like differ between versions."""
+    """Select the settings listed method by method; those of free-lunch and the like differ by version."""
     entries = [methods] if isinstance(methods, str) else methods if isinstance(methods, list) else []
     listed = {frozenset(map(str, entry)) for entry in entries if isinstance(entry, list)}
     return listed | {frozenset[str]() for entry in entries if entry == "naive"}
@@ -155,7 +155,7 @@ def _listed(methods: Any) -> set[frozenset[str]]:
 def _stated_of_models(
     entries: Mapping[str, Mapping[str, Any]], models: tuple[Model, ...]
 ) -> Iterator[tuple[str, Any, Any]]:
-    """(place, stated, actual) for each model's recipe and architecture."""
+    """Yield (place, stated, actual) for each model's recipe and architecture."""
     for model in models:
         entry = entries[model.name]
         recipe, architecture = entry.get("recipe", {}), entry.get("architecture", {})
@@ -170,7 +170,7 @@ def _stated_of_models(
 
 
 def _contradiction(stated: Any, actual: Any, place: str) -> str | None:
-    """The first place at which a stated value is not the actual one; None if there is no such place."""
+    """Find the first place where a stated value is not the actual one; None if there is no such place."""
     if isinstance(stated, dict) and isinstance(actual, dict):
         parts = (_contradiction(value, actual.get(key), f"{place}/{key}") for key, value in stated.items())
         return next(filter(None, parts), None)

@@ -58,7 +58,7 @@ def pack(
 
 
 def signatures(statement: bytes, key: Signer, certificate: Certificate | None = None) -> dict[str, bytes]:
-    """The statement, its SSH signature and DSSE envelope, and the certificate if there is one."""
+    """Make the statement's file, SSH signature and DSSE envelope, and the certificate's file if any."""
     certified = {CERTIFICATE: f"{certificate.line()}\n".encode()} if certificate else {}
     return certified | {
         STATEMENT: statement,

@@ -1,8 +1,8 @@
 """Refuse results that no run can have, whatever its manifest asked for. Pure.
 
-In: results.json and samples.jsonl as decoded. Out: notes on what an honest run may say too, or
-VerificationFailed; ValueError for numbers that no run can give. A node signs what it likes, and its texts and
-numbers end up in reports, in files and under a fraction bar.
+In: results.json and samples.jsonl as decoded. Out: notes on claims that an honest run may make too,
+or VerificationFailed; ValueError for numbers that no run can give. A node can sign anything, and its texts
+and numbers end up in reports, in files and in divisors.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from bench.training.methods import known_methods
 if TYPE_CHECKING:
     from bench.records.run_results import Results, TrialResult
 
-# Messages of torch and of drivers, which may have several lines. Reports show them in one.
+# Paths of messages from torch and drivers, which may have several lines; reports show them on one line.
 _MULTI_LINE_ALLOWED = re.compile(
     r"/trials/\d+/(failure|unproven)/(reason|detail|phase)|/skipped/\d+/reason|/run/stopped"
 )
 
-# Largest measured rate, as a multiple of the vendor's peak: that peak is for one clock, and some cards are
-# sold to run above it, none at half as much again.
+# Largest measured rate, as a multiple of the vendor's peak: that peak is for one clock, and some cards
+# are sold to run at a higher clock, but not at 1.5 times that clock.
 MAX_SHARE_OF_PEAK = 1.5
 
 
@@ -85,7 +85,7 @@ def require_limits(results: Results) -> None:
     """Refuse matrix products and estimates that are faster than the node's GPUs can compute.
 
     An estimate is ranked only below the measured ceiling, so a bounded ceiling bounds it too; an estimate
-    without a ceiling is bounded here. GPUs that the catalogue lacks are not judged.
+    without a ceiling is bounded by this function. GPUs that the catalogue lacks are not judged.
     """
     gpus = [gpu_named(gpu.name) for gpu in results.node.gpus]
     known_gpus = [gpu for gpu in gpus if gpu is not None]
@@ -141,7 +141,7 @@ def require_same_node(node: NodeFacts, signed: Mapping[str, Any]) -> None:
 
 
 def doubts(results: Results, measurements: Iterable[Measurement], spent_seconds: float) -> Iterator[Note]:
-    """Notes on what an honest run may say too, when its clock was set or its limits could not be measured."""
+    """Yield notes on claims that an honest run may make too, if its clock was set or a limit is missing."""
     run = results.run
     lasted = run.ended_at - run.started_at
     if spent_seconds > lasted + DRIFT_SECONDS:
@@ -152,4 +152,4 @@ def doubts(results: Results, measurements: Iterable[Measurement], spent_seconds:
         yield Note(None, "by its own clock it measured at other times than it ran: taken on trust")
     estimates = ((t.model, t.estimate) for t in results.trials if t.estimate is not None)
     for model in dict.fromkeys(m for m, e in estimates if e.ceiling_flops_per_second is None):
-        yield Note(model, "no limit of its machine was measured: taken on trust that it can do as much")
+        yield Note(model, "no limit of its machine was measured: its speed is taken on trust")

@@ -53,7 +53,7 @@ def recompute_run(document: Any, files: Files) -> RunContents:
     try:
         results = from_json(Results, document)
     except DecodeError as error:
-        raise VerificationFailed(f"does not have its form: {error}", where="results.json") from None
+        raise VerificationFailed(f"is malformed: {error}", where="results.json") from None
     if results.manifest_digest != "sha256:" + files.sha256["manifest.json"]:
         raise VerificationFailed("the results are of another manifest")
     check_image(manifest.document, results.node.image)
@@ -104,7 +104,7 @@ def _require_summaries(
         if difference := _difference(theirs, ours):
             raise VerificationFailed(f"trial {theirs.id}: {difference} does not follow from the samples")
     for claimed in results.winners:
-        # How many settings were undecided depends on that version's search: the number is not recomputed.
+        # The number of undecided settings depends on the version that ran: it is not recomputed.
         recomputed = fastest_with_confidence(claimed.model, results.trials, claimed.undecided)
         if claimed.undecided < 0 or _difference(claimed, recomputed):
             raise VerificationFailed(f"the fastest of {claimed.model} is not the one that its trials show")
@@ -136,7 +136,7 @@ def require_same_run(results_run: RunFacts, node: NodeFacts, signed: Predicate) 
 def _read_samples(
     files: Files, trials: Mapping[str, Trial], ceilings: Sequence[Ceiling], manifest_check: ManifestCheck
 ) -> Mapping[str, ReducedTrial]:
-    """The trials that samples.jsonl measures, reduced; each may have one earlier measurement."""
+    """Reduce the measurements in samples.jsonl, by trial; a trial may have one earlier measurement."""
     measured: dict[str, ReducedTrial] = {}
     earlier: dict[str, ReducedTrial] = {}
     for number, line in enumerate(files.lines("samples.jsonl"), start=1):
@@ -146,7 +146,7 @@ def _read_samples(
             name, measurement = document["trial"], from_json(Measurement, document["measurement"])
             reduced = earlier if document.get("earlier") is True else measured
         except (DecodeError, KeyError, TypeError) as error:
-            raise VerificationFailed(f"does not have its form: {error}", where=where) from None
+            raise VerificationFailed(f"is malformed: {error}", where=where) from None
         if not isinstance(name, str) or name not in trials:
             raise VerificationFailed("is of a trial that is not in the results", where=where)
         if name in reduced:
@@ -161,7 +161,7 @@ def _read_samples(
 
 
 def _trial(results: Results, entry: TrialResult) -> Trial:
-    """The trial that an entry of the results describes; its id must follow from its parts."""
+    """Rebuild the trial that an entry of the results describes; its id must follow from its parts."""
     model = next((m for m in results.models if m.name == entry.model), None)
     if model is None or entry.gpus < 1 or entry.micro_batch < 1:
         raise VerificationFailed(f"trial {entry.id} is of no model in the results")
@@ -188,7 +188,7 @@ def _end(entry: TrialResult, measured: Mapping[str, ReducedTrial]) -> ReducedTri
 
 
 def _difference(theirs: Any, ours: Any, name: str = "it") -> str | None:
-    """The name of the first field that differs by more than rounding; None if all agree."""
+    """Return the name of the first field that differs by more than rounding; None if all agree."""
     if theirs == ours:
         return None
     if is_dataclass(theirs) and type(theirs) is type(ours):

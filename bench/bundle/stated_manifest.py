@@ -1,8 +1,8 @@
 """The manifest of a bundle as its author stated it: parsed once a verification, then handed on.
 
-In: the bytes of manifest.json. Out: a `StatedManifest`, or VerificationFailed for what is no manifest. Pure.
-It is neither checked against a schema nor completed from known models: a bundle by another version of bench
-may name methods that this version lacks. `bench.planning.manifest` reads manifests that are to be run.
+In: the bytes of manifest.json. Out: a `StatedManifest`, or VerificationFailed. Pure.
+No schema is checked and no known model filled in: a bundle by another version of bench may name methods that
+this version lacks. `bench.planning.manifest` reads manifests that are to be run.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from bench.records.trial import NodeFacts
 
 @dataclass(frozen=True, slots=True)
 class StatedManifest:
-    """The part of a manifest that results can contradict, beside the document that it is part of."""
+    """The fields of a manifest that results can contradict, and the whole document."""
 
     data: bytes
     document: Mapping[str, Any]
     models: tuple[Any, ...]
-    entries: Mapping[str, Mapping[str, Any]]  # of the models, by name
+    entries: Mapping[str, Mapping[str, Any]]  # the items of "models" as objects, by name
     gpus: int | None = None
     micro_batch: int | str = "auto"
     memory_cap_gib: float | None = None
@@ -37,17 +37,17 @@ class StatedManifest:
         return None if self.memory_cap_gib is None else int(self.memory_cap_gib * 2**30)
 
     def methods_of(self, model: str) -> Any:
-        """A model's own "methods", else the manifest's."""
+        """Return a model's own "methods", else the manifest's."""
         return self.entries.get(model, {}).get("methods", self.methods)
 
     def micro_batch_of(self, model: str) -> Any:
-        """A model's own "micro_batch", else the manifest's: a number, or "auto" to have it searched."""
+        """Return a model's own "micro_batch", else the manifest's: a number, or "auto" for a search."""
         return self.entries.get(model, {}).get("micro_batch", self.micro_batch)
 
     def conditions_of(self, model: str) -> tuple[tuple[str, str], ...]:
-        """(name, text) of what decides a model's fastest setting and stands in the manifest alone.
+        """Return (name, text) of each condition of a model's fastest setting that only the manifest states.
 
-        TypeError where "methods" is neither a text nor a list.
+        Raises TypeError if "methods" is neither a text nor a list.
         """
         return (
             ("methods", _methods_text(self.methods_of(model))),
@@ -55,13 +55,13 @@ class StatedManifest:
         )
 
     def gpus_of(self, node: NodeFacts) -> int:
-        """The number of a node's GPUs that train: all of them, unless the manifest asks for fewer."""
+        """Count the GPUs of a node that train: all of them, unless the manifest asks for fewer."""
         installed = len(node.gpus)
         return self.gpus if self.gpus and 0 < self.gpus < installed else installed
 
 
 def read_document(data: bytes) -> Mapping[str, Any]:
-    """The JSON object in these bytes, whichever kind of manifest it is."""
+    """Parse the manifest of a run or of a node check as a JSON object."""
     try:
         document = strict_loads(data)
     except DecodeError as error:
@@ -72,7 +72,7 @@ def read_document(data: bytes) -> Mapping[str, Any]:
 
 
 def read_stated(data: bytes) -> StatedManifest:
-    """The manifest of a run that trained models."""
+    """Parse the manifest of a run that trained models."""
     document = read_document(data)
     derived = {"data": data, "document": document, "entries": _entries(document.get("models"))}
     names = {field.name for field in fields(StatedManifest)} - derived.keys()
@@ -94,7 +94,7 @@ def _no_manifest(reason: object) -> VerificationFailed:
 
 
 def _methods_text(methods: Any) -> str:
-    """A short text, which differs wherever the methods differ."""
+    """Return a short text that differs whenever the methods differ."""
     entries = [methods] if isinstance(methods, str) else list(methods)
     if all(isinstance(entry, str) for entry in entries):
         return ", ".join(entries)

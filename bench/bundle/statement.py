@@ -17,9 +17,9 @@ from bench.base.strict_json import DecodeError, canonical_json, from_json, stric
 from bench.records.trial import NodeFacts
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
-# in-toto asks for a globally unique URI. A random UUID is one, and needs no domain that must be kept.
+# in-toto asks for a globally unique URI. A random UUID is unique, and needs no domain that must be kept.
 _PREDICATE_URN = "urn:uuid:96ed7b46-ed52-4e43-99b8-c7ff1d48d57f#"
-# The first version: one signature, by a key without a certificate. Read, and no longer written.
+# The first version: one signature, by a key without a certificate. It is read, but no longer written.
 FIRST: Literal["bench/run/v1"] = "bench/run/v1"
 PREDICATE_SCHEMA: Literal["bench/run/v2"] = "bench/run/v2"
 Level = Literal["self", "operator"]
@@ -38,7 +38,7 @@ class Predicate:
     started_at: str  # RFC 3339 in UTC, to the second: see utc()
     ended_at: str
     complete: bool  # false: interrupted, or out of budget
-    level: Level = "self"  # claimed assurance; a verifier decides which one is proven
+    level: Level = "self"  # claimed assurance; a verifier decides which level is proven
     nonce: str | None = None  # of the operator's challenge; None: there was no challenge
     schema: Literal["bench/run/v1", "bench/run/v2"] = PREDICATE_SCHEMA
 
@@ -49,12 +49,12 @@ class Statement(NamedTuple):
 
 
 def build_statement(subjects: Mapping[str, str], predicate: Predicate) -> bytes:
-    """The bytes to sign, for files given by name and sha256: canonical JSON, subjects sorted by name."""
+    """Build the bytes to sign, of files given by name and sha256: canonical JSON, subjects sorted by name."""
     if fault := _statement_fault(subjects, predicate):
         raise ValueError(fault)
     fields = to_json(predicate)
     if predicate.schema == FIRST:
-        del fields["nonce"]  # that version had none
+        del fields["nonce"]  # the first version had no nonce
     return canonical_json(
         {
             "_type": STATEMENT_TYPE,
@@ -66,7 +66,7 @@ def build_statement(subjects: Mapping[str, str], predicate: Predicate) -> bytes:
 
 
 def parse_statement(data: bytes) -> Statement:
-    """The statement in these bytes; VerificationFailed unless build_statement would write the same bytes."""
+    """Parse a statement; VerificationFailed unless build_statement would write the same bytes."""
     try:
         document = strict_loads(data)
         _check_versions(document)
@@ -105,7 +105,7 @@ def _check_versions(document: Any) -> None:
 
 
 def _statement_fault(subjects: Mapping[str, str], predicate: Predicate) -> str | None:
-    """Why these parts are no statement; None if they are one."""
+    """Say why these parts do not make a statement; None if they do."""
     for name, sha256 in subjects.items():
         if not _SUBJECT.fullmatch(name) or not is_sha256(sha256):
             return f"the subject {name!r:.80} has a bad name or sha256"
@@ -124,7 +124,7 @@ def _statement_fault(subjects: Mapping[str, str], predicate: Predicate) -> str |
 
 
 def identity_of(node: NodeFacts, gpus: Sequence[str] | None = None) -> dict[str, Any]:
-    """A machine as statements name it; `gpus` are the UUIDs on all machines, for a run on several."""
+    """Describe a machine as statements do; `gpus` are the UUIDs on all machines, for a run on several."""
     return {
         "gpus": [gpu.uuid for gpu in node.gpus] if gpus is None else list(gpus),
         "driver": node.driver,

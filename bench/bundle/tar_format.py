@@ -27,7 +27,7 @@ RECEIPT_SIGNATURE = "receipt.json.sig"
 # Files that the statement does not list, since they are made from the statement.
 SIGNING = frozenset({STATEMENT, SIGNATURE, ENVELOPE, CERTIFICATE, RECEIPT, RECEIPT_SIGNATURE})
 
-# Files that the statement lists, and whether a bundle must have them. A new kind of file is a new row here.
+# Files that the statement lists, and whether a bundle must have them. A new kind of file is a new row.
 PAYLOAD: Mapping[str, bool] = {
     "manifest.json": True,
     "results.json": True,
@@ -77,7 +77,7 @@ class Member(NamedTuple):
 
 
 def payload_fault(names: Iterable[str]) -> str | None:
-    """Why a bundle cannot have exactly these payload files; None if it can."""
+    """Say why a bundle cannot have exactly these payload files; None if it can."""
     present = set(names)
     for name, needed in PAYLOAD.items():
         if needed and name not in present:
@@ -94,7 +94,7 @@ def sha256_of(chunks: Iterable[bytes]) -> str:
 
 
 def header(name: str, size: int) -> bytes:
-    """The one ustar header that a member may have: mode 0644, no owner, no time, a regular file."""
+    """Make the one ustar header that a member may have: mode 0644, no owner, no time, a regular file."""
     head = name.encode().ljust(_NAME_BYTES, b"\0")
     head += b"%07o\0%07o\0%07o\0%011o\0%011o\0" % (0o644, 0, 0, size, 0)
     tail = b"0" + bytes(100) + b"ustar\x0000" + bytes(247)
@@ -111,7 +111,7 @@ class MemberRules:
         self._total = 0
 
     def fault(self, name: str, size: int) -> str | None:
-        """Why this member may not come next; None if it may, and then it counts as the last one."""
+        """Say why this member may not come next; None if it may: then the member is recorded."""
         if not _NAME.fullmatch(name) or len(name) > _NAME_BYTES:
             return f"the name {name[:120]!r} is not of the allowed form"
         if name <= self._last:
@@ -142,15 +142,15 @@ class Bundle:
         self.members: Mapping[str, Member] = {m.name: m for m in self._walk()}
 
     def digest(self, name: str) -> str:
-        """The sha256 of a member of any size, in bounded memory."""
+        """Compute the sha256 of a member of any size, in bounded memory."""
         return sha256_of(self.chunks(name))
 
     def read(self, name: str) -> bytes:
-        """A member's bytes in one piece."""
+        """Read a member's bytes in one piece."""
         return b"".join(self.chunks(name))
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """A member's bytes in chunks of CHUNK bytes."""
+        """Yield a member's bytes in chunks of CHUNK bytes."""
         member = self._member(name)
         end = member.offset + member.size
         for at in range(member.offset, end, CHUNK):
@@ -215,15 +215,15 @@ def _header_fault(block: bytes, name: str) -> str:
 
 @contextmanager
 def open_bundle(path: Path) -> Iterator[Bundle]:
-    """The bundle at this path. BadInput if there is no file, VerificationFailed if it is not a bundle.
+    """Open the bundle at this path. BadInput if there is no file, VerificationFailed if it is not a bundle.
 
-    A VerificationFailed raised while it is open gets the path in front of its `where`.
+    A VerificationFailed raised while the bundle is open gets the path in front of its `where`.
     """
     with open_regular(path) as file:
         try:
             yield Bundle(file)
         except VerificationFailed as error:
-            if error.where is None or not error.where.startswith(str(path)):  # it has it if opened twice
+            if error.where is None or not error.where.startswith(str(path)):  # not in front yet
                 error.where = f"{path}: {error.where}" if error.where else str(path)
             raise
         except OSError as error:

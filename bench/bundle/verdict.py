@@ -28,7 +28,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """The recomputed contents of a bundle, be it of a training run or of a node check."""
+    """The recomputed contents of a bundle, of a training run or of a node check."""
 
     samples: int
     measured_seconds: float  # the sum of the times of all samples
@@ -36,7 +36,7 @@ class Contents:
     slowed: Mapping[str, Slowed] = field(default_factory=dict)  # trials in which a GPU was held back, by id
 
     def facts(self) -> dict[str, object]:
-        """The field "recomputed" of `bench verify --json`."""
+        """Return the field "recomputed" of `bench verify --json`."""
         return {"samples": self.samples, "measured_seconds": self.measured_seconds}
 
 
@@ -68,7 +68,7 @@ class Verdict(Generic[C_co]):
     certificate_sha256: str | None
     certified_until: str | None
     trusted: bool
-    trusted_by: str | None  # the file that lists the key or its authority, and the name there
+    trusted_by: str | None  # the file that lists the key or its authority, and the name in that file
     doubt: str | None  # why no trusted key vouches for it, as a sentence
     level: Level  # proven to this verifier
     level_claimed: Level  # stated in the bundle
@@ -84,7 +84,7 @@ class Verdict(Generic[C_co]):
     contents: C_co
 
     def to_lines(self) -> list[str]:
-        """The lines of `bench verify` on what is proven, each with a label in front."""
+        """Return the lines of `bench verify` on what is proven, each with a label in front."""
         counted = f"{self.files:,} files, {self.contents.samples:,} samples"
         lines = [
             f"valid      {counted}; every summary recomputed and equal",
@@ -97,7 +97,7 @@ class Verdict(Generic[C_co]):
         return lines + [f"SLOWED     {line}" for line in slowed_lines(self.contents.slowed)]
 
     def to_json(self) -> dict[str, object]:
-        """The document of `bench verify --json`, without its field "valid"."""
+        """Return the document of `bench verify --json`, without its field "valid"."""
         named = field_values(self) | {"recomputed": self.contents.facts()}
         return {name: to_json(value) for name, value in named.items() if name != "contents"}
 
@@ -113,7 +113,7 @@ class Verdict(Generic[C_co]):
         if self.doubt is not None:
             lines += [f"doubt      {self.doubt}", f"           {TO_TRUST}"]
         if self.received_at is not None and self.seen_seconds is not None:
-            from bench.records.text import seconds_text  # its imports are needed here alone
+            from bench.records.text import seconds_text  # only a receipt needs its imports
 
             after = f"{seconds_text(self.seen_seconds)} after its challenge"
             lines.append(f"received   and countersigned by the same key on {self.received_at}, {after}")

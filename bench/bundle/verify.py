@@ -56,7 +56,7 @@ class TrustRules:
     trust: TrustPolicy | None = None
     demanded: bool = True  # an untrusted signer fails the bundle; else its verdict is "not trusted"
     revoked: tuple[Revoked, ...] = ()
-    now: float | None = None  # unix seconds; None: the clock's
+    now: float | None = None  # unix seconds; None: the clock is read
 
 
 class Files:
@@ -68,22 +68,22 @@ class Files:
         self.sha256 = statement.subjects  # of each file, as signed
 
     def read(self, name: str) -> bytes:
-        """A file in one piece; only small ones can be read so."""
+        """Read a file in one piece; only a small file can be read so."""
         self._require_signed(name)
         data = self._bundle.read(name)
         self._require_unchanged(name, hashlib.sha256(data).hexdigest())
         return data
 
     def lines(self, name: str) -> Iterator[bytes]:
-        """A file line by line. Results from the lines may be used only once the iterator has ended."""
+        """Yield a file line by line. Results from the lines may be used only once the iterator has ended."""
         for block in self.blocks(name):
             yield from block.removesuffix(b"\n").split(b"\n")
 
     def blocks(self, name: str) -> Iterator[bytes]:
-        """A file in blocks of whole lines. Results from them may be used only once the iterator has ended."""
+        """Yield a file in blocks of whole lines. Results from blocks may be used only after the last one."""
         self._require_signed(name)
         digest = hashlib.sha256()
-        rest = b""  # of the last block, after its last line end
+        rest = b""  # the bytes after the last line end of the last block
         for chunk in self._bundle.chunks(name):
             digest.update(chunk)
             end = chunk.rfind(b"\n") + 1
@@ -120,7 +120,7 @@ class Origin:
 
     signed: Signed
     receipt: Receipt | None
-    trusted_by: str | None  # the file that lists the key or its authority, and as whom
+    trusted_by: str | None  # the file that lists the key or its authority, and the name in that file
     doubt: str | None  # why no trusted key vouches for it
 
 
@@ -160,7 +160,7 @@ def _check_certificate_file(bundle: Bundle, certificate: Certificate | None) -> 
 
 
 def _receipt(bundle: Bundle, certificate: Certificate | None) -> Receipt | None:
-    """The receipt, signed by the authority that certified the run's key; None for a bundle without one."""
+    """Read the receipt, signed by the authority that certified the run's key; None if there is none."""
     if RECEIPT not in bundle.members and RECEIPT_SIGNATURE not in bundle.members:
         return None
     data = bundle.read(RECEIPT)
@@ -172,7 +172,7 @@ def _receipt(bundle: Bundle, certificate: Certificate | None) -> Receipt | None:
 
 
 def _out_of_time(certificate: Certificate, at: float) -> str | None:
-    """Why a certificate is not valid at a time, in unix seconds; None if it is."""
+    """Say why a certificate is not valid at a time, in unix seconds; None if it is."""
     if at < certificate.valid_after:
         return f"the run's certificate was not valid yet: it is from {utc(certificate.valid_after)}"
     if at >= certificate.valid_before:
@@ -181,7 +181,7 @@ def _out_of_time(certificate: Certificate, at: float) -> str | None:
 
 
 def _trusted_by(signed: Signed, receipt: Receipt | None, at: float, trust: TrustPolicy) -> str:
-    """The entry of the trust list that vouches for the signer or its authority; Untrusted without one."""
+    """Find the entry of the trust list that vouches for the signer or its authority, or raise Untrusted."""
     certificate = signed.certificate
     if certificate is None:
         return trust.accept(signed.key, BUNDLE_NAMESPACE, at)
@@ -244,7 +244,7 @@ def _check_files(bundle: Bundle, subjects: Mapping[str, str]) -> None:
 
 
 def verify_bundle(path: Path, recompute: Recompute[C], rules: TrustRules | None = None) -> Verdict[C]:
-    """The verdict on a bundle, or VerificationFailed with the file and the reason.
+    """Verify a bundle; VerificationFailed, with the file and the reason, if a check fails.
 
     `recompute` derives every summary once more from the raw samples in the payload files; it raises
     VerificationFailed if one differs, and returns the contents of the verdict.

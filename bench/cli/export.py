@@ -6,16 +6,16 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.base.errors import BadInput, BenchError, nearest
+from bench.base.errors import BadInput, nearest
 from bench.bundle.stated_manifest import read_stated
 from bench.bundle.tar_format import open_bundle
 from bench.export import Kind, write
-from bench.node_check.recompute_any import results_of
+from bench.node_check.recompute_any import recompute, results_of
 from bench.records.fastest import fastest, runner_up
 from bench.records.run_results import Results, TrialResult
 from bench.records.text import interval_text
 from bench.records.trial import NodeFacts, Trial
-from bench.report.read_bundles import Lists, check_all
+from bench.report.read_bundles import Lists, verify_one
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,7 @@ class ExportArguments:
 
 
 def export(request: ExportArguments) -> int:
-    ((_, verdict),) = check_all([request.bundle], Lists(request.trust, request.revoked))
-    if isinstance(verdict, BenchError):
-        raise verdict
-    results = results_of(verdict)
+    results = results_of(verify_one(request.bundle, Lists(request.trust, request.revoked), recompute))
     result = _choose(results, request.model, request.setting, str(request.bundle))
     trial = Trial(
         model=next(model for model in results.models if model.name == result.model),

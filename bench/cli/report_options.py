@@ -32,7 +32,7 @@ def _add_compare(commands: Commands) -> None:
     add = compare.add_argument
     add("bundles", type=Path, metavar="BUNDLE", nargs="+", help="files, folders, patterns")
     _add_lists(compare)
-    add("--prices", **FILE, help="your quotes, used before the shipped prices of 2024-09")
+    add("--prices", **FILE, help="your quotes, which take precedence over the shipped prices of 2024-09")
     dollars = "your budget in US dollars"
     add("--budget-usd", dest="budget", type=arguments.positive, metavar="N", help=dollars)
     deadline = "the longest time that a run may take: 14, 14d, 36h"

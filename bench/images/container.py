@@ -39,7 +39,7 @@ class Container:
     manifest: Path
     out: Path
     memory_bytes: int
-    user: tuple[int, int] = (NOBODY, NOBODY)  # uid and gid; never root
+    user: tuple[int, int] = (NOBODY, NOBODY)  # uid and gid of an unprivileged user
     gpus: bool = False
     network: bool = False  # share the host's network, for nodes that train together
     rdma: bool = False  # also pass the RDMA devices, and allow locked memory

@@ -1,7 +1,7 @@
 """The checks by name, in the order in which they run and are shown.
 
-A new check is a new file in bench/node_check/checks with a value `CHECK`, and its name here. The files are
-imported on the first call, since most commands need none of them.
+A new check is a new file in bench/node_check/checks with a value `CHECK`, and its name in a tuple below.
+The files are imported on the first call, since most commands need none of them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,6 @@ AFTER_LOAD = ("pcie", "nvlink", "fabric", "power", "ecc", "rows", "xid")
 
 @cache
 def known_checks() -> Mapping[str, Check]:
-    """Every check by name: first those that need a quiet node, then the load, which ends with the soak."""
+    """Return every check by name: those of the quiet node, those that load it, and those after the load."""
     files = (import_module(f"bench.node_check.checks.{file}") for file in (*BEFORE_LOAD, *LOAD, *AFTER_LOAD))
     return {file.CHECK.name: file.CHECK for file in files}

@@ -17,7 +17,7 @@ from bench.node_check.judging.standards import Expectations
 from bench.planning.manifest import Manifest, parse_manifest, read_manifest, schema_mistakes
 
 SCHEMA = "bench/node-check/v1"
-SHIPPED = Path(str(files("bench.data") / "node-check.json"))  # manifests/node-check.json links to it
+SHIPPED = Path(str(files("bench.data") / "node-check.json"))  # manifests/node-check.json links to this file
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class CheckManifest:
     require: tuple[str, ...] = ()  # checks that must have an answer before the node passes
     expect: Expectations = field(default_factory=Expectations)
     levels: Mapping[str, DepthBudget] = field(default_factory=dict)
-    data: bytes = b""  # no JSON value is of this type, so that no document can hold it
+    data: bytes = b""  # no JSON value is of this type, so no document can set this field
 
     @property
     def digest(self) -> str:
@@ -59,18 +59,18 @@ class CheckManifest:
         return self.levels.get(depth, DEFAULTS[depth])
 
     def expected(self, device: Literal["cpu", "cuda"]) -> Expectations:
-        """The owner's expectations; the number of GPUs to check is also the number that must be present."""
+        """Return the owner's expectations; as many GPUs must be present as are to be checked."""
         gpus = self.expect.gpus or (self.gpus if device == "cuda" else None)
         return replace(self.expect, gpus=gpus)
 
 
 def load(path: Path | None) -> CheckManifest:
-    """The manifest at this path; without one, the shipped manifest."""
+    """Load the manifest at this path; without a path, the shipped manifest."""
     return parse(read_manifest(path or SHIPPED), str(path or SHIPPED.name))
 
 
 def parse(data: bytes, where: str) -> CheckManifest:
-    """Bytes to manifest, or BadInput with every mistake at once."""
+    """Parse a node-check manifest; BadInput with every mistake at once."""
     try:
         document = strict_loads(data)
     except DecodeError as error:
@@ -93,7 +93,7 @@ def read(data: bytes) -> CheckManifest:
 
 
 def _names(document: Mapping[str, Any]) -> Iterator[Mistake]:
-    """Mistakes in the names of checks and levels."""
+    """Yield mistakes in the names of checks and levels."""
     for key in ("skip", "require"):
         for i, name in enumerate(_list(document, key)):
             if isinstance(name, str) and name not in known_checks():
@@ -105,7 +105,7 @@ def _names(document: Mapping[str, Any]) -> Iterator[Mistake]:
 
 
 def _contradictions(document: Mapping[str, Any]) -> Iterator[Mistake]:
-    """Mistakes for checks that are both skipped and required."""
+    """Yield mistakes for checks that are both skipped and required."""
     require = _list(document, "require")
     for i, name in enumerate(_list(document, "skip")):
         if name in require:
@@ -121,7 +121,7 @@ AnyManifest = Manifest | CheckManifest
 
 
 def wanted_image(manifest: AnyManifest) -> str | None:
-    """The image that the manifest prescribes, if any; a node check prescribes none."""
+    """Return the image that the manifest prescribes, if any; a node check prescribes no image."""
     return None if isinstance(manifest, CheckManifest) else manifest.image
 
 
@@ -132,7 +132,7 @@ def load_any(path: Path) -> AnyManifest:
 
 
 def is_check(data: bytes) -> bool:
-    """True if the document's `schema` field names a node check."""
+    """Whether the document's `schema` field names a node check."""
     try:
         document = strict_loads(data)
     except DecodeError:

@@ -35,12 +35,12 @@ from bench.records.trial import NodeFacts
 if TYPE_CHECKING:
     from bench.bundle.verify import Files
 
-PACKAGES = ("bench.node_check", "bench.node_check.judging", "bench.node_check.checks")  # that judge
+PACKAGES = ("bench.node_check", "bench.node_check.judging", "bench.node_check.checks")  # whose sources judge
 
 
 @cache
 def rules_digest() -> str:
-    """SHA-256 over the sources that judge; equal in a checkout, a wheel and an image of the same code."""
+    """Hash the sources that judge: equal in a checkout, a wheel and an image of the same code."""
     digest = sha256()
     for package in PACKAGES:
         sources = [path for path in resources.files(package).iterdir() if path.name.endswith(".py")]
@@ -60,7 +60,7 @@ class CheckResults:
     level: Depth
     device: Literal["cpu", "cuda"]
     simulated: bool  # the GPUs are those of the fake NVML
-    profile: Profile | None  # as it was applied; other versions of bench may ship another one
+    profile: Profile | None  # that was applied; other versions of bench may ship another one
     expect: Expectations
     require: tuple[str, ...]
     verdict: Verdict
@@ -78,7 +78,7 @@ class CheckResults:
 
 
 def judge(evidence: Evidence, standards: Standards, require: Sequence[str]) -> tuple[Finding, ...]:
-    """The findings of every check, in order. A check without a finding gets one that says not-run."""
+    """Return the findings of every check, in order. A check without a finding gets one that says not-run."""
     return tuple(
         replace(finding, counts=True) if name in require else finding
         for name in known_checks()
@@ -160,7 +160,7 @@ def recompute_check(document: Any, files: Files) -> CheckContents:
         checked_figures(readings)
         course = read_course([strict_loads(line) for line in files.lines("telemetry.jsonl")])
     except DecodeError as error:
-        raise VerificationFailed(f"does not have its form: {error}", where="results.json") from None
+        raise VerificationFailed(f"is malformed: {error}", where="results.json") from None
     evidence = Evidence(results.level, results.device, results.node.gpus, named, course)
     try:
         findings = judge(evidence, results.standards, results.require)

@@ -30,10 +30,10 @@ from bench.node_check.judging.finding import (
 )
 from bench.records.text import bytes_text
 
-LEAST_VALUES = 4  # of fewer nodes no median says what is usual
+LEAST_VALUES = 4  # a median of fewer values does not show what is usual
 MAJORITY = 2 / 3  # share of the nodes that must agree before a property counts as the fleet's usual one
-LESS_MEMORY_PERCENT = 5.0  # below the median of the hosts: kernels reserve less, a missing module is more
-DEVIATIONS = 4.0  # times the fleet's spread under the median, and at least WARN_PERCENT, is an outlier
+LESS_MEMORY_PERCENT = 5.0  # below the hosts' median: more than kernels reserve, less than a module
+DEVIATIONS = 4.0  # an outlier is so many spreads under the median, and at least WARN_PERCENT
 WARN_PERCENT, FAIL_PERCENT = 4.0, 10.0  # under the median
 MAD_TO_SIGMA = 1.4826
 FIGURES = ("matmul", "memory", "copies", "peers", "all-reduce")
@@ -67,7 +67,7 @@ class FleetMember:
     values: tuple[Value, ...]
     gpu_count: int = 0
     driver: str = ""
-    vbios: str = ""  # several, where its GPUs differ
+    vbios: str = ""  # several, separated by commas, if its GPUs differ
     host_bytes: int = 0
 
     @property
@@ -84,7 +84,7 @@ class Spread:
     unit: str
     count: int
     median: float
-    spread_percent: float  # robust: 1.4826 times the median deviation, of the median
+    spread_percent: float  # robust: 1.4826 times the median deviation, in percent of the median
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class RepeatOffender:
 @dataclass(frozen=True, slots=True)
 class RankedNode:
     seen: FleetMember
-    verdict: Verdict  # its own, or worse by the fleet's
-    findings: tuple[Finding, ...]  # its own that are not passes, and the fleet's
+    verdict: Verdict  # of its own check, or a worse one by comparison
+    findings: tuple[Finding, ...]  # those of its own check that are not passes, then those of the comparison
     worst: Finding | None
     deviation_percent: float | None  # of its worst figure, from the fleet's median
 
@@ -109,7 +109,7 @@ class Fleet:
     nodes: tuple[RankedNode, ...]  # the worst first
     spreads: tuple[Spread, ...]
     lemons: tuple[RepeatOffender, ...]
-    older: tuple[str, ...]  # bundles of nodes of which there is a newer one
+    older: tuple[str, ...]  # paths of bundles whose node has a newer one
     verdict: Verdict
     schema: Literal["bench/fleet/v1"] = field(default="bench/fleet/v1", kw_only=True)
 
@@ -199,7 +199,7 @@ def _newest(members: Sequence[FleetMember]) -> tuple[list[FleetMember], list[Fle
 
 
 def _is_one_node(a: FleetMember, b: FleetMember) -> bool:
-    """True if most GPUs are the same: between two checks one GPU may be lost or replaced."""
+    """Whether two checks share most GPUs: between two checks one GPU may be lost or replaced."""
     uuids, others = set(a.uuids.values()), set(b.uuids.values())
     return a.identity == b.identity or 2 * len(uuids & others) > max(len(uuids), len(others))
 
@@ -224,7 +224,7 @@ def _unusual(member: FleetMember, fleet: Sequence[FleetMember]) -> Iterator[Find
                 source=source,
                 advice=advice,
             )
-    # Only nodes with the same number of GPUs: a machine rented with half of them has half of the memory.
+    # Compare only nodes with as many GPUs: a machine rented with half of them has half of the memory.
     sizes = [other.host_bytes for other in fleet if other.gpu_count == member.gpu_count]
     middle = median(sizes)
     least = middle * (1 - LESS_MEMORY_PERCENT / 100)
@@ -241,9 +241,9 @@ def _unusual(member: FleetMember, fleet: Sequence[FleetMember]) -> Iterator[Find
 
 
 def _copied(members: Sequence[FleetMember]) -> Mapping[int, tuple[Finding, ...]]:
-    """Findings, by id(), for members whose figures equal those of another run to the last digit.
+    """Make findings, by id(), for members whose figures equal those of another run to the last digit.
 
-    Which of them measured and which copied cannot be told, so that each of them gets one.
+    It is not known which of them measured and which copied, so each of them gets a finding.
     """
     by_figures: dict[frozenset[tuple[str, float]], list[FleetMember]] = {}
     for member in members:
@@ -270,7 +270,7 @@ def _copy(member: FleetMember, others: Sequence[str]) -> Finding:
 
 
 def _usual(values: Sequence[str]) -> str | None:
-    """The value that over two thirds of the nodes share; None if there is none, or too few report one."""
+    """Find the value that over two thirds of the nodes share; None if there is no such value."""
     reported = [value for value in values if value]
     if len(reported) < LEAST_VALUES:
         return None
@@ -315,7 +315,7 @@ def _order(node: RankedNode) -> tuple[int, float, str]:
 def _lemons(
     members: Sequence[FleetMember], outliers: Mapping[str, tuple[Finding, ...]]
 ) -> tuple[RepeatOffender, ...]:
-    """GPUs that failed in more than one check, by UUID, which a GPU keeps when it moves to another node."""
+    """Find GPUs that failed in more than one check, by UUID, which a GPU keeps when it is moved."""
     times: dict[str, dict[str, str]] = {}
     for member in sorted(members, key=lambda member: member.started_at):
         findings = _against_cards([*member.findings, *outliers.get(member.run_id, ())])

@@ -20,20 +20,20 @@ AnyVerdict = Verdict[AnyContents]
 
 
 def recompute(files: Files) -> AnyContents:
-    """Every summary again, from the raw samples or readings; VerificationFailed where one differs."""
+    """Recompute every summary from the raw samples or readings; VerificationFailed where one differs."""
     try:
         document = strict_loads(files.read("results.json"))
     except DecodeError as error:
-        raise VerificationFailed(f"does not have its form: {error}", where="results.json") from None
+        raise VerificationFailed(f"is malformed: {error}", where="results.json") from None
     if isinstance(document, dict) and document.get("schema") == "bench/check-results/v1":
-        from bench.node_check.check_results import recompute_check  # brings every check
+        from bench.node_check.check_results import recompute_check  # imports every check
 
         return recompute_check(document, files)
     return recompute_run(document, files)
 
 
 def results_of(verdict: AnyVerdict) -> Results:
-    """The results of a run that trained; BadInput for a node check."""
+    """Return the results of a run that trained; BadInput for a node check."""
     if not isinstance(verdict.contents, RunContents):
         raise BadInput("is a node check, without models", where=verdict.path, advice="bench compare shows it")
     return verdict.contents.results

@@ -59,7 +59,7 @@ def trust(path: Path, name: str) -> tuple[Path, list[str]]:
     lists = _own(ALLOWED_SIGNERS)
     before = lists.read_text() if lists.exists() else ""
     if before:
-        TrustPolicy.from_text(before, str(lists))  # a damaged file is refused, not extended
+        TrustPolicy.from_text(before, str(lists))  # refuses a damaged file
     added = [line for line in trust_lines(public_half(path, THEIRS), name) if line not in before.splitlines()]
     if added:
         lists.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

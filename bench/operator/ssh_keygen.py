@@ -30,7 +30,7 @@ class OperatorKey:
 
     @classmethod
     def find(cls, path: Path | None) -> OperatorKey:
-        """Return the key of a private file, or of a .pub file with its private half in a file or an agent."""
+        """Return the key of a private or .pub file; the latter's private half is beside it or in an agent."""
         path = path or default_key_path()
         if not path.exists():
             advice = (
@@ -79,7 +79,7 @@ class OperatorKey:
 def run_ssh_keygen(arguments: Sequence[str], *, where: str, stdin: bytes | None = None) -> bytes:
     """Run ssh-keygen and return its output; if it fails, EnvironmentCannot has its last line of errors."""
     try:
-        command, environment = ["ssh-keygen", *arguments], os.environ | {"TZ": "UTC"}  # for the times in -V
+        command, environment = ["ssh-keygen", *arguments], os.environ | {"TZ": "UTC"}  # -V has times in UTC
         done = subprocess.run(command, input=stdin, capture_output=True, check=False, env=environment)
     except FileNotFoundError:
         advice = "install OpenSSH's client programs"

@@ -29,7 +29,7 @@ _LOOK_UP = (
     "import importlib.util as u,sys;"
     f"print(*sys.version_info[:2], sep='.');print(*[m for m in {NEEDED!r} if not u.find_spec(m)])"
 )
-_GPU_LINE = re.compile(r"\s*\d+,[^,]*(,[^,]*){4}$")  # of nvidia-smi's output
+_GPU_LINE = re.compile(r"\s*\d+,[^,]*(,[^,]*){4}$")  # a GPU's line in the output of nvidia-smi
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Survey:
     python: str | None = None  # Python's version, major.minor; None: not asked for, or Python does not run
     lacking: tuple[str, ...] = ()  # modules that the node's Python lacks
     missing_programs: tuple[str, ...] = ()
-    slurm: str | None = None  # version
+    slurm: str | None = None  # Slurm's version; None: not installed
     gpu_trouble: str | None = None  # error message of nvidia-smi
 
 
@@ -225,7 +225,7 @@ def _gpus(answers: Answers) -> list[GpuState]:
     gpus = []
     for line in filter(_GPU_LINE.match, answers.get("gpus", (1, ""))[1].splitlines()):
         index, name, *numbers = (field.strip() for field in line.split(","))
-        total, used, busy, errors = (int(n) if n.isdigit() else 0 for n in numbers)  # or "[N/A]"
+        total, used, busy, errors = (int(n) if n.isdigit() else 0 for n in numbers)  # 0 for "[N/A]"
         gpus.append(GpuState(int(index), name, total, used, busy, errors))
     return gpus
 
@@ -257,7 +257,7 @@ def _engine(name: str, answers: Answers) -> InstalledEngine:
         return InstalledEngine(None, (text.strip().splitlines() or ["it does not answer"])[-1][:300])
     if name == "apptainer":
         return InstalledEngine(EngineFacts("apptainer", text.split()[-1], "runtime", None))
-    info = json.loads(text[text.index("{") :])  # warnings may come first
+    info = json.loads(text[text.index("{") :])  # warnings may precede the JSON
     if name == "docker" and not info.get("ServerVersion"):
         errors = info.get("ServerErrors") or ["its daemon does not answer"]
         return InstalledEngine(None, str(errors[0])[:300])

@@ -40,7 +40,7 @@ class Record:
     out: str  # folder on this machine, absolute: RUN/ is the mirror, HOST-RUN.tar the bundle
     key: str | None
     ledger: str | None
-    valid_seconds: int  # of the run's certificate
+    valid_seconds: int  # validity of the run's certificate
     keep: bool
     began_at: int
     state: State = "begun"

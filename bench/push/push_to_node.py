@@ -42,7 +42,7 @@ from bench.records.text import seconds_text, size_text
 _LOOK_SECONDS = 1.0  # between two looks at a run, at first
 _LONGEST_LOOK_SECONDS = 5.0  # between two looks at a run that has been watched for a while
 _DEAD_LOOKS = 4  # dead states in a row after which a run is dead: run.sh may not have written its pid yet
-_END_LOOKS = 120  # looks, a second apart, at a run that was asked to end, before that fails
+_END_LOOKS = 120  # looks, a second apart, at a run that was asked to end, before the push fails
 
 
 class Interrupted(Incomplete):
@@ -285,7 +285,7 @@ class NodePush:
             more = f" (and {len(stops) - 1} more)" if len(stops) > 1 else ""
             raise EnvironmentCannot(f"{stops[0].what}{more}", advice=stops[0].advice or None)
         resources = resources_text(survey, chosen.engine)
-        self._enter("preflight", f"{'continuing all the same' if stops else 'ok'}: {resources}")
+        self._enter("preflight", f"{'continuing despite findings' if stops else 'ok'}: {resources}")
         identity = chosen.image.facts.identity if chosen.image else None
         required = None if request.pull else wanted_image(request.manifest)
         check_identity(identity, required, request.image or "the image")

@@ -43,7 +43,7 @@ class PushOptions:
     python: str = "python3"
     place: str | None = None  # folder on the node; None: $HOME/.bench
     budget_seconds: float | None = None
-    level: Depth | None = None  # of a node check; None: as the manifest says
+    level: Depth | None = None  # depth of a node check; None: the manifest's level
     ledger: Path | None = None
     keep: bool = False
     once: bool = False  # skip a host whose bundle of this manifest was fetched already
@@ -86,7 +86,7 @@ class Result:
     image: str | None = None
     engine: str | None = None
     sent_bytes: int = 0
-    to_send_bytes: int | None = None  # in a dry run
+    to_send_bytes: int | None = None  # bytes that a push would send at most, after a dry run
     code: int | None = None  # exit code of the run on the node
     bundle: Path | None = None
     verdict: AnyVerdict | None = None

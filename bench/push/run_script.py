@@ -57,12 +57,12 @@ class Job:
     identity: Identity | None  # identity of the image
     python: str  # path of Python, for the engine "none"
     user: tuple[int, int]  # uid and gid in a container
-    memory_bytes: int  # of the node
+    memory_bytes: int  # memory of the node
     gpus: Gpus | None
     on_cpu: bool
     budget_seconds: float | None = None
-    checks: bool = False  # a node check instead of training
-    level: str | None = None  # of a node check; None: as the manifest says
+    checks: bool = False  # whether the run is a node check instead of training
+    level: str | None = None  # depth of a node check; None: the manifest's level
     slurm: Slurm | None = None
     member: GroupMember | None = None  # None: the node trains alone, or Slurm brings several together
     moved: bool = False  # the run was begun on another machine of the same kind
@@ -227,7 +227,7 @@ def _shell_word(word: str) -> str:
         return f"$([ -d {RDMA} ] && echo {word})"
     if match := _PASSED_ON.fullmatch(word):
         return f'${{{match[1]}+--env={match[1]}="${match[1]}"}}'
-    parts = _VARIABLE.split(word)  # text, name, text, name, text
+    parts = _VARIABLE.split(word)  # texts, with names of variables between them
     if not any(name.startswith("BENCH_") for name in parts[1::2]):
         return shlex.quote(word)
     parts[1::2] = ['"$SLURM_NODEID"' if name == "BENCH_NODE" else f'"${name}"' for name in parts[1::2]]

@@ -17,7 +17,7 @@ from bench.push.request import Result
 from bench.records.text import size_text
 
 _PLAIN_EVERY_SECONDS = 15.0  # between two lines on an upload, if stderr is not a terminal
-_ROWS = 60  # of the live table; hosts beyond them are only counted
+_ROWS = 60  # most rows of the live table; further hosts are only counted
 
 
 class Screen:

@@ -104,7 +104,7 @@ def ship(
     runnable = _verify_loaded(node, engine, image, named_by_configuration=named_by_configuration)
     if engine == "docker" and named_by_configuration:
         names = " ".join(blob.digest.removeprefix("sha256:") for blob in layers)
-        node.ask(f"cd {shlex.quote(place)}/blobs && rm -f {names}; rmdir ../blobs")  # the engine has them now
+        node.ask(f"cd {shlex.quote(place)}/blobs && rm -f {names}; rmdir ../blobs")  # the engine has copies
     return Shipped(runnable, total, True, image.facts.identity)
 
 
@@ -253,7 +253,7 @@ def pull(node: Node, survey: Survey, engine: str, reference: str, required: str 
     changed = stored.id not in {image.id for image in state.images}
     accepted = required is None or (identity is not None and identity.config == required)
     script = ":"
-    if changed and accepted:  # tagged, so that `clean` finds and removes it
+    if changed and accepted:  # the tag lets `clean` find and remove the image
         script = f"{engine} tag {stored.id} bench-push:{stored.id.removeprefix('sha256:')[:16]}"
     if not before:
         script += f" && {engine} image rm {name} >/dev/null"

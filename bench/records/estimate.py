@@ -1,8 +1,8 @@
 """Estimate a recipe's days from raw samples. Pure arithmetic; the runner and the verifier both call it.
 
 A step of A passes takes  update + A * pass.  Two accumulation counts, low < high, give the line: its slope
-is one pass, its intercept the update with what the synchronised pass costs more. A recipe's step is a
-weighted sum of the two means, which gives its interval too.
+is one pass, its intercept the update with the extra cost of the synchronised pass. A recipe's step is a
+weighted sum of the two means, which gives the step's interval too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench.records.trial import Ceiling, Measurement, StepSample, Trial
 from bench.training.models import Flops, Model
 
 SECONDS_A_DAY = 86_400
-# Standard deviation of the time between processes that train the same, as a share of it; it comes on top of a
+# Standard deviation of the time between processes that train the same, as a share of the time; it widens a
 # trial's own interval (docs/accuracy.md).
 BETWEEN_PROCESSES = 0.005
 TO_SIGMA = 1 / 1.96  # from the half-width of a 95% interval to a standard deviation
@@ -51,17 +51,17 @@ class Interval:
         return self.among(BETWEEN_PROCESSES)
 
     def among(self, spread: float) -> Interval:
-        """The interval widened by a spread between processes: a standard deviation, as a share."""
+        """Widen the interval by a spread between processes: a standard deviation, as a share of the value."""
         return Interval(self.value, math.hypot(self.half_width, spread / TO_SIGMA * self.value))
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A trial's step, days and rates, by its samples."""
+    """A trial's step, days and rates, computed from its samples."""
 
     step_seconds: Interval  # one recipe step, without saving, evaluating and logging
     pass_seconds: float | None  # None: a step is one pass, and nothing tells pass and update apart
-    update_seconds: float | None  # with what the synchronised pass costs more than others
+    update_seconds: float | None  # with the extra cost of the synchronised pass
     overhead_seconds: float  # saving, evaluating and logging, per step
     units_per_second: float  # tokens or images, overhead included
     days: Interval
@@ -71,7 +71,7 @@ class Estimate:
 
     @property
     def utilisation(self) -> float | None:
-        """The share of the rate that this machine's own matrix products reached."""
+        """Rate of the model's own arithmetic, as a share of the machine's best rate of matrix products."""
         ceiling = self.ceiling_flops_per_second
         return self.flops_per_second / ceiling if ceiling else None
 
@@ -82,9 +82,9 @@ class Estimate:
 
 
 def step_interval(samples: Iterable[StepSample], accumulation: int) -> Interval | None:
-    """The interval of a step at the recipe's accumulation.
+    """Compute the interval of a step at the recipe's accumulation.
 
-    None until each count that it needs has two samples, and while a pass seems to take no time.
+    None if a needed accumulation count has fewer than two samples, or if a pass seems to take no time.
     """
     return _interval(_by_accumulation(samples), accumulation)
 
@@ -117,7 +117,7 @@ def _by_accumulation(samples: Iterable[StepSample]) -> dict[int, list[float]]:
 
 
 def _weights(counts: tuple[int, ...], accumulation: int) -> dict[int, float] | None:
-    """The weight of each count's mean in a step at `accumulation`; None if the counts do not determine it."""
+    """Weigh each count's mean in a step at `accumulation`; None if the counts do not determine the step."""
     if accumulation in counts:
         return {accumulation: 1.0}
     if len(counts) < 2:
@@ -128,12 +128,12 @@ def _weights(counts: tuple[int, ...], accumulation: int) -> dict[int, float] | N
 
 
 def pass_and_update(samples: Iterable[StepSample]) -> tuple[float, float] | tuple[None, None]:
-    """Seconds of a pass and of an update; (None, None) where the samples do not tell them apart."""
+    """Return the seconds of a pass and of an update; (None, None) if the samples do not tell them apart."""
     return _line(_by_accumulation(samples))
 
 
 def _line(groups: Groups) -> tuple[float, float] | tuple[None, None]:
-    """Like pass_and_update. Where more passes seem to take no longer, updates scatter too much to tell."""
+    """Return the seconds of a pass and of an update; (None, None) too if more passes take no longer."""
     if len(groups) < 2:
         return None, None
     low, high = min(groups), max(groups)
@@ -142,13 +142,13 @@ def _line(groups: Groups) -> tuple[float, float] | tuple[None, None]:
 
 
 def ceiling_precision(model: Model, setting: tuple[str, ...]) -> str:
-    """The precision of the matrix products that bound this trial."""
+    """Return the precision of the matrix products that bound a trial of this setting."""
     precision = model.recipe.precision
     return "tf32" if precision == "fp32" and "tf32" in setting else precision
 
 
 def ceiling_rate(ceilings: Iterable[Ceiling], name: str, gpus: int) -> float | None:
-    """The best rates of the `gpus` fastest devices, added up; None without such a ceiling."""
+    """Add up the best rates of the `gpus` fastest devices; None if no ceiling has this name."""
     best: dict[int, float] = {}
     for ceiling in ceilings:
         if ceiling.name == name:
@@ -157,7 +157,7 @@ def ceiling_rate(ceilings: Iterable[Ceiling], name: str, gpus: int) -> float | N
 
 
 def overhead_seconds(measurement: Measurement, model: Model) -> float:
-    """Seconds of saving, evaluating and logging per step, at the recipe's frequencies."""
+    """Add up the seconds of saving, evaluating and logging per step, at the recipe's frequencies."""
     recipe = model.recipe
     eval_seconds = None
     if measurement.eval_seconds_per_sample is not None and recipe.eval_samples:
@@ -173,7 +173,7 @@ def overhead_seconds(measurement: Measurement, model: Model) -> float:
 def estimate(
     trial: Trial, measurement: Measurement, flops: Flops, ceilings: Iterable[Ceiling]
 ) -> Estimate | None:
-    """The estimate of a trial; None if there are too few samples for an interval."""
+    """Estimate a trial from its measurement; None if there are too few samples for an interval."""
     groups = _by_accumulation(measurement.steps)
     step = _interval(groups, trial.accumulation)
     if step is None:
@@ -198,7 +198,7 @@ def estimate(
 
 
 def loss_difference(measurement: Measurement, naive: Measurement) -> float | None:
-    """The largest relative difference of the first losses; None if they are over other samples."""
+    """Return the largest relative difference of the first losses; None if they are over different samples."""
     if measurement.samples_per_loss != naive.samples_per_loss or not measurement.losses:
         return None
     pairs = zip(measurement.losses, naive.losses, strict=False)
@@ -206,9 +206,9 @@ def loss_difference(measurement: Measurement, naive: Measurement) -> float | Non
 
 
 def quantile95(degrees: float) -> float:
-    """The two-sided 95% quantile of Student's t, for any number of degrees of freedom.
+    """Return the two-sided 95% quantile of Student's t, for any number of degrees of freedom.
 
-    Continuous, so that a rounding error on another machine cannot make it jump.
+    The function is continuous, so that a rounding error on another machine cannot make the result jump.
     """
     if degrees < len(_T95):
         below = max(1, math.floor(degrees))

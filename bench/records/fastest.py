@@ -1,6 +1,6 @@
 """Rank the trials of a run: each model's fastest, and how certain it is that none of the others is faster.
 
-Pure: a verifier recomputes it.
+Pure: a verifier recomputes the ranking.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from bench.records.estimate import BETWEEN_PROCESSES, TO_SIGMA, Interval
 from bench.records.run_results import Fastest, Results, TrialResult
 from bench.records.text import failure_text
 
-CERTAIN = 0.95  # confidence below which a fastest is shown together with its runner-up
+CERTAIN = 0.95  # confidence below which a fastest trial is shown together with its runner-up
 EQUAL_WITHIN = 0.99  # of the fastest time: a trial counts as faster only if it takes less than this share
-PRIOR_PAIRS = 3  # pairs of processes that BETWEEN_PROCESSES weighs as much as, beside the pairs of a run
+PRIOR_PAIRS = 3  # weight of BETWEEN_PROCESSES, in pairs of processes, beside the pairs of a run
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpread:
-    """How much processes of one run differ that measured the same trial."""
+    """Differences between processes of one run that measured the same trial."""
 
     trials: int
-    largest: float  # difference between two, as a share of the time
+    largest: float  # difference between two processes, as a share of the time
     spread: float  # one standard deviation, as a share of the time; at least BETWEEN_PROCESSES
 
 
 def fastest(trials: Iterable[TrialResult]) -> TrialResult | None:
-    """The fastest trial. An implausible figure is a defect of bench and never ranked."""
+    """Return the fastest trial. An implausible figure is a defect of bench and never ranked."""
     ranked = [(t.estimate.days.value, t) for t in trials if t.estimate is not None and t.estimate.plausible]
     return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
 
 def fastest_with_confidence(model: str, trials: Sequence[TrialResult], undecided: int) -> Fastest:
-    """A model's fastest among the trials of a run, which may be of several models."""
+    """Find a model's fastest trial among the trials of a run, which may be of several models."""
     of_model = [trial for trial in trials if trial.model == model]
     best = fastest(of_model)
     if best is None or best.estimate is None:
@@ -46,7 +46,7 @@ def fastest_with_confidence(model: str, trials: Sequence[TrialResult], undecided
 
 
 def process_spread(trials: Iterable[TrialResult]) -> ProcessSpread:
-    """The spread over the trials of all models of a run: they were measured on the same machine."""
+    """Estimate the spread from the trials of all models of a run: one machine measured all of them."""
     pairs = [
         (t.earlier, t.estimate.days) for t in trials if t.earlier and t.estimate and t.estimate.plausible
     ]
@@ -60,7 +60,7 @@ def process_spread(trials: Iterable[TrialResult]) -> ProcessSpread:
 
 
 def runner_up(model: str, trials: Sequence[TrialResult]) -> tuple[float, TrialResult] | None:
-    """(confidence, runner-up) if a model's fastest trial is less than CERTAIN; None if it is certain.
+    """Return (confidence, runner-up) if a model's fastest trial is less certain than CERTAIN; else None.
 
     The runner-up is the trial that is the fastest of the rest even at the upper end of its interval.
     """
@@ -76,18 +76,18 @@ def runner_up(model: str, trials: Sequence[TrialResult]) -> tuple[float, TrialRe
 
 
 def confidence(best: Interval, others: Sequence[Interval], spread: float = BETWEEN_PROCESSES) -> float:
-    """The probability that no other takes less than EQUAL_WITHIN of the best time; others are independent."""
+    """Return the probability that no other time is below EQUAL_WITHIN of the best; times are independent."""
     return math.prod(_below(best.scaled(EQUAL_WITHIN), other, spread) for other in others)
 
 
 def _below(interval: Interval, other: Interval, spread: float) -> float:
-    """The probability that the first value is below the second, each with the spread of processes."""
+    """Return the probability that the first value is below the second, each with the spread of processes."""
     sigma = TO_SIGMA * math.hypot(interval.among(spread).half_width, other.among(spread).half_width)
     return 0.5 * (1 + math.erf((other.value - interval.value) / (sigma * math.sqrt(2))))
 
 
 def without_figures(results: Results) -> dict[str, str]:
-    """Why there is no fastest trial, for each model without one."""
+    """Return the reason for each model that has no fastest trial, keyed by the model's name."""
     return {
         model.name: _why_none(model.name, results)
         for model in results.models
@@ -98,7 +98,7 @@ def without_figures(results: Results) -> dict[str, str]:
 def _why_none(model: str, results: Results) -> str:
     trials = [trial for trial in results.trials if trial.model == model]
     if not trials and any(winner.model == model and winner.undecided for winner in results.winners):
-        return "nothing of it was measured before the run ended"
+        return "none of its settings was measured before the run ended"
     if not trials:
         reasons = (skip.reason for skip in results.skipped if skip.model == model)
         return one_line(next(reasons, "nothing was tried"))

@@ -33,7 +33,7 @@ class RunFacts:
     started_at: float  # unix time
     ended_at: float
     complete: bool
-    stopped: str | None  # why it is incomplete
+    stopped: str | None  # why the run is incomplete
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class TrialResult:
     accumulation: int
     gpus: int
     outcome: Literal["measured", "out-of-memory", "unsupported", "timed-out", "crashed"]
-    failure: Failure | None  # None: it was measured
+    failure: Failure | None  # None: the trial was measured
     estimate: Estimate | None
     loss_difference: float | None  # from the naive setting's first losses; None: not comparable
     proof: Proof | None = None  # real training, after the estimate was recorded
@@ -71,7 +71,7 @@ class Results:
     ceilings: tuple[Ceiling, ...]
     trials: tuple[TrialResult, ...]
     skipped: tuple[Skipped, ...]
-    winners: tuple[Fastest, ...] = ()  # one for each model; empty in bundles from before they were recorded
+    winners: tuple[Fastest, ...] = ()  # one for each model; empty in bundles older than this field
     schema: Literal["bench/results/v1"] = SCHEMA
 
     def to_bytes(self) -> bytes:
@@ -80,7 +80,7 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class ReducedTrial:
-    """A measurement without its samples, which may be many, and their sums."""
+    """A measurement reduced to its estimate and to sums of its samples, which may be many."""
 
     estimate: Estimate | None
     first: Measurement  # without steps and warm-up
@@ -101,7 +101,7 @@ def reduce_trial(trial: Trial, measurement: Measurement, ceilings: Sequence[Ceil
 def reduce_outcome(
     trial: Trial, outcome: Outcome, earlier: Measured | None, ceilings: Sequence[Ceiling]
 ) -> ReducedTrial | Failure:
-    """What is kept of an outcome; `earlier` is an earlier measurement of the trial by another process."""
+    """Reduce an outcome to what is kept; `earlier` is another process's earlier measurement of the trial."""
     if not isinstance(outcome, Measured):
         return outcome
     before = reduce_trial(trial, earlier.measurement, ceilings) if earlier else None
@@ -117,7 +117,7 @@ class LabelledTrial(NamedTuple):
 def trial_results(
     labelled: Sequence[LabelledTrial], proofs: Mapping[str, ProofOrFailure]
 ) -> tuple[TrialResult, ...]:
-    """The summaries of trials, in their order; `proofs` by trial id."""
+    """Summarise trials, in their order; `proofs` is keyed by trial id."""
     # Naive may have been measured at several micro-batches, whose losses are over other samples.
     naive = {
         _losses_key(trial, end): end.first
@@ -128,7 +128,7 @@ def trial_results(
 
 
 def _losses_key(trial: Trial, measured: ReducedTrial) -> tuple[str, int]:
-    """Measurements with equal keys have comparable losses."""
+    """Return a key that is equal for measurements with comparable losses."""
     return trial.model.name, measured.first.samples_per_loss
 
 
@@ -160,7 +160,7 @@ def _result(
 def samples_bytes(
     trials: Sequence[tuple[Trial, str, Outcome]], earlier: Mapping[str, Measured] = MappingProxyType({})
 ) -> bytes:
-    """samples.jsonl: one line for each measurement, with the trial's id and every raw sample.
+    """Serialise samples.jsonl: one line for each measurement, with the trial's id and every raw sample.
 
     A trial that two processes measured has two lines; the first is marked "earlier".
     """
@@ -178,6 +178,6 @@ class Fastest:
     """A model's fastest trial, as results.json has it under "winners"."""
 
     model: str
-    trial: str | None  # its id; None: none was measured
+    trial: str | None  # id of the trial; None: no trial was measured
     undecided: int  # settings that might still have been faster when the run ended
     confidence: float | None  # probability that no other measured trial is more than a percent faster

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from bench.base.strict_json import DecodeError, strict_loads
 
-# NVML's clock reasons that mean a fault. The power cap is none: full load is meant to run at it.
+# NVML's clock reasons that mean a fault. The power cap is not a fault: full load is meant to reach it.
 BAD_REASONS: Mapping[int, tuple[str, Literal["warn", "fail"]]] = {
     0x08: ("hardware slowdown", "fail"),
     0x40: ("hardware thermal slowdown", "fail"),
@@ -24,7 +24,7 @@ BAD_REASONS: Mapping[int, tuple[str, Literal["warn", "fail"]]] = {
 }
 _BAD_BITS = sum(BAD_REASONS)
 HEALTHY = "the same GPU in good health is faster, and bench check examines this one"
-# Smallest share of readings that counts: fewer cost less than two processes differ by.
+# Smallest share of readings that counts: a smaller one costs less than two processes differ anyway.
 LEAST_SHARE = 0.01
 Span = tuple[float, float]  # unix time
 _REASONS_KEY = b'throttle_reasons":'
@@ -46,13 +46,13 @@ class Slowed:
 def slowed_trials(
     read: Callable[[], Iterable[bytes]], spans: Mapping[str, Span], gpus: int
 ) -> Mapping[str, Slowed]:
-    """The trials in which a GPU was held back while their steps were timed, by trial id.
+    """Find the trials in which a GPU was held back while their steps were timed; keyed by trial id.
 
     `read` returns telemetry.jsonl in pieces of whole lines; the first `gpus` GPUs of a reading are those that
     trained. Lines that are no reading are left out: a run that was killed ends in half a line.
     """
     if not any(map(_has_bad_reason, read())):
-        return {}  # so with nearly every bundle, and telemetry is most of one: parsing it all takes seconds
+        return {}  # true of nearly every bundle; parsing all of its telemetry would take seconds
     courses: dict[str, dict[int, _Course]] = defaultdict(lambda: defaultdict(_Course))
     top_mhz: dict[int, int] = {}
     lines = (line for block in read() for line in block.split(b"\n"))
@@ -76,7 +76,7 @@ def _has_bad_reason(block: bytes) -> bool:
 
 
 def _reading(line: bytes) -> tuple[float, str, list[Any]] | None:
-    """(time, trial, a reading for each GPU) of a line of telemetry; None if it is no such line."""
+    """Parse a line of telemetry into (time, trial, a reading for each GPU); None if it is not a reading."""
     try:
         document = strict_loads(line)
     except DecodeError:
@@ -118,7 +118,7 @@ class _Course:
 
 
 def _worst(courses: Mapping[int, _Course], top_mhz: Mapping[int, int]) -> Slowed | None:
-    """The GPU of a trial that was held back most; None if none was for LEAST_SHARE of its readings."""
+    """Describe the GPU held back most in a trial; None if no GPU was for LEAST_SHARE of its readings."""
     from statistics import median  # slow to import, and few bundles need it
 
     gpu, course = max(courses.items(), key=lambda pair: pair[1].share)
@@ -135,18 +135,18 @@ def _worst(courses: Mapping[int, _Course], top_mhz: Mapping[int, int]) -> Slowed
 
 
 def _number(reading: Any, name: str) -> int | None:
-    """A value of a reading; None if the GPU does not report it, or reports no natural number."""
+    """Return a value of a reading; None if the GPU does not report it, or reports no natural number."""
     value = reading.get(name) if isinstance(reading, dict) else None
     return value if type(value) is int and value >= 0 else None
 
 
 def slowed_text(slowed: Slowed) -> str:
-    """GPU 0 by software thermal slowdown, 49% of the time, at 405 of its 1,980 MHz and 87 °C."""
+    """Format as: GPU 0 by software thermal slowdown, 49% of the time, at 405 of its 1,980 MHz and 87 °C."""
     return f"GPU {slowed.gpu} by {' and '.join(slowed.why)}{_course_text([slowed])}"
 
 
 def slowed_lines(slowed: Mapping[str, Slowed]) -> Iterator[str]:
-    """One line for each GPU that was held back, over all trials of a run."""
+    """Yield one line for each GPU that was held back, over all trials of a run."""
     for gpu in sorted({trial.gpu for trial in slowed.values()}):
         trials = [trial for trial in slowed.values() if trial.gpu == gpu]
         why = " and ".join(dict.fromkeys(reason for trial in trials for reason in trial.why))
@@ -155,7 +155,7 @@ def slowed_lines(slowed: Mapping[str, Slowed]) -> Iterator[str]:
 
 
 def _course_text(trials: Sequence[Slowed]) -> str:
-    """Share of the time, clocks and temperature of one GPU over several trials."""
+    """Format the share of the time, clocks and temperature of one GPU over several trials."""
     up_to = "up to " if len(trials) > 1 else ""
     text = ""
     if (share := max(trial.share for trial in trials)) < 1:

@@ -28,7 +28,7 @@ Switches = Mapping[str, str]
 
 
 def kept(environment: Mapping[str, str]) -> Switches:
-    """The variables of an environment that a bundle records."""
+    """Select the variables of an environment that a bundle records."""
     return {
         name: _recorded_value(value)
         for name, value in sorted(environment.items())
@@ -37,18 +37,18 @@ def kept(environment: Mapping[str, str]) -> Switches:
 
 
 def _recorded_value(value: str) -> str:
-    """A value with paths cut to their last part and without control characters."""
+    """Shorten a value: cut paths to their last part and replace control characters."""
     short = re.sub(r"[^\s:=,]*/", "", value)[:_MAX_CHARACTERS]
     return "".join(character if character.isprintable() else "?" for character in short)
 
 
 def deciding(switches: Switches) -> Switches:
-    """The switches that must be equal for two runs to measure the same."""
+    """Select the switches that must be equal before two runs can be compared."""
     return {name: value for name, value in switches.items() if _DECIDING.match(name)}
 
 
 def others(switches: Switches) -> Switches:
-    """The switches that may differ between runs that are compared."""
+    """Select the switches that may differ between runs that are compared."""
     return {name: value for name, value in switches.items() if not _DECIDING.match(name)}
 
 
@@ -59,7 +59,7 @@ def in_words(switches: Switches) -> str:
 def differences(
     here: Mapping[str, str], there: Mapping[str, str], absent: str, names: tuple[str, str] = ("here", "there")
 ) -> Iterator[str]:
-    """A text for each switch, or package, whose value differs, or that only one of two machines has."""
+    """Yield a text for each switch, or package, whose value differs, or that only one of two machines has."""
     for name in sorted({*here, *there}):
         ours, theirs = here.get(name, absent), there.get(name, absent)
         if ours != theirs:

@@ -9,7 +9,7 @@ from bench.records.trial import Crashed, Failure, Image, OutOfMemory, TimedOut, 
 
 
 def figures(value: float, digits: int = 3) -> str:
-    """A plain decimal with `digits` significant figures and thousands separators: 12,300 or 0.0123."""
+    """Format with `digits` significant figures and thousands separators, without exponent: 12,300, 0.0123."""
     if value == 0:
         return "0"
     text = f"{value:.{digits}g}"
@@ -22,7 +22,7 @@ def figures(value: float, digits: int = 3) -> str:
 
 
 def interval_text(interval: Interval) -> str:
-    """1.234 ±0.012: as many digits as the half-width makes meaningful."""
+    """Format as 1.234 ±0.012, with as many digits as the half-width makes meaningful."""
     if interval.half_width <= 0:
         return f"{figures(interval.value, 4)} ±0"
     places = max(0, 2 - _magnitude(interval.half_width) - 1)
@@ -34,7 +34,7 @@ def _magnitude(value: float) -> int:
 
 
 def money_text(amount: float, currency: str) -> str:
-    """$127,500, $14.84, EUR 640: cents below a hundred, two significant figures below a cent."""
+    """Format as $127,500, $14.84 or EUR 640: cents below a hundred, two significant figures below a cent."""
     if amount >= 99.995:
         number = f"{amount:,.0f}"
     else:
@@ -47,7 +47,7 @@ def count_text(number: int, word: str) -> str:
 
 
 def batch_text(micro_batch: int, accumulation: int, devices: int) -> str:
-    """A step's batch as a product: micro-batch, accumulation, devices."""
+    """Format a step's batch as a product: micro-batch, accumulation, devices."""
     return f"{micro_batch} x {accumulation}" + (f" x {devices}" if devices > 1 else "")
 
 
@@ -58,7 +58,7 @@ def bytes_text(count: float) -> str:
 
 
 def size_text(count: float) -> str:
-    """A size in decimal units, as for transfers: 12 B, 3.4 kB, 5.6 GB."""
+    """Format a size in decimal units, as for transfers: 12 B, 3.4 kB, 5.6 GB."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -75,7 +75,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def failure_text(failure: Failure) -> str:
-    """Why a trial failed, in one line."""
+    """Say in one line why a trial failed."""
     return one_line(_failure_text(failure))
 
 
@@ -87,13 +87,13 @@ def _failure_text(failure: Failure) -> str:
             return f"unsupported: {failure.reason}"
         case TimedOut():
             text = f"timed out after {seconds_text(failure.limit_seconds)} in {failure.phase}"
-            return f"{text}; trial_minutes gives it longer" if failure.trained else text
+            return f"{text}; a larger trial_minutes gives it more time" if failure.trained else text
         case Crashed():
             return f"crashed: {failure.reason}"
 
 
 def proof_line(result: TrialResult) -> str:
-    """An estimate beside its proof: 24.56 s a step predicted, 24.61 in 8 real ones, -0.2%."""
+    """Format an estimate beside its proof: 24.56 s a step predicted, 24.61 in 8 real ones, -0.2%."""
     head = f"{result.model:<16} {result.label:<28} proof"
     if result.unproven is not None:
         return f"{head}: {failure_text(result.unproven)}"
@@ -107,14 +107,14 @@ def proof_line(result: TrialResult) -> str:
 
 
 def error_text(result: TrialResult) -> str:
-    """The estimate's error, as a percentage of the proof; "" without both."""
+    """Format the estimate's error as a percentage of the proof; "" if either is missing."""
     if result.proof is None or result.estimate is None:
         return ""
     return f"{100 * (result.estimate.step_seconds.value / result.proof.step_seconds - 1):+.1f}%"
 
 
 def outcome_line(result: TrialResult, unit: str) -> str:
-    """The line that progress prints when a trial has ended."""
+    """Format the line that progress prints when a trial has ended."""
     head = f"{result.model:<16} {result.label:<28} micro-batch {result.micro_batch:<4}"
     if result.failure is not None:
         return f"{head} {failure_text(result.failure)}"
@@ -127,9 +127,9 @@ def outcome_line(result: TrialResult, unit: str) -> str:
 
 
 def image_text(image: Image | None) -> str:
-    """The image's variant and identity, which reproducing the environment takes."""
+    """Format the image's variant and identity, from which the environment can be reproduced."""
     if image is None:
         return "none: the environment cannot be rebuilt from the bundle"
     if image.config is None:
-        return f"{image.variant}, of unknown identity (bench run --engine tells it): not reproducible"
+        return f"{image.variant}, of unknown identity (bench run --engine records it): not reproducible"
     return f"{image.variant} {image.config}"

@@ -25,11 +25,11 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """The image that a run is in: its locks, and its identity if the starter of the container gave it."""
+    """The image that a run is in: its locks, and its identity if it was passed into the container."""
 
     variant: str
     lock: str  # sha256 of the lock of its wheels
-    debian: str  # and of its Debian packages
+    debian: str  # sha256 of the lock of its Debian packages
     config: str | None = None  # sha256 of its configuration, which a manifest's "image" names
     diff_ids: tuple[str, ...] = ()  # sha256 of each layer
 
@@ -48,7 +48,7 @@ class NodeFacts:
     driver: str | None = None
     packages: Mapping[str, str] = field(default_factory=dict)
     image: Image | None = None  # None: not in an image built by bench
-    switches: Mapping[str, str] | None = None  # None: in bundles from before they were recorded
+    switches: Mapping[str, str] | None = None  # None: the bundle is older than this field
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
@@ -57,12 +57,12 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long to measure: until the interval is tight, or the time is over."""
+    """How long to measure a trial: until its interval is narrow, or its time is up."""
 
-    target_percent: float = 1.0  # half-width of the step's 95% interval, of the step
+    target_percent: float = 1.0  # half-width to reach, of the 95% interval of a step, in percent of the step
     measure_seconds: float = 30.0
     warmup_seconds: float = 60.0
-    loss_steps: int = 3  # first steps, whose losses are kept and compared with naive
+    loss_steps: int = 3  # number of first steps whose losses are kept and compared with naive
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Every raw sample of a trial. Summaries are recomputed from it, and never stored without it."""
+    """Every raw sample of a trial. Summaries are recomputed from them, and never stored without them."""
 
     steps: tuple[StepSample, ...]
     warmup: tuple[StepSample, ...]
@@ -134,7 +134,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Proving:
-    """How much real training proves an estimate: at least that many steps and minutes."""
+    """The amount of real training that proves an estimate: at least so many steps and minutes."""
 
     steps: int = 3
     minutes: float = 3.0
@@ -167,7 +167,7 @@ class TimedOut:
 
     @property
     def trained(self) -> bool:
-        """Whether it came past its first steps: then it is slow, not stuck."""
+        """Whether the trial came past its first steps: then it is slow, not stuck."""
         return self.phase in ("warm-up", "measure", "overheads")
 
 

@@ -17,7 +17,7 @@ from bench.base.paths import using
 
 # Elements that are closed in place while they have no children.
 SELF_CLOSING = frozenset({"circle", "input", "line", "meta", "path", "polyline", "rect"})
-# Nothing is fetched and nothing sent, whatever a bundle's texts may hold.
+# A page fetches and sends nothing, whatever a bundle's texts may hold.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
@@ -28,7 +28,7 @@ class Markup(str):
 
 
 def el(name: str, /, *children: str, **attributes: object) -> Markup:
-    """An element. Children are escaped unless they are Markup, attribute values always.
+    """Make an element. Children are escaped unless they are Markup, attribute values always.
 
     An attribute `class_` is written as class, `data_head` as data-head; None leaves the attribute out.
     """
@@ -43,12 +43,12 @@ def el(name: str, /, *children: str, **attributes: object) -> Markup:
 
 
 def fragment(*children: str) -> Markup:
-    """Siblings without an element around them, escaped as the children of `el` are."""
+    """Join siblings without an element around them, escaped as the children of `el` are."""
     return Markup("".join(child if isinstance(child, Markup) else _escaped(child) for child in children))
 
 
 def number(value: float) -> str:
-    """A coordinate: a tenth of a pixel is enough."""
+    """Format a coordinate: a tenth of a pixel is enough."""
     return f"{value:.1f}".removesuffix(".0")
 
 
@@ -57,24 +57,23 @@ def _attribute(value: object) -> str:
 
 
 def _escaped(text: str) -> str:
-    """XML forbids control characters even where they are escaped, so they are spelled out."""
+    """Escape a text for XML; control characters, which XML forbids even if escaped, are spelled out."""
     return escape(printable(text), quote=True)
 
 
 def items(texts: Iterable[str], class_: str | None = None) -> Markup:
-    """An unordered list."""
     return el("ul", *(el("li", text) for text in texts), class_=class_)
 
 
 def cells(texts: Iterable[str], left: int, name: str = "td") -> list[Markup]:
-    """The cells of a row; the first `left` of them are aligned to the left, as texts are."""
+    """Make the cells of a row; the first `left` of them are aligned to the left, as texts are."""
     return [el(name, text, class_="t" if i < left else None) for i, text in enumerate(texts)]
 
 
 def scrolling_table(
     heads: Iterable[Markup], rows: Iterable[Markup], *, class_: str | None = None, label: str | None = None
 ) -> Markup:
-    """A table in a box that the keyboard can scroll.
+    """Make a table in a box that the keyboard can scroll.
 
     `label` names the box for screen readers; a hidden caption would be hidden from them, too.
     """
@@ -84,7 +83,7 @@ def scrolling_table(
 
 
 def document(title: str, *body: Markup, style: str = "") -> Markup:
-    """A whole page in one file; `style` is CSS that comes after the style of all pages."""
+    """Make a whole page in one file; `style` is CSS that comes after the style of all pages."""
     head = [
         el("meta", charset="utf-8"),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
@@ -102,7 +101,7 @@ def _lines(*blocks: Markup) -> list[Markup]:
 
 
 def asset(name: str) -> str:
-    """A file of the report's style and script, as shipped."""
+    """Read a shipped file, the report's style or its script."""
     return (files("bench.data") / "report" / name).read_text(encoding="utf-8")
 
 

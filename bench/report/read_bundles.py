@@ -27,14 +27,14 @@ class Lists(NamedTuple):
 
 
 def check_all(paths: Iterable[Path], lists: Lists | None = None) -> Iterator[Checked]:
-    """The verdict of each bundle, or the error that refused it."""
+    """Verify every bundle; yield its path, and its verdict or the error that refused it."""
     return look_at_all(paths, lists, recompute, _whole)
 
 
 def look_at_all(
     paths: Iterable[Path], lists: Lists | None, gather: Recompute[C], look: Callable[[Path, Verdict[C]], T]
 ) -> Iterator[tuple[Path, T | BenchError]]:
-    """Verify every bundle; of each valid one keep what `look` returns, in the process that verified it."""
+    """Verify every bundle; for each valid one yield what `look` returns in the process that verified it."""
     gc.freeze()  # objects made so far stay, and samples are freed as they are read: little garbage arises
     gc.set_threshold(50_000)
     rules = _rules(lists or Lists())  # read once, so that a wrong list is one mistake and not one per bundle
@@ -50,7 +50,18 @@ def look_at_all(
         yield from pool.map(work, every, chunksize=MANY_BUNDLES // 4)
 
 
-def _whole(_path: Path, verdict: AnyVerdict) -> AnyVerdict:
+def verify_one(path: Path, lists: Lists | None, gather: Recompute[C]) -> Verdict[C]:
+    """Verify the only bundle that `path` names; BadInput if it names several."""
+    bundles = list(_bundles([path]))
+    if len(bundles) != 1:
+        raise BadInput(f"names {len(bundles)} bundles", where=str(path), advice="name exactly one of them")
+    ((_, verdict),) = look_at_all(bundles, lists, gather, _whole)
+    if isinstance(verdict, BenchError):
+        raise verdict
+    return verdict
+
+
+def _whole(_path: Path, verdict: Verdict[C]) -> Verdict[C]:
     return verdict
 
 
@@ -66,7 +77,7 @@ def _checked(
 
 
 def _rules(lists: Lists) -> TrustRules:
-    """The rules from the lists. A trust list must vouch for every bundle only if it was named."""
+    """Make the rules from the lists. A trust list must vouch for every bundle only if it was named."""
     kept = config_path(ALLOWED_SIGNERS)
     trust = lists.trust or (kept if kept and kept.exists() else None)
     listed = (path for path in (lists.revoked, config_path(REVOKED)) if path)
@@ -84,7 +95,7 @@ def _rules(lists: Lists) -> TrustRules:
 
 
 def _bundles(paths: Iterable[Path]) -> Iterator[Path]:
-    """Files as named, the matches of a pattern, and every .tar below a directory."""
+    """Yield files as named, the matches of a pattern, and every .tar below a directory."""
     for path in paths:
         if any(sign in str(path) for sign in "*?[") and not path.exists():
             matching = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))

@@ -101,7 +101,7 @@ class TrustPolicy:
         return cls(source, tuple(signers))
 
     def accept(self, key: PublicKey, namespace: str, at: float, principal: str | None = None) -> str:
-        """Return the trust list's file, and the name in it, that trusts a key; Untrusted if there is none.
+        """Return the trust list, and the name in it, under which a key is trusted; Untrusted if it is not.
 
         With a principal, the key must be allowed to certify keys for that principal, otherwise to sign.
         """
@@ -164,7 +164,7 @@ def _parse_time(text: str | None) -> float | None:
 
     if match := re.fullmatch(_TIME, text):
         year, month, day, hour, minute, second = (int(n or 0) for n in match.groups()[:6])
-        with suppress(ValueError, OverflowError):  # month 13, year 0
+        with suppress(ValueError, OverflowError):  # such as month 13 or year 0
             zone = UTC if match[7] else None
             return datetime(year, month, day, hour, minute, second, tzinfo=zone).timestamp()
     raise FormatError(f"has a time that is not YYYYMMDD[HHMM[SS]][Z]: {text!r:.40}")

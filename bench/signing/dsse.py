@@ -18,7 +18,7 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """Return the bytes to sign: type and payload, each preceded by its length, so the border is fixed."""
+    """Return the bytes to sign: type and payload, each after its length, which fixes their boundary."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 

@@ -162,7 +162,7 @@ def _look_inside(path: Path, data: bytes) -> tuple[bool, PublicKey]:
 def _unlock(path: Path, data: bytes) -> Ed25519PrivateKey:
     if not (sys.stdin and sys.stdin.isatty()):
         message = "a passphrase protects this key, and there is no terminal to ask for it"
-        advice = "use a terminal, or give --key with another key: ssh-keygen -t ed25519 -N '' -f FILE"
+        advice = "use a terminal, or a key without a passphrase: ssh-keygen -t ed25519 -N '' -f FILE"
         raise BadInput(message, where=str(path), advice=advice)
     for _ in range(_ATTEMPTS):
         try:

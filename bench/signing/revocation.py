@@ -27,7 +27,7 @@ class _OfAuthority:
 
     serials: set[int] = field(default_factory=set)
     ranges: list[tuple[int, int]] = field(default_factory=list)
-    bitmaps: list[tuple[int, int]] = field(default_factory=list)  # first serial number, and a bit for each
+    bitmaps: list[tuple[int, int]] = field(default_factory=list)  # first serial, and one bit per serial
     key_ids: set[bytes] = field(default_factory=set)
 
     def refusal(self, certificate: Certificate) -> str | None:

@@ -220,7 +220,7 @@ class Certificate:
         wire = WireReader(blob)
         if (kind := wire.string()) != CERTIFICATE.encode():
             raise FormatError(f"is of type {shown(kind)}, not {CERTIFICATE}")
-        wire.string()  # the nonce, random
+        wire.string()  # random bytes, called nonce in OpenSSH's format
         key = PublicKey(wire.string())
         serial, role, key_id = wire.number(8), wire.number(), wire.text()
         if role != _USER:
@@ -228,7 +228,7 @@ class Certificate:
         principals = tuple(_texts(wire.inner()))
         valid_after, valid_before = wire.number(8), wire.number(8)
         if not valid_after < valid_before < _FOR_EVER:
-            raise FormatError("is valid never or forever")
+            raise FormatError("is never valid, or valid forever")
         options = _options(wire.inner())
         if wire.string():
             raise FormatError("grants extensions, which a run's certificate must not have")

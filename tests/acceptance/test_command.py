@@ -24,6 +24,8 @@ from bench.runner.check import check_node
 from bench.runner.machine import exclusive_use as others
 from bench.runner.machine.exclusive_use import warn_of_others
 
+pytestmark = pytest.mark.usefixtures("quick_children")
+
 FAST = ("--level", "quick", "--skip", "disk", "--skip", "host-memory")
 
 

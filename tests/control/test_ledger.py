@@ -105,6 +105,6 @@ def test_only_its_owner_may_read_the_ledger(path: Path) -> None:
 
 def test_a_folder_where_no_ledger_can_be_stored_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentCannot, match="cannot be kept here") as caught:
+    with pytest.raises(EnvironmentCannot, match="cannot be opened for writing") as caught:
         Ledger(tmp_path / "file" / "ledger.jsonl")
     assert "--ledger" in str(caught.value)

@@ -86,7 +86,7 @@ def test_a_driver_too_old_for_all_is_told_what_to_do() -> None:
 
 
 def test_without_a_driver_the_machine_is_refused() -> None:
-    with pytest.raises(EnvironmentCannot, match="no NVIDIA driver here"):
+    with pytest.raises(EnvironmentCannot, match="there is no NVIDIA driver"):
         check_driver(HostFacts(None, None), CUDA13)
     check_driver(HostFacts(None, None), find_variant("cpu"))
 

@@ -15,6 +15,8 @@ from bench.training.models import Model, Optimizer, Schedule, family_of, known_m
 from bench.training.models.generic import TransformersFamily
 from bench.training.models.own_models import override_recipe, resolve_inline
 
+pytestmark = pytest.mark.usefixtures("quick_children")
+
 NEOX = {"model_type": "gpt_neox", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
 RECIPE = {"batch_size": 512, "steps": 1000, "precision": "bf16", "sequence_length": 128}
 LLAMA = {"model_type": "llama", "vocab_size": 1000, "hidden_size": 64}

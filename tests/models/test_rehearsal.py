@@ -17,6 +17,8 @@ from bench.training.models.dry_build import dry_build, rehearse
 from bench.training.models.generic import counted
 from tests.models.test_generic import CASES, CAUSAL, GROUPED, PICTURES, SMALL, TEXT, model_of, resolved
 
+pytestmark = pytest.mark.usefixtures("quick_children")
+
 MASKED = {"objective": "masked-lm"}
 # meta-llama/Llama-3.2-1B, config.json, smaller
 PUBLISHED = {

@@ -13,6 +13,7 @@ import pytest
 from bench import __version__
 from bench.cli.main import main
 from bench.records.trial import Measured, StepSample
+from bench.report.read_bundles import MANY_BUNDLES
 from bench.runner.machine.probe import STACK, packages
 from tests.builders import measurement
 from tests.report.made import CRASH, H100, NO_MEMORY, bundle, copies, manifest
@@ -41,6 +42,17 @@ def test_samples_copied_from_another_run_reproduce_nothing(tmp_path: Path, capsy
     copies(there, tmp_path, 1, own_samples=False)
     assert main(["reproduce", str(there), "--with", str(tmp_path / "000000.tar")]) == 4
     assert "has the original run's samples: it was not run again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", [2, MANY_BUNDLES])
+def test_a_directory_of_several_bundles_is_refused(tmp_path: Path, capsys: Any, count: int) -> None:
+    there, several = bundle(tmp_path / "there.tar", run_id="there"), tmp_path / "several"
+    several.mkdir()
+    copies(there, several, count)
+    assert main(["reproduce", str(several), "--with", str(there)]) == 2
+    assert f"{several}: names {count} bundles\n  name exactly one of them" in capsys.readouterr().err
+    assert main(["reproduce", str(there), "--with", str(several)]) == 2
+    assert f"{several}: names {count} bundles" in capsys.readouterr().err
 
 
 def test_the_same_figures_are_reproduced(tmp_path: Path, capsys: Any) -> None:

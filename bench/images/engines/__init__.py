@@ -85,7 +85,7 @@ def follow(command: Sequence[str]) -> int:
     engine runs in a session of its own, so that the terminal's Ctrl-C does not reach the engine directly.
     """
     process: subprocess.Popen[bytes] | None = None
-    received = passed_on = 0  # numbers of signals
+    received = passed_on = 0  # counts of signals
 
     def pass_on() -> None:
         nonlocal passed_on

@@ -179,7 +179,7 @@ def gpus_of(info: Mapping[str, Any]) -> Gpus | None:
 
 
 def gpu_access(info: Mapping[str, Any], specified: bool) -> Gpus | None:
-    """Return "cdi" if Docker uses CDI and NVIDIA's specification exists, else "runtime" if it is set up."""
+    """Return "cdi" if Docker has a CDI specification of NVIDIA, else "runtime" if it has NVIDIA's runtime."""
     devices = [str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or []]
     reads_specifications = bool(info.get("CDISpecDirs"))
     if any(d.startswith("nvidia.com/gpu") for d in devices) or (reads_specifications and specified):

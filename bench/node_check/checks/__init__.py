@@ -1,8 +1,8 @@
-"""Checks of a node's health: one file each, with a value `CHECK`; the contract is here.
+"""Checks of a node's health, one file each with a value `CHECK`, and the contract that they all keep.
 
 A check either measures, in a worker with a process group of its own, or uses NVML's inventories from before
 and after the load. Then it judges. Judging is pure, so that `bench verify` can repeat it from a bundle.
-A new check is a new file, and its name in bench/node_check/all_checks.py; tests/checks holds it to this.
+A new check is a new file, and its name in bench/node_check/all_checks.py; tests/checks tests the contract.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Rig(Protocol):
         call: Callable[[], object],
         work: float,
         *,
-        wait: bool = True,  # for the team, so that all measure at once
+        wait: bool = True,  # wait for the team, so that all measure at once
         group: Any = None,  # processes that call together and so must call equally often
         seconds: float | None = None,  # overrides the budget
         warm_seconds: float | None = None,
@@ -86,14 +86,14 @@ class Check:
     soaks: bool = False
     collective: bool = False  # the GPUs exchange data through NCCL, which takes time to start
     about_gpus: bool = False  # not applicable to a CPU, though something is measured
-    # What a failure is blamed on: the card, wherever it is moved; the node around it, with settings and
-    # driver; or guests, other processes beside which no rate says anything about the card.
+    # What a failure is blamed on: the card; the node around it, with its settings and driver; or guests,
+    # which are other processes: while they run, no rate says anything about the card.
     blames: Literal["card", "node", "guests"] = "card"
-    torch: bool = True  # whether measuring needs it
+    torch: bool = True  # whether measuring needs torch
     environment: Mapping[str, str] = field(default_factory=dict)  # for the worker
 
     def refuse(self, device: Literal["cpu", "cuda"], gpus: tuple[Gpu, ...], count: int) -> str | None:
-        """Why the check does not apply to such a node; None if it does. `count` devices take part."""
+        """Say why the check does not apply to such a node; None if it does. `count` devices take part."""
         if self.least_gpus > count:
             return "needs two GPUs" if self.least_gpus == 2 else f"needs {self.least_gpus} GPUs"
         if device == "cpu" and (self.measure is None or self.about_gpus):

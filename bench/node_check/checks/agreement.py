@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SIZE, TINY_SIZE = 4096, 128
 CHUNK_BYTES, TINY_BYTES = 1 << 30, 1 << 20
-MEMORY_SHARE = 0.8  # of what is free
+MEMORY_SHARE = 0.8  # of the free memory
 SEED = 20261121
 RETURN = "take it out of service and run it again alone: a GPU that computes wrongly is to be returned"
 
@@ -43,7 +43,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
 
 
 def _numbers(rig: Rig, size: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Two random matrices, generated on the host so that every GPU gets the same numbers."""
+    """Make two random matrices on the host, so that every GPU gets the same numbers."""
     import torch
 
     generator = torch.Generator().manual_seed(SEED)
@@ -67,7 +67,7 @@ def _repeat(rig: Rig, budget: CheckBudget, name: str, mine: dict[str, Any]) -> N
 
 
 def _functions(rig: Rig, budget: CheckBudget) -> str:
-    """Digest of results of the function units, which matrix products do not use."""
+    """Hash results of the function units, which matrix products do not use."""
     import torch
 
     a, b = _numbers(rig, TINY_SIZE if budget.tiny else 2048, torch.float32)
@@ -84,7 +84,7 @@ def _pattern(rig: Rig, budget: CheckBudget, torch: Any) -> dict[str, int]:
     """Fill most of the free memory with reproducible random numbers, then read back and count wrong words."""
     size = TINY_BYTES if budget.tiny else CHUNK_BYTES
     free = 4 * size if rig.kind == "cpu" else torch.cuda.mem_get_info(rig.device)[0]
-    count = max(1, int(MEMORY_SHARE * free) // size - 2)  # two more are needed to compare
+    count = max(1, int(MEMORY_SHARE * free) // size - 2)  # two more chunks are needed to compare
 
     def chunk_of(number: int) -> Any:
         generator = torch.Generator(device=rig.device).manual_seed(SEED + number)
@@ -122,7 +122,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
 
 
 def _other_bits(mine: Mapping[str, Any], gpus: list[Mapping[str, Any]], evidence: Evidence) -> list[str]:
-    """The computations in which a majority of the GPUs of this kind has other bits than this GPU.
+    """List the computations in which a majority of the GPUs of this kind has other bits than this GPU.
 
     Without a majority, as with two GPUs that differ, each of them is listed.
     """

@@ -46,7 +46,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
 
 
 def _compared(query: str, values: dict[int, str]) -> Iterator[Finding]:
-    """A finding for each GPU whose value is not the usual one, or a single pass if all are equal."""
+    """Yield a finding for each GPU whose value is not the usual one, or a single pass if all are equal."""
     what, verdict, advice = SAME[query]
     usual, count = Counter(values.values()).most_common(1)[0]
     whose = "as on most GPUs of this node" if 2 * count > len(values) else "as another GPU has it"

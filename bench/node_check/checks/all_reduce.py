@@ -24,7 +24,7 @@ TINY_SIZES = (1 << 10, 1 << 20)
 JUDGED = 1 << 30  # bytes; smaller messages measure latency. Measured at every depth
 ADVICE = "look at the NVLink states (check nvlink), the fabric (check fabric) and NCCL's log in the bundle"
 RULES = Tolerances(peers_warn=5, peers_fail=10, history_warn=5, advice=ADVICE)
-# In the order of NCCL's numbers for them.
+# NCCL numbers its algorithms in this order.
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 _CHOSEN = re.compile(r"(?:AllReduce: )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
 
@@ -69,7 +69,7 @@ def _size(size: int) -> str:
 
 
 def _algorithms() -> dict[str, str]:
-    """The algorithm of each size, from the log that NCCL wrote; empty if there is no log."""
+    """Read the algorithm of each size from the log that NCCL wrote; empty if there is no log."""
     path = os.environ.get("NCCL_DEBUG_FILE", "").replace("%p", str(os.getpid()))
     return chosen(Path(path).read_text(errors="replace")) if path and Path(path).exists() else {}
 

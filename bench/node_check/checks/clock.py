@@ -1,4 +1,4 @@
-"""Is the node's clock synchronised? Otherwise logs of several nodes do not align and certificates fail."""
+"""Check that the node's clock is synchronised: else logs of nodes do not align and certificates fail."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
         return
     free = bool(data["status"] & STA_UNSYNC) or data["state"] == TIME_ERROR
     far = data["max_error_seconds"] > MOST_SECONDS
-    # The host may keep a virtual machine's clock, which the kernel inside does not see: a warning could be
-    # false there, so the state is reported as not known.
+    # The host may keep a virtual machine's clock, which the kernel inside does not see: in a virtual machine
+    # a warning could be false, so the state is reported as not known.
     unknown = free and data["virtual"]
     found = f"synchronised, off by at most {data['max_error_seconds']:.3g} s"
     if free:
         found = "not synchronised as far as the kernel knows"
     if unknown:
-        found += "; in a virtual machine the host may do it"
+        found += "; in a virtual machine the host may keep the time"
     yield question.judged(
         "not-run" if unknown else verdict_of(fail=False, warn=free or far),
         found,

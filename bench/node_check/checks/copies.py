@@ -33,7 +33,7 @@ def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
         "device-to-host": lambda: on_host.copy_(on_gpu, non_blocking=True),
     }
     mine = []
-    seconds = max(LEAST_SECONDS, budget.seconds / rig.size)  # eight GPUs, one at a time, take eight times
+    seconds = max(LEAST_SECONDS, budget.seconds / rig.size)  # eight GPUs, one at a time, take 8 times as long
     for turn in range(rig.size):
         rig.wait()
         if turn == rig.rank:

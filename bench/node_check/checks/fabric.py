@@ -32,7 +32,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
 
 
 def _is_switched(gpu: Answers) -> bool:
-    """True if the GPU's links end at a switch or, while they are still down, NVML knows of a fabric."""
+    """Whether the GPU's links end at a switch or, while they are still down, NVML knows of a fabric."""
     info = gpu.get("FabricInfo")
     return gpu.number("NvLinkRemoteDeviceType.0") == SWITCH or bool(info and info.get("state"))
 
@@ -41,7 +41,7 @@ def _by_peers(gpu: Answers, why: str) -> Finding:
     """Judge by its peers a GPU that does not report the fabric's state, as older cards and drivers do not."""
     question = Question.of_gpu("fabric", gpu.index)
     names = (name for name in gpu.raw if name.startswith("P2PStatus.") and name.endswith(".0"))
-    states = [state for name in names if (state := gpu.number(name)) is not None]  # a lost peer has none
+    states = [state for name in names if (state := gpu.number(name)) is not None]  # a lost peer has no state
     if not states:
         return question.unread(f"{gpu.where} does not report the fabric's state: {why}", counts=False)
     good = all(state == 0 for state in states)

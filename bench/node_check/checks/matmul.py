@@ -22,7 +22,7 @@ RULES = Tolerances(peers_warn=6, peers_fail=10, history_warn=5, advice=ADVICE)
 
 
 def precisions(rig: Rig) -> tuple[str, ...]:
-    """The precisions of the device's matrix units, the fastest first."""
+    """Return the precisions of the device's matrix units, the fastest first."""
     import torch
 
     if rig.kind == "cpu":

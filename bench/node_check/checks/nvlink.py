@@ -35,7 +35,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
             yield question.unread("these GPUs have no NVLink", counts=False)
         return
     if not any(links.values()) and len(alive) == 1 and standards.expect.nvlinks is None:
-        # A virtual machine with one GPU of a baseboard gets it with its links down.
+        # A virtual machine with one GPU of a baseboard gets the GPU with its links down.
         yield question.unread("a single GPU without links: there is no peer to reach", counts=False)
         return
     for gpu in alive:
@@ -71,12 +71,12 @@ def _state(
 
 
 def _advice(gpu: Answers) -> str:
-    """Advice on missing links: without fabric manager none comes up, and the card is not at fault."""
+    """Advise on missing links: without fabric manager no link comes up, and the card is not at fault."""
     return FABRIC if (gpu.get("FabricInfo") or {}).get("state") in (1, 2) else ADVICE
 
 
 def linked_to_all(gpus: list[Answers], standards: Standards) -> bool:
-    """True if NVLink joins all GPUs: by switches or on one SXM board. Bridges join pairs only."""
+    """Whether NVLink joins all GPUs: by switches or on one SXM board. Bridges join pairs only."""
     profile = standards.profile
     return any(gpu.number("NvLinkRemoteDeviceType.0") == SWITCH for gpu in gpus) or (
         profile is not None and profile.form_factor.startswith("SXM")
@@ -84,7 +84,7 @@ def linked_to_all(gpus: list[Answers], standards: Standards) -> bool:
 
 
 def _links(gpu: Answers) -> int | None:
-    """Number of links that are up; None if the driver does not tell."""
+    """Count the links that are up; None if the driver does not report them."""
     states = [gpu.number(f"NvLinkState.{link}") for link in range(MOST_LINKS)]
     if all(state is None for state in states):
         return 0 if gpu.why("NvLinkState.0") in ("NotSupported", "InvalidArgument") else None

@@ -1,4 +1,4 @@
-"""Check power limits and persistence mode: a low limit slows every step, no persistence every start."""
+"""Check power limits and persistence mode: a low limit slows every step, no persistence slows starts."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def judge(evidence: Evidence, standards: Standards) -> Iterator[Finding]:
 
 
 def _remapped_before(index: int, evidence: Evidence, standards: Standards) -> int | None:
-    """Number of rows of this GPU that were remapped at its last check; None if it was never checked."""
+    """Return how many rows of this GPU were remapped at its last check; None if it was never checked."""
     gpu = evidence.gpu(index)
     past = standards.history.get(gpu.uuid) if gpu else None
     return past.counters.get("remapped rows") if past else None

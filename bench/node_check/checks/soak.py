@@ -19,7 +19,7 @@ from bench.records.slowdown import BAD_REASONS
 
 SIZE, TINY_SIZE = 8192, 256
 WINDOW_SECONDS = 5.0
-SAGS_WARN, SAGS_FAIL = 4.0, 10.0  # percent, from its first steady third to its last
+SAGS_WARN, SAGS_FAIL = 4.0, 10.0  # percent, from the first third of the windows to the last
 MARGIN_CELSIUS = 5  # below the temperature at which the card slows itself down
 ADVICE = "look at power and temperature under load: airflow, power supply, a neighbour that heats"
 RULES = Tolerances(peers_warn=6, peers_fail=10, history_warn=5, advice=ADVICE)
@@ -28,7 +28,7 @@ SET_BY_SOMEBODY = {0x02: "clocks set by a user", 0x10: "sync boost"}
 REASONS_SOURCE = "NVML: nvmlClocksEventReasons"
 SETTLING = 0.2  # first share of the samples, left out because clocks still rise
 # Share of the samples. A warm card slows down now and then; one that does so half of the time is not cooled.
-# A card that did it all of the time trained at a fifth of its limit (results/slowed-h100).
+# A card that was slowed down all of the time trained at a fifth of its limit (results/slowed-h100).
 LASTING = 0.5
 
 
@@ -105,7 +105,7 @@ def _course(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _answering(index: int, samples: list[Sample]) -> list[GpuSample]:
-    """The samples in which the GPU answered; a value that these lack is one that its model never reports."""
+    """Select the samples in which the GPU answered; a value that they lack is not reported by its model."""
     return [s.gpus[index] for s in samples if index < len(s.gpus) and s.gpus[index].lost is None]
 
 
@@ -129,7 +129,7 @@ def _throttling(index: int, samples: list[Sample]) -> Finding:
 
 
 def _settings(reasons: list[int]) -> list[str]:
-    """Slowdowns that a setting causes, with the number of samples that have them."""
+    """Describe slowdowns that a setting causes, with the number of samples that show them."""
     counts = {words: sum(bool(r & bit) for r in reasons) for bit, words in SET_BY_SOMEBODY.items()}
     return [f"{words} (in {count} of {len(reasons)} samples)" for words, count in counts.items() if count]
 

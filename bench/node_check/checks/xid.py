@@ -1,6 +1,6 @@
 """Check for Xid errors of the driver: during the check by NVML's events, before it from the kernel's log.
 
-The events need no root. The kernel's log may need it; then the finding says that earlier Xids are unknown.
+The events need no root. The kernel's log may need root; then the finding says that earlier Xids are unknown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WORDS = {
 NOTED = {63, 92, 94}  # repaired memory errors: a warning, not a failure
 _LINE = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+),? ?(.*)")
 _OF_A_SWITCH = re.compile(r"SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)")
-# Of each Xid of each GPU, so that a program that crashes repeatedly does not crowd out others.
+# Lines kept of each Xid of each GPU: a program that crashes repeatedly must not crowd out other Xids.
 _MOST_LINES = 20
 
 

@@ -21,7 +21,7 @@ class Reading:
 
     name: str
     data: Mapping[str, Any] = field(default_factory=dict)
-    reason: str | None = None  # why there is no data; None: it was read
+    reason: str | None = None  # why there is no data; None: there is data
     counts: bool = True  # whether missing data keeps the node from passing
     started_at: float = 0.0  # unix time
     ended_at: float = 0.0
@@ -75,7 +75,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that was read of a node; the checks judge it."""
+    """Everything that was read from a node, for the checks to judge."""
 
     level: Depth
     device: Literal["cpu", "cuda"]
@@ -92,21 +92,21 @@ class Evidence:
         return from_json(tuple[Figure, ...], data["figures"]) if data else ()
 
     def inventory(self, name: str) -> tuple[Answers, ...]:
-        """NVML's answers about the checked GPUs in one of the inventories; empty if NVML did not answer."""
+        """Return NVML's answers about the checked GPUs in one inventory; empty if NVML did not answer."""
         data = self.data(name)
         checked = {gpu.index for gpu in self.gpus}
         every = (Answers(index, raw) for index, raw in enumerate(data["gpus"])) if data else ()
         return tuple(answers for answers in every if answers.index in checked)
 
     def alive(self, name: str) -> dict[int, Answers]:
-        """The inventory of the GPUs that answered, by index."""
+        """Return the inventory of the GPUs that answered, by index."""
         return {answers.index: answers for answers in self.inventory(name) if answers.lost is None}
 
     def gpu(self, index: int | None) -> Gpu | None:
         return next((gpu for gpu in self.gpus if gpu.index == index), None)
 
     def during(self, name: str) -> Iterator[Sample]:
-        """The samples that were taken while a reading was being made."""
+        """Yield the samples that were taken while a reading was being made."""
         reading = self.readings.get(name)
         if reading is not None:
             yield from (s for s in self.course if reading.started_at <= s.at <= reading.ended_at)
@@ -120,7 +120,7 @@ class Answers:
     raw: Mapping[str, Any]
 
     def get(self, name: str) -> Any:
-        """The answer to a query; None if it failed or was not made."""
+        """Return the answer to a query; None if it failed or was not made."""
         answer = self.raw.get(name)
         return None if isinstance(answer, dict) and ("error" in answer or "raised" in answer) else answer
 
@@ -129,16 +129,16 @@ class Answers:
         return float(answer) if isinstance(answer, (int, float)) and not isinstance(answer, bool) else None
 
     def field(self, name: str) -> int | None:
-        """The value of NVML_FI_DEV_`name`, queried by nvmlDeviceGetFieldValues; None if NVML has none."""
+        """Return the value of NVML_FI_DEV_`name`, from nvmlDeviceGetFieldValues; None if there is none."""
         answer = self.get(f"field.NVML_FI_DEV_{name}")
         if isinstance(answer, list) and answer and answer[0].get("nvmlReturn") == 0:
             value = answer[0]["value"]
-            # A union: the widest member of a value that was written narrower has the same low bytes.
+            # The value is a C union: its widest member has the low bytes of whichever member was written.
             return int(value["ullVal"] if answer[0].get("valueType") in (2, 3, 4) else value["uiVal"])
         return None
 
     def why(self, name: str) -> str:
-        """NVML's name of the error that a query ended with."""
+        """Return NVML's name of the error that a query ended with."""
         answer = self.raw.get(name)
         if isinstance(answer, dict) and "error" in answer:
             return str(answer["error"]).removeprefix("NVMLError_")
@@ -155,7 +155,7 @@ class Answers:
 
     @property
     def forbidden(self) -> bool:
-        """True if the scheduler gave this GPU to another job: NVML counts it but refuses queries."""
+        """Whether the scheduler gave this GPU to another job: NVML counts it but refuses queries."""
         return self.why("UUID") == "NoPermission"
 
     @property

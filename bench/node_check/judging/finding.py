@@ -15,7 +15,7 @@ from bench.base.strict_json import field_values
 Verdict = Literal["pass", "warn", "fail", "not-run"]
 Basis = Literal["rule", "reference", "peers", "history", "fleet"]
 EXITS: dict[Verdict, int] = {"pass": 0, "warn": 0, "fail": 1, "not-run": 3}
-NAGIOS: dict[Verdict, int] = {"pass": 0, "warn": 1, "fail": 2, "not-run": 3}  # as monitoring plug-ins do
+NAGIOS: dict[Verdict, int] = {"pass": 0, "warn": 1, "fail": 2, "not-run": 3}  # exit codes of Nagios plug-ins
 VERDICTS: tuple[Verdict, ...] = ("fail", "not-run", "warn", "pass")  # the worst first
 
 
@@ -69,12 +69,12 @@ class Question:
 
     @classmethod
     def of_gpu(cls, check: str, index: int, detail: str = "") -> Question:
-        """A question about one GPU, or about one detail of it, such as its power limit."""
+        """Ask about one GPU, or about one detail of it, such as its power limit."""
         return cls(check, f"GPU {index} {detail}".rstrip(), index)
 
     @classmethod
     def of_figure(cls, check: str, gpu: int | None, figure: str, unit: str) -> Question:
-        """A question about a measured figure of one GPU, or of the node as a whole."""
+        """Ask about a measured figure of one GPU, or of the node as a whole."""
         return cls(check, figure if gpu is None else f"GPU {gpu} {figure}", gpu, figure, unit)
 
     def judged(
@@ -111,7 +111,7 @@ class Question:
 
 
 def overall(findings: Sequence[Finding]) -> Verdict:
-    """The worst verdict among the findings that count; not-run unless something passed or failed."""
+    """Return the worst verdict among the findings that count; not-run unless something passed or failed."""
     counted = [f.verdict for f in findings if f.counts]
     if not any(verdict == "pass" for verdict in counted) and "fail" not in counted:
         return "not-run"
@@ -119,7 +119,7 @@ def overall(findings: Sequence[Finding]) -> Verdict:
 
 
 def worst(findings: Iterable[Finding]) -> Finding | None:
-    """The single most serious finding, for one-line summaries; None if there is no finding.
+    """Return the single most serious finding, for one-line summaries; None if there is no finding.
 
     Among findings of one verdict, faults (a foreign process, a link that is down, an error) go before slow
     figures, which may follow from them; a larger shortfall goes before a smaller one.

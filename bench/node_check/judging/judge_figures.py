@@ -28,7 +28,7 @@ def judge_figures(
     for figure in figures:
         yield _by_reference(check, figure, standards, tolerances)
         yield from _by_history(check, figure, evidence, standards, tolerances)
-    # On a CPU all processes share one device: they are no peers.
+    # On a CPU all processes share one device, so their figures are not compared.
     if evidence.device != "cuda":
         return
     alike: dict[tuple[str, str], list[Figure]] = {}
@@ -97,7 +97,7 @@ def by_usual(
     figure: Figure,
     usual: float,
     words: str,  # for the usual rate
-    limits: tuple[float, float],  # percent under it that warn and fail
+    limits: tuple[float, float],  # percent under the usual rate that warn and fail
     basis: Basis,
     source: str,
     tolerances: Tolerances,
@@ -117,7 +117,7 @@ def by_usual(
 
 
 def shortfall(value: float, reference: float, warn_percent: float, fail_percent: float) -> Verdict:
-    """The verdict on a value that may lie less than `warn_percent` below its reference."""
+    """Judge a value that may lie less than `warn_percent` below its reference."""
     if value < reference * (1 - fail_percent / 100):
         return "fail"
     return "warn" if value < reference * (1 - warn_percent / 100) else "pass"

@@ -83,11 +83,11 @@ def profiles() -> tuple[Profile, ...]:
 
 
 def profile_of(gpu: str) -> Profile | None:
-    """The profile for the driver's full name of a GPU: an H100 PCIe has another profile than an H100 SXM."""
+    """Find a GPU's profile by the driver's full name: an H100 PCIe has another profile than an H100 SXM."""
     return next((p for p in profiles() if gpu in p.gpus), None)
 
 
 def profile_for(gpus: Sequence[Gpu]) -> Profile | None:
-    """The profile of the GPUs that answer; None if they are of several models."""
+    """Find the profile of the GPUs that answer; None if they are of several models."""
     models = {gpu.name for gpu in gpus if gpu.memory_bytes}
     return profile_of(models.pop()) if len(models) == 1 else None

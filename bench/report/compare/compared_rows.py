@@ -95,7 +95,7 @@ class UncertainFastest:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A model's part of one bundle."""
+    """The results of one model in one bundle."""
 
     path: str
     run_id: str
@@ -165,7 +165,7 @@ class ComparedRun(RunContents):
 
 
 def gather(with_telemetry: bool, files: Files) -> ComparedRun | CheckContents:
-    """Recompute a bundle, and read what else its rows need. VerificationFailed if that is malformed."""
+    """Recompute a bundle, and read what else its rows need; VerificationFailed if a file is malformed."""
     run = recompute(files)
     if not isinstance(run, RunContents):
         return run
@@ -178,7 +178,7 @@ def gather(with_telemetry: bool, files: Files) -> ComparedRun | CheckContents:
         watts = watts_of(files, bests, lines, gpus)
         course = course_of(lines) if with_telemetry else None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise VerificationFailed(f"the manifest or the telemetry does not have its form: {error}") from None
+        raise VerificationFailed(f"the manifest or the telemetry is malformed: {error}") from None
     return ComparedRun(
         **field_values(run),
         manifest_conditions=manifest_conditions,

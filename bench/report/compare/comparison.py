@@ -29,7 +29,7 @@ class Entry:
     offers: tuple[Offer, ...]
     gaps: tuple[str, ...]  # why prices are missing
     in_time: Literal["yes", "perhaps", "no"] | None  # None: no deadline was given
-    differs_in: tuple[str, ...]  # with --rank-all: in what it differs from the others
+    differs_in: tuple[str, ...]  # with --rank-all: conditions that differ from most rows'
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def compare_rows(rows: Iterable[Row], refused: Sequence[Refused], terms: Terms, 
 
 
 def _evidence(models: Iterable[list[Row]]) -> list[MeasuredRow]:
-    """The fastest row of each model and kind of machine, from complete runs in which no GPU was slowed down.
+    """Select the fastest row of each model and machine, from complete runs in which no GPU was slowed down.
 
     Rows with the ranked recipe go first: another recipe under the same name takes other days.
     """
@@ -143,14 +143,14 @@ def _gpu_of(row: Row) -> GpuModel | None:
 
 
 def _ranked_recipe(rows: list[Row]) -> Conditions:
-    """What the ranked rows train: the recipe under the conditions that most rows share."""
+    """Return what the ranked rows train: the recipe under the conditions that most rows share."""
     measured = _ranked(_without_unused_deepspeed(rows))
     base = _base([row.conditions for row in measured])
     return next((row.recipe for row in measured if row.conditions == base), ())
 
 
 def _unusable(rows: Iterable[Row]) -> Mapping[str, str]:
-    """Why the measured rows of a family cannot support an estimate, by family: shown if there is none."""
+    """Say by family why its measured rows cannot support an estimate; shown if there is no estimate."""
     of_family: dict[str, list[Row]] = {}
     for row in _ranked(rows):
         of_family.setdefault(row.family, []).append(row)
@@ -158,7 +158,7 @@ def _unusable(rows: Iterable[Row]) -> Mapping[str, str]:
     for family, measured in of_family.items():
         names = ", ".join(dict.fromkeys(row.machine.name for row in measured))
         if not any(map(_gpu_of, measured)):
-            reasons[family] = f"{names}: no vendor's peak is known to go by"
+            reasons[family] = f"{names}: no vendor's peak is known to estimate from"
         elif all(row.slowed for row in measured):
             reasons[family] = f"in every run of {family} a GPU was slowed down"
         else:
@@ -169,7 +169,7 @@ def _unusable(rows: Iterable[Row]) -> Mapping[str, str]:
 def _guesses(
     rows: list[Row], terms: Terms, evidence: list[MeasuredRow], unusable: Mapping[str, str]
 ) -> tuple[Extrapolation, ...]:
-    """Estimates for the machines that the user asked for, of the ranked recipe.
+    """Estimate the ranked recipe on the machines that the user asked for.
 
     The arithmetic is the least of any row: some settings recompute, which another machine need not do.
     """
@@ -219,9 +219,9 @@ def _part(
 
 
 def _without_unused_deepspeed(rows: list[Row]) -> list[Row]:
-    """The rows without the condition of DeepSpeed's version, unless one of them tried a setting that uses it.
+    """Drop the condition of DeepSpeed's version, unless one of the rows tried a setting that uses DeepSpeed.
 
-    Among rows that could have used DeepSpeed, those whose search did not come to it stay comparable.
+    Rows that could have used DeepSpeed, but whose search did not try it, stay comparable.
     """
     if any(row.tried_zero for row in rows):
         return rows
@@ -237,13 +237,13 @@ def _why_no_figure(row: Row) -> str:
 
 
 def _base(conditions: Sequence[Conditions]) -> Conditions:
-    """The conditions that most rows share; of equally many, the first."""
+    """Return the conditions that most rows share; if there is a tie, the first."""
     counted = Counter(conditions)
     return max(counted, key=lambda c: counted[c], default=())
 
 
 def differing(conditions: Conditions, base: Conditions) -> tuple[str, ...]:
-    """The differences in words, like "batch 512, not 1024"."""
+    """Put the differences in words, such as "batch 512, not 1024"."""
     ours, theirs = dict(conditions), dict(base)
     names = dict.fromkeys([*ours, *theirs])
     return tuple(
@@ -264,9 +264,9 @@ COPIED = "its samples are those of another run, so one of the two measured nothi
 
 
 def _newest(rows: list[RankedRow]) -> tuple[list[RankedRow], list[SetApart]]:
-    """One row for each machine: its newest complete run, or its newest run if none is complete.
+    """Keep one row for each machine: its newest complete run, or its newest run if no run is complete.
 
-    All others are set apart: older runs, a second copy of a bundle, and a run with copied samples.
+    All other rows are set apart: older runs, a second copy of a bundle, and a run with copied samples.
     """
     latest: dict[str, RankedRow] = {}
     first = {row.samples_sha256: row for row in reversed(rows)}

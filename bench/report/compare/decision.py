@@ -23,11 +23,11 @@ class Option:
     a_run: float  # for each run: rent, or electricity if it has a price
 
     def spend(self, runs: int = 1) -> float:
-        """Money spent on so many runs, including the machine if it is bought."""
+        """Return the money spent on so many runs, including the machine if it is bought."""
         return self.upfront + runs * self.a_run
 
     def spend_interval(self, runs: int = 1) -> Interval:
-        """`spend` with the uncertainty of the days: rent and electricity are paid by the hour."""
+        """Return `spend` with the uncertainty of the days: rent and electricity are paid by the hour."""
         share = self.days.of_any_process.half_width / self.days.value
         return Interval(self.spend(runs), runs * self.a_run * share)
 
@@ -36,13 +36,13 @@ class Option:
         return self.kind == "rent" or runs * self.days.value <= used_days
 
     def run_cost(self, life_days: float, utilisation: float = 1.0) -> float:
-        """Cost of one run: its share of the machine's price, by days of use, and its rent or electricity."""
+        """Add up one run's share of the machine's price, by days of use, and its rent or electricity."""
         return self.upfront * self.days.value / (life_days * utilisation) + self.a_run
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the user asks for; None: not asked."""
+    """The user's limits and number of runs; None: no limit was given."""
 
     budget: float | None = None
     deadline_days: float | None = None
@@ -54,7 +54,7 @@ class Recommendation:
     """The answers to a wish; None if no option fits or the question was not asked."""
 
     fastest_in_budget: Option | None
-    cheapest_by_deadline: Option | None  # and within the budget, if one is given
+    cheapest_by_deadline: Option | None  # also within the budget, if one is given
     as_fast_for_less: Option | None  # cheaper than `fastest_in_budget` and not provably slower
     as_cheap_but_faster: Option | None  # faster than `cheapest_by_deadline` and not provably dearer
 
@@ -68,7 +68,7 @@ def meets(days: Interval, deadline_days: float) -> Literal["yes", "perhaps", "no
 
 
 def decide(options: Iterable[Option], wish: Wish, used_days: float = math.inf) -> Recommendation:
-    """Answer both questions; `used_days` is how long an owned machine trains in its life."""
+    """Decide what fits the wish; `used_days` is how long an owned machine trains in its life."""
     every = [o for o in options if o.lives_for(wish.runs, used_days)]
     affordable = [o for o in every if wish.budget is None or o.spend(wish.runs) <= wish.budget]
     fastest = min(affordable, key=_by_speed(wish), default=None) if wish.budget is not None else None
@@ -85,7 +85,7 @@ def decide(options: Iterable[Option], wish: Wish, used_days: float = math.inf) -
 
 
 def _as_fast_for_less(affordable: list[Option], fastest: Option | None, wish: Wish) -> Option | None:
-    """Chosen from the frontier only: a wide interval must not favour an option that another beats in both."""
+    """Choose from the frontier: a wide interval must not favour an option beaten in days and money."""
     if fastest is None:
         return None
     best = frontier(affordable, lambda o: o.spend(wish.runs), lambda o: o.days.value)
@@ -95,7 +95,7 @@ def _as_fast_for_less(affordable: list[Option], fastest: Option | None, wish: Wi
 
 
 def _as_cheap_but_faster(in_time: list[Option], cheapest: Option | None, wish: Wish) -> Option | None:
-    """Chosen from the frontier: two GPUs at twice the rent may cost the same and take half the time."""
+    """Choose from the frontier: two GPUs at twice the rent may cost the same and take half the time."""
     if cheapest is None:
         return None
     spent = cheapest.spend_interval(wish.runs)
@@ -110,7 +110,7 @@ def _surely_more(a: Interval, b: Interval) -> bool:
 
 
 def _by_speed(wish: Wish) -> Callable[[Option], tuple[float, float, str, str]]:
-    """Sort key: days, then money, then the label, so that the order of the bundles decides nothing."""
+    """Make a sort key: days, then money, then the label, so that the order of the bundles does not matter."""
     return lambda o: (o.days.value, o.spend(wish.runs), o.label, o.kind)
 
 
@@ -124,14 +124,14 @@ def differs(a: Interval, b: Interval) -> bool:
 
 
 def ratio(a: Interval, b: Interval) -> Interval:
-    """a over b; the half-width is propagated to first order."""
+    """Divide a by b; the half-width is propagated to first order."""
     value = a.value / b.value
     a, b = a.of_any_process, b.of_any_process
     return Interval(value, value * math.hypot(a.half_width / a.value, b.half_width / b.value))
 
 
 def frontier(items: Iterable[T], cost: Callable[[T], float], days: Callable[[T], float]) -> list[T]:
-    """The Pareto frontier, cheapest first: no other item is both as cheap and as fast."""
+    """Return the Pareto frontier, cheapest first: no other item is both as cheap and as fast."""
     chosen: list[T] = []
     for item in sorted(items, key=lambda i: (cost(i), days(i))):
         if not chosen or days(item) < days(chosen[-1]):
@@ -147,12 +147,12 @@ class BreakEven:
     utilisation: float  # share of the machine's life that so many runs take; above 1 it cannot do them
 
     def reachable(self, share: float = 1.0) -> bool:
-        """Whether a machine that trains for that share of its life does so many runs."""
+        """Whether a machine that trains for `share` of its life can do so many runs."""
         return self.utilisation <= share
 
 
 def break_even(own: Option, rent: Option, life_days: float) -> BreakEven | None:
-    """None if a rented run costs no more than the owned machine's electricity: then renting always wins."""
+    """Count the runs from which owning costs less; None if a rented run costs no more than electricity."""
     saved = rent.a_run - own.a_run
     if saved <= 0:
         return None
@@ -165,7 +165,7 @@ class Rank:
     """A position among machines; those of equal rank are not provably slower than the first of that rank."""
 
     rank: int
-    slower: Interval | None  # times the fastest; None for the fastest
+    slower: Interval | None  # as a multiple of the fastest machine's days; None for the fastest
 
 
 def places(days: Sequence[Interval]) -> list[Rank]:

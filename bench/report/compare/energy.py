@@ -13,7 +13,7 @@ from bench.records.run_results import TrialResult
 TELEMETRY_POINTS = 90  # of a plot, at most
 MOST_WATTS = 10_000  # of one GPU: a larger value is a broken counter
 # Timed steps have fewer passes than the recipe's steps, so optimizer updates take a larger share of them.
-# If it is larger by more than this, the power is not that of training.
+# If that share is larger by more than this, the power is not that of training.
 MOST_UPDATE_SHARE = 0.1
 
 
@@ -28,14 +28,14 @@ class TelemetryCourse:
 
 
 def telemetry_lines(files: Files) -> list[bytes]:
-    """The lines of telemetry.jsonl; none if the bundle has no such file."""
+    """Read the lines of telemetry.jsonl; an empty list if the bundle has no such file."""
     return list(files.lines("telemetry.jsonl")) if "telemetry.jsonl" in files.sha256 else []
 
 
 def watts_of(
     files: Files, bests: Mapping[str, TrialResult], lines: list[bytes], gpus: int
 ) -> Mapping[str, float | None]:
-    """Mean power of all GPUs while each of the `bests` was timed, by trial; `gpus` of each node trained."""
+    """Return the mean power of all GPUs while each of `bests` was timed, by trial; `gpus` a node trained."""
     if not gpus or not lines:
         return {}
     samples = list(files.lines("samples.jsonl"))
@@ -59,7 +59,7 @@ def _like_training(steps: list[Any], trial: TrialResult) -> bool:
 
 
 def _mean_watts(span: tuple[float, float], lines: list[bytes], gpus: int, read: int) -> float | None:
-    """Energy over time, between the first and the last reading inside the span, for all GPUs of the trial.
+    """Divide energy by time between the first and last reading inside the span, for all GPUs of the trial.
 
     Reads the first `read` GPUs, which are the leader's, and assumes that those of other nodes draw as much.
     """
@@ -77,7 +77,7 @@ def _mean_watts(span: tuple[float, float], lines: list[bytes], gpus: int, read: 
 
 
 def _at(line: bytes) -> float:
-    """The time of a reading, without parsing the rest: canonical JSON has it first."""
+    """Return the time of a reading without parsing the rest: canonical JSON has the time first."""
     head, _, rest = line.partition(b":")
     if head != b'{"at"':
         raise ValueError(f"a reading does not begin with its time: {line[:40]!r}")
@@ -85,7 +85,7 @@ def _at(line: bytes) -> float:
 
 
 def course_of(lines: list[bytes]) -> TelemetryCourse | None:
-    """The readings for a plot; None if there are fewer than two."""
+    """Thin the readings for a plot; None if there are fewer than two."""
     step = max(1, -(-len(lines) // TELEMETRY_POINTS))
     readings = [strict_loads(line) for line in lines[::step]]
     readings = [r for r in readings if r["gpus"]]

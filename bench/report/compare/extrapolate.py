@@ -51,11 +51,11 @@ class Extrapolation:
     low_days: float | None  # 95% interval; None if too few rows can be held out
     high_days: float | None
     held_out: int  # rows behind the interval
-    basis: str  # the nearest row, or why there is none
+    basis: str  # the nearest row, or why there is no such row
 
 
 def peak_days(flops: float, gpu: GpuModel, gpus: int, precision: str, tf32: bool) -> float:
-    """Days for that much arithmetic at the vendor's peak."""
+    """Return the days that so many operations take at the vendor's peak."""
     return flops / (gpu.peak_flops(precision, tf32) * gpus * SECONDS_A_DAY)
 
 
@@ -81,7 +81,7 @@ def extrapolate(
 
 
 def _basis(target: GpuModel, gpus: int, precision: str, nearest: MeasuredRow) -> Iterator[str]:
-    """The nearest row, and every assumption beyond it."""
+    """Yield the nearest row, then every assumption beyond that row."""
     yield f"{nearest.model} on {nearest.gpus}x {nearest.gpu.name}"
     yield f"{100 * nearest.efficiency:.0f}% of the vendor's peak"
     if _in_half(nearest.precision) != _in_half(precision):
@@ -98,14 +98,14 @@ def _of_how_many(gpus: int) -> str:
 
 
 def _as_efficient(flops: float, gpu: GpuModel, gpus: int, precision: str, nearest: MeasuredRow) -> float:
-    """Days at the share of the peak that `nearest` reached, on TF32 units if it used them."""
+    """Return the days at the share of the peak that `nearest` reached, on TF32 units if it used them."""
     return peak_days(flops, gpu, gpus, precision, nearest.tf32) / nearest.efficiency
 
 
 def _nearest(
     target: GpuModel, family: str, precision: str, gpus: int, flops: float, evidence: Iterable[MeasuredRow]
 ) -> MeasuredRow | None:
-    """The nearest row of the family: by kind of GPU, then its generation, the precision, and the size."""
+    """Find the nearest row of the family: by kind of GPU, then by its generation, precision and size."""
     same_family = [e for e in evidence if e.family == family]
 
     def distance(e: MeasuredRow) -> tuple[bool, bool, bool, float, str]:
@@ -128,7 +128,7 @@ def _factor(a: int, b: int) -> float:
 def held_out_errors(
     evidence: Sequence[MeasuredRow], family: str, *, known_kind: bool, apart: float = 1.0
 ) -> list[float]:
-    """ln(estimated / measured) of each row of this family that other rows can estimate.
+    """Return ln(estimated / measured) of each row of this family that other rows can estimate.
 
     With `known_kind`, from the other rows of the same kind of GPU; otherwise from rows of all other kinds.
     Only rows whose number of GPUs differs by the factor `apart` or more are used.
@@ -145,6 +145,6 @@ def held_out_errors(
 
 
 def _half_width(errors: Sequence[float], independent: int) -> float:
-    """95% half-width of a new row's error around 0, so that a bias widens it, too."""
+    """Return the 95% half-width of a new row's error around 0, so that a bias widens it, too."""
     spread = math.sqrt(math.fsum(e * e for e in errors) / len(errors))
     return quantile95(independent) * spread * math.sqrt(1 + 1 / independent)

@@ -59,7 +59,7 @@ class Offer:
 def offers_of(
     rows: Sequence[RankedRow], terms: Terms
 ) -> tuple[list[tuple[tuple[Offer, ...], tuple[str, ...]]], Recommendation]:
-    """For each row its offers and why prices are missing; over all rows, what to buy or rent."""
+    """Return for each row its offers and why prices are missing, and over all rows what to buy or rent."""
     by_row = [_options(row, terms.prices) for row in rows]
     options = [option for pairs, _ in by_row for option, _ in pairs]
     answer = decide(options, terms.wish, terms.used_days)
@@ -73,7 +73,7 @@ def offers_of(
 
 
 def _options(row: RankedRow, book: PriceBook) -> tuple[list[tuple[Option, Priced]], tuple[str, ...]]:
-    """What buying and renting the row's machine costs, and why prices are missing."""
+    """Price buying and renting the row's machine, and say why prices are missing."""
     machine, days = row.machine, row.days
     if machine.kind != "cuda":
         return [], (f"no price for a CPU: {machine.name}",)
@@ -93,12 +93,12 @@ def _options(row: RankedRow, book: PriceBook) -> tuple[list[tuple[Option, Priced
 
 
 def _for_nodes(price: Priced | Gap, nodes: int) -> Priced | Gap:
-    """The price of all nodes that trained together: two nodes of one GPU cost more than one node of two."""
+    """Price all nodes that trained together: two nodes of one GPU cost more than one node of two."""
     return replace(price, amount=price.amount * nodes) if isinstance(price, Priced) else price
 
 
 def _frontiers(options: list[Option], terms: Terms) -> set[int]:
-    """Ids of the options on a Pareto frontier: days against a machine's price, or against a run's cost."""
+    """Return the ids of options on a Pareto frontier: days against a machine's price, or a run's cost."""
     life, share = terms.prices.life_days, terms.utilisation
     bought = [o for o in options if o.kind == "buy"]
     by_price = frontier(bought, lambda o: o.upfront, lambda o: o.days.value)

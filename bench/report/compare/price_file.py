@@ -43,7 +43,7 @@ def shipped_prices() -> PriceBook:
 
 
 def load_prices(path: Path | None) -> PriceBook:
-    """The user's quotes and the shipped ones, or the shipped ones alone if there is no file."""
+    """Load the user's quotes and the shipped ones, or the shipped ones alone if there is no file."""
     if path is None:
         return shipped_prices()
     too_large = "larger than 1 MiB: not a file of prices"
@@ -76,7 +76,7 @@ LISTS: Mapping[str, Any] = {
 
 
 def _meaning_mistakes(document: Any, malformed: Set[str]) -> Iterator[Mistake]:
-    """Mistakes of meaning in the parts of the document whose types are right."""
+    """Yield mistakes of meaning in the parts of the document whose types are right."""
     if not isinstance(document, dict):
         return
     quotes = list(_quotes(document, malformed))
@@ -85,7 +85,7 @@ def _meaning_mistakes(document: Any, malformed: Set[str]) -> Iterator[Mistake]:
     life_years = 1 if "/life_years" in malformed else document.get("life_years", 1)
     if not 0 < life_years <= 100:
         yield Mistake(
-            "/life_years", f"{life_years} is no life of a machine", "allowed: more than 0, at most 100"
+            "/life_years", f"{life_years} is not a machine's lifetime", "allowed: more than 0, at most 100"
         )
     for path, quote in quotes:
         yield from _quote_mistakes(path, quote)
@@ -93,7 +93,7 @@ def _meaning_mistakes(document: Any, malformed: Set[str]) -> Iterator[Mistake]:
 
 
 def _quotes(document: Mapping[str, Any], malformed: Set[str]) -> Iterator[tuple[str, Quote | Exchange]]:
-    """Every well-formed quote, with its path in the document."""
+    """Yield every well-formed quote, with its path in the document."""
     places: list[tuple[str, Any, Any]] = []
     for name, kind in LISTS.items():
         if f"/{name}" not in malformed:
@@ -111,12 +111,12 @@ def _duplicate_mistakes(quotes: Sequence[tuple[str, Quote | Exchange]]) -> Itera
     for path, quote in quotes:
         keys = list(_items(quote))
         if before := next((paths[key] for key in keys if key in paths), None):
-            yield Mistake(path, f"is for the same as {before}", "allowed: one price for each")
+            yield Mistake(path, f"prices the same item as {before}", "allowed: one price for each")
         paths |= dict.fromkeys(keys, path)
 
 
 def _items(quote: Quote | Exchange) -> Iterator[tuple[object, ...]]:
-    """Keys of the items that a quote prices; none for rents and electricity."""
+    """Yield keys of the items that a quote prices; nothing for rents and electricity."""
     match quote:
         case GpuPrice():
             yield from ((name,) for name in quote.gpu)
@@ -170,7 +170,7 @@ def _day(text: str) -> date | None:
 
 
 def _with_shipped(book: PriceBook, shipped: PriceBook, where: str) -> PriceBook:
-    """The user's quotes, then the shipped ones; BadInput if their currency has no exchange rate."""
+    """Append the shipped quotes to the user's; BadInput if their currency has no exchange rate."""
     if book.rate(shipped.currency) is None:
         raise BadInput(
             f"its prices are in {book.currency}, the shipped ones in {shipped.currency}",

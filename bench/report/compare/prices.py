@@ -14,18 +14,18 @@ from bench.records.text import count_text, figures, money_text
 
 @dataclass(frozen=True, slots=True)
 class GpuPrice:
-    """A GPU without the machine around it."""
+    """The price of a GPU without the machine around it."""
 
     gpu: tuple[str, ...]  # names as the driver spells them, all at this price
     price: float
     date: str
     source: str
-    currency: str | None = None  # None: the file's
+    currency: str | None = None  # None: the file's currency
 
 
 @dataclass(frozen=True, slots=True)
 class SystemPrice:
-    """A machine without GPUs, with room for `gpus` of them."""
+    """The price of a machine without GPUs, with room for `gpus` of them."""
 
     gpus: int
     price: float
@@ -36,7 +36,7 @@ class SystemPrice:
 
 @dataclass(frozen=True, slots=True)
 class MachinePrice:
-    """A whole machine; takes precedence over the sum of GPUs and system."""
+    """The price of a whole machine; takes precedence over the sum of GPUs and system."""
 
     gpu: tuple[str, ...]
     gpus: int
@@ -48,7 +48,7 @@ class MachinePrice:
 
 @dataclass(frozen=True, slots=True)
 class Rent:
-    """An hour of a machine with `gpus` GPUs, or of each GPU if `gpus` is None."""
+    """The price of an hour of a machine with `gpus` GPUs, or of each GPU if `gpus` is None."""
 
     gpu: tuple[str, ...]
     price: float  # an hour
@@ -60,7 +60,7 @@ class Rent:
 
 @dataclass(frozen=True, slots=True)
 class Electricity:
-    """A kilowatt-hour. `overhead` is the energy at the meter for each unit that the GPUs draw."""
+    """The price of a kilowatt-hour. `overhead` is the energy at the meter for each kWh that GPUs draw."""
 
     price: float
     date: str
@@ -89,7 +89,7 @@ class PriceBook:
     currency: str
     schema: Literal["bench/prices/v1"] = "bench/prices/v1"
     life_years: float = 5.0
-    shipped: bool = True  # use the shipped quotes where these have none
+    shipped: bool = True  # use the shipped quotes for what these do not price
     gpus: tuple[GpuPrice, ...] = ()
     systems: tuple[SystemPrice, ...] = ()
     machines: tuple[MachinePrice, ...] = ()
@@ -102,13 +102,13 @@ class PriceBook:
         return self.life_years * 365
 
     def rate(self, currency: str | None) -> float | None:
-        """The value of one unit of `currency` in the file's currency; None if it has no exchange rate."""
+        """Return the worth of one unit of `currency` in the file's currency; None if it has no rate."""
         if currency in (None, self.currency):
             return 1.0
         return next((rate.price for rate in self.exchange if rate.currency == currency), None)
 
     def to_buy(self, gpu: str, count: int) -> Priced | Gap:
-        """Price of a machine with so many of this GPU: a quote for the machine, or for GPUs and system."""
+        """Price a machine with so many of this GPU, by a quote for the machine or for GPUs and system."""
         for machine in self.machines:
             if gpu in machine.gpu and machine.gpus == count:
                 return Priced(self._worth(machine), self._quote_texts(machine, gpu), count)
@@ -123,7 +123,7 @@ class PriceBook:
         return Priced(count * self._worth(single) + self._worth(system), tuple(dict.fromkeys(quotes)), count)
 
     def to_rent(self, gpu: str, count: int) -> Priced | Gap:
-        """Price of an hour of a machine with at least so many of this GPU, at the cheapest quote."""
+        """Price an hour of a machine with at least so many of this GPU, at the cheapest quote."""
         rents = [rent for rent in self.rents if gpu in rent.gpu and (rent.gpus is None or rent.gpus >= count)]
         amounts = [self._worth(rent) * (count if rent.gpus is None else 1) for rent in rents]
         if not rents:  # a name that joins several kinds has the counts already
@@ -132,14 +132,14 @@ class PriceBook:
         return Priced(amount, self._quote_texts(rent, gpu), rent.gpus or count)
 
     def to_feed(self, kwh: float) -> Priced | None:
-        """Price of the electricity that the GPUs drew; None if it has no price."""
+        """Price the electricity that the GPUs drew; None if electricity has no price."""
         if (electricity := self.electricity) is None:
             return None
         amount = kwh * electricity.overhead * self._worth(electricity)
         return Priced(amount, self._quote_texts(electricity, ""), 0)
 
     def _nearly(self, gpu: str) -> str:
-        """A hint that a quote under a shorter name exists: quotes apply only to the driver's exact name."""
+        """Hint at a quote under a shorter name, if any: quotes apply only to the driver's exact name."""
         quotes: tuple[GpuPrice | MachinePrice | Rent, ...] = (*self.gpus, *self.machines, *self.rents)
         named = dict.fromkeys(name for quote in quotes for name in quote.gpu)
         shorter = (name for name in named if name != gpu and set() < _words(name) <= _words(gpu))
@@ -152,7 +152,7 @@ class PriceBook:
         return quote.price * rate
 
     def _quote_texts(self, quote: Quote, gpu: str) -> tuple[str, ...]:
-        """The quote in words, with source and date; and the exchange rate, if it needs one."""
+        """Put the quote in words, with source and date, and the exchange rate if it needs one."""
         currency = quote.currency or self.currency
         amount = money_text(quote.price, currency)
         text = f"{_priced_item(quote, gpu, amount)}: {quote.source}, {quote.date}"
@@ -169,7 +169,7 @@ def _words(name: str) -> set[str]:
 
 
 def _priced_item(quote: Quote, gpu: str, amount: str) -> str:
-    """What the amount pays for: a GPU, a machine, an hour or a kWh."""
+    """Say what the amount pays for: a GPU, a machine, an hour or a kWh."""
     match quote:
         case GpuPrice():
             return f"{amount} for each {gpu}, without a machine"
@@ -191,7 +191,7 @@ class Priced:
     """An amount in the book's currency."""
 
     amount: float
-    quotes: tuple[str, ...]  # that it comes from, each with source and date
+    quotes: tuple[str, ...]  # that the amount comes from, each with source and date
     gpus: int  # of the machine that is paid for: as many as are needed, or more
 
 

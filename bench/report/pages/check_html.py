@@ -75,7 +75,7 @@ def _row(f: Finding) -> Markup:
 
 
 def _plots(results: CheckResults, evidence: Evidence) -> Iterator[Plot]:
-    """A plot for each kind of reading, with a line for each GPU."""
+    """Yield a plot for each kind of reading, with a line for each GPU."""
     course = evidence.course[:: max(1, len(evidence.course) // POINTS)]
     if len(course) < 2:
         return

@@ -87,7 +87,7 @@ CSV_FINDING = (*CSV_JUDGED, "uuid", "found", "advice")
 
 
 def as_csv(fleet: Fleet) -> str:
-    """A row for each finding; a node without findings has one row."""
+    """Write a row for each finding; a node without findings has one row."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow((*CSV_NODE, *CSV_FINDING))
@@ -99,7 +99,7 @@ def as_csv(fleet: Fleet) -> str:
 
 
 def _csv_finding(node: RankedNode, finding: Finding | None) -> tuple[object, ...]:
-    """The cells below CSV_FINDING, empty for a node without findings."""
+    """Return the cells below CSV_FINDING, empty for a node without findings."""
     if finding is None:
         return ("",) * len(CSV_FINDING)
     f, uuid = finding, node.seen.uuids.get(str(finding.gpu), "")
@@ -116,7 +116,7 @@ def write_fleet_html(path: Path, fleet: Fleet) -> None:
 
 
 def _body(fleet: Fleet) -> Iterator[Markup]:
-    """The answer first, how many nodes are good and which; then what it rests on."""
+    """Yield the answer, how many nodes are good and which; then the data behind the answer."""
     yield el("h1", "Which of these nodes are good")
     yield el("p", el("strong", _counts(fleet)))
     if _simulated(fleet):

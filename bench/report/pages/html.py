@@ -62,7 +62,7 @@ def page(comparison: Comparison) -> Markup:
 
 
 def _json(comparison: Comparison) -> Markup:
-    """The comparison without telemetry, which the plots show. No text in it can end the script element."""
+    """Dump the comparison without telemetry, which plots show. No text in it can end the script element."""
     whole = to_json(comparison)
     for part in whole["parts"]:
         for each in (*part["entries"], *part["apart"]):
@@ -130,7 +130,7 @@ def _offers(part: ModelPart, rows: list[tuple[tuple[str, ...], bool]]) -> Markup
 
 
 def _offer_cells(texts: tuple[str, ...]) -> Iterator[Markup]:
-    """The cells of an offer; on a phone, where a row is a block, `data-head` stands before each."""
+    """Yield the cells of an offer; on a phone, where a row is a block, `data-head` precedes each cell."""
     for cell, head, align in zip(texts, OFFER_HEADERS, OFFER_ALIGN, strict=True):
         yield el("td", cell, class_=_side(align), data_head=head or None)
 
@@ -172,7 +172,7 @@ def _class_of(name: str) -> str | None:
 
 
 def _exact(entry: Entry) -> dict[str, float | None]:
-    """The numbers behind the texts, by which the script sorts the columns."""
+    """Return the numbers behind the texts, by which the script sorts the columns."""
     best = entry.row.best
     return {
         "rank": entry.place.rank,

@@ -119,7 +119,7 @@ class Claim:
     gpus: int
     days: int
     utilisation: float  # of the vendor's peak, implied by the printed days
-    exceeds: Exceeds  # the chip's peak; perhaps: depends on how days were rounded
+    exceeds: Exceeds  # whether it exceeds the chip's peak; perhaps: it depends on rounding
 
 
 @cache
@@ -133,7 +133,7 @@ def paper_code() -> PaperCode:
 
 
 def claims() -> Iterator[Claim]:
-    """Every number of days in Tables 1 and 4."""
+    """Yield every number of days in Tables 1 and 4."""
     tables: dict[Method, tuple[DaysRow, ...]] = {"optimal": paper().optimal_days, "naive": paper().naive_days}
     for method, rows in tables.items():
         for row in rows:
@@ -151,14 +151,14 @@ def claim(method: Method, model: str, gpu: str, gpus: int, days: int) -> Claim:
 
 
 def training_flops(model: str) -> float:
-    """Operations of the whole recipe, by the formula of the model's family."""
+    """Count the operations of the whole recipe, by the formula of the model's family."""
     shipped = known_models()[model]
     recipe = shipped.recipe
     return family_of(shipped).forward_flops(shipped).training * recipe.batch_size * recipe.steps
 
 
 def peak_flops(model: str, gpu: str) -> float:
-    """The vendor's dense peak of one GPU in the recipe's precision; fp32 recipes run on TF32 units."""
+    """Return the vendor's dense peak of one GPU in the recipe's precision; fp32 recipes run on TF32 units."""
     return gpu_model(gpu).peak_flops(known_models()[model].recipe.precision, tf32=True)
 
 

@@ -1,4 +1,4 @@
-"""What `bench paper` shows: the claims, the utilisation that they imply, Figures 7, 12 and 13 redrawn."""
+"""Show the claims of `bench paper`, the utilisation that they imply, and Figures 7, 12 and 13 redrawn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ dollars = partial(money_text, currency="USD")
 
 
 def show(folder: Path | None, *, png: bool, as_json: bool) -> int:
-    """Print the claims, and write the figures into `folder` if one is given; always 0."""
+    """Print the claims, and write the figures into `folder` if one is given; return 0."""
     if as_json:
         document = {"paper": paper(), "claims": tuple(claims()), "code_on_h200": paper_code()}
         sys.stdout.write(pretty_json(to_json(document)).decode())
@@ -40,11 +40,8 @@ def show(folder: Path | None, *, png: bool, as_json: bool) -> int:
     return 0
 
 
-# Tables
-
-
 def _claims_table() -> str:
-    """Table 1, each cell with the share of the chip's peak that its days imply."""
+    """Format Table 1, each cell with the share of the chip's peak that its days imply."""
     rows = []
     for row in paper().optimal_days:
         counted = zip(paper().gpu_counts, row.days, strict=True)
@@ -92,11 +89,8 @@ def _notes() -> Iterator[str]:
         yield f"at odds with itself: {contradiction}"
 
 
-# Figures
-
-
 def figures_of_the_paper() -> Iterator[Plot]:
-    """Figures 7, 12 and 13, drawn from Table 1 and the shipped prices."""
+    """Yield Figures 7, 12 and 13, drawn from Table 1 and the shipped prices."""
     yield _figure_7()
     yield _every_model("figure-12", "hardware cost", lambda option: option.upfront)
     life = shipped_prices().life_days
@@ -123,7 +117,7 @@ GPUS = ("H100", "A100", "A6000", "RTX 3090")
 
 
 def _figure_7() -> Plot:
-    """Hardware cost above, cost of an experiment below, with the axes' ranges of the paper."""
+    """Draw hardware cost above, cost of an experiment below, with the axes' ranges of the paper."""
     life, above, below = shipped_prices().life_days, Box(64, 46, 470, 300), Box(64, 396, 470, 650)
     bought, runs = _points(FIGURE_7, lambda o: o.upfront), _points(FIGURE_7, lambda o: o.run_cost(life))
     draw = partial(scatter, y_title="days", series=GPUS)
@@ -141,7 +135,6 @@ def _thousands(amount: float) -> str:
 
 
 def _size_key(x: float, y: float) -> Markup:
-    """A legend of the marks' sizes."""
     parts = []
     for i, (gpus, size) in enumerate(SIZES.items()):
         at = y + 24 * i
@@ -151,7 +144,7 @@ def _size_key(x: float, y: float) -> Markup:
 
 
 def _every_model(name: str, cost_words: str, cost: Callable[[Option], float]) -> Plot:
-    """A grid of all models, days on a log scale."""
+    """Draw a grid of all models, days on a log scale."""
     models = list(paper().training_flops)
     columns, width, height = 3, 320, 300
     parts = []

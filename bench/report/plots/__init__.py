@@ -1,7 +1,7 @@
 """The plots of a comparison.
 
-Each kind of plot is a module here with `plots(part, comparison)`; its name is listed in `MODEL_PLOTS`.
-Pure; `plot_files` writes.
+Each kind of plot is a module of this folder with `plots(part, comparison)`; `MODEL_PLOTS` lists it.
+Pure, except `plot_files`, which writes files.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ MODEL_PLOTS = ("money", "scaling", "feasibility", "speedups", "settings")
 
 
 def model_plots(part: ModelPart, comparison: Comparison) -> Iterator[Plot]:
-    """Every plot that this model has the figures for."""
+    """Yield every plot that this model has the figures for."""
     for name in MODEL_PLOTS:
         yield from import_module(f"bench.report.plots.{name}").plots(part, comparison)
 
 
 def all_plots(comparison: Comparison) -> Iterator[Plot]:
-    """The plots of every model, then the telemetry of every run."""
+    """Yield the plots of every model, then the telemetry of every run."""
     from bench.report.plots.telemetry import plots
 
     for part in comparison.parts:

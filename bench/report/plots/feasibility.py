@@ -18,7 +18,7 @@ OUTCOMES = {"out-of-memory": "no memory", "timed-out": "timed out", "measured": 
 
 
 def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
-    """One grid, with a column for each kind of machine and memory; nothing for fewer than three settings."""
+    """Yield a grid with a column for each kind of machine and memory, if there are three settings or more."""
     rows: dict[str, Row] = {}
     for row in part.rows:
         if row.attempts:
@@ -51,13 +51,13 @@ def _head(i: int, row: Row) -> Markup:
 
 
 def _memory(row: Row) -> str:
-    """The memory of each device that a trial could use: the manifest may cap it to that of a smaller card."""
+    """Say how much memory of a device trials could use: a manifest may cap it to that of a smaller card."""
     cap = dict(row.conditions).get("memory cap", "none")
     return f"{bytes_text(row.machine.memory_bytes)} each" if cap == "none" else f"capped at {cap}"
 
 
 def _cell(x: float, y: float, label: str, row: Row) -> Markup:
-    """The fastest attempt with this setting that fits, or else why the first one has no figure."""
+    """Draw the fastest attempt with this setting that fits, or else why the first one has no figure."""
     attempts = [attempt for attempt in row.attempts if attempt.label == label]
     fitting = [attempt for attempt in attempts if isinstance(attempt, MeasuredAttempt)]
     if fitting:

@@ -25,7 +25,7 @@ def plots(part: ModelPart, comparison: Comparison) -> Iterator[Plot]:
 def _plot(
     model: str, name: str, words: str, costs: list[tuple[Entry, Offer, float]], currency: str
 ) -> Iterator[Plot]:
-    """One plot, if there is more than one cost."""
+    """Yield one plot, if there is more than one cost."""
     if len(costs) > 1:
         points = [_point(*cost, currency) for cost in costs]
         descriptions = [f"{p.label} {p.words}" for p in points]

@@ -15,7 +15,7 @@ SCALE = 2  # PNG pixels for each pixel of the drawing
 
 
 def write_plots(folder: Path, plots: Iterable[Plot], *, png: bool) -> list[Path]:
-    """Write every plot into `folder`; the paths of all files written."""
+    """Write every plot into `folder`; return the paths of all files written."""
     written = []
     with using(folder, "plots cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ BOX = Box(72, 36, 470, 280)
 
 
 def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
-    """One plot if a kind of GPU was measured in more than one number."""
+    """Yield one plot if machines with different numbers of one kind of GPU were measured."""
     kinds: dict[str, dict[int, RankedRow]] = {}
     for entry in reversed(part.entries):  # of rows with as many GPUs, the fastest overwrites the others
         kinds.setdefault(entry.row.machine.name, {})[entry.row.machine.devices] = entry.row

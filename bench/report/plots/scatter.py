@@ -9,7 +9,7 @@ from bench.report.compare.decision import frontier
 from bench.report.markup import Markup, fragment
 from bench.report.plots.svg import SERIES, Box, Linear, Log, Plot, axes, line, mark, placed, polyline, text
 
-BOX = Box(64, 36, 470, 300)  # of a plot with a legend beside it
+BOX = Box(64, 36, 470, 300)  # area of a plot with a legend beside it
 LONGEST_NAME = 24  # letters of a series in a legend
 
 
@@ -38,7 +38,7 @@ def scatter(
     series: Sequence[str] | None = None,
     zero: bool = False,
 ) -> Markup:
-    """Points with intervals, and a dashed line through the points that no other beats.
+    """Draw points with intervals, and a dashed line through the points that no other beats.
 
     `series` fixes the order of colours, `zero` begins both axes at 0. Points beyond given ranges are counted.
     """
@@ -77,7 +77,7 @@ def days_plot(
     x_text: Callable[[float], str] | None = None,
     labelled: bool = True,
 ) -> Plot:
-    """Days against money or memory, on a log scale where they differ much, with a legend of the series."""
+    """Plot days against money or memory, on a log scale if days differ much, with a legend of the series."""
     spread = max(p.y for p in points) / min(p.y for p in points)
     drawing = scatter(points, BOX, x_title, "days", log_y=spread > 8, x_text=x_text, labelled=labelled)
     names = list(dict.fromkeys(p.series for p in points))
@@ -86,7 +86,7 @@ def days_plot(
 
 
 def around(values: Iterable[float], *, log: bool = False, zero: bool = False) -> tuple[float, float]:
-    """(low, high) of an axis that shows all values with a margin; with `zero` it begins at 0."""
+    """Return (low, high) of an axis that shows all values with a margin; `zero` makes it begin at 0."""
     every = list(values)
     low, high = min(every), max(every)
     if log:
@@ -96,7 +96,7 @@ def around(values: Iterable[float], *, log: bool = False, zero: bool = False) ->
 
 
 def key(names: Sequence[str], x: float, y: float, dashed: str | None) -> Markup:
-    """A legend of the series; `dashed` names the dashed line, if there is one."""
+    """Draw a legend of the series; `dashed` names the dashed line, if there is one."""
     parts = []
     for i, name in enumerate(names):
         parts += [mark(x, y + 18 * i, i), text(x + 12, y + 4 + 18 * i, name[:LONGEST_NAME])]

@@ -10,11 +10,11 @@ from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.plots.scatter import Point, days_plot
 from bench.report.plots.svg import Plot
 
-MOST_MACHINES = 3  # one plot for each
+MOST_MACHINES = 3  # with one plot for each
 
 
 def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
-    """One plot for each of the fastest kinds of machine that measured at least three settings."""
+    """Yield one plot for each of the fastest kinds of machine that measured at least three settings."""
     shown: set[str] = set()
     for entry in part.entries:
         row = entry.row
@@ -44,7 +44,7 @@ def _point(attempt: MeasuredAttempt) -> Point:
 
 
 def _kind(setting: tuple[str, ...]) -> str:
-    """The series of a setting: what saves the most memory, which is sharding and offloading."""
+    """Name the series of a setting by what saves the most memory: sharding and offloading."""
     if not setting:
         return "naive"
     sharding = next((name for name in setting if name.startswith(("zero-", "fsdp-"))), None)

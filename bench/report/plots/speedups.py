@@ -16,7 +16,7 @@ LEFT, RIGHT, TOP, ROW = 280, 580, 24, 22
 
 
 def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
-    """One plot, for the fastest machine that measured naive and another setting."""
+    """Yield one plot, for the fastest machine that measured naive and another setting."""
     for entry in part.entries:
         gains = _gains(entry.row)
         if gains:
@@ -25,7 +25,7 @@ def plots(part: ModelPart, _comparison: Comparison) -> Iterator[Plot]:
 
 
 def _gains(row: Row) -> list[tuple[MeasuredAttempt, Interval]]:
-    """Each setting at its fastest micro-batch, with its speed-up over naive; the largest first."""
+    """Return each setting at its fastest micro-batch, with its speed-up over naive; the largest first."""
     best: dict[str, MeasuredAttempt] = {}
     for attempt in row.rankable:
         if attempt.label not in best or attempt.days.value < best[attempt.label].days.value:

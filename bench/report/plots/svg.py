@@ -56,7 +56,7 @@ def polyline(points: Iterable[tuple[float, float]], class_: str) -> Markup:
 
 
 def mark(x: float, y: float, series: int, size: float = 5.0, words: str = "") -> Markup:
-    """A point of a series, in its colour and shape, with `words` as its tooltip."""
+    """Draw a point of a series, in its colour and shape, with `words` as its tooltip."""
     shape, inside = SHAPES[series % len(SHAPES)], [el("title", words)] if words else []
     class_ = f"s{series % SERIES} mark"
     if shape in ("circle", "ring"):
@@ -100,7 +100,7 @@ class Log(Linear):
         return self.start + math.log(value / self.low) / span * (self.end - self.start)
 
     def ticks(self, about: int = 5) -> list[float]:
-        """1, 2 and 5 of each decade; the decades alone where the range is wide."""
+        """Return 1, 2 and 5 of each decade; the decades alone if the range is wide."""
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
         factors = (1, 2, 5) if self.high / self.low < 2000 else (1,)
         every = [f * 10.0**e for e in range(first, last + 1) for f in factors]
@@ -118,7 +118,7 @@ def axes(
     x_ticks: Sequence[float] | None = None,
     y_ticks: Sequence[float] | None = None,
 ) -> Markup:
-    """Grid, ticks and titles; `x_text` formats the ticks of the horizontal axis."""
+    """Draw grid, ticks and titles; `x_text` formats the ticks of the horizontal axis."""
     x_ticks, y_ticks = x_ticks or x.ticks(), y_ticks or y.ticks()
     x_tick_text, y_tick_text = x_text or _tick_text(x_ticks), _tick_text(y_ticks)
     parts = []
@@ -140,7 +140,7 @@ def axes(
 
 
 def _tick_text(ticks: Sequence[float]) -> Callable[[float], str]:
-    """A formatter with as many significant digits as it takes to tell the ticks apart."""
+    """Return a formatter with as many significant digits as are needed to tell the ticks apart."""
     enough = (d for d in range(3, 8) if len({figures(tick, d) for tick in ticks}) == len(ticks))
     digits = next(enough, 8)
     return lambda tick: figures(tick, digits)
@@ -155,9 +155,9 @@ class Box:
 
 
 def placed(labels: Sequence[tuple[float, float, float, str]], box: Box) -> Markup:
-    """Labels (x, y, size of the mark, text) beside their points.
+    """Draw labels (x, y, size of the mark, text) beside their points.
 
-    A label that would cover another is left out: the mark's tooltip has it.
+    A label that would cover another is left out: the mark's tooltip has its text.
     """
     taken = [(x - size, y - size, x + size, y + size) for x, y, size, _ in labels]
     texts = []
@@ -183,14 +183,14 @@ def _overlap(a: Area, b: Area) -> bool:
 
 
 def inline(plot: Plot) -> Markup:
-    """The plot as an element of a page, which has the style."""
+    """Draw the plot as an element of a page, which has the style."""
     area, widest = f"0 0 {plot.width} {plot.height}", f"max-width:{plot.width}px"
     inside = el("title", plot.title), el("desc", plot.description), plot.body
     return el("svg", *inside, viewBox=area, role="img", class_="plot", style=widest)
 
 
 def standalone(plot: Plot) -> str:
-    """The plot as a whole SVG file, on white."""
+    """Draw the plot as a whole SVG file, on white."""
     area, size = f"0 0 {plot.width} {plot.height}", {"width": plot.width, "height": plot.height}
     paper = el("style", PAPER_STYLE), el("rect", **size, fill="#ffffff")
     inside = el("title", plot.title), el("desc", plot.description), *paper, plot.body

@@ -16,7 +16,7 @@ PANES = (("watts", "watts a GPU"), ("sm_mhz", "clock, MHz"), ("celsius", "°C"))
 
 
 def plots(comparison: Comparison) -> Iterator[Plot]:
-    """One plot for each run, however many models it measured."""
+    """Yield one plot for each run, however many models it measured."""
     shown = set()
     for part in comparison.parts:
         for row in part.rows:
@@ -36,7 +36,7 @@ def plot(row: Row, course: TelemetryCourse) -> Plot:
         box = Box(64, top, 610, top + height)
         x = Linear(0, max(minutes), box.left, box.right)
         y = Linear(0, (max(values) or 1.0) * 1.1, box.bottom, box.top)
-        last = i == len(panes) - 1  # the time is below it alone
+        last = i == len(panes) - 1  # only the last pane has a time axis
         x_title, x_text = ("minutes", None) if last else ("", lambda _: "")
         parts.append(axes(x, y, box, x_title, "", x_text=x_text, y_ticks=y.ticks(3)))
         parts.append(text(box.left, box.top - 5, words, class_="small"))

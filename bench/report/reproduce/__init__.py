@@ -1,1 +1,1 @@
-"""Decide whether a run was reproduced: two runs are held against each other, setting by setting."""
+"""Decide whether a run was reproduced: compare two runs, setting by setting."""

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.base.errors import BadInput, BenchError, VerificationFailed, printable
+from bench.base.errors import BadInput, VerificationFailed, printable
 from bench.base.strict_json import field_values, pretty_json, strict_loads, to_json
 from bench.bundle.verdict import RunContents
 from bench.bundle.verify import Files
 from bench.node_check.recompute_any import recompute
 from bench.records.text import bytes_text, figures
 from bench.report.compare.energy import telemetry_lines
-from bench.report.read_bundles import Lists, look_at_all
+from bench.report.read_bundles import Lists, verify_one
 from bench.report.reproduce.verdicts import (
     FigureMatch,
     FirstLosses,
@@ -26,10 +26,7 @@ from bench.report.reproduce.verdicts import (
 
 
 def read_run(path: Path, lists: Lists | None) -> ReproducibleRun:
-    ((_, run),) = look_at_all([path], lists, _gather, lambda _, verdict: verdict.contents)
-    if isinstance(run, BenchError):
-        raise run
-    return run
+    return verify_one(path, lists, _gather).contents
 
 
 def _gather(files: Files) -> ReproducibleRun:
@@ -46,7 +43,7 @@ def _gather(files: Files) -> ReproducibleRun:
         }
         courses = dict(_courses(files, measured))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise VerificationFailed(f"the manifest or the telemetry does not have its form: {error}") from None
+        raise VerificationFailed(f"the manifest or the telemetry is malformed: {error}") from None
     models = [model.name for model in run.results.models]
     guided = {name for name in models if run.stated.methods_of(name) == "guided"}
     searched = guided | {name for name in models if run.stated.micro_batch_of(name) == "auto"}
@@ -74,7 +71,7 @@ def _mean(gpus: list[Any], name: str) -> float | None:
 
 
 def show(reproduction: Reproduction, *, as_json: bool) -> int:
-    """Print the reproduction; the exit code is 0 if everything was reproduced, else 1."""
+    """Print the reproduction; return exit code 0 if everything was reproduced, else 1."""
     if as_json:
         document = {"reproduced": reproduction.reproduced, **to_json(reproduction)}
         sys.stdout.write(pretty_json(document).decode())
@@ -96,13 +93,13 @@ def _lines(reproduction: Reproduction) -> Iterator[str]:
     runs = f"run {reproduction.here} here, {reproduction.there} there"
     yield f"{reproduced} of {settings} settings reproduced: {runs}"
     if not settings:
-        yield f"NOT REPRODUCED: run {reproduction.there} has no figure to hold this run against"
+        yield f"NOT REPRODUCED: run {reproduction.there} has no figure to compare with this run"
     tolerance = f"{100 * reproduction.tolerance:g}%"
     yield f"a step is reproduced if it differs by no more than both 95% intervals together, or {tolerance}"
 
 
 def _name(match: SettingMatch) -> str:
-    """Model and setting, with the micro-batch: a setting may have been measured at several."""
+    """Name a match by model, setting and micro-batch: a setting may have been measured at several."""
     at = "" if match.micro_batch is None else f", micro-batch {match.micro_batch}"
     return f"{match.model}, {match.label}{at}"
 

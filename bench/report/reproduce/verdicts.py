@@ -1,4 +1,4 @@
-"""Decide whether a run was reproduced: two runs of one manifest, figure by figure. Pure."""
+"""Decide whether a run was reproduced: compare two runs of one manifest, figure by figure. Pure."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class FigureMatch:
     here: float | str
     there: float | str
     half_width: float | None  # the largest difference that counts as reproduced
-    percent: float | None  # difference of here from there
-    here_half_width: float | None = None  # of the interval of each run
+    percent: float | None  # by which `here` is larger than `there`
+    here_half_width: float | None = None  # of the 95% interval; None: the figure has no interval
     there_half_width: float | None = None
 
 
@@ -85,25 +85,22 @@ class SettingMatch:
 class Reproduction:
     """The answer of `bench reproduce`."""
 
-    here: str  # run ids
-    there: str
+    here: str  # id of the run on this machine
+    there: str  # id of the run that is reproduced
     tolerance: float
     compared: tuple[SettingMatch, ...]
-    missing: tuple[str, ...]  # trials that ran there and not here
-    not_needed: tuple[str, ...] = ()  # the same, if a search found its answer without them: that is compared
+    missing: tuple[str, ...]  # trials that only the run `there` has
+    not_needed: tuple[str, ...] = ()  # trials of `there` that the search `here` did not need
     schema: Literal["bench/reproduction/v1"] = "bench/reproduction/v1"
 
     @property
     def reproduced(self) -> bool:
-        """False if nothing could be compared."""
+        """Whether every trial was reproduced; False if nothing could be compared."""
         return bool(self.compared) and not self.missing and all(one.reproduced for one in self.compared)
 
 
 def reproduce(here: ReproducibleRun, there: ReproducibleRun, tolerance: float) -> Reproduction:
-    """Hold the run here against the one there.
-
-    `tolerance` is the share of a step by which two runs of one machine may differ.
-    """
+    """Compare the run `here` with the original run `there`; a step may differ by the share `tolerance`."""
     trials_here = {_key(trial): trial for trial in here.results.trials}
     compared: list[SettingMatch] = []
     missing: list[str] = []
@@ -128,7 +125,7 @@ def reproduce(here: ReproducibleRun, there: ReproducibleRun, tolerance: float) -
 def _fastest_match(
     here: ReproducibleRun, there: ReproducibleRun, model: str, tolerance: float
 ) -> Iterator[SettingMatch]:
-    """Compare the fastest settings that two searches found, however they came to them."""
+    """Compare the fastest settings that two searches found, whichever trials the searches made."""
     ours, theirs = (fastest(t for t in run.results.trials if t.model == model) for run in (here, there))
     if theirs is None or theirs.estimate is None:
         return
@@ -171,7 +168,7 @@ def _figures(
 
 
 def _losses(ours: FirstLosses, theirs: FirstLosses, tolerance: float) -> Iterator[FigureMatch]:
-    if ours.samples != theirs.samples:  # by another version of bench
+    if ours.samples != theirs.samples:  # different versions of bench measured them
         here, there = (f"first losses of {one.samples} samples" for one in (ours, theirs))
         yield FigureMatch("first losses", "undecided", here, there, None, None)
     elif pairs := list(zip(ours.values, theirs.values, strict=False)):
@@ -184,7 +181,7 @@ def _outcome(ours: TrialResult, theirs: TrialResult) -> Verdict:
         return "reproduced"
     if ours.estimate is None:
         return "not measured"
-    # The trial there failed and the one here did not; or it had too few samples for an interval.
+    # `theirs` failed and `ours` did not, or `theirs` had too few samples for an interval.
     return "not reproduced" if theirs.failure is not None else "undecided"
 
 
@@ -243,7 +240,7 @@ def _of_machines(here: ReproducibleRun, there: ReproducibleRun) -> Iterator[str]
 
 
 def _ceilings(here: Results, there: Results) -> Iterator[str]:
-    """Differences in what bare operations reached: they show a busy or throttled machine."""
+    """Yield differences in what bare operations reached: they show a busy or throttled machine."""
     ours, theirs = _slowest(here.ceilings), _slowest(there.ceilings)
     for key in sorted(ours.keys() & theirs.keys()):
         x, y = ours[key], theirs[key]
@@ -253,7 +250,7 @@ def _ceilings(here: Results, there: Results) -> Iterator[str]:
 
 
 def _slowest(ceilings: Iterable[Ceiling]) -> Mapping[tuple[str, str], float]:
-    """The ceilings of the slowest device, which the others wait for."""
+    """Return the ceilings of the slowest device, which the other devices wait for."""
     rates: dict[tuple[str, str], float] = {}
     for ceiling in ceilings:
         key = ceiling.name, ceiling.unit
@@ -262,7 +259,7 @@ def _slowest(ceilings: Iterable[Ceiling]) -> Mapping[tuple[str, str], float]:
 
 
 def node_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
-    """Differences between two machines and their software, in words."""
+    """Yield differences between two machines and their software, in words."""
     for words, ours, theirs in (
         ("", _devices(here), _devices(there)),
         ("driver ", here.driver, there.driver),
@@ -276,7 +273,7 @@ def node_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
 
 
 def stack_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
-    """Differences in image, packages and switches: with any of them it is another measurement."""
+    """Yield differences in image, packages and switches: any of them makes another measurement."""
     if here.image != there.image:
         yield f"image {_image(here)} here, {_image(there)} there"
     yield from differences(here.packages, there.packages, "none")
@@ -284,7 +281,7 @@ def stack_differences(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
 
 
 def pip_lines(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
-    """pip commands that make the packages here equal to those there."""
+    """Yield pip commands that make the packages of `here` equal to those of `there`."""
     pinned = [f"{name}=={v}" for name, v in sorted(there.packages.items()) if here.packages.get(name) != v]
     if pinned:
         yield f"pip install {shlex.join(pinned)}"
@@ -293,7 +290,7 @@ def pip_lines(here: NodeFacts, there: NodeFacts) -> Iterator[str]:
 
 
 def _switches(here: NodeFacts, there: NodeFacts, choose: Callable[[Switches], Switches]) -> Iterator[str]:
-    """Differences among the switches that `choose` keeps; none if a bundle does not record them."""
+    """Yield differences among the switches that `choose` keeps; nothing if a bundle does not record any."""
     if here.switches is not None and there.switches is not None:
         yield from differences(choose(here.switches), choose(there.switches), NOT_SET)
 

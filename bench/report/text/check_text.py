@@ -76,7 +76,7 @@ def by_check(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
 
 
 def verdict_of(findings: Sequence[Finding]) -> str:
-    """The most serious verdict of one check's findings; "-" if none of them counts."""
+    """Return the most serious verdict of one check's findings; "-" if none of them counts."""
     counted = {f.verdict for f in findings if f.counts}
     return next((WORDS[verdict] for verdict in VERDICTS if verdict in counted), "-")
 
@@ -93,7 +93,7 @@ def _table(results: CheckResults) -> str:
 
 
 def _summary(finding: Finding, findings: Sequence[Finding]) -> str:
-    """The figures of a check that passes; of another, its most serious finding."""
+    """Summarise a check that passes by its figures, any other by its most serious finding."""
     figures = [f for f in findings if f.figure and f.basis == "reference" and f.value is not None]
     if finding.verdict != "pass" or not figures:
         return f"{finding.subject}: {finding.found}"
@@ -115,7 +115,7 @@ def _median_text(values: Sequence[float], unit: str) -> str:
 
 
 def _problems(findings: Sequence[Finding]) -> Iterator[str]:
-    """Findings that did not pass, the most serious first; equal ones are joined, advice is given once."""
+    """Yield findings that did not pass, the most serious first; join equal ones, give each advice once."""
     advice = ""
     for verdict in ("fail", "not-run", "warn"):
         groups: dict[tuple[str, ...], list[Finding]] = {}
@@ -138,7 +138,7 @@ def _problems(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def _without_gpu(finding: Finding) -> str:
-    """The subject without its GPU: " persistence" for "GPU 3 persistence"."""
+    """Return the subject without its GPU: " persistence" for "GPU 3 persistence"."""
     return finding.subject.removeprefix(f"GPU {finding.gpu}")
 
 
@@ -152,7 +152,7 @@ def _subjects(group: Sequence[Finding]) -> str:
 
 
 def not_possible(findings: Sequence[Finding]) -> list[str]:
-    """A line for each reason why something cannot be checked here, such as missing root rights."""
+    """List the reasons why something cannot be checked on this node, such as missing root rights."""
     lines: dict[str, None] = {}
     for f in findings:
         if f.verdict == "not-run" and not f.counts:
@@ -164,7 +164,7 @@ def not_possible(findings: Sequence[Finding]) -> list[str]:
 
 
 def stragglers(findings: Sequence[Finding]) -> list[Lag]:
-    """For each figure of several GPUs, the slowest of them; the one furthest under the median first."""
+    """Find the slowest GPU for each figure of several GPUs; the one furthest under the median first."""
     values: dict[tuple[str, str], dict[int, float]] = {}
     for f in findings:
         if f.figure and f.gpu is not None and f.value is not None and f.unit:
@@ -192,7 +192,7 @@ def _lag_table(lags: Sequence[Lag]) -> str:
 
 
 def counted_text(findings: Sequence[Finding]) -> str:
-    """How many checks have each verdict of the table."""
+    """Count the checks with each verdict, in words."""
     checks = by_check(findings)
     counts = Counter(map(verdict_of, checks.values()))
     names = {WORDS[verdict]: WORDS[verdict].lower() for verdict in VERDICTS} | {"-": "not possible here"}
@@ -206,7 +206,7 @@ def verdict_line(results: CheckResults) -> str:
 
 
 def nagios_line(results: CheckResults) -> str:
-    """One line in the form of Nagios plug-ins: STATE - text | figures."""
+    """Format one line as Nagios plug-ins do: STATE - text | figures."""
     state = {"pass": "OK", "warn": "WARNING", "fail": "CRITICAL", "not-run": "UNKNOWN"}[results.verdict]
     problem = worst([f for f in results.findings if f.counts])
     finding = f"; {problem.line}" if problem and results.verdict != "pass" else ""
@@ -221,6 +221,6 @@ def nagios_line(results: CheckResults) -> str:
 
 
 def nagios_unknown(reason: str) -> str:
-    """A Nagios line for a check that could not begin; the reason becomes one line without `|`."""
+    """Format a Nagios line for a check that could not begin; the reason becomes one line without `|`."""
     words = "; ".join(line.strip() for line in reason.splitlines())
     return f"BENCH UNKNOWN - {words.replace('|', '/')}"

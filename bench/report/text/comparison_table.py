@@ -40,7 +40,7 @@ Table = tuple[Sequence[Sequence[str]], Sequence[str], Sequence[str]]
 
 
 def machine_names(part: ModelPart) -> list[str]:
-    """A name for each entry's machine; if several are of one kind, with the file name of the bundle."""
+    """Name each entry's machine; if several are of one kind, with the file name of the bundle."""
     kinds = Counter(entry.row.machine.label for entry in part.entries)
     return [
         row.machine.label if kinds[row.machine.label] == 1 else f"{row.machine.label} ({Path(row.path).stem})"
@@ -49,7 +49,7 @@ def machine_names(part: ModelPart) -> list[str]:
 
 
 def cells(entry: Entry, machine: str) -> dict[str, str]:
-    """The figures of an entry as texts, by column; empty if there is no figure."""
+    """Format the figures of an entry, by column; empty if there is no figure."""
     row, best = entry.row, entry.row.best
     return {
         "rank": str(entry.place.rank),
@@ -68,7 +68,7 @@ def cells(entry: Entry, machine: str) -> dict[str, str]:
 
 
 def _doubts(entry: Entry) -> Iterator[str]:
-    """Reasons to read the entry's figures with care."""
+    """Yield reasons to read the entry's figures with care."""
     if not entry.row.complete:
         yield "INCOMPLETE: more settings may be faster"
     if entry.row.slowed:
@@ -79,12 +79,12 @@ def _doubts(entry: Entry) -> Iterator[str]:
 
 def _entry_notes(entry: Entry) -> Iterator[str]:
     yield from _doubts(entry)
-    if entry.in_time and not entry.offers:  # with a price, its offers say so
+    if entry.in_time and not entry.offers:  # if it has offers, their notes say this
         yield IN_TIME[entry.in_time]
 
 
 def columns(part: ModelPart) -> tuple[list[str], list[list[str]]]:
-    """The names of the columns that are not empty, and the texts in them."""
+    """Return the names of the columns that are not empty, and the texts in them."""
     rows = list(map(cells, part.entries, machine_names(part)))
     names = [name for name in HEADERS if any(row[name] for row in rows)]
     return names, [[row[name] for name in names] for row in rows]
@@ -104,7 +104,7 @@ def _text_part(part: ModelPart, comparison: Comparison) -> str:
 
 
 def _tables(part: ModelPart, comparison: Comparison) -> Iterator[Table]:
-    """Rows, heads and alignment of the table of machines and of that of offers; none that would be empty."""
+    """Yield rows, heads and alignment of the table of machines and that of offers, unless they are empty."""
     if part.entries:
         names, rows = columns(part)
         aligned = ["left" if name in TEXT_COLUMNS else "right" for name in names]
@@ -119,7 +119,7 @@ OFFER_HEADERS = ("", "machine", "days", "price", "a run", "")
 
 
 def offers(part: ModelPart, comparison: Comparison) -> list[tuple[tuple[str, ...], bool]]:
-    """A row of texts for each offer, and whether the offer answers one of the user's questions."""
+    """Return a row of texts for each offer, and whether the offer answers one of the user's questions."""
     return [
         (_offer_row(entry, machine, offer, comparison), bool(offer.marks))
         for entry, machine in zip(part.entries, machine_names(part), strict=True)
@@ -136,7 +136,7 @@ def _offer_row(entry: Entry, machine: str, offer: Offer, comparison: Comparison)
 
 
 def remarks(part: ModelPart, comparison: Comparison) -> Iterator[str]:
-    """Lines under a table: questions without an answer, missing prices, doubts, estimates, rows set apart."""
+    """Yield lines under a table: unanswered questions, missing prices, doubts, estimates, rows set apart."""
     wish, priced = comparison.wish, any(entry.offers for entry in part.entries)
     if part.nothing_in_budget:
         yield f"nothing fits the budget of {money_text(wish.budget or 0, comparison.currency)}"
@@ -164,7 +164,7 @@ def remarks(part: ModelPart, comparison: Comparison) -> Iterator[str]:
 
 
 def _close_line(row: RankedRow, doubt: UncertainFastest, machine: str) -> str:
-    """How sure the fastest setting is, in the words of `run_table`, and its runner-up."""
+    """Say how sure the fastest setting is, in the words of `run_table`, and name its runner-up."""
     rival = doubt.rival
     return (
         f"close: {machine}, {row.best.label} is within 1% of the fastest measured with "
@@ -189,7 +189,7 @@ def _estimate_line(guess: Extrapolation) -> str:
 def _offer_notes(entry: Entry, offer: Offer, comparison: Comparison) -> Iterator[str]:
     if offer.marks:
         yield "<- " + ", ".join(offer.marks)
-        yield from _doubts(entry)  # repeated here, beside the recommendation
+        yield from _doubts(entry)  # repeated beside the recommendation
     machine = entry.row.machine
     if machine.nodes > 1:
         yield f"{machine.nodes} machines with {count_text(offer.gpus, 'GPU')} each, without their network"
@@ -220,7 +220,7 @@ def _life(comparison: Comparison) -> str:
 
 
 def wish_notes(comparison: Comparison) -> Iterator[str]:
-    """The questions that the recommendations answer, as a line; empty if nothing was asked."""
+    """Yield the questions that the recommendations answer, as a line; nothing if nothing was asked."""
     wish, questions = comparison.wish, []
     if wish.budget is not None:
         questions.append(f"the fastest machine that {money_text(wish.budget, comparison.currency)} pays for")
@@ -231,11 +231,11 @@ def wish_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def notes(comparison: Comparison) -> Iterator[str]:
-    """Footnotes: what the columns mean, and the quotes behind the money."""
+    """Yield footnotes: what the columns mean, and the quotes behind the money."""
     entries = [entry for part in comparison.parts for entry in part.entries]
     yield from wish_notes(comparison)
     yield "machines of equal rank are not provably different at 95%"
-    spread = "between machines also from the spread between processes"
+    spread = "comparisons of machines add the spread between processes"
     yield f"±  95% interval from the run's own samples; {spread}"
     if any(part.apart for part in comparison.parts):
         yield "--rank-all also ranks what is not compared; --settings shows every figure of every bundle"
@@ -289,7 +289,7 @@ CSV_COLUMNS = (
 
 
 def csv_text(comparison: Comparison) -> str:
-    """A row for each machine and model, with every digit; a row that is not ranked says why."""
+    """Write a row for each machine and model, with every digit; a row that is not ranked says why."""
     out = io.StringIO()
     writer = csv.DictWriter(out, CSV_COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
@@ -303,7 +303,7 @@ def csv_text(comparison: Comparison) -> str:
 
 
 def _csv_row(part: ModelPart, row: Row) -> dict[str, Any]:
-    """What every row has, ranked or not."""
+    """Return the cells that every row has, ranked or not."""
     return {
         "model": part.model,
         "machine": row.machine.name,
@@ -366,7 +366,7 @@ def _csv_offers(entry: Entry) -> dict[str, Any]:
 
 
 def _csv_value(value: object) -> object:
-    """Python's True as true, and None as an empty cell."""
+    """Write True as true, and None as an empty cell."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return "" if value is None else value

@@ -1,7 +1,7 @@
 """Write a node check as JUnit XML, with a test case for each finding.
 
-A finding that was not run is an error, because most readers of JUnit count a skipped case as a pass. Skipped
-are only findings that are not possible on this machine.
+A finding that was not run is an error, because most readers of JUnit count a skipped case as a pass. Only
+findings that are not possible on this machine are skipped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(results: CheckResults, host: str | None = None) -> bytes:
-    """The XML document. `host` is the node's name if it is known; bundles do not hold it."""
+    """Make the XML document. `host` is the node's name if it is known; bundles do not hold it."""
     findings = results.findings
     suite = ElementTree.Element(
         "testsuite",

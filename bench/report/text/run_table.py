@@ -31,7 +31,7 @@ MOST_REASON = 60  # letters of a reason in a table; the bundle has all of it
 
 
 def results_table(results: Results, slowed: Mapping[str, Slowed] = MappingProxyType({})) -> str:
-    """A block for each model; then the ceilings behind "of limit", doubts, and settings without a figure."""
+    """Format a block for each model, then the ceilings, doubts, and settings without a figure."""
     units = {model.name: model.recipe.unit for model in results.models}
     trials = {name: [t for t in results.trials if t.model == name] for name in units}
     blocks = [_model_block(name, units[name], tried) for name, tried in trials.items() if tried]
@@ -114,7 +114,7 @@ def _measured_twice(spread: ProcessSpread) -> str:
 
 
 def _how_sure(winner: Fastest, results: Results) -> Iterable[str]:
-    """Doubts about the fastest setting: others not measured, or nearly as fast. Empty if it is certain."""
+    """Yield doubts about the fastest setting: others not measured, or nearly as fast."""
     if winner.undecided:
         settings = count_text(winner.undecided, "setting")
         yield f"NOT DECIDED  {winner.model}: {settings} not measured may yet be faster"
@@ -125,7 +125,7 @@ def _how_sure(winner: Fastest, results: Results) -> Iterable[str]:
 
 
 def section(path: Path, verdict: Verdict[Contents], run: RunContents) -> str:
-    """A bundle as text: its machine, its signer, and every setting that was tried."""
+    """Format a bundle as text: its machine, its signer, and every setting that was tried."""
     node = run.results.node
     device = f"{len(node.gpus)} x {node.gpus[0].name}, driver {node.driver}" if node.gpus else node.cpu
     signed = f"run {verdict.run_id}, level {verdict.level}, signed by {verdict.fingerprint}"

@@ -12,12 +12,12 @@ LEAST_COLUMNS = 20  # of the terminal; in a narrower one, lines are wrapped to t
 
 
 def columns() -> int | None:
-    """The width of the terminal; None if there is none."""
+    """Return the width of the terminal; None if there is no terminal."""
     return shutil.get_terminal_size((0, 0)).columns or None
 
 
 def wrapped(lines: Iterable[str], indent: str) -> str:
-    """The lines, wrapped to the terminal; continuation lines begin with `indent`."""
+    """Wrap the lines to the terminal; continuation lines begin with `indent`."""
     room = columns()
     if room is None:
         return "\n".join(lines)
@@ -29,7 +29,7 @@ def wrapped(lines: Iterable[str], indent: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], heads: Sequence[str], aligned: Sequence[str]) -> str:
-    """A table, or a paragraph for each row if the terminal is too narrow: name, then figures."""
+    """Format a table, or a paragraph for each row if the terminal is too narrow: name, then figures."""
     # disable_numparse: cells are formatted already, and tabulate would round them again.
     lines = tabulate(rows, heads, tablefmt="simple", disable_numparse=True, colalign=aligned)
     room = columns()
