@@ -25,7 +25,7 @@ OFFLOADED = {"zero-1": 22, "zero-2": 22, "zero-3": 34, "fsdp-2": 24, "fsdp-3": 2
 def predict_bytes(
     model: Model, setting: Setting, micro_batch: int, gpus: int, counts: Counted | None = None
 ) -> int | None:
-    """Predicted peak bytes of one device, by the family's formulas or by what was counted; None without both."""
+    """Predicted peak bytes of one device, by the family's formulas or by counts; None without both."""
     family = family_of(model)
     try:
         parts = family.parameters(model)

@@ -7,32 +7,12 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from bench.runner.trial.training_loop import WithLoss
 from bench.training.models import Family, Model
-
-HALVES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Operations of the families that autocast raises to fp32 on CUDA (docs: "Automatic Mixed Precision package",
-# "CUDA Ops that can autocast to float32"). The CPU's list is shorter.
-RAISED = {F.layer_norm, F.softmax, F.softplus, F.log_softmax, torch.exp, torch.rsqrt, Tensor.pow, torch.pow}
-
-
-class AsOnCuda(TorchFunctionMode):  # type: ignore[misc]
-    """Imitate CUDA on the CPU: autocast's fp32 list, and dropout that keeps one byte per element."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.dropout and kwargs.get("training", True) and kwargs["p"] > 0:
-            return torch.native_dropout(args[0], kwargs["p"], True)[0]
-        if func in RAISED:
-            args = [a.float() if isinstance(a, Tensor) and a.dtype in HALVES.values() else a for a in args]
-        return func(*args, **kwargs)
+from bench.training.models.cuda_autocast import as_on_cuda, half_of
 
 
 def loss_of(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
@@ -75,9 +55,9 @@ def kept_bytes(family: Family, module: nn.Module, model: Model, samples: int) ->
 
     batch: Mapping[str, Tensor] = made_up_batch(model, samples)
     with ExitStack() as stack:
-        if half := HALVES[model.recipe.precision]:
+        if half := half_of(model.recipe.precision):
             stack.enter_context(torch.autocast("cpu", dtype=half))
-        stack.enter_context(AsOnCuda())
+        stack.enter_context(as_on_cuda(autocast=half is not None))
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor))
         loss_of(module, batch)
     return sum(storages.values())

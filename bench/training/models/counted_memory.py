@@ -1,16 +1,18 @@
 """Bytes that training keeps, counted for any architecture on tensors without contents, without a GPU.
 
-In: a model. Out: footprints, as families with formulas compute them. The model is built without contents, and
-one block of each kind runs forward and backward. What a compiled block keeps, torch's own partitioner decides.
+In: a model. Out: footprints, as families with formulas compute them. The model is built without contents,
+and one block of each kind runs forward and backward. torch's partitioner says what a compiled block keeps.
 Imports torch and transformers only when called, in the process of dry_build.py.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from bench.training.models.cuda_autocast import as_on_cuda, half_of
@@ -28,31 +30,28 @@ SAMPLES = 1009
 ATTENTION = "bench_kept"  # the name under which attention without contents is registered
 
 Build = Callable[[str], "nn.Module"]  # by the name of an attention implementation
+BlocksOf = Callable[["nn.Module"], "Sequence[nn.Module]"]
 
 
 def counted_footprints(
-    model: Model, build: Build, blocks_of: Callable[[nn.Module], Sequence[nn.Module]], *, fused: bool
-) -> Iterator[CountedFootprint]:
-    """Count a model's footprint for each way of building and computing it.
+    model: Model, build: Build, blocks_of: BlocksOf, *, fused: bool
+) -> tuple[CountedFootprint, ...]:
+    """Count a model's footprint for each way of computing it; leave out ways that cannot be followed.
 
     `fused`: the architecture can use fused attention.
     """
-    import torch
-
-    half = half_of(model.recipe.precision)
+    found: list[CountedFootprint] = []
     for kernels in (False, True) if fused else (False,):
-        for halved in (False, True) if half else (False,):
-            with torch.device("meta"):
-                module = build(_kept_attention() if kernels else "eager")
-            with torch_inside.fake_tensors():
-                torch_inside.make_fake(module, half if halved else None)
-                count = _Count(module, blocks_of(module), None if halved else half)
-                outside, elements = count.run(_batch(model))
-                # Compiled eager attention is left out where it can be fused: the compiler would fuse it too.
-                for compiled in (False, True) if kernels or not fused else (False,):
-                    blocks = count.blocks(compiled=compiled)
-                    footprint = Footprint(outside - FP32 * elements, blocks, elements)
-                    yield CountedFootprint(kernels, compiled, halved, footprint)
+        # Compiled eager attention is left out where it can be fused: the compiler would fuse it too.
+        compiled = (False, True) if kernels or not fused else (False,)
+        for halved in (False, True) if half_of(model.recipe.precision) else (False,):
+            try:
+                count = _Count.of(model, build, blocks_of, kernels=kernels, halved=halved)
+                footprints = [count.footprint(compiled=one) for one in compiled]
+            except Exception:  # an architecture's code may raise anything: this way is bounded, not counted
+                continue
+            found += map(CountedFootprint, repeat(kernels), compiled, repeat(halved), footprints)
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,39 +78,52 @@ class _Count:
     module: nn.Module
     parts: Sequence[nn.Module]
     half: Any  # the precision in which autocast computes; None without autocast
+    fake: Any  # the context of tensors without contents
+    outside: int = 0  # bytes a sample that are kept outside of the blocks and of the loss
+    logits: int = 0  # a sample
     kinds: dict[str, _Kind] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)  # of each kind: a block may be called repeatedly
 
-    def run(self, batch: Mapping[str, Tensor]) -> tuple[int, int]:
-        """Bytes a sample that are kept outside of the blocks, and logits a sample."""
-        for block in self.parts:
-            block.forward = self._instead_of(block, block.forward)
+    @staticmethod
+    def of(model: Model, build: Build, blocks_of: BlocksOf, *, kernels: bool, halved: bool) -> _Count:
+        import torch
+
+        half, fake = half_of(model.recipe.precision), torch_inside.fake_tensors()
+        with torch.device("meta"):
+            module = build(_kept_attention() if kernels else "eager")
+        with fake:
+            torch_inside.make_fake(module, half if halved else None)
+            count = _Count(module, blocks_of(module), None if halved else half, fake)
+            count._run(_batch(model))
+        return count
+
+    def _run(self, batch: Mapping[str, Tensor]) -> None:
         with self._rules(), _keeping() as kept:
-            self._kept = kept
+            for block in self.parts:
+                block.forward = self._instead_of(block, block.forward, kept)
             found = logits(self.module, batch)
             cross_entropy(found, batch["labels"])
-        inside = sum(kind.inside for kind in self.kinds.values())
-        return kept.bytes - inside, found.numel() // SAMPLES
+        self.logits = found.numel() // SAMPLES
+        self.outside = kept.bytes - sum(kind.inside for kind in self.kinds.values()) - FP32 * self.logits
 
-    def blocks(self, *, compiled: bool) -> tuple[Block, ...]:
-        """The blocks of each kind, with the bytes of one."""
-        counts: dict[str, int] = {}
-        for block in self.parts:
-            counts[_described(block)] = counts.get(_described(block), 0) + 1
-        found = []
-        for name, kind in self.kinds.items():
-            inside = self._compiled_inside(kind) if compiled else kind.inside
-            found.append(Block(counts[name], kind.entry, inside, self._backward(kind)))
-        return tuple(found)
+    def footprint(self, *, compiled: bool) -> Footprint:
+        blocks = []
+        with self.fake:
+            for name, kind in self.kinds.items():
+                inside = self._compiled_inside(kind) if compiled else kind.inside
+                blocks.append(Block(self.calls[name], kind.entry, inside, self._backward(kind)))
+        return Footprint(self.outside, tuple(blocks), self.logits)
 
-    def _instead_of(self, block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _instead_of(self, block: nn.Module, forward: Callable[..., Any], kept: _Kept) -> Callable[..., Any]:
         """A block's forward that runs for the first of a kind, and returns the same for all others."""
         name = _described(block)
 
         def call(*arguments: Any, **keywords: Any) -> Any:
+            self.calls[name] += 1
             if name not in self.kinds:
-                before = self._kept.bytes
+                before = kept.bytes
                 result = forward(*arguments, **keywords)
-                inside = self._kept.bytes - before
+                inside = kept.bytes - before
                 self.kinds[name] = _Kind(block, arguments, keywords, result, inside)
             return _anew(self.kinds[name].result)
 
@@ -121,7 +133,7 @@ class _Count:
     def _call(self, kind: _Kind, arguments: Any, keywords: Any) -> Tensor:
         """The first tensor that a block of this kind returns."""
         with self._rules():
-            result = kind.first.forward.__wrapped__(*arguments, **keywords)  # type: ignore[attr-defined]
+            result = kind.first.forward.__wrapped__(*arguments, **keywords)
         return result if hasattr(result, "shape") else next(iter(result))
 
     def _backward(self, kind: _Kind) -> int:
@@ -179,7 +191,8 @@ def _described(block: nn.Module) -> str:
 
     def settings(part: nn.Module) -> list[tuple[str, Any]]:
         plain = (bool, int, float, str, type(None))
-        return [(n, v) for n, v in vars(part).items() if isinstance(v, plain) and n not in ("layer_idx", "layer_id")]
+        places = ("layer_idx", "layer_id")
+        return [(n, v) for n, v in vars(part).items() if isinstance(v, plain) and n not in places]
 
     weights = [(name, tuple(weight.shape)) for name, weight in block.named_parameters()]
     return repr([(type(part).__name__, settings(part)) for part in block.modules()] + weights)
@@ -216,13 +229,13 @@ def _kept_attention() -> str:
     import torch
     from transformers import AttentionInterface
 
-    def outputs(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def outputs(query: Tensor, _key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         samples, heads, length, _ = query.shape
         out = query.new_empty(samples, length, heads, value.shape[-1]).transpose(1, 2)
         return out, query.new_empty(samples, heads, length, dtype=torch.float32)
 
     def gradients(
-        gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor
+        _gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, _out: Tensor, _sums: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 

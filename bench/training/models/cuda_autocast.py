@@ -42,7 +42,7 @@ def _as_on_cuda() -> Callable[[bool], Any]:
         torch.pow,
     }  # fmt: skip
 
-    class AsOnCuda(TorchFunctionMode):  # type: ignore[misc]
+    class AsOnCuda(TorchFunctionMode):
         def __init__(self, autocast: bool) -> None:
             super().__init__()
             self.autocast = autocast

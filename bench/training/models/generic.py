@@ -109,10 +109,7 @@ def counted(model: Model) -> Counted:
 def _footprints(model: Model) -> tuple[CountedFootprint, ...]:
     fused = transformers_source.why_not_fused(model.family) is None
     fused = fused and transformers_source.takes_registered_attention(model.family)
-    try:
-        return tuple(counted_footprints(model, partial(_build, model), _repeated, fused=fused))
-    except Exception:  # an architecture's code may raise anything; its memory is then bounded, not counted
-        return ()
+    return counted_footprints(model, partial(_build, model), _repeated, fused=fused)
 
 
 def _counted_work(model: Model) -> Counted:

@@ -83,7 +83,7 @@ def fake_tensors() -> Any:
 
 
 def make_fake(module: nn.Module, precision: torch.dtype | None = None) -> None:
-    """Replace the weights of a module by tensors without contents, of another precision if one is given.
+    """Replace a module's weights by tensors without contents, of another precision if one is given.
 
     Call it inside `fake_tensors()`.
 
@@ -128,7 +128,9 @@ def saved_when_compiled(
     def computed(*tensors: Tensor) -> Tensor:
         inputs = dict(zip(places, tensors[len(weights) :], strict=True))
         arguments = tree_unflatten([inputs.get(i, value) for i, value in enumerate(values)], structure)
-        with torch.nn.utils.stateless._reparametrize_module(module, dict(zip(weights, tensors, strict=False))):
+        with torch.nn.utils.stateless._reparametrize_module(
+            module, dict(zip(weights, tensors, strict=False))
+        ):
             return call(*arguments)
 
     def partition(joint: Any, inputs: Any, **more: Any) -> Any:
@@ -168,14 +170,16 @@ def live_bytes(multiple: int) -> Iterator[LiveBytes]:
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
-    live, known = LiveBytes(), weakref.WeakSet()
+    live = LiveBytes()
+    known: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def free(size: int) -> None:
         live.now -= size
 
-    class Watch(TorchDispatchMode):  # type: ignore[misc]
+    class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+            tensors = (value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor))
+            given = {id(tensor.untyped_storage()) for tensor in tensors}
             result = func(*args, **(kwargs or {}))
             for tensor in tree_leaves(result):
                 if not isinstance(tensor, torch.Tensor):
