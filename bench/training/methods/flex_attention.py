@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from bench.training.methods.method import Method, Target, older_than
 from bench.training.models import Model, family_of
-from bench.training.models.footprint import complete
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,7 +20,7 @@ def _refuse(model: Model, target: Target) -> str | None:
         return "in half precision the usual kernels use tensor cores"
     if model.architecture.get("attention_probs_dropout_prob"):
         return "FlexAttention has no dropout"
-    a = complete(model, family_of(model).defaults())
+    a = family_of(model).complete(model)
     width = a["hidden_size"] // a["num_attention_heads"]
     if width < MIN_HEAD_WIDTH:
         return f"FlexAttention takes heads of {MIN_HEAD_WIDTH} and more, these have {width}"

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from bench.training.methods.method import Method, Target
 from bench.training.models import Model, family_of
-from bench.training.models.footprint import complete
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,7 +17,7 @@ def _refuse(model: Model, target: Target) -> str | None:
         return f"bench does not know which module of {model.name} is GELU after a layer with a bias"
     if target.device == "cpu":
         return "its kernels are for NVIDIA GPUs"
-    activation = complete(model, family.defaults())["hidden_act"]
+    activation = family.complete(model)["hidden_act"]
     if activation != "gelu":
         return f'its kernels are for "gelu"; {model.name} has "{activation}"'
     return None

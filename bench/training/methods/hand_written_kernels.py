@@ -10,10 +10,7 @@ from bench.training.models import Model, family_of
 
 
 def _refuse(model: Model, target: Target) -> str | None:
-    family = family_of(model)
-    if family.kernels is None:
-        return f"no kernels exist for {family.name}"
-    return family.missing_kernels(target.device, target.has)
+    return family_of(model).missing_kernels(target.device, target.has)
 
 
 METHODS = (

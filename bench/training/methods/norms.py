@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from bench.training.methods.method import Method, Target
 from bench.training.models import Model, family_of
-from bench.training.models.footprint import complete
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,7 +20,7 @@ def _refuse(model: Model, target: Target) -> str | None:
         return f"{model.name} has no two norms side by side"
     if target.device == "cpu":
         return "its kernels are for NVIDIA GPUs"
-    a = complete(model, family.defaults())
+    a = family.complete(model)
     if not a["use_parallel_residual"]:
         return f"the second norm of {model.name} waits for its attention (use_parallel_residual)"
     if a["hidden_dropout"]:

@@ -54,13 +54,7 @@ def _files() -> tuple[tuple[Family, tuple[Model, ...]], ...]:
     """
     from bench.training.models import convnext, gpt_neox, mamba, roberta, vit
 
-    return (
-        (gpt_neox.FAMILY, gpt_neox.MODELS),
-        (roberta.FAMILY, roberta.MODELS),
-        (mamba.FAMILY, mamba.MODELS),
-        (convnext.FAMILY, convnext.MODELS),
-        (vit.FAMILY, vit.MODELS),
-    )
+    return tuple((file.FAMILY, file.MODELS) for file in (gpt_neox, roberta, mamba, convnext, vit))
 
 
 @cache
