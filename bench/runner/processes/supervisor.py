@@ -38,18 +38,8 @@ from bench.records.trial import (
     Trial,
 )
 from bench.runner.machine.disk_room import require_room
-from bench.runner.processes.jobs import (
-    CeilingsJob,
-    DeviceKind,
-    FactsJob,
-    FollowJob,
-    LastJob,
-    Nodes,
-    ProofJob,
-    RunJob,
-    TrialJob,
-    WorkerEvent,
-)
+from bench.runner.processes import jobs
+from bench.runner.processes.jobs import DeviceKind, Nodes, RunJob, WorkerEvent
 from bench.runner.processes.logs import keep_short
 
 TICK_SECONDS = 0.25
@@ -113,7 +103,7 @@ class Supervisor:
         self._group: int | None = None
 
     def trial(self, trial: Trial, device: DeviceKind, scratch: Path, log: Path, limits: Limits) -> Outcome:
-        job = TrialJob(trial=trial, gpus=trial.gpus, device=device, scratch=str(scratch))
+        job = jobs.TrialJob(trial=trial, gpus=trial.gpus, device=device, scratch=str(scratch))
         final = self._run(job, log, limits)
         outcome: Outcome = union_from_json(Outcome, final["outcome"]) if isinstance(final, dict) else final
         return outcome
@@ -121,13 +111,15 @@ class Supervisor:
     def ceilings(
         self, precisions: list[str], device: DeviceKind, gpus: int, log: Path, limits: Limits
     ) -> tuple[Ceiling, ...]:
-        final = self._run(CeilingsJob(precisions=tuple(precisions), device=device, gpus=gpus), log, limits)
+        final = self._run(
+            jobs.CeilingsJob(precisions=tuple(precisions), device=device, gpus=gpus), log, limits
+        )
         return from_json(tuple[Ceiling, ...], _require(final, "ceilings", log))
 
     def proof(
         self, trial: Trial, proving: Proving, device: DeviceKind, scratch: Path, log: Path, limits: Limits
     ) -> ProofOrFailure:
-        job = ProofJob(
+        job = jobs.ProofJob(
             trial=trial,
             steps=proving.steps,
             seconds=proving.minutes * 60,
@@ -153,7 +145,7 @@ class Supervisor:
 
     def facts(self, device: DeviceKind, gpus: int, log: Path, seconds: float) -> tuple[NodeFacts, ...]:
         """A description of each of several nodes. Silent until all of them have come to the meeting."""
-        final = self._run(FactsJob(device=device, gpus=gpus), log, Limits(seconds, seconds))
+        final = self._run(jobs.FactsJob(device=device, gpus=gpus), log, Limits(seconds, seconds))
         return from_json(tuple[NodeFacts, ...], _require(final, "facts", log))
 
     def follow(self, number: int, device: DeviceKind, gpus: int, log: Path) -> str | None:
@@ -161,20 +153,20 @@ class Supervisor:
 
         Returns the kind of that job; None if there was none. EnvironmentCannot if the leader ends the run.
         """
-        final = self._run(FollowJob(number=number, device=device, gpus=gpus), log, Limits(inf, inf))
+        final = self._run(jobs.FollowJob(number=number, device=device, gpus=gpus), log, Limits(inf, inf))
         if isinstance(final, dict) and final.get("why"):
             raise EnvironmentCannot(f"the leader ends the run: {final['why']}")
         return str(final["followed"]) if isinstance(final, dict) and "followed" in final else None
 
     def dismiss(self, device: DeviceKind, gpus: int, log: Path, limits: Limits, why: str | None) -> None:
         """Tell the nodes that follow that the run is over, and what went wrong if something did."""
-        self._run(LastJob(device=device, gpus=gpus, why=why), log, limits)
+        self._run(jobs.LastJob(device=device, gpus=gpus, why=why), log, limits)
 
     def _run(self, job: object, log: Path, limits: Limits) -> WorkerEvent | Outcome:
         """The job's final event, or the outcome that the supervisor gives it."""
         log.parent.mkdir(parents=True, exist_ok=True)
         if self.nodes is not None and isinstance(job, RunJob):
-            number = job.number if isinstance(job, FollowJob) else self._next_number
+            number = job.number if isinstance(job, jobs.FollowJob) else self._next_number
             job = replace(job, nodes=self.nodes, number=number)
             self._next_number += 1
         self._ensure_server()

@@ -10,15 +10,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.base.errors import EnvironmentCannot
-from bench.training.models.footprint import (
-    FP32,
-    INDEX,
-    Block,
-    FamilyWithFormulas,
-    Footprint,
-    linear,
-    lowered,
-)
+from bench.training.models.footprint import FP32, INDEX, Block, FamilyWithFormulas, Footprint, linear, lowered
 from bench.training.models.model import Flops, Has, Model, Optimizer, Parts, Recipe, Schedule, installed, tiny
 from bench.training.setting import Setting, in_group
 from bench.training.vendor import transformers_inside
