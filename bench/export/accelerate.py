@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from bench.base.strict_json import pretty_json
-from bench.export import saving, template
 from bench.export.deepspeed import configuration
 from bench.records.trial import Trial
 from bench.training.methods import not_exported
@@ -49,11 +48,8 @@ def fsdp_config(trial: Trial) -> dict[str, Any]:
     }
 
 
-def files(trial: Trial, save_every: int) -> dict[str, str]:
-    contents = {
-        "train.py": saving(template("accelerate"), save_every),
-        "accelerate.json": pretty_json(launch(trial)).decode(),
-    }
+def files(trial: Trial, _save_every: int) -> dict[str, str]:
+    contents = {"accelerate.json": pretty_json(launch(trial)).decode()}
     if zero(trial):
         contents["deepspeed.json"] = configuration(trial)
     return contents

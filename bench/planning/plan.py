@@ -181,25 +181,14 @@ def _plan_setting(
         return Skipped(model.name, setting, name, reason)
     fitting = [size for size in sizes if (need := needs[size]) is None or need <= USABLE * memory]
     chosen = _thinned(fitting or sizes[-1:])
+    as_manifest = (manifest.seed, manifest.timing, manifest.memory_cap_bytes)
     return SettingPlan(
         label=name,
-        trials=tuple(_trial(manifest, model, setting, size, target.gpus) for size in chosen),
+        trials=tuple(Trial(model, setting, size, target.gpus, *as_manifest) for size in chosen),
         needs={size: needs[size] for size in chosen},
         least_bytes=states,
         floor_days=_floor_days(model, setting, target, counts),
         host_bytes=host,
-    )
-
-
-def _trial(manifest: Manifest, model: Model, setting: Setting, micro_batch: int, gpus: int) -> Trial:
-    return Trial(
-        model=model,
-        setting=setting,
-        micro_batch=micro_batch,
-        gpus=gpus,
-        seed=manifest.seed,
-        timing=manifest.timing,
-        memory_cap_bytes=manifest.memory_cap_bytes,
     )
 
 

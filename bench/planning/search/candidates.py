@@ -42,16 +42,6 @@ STEPS = 12  # a trial runs at least so many steps of one or two passes
 LONG_PASS_SECONDS = 5.0  # a trial of longer passes may not end within its time
 
 
-def choose(
-    plans: Sequence[SettingPlan],
-    outcomes: Mapping[str, Outcome],
-    memory_bytes: int,
-    trial_seconds: float = math.inf,
-) -> Trial | None:
-    """The next trial of one model; None once its fastest is found."""
-    return next(iter(promising(plans, outcomes, memory_bytes, trial_seconds)), None)
-
-
 def promising(
     plans: Sequence[SettingPlan],
     outcomes: Mapping[str, Outcome],

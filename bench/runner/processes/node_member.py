@@ -24,11 +24,11 @@ import torch.distributed as dist
 
 from bench import __version__
 from bench.base.errors import EnvironmentCannot
-from bench.base.strict_json import to_json
+from bench.base.strict_json import to_json, union_from_json
 from bench.records.trial import Crashed
 from bench.runner.machine.disk_room import no_room
 from bench.runner.processes import nodes
-from bench.runner.processes.jobs import LAST, AnyRunJob, Emit, LastJob, WorkerEvent, job_from_json
+from bench.runner.processes.jobs import LAST, AnyRunJob, Emit, LastJob, WorkerEvent
 from bench.runner.processes.ranks import write_reason
 from bench.runner.processes.worker import classify, dispatch
 from bench.runner.trial import team
@@ -69,7 +69,10 @@ def main() -> int:
 def work(kind: str, device: Device, folder: Path) -> None:
     """Do this member's part of the job."""
     members = team.join(kind, alone=False)
-    job = broadcast(json.loads(os.environ[nodes.JOB]) if nodes.JOB in os.environ else None)
+    # The leader's members have the job, for every member.
+    messages = members.gather(json.loads(os.environ[nodes.JOB]) if nodes.JOB in os.environ else None)
+    message = next(message for message in messages if message is not None)
+    job: AnyRunJob = union_from_json(AnyRunJob, message)
     if isinstance(job, LastJob):
         report_to_supervisor(job.kind, job.why)
         return
@@ -152,13 +155,6 @@ def _require_fitting(members: Sequence[Mapping[str, Any]]) -> None:
 def _devices(member: Mapping[str, Any]) -> str:
     count, kind = member["devices"]
     return f"{count} {'GPUs' if kind == 'cuda' else 'processes of its CPU'}"
-
-
-def broadcast(message: dict[str, Any] | None) -> AnyRunJob:
-    """The leader's job, for every member. `message` is None on members of other nodes."""
-    messages: list[dict[str, Any] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(messages, message)
-    return job_from_json(next(message for message in messages if message is not None))
 
 
 def report_to_supervisor(kind: str, why: str | None = None) -> Emit:

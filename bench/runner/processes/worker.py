@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch.distributed import DistBackendError
 
-from bench.base.strict_json import to_json
+from bench.base.strict_json import to_json, union_from_json
 from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory
 from bench.runner.machine.disk_room import no_room, with_causes
 from bench.runner.machine.probe import probe
 from bench.runner.processes import jobs
-from bench.runner.processes.jobs import AnyRunJob, Emit, WorkerEvent, job_from_json
+from bench.runner.processes.jobs import AnyRunJob, Emit, WorkerEvent
 from bench.runner.processes.nodes import across_nodes
 from bench.runner.processes.ranks import together
 from bench.runner.trial import team
@@ -37,7 +37,7 @@ HOST_IS_FULL = re.compile("DefaultCPUAllocator: can't allocate memory")
 
 def work(message: dict[str, Any], emit: Emit) -> int:
     """Run a job in this process, or in one process for each device. Returns an exit code."""
-    job = job_from_json(message)
+    job: AnyRunJob = union_from_json(AnyRunJob, message)
     scratch = Path(job.scratch or tempfile.gettempdir())
     try:
         with tempfile.TemporaryDirectory(prefix="bench-", dir=scratch) as name:

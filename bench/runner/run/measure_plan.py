@@ -52,8 +52,7 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
     """Measure and prove until nothing is open. Returns why it stopped early, or None."""
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
     meter = telemetry.TelemetrySampler(run.folder / telemetry.FILE_NAME, run.node)
-    target = run.plan.target
-    gpus = run.node.gpus[: target.gpus // target.nodes]
+    gpus = run.node.gpus[: run.gpus_of_a_node]
 
     def used() -> dict[int, int]:
         """Bytes in use on each GPU that trains, by index; the node's other GPUs do not matter."""

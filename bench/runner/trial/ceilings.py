@@ -31,11 +31,7 @@ REDUCED_BYTES = {"cuda": 1 << 30, "cpu": 16 << 20}
 
 def measure_ceilings(device: Device, team: Team, precisions: list[str]) -> list[Ceiling]:
     """The ceilings of all members: matrix products in these precisions, and everything else that exists."""
-    ceilings = list(_ceilings(device, team, precisions))
-    if team.size == 1:
-        return ceilings
-    everyone: list[list[Ceiling]] = [[] for _ in range(team.size)]
-    dist.all_gather_object(everyone, ceilings)
+    everyone = team.gather(list(_ceilings(device, team, precisions)))
     return [ceiling for member in everyone for ceiling in member]
 
 

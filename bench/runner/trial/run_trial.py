@@ -148,16 +148,8 @@ class TrialRun:
     def load(self, first: int = 0) -> Batches:
         trial = self.trial
         pool = make_pool(trial.model, self.scratch / f"rank-{self.team.rank}", trial.seed)
-        return Batches(
-            model=trial.model,
-            pool=pool,
-            micro_batch=trial.micro_batch,
-            seed=trial.seed,
-            device=self.device.torch,
-            team=self.team,
-            workers=self.device.loaders(),
-            first=first,
-        )
+        device, workers = self.device.torch, self.device.loaders()
+        return Batches(trial.model, pool, trial.micro_batch, trial.seed, device, self.team, workers, first)
 
     def passes(self, count: int, of: int | None = None) -> torch.Tensor:
         """Run `count` passes of a step that has `of` (default: `count`). Returns their mean loss."""

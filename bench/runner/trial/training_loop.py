@@ -155,10 +155,7 @@ class SingleDevice:
         from torch.distributed.checkpoint.state_dict import set_state_dict
 
         set_state_dict(
-            self.whole,
-            self.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
+            self.whole, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
 
 

@@ -14,14 +14,11 @@ from typing import TYPE_CHECKING
 
 from bench.training.methods import (
     checkpointing,
-    flex_attention,
-    fused_optimizer,
-    half_weights,
-    hand_written_kernels,
+    library_kernels,
     masked_head,
     sharding,
-    tf32,
     triton_kernels,
+    weight_updates,
 )
 from bench.training.methods import compile as torch_compile
 from bench.training.methods.method import Method as Method
@@ -35,13 +32,10 @@ if TYPE_CHECKING:
 
 # In the order in which methods act on a model, which is their order in a setting.
 _METHODS: tuple[Method, ...] = (
-    *tf32.METHODS,
-    *hand_written_kernels.METHODS,
-    *flex_attention.METHODS,
+    *library_kernels.METHODS,
     *triton_kernels.METHODS,
     *masked_head.METHODS,
-    *half_weights.METHODS,
-    *fused_optimizer.METHODS,
+    *weight_updates.METHODS,
     *torch_compile.METHODS,
     *checkpointing.METHODS,
     *sharding.METHODS,
