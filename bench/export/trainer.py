@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from bench.base.strict_json import pretty_json
-from bench.export.accelerate import fsdp, fsdp_config, refuse, zero
+from bench.export.accelerate import fsdp_config, refuse
 from bench.export.deepspeed import configuration
 from bench.records.trial import Trial
 from bench.training.models import uses_all_weights
+from bench.training.setting import sharded_by
 
 COMMAND = "torchrun --standalone --nproc-per-node {gpus} train.py --out checkpoints"
 WEIGHTS = "`checkpoints/checkpoint-N/model.safetensors`; every name begins with `whole.model.`"
@@ -26,7 +27,7 @@ alone comes as near to the recipe as its arguments can.
 
 def files(trial: Trial, save_every: int) -> dict[str, str]:
     contents = {"training_arguments.json": pretty_json(training_arguments(trial, save_every)).decode()}
-    if zero(trial):
+    if sharded_by(trial.setting) == "zero":
         contents["deepspeed.json"] = configuration(trial)
     return contents
 
@@ -64,9 +65,9 @@ def training_arguments(trial: Trial, save_every: int) -> dict[str, Any]:
         "ddp_find_unused_parameters": not uses_all_weights(trial.model),
         "report_to": "none",
     }
-    if zero(trial):
+    if sharded_by(setting) == "zero":
         given["deepspeed"] = "deepspeed.json"
-    if fsdp(trial):
+    if sharded_by(setting) == "fsdp":
         given["fsdp"] = True
         given["fsdp_config"] = fsdp_config(trial)
         # Divided gradients are sent on in each pass: that keeps them small.

@@ -179,17 +179,13 @@ def _plan(
 ) -> tuple[NodeFacts, Plan]:
     node = probe.probe(gpus_too=not on_cpu)
     require_image(manifest, node.image)
-    _require_device(manifest, node, on_cpu)
-    return node, make_plan(manifest, target_of(node, manifest.gpus, nodes.count if nodes else 1), counted)
-
-
-def _require_device(manifest: Manifest, node: NodeFacts, on_cpu: bool) -> None:
     probe.require_stack()
     if manifest.gpus is not None and manifest.gpus > 1 and not node.gpus and not on_cpu:
         raise EnvironmentCannot(
             f"the manifest asks for {manifest.gpus} GPUs, this machine has none",
             advice=f"--device cpu trains in {manifest.gpus} processes on its CPU, to try things out",
         )
+    return node, make_plan(manifest, target_of(node, manifest.gpus, nodes.count if nodes else 1), counted)
 
 
 def _open_run(run: Run) -> None:

@@ -72,6 +72,7 @@ class FamilyWithFormulas(Family):
     """Base class of families with formulas: predicted bytes follow from `footprint`."""
 
     classes: tuple[str, str]  # transformers' configuration and model
+    layers: str  # the repeated units' place in the model
     activations: tuple[str, ...] = ACTIVATIONS  # that the formulas and kernels know
 
     def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
@@ -119,6 +120,9 @@ class FamilyWithFormulas(Family):
             options["attn_implementation"] = attention_implementation(kernels)
         module: nn.Module = model_class(config_class(**self.complete(model), **options)).train()
         return module
+
+    def blocks(self, module: nn.Module) -> list[nn.Module]:
+        return list(module.get_submodule(self.layers).children())
 
 
 def autocasts(model: Model, setting: Setting) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.training.models.footprint import (
     FP32,
@@ -21,15 +21,13 @@ from bench.training.models.footprint import (
 from bench.training.models.model import Flops, Model, Optimizer, Parts, Precision, Recipe, Schedule, tiny
 from bench.training.setting import Setting
 
-if TYPE_CHECKING:
-    from torch import nn
-
 
 class GptNeoX(FamilyWithFormulas):
     name = "gpt_neox"
     objectives = ("causal-lm",)
     body_and_head = ("gpt_neox", "lm_head")
     classes = ("GPTNeoXConfig", "GPTNeoXForCausalLM")
+    layers = "gpt_neox.layers"
     seams: Mapping[str, str] = {
         "gelu": "act",
         "before_gelu": "dense_h_to_4h",
@@ -96,9 +94,6 @@ class GptNeoX(FamilyWithFormulas):
         ends = s * (2 * INDEX + residual + NORM_STATISTICS + h * d)
         blocks = Block(a["num_hidden_layers"], s * residual, block, backward)
         return Footprint(ends, (blocks,), s * a["vocab_size"])
-
-    def blocks(self, module: nn.Module) -> list[nn.Module]:
-        return list(module.gpt_neox.layers)
 
 
 FAMILY = GptNeoX()

@@ -26,6 +26,7 @@ class Mamba(FamilyWithFormulas):
     objectives = ("causal-lm",)
     kernels = "mamba-ssm: convolution, scan and projections of a mixer fused"
     body_and_head = ("backbone", "lm_head")
+    layers = "backbone.layers"
     activations = ("silu",)  # the fused kernel supports no other
     breaks_graph = "mamba-ssm's kernels break the graph in every block"
     # transformers 5.17, MambaConfig
@@ -134,9 +135,6 @@ class Mamba(FamilyWithFormulas):
         config = MambaConfig(**self.complete(model), use_cache=False)
         module: nn.Module = modeling.MambaForCausalLM(config).train()
         return module
-
-    def blocks(self, module: nn.Module) -> list[nn.Module]:
-        return list(module.backbone.layers)
 
 
 def _sizes(a: Mapping[str, Any]) -> tuple[int, int, int, int]:

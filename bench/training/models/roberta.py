@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.training.models.footprint import (
     FP32,
@@ -21,15 +21,13 @@ from bench.training.models.footprint import (
 from bench.training.models.model import Flops, Model, Optimizer, Parts, Recipe, Schedule, tiny
 from bench.training.setting import Setting, in_group
 
-if TYPE_CHECKING:
-    from torch import nn
-
 
 class Roberta(FamilyWithFormulas):
     name = "roberta"
     objectives = ("masked-lm",)
     body_and_head = ("roberta", "lm_head")
     classes = ("RobertaConfig", "RobertaForMaskedLM")
+    layers = "roberta.encoder.layer"
     seams: Mapping[str, str] = {"gelu": "intermediate_act_fn", "before_gelu": "dense"}
     # transformers 5.17, RobertaConfig
     defaults: Mapping[str, Any] = {
@@ -87,9 +85,6 @@ class Roberta(FamilyWithFormulas):
         head = (h * d if mixed else residual) + h * d + residual + NORM_STATISTICS + h * d + INDEX
         blocks = Block(a["num_hidden_layers"], s * residual, block, backward)
         return Footprint(s * embeddings, (blocks,), s * a["vocab_size"], s * head)
-
-    def blocks(self, module: nn.Module) -> list[nn.Module]:
-        return list(module.roberta.encoder.layer)
 
 
 FAMILY = Roberta()

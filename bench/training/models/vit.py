@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.base.errors import Mistake
 from bench.training.models.footprint import (
@@ -21,14 +21,12 @@ from bench.training.models.footprint import (
 from bench.training.models.model import Flops, Model, Optimizer, Parts, Recipe, Schedule, tiny
 from bench.training.setting import Setting
 
-if TYPE_CHECKING:
-    from torch import nn
-
 
 class Vit(FamilyWithFormulas):
     name = "vit"
     objectives = ("image-classification",)
     classes = ("ViTConfig", "ViTForImageClassification")
+    layers = "vit.layers"
     seams: Mapping[str, str] = {"gelu": "activation_fn", "before_gelu": "fc1"}
     # transformers 5.17, ViTConfig
     defaults: Mapping[str, Any] = {
@@ -99,9 +97,6 @@ class Vit(FamilyWithFormulas):
         return Footprint(
             ends, (Block(a["num_hidden_layers"], n * residual, block, backward),), a["num_labels"]
         )
-
-    def blocks(self, module: nn.Module) -> list[nn.Module]:
-        return list(module.vit.layers)
 
 
 def _tokens(a: Mapping[str, Any]) -> int:
