@@ -95,25 +95,20 @@ def make_plan(manifest: Manifest, target: Target, counted: Mapping[str, Counted]
     `counted` has, by model name, the parameters and operations of models without formulas.
     """
     _check_batches(manifest, target)
-    cells: list[SettingPlan] = []
-    skipped: list[Skipped] = []
     # Setting by setting, not model by model: an early end leaves an answer for each model.
     per_model = [list(_settings(request, target)) for request in manifest.requests]
     counts = {model.name: (counted or {}).get(model.name) or _by_formula(model) for model in manifest.models}
-    for row in range(max(map(len, per_model))):
-        for request, settings in zip(manifest.requests, per_model, strict=True):
-            if row >= len(settings):
-                continue
-            match _plan_setting(manifest, request, settings[row], target, counts[request.model.name]):
-                case SettingPlan() as cell:
-                    cells.append(cell)
-                case Skipped() as left_out:
-                    skipped.append(left_out)
+    planned = [
+        _plan_setting(manifest, request, settings[row], target, counts[request.model.name])
+        for row in range(max(map(len, per_model)))
+        for request, settings in zip(manifest.requests, per_model, strict=True)
+        if row < len(settings)
+    ]
     return Plan(
         manifest_digest=manifest.digest,
         target=target,
-        cells=tuple(cells),
-        skipped=tuple(skipped),
+        cells=tuple(each for each in planned if isinstance(each, SettingPlan)),
+        skipped=tuple(each for each in planned if isinstance(each, Skipped)),
         memory_bytes=_usable_bytes(manifest, target),
         guided=frozenset(request.model.name for request in manifest.requests if request.methods == "guided"),
         trial_seconds=manifest.trial_seconds,

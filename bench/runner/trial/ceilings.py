@@ -49,10 +49,8 @@ def _matmul(device: Device, team: Team, precision: str) -> Iterator[Ceiling]:
     dtype = _DTYPES[precision]
     if device.kind == "cuda":
         torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
-    shapes = (
-        _GPU_SHAPES if device.kind == "cuda" else _CPU_SHAPES if dtype == torch.float32 else _CPU_HALF_SHAPES
-    )
-    for m, n, k in shapes:
+    cpu_shapes = _CPU_SHAPES if dtype == torch.float32 else _CPU_HALF_SHAPES
+    for m, n, k in _GPU_SHAPES if device.kind == "cuda" else cpu_shapes:
         # Random, because on zeros a GPU draws less power, and runs faster than it ever does in training.
         a = torch.randn(m, k, device=device.torch, dtype=dtype)
         b = torch.randn(k, n, device=device.torch, dtype=dtype)
