@@ -5,6 +5,7 @@ Imports torch and transformers only when called, in a worker.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,9 +30,44 @@ def unmasked_attention() -> Literal["bench_unmasked"]:
     registered mask it does neither: transformers' documentation, "Attention Interface".
     """
     import torch.nn.functional as F
+
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, scale: Any, dropout: float) -> Tensor:
+        # Rotary embeddings return fp32; autocast would lower them here too.
+        query, key = query.to(value.dtype), key.to(value.dtype)
+        options = {"is_causal": module.is_causal, "enable_gqa": query.size(1) != key.size(1)}
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scale, **options)
+
+    _register("bench_unmasked", attend)
+    return "bench_unmasked"
+
+
+@cache
+def flex_attention() -> Literal["bench_flex"]:
+    """Register PyTorch's FlexAttention, called without a mask. Returns its name. Fast only if compiled."""
+    import torch
+    from torch.nn.attention.flex_attention import flex_attention
+
+    roomy = (
+        torch.cuda.is_available()
+        and torch.cuda.get_device_properties().shared_memory_per_block_optin
+        >= torch_inside.FLEX_MIN_SHARED_BYTES
+    )
+
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, scale: Any, dropout: float) -> Any:
+        assert not dropout and not module.is_causal
+        tuned = roomy and query.size(-1) <= torch_inside.FLEX_MAX_HEAD_WIDTH
+        options = torch_inside.FLEX_BACKWARD_OPTIONS if tuned else None
+        return flex_attention(query, key, value, scale=scale, kernel_options=options)
+
+    _register("bench_flex", attend)
+    return "bench_flex"
+
+
+def _register(name: str, attend: Callable[[Any, Tensor, Tensor, Tensor, Any, float], Any]) -> None:
+    """Let transformers call `attend` under this name, with query, key, value, scale and dropout."""
     from transformers import AttentionInterface
 
-    def attend(
+    def attention(
         module: Any,
         query: Tensor,
         key: Tensor,
@@ -42,51 +78,6 @@ def unmasked_attention() -> Literal["bench_unmasked"]:
         **_: Any,
     ) -> tuple[Tensor, None]:
         assert attention_mask is None, "nothing is padded here"
-        # Rotary embeddings return fp32; autocast would lower them here too.
-        query, key = query.to(value.dtype), key.to(value.dtype)
-        out = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            dropout_p=dropout,
-            is_causal=module.is_causal,
-            scale=scaling,
-            enable_gqa=query.size(1) != key.size(1),
-        )
-        return out.transpose(1, 2).contiguous(), None
+        return attend(module, query, key, value, scaling, dropout).transpose(1, 2).contiguous(), None
 
-    AttentionInterface.register("bench_unmasked", attend)
-    return "bench_unmasked"
-
-
-@cache
-def flex_attention() -> Literal["bench_flex"]:
-    """Register PyTorch's FlexAttention, called without a mask. Returns its name. Fast only if compiled."""
-    import torch
-    from torch.nn.attention.flex_attention import flex_attention
-    from transformers import AttentionInterface
-
-    roomy = (
-        torch.cuda.is_available()
-        and torch.cuda.get_device_properties().shared_memory_per_block_optin
-        >= torch_inside.FLEX_MIN_SHARED_BYTES
-    )
-
-    def attend(
-        module: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: None,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        **_: Any,
-    ) -> tuple[Tensor, None]:
-        assert attention_mask is None and not dropout and not module.is_causal
-        tuned = roomy and query.size(-1) <= torch_inside.FLEX_MAX_HEAD_WIDTH
-        options = torch_inside.FLEX_BACKWARD_OPTIONS if tuned else None
-        out = flex_attention(query, key, value, scale=scaling, kernel_options=options)
-        return out.transpose(1, 2).contiguous(), None
-
-    AttentionInterface.register("bench_flex", attend)
-    return "bench_flex"
+    AttentionInterface.register(name, attention)
