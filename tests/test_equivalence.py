@@ -40,7 +40,7 @@ def compiled_here() -> Iterator[None]:
 
 
 def without_dropout(model: Model) -> Model:
-    off = {key: 0.0 for key in families()[model.family].defaults() if "dropout" in key or "drop_path" in key}
+    off = {key: 0.0 for key in families()[model.family].defaults if "dropout" in key or "drop_path" in key}
     return dataclasses.replace(model, architecture={**model.architecture, **off})
 
 

@@ -3,9 +3,9 @@
 In:  a trial, its result and the facts of its node. Out: train.py, trial.json, requirements.txt, README.md
 and the framework's own files, in a new folder.
 
-Each kind is a module with `files(trial, save_every)`, `refuse(trial)` and constants that README.md quotes.
-The scripts are the files in templates/: they read trial.json beside them, and import `bench.export.runtime`
-alone. Only that module and the scripts import torch.
+Each kind is a module with `files(trial, save_every)`, which makes the framework's own files, `refuse(trial)`
+and constants that README.md quotes. The scripts are the files in templates/: they read trial.json beside
+them, and import `bench.export.runtime` alone. Only that module and the scripts import torch.
 """
 
 from __future__ import annotations
@@ -44,13 +44,10 @@ SWITCH = re.compile(r"[A-Z][A-Z0-9_]*")
 VERSION = re.compile(r"[\w.!+]+")
 
 
-def template(name: str) -> str:
-    return (files("bench.export.templates") / f"{name}.py").read_text(encoding="utf-8")
-
-
-def saving(script: str, every: int) -> str:
-    """Set the script's number of steps between two checkpoints."""
-    return script.replace("SAVE_EVERY = 1000", f"SAVE_EVERY = {every}")
+def script_of(kind: Kind, save_every: int) -> str:
+    """The script of this kind, which saves a checkpoint after so many steps."""
+    script = (files("bench.export.templates") / f"{kind}.py").read_text(encoding="utf-8")
+    return script.replace("SAVE_EVERY = 1000", f"SAVE_EVERY = {save_every}")
 
 
 def save_every(trial: Trial, result: TrialResult) -> int:
@@ -76,6 +73,7 @@ def write(
         )
     every = save_every(trial, result)
     contents: dict[str, str] = {
+        "train.py": script_of(kind, every),
         **maker.files(trial, every),
         "trial.json": pretty_json(to_json(trial)).decode(),
         "requirements.txt": _requirements(node.packages, _needed(maker, trial)),

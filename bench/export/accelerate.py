@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from bench.base.strict_json import pretty_json
-from bench.export import saving, template
 from bench.export.deepspeed import configuration
 from bench.records.trial import Trial
 from bench.training.methods import not_exported
@@ -26,17 +25,9 @@ SEVERAL = (
 def refuse(trial: Trial) -> str | None:
     if reason := not_exported("accelerate", trial.setting):
         return reason
-    if fsdp(trial) and "offload" in trial.setting:
+    if sharded_by(trial.setting) == "fsdp" and "offload" in trial.setting:
         return "offloaded FSDP2 was not tested with it"
     return None
-
-
-def fsdp(trial: Trial) -> bool:
-    return sharded_by(trial.setting) == "fsdp"
-
-
-def zero(trial: Trial) -> bool:
-    return sharded_by(trial.setting) == "zero"
 
 
 def fsdp_config(trial: Trial) -> dict[str, Any]:
@@ -49,22 +40,19 @@ def fsdp_config(trial: Trial) -> dict[str, Any]:
     }
 
 
-def files(trial: Trial, save_every: int) -> dict[str, str]:
-    contents = {
-        "train.py": saving(template("accelerate"), save_every),
-        "accelerate.json": pretty_json(launch(trial)).decode(),
-    }
-    if zero(trial):
+def files(trial: Trial, _save_every: int) -> dict[str, str]:
+    contents = {"accelerate.json": pretty_json(launch(trial)).decode()}
+    if sharded_by(trial.setting) == "zero":
         contents["deepspeed.json"] = configuration(trial)
     return contents
 
 
 def launch(trial: Trial) -> dict[str, Any]:
     """The configuration that `accelerate config` would write; accelerate reads JSON as well as YAML."""
-    replicas = "MULTI_GPU" if trial.gpus > 1 else "NO"
+    sharder, replicas = sharded_by(trial.setting), "MULTI_GPU" if trial.gpus > 1 else "NO"
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "DEEPSPEED" if zero(trial) else "FSDP" if fsdp(trial) else replicas,
+        "distributed_type": {"zero": "DEEPSPEED", "fsdp": "FSDP", None: replicas}[sharder],
         "num_machines": 1,
         "machine_rank": 0,
         "num_processes": trial.gpus,
@@ -73,9 +61,9 @@ def launch(trial: Trial) -> dict[str, Any]:
         "main_training_function": "main",
         "debug": False,
     }
-    if fsdp(trial):
+    if sharder == "fsdp":
         config["fsdp_config"] = {f"fsdp_{name}": value for name, value in fsdp_config(trial).items()}
-    if zero(trial):
+    if sharder == "zero":
         del config["mixed_precision"]  # deepspeed.json has it; accelerate refuses to start if both have it
         config["deepspeed_config"] = {"deepspeed_config_file": "deepspeed.json", "zero3_init_flag": False}
     return config

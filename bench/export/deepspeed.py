@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from bench.base.strict_json import pretty_json
-from bench.export import saving, template
 from bench.records.trial import Trial
 from bench.training.methods import not_exported
 from bench.training.setting import in_group, sharded_by
@@ -27,8 +26,8 @@ def refuse(trial: Trial) -> str | None:
     return "FSDP2 is PyTorch's own" if sharded_by(trial.setting) == "fsdp" else None
 
 
-def files(trial: Trial, save_every: int) -> dict[str, str]:
-    return {"train.py": saving(template("deepspeed"), save_every), "deepspeed.json": configuration(trial)}
+def files(trial: Trial, _save_every: int) -> dict[str, str]:
+    return {"deepspeed.json": configuration(trial)}
 
 
 def configuration(trial: Trial) -> str:

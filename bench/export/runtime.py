@@ -143,33 +143,19 @@ def parse_options(
     log_every = log_every or recipe.log_every_steps or LOG_EVERY
     parser = argparse.ArgumentParser(description=description)
     add = parser.add_argument
-    add("--steps", type=_count, default=steps, help=f"the last step (default: {steps:,})")
+    steps_help = f"the last step (default: {steps:,})"
+    add("--steps", dest="last_step", metavar="STEPS", type=_count, default=steps, help=steps_help)
     saved = f"default: {out}" if out else "default: no checkpoint is saved"
     add("--out", type=Path, default=out, help=f"where checkpoints go, the last step's too ({saved})")
     add("--resume", action="store_true", help="continue from the last checkpoint in --out")
-    add(
-        "--log-every",
-        type=_count,
-        default=log_every,
-        metavar="STEPS",
-        help=f"steps between two lines of the log (default: {log_every:,})",
-    )
-    add(
-        "--save-every",
-        type=_count,
-        default=save_every,
-        metavar="STEPS",
-        help=f"steps between two checkpoints (default: {save_every:,})",
-    )
+    between = (("--log-every", "lines of the log", log_every), ("--save-every", "checkpoints", save_every))
+    for name, what, every in between:
+        every_help = f"steps between two {what} (default: {every:,})"
+        add(name, type=_count, default=every, metavar="STEPS", help=every_help)
     add("--local_rank", help=argparse.SUPPRESS)  # passed by launchers, which set LOCAL_RANK too
-    arguments = parser.parse_args()
-    options = TrainingOptions(
-        last_step=arguments.steps,
-        out=arguments.out,
-        resume=arguments.resume,
-        log_every=arguments.log_every,
-        save_every=arguments.save_every,
-    )
+    arguments = vars(parser.parse_args())
+    del arguments["local_rank"]
+    options = TrainingOptions(**arguments)
     if options.out is None and options.resume:
         parser.error("--resume needs --out, where the checkpoints are")
     if options.out is not None and not options.resume:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from bench.base.strict_json import pretty_json
-from bench.export import template
-from bench.export.accelerate import fsdp, fsdp_config, refuse, zero
+from bench.export.accelerate import fsdp_config, refuse
 from bench.export.deepspeed import configuration
 from bench.records.trial import Trial
 from bench.training.models import uses_all_weights
+from bench.training.setting import sharded_by
 
 COMMAND = "torchrun --standalone --nproc-per-node {gpus} train.py --out checkpoints"
 WEIGHTS = "`checkpoints/checkpoint-N/model.safetensors`; every name begins with `whole.model.`"
@@ -26,11 +26,8 @@ alone comes as near to the recipe as its arguments can.
 
 
 def files(trial: Trial, save_every: int) -> dict[str, str]:
-    contents = {
-        "train.py": template("trainer"),
-        "training_arguments.json": pretty_json(training_arguments(trial, save_every)).decode(),
-    }
-    if zero(trial):
+    contents = {"training_arguments.json": pretty_json(training_arguments(trial, save_every)).decode()}
+    if sharded_by(trial.setting) == "zero":
         contents["deepspeed.json"] = configuration(trial)
     return contents
 
@@ -57,9 +54,7 @@ def training_arguments(trial: Trial, save_every: int) -> dict[str, Any]:
         "adam_epsilon": o.epsilon,
         "weight_decay": o.weight_decay,
         "max_grad_norm": recipe.clip_norm or 0.0,
-        "lr_scheduler_type": {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}[
-            schedule.name
-        ],
+        "lr_scheduler_type": "constant_with_warmup" if schedule.name == "constant" else schedule.name,
         "warmup_steps": schedule.warmup_steps,
         "seed": trial.seed,
         "logging_steps": recipe.log_every_steps or 10,
@@ -70,11 +65,11 @@ def training_arguments(trial: Trial, save_every: int) -> dict[str, Any]:
         "ddp_find_unused_parameters": not uses_all_weights(trial.model),
         "report_to": "none",
     }
-    if zero(trial):
+    if sharded_by(setting) == "zero":
         given["deepspeed"] = "deepspeed.json"
-    if fsdp(trial):
+    if sharded_by(setting) == "fsdp":
         given["fsdp"] = True
         given["fsdp_config"] = fsdp_config(trial)
         # Divided gradients are sent on in each pass: that keeps them small.
         given["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
-    return {name: value for name, value in given.items() if value is not None}
+    return given

@@ -28,18 +28,32 @@ def predict_bytes(
     """Predicted peak bytes of one device, by the family's formulas or by counts; None without both."""
     family = family_of(model)
     try:
-        parts = family.parameters(model)
-        at_loss, in_blocks = family.activation_bytes(model, setting)
+        parts, activations = family.parameters(model), family.activation_bytes(model, setting)
     except LookupError:
-        footprint = counts.footprint(model, setting) if counts else None
-        if counts is None or footprint is None:
-            return None
-        parts = counts.parts
-        at_loss, in_blocks = activation_bytes(footprint, model, setting)
+        return predict_counted_bytes(model, setting, micro_batch, gpus, counts) if counts else None
+    return _peak_bytes(model, setting, micro_batch, gpus, parts, activations)
+
+
+def predict_counted_bytes(
+    model: Model, setting: Setting, micro_batch: int, gpus: int, counts: Counted
+) -> int | None:
+    """Predicted peak bytes of one device, by counts; None if this way of computing was not counted."""
+    footprint = counts.footprint(model, setting)
+    if footprint is None:
+        return None
+    activations = activation_bytes(footprint, model, setting)
+    return _peak_bytes(model, setting, micro_batch, gpus, counts.parts, activations)
+
+
+def _peak_bytes(
+    model: Model, setting: Setting, micro_batch: int, gpus: int, parts: Parts, activations: tuple[int, int]
+) -> int:
+    """Bytes of weights, gradients and moments, and of the activations that a sample takes at two moments."""
+    at_loss, in_blocks = activations
     half = model.recipe.precision != "fp32"
     in_backward = _backward_bytes(setting, half, parts.total)
-    activations = max(at_loss * micro_batch, in_blocks * micro_batch + in_backward)
-    return state_bytes(parts, setting, gpus, half) + activations
+    peak = max(at_loss * micro_batch, in_blocks * micro_batch + in_backward)
+    return state_bytes(parts, setting, gpus, half) + peak
 
 
 def host_bytes(parameters: int, setting: Setting, gpus: int, nodes: int = 1) -> int:

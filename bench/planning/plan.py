@@ -95,25 +95,20 @@ def make_plan(manifest: Manifest, target: Target, counted: Mapping[str, Counted]
     `counted` has, by model name, the parameters, operations and memory of models without formulas.
     """
     _check_batches(manifest, target)
-    cells: list[SettingPlan] = []
-    skipped: list[Skipped] = []
     # Setting by setting, not model by model: an early end leaves an answer for each model.
     per_model = [list(_settings(request, target)) for request in manifest.requests]
     counts = {model.name: (counted or {}).get(model.name) or _by_formula(model) for model in manifest.models}
-    for row in range(max(map(len, per_model))):
-        for request, settings in zip(manifest.requests, per_model, strict=True):
-            if row >= len(settings):
-                continue
-            match _plan_setting(manifest, request, settings[row], target, counts[request.model.name]):
-                case SettingPlan() as cell:
-                    cells.append(cell)
-                case Skipped() as left_out:
-                    skipped.append(left_out)
+    planned = [
+        _plan_setting(manifest, request, settings[row], target, counts[request.model.name])
+        for row in range(max(map(len, per_model)))
+        for request, settings in zip(manifest.requests, per_model, strict=True)
+        if row < len(settings)
+    ]
     return Plan(
         manifest_digest=manifest.digest,
         target=target,
-        cells=tuple(cells),
-        skipped=tuple(skipped),
+        cells=tuple(each for each in planned if isinstance(each, SettingPlan)),
+        skipped=tuple(each for each in planned if isinstance(each, Skipped)),
         memory_bytes=_usable_bytes(manifest, target),
         guided=frozenset(request.model.name for request in manifest.requests if request.methods == "guided"),
         trial_seconds=manifest.trial_seconds,
@@ -181,25 +176,14 @@ def _plan_setting(
         return Skipped(model.name, setting, name, reason)
     fitting = [size for size in sizes if (need := needs[size]) is None or need <= USABLE * memory]
     chosen = _thinned(fitting or sizes[-1:])
+    as_manifest = (manifest.seed, manifest.timing, manifest.memory_cap_bytes)
     return SettingPlan(
         label=name,
-        trials=tuple(_trial(manifest, model, setting, size, target.gpus) for size in chosen),
+        trials=tuple(Trial(model, setting, size, target.gpus, *as_manifest) for size in chosen),
         needs={size: needs[size] for size in chosen},
         least_bytes=states,
         floor_days=_floor_days(model, setting, target, counts),
         host_bytes=host,
-    )
-
-
-def _trial(manifest: Manifest, model: Model, setting: Setting, micro_batch: int, gpus: int) -> Trial:
-    return Trial(
-        model=model,
-        setting=setting,
-        micro_batch=micro_batch,
-        gpus=gpus,
-        seed=manifest.seed,
-        timing=manifest.timing,
-        memory_cap_bytes=manifest.memory_cap_bytes,
     )
 
 

@@ -31,7 +31,7 @@ def built(model: Model, kernels: bool = False) -> nn.Module:
 
 
 def without_dropout(model: Model) -> Model:
-    zeros = {key: 0.0 for key in family_of(model).defaults() if "drop" in key}
+    zeros = {key: 0.0 for key in family_of(model).defaults if "drop" in key}
     return replace(model, architecture={**model.architecture, **zeros})
 
 
@@ -48,7 +48,7 @@ def test_a_model_is_without_mistakes(model: Model) -> None:
     family = families()[model.family]
     assert list(family.mistakes(model, "/models/0")) == []
     assert model.recipe.objective in family.objectives
-    assert set(model.architecture) <= set(family.defaults()), "a field that the arithmetic may not know"
+    assert set(model.architecture) <= set(family.defaults), "a field that the arithmetic may not know"
 
 
 @every_model
@@ -110,7 +110,7 @@ def test_kernels_are_there_or_the_reason_is(family: Family) -> None:
 @every_family
 def test_defaults_are_those_of_transformers(family: Family) -> None:
     config = transformers.AutoConfig.for_model(family.name)
-    for field, default in family.defaults().items():
+    for field, default in family.defaults.items():
         if field == "rotary_pct":
             assert config.rope_parameters["partial_rotary_factor"] == default
         elif field == "rotary_emb_base":

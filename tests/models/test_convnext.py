@@ -13,8 +13,6 @@ from transformers import ConvNextConfig, ConvNextForImageClassification
 from bench.runner.trial.training_loop import WithLoss
 from bench.training.methods import apply_all
 from bench.training.models import Model, family_of, known_models
-from bench.training.models.convnext import DEFAULTS
-from bench.training.models.footprint import complete
 from tests.models.keeping import made_up_batch
 from tests.models.test_contract import built
 
@@ -34,7 +32,7 @@ def losses(whole: torch.nn.Module, batch: dict[str, Any]) -> list[float]:
 def test_paths_are_dropped_as_transformers_drops_them() -> None:
     model = deep()
     torch.manual_seed(0)
-    theirs = ConvNextForImageClassification(ConvNextConfig(**complete(model, DEFAULTS))).train()
+    theirs = ConvNextForImageClassification(ConvNextConfig(**family_of(model).complete(model))).train()
     batch = made_up_batch(model, 8)
     assert losses(WithLoss(built(model)), batch) == pytest.approx(losses(WithLoss(theirs), batch), rel=1e-5)
 

@@ -12,7 +12,6 @@ from bench.planning.memory_prediction import predict_bytes
 from bench.planning.plan import make_plan
 from bench.training.methods import Target
 from bench.training.models import Counted, Model, Precision, families, known_models
-from bench.training.models.footprint import complete
 from bench.training.models.generic import TransformersFamily, counted
 from bench.training.setting import Setting
 from tests.models.keeping import kept_bytes_a_sample
@@ -28,7 +27,7 @@ LLAMA = {
 
 def as_any(model: Model) -> Model:
     """The model with all fields of its family, as transformers builds it without the family's file."""
-    return replace(model, architecture=complete(model, families()[model.family].defaults()))
+    return replace(model, architecture=families()[model.family].complete(model))
 
 
 def footprint_bytes(counts: Counted, model: Model, setting: Setting) -> int:

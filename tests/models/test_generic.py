@@ -146,7 +146,7 @@ def test_experts_are_counted_though_torch_leaves_them_out() -> None:
 def test_counting_agrees_with_the_formulas(name: str) -> None:
     model = known_models()[name]
     family = family_of(model)
-    known = replace(model, architecture={**family.defaults(), **model.architecture})
+    known = replace(model, architecture={**family.defaults, **model.architecture})
     found = counted(known)
     assert found.parts.total == family.parameters(model).total
     assert found.flops == family.forward_flops(model)

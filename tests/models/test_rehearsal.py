@@ -11,7 +11,7 @@ import pytest
 
 from bench.base.errors import BadInput
 from bench.cli.main import main
-from bench.planning.memory_prediction import state_bytes
+from bench.planning.memory_prediction import predict_bytes, state_bytes
 from bench.training.models import known_models
 from bench.training.models.dry_build import dry_build, rehearse
 from bench.training.models.generic import counted
@@ -107,25 +107,28 @@ def test_what_has_no_formulas_is_counted_for_the_plan() -> None:
     assert rehearse([of_its_name], "m.json")["tiny-vit"] == counted(llama)
 
 
-def test_the_plan_of_a_new_architecture_tells_days_and_what_it_cannot_do_without(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("name", "followed"),
+    [("llama", True), ("mixtral", False)],  # experts in fp32 run in a loop over data
+)
+def test_the_plan_of_a_new_architecture_tells_days_and_memory(
+    name: str, followed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    document = {
-        "schema": "bench/manifest/v1",
-        "models": [
-            {"name": "mine", "architecture": {"model_type": "llama", **GROUPED}, "recipe": TEXT | CAUSAL}
-        ],
-        "methods": ["naive"],
-    }
+    """If memory cannot be counted, the plan tells what it takes before any sample."""
+    model, (architecture, recipe, _) = model_of(name), CASES[name]
+    entry = {"name": "mine", "architecture": {"model_type": name, **architecture}, "recipe": recipe}
     path = tmp_path / "m.json"
-    path.write_text(json.dumps(document))
+    path.write_text(json.dumps({"schema": "bench/manifest/v1", "models": [entry], "methods": ["naive"]}))
     assert main(["plan", str(path), "--gpu", "h100", "--json"]) == 0
-    (cell,) = json.loads(capsys.readouterr().out)["cells"]
-    assert cell["predicted_bytes"] is None  # the sizes of activations are unknown
-    assert cell["least_bytes"] == state_bytes(counted(model_of("llama")).parts, (), 1, half=False)
+    cell = json.loads(capsys.readouterr().out)["cells"][0]
+    counts = counted(model)
+    assert cell["least_bytes"] == state_bytes(counts.parts, (), 1, half=False)
+    predicted = predict_bytes(model, (), model.recipe.batch_size, 1, counts)
+    assert cell["predicted_bytes"] == predicted
+    assert (predicted is not None and predicted > cell["least_bytes"]) == followed
     assert cell["floor_days"] > 0
     assert main(["plan", str(path), "--gpu", "h100"]) == 0
-    assert "over " in capsys.readouterr().out
+    assert ("over " in capsys.readouterr().out) != followed
 
 
 @pytest.mark.parametrize("command", [["plan"], ["run", "--device", "cpu"]])

@@ -45,7 +45,7 @@ def supervisor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]
 
 def small(model: Model) -> Model:
     """Make a small model without dropout, which differs between devices; two devices make two passes each."""
-    off = {key: 0.0 for key in families()[model.family].defaults() if "dropout" in key or "drop_path" in key}
+    off = {key: 0.0 for key in families()[model.family].defaults if "dropout" in key or "drop_path" in key}
     recipe = dataclasses.replace(model.recipe, batch_size=16)
     return dataclasses.replace(model, architecture={**model.architecture, **off}, recipe=recipe)
 

@@ -11,17 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from bench.planning.plan import SettingPlan
+from bench.planning.search import lower_bounds
 from bench.planning.search.learnt_memory import LearntMemory
-from bench.planning.search.lower_bounds import (
-    PassCost,
-    TimedTrial,
-    added_up,
-    arithmetic_of,
-    bound,
-    on_host,
-    pass_cost_of,
-    with_updates,
-)
+from bench.planning.search.lower_bounds import PassCost, TimedTrial
 from bench.planning.search.tried_trials import BACKOFF, OpenTrial, TriedTrials
 from bench.records.estimate import SECONDS_A_DAY, pass_and_update, step_interval
 from bench.records.fastest import EQUAL_WITHIN
@@ -42,16 +34,6 @@ STEPS = 12  # a trial runs at least so many steps of one or two passes
 LONG_PASS_SECONDS = 5.0  # a trial of longer passes may not end within its time
 
 
-def choose(
-    plans: Sequence[SettingPlan],
-    outcomes: Mapping[str, Outcome],
-    memory_bytes: int,
-    trial_seconds: float = math.inf,
-) -> Trial | None:
-    """The next trial of one model; None once its fastest is found."""
-    return next(iter(promising(plans, outcomes, memory_bytes, trial_seconds)), None)
-
-
 def promising(
     plans: Sequence[SettingPlan],
     outcomes: Mapping[str, Outcome],
@@ -68,10 +50,10 @@ def promising(
     if not timed:
         return _before_any_time(open_, tried, blamed, memory_bytes)
     best = min(timed, key=lambda timed_trial: timed_trial.step_seconds)
-    pass_cost = pass_cost_of(timed)
+    pass_cost = lower_bounds.pass_cost_of(timed)
     left = [trial for _, trial in open_ if _strikes(trial.setting, blamed) < STRIKES_OUT]
     limit = EQUAL_WITHIN * best.step_seconds
-    candidates = [trial for trial in left if bound(trial, timed, pass_cost) < limit]
+    candidates = [trial for trial in left if lower_bounds.bound(trial, timed, pass_cost) < limit]
 
     def turn(trial: Trial) -> tuple[bool, int, bool, float]:
         """First what ends within a trial's time and fits.
@@ -117,7 +99,8 @@ def _expected(trial: Trial, best: TimedTrial, pass_cost: PassCost | None) -> flo
     else:
         ratio = (size / measured_size) ** (1 + FARTHER)
     times = _believed(trial.setting) / _believed(best.trial.setting)
-    return trial.accumulation * _with_host(times * ratio * best.pass_seconds, trial) + on_host(trial)
+    a_pass = _with_host(times * ratio * best.pass_seconds, trial)
+    return trial.accumulation * a_pass + lower_bounds.on_host(trial)
 
 
 def _next_to(trial: Trial, measured: Trial) -> bool:
@@ -132,7 +115,7 @@ def _timed(tried: TriedTrials) -> list[TimedTrial]:
         _, update = pass_and_update(measurement.steps)
         if step is not None:
             timed.append(TimedTrial(trial, step.value, None if update is None else max(0.0, update)))
-    return with_updates(timed)
+    return lower_bounds.with_updates(timed)
 
 
 def _doubts(plan: SettingPlan, trial: Trial, ran_out: Sequence[Trial], slow: Sequence[Trial]) -> int:
@@ -178,18 +161,18 @@ def _guess(plan: SettingPlan, trial: Trial, memory_bytes: int) -> tuple[bool, fl
     if plan.floor_days is None:
         return tight, 0.0, cost, -trial.micro_batch
     step = cost * plan.floor_days * SECONDS_A_DAY / trial.model.recipe.steps / PRIOR_RATE
-    a_pass = _with_host(step / trial.accumulation, trial) + on_host(trial) / trial.accumulation
+    a_pass = _with_host(step / trial.accumulation, trial) + lower_bounds.on_host(trial) / trial.accumulation
     long_pass = a_pass if a_pass > LONG_PASS_SECONDS else 0.0
     return tight, long_pass, a_pass * trial.accumulation, -trial.micro_batch
 
 
 def _with_host(device_seconds: float, trial: Trial) -> float:
     """Seconds of a pass: the device's, or those of adding up gradients on the host if they are more."""
-    return max(device_seconds, added_up(trial, PRIOR_ADDED_UP))
+    return max(device_seconds, lower_bounds.added_up(trial, PRIOR_ADDED_UP))
 
 
 def _believed(setting: Setting) -> float:
     cost = math.prod(known_methods()[name].prior_time for name in setting)
     # Without what costs nothing, a setting is slower than with it.
-    free = len(arithmetic_of(setting))
+    free = len(lower_bounds.arithmetic_of(setting))
     return cost * 1.2**-free

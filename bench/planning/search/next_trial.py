@@ -38,8 +38,9 @@ def next_trial(plan: Plan, outcomes: Mapping[str, Outcome]) -> Trial | None:
         if setting_plan.model.name not in plan.guided and (trial := open_trial(setting_plan, outcomes)):
             return trial
     for setting_plans in sorted(_guided(plan), key=lambda plans: _turn(plans, outcomes)):
-        if trial := candidates.choose(setting_plans, outcomes, plan.memory_bytes, plan.trial_seconds):
-            return trial
+        promising = candidates.promising(setting_plans, outcomes, plan.memory_bytes, plan.trial_seconds)
+        if promising:
+            return promising[0]
     return None
 
 
@@ -51,24 +52,18 @@ def finalist(plan: Plan, outcomes: Mapping[str, Outcome], again: Collection[str]
     """
     for setting_plans in _guided(plan):
         timed = sorted(_timed(setting_plans, outcomes), key=lambda each: each.step.value)
-        if not timed:
-            continue
-        best, *others = timed
-        rivals = [other for other in others if confidence(best.step, [other.step]) < REMEASURE_BELOW]
-        if not rivals:
-            continue
-        for trial, _ in sorted([best, *rivals], key=lambda each: -each.step.percent):
-            if trial.id not in again:
-                return trial
+        rivals = [each for each in timed[1:] if confidence(timed[0].step, [each.step]) < REMEASURE_BELOW]
+        if rivals:
+            for trial, _ in sorted([timed[0], *rivals], key=lambda each: -each.step.percent):
+                if trial.id not in again:
+                    return trial
     return None
 
 
 def longer(timing: Timing) -> Timing:
     """The timing of a second measurement: longer, and to a tighter interval."""
     return replace(
-        timing,
-        measure_seconds=LONGER * timing.measure_seconds,
-        target_percent=timing.target_percent / LONGER,
+        timing, measure_seconds=LONGER * timing.measure_seconds, target_percent=timing.target_percent / LONGER
     )
 
 

@@ -200,23 +200,15 @@ class CheckRun:
             time.sleep(0.02)
 
     def _check(self, check: Check) -> None:
-        if (left_out := self._left_out(check)) is not None:
+        left = self._deadline - time.monotonic()
+        if (left_out := self._left_out(check, left)) is not None:
             self.readings[check.name] = left_out
             self.view.end(left_out)
-            return
-        if check.measure is None:
-            return  # it judges the readings of NVML
-        limit = check.limit_seconds + (2 * self.budget.soak_seconds if check.soaks else 0)
-        left = self._deadline - time.monotonic()
-        if left < LEAST_SECONDS:
-            late = Reading(check.name, reason=f"the {self.budget.minutes:g} minutes of this level were over")
-            self.readings[check.name] = late
-            self.view.end(late)
-            return
-        count = len(self._places()) if check.workers == "team" else 1
-        self._read(check.name, self._job(check, count), min(limit, left))
+        elif check.measure is not None:  # else it judges the readings of NVML
+            limit = check.limit_seconds + (2 * self.budget.soak_seconds if check.soaks else 0)
+            self._read(check.name, self._job(check), min(limit, left))
 
-    def _left_out(self, check: Check) -> Reading | None:
+    def _left_out(self, check: Check, seconds_left: float) -> Reading | None:
         name = check.name
         if name in self.request.skip or name in self.request.manifest.skip:
             return Reading(name, reason="left out on purpose", counts=False)
@@ -232,6 +224,8 @@ class CheckRun:
             return Reading(
                 name, reason="torch is not installed here: pip install 'bench[run]', or use the image"
             )
+        if seconds_left < LEAST_SECONDS:
+            return Reading(name, reason=f"the {self.budget.minutes:g} minutes of this level were over")
         return None
 
     def _places(self) -> list[int]:
@@ -240,7 +234,7 @@ class CheckRun:
             return list(range(self.request.manifest.gpus or 1))
         return [gpu.index for gpu in self.gpus if gpu.memory_bytes]
 
-    def _job(self, check: Check, count: int) -> CheckJob:
+    def _job(self, check: Check) -> CheckJob:
         tiny = self.request.device == "cpu"
         # With many GPUs the other checks take longer: the soak gets what is left of the level's time.
         left = self._deadline - time.monotonic() - SOAK_START_SECONDS
@@ -256,7 +250,7 @@ class CheckRun:
         logs = self.folder / "logs"
         return CheckJob(
             check=check.name,
-            team=count,
+            team=len(self._places()) if check.workers == "team" else 1,
             gpus=tuple(self._places()),
             budget=budget,
             torch=check.torch,
@@ -272,10 +266,9 @@ class CheckRun:
         log = self.folder / "logs" / f"{name}.txt"
         answer = self._supervisor.reading(job, log, Limits(limit_seconds, limit_seconds))
         data, reason = (answer, None) if isinstance(answer, dict) else ({}, _reason(job, answer))
-        reading = Reading(name, data, reason, True, started, time.time())
-        self.readings[name] = reading
+        self.readings[name] = Reading(name, data, reason, True, started, time.time())
         _shorten_logs(self.folder / "logs")
-        self.view.end(reading)
+        self.view.end(self.readings[name])
 
 
 def _shorten_logs(folder: Path) -> None:

@@ -34,12 +34,8 @@ class CheckProgress:
         self.stop()
         seconds = seconds_text(reading.ended_at - reading.started_at)
         done = f"read in {seconds}" if reading.reason is None else f"not run: {reading.reason}"
-        self.console.print(
-            f"{reading.name:<17} {done}",
-            soft_wrap=True,
-            style="dim" if reading.reason else None,
-            markup=False,
-        )
+        style = "dim" if reading.reason else None
+        self.console.print(f"{reading.name:<17} {done}", soft_wrap=True, style=style, markup=False)
 
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True, markup=False)

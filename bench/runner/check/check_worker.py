@@ -10,10 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.base.strict_json import to_json
+from bench.base.strict_json import to_json, union_from_json
 from bench.node_check.all_checks import known_checks
 from bench.records.trial import Crashed
-from bench.runner.check.request import AnyCheckJob, CheckJob, IdleJob, InventoryJob, check_job_from_json
+from bench.runner.check.request import AnyCheckJob, CheckJob, IdleJob, InventoryJob
 from bench.runner.machine import nvml
 from bench.runner.processes.jobs import Emit
 from bench.runner.processes.ranks import together
@@ -24,7 +24,7 @@ def work(message: dict[str, Any], emit: Emit) -> int:
 
     Emits a reading, or the reason why there is none.
     """
-    job = check_job_from_json(message)
+    job: AnyCheckJob = union_from_json(AnyCheckJob, message)
     member = partial(_member, job)
     if isinstance(job, CheckJob) and job.team > 1:
         with TemporaryDirectory(prefix="bench-check-") as folder:

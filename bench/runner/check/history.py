@@ -6,12 +6,13 @@ In:  paths of bundles, each of which is verified. Out: for each GPU its earlier 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 
 from bench.base.errors import BenchError
 from bench.bundle.verify import verify_bundle
 from bench.node_check.check_results import CheckContents
-from bench.node_check.judging.evidence import AFTER, Figure
+from bench.node_check.judging.evidence import AFTER
 from bench.node_check.judging.standards import Past
 from bench.node_check.recompute_any import recompute
 
@@ -50,7 +51,7 @@ def past_of(checks: Iterable[CheckContents]) -> Mapping[str, Past]:
         last = check.evidence.alive(AFTER)
         for gpu in check.results.node.gpus:
             runs.setdefault(gpu.uuid, []).append(check.results.run.id)
-            for figure in _figures(check):
+            for figure in chain.from_iterable(map(check.evidence.figures, CHECKS_WITH_FIGURES)):
                 if figure.gpu == gpu.index and (gpu.index, figure.name) not in bad:
                     figures.setdefault(gpu.uuid, {}).setdefault(figure.name, []).append(figure.rate)
             if gpu.index in last and (rows := last[gpu.index].get("RemappedRows")):
@@ -63,12 +64,3 @@ def past_of(checks: Iterable[CheckContents]) -> Mapping[str, Past]:
         )
         for uuid, ids in runs.items()
     }
-
-
-def _figures(check: CheckContents) -> list[Figure]:
-    return [
-        figure
-        for name in CHECKS_WITH_FIGURES
-        for figure in check.evidence.figures(name)
-        if figure.gpu is not None
-    ]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from bench.base.strict_json import union_from_json
 from bench.node_check.check_manifest import CheckManifest
 from bench.node_check.checks import CheckBudget
 from bench.node_check.judging import Depth
@@ -57,8 +56,3 @@ class CheckJob:
 
 
 AnyCheckJob = InventoryJob | IdleJob | CheckJob
-
-
-def check_job_from_json(message: Any) -> AnyCheckJob:
-    job: AnyCheckJob = union_from_json(AnyCheckJob, message)
-    return job

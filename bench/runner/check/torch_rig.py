@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,6 @@ from bench.node_check.checks import CheckBudget, TimedWork
 from bench.runner.trial.device import Device
 from bench.runner.trial.team import Team
 
-T = TypeVar("T")
 SAMPLE_SECONDS = 0.05  # between two synchronisations: long compared with clock resolution and waiting
 MAX_SAMPLES = 2000
 
@@ -33,7 +32,9 @@ class TorchRig:
         self._device = device
         self._team = team
         self._budget = budget
-        self._say = say
+        self.wait = team.wait
+        self.gather = team.gather
+        self.say = say
 
     def at(self, place: int) -> torch.device:
         return torch.device("cuda", place) if self.kind == "cuda" else torch.device("cpu")
@@ -85,16 +86,3 @@ class TorchRig:
             # All devices if one process has them all: a copy between two of them ends on either.
             for index in range(self.size) if self._team.size == 1 else (self._device.index,):
                 torch.cuda.synchronize(index)
-
-    def wait(self) -> None:
-        self._team.wait()
-
-    def gather(self, value: T) -> list[T]:
-        if self._team.size == 1:
-            return [value]
-        values: list[T | None] = [None] * self._team.size
-        dist.all_gather_object(values, value)
-        return [value for value in values if value is not None]
-
-    def say(self, phase: str) -> None:
-        self._say(phase)

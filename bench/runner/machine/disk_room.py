@@ -8,10 +8,10 @@ from __future__ import annotations
 import errno
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 from bench.base.errors import EnvironmentCannot
 from bench.records.text import bytes_text
@@ -19,7 +19,6 @@ from bench.records.text import bytes_text
 # The kernel's texts, which many libraries repeat; numpy checks beforehand and has a text of its own.
 FULL = re.compile(r"No space left on device|Disk quota exceeded|Not enough free space to write")
 SHARED_MEMORY = re.compile(r"shared memory|/dev/shm|</torch_")  # the same texts about no disk
-T = TypeVar("T")
 ADVICE = "make room there, or set TMPDIR to another disk; --resume then continues with what was measured"
 
 
@@ -62,10 +61,10 @@ def full_at(path: Path, why: str) -> NoRoom:
     return NoRoom(str(folder), f"no room for temporary files, {free} free: {why}")
 
 
-def require_room(final: T) -> T:
+def require_room(final: dict[str, Any]) -> dict[str, Any]:
     """Return a job's end unchanged; EnvironmentCannot if it says that the disk was full."""
-    outcome = final.get("outcome") if isinstance(final, Mapping) else None
-    if isinstance(outcome, Mapping) and outcome.get("kind") == "no-room":
+    outcome = final.get("outcome", {})
+    if outcome.get("kind") == "no-room":
         raise EnvironmentCannot(outcome["reason"], where=outcome["where"], advice=ADVICE)
     return final
 

@@ -56,11 +56,9 @@ def _open(path: Path) -> int | None:
 
 def _is_first(file: int) -> bool:
     """Take the lock, shared. True if no other process held it."""
-    try:
+    first = False
+    with suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        first = False
-    else:
         first = True
     with suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

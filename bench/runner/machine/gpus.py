@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from bench.base.errors import EnvironmentCannot
@@ -64,14 +65,17 @@ def visible(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
 
 def unmatched_names(gpus: Sequence[Gpu]) -> list[str]:
     """Names in CUDA_VISIBLE_DEVICES that match no GPU, or several: CUDA silently drops them."""
-    names = _names() or []
-    shown = names[: names.index("-1")] if "-1" in names else names
-    return [name for name in shown if _named(name, gpus) is None]
+    return [name for name in _shown_names() if _named(name, gpus) is None]
 
 
 def _names() -> list[str] | None:
     value = os.environ.get(VISIBLE)
     return None if value is None else [name for part in value.split(",") if (name := part.strip())]
+
+
+def _shown_names() -> list[str]:
+    """The names up to "-1": GPUs named after it are hidden on purpose."""
+    return list(takewhile(lambda name: name != "-1", _names() or []))
 
 
 def _named(name: str, gpus: Sequence[Gpu]) -> Gpu | None:
@@ -81,12 +85,10 @@ def _named(name: str, gpus: Sequence[Gpu]) -> Gpu | None:
 
 def _require_named(gpus: Sequence[Gpu], chosen: Sequence[Gpu]) -> None:
     """Refuse a name that CUDA would silently drop: the other GPUs, or the CPU, would be measured instead."""
-    names = _names() or []
-    if "-1" in names:  # GPUs named after it are hidden on purpose
-        names = names[: names.index("-1")]
+    names = _shown_names()
     if not gpus or len(names) == len(chosen) or not names:
         return
-    wrong = next((name for name in names if _named(name, gpus) is None), None)
+    wrong = next(iter(unmatched_names(gpus)), None)
     if wrong is None:
         raise EnvironmentCannot(
             f"{VISIBLE}={os.environ[VISIBLE]} names a GPU twice: CUDA then shows none",

@@ -184,14 +184,10 @@ def watch_idle(say: Callable[[str], None]) -> dict[str, Any]:
     nvml = load()
     say("looking for other processes")
     nvml.nvmlInit()
-    handles = [
-        _answer(partial(nvml.nvmlDeviceGetHandleByIndex, i), raw=True)
-        for i in range(nvml.nvmlDeviceGetCount())
-    ]
-    samples: list[dict[str, Any]] = [
-        {"gpu": i, "used_bytes": [], "busy_percent": [], "bus_bytes_per_second": []}
-        for i in range(len(handles))
-    ]
+    gpus = range(nvml.nvmlDeviceGetCount())
+    handles = [_answer(partial(nvml.nvmlDeviceGetHandleByIndex, i), raw=True) for i in gpus]
+    empty = ("used_bytes", "busy_percent", "bus_bytes_per_second")
+    samples: list[dict[str, Any]] = [{"gpu": i, **{name: [] for name in empty}} for i in gpus]
     for _ in range(IDLE_SAMPLES):
         for entry, handle in zip(samples, handles, strict=True):
             if not isinstance(handle, dict):

@@ -42,13 +42,9 @@ def require_image(manifest: Manifest, image: Image | None) -> None:
     """EnvironmentCannot if the manifest names an image and this is not that one."""
     if manifest.image is None or (image is not None and image.config == manifest.image):
         return
-    here = (
-        "this is not an image of bench"
-        if image is None
-        else f"this is {image.config or 'an image of unknown identity'}"
-    )
+    here = (image.config or "an image of unknown identity") if image else "not an image of bench"
     raise EnvironmentCannot(
-        f"the manifest asks for the image {manifest.image}; {here}",
+        f"the manifest asks for the image {manifest.image}; this is {here}",
         advice="bench run --engine docker --image REF passes the image its identity; "
         "or remove `image` from the manifest: results are then not reproducible",
     )

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from bench.base.strict_json import canonical_json
 from bench.records.trial import NodeFacts
@@ -39,15 +39,7 @@ class TelemetrySampler:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + EVERY_SECONDS
-        line = {
-            "at": round(time.time(), 3),
-            "trial": trial,
-            "load": os.getloadavg()[0],
-            "available_bytes": _available_bytes(),
-            "gpus": [_gpu(handle) for handle in self._handles],
-        }
-        self._file.write(canonical_json(line) + b"\n")
-        self._file.flush()
+        write_reading(self._file, trial, _available_bytes(), [_gpu(handle) for handle in self._handles])
 
     def used_bytes(self) -> list[int]:
         """Memory in use on each GPU, by any process; 0 where the driver does not say."""
@@ -55,6 +47,19 @@ class TelemetrySampler:
 
     def close(self) -> None:
         self._file.close()
+
+
+def write_reading(file: BinaryIO, trial: str | None, available_bytes: int, gpus: list[Any]) -> None:
+    """Append a line to telemetry, which readers see at once."""
+    line = {
+        "at": round(time.time(), 3),
+        "trial": trial,
+        "load": os.getloadavg()[0],
+        "available_bytes": available_bytes,
+        "gpus": gpus,
+    }
+    file.write(canonical_json(line) + b"\n")
+    file.flush()
 
 
 class TelemetryReader:

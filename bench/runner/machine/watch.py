@@ -11,12 +11,10 @@ from __future__ import annotations
 import os
 import select
 import sys
-import time
 from contextlib import suppress
 from typing import Any, BinaryIO
 
 from bench.base.linux_processes import die_with_parent
-from bench.base.strict_json import canonical_json
 from bench.runner.machine import telemetry
 from bench.runner.machine.nvml import load
 
@@ -56,18 +54,11 @@ class Watch:
     def look(self) -> None:
         """Write one reading."""
         xids = self._xids()
-        line = {
-            "at": round(time.time(), 3),
-            "trial": None,
-            "load": os.getloadavg()[0],
-            "available_bytes": 0,
-            "gpus": [
-                self._gpu(i, handle) | {"xids": xids.get(i, []) if i in self._reporting else None}
-                for i, handle in enumerate(self._handles)
-            ],
-        }
-        self._file.write(canonical_json(line) + b"\n")
-        self._file.flush()
+        gpus = [
+            self._gpu(i, handle) | {"xids": xids.get(i, []) if i in self._reporting else None}
+            for i, handle in enumerate(self._handles)
+        ]
+        telemetry.write_reading(self._file, None, 0, gpus)
 
     def _xids(self) -> dict[int, list[int]]:
         """Xid events since the last reading, by GPU."""
@@ -107,8 +98,7 @@ def main() -> int:
         watch = Watch(load(), file)
         while True:
             watch.look()
-            ready, _, _ = select.select([sys.stdin], [], [], every)
-            if ready:
+            if select.select([sys.stdin], [], [], every)[0]:
                 break
         with suppress(watch._nvml.NVMLError):
             watch.look()  # for events since the last reading

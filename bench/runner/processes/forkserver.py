@@ -27,8 +27,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from shutil import rmtree
 from typing import Any
 
@@ -51,9 +51,8 @@ def main() -> int:
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the supervisor's to handle
     started = time.perf_counter()
-    module, _, function = sys.argv[2].partition(":")
     gc.disable()  # importing takes four seconds, and a fifth one with the collector
-    preload([*sys.argv[3:], module])
+    preload([*sys.argv[3:], sys.argv[2].partition(":")[0]])
     gc.freeze()  # half a million objects that are never freed: jobs need not scan them
     threads = len(list(Path("/proc/self/task").iterdir()))
     say(connection, {"ready": time.perf_counter() - started, "threads": threads})
@@ -63,7 +62,7 @@ def main() -> int:
         while line := lines.readline():
             request = json.loads(line)
             scratch = request["job"].get("scratch")
-            work = partial(getattr(import_module(module), function), request["job"])
+            work = partial(resolve_name(sys.argv[2]), request["job"])
             serve(connection, work, Path(request["log"]), scratch)
     end_all_children()
     if scratch is not None:
@@ -74,11 +73,10 @@ def main() -> int:
 def preload(ahead: list[str]) -> None:
     """Import modules, and call functions given as module:name."""
     for name in ahead:
-        module, _, function = name.partition(":")
         with suppress(Exception):  # the worker that needs it reports what is missing
-            imported = import_module(module)
-            if function:
-                getattr(imported, function)()
+            found = resolve_name(name)
+            if ":" in name:
+                found()
 
 
 def serve(connection: socket.socket, work: Work, log: Path, scratch: str | None = None) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bench.base.strict_json import union_from_json
 from bench.records.trial import Trial
 
 # What a worker emits: {"phase": name}, {"step": number}, or the job's final event (supervisor.FINAL).
@@ -88,8 +87,3 @@ class LastJob(RunJob):
 
 LAST = "last"  # the kind of LastJob
 AnyRunJob = TrialJob | ProofJob | CeilingsJob | FactsJob | FollowJob | LastJob
-
-
-def job_from_json(message: Any) -> AnyRunJob:
-    job: AnyRunJob = union_from_json(AnyRunJob, message)
-    return job

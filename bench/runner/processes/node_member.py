@@ -24,27 +24,11 @@ import torch.distributed as dist
 
 from bench import __version__
 from bench.base.errors import EnvironmentCannot
-from bench.base.strict_json import to_json
+from bench.base.strict_json import to_json, union_from_json
 from bench.records.trial import Crashed
 from bench.runner.machine.disk_room import no_room
-from bench.runner.processes.jobs import LAST, AnyRunJob, Emit, LastJob, WorkerEvent, job_from_json
-from bench.runner.processes.nodes import (
-    ADDRESS,
-    BEGUN,
-    DEVICE,
-    EVENTS,
-    FAILED,
-    FOLDER,
-    GLOO,
-    JOB,
-    MEET,
-    NODE,
-    OWN_THREADS,
-    THREADS,
-    interface_among,
-    meeting,
-    short_path,
-)
+from bench.runner.processes import nodes
+from bench.runner.processes.jobs import LAST, AnyRunJob, Emit, LastJob, WorkerEvent
 from bench.runner.processes.ranks import write_reason
 from bench.runner.processes.worker import classify, dispatch
 from bench.runner.trial import team
@@ -57,13 +41,13 @@ GRACE_SECONDS = 2.0  # for the reason of another member to arrive, if this crash
 
 
 def main() -> int:
-    if os.environ.pop(OWN_THREADS, None):  # OpenMP has read it by now; it is not a switch of the user
-        del os.environ[THREADS]
-    kind, folder = os.environ[DEVICE], Path(os.environ[FOLDER])
+    if os.environ.pop(nodes.OWN_THREADS, None):  # OpenMP has read it by now; it is not a switch of the user
+        del os.environ[nodes.THREADS]
+    kind, folder = os.environ[nodes.DEVICE], Path(os.environ[nodes.FOLDER])
     device = Device.own("cuda" if kind == "cuda" else "cpu")
     device.choose()
-    (folder / BEGUN).touch()
-    store = meeting(os.environ[MEET], torch_inside.rendezvous_id())
+    (folder / nodes.BEGUN).touch()
+    store = nodes.meeting(os.environ[nodes.MEET], torch_inside.rendezvous_id())
     try:
         os.environ.update(place(store, os.environ))
     except EnvironmentCannot as error:  # every member refuses for the same reason
@@ -85,7 +69,10 @@ def main() -> int:
 def work(kind: str, device: Device, folder: Path) -> None:
     """Do this member's part of the job."""
     members = team.join(kind, alone=False)
-    job = broadcast(json.loads(os.environ[JOB]) if JOB in os.environ else None)
+    # The leader's members have the job, for every member.
+    messages = members.gather(json.loads(os.environ[nodes.JOB]) if nodes.JOB in os.environ else None)
+    message = next(message for message in messages if message is not None)
+    job: AnyRunJob = union_from_json(AnyRunJob, message)
     if isinstance(job, LastJob):
         report_to_supervisor(job.kind, job.why)
         return
@@ -102,12 +89,12 @@ def end_with_others(folder: Path, rank: int) -> threading.Lock:
     """
     ending = threading.Lock()
     # A second connection to the store: the thread below keeps it busy all the time.
-    store = meeting(os.environ[MEET], torch_inside.rendezvous_id())
+    store = nodes.meeting(os.environ[nodes.MEET], torch_inside.rendezvous_id())
 
     def watch() -> None:
         try:
-            store.wait([FAILED], LONGER_THAN_ANY_JOB)
-            why = json.loads(store.get(FAILED))
+            store.wait([nodes.FAILED], LONGER_THAN_ANY_JOB)
+            why = json.loads(store.get(nodes.FAILED))
         except dist.DistError:
             why = to_json(Crashed("the meeting's store is gone, and the leader with it"))
         with ending:
@@ -124,20 +111,20 @@ def place(store: dist.Store, environment: Mapping[str, str]) -> Mapping[str, str
     Ranks follow the numbers of the nodes, where torchrun would order them by address. EnvironmentCannot if
     the members do not fit together.
     """
-    node, per_node = int(environment[NODE]), int(environment["LOCAL_WORLD_SIZE"])
+    node, per_node = int(environment[nodes.NODE]), int(environment["LOCAL_WORLD_SIZE"])
     member = {
         "node": node,
-        "devices": [per_node, environment[DEVICE]],
+        "devices": [per_node, environment[nodes.DEVICE]],
         "bench": __version__,
-        "address": environment[ADDRESS],
+        "address": environment[nodes.ADDRESS],
     }
     store.set(f"{MEMBER}/{environment['RANK']}", json.dumps(member))
     ranks = range(int(environment["WORLD_SIZE"]))
     members = [json.loads(store.get(f"{MEMBER}/{rank}")) for rank in ranks]
     _require_fitting(members)
     others = [member["address"] for member in members if member["node"] != node]
-    interface = interface_among(environment[ADDRESS], others)
-    gloo = {GLOO: interface} if interface and GLOO not in environment else {}
+    interface = nodes.interface_among(environment[nodes.ADDRESS], others)
+    gloo = {nodes.GLOO: interface} if interface and nodes.GLOO not in environment else {}
     return {"RANK": str(node * per_node + int(environment["LOCAL_RANK"])), **gloo}
 
 
@@ -170,13 +157,6 @@ def _devices(member: Mapping[str, Any]) -> str:
     return f"{count} {'GPUs' if kind == 'cuda' else 'processes of its CPU'}"
 
 
-def broadcast(message: dict[str, Any] | None) -> AnyRunJob:
-    """The leader's job, for every member. `message` is None on members of other nodes."""
-    messages: list[dict[str, Any] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(messages, message)
-    return job_from_json(next(message for message in messages if message is not None))
-
-
 def report_to_supervisor(kind: str, why: str | None = None) -> Emit:
     """The callback for this member's events.
 
@@ -186,13 +166,13 @@ def report_to_supervisor(kind: str, why: str | None = None) -> Emit:
     if os.environ["LOCAL_RANK"] != "0":
         return silent
     line = socket.socket(socket.AF_UNIX)
-    with short_path(Path(os.environ[EVENTS])) as path:
+    with nodes.short_path(Path(os.environ[nodes.EVENTS])) as path:
         line.connect(path)
 
     def say(event: WorkerEvent) -> None:
         line.sendall(json.dumps(event, allow_nan=False).encode() + b"\n")
 
-    if JOB in os.environ:
+    if nodes.JOB in os.environ:
         return say
     say({"followed": kind, "why": why})
     return silent
@@ -209,7 +189,7 @@ def cause(outcome: dict[str, Any], store: dist.Store) -> dict[str, Any]:
     """
     if outcome["kind"] == "crashed":
         time.sleep(GRACE_SECONDS)
-    first: dict[str, Any] = json.loads(store.compare_set(FAILED, "", json.dumps(outcome)))
+    first: dict[str, Any] = json.loads(store.compare_set(nodes.FAILED, "", json.dumps(outcome)))
     return first
 
 

@@ -194,10 +194,8 @@ def across_nodes(job: AnyRunJob, emit: Emit, folder: Path) -> int:
 def _unexplained(node: int, status: int, *, killed_for_memory: bool) -> dict[str, Any]:
     """The outcome where no member of the node has written a reason."""
     if killed_for_memory:
-        outcome = to_json(OutOfMemory("host", f"the kernel ended a process of node {node} for memory"))
-    else:
-        outcome = to_json(Crashed(f"torchrun ended with {status} on node {node}; its output is in the log"))
-    return dict(outcome)
+        return dict(to_json(OutOfMemory("host", f"the kernel ended a process of node {node} for memory")))
+    return dict(to_json(Crashed(f"torchrun ended with {status} on node {node}; its output is in the log")))
 
 
 def _relay(listener: socket.socket, emit: Emit) -> None:

@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from bench.base.errors import EnvironmentCannot
@@ -28,7 +27,6 @@ from bench.records.trial import (
     Ceiling,
     Crashed,
     Failure,
-    Measured,
     NodeFacts,
     Outcome,
     OutOfMemory,
@@ -39,18 +37,8 @@ from bench.records.trial import (
     Trial,
 )
 from bench.runner.machine.disk_room import require_room
-from bench.runner.processes.jobs import (
-    CeilingsJob,
-    DeviceKind,
-    FactsJob,
-    FollowJob,
-    LastJob,
-    Nodes,
-    ProofJob,
-    RunJob,
-    TrialJob,
-    WorkerEvent,
-)
+from bench.runner.processes import jobs
+from bench.runner.processes.jobs import DeviceKind, Nodes, RunJob, WorkerEvent
 from bench.runner.processes.logs import keep_short
 
 TICK_SECONDS = 0.25
@@ -114,21 +102,20 @@ class Supervisor:
         self._group: int | None = None
 
     def trial(self, trial: Trial, device: DeviceKind, scratch: Path, log: Path, limits: Limits) -> Outcome:
-        job = TrialJob(trial=trial, gpus=trial.gpus, device=device, scratch=str(scratch))
-        final = self._run(job, log, limits)
-        outcome: Outcome = union_from_json(Outcome, final["outcome"]) if isinstance(final, dict) else final
+        job = jobs.TrialJob(trial=trial, gpus=trial.gpus, device=device, scratch=str(scratch))
+        outcome: Outcome = union_from_json(Outcome, self._run(job, log, limits)["outcome"])
         return outcome
 
     def ceilings(
         self, precisions: list[str], device: DeviceKind, gpus: int, log: Path, limits: Limits
     ) -> tuple[Ceiling, ...]:
-        final = self._run(CeilingsJob(precisions=tuple(precisions), device=device, gpus=gpus), log, limits)
-        return from_json(tuple[Ceiling, ...], _require(final, "ceilings", log))
+        job = jobs.CeilingsJob(precisions=tuple(precisions), device=device, gpus=gpus)
+        return from_json(tuple[Ceiling, ...], _require(self._run(job, log, limits), "ceilings", log))
 
     def proof(
         self, trial: Trial, proving: Proving, device: DeviceKind, scratch: Path, log: Path, limits: Limits
     ) -> ProofOrFailure:
-        job = ProofJob(
+        job = jobs.ProofJob(
             trial=trial,
             steps=proving.steps,
             seconds=proving.minutes * 60,
@@ -137,9 +124,6 @@ class Supervisor:
             scratch=str(scratch),
         )
         final = self._run(job, log, limits)
-        if not isinstance(final, dict):
-            assert not isinstance(final, Measured)  # the supervisor itself never measures
-            return final
         if "proof" in final:
             return from_json(Proof, final["proof"])
         failure: Failure = union_from_json(Failure, final["outcome"])
@@ -148,13 +132,11 @@ class Supervisor:
     def reading(self, job: object, log: Path, limits: Limits) -> Any:
         """The reading of a node check's job, or the failure that says why there is none."""
         final = self._run(job, log, limits)
-        if isinstance(final, dict) and "reading" in final:
-            return final["reading"]
-        return union_from_json(Failure, final["outcome"]) if isinstance(final, dict) else final
+        return final["reading"] if "reading" in final else union_from_json(Failure, final["outcome"])
 
     def facts(self, device: DeviceKind, gpus: int, log: Path, seconds: float) -> tuple[NodeFacts, ...]:
         """A description of each of several nodes. Silent until all of them have come to the meeting."""
-        final = self._run(FactsJob(device=device, gpus=gpus), log, Limits(seconds, seconds))
+        final = self._run(jobs.FactsJob(device=device, gpus=gpus), log, Limits(seconds, seconds))
         return from_json(tuple[NodeFacts, ...], _require(final, "facts", log))
 
     def follow(self, number: int, device: DeviceKind, gpus: int, log: Path) -> str | None:
@@ -162,20 +144,20 @@ class Supervisor:
 
         Returns the kind of that job; None if there was none. EnvironmentCannot if the leader ends the run.
         """
-        final = self._run(FollowJob(number=number, device=device, gpus=gpus), log, Limits(inf, inf))
-        if isinstance(final, dict) and final.get("why"):
-            raise EnvironmentCannot(f"the leader ends the run: {final['why']}")
-        return str(final["followed"]) if isinstance(final, dict) and "followed" in final else None
+        final = self._run(jobs.FollowJob(number=number, device=device, gpus=gpus), log, Limits(inf, inf))
+        if why := final.get("why"):
+            raise EnvironmentCannot(f"the leader ends the run: {why}")
+        return final.get("followed")
 
     def dismiss(self, device: DeviceKind, gpus: int, log: Path, limits: Limits, why: str | None) -> None:
         """Tell the nodes that follow that the run is over, and what went wrong if something did."""
-        self._run(LastJob(device=device, gpus=gpus, why=why), log, limits)
+        self._run(jobs.LastJob(device=device, gpus=gpus, why=why), log, limits)
 
-    def _run(self, job: object, log: Path, limits: Limits) -> WorkerEvent | Outcome:
-        """The job's final event, or the outcome that the supervisor gives it."""
+    def _run(self, job: object, log: Path, limits: Limits) -> WorkerEvent:
+        """The job's final event, or one with the outcome that the supervisor gives it."""
         log.parent.mkdir(parents=True, exist_ok=True)
         if self.nodes is not None and isinstance(job, RunJob):
-            number = job.number if isinstance(job, FollowJob) else self._next_number
+            number = job.number if isinstance(job, jobs.FollowJob) else self._next_number
             job = replace(job, nodes=self.nodes, number=number)
             self._next_number += 1
         self._ensure_server()
@@ -183,10 +165,11 @@ class Supervisor:
         kills_before = oom_kills()
         try:
             self._socket.sendall(json.dumps({"job": to_json(job), "log": str(log)}).encode() + b"\n")
-            return require_room(self._watch(limits, kills_before, log))
+            final = self._watch(limits, kills_before, log)
+            return require_room(final if isinstance(final, dict) else {"outcome": to_json(final)})
         except (ServerGoneError, BrokenPipeError):
             self.close()
-            return Crashed("the process that starts trials was ended from outside")
+            return {"outcome": to_json(Crashed("the process that starts trials was ended from outside"))}
         finally:
             self._group = None
 
@@ -255,17 +238,15 @@ class Supervisor:
         """Start the server unless it runs. EnvironmentCannot if it does not get ready."""
         if self._server is not None and self._server.poll() is None:
             return
-        code = -1
         for _ in range(START_ATTEMPTS):
             self.close()
-            exit_code = self._start_server()
-            if exit_code is None:
+            code = self._start_server()
+            if code is None:
                 return
-            code = exit_code
             if code >= 0:  # not ended by a signal: it would end the same way again
                 break
         self.close()
-        if code < 0:
+        if code is not None and code < 0:
             message = f"the process that starts trials was ended {ended_how(-code)} as it began"
             raise EnvironmentCannot(message, advice=SHORT_OF_MEMORY)
         raise EnvironmentCannot("torch could not be imported", where=str(self.log), advice="read that log")
@@ -301,9 +282,7 @@ class Supervisor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -332,11 +311,11 @@ def _start_forkserver(
     return server, ours
 
 
-def _require(final: WorkerEvent | Outcome, key: str, log: Path) -> Any:
+def _require(final: WorkerEvent, key: str, log: Path) -> Any:
     """The value under `key` in a final event. EnvironmentCannot, with the reason, if there is none."""
-    if isinstance(final, dict) and key in final:
+    if key in final:
         return final[key]
-    reason = final["outcome"] if isinstance(final, dict) else to_json(final)
+    reason = final["outcome"]
     detail = ", ".join(str(value) for name, value in reason.items() if name != "kind")
     raise EnvironmentCannot(f"no {key}: {reason['kind']}: {detail}", where=str(log))
 

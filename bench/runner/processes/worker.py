@@ -16,20 +16,12 @@ from typing import Any
 import torch
 from torch.distributed import DistBackendError
 
-from bench.base.strict_json import to_json
+from bench.base.strict_json import to_json, union_from_json
 from bench.records.trial import Crashed, Measured, Outcome, OutOfMemory
 from bench.runner.machine.disk_room import no_room, with_causes
 from bench.runner.machine.probe import probe
-from bench.runner.processes.jobs import (
-    AnyRunJob,
-    CeilingsJob,
-    Emit,
-    FactsJob,
-    ProofJob,
-    TrialJob,
-    WorkerEvent,
-    job_from_json,
-)
+from bench.runner.processes import jobs
+from bench.runner.processes.jobs import AnyRunJob, Emit, WorkerEvent
 from bench.runner.processes.nodes import across_nodes
 from bench.runner.processes.ranks import together
 from bench.runner.trial import team
@@ -45,7 +37,7 @@ HOST_IS_FULL = re.compile("DefaultCPUAllocator: can't allocate memory")
 
 def work(message: dict[str, Any], emit: Emit) -> int:
     """Run a job in this process, or in one process for each device. Returns an exit code."""
-    job = job_from_json(message)
+    job: AnyRunJob = union_from_json(AnyRunJob, message)
     scratch = Path(job.scratch or tempfile.gettempdir())
     try:
         with tempfile.TemporaryDirectory(prefix="bench-", dir=scratch) as name:
@@ -64,7 +56,7 @@ def work(message: dict[str, Any], emit: Emit) -> int:
 
 def _is_alone(job: AnyRunJob) -> bool:
     """True if the job needs no process group: one device, unless the method shards (to the host, say)."""
-    setting = job.trial.setting if isinstance(job, TrialJob | ProofJob) else ()
+    setting = job.trial.setting if isinstance(job, jobs.TrialJob | jobs.ProofJob) else ()
     return job.gpus == 1 and in_group(setting, "sharding") is None
 
 
@@ -84,14 +76,14 @@ def _member(job: AnyRunJob, scratch: Path, emit: Emit) -> int:
 def dispatch(job: AnyRunJob, device: Device, members: team.Team, scratch: Path, emit: Emit) -> WorkerEvent:
     """Do the job. Returns its final event."""
     match job:
-        case FactsJob():
+        case jobs.FactsJob():
             return {"facts": to_json(members.one_of_each_node(probe(gpus_too=device.kind == "cuda")))}
-        case CeilingsJob():
+        case jobs.CeilingsJob():
             return {"ceilings": to_json(measure_ceilings(device, members, list(job.precisions)))}
-        case ProofJob():
+        case jobs.ProofJob():
             run = TrialRun(job.trial, device, members, scratch, emit)
             return {"proof": to_json(run.prove(job.steps, job.seconds))}
-        case TrialJob():
+        case jobs.TrialJob():
             run = TrialRun(job.trial, device, members, scratch, emit)
             return {"outcome": to_json(Measured(run.run()))}
         case _:

@@ -111,8 +111,9 @@ def _measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: 
     An error is raised only if nothing was measured yet (or for BENCH_DEBUG=1): else there is a bundle to
     write, and the error is the reason why it is incomplete.
     """
+    uuids = [gpu.uuid for gpu in run.node.gpus[: run.gpus_of_a_node]]
     try:
-        with warn_of_others(_devices(run.node, run.plan), progress.say):
+        with warn_of_others(["cpu"] if run.plan.target.device == "cpu" else uuids, progress.say):
             return measure(run, progress, budget_seconds, nodes)
     except KeyboardInterrupt:  # a second one, while `measure` handled the first
         with uninterruptible():
@@ -133,12 +134,6 @@ def _error_text(error: Exception, folder: Path) -> str:
     if isinstance(error, OSError) and error.errno in REFUSALS:
         return f"{error.filename or folder}: cannot be written: {error.strerror}"
     return str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
-
-
-def _devices(node: NodeFacts, plan: Plan) -> list[str]:
-    if plan.target.device == "cpu":
-        return ["cpu"]
-    return [gpu.uuid for gpu in node.gpus[: plan.target.gpus // plan.target.nodes]]
 
 
 def _seal(sealer: Sealer, folder: Path, progress: Progress, stopped: str | None) -> Seal:
@@ -184,17 +179,13 @@ def _plan(
 ) -> tuple[NodeFacts, Plan]:
     node = probe.probe(gpus_too=not on_cpu)
     require_image(manifest, node.image)
-    _require_device(manifest, node, on_cpu)
-    return node, make_plan(manifest, target_of(node, manifest.gpus, nodes.count if nodes else 1), counted)
-
-
-def _require_device(manifest: Manifest, node: NodeFacts, on_cpu: bool) -> None:
     probe.require_stack()
     if manifest.gpus is not None and manifest.gpus > 1 and not node.gpus and not on_cpu:
         raise EnvironmentCannot(
             f"the manifest asks for {manifest.gpus} GPUs, this machine has none",
             advice=f"--device cpu trains in {manifest.gpus} processes on its CPU, to try things out",
         )
+    return node, make_plan(manifest, target_of(node, manifest.gpus, nodes.count if nodes else 1), counted)
 
 
 def _open_run(run: Run) -> None:
@@ -208,13 +199,7 @@ def _open_run(run: Run) -> None:
 
 
 def _header(run: Run) -> RunBegun:
-    return RunBegun(
-        bench=__version__,
-        manifest=run.manifest.digest,
-        node=run.node,
-        machine=machine(run.id),
-        started_at=run.started_at,
-    )
+    return RunBegun(__version__, run.manifest.digest, run.node, machine(run.id), run.started_at)
 
 
 def _finish(run: Run, seal: Seal, stopped: str | None) -> FinishedRun:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.base.errors import EnvironmentCannot
@@ -17,17 +17,7 @@ from bench.planning.search.next_trial import finalist, longer, next_trial, tally
 from bench.records.estimate import ceiling_precision
 from bench.records.switches import deciding, differences
 from bench.records.text import bytes_text
-from bench.records.trial import (
-    Crashed,
-    Failure,
-    Measured,
-    NodeFacts,
-    Outcome,
-    Proof,
-    Proving,
-    TimedOut,
-    Trial,
-)
+from bench.records.trial import Crashed, Measured, NodeFacts, Outcome, Proof, Proving, TimedOut, Trial
 from bench.runner.machine import telemetry
 from bench.runner.processes.jobs import Nodes, WorkerEvent
 from bench.runner.processes.nodes import require_free
@@ -61,8 +51,7 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
     """Measure and prove until nothing is open. Returns why it stopped early, or None."""
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
     meter = telemetry.TelemetrySampler(run.folder / telemetry.FILE_NAME, run.node)
-    target = run.plan.target
-    gpus = run.node.gpus[: target.gpus // target.nodes]
+    gpus = run.node.gpus[: run.gpus_of_a_node]
 
     def used() -> dict[int, int]:
         """Bytes in use on each GPU that trains, by index; the node's other GPUs do not matter."""
@@ -79,29 +68,28 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
     try:
         with (
             tempfile.TemporaryDirectory(prefix="bench-run-") as scratch,
-            Supervisor(
-                preload(run.plan), tick, run.folder / "logs" / "forkserver.txt", nodes=nodes
-            ) as supervisor,
+            Supervisor(preload(run.plan), tick, _log(run, "forkserver"), nodes=nodes) as supervisor,
         ):
+            jobs = _Jobs(run, supervisor, progress, Path(scratch), deadline)
             if nodes is not None:
-                _meet(run, supervisor, progress, nodes)
-            _measure_ceilings(run, supervisor, progress, deadline)
+                jobs.meet(nodes)
+            jobs.measure_ceilings()
             stopped = None
             while trial := _next(run, deadline):
                 if _spent(deadline):
                     stopped = f"the budget of {budget_seconds or 0:.0f} s is spent, {what_is_open(run)}"
                     break
                 settle(used, before, progress.say)
-                _measure_trial(run, supervisor, progress, trial, Path(scratch), deadline)
+                jobs.measure_trial(trial)
             while run.manifest.prove and (trial := unproven(run.plan, run.plausible_outcomes, run.proofs)):
                 if _spent(deadline):
                     spent = f"the budget of {budget_seconds or 0:.0f} s is spent before all was proven"
                     stopped = stopped or spent
                     break
                 settle(used, before, progress.say)
-                _prove_trial(run, supervisor, progress, trial, run.manifest.prove, Path(scratch), deadline)
+                jobs.prove_trial(trial, run.manifest.prove)
             if nodes is not None:
-                _dismiss(run, supervisor, progress)
+                jobs.dismiss()
             return stopped
     except NodeGone:
         return f"a node that trains with this one is gone, {what_is_open(run)}"
@@ -156,28 +144,127 @@ def settle(
         time.sleep(TICK_SECONDS)
 
 
-def _meet(run: Run, supervisor: Supervisor, progress: Progress, nodes: Nodes) -> None:
-    """Wait for all nodes and record them. EnvironmentCannot if one does not come, or they differ."""
-    progress.begin("nodes", f"{nodes.count} nodes meet at {nodes.meet}")
-    target, log = run.plan.target, run.folder / "logs" / "nodes.txt"
-    require_free(nodes.meet)
-    try:
-        facts = supervisor.facts(target.device, target.gpus, log, MEETING_SECONDS)
-    except EnvironmentCannot as error:
-        # A reason from the nodes themselves already ends with advice, in a second line.
-        raise EnvironmentCannot(
-            f"the {nodes.count} nodes did not come together at {nodes.meet}: {error.message}",
-            where=error.where,
-            advice=None if "\n" in error.message else NOBODY_CAME,
-        ) from None
-    leader, *others = map(_must_be_alike, facts)
-    for number, other in enumerate(others, 1):
-        names = ("on node 0", f"on node {number}")
-        if different := "; ".join(differences(leader, other, "missing", names)):
-            why = f"the nodes differ: {different}"
-            _dismiss(run, supervisor, progress, why)
-            raise EnvironmentCannot(why)
-    run.record(NodesMet(facts))
+@dataclass(frozen=True, slots=True)
+class _Jobs:
+    """The jobs of a run, each started, awaited and recorded."""
+
+    run: Run
+    supervisor: Supervisor
+    progress: Progress
+    scratch: Path
+    deadline: float | None
+
+    def meet(self, nodes: Nodes) -> None:
+        """Wait for all nodes and record them. EnvironmentCannot if one does not come, or they differ."""
+        self.progress.begin("nodes", f"{nodes.count} nodes meet at {nodes.meet}")
+        require_free(nodes.meet)
+        try:
+            facts = self._facts(MEETING_SECONDS)
+        except EnvironmentCannot as error:
+            # A reason from the nodes themselves already ends with advice, in a second line.
+            raise EnvironmentCannot(
+                f"the {nodes.count} nodes did not come together at {nodes.meet}: {error.message}",
+                where=error.where,
+                advice=None if "\n" in error.message else NOBODY_CAME,
+            ) from None
+        leader, *others = map(_must_be_alike, facts)
+        for number, other in enumerate(others, 1):
+            names = ("on node 0", f"on node {number}")
+            if different := "; ".join(differences(leader, other, "missing", names)):
+                why = f"the nodes differ: {different}"
+                self.dismiss(why)
+                raise EnvironmentCannot(why)
+        self.run.record(NodesMet(facts))
+
+    def _facts(self, seconds: float) -> tuple[NodeFacts, ...]:
+        target = self.run.plan.target
+        return self.supervisor.facts(target.device, target.gpus, _log(self.run, "nodes"), seconds)
+
+    def _require_all(self, outcome: Outcome) -> None:
+        """After a failure, make sure that no node is gone: NodeGone leaves the trial open to be resumed."""
+        if self.supervisor.nodes is None or not isinstance(outcome, Crashed | TimedOut):
+            return
+        self.progress.begin("nodes", "asking whether the other nodes are still there")
+        try:
+            self._facts(min(MEETING_SECONDS, self.run.manifest.trial_seconds))
+        except EnvironmentCannot:
+            raise NodeGone from None
+
+    def dismiss(self, why: str | None = None) -> None:
+        self.progress.begin("nodes", "telling the other nodes that the run is over")
+        target, limits = self.run.plan.target, Limits(DISMISSAL_SECONDS)
+        self.supervisor.dismiss(target.device, target.gpus, _log(self.run, "nodes"), limits, why)
+
+    def measure_ceilings(self) -> None:
+        run, target = self.run, self.run.plan.target
+        if run.ceilings:
+            return
+        precisions = sorted({ceiling_precision(cell.model, cell.setting) for cell in run.plan.cells})
+        self.progress.begin("ceilings", "ceilings of this machine")
+        log, limits = _log(run, "ceilings"), Limits(self._until(CEILING_SECONDS))
+        try:
+            ceilings = self.supervisor.ceilings(precisions, target.device, target.gpus, log, limits)
+        except EnvironmentCannot:
+            if _spent(self.deadline):
+                return
+            raise
+        run.record(CeilingsMeasured(ceilings))
+
+    def measure_trial(self, trial: Trial) -> None:
+        run = self.run
+        again = trial.id in run.outcomes
+        self._begin(trial, f"micro-batch {trial.micro_batch}" + ", again" * again)
+        timed = replace(trial, timing=longer(trial.timing)) if again else trial
+        seconds = self._until(run.manifest.trial_seconds)
+        log = _log(run, f"{trial.id}{'-again' * again}")
+        limits = Limits(seconds, min(seconds, 300.0), self._host_limit(trial))
+        outcome: Outcome = Crashed(f"the run or its machine died during it, {MAX_FATAL_ATTEMPTS} times")
+        if run.deaths[trial.id] < MAX_FATAL_ATTEMPTS:
+            run.record(TrialBegun(trial.id))
+            outcome = self.supervisor.trial(timed, run.plan.target.device, self.scratch, log, limits)
+        if self._cut_off(outcome):
+            return
+        self._require_all(outcome)
+        run.record(TrialEnded(trial.id, outcome))
+        replaced = again and isinstance(outcome, Measured)
+        self.progress.end(trial, run.summaries(), replaced, run.slowed_just_now(trial.id))
+
+    def prove_trial(self, trial: Trial, proving: Proving) -> None:
+        """Train for real. The estimate is in the journal before, so that the proof cannot influence it."""
+        run = self.run
+        self._begin(trial, "proof")
+        log = _log(run, f"{trial.id}-proof")
+        seconds = self._until(run.manifest.trial_seconds + 2 * proving.minutes * 60)
+        limits = Limits(seconds, seconds, self._host_limit(trial))
+        match self.supervisor.proof(trial, proving, run.plan.target.device, self.scratch, log, limits):
+            case Proof() as proof:
+                run.record(Proved(trial.id, proof))
+            case failure if self._cut_off(failure):
+                return
+            case failure:
+                self._require_all(failure)
+                run.record(ProofFailed(trial.id, failure))
+        self.progress.proven(trial, run.summaries())
+
+    def _begin(self, trial: Trial, what: str) -> None:
+        label = next(cell.label for cell in self.run.plan.cells if trial in cell.trials)
+        self.progress.begin(trial.id, f"{trial.model.name}  {label}  {what}")
+
+    def _until(self, seconds: float) -> float:
+        """A limit of `seconds`, or less: a job still running when the budget is spent ends then."""
+        return seconds if self.deadline is None else max(0.0, min(seconds, self.deadline - time.monotonic()))
+
+    def _cut_off(self, outcome: object) -> bool:
+        """True if the end of the budget cut the trial off; it then stays open."""
+        return isinstance(outcome, TimedOut) and _spent(self.deadline)
+
+    def _host_limit(self, trial: Trial) -> int | None:
+        """The process group's memory limit on a CPU; None on a GPU, where the allocator keeps the cap."""
+        return trial.memory_cap_bytes if self.run.plan.target.device == "cpu" else None
+
+
+def _log(run: Run, name: str) -> Path:
+    return run.folder / "logs" / f"{name}.txt"
 
 
 def _must_be_alike(node: NodeFacts) -> dict[str, str]:
@@ -188,112 +275,10 @@ def _must_be_alike(node: NodeFacts) -> dict[str, str]:
     return {**facts, **node.packages, **deciding(node.switches or {})}
 
 
-def _require_all(run: Run, supervisor: Supervisor, progress: Progress, outcome: Outcome | Failure) -> None:
-    """After a failure, make sure that no node is gone: NodeGone leaves the trial open for a resumed run."""
-    if supervisor.nodes is None or not isinstance(outcome, Crashed | TimedOut):
-        return
-    progress.begin("nodes", "asking whether the other nodes are still there")
-    target, log = run.plan.target, run.folder / "logs" / "nodes.txt"
-    try:
-        patience = min(MEETING_SECONDS, run.manifest.trial_seconds)
-        supervisor.facts(target.device, target.gpus, log, patience)
-    except EnvironmentCannot:
-        raise NodeGone from None
-
-
-def _dismiss(run: Run, supervisor: Supervisor, progress: Progress, why: str | None = None) -> None:
-    progress.begin("nodes", "telling the other nodes that the run is over")
-    target, log = run.plan.target, run.folder / "logs" / "nodes.txt"
-    supervisor.dismiss(target.device, target.gpus, log, Limits(DISMISSAL_SECONDS), why)
-
-
 def what_is_open(run: Run) -> str:
     """How many models or settings are undecided, as a phrase."""
     decided, total, what = tally(run.plan, run.plausible_outcomes)
     return f"{total - decided} of {total} {what} undecided"
-
-
-def _measure_ceilings(run: Run, supervisor: Supervisor, progress: Progress, deadline: float | None) -> None:
-    if run.ceilings:
-        return
-    precisions = sorted({ceiling_precision(cell.model, cell.setting) for cell in run.plan.cells})
-    target = run.plan.target
-    progress.begin("ceilings", "ceilings of this machine")
-    log = run.folder / "logs" / "ceilings.txt"
-    limits = Limits(_until(deadline, CEILING_SECONDS))
-    try:
-        ceilings = supervisor.ceilings(precisions, target.device, target.gpus, log, limits)
-    except EnvironmentCannot:
-        if _spent(deadline):
-            return
-        raise
-    run.record(CeilingsMeasured(ceilings))
-
-
-def _measure_trial(
-    run: Run, supervisor: Supervisor, progress: Progress, trial: Trial, scratch: Path, deadline: float | None
-) -> None:
-    again = trial.id in run.outcomes
-    title = f"{trial.model.name}  {_label(run.plan, trial)}  micro-batch {trial.micro_batch}"
-    progress.begin(trial.id, title + ", again" * again)
-    timed = replace(trial, timing=longer(trial.timing)) if again else trial
-    seconds = _until(deadline, run.manifest.trial_seconds)
-    log = run.folder / "logs" / f"{trial.id}{'-again' * again}.txt"
-    limits = Limits(seconds, min(seconds, 300.0), _host_limit(run, trial))
-    outcome: Outcome = Crashed(f"the run or its machine died during it, {MAX_FATAL_ATTEMPTS} times")
-    if run.deaths[trial.id] < MAX_FATAL_ATTEMPTS:
-        run.record(TrialBegun(trial.id))
-        outcome = supervisor.trial(timed, run.plan.target.device, scratch, log, limits)
-    if _cut_off(outcome, deadline):
-        return
-    _require_all(run, supervisor, progress, outcome)
-    run.record(TrialEnded(trial.id, outcome))
-    replaced = again and isinstance(outcome, Measured)
-    progress.end(trial, run.summaries(), replaced, run.slowed_just_now(trial.id))
-
-
-def _prove_trial(
-    run: Run,
-    supervisor: Supervisor,
-    progress: Progress,
-    trial: Trial,
-    proving: Proving,
-    scratch: Path,
-    deadline: float | None,
-) -> None:
-    """Train for real. The estimate is in the journal before, so that the proof cannot influence it."""
-    progress.begin(trial.id, f"{trial.model.name}  {_label(run.plan, trial)}  proof")
-    log = run.folder / "logs" / f"{trial.id}-proof.txt"
-    seconds = _until(deadline, run.manifest.trial_seconds + 2 * proving.minutes * 60)
-    limits = Limits(seconds, seconds, _host_limit(run, trial))
-    match supervisor.proof(trial, proving, run.plan.target.device, scratch, log, limits):
-        case Proof() as proof:
-            run.record(Proved(trial.id, proof))
-        case failure if _cut_off(failure, deadline):
-            return
-        case failure:
-            _require_all(run, supervisor, progress, failure)
-            run.record(ProofFailed(trial.id, failure))
-    progress.proven(trial, run.summaries())
-
-
-def _until(deadline: float | None, seconds: float) -> float:
-    """A limit of `seconds`, or less: a job still running when the budget is spent ends then."""
-    return seconds if deadline is None else max(0.0, min(seconds, deadline - time.monotonic()))
-
-
-def _cut_off(outcome: object, deadline: float | None) -> bool:
-    """True if the end of the budget cut the trial off; it then stays open."""
-    return isinstance(outcome, TimedOut) and _spent(deadline)
-
-
-def _host_limit(run: Run, trial: Trial) -> int | None:
-    """The process group's memory limit on a CPU; None on a GPU, where the allocator keeps the cap."""
-    return trial.memory_cap_bytes if run.plan.target.device == "cpu" else None
-
-
-def _label(plan: Plan, trial: Trial) -> str:
-    return next(cell.label for cell in plan.cells if trial in cell.trials)
 
 
 def preload(plan: Plan) -> list[str]:

@@ -84,11 +84,7 @@ class Progress:
             self.console.print(self._status(), soft_wrap=True)
 
     def end(
-        self,
-        trial: Trial,
-        results: Sequence[TrialResult],
-        again: bool = False,
-        slowed: Slowed | None = None,
+        self, trial: Trial, results: Sequence[TrialResult], again: bool = False, slowed: Slowed | None = None
     ) -> None:
         """Print the trial's result; `again`: it replaces an earlier, shorter measurement."""
         self._decided = self._count()

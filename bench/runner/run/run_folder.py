@@ -91,10 +91,9 @@ def _unfinished(out: Path, manifest: Manifest, node: NodeFacts) -> Path | None:
             continue
         try:
             require_same(path.parent, events[0], manifest, node)
+            return path.parent
         except BadInput as error:
             refused = refused or error
-        else:
-            return path.parent
     if refused is not None:
         raise refused
     return None

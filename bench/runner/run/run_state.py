@@ -142,22 +142,18 @@ class Run:
                 self.earlier[identity] = before
         self.outcomes[identity] = outcome
         self._reduced.pop(identity, None)
-        plausible = identity not in self._planned or self._is_plausible(self._reduce(identity))
+        reduced = self._reduce(identity) if identity in self._planned else None
+        estimate = reduced.estimate if isinstance(reduced, ReducedTrial) else None
+        plausible = estimate is None or estimate.plausible
         self.plausible_outcomes[identity] = outcome if plausible else IMPLAUSIBLE
-
-    def _is_plausible(self, reduced: ReducedTrial | Failure) -> bool:
-        if not isinstance(reduced, ReducedTrial) or reduced.estimate is None:
-            return True
-        return reduced.estimate.plausible
 
     def _reduce(self, identity: str) -> ReducedTrial | Failure:
         """The estimate of a planned trial, or its failure; computed once an outcome."""
-        if (reduced := self._reduced.get(identity)) is not None:
-            return reduced
-        trial, _ = self._planned[identity]
-        reduced = reduce_outcome(trial, self.outcomes[identity], self.earlier.get(identity), self.ceilings)
-        self._reduced[identity] = reduced
-        return reduced
+        if identity not in self._reduced:
+            trial, _ = self._planned[identity]
+            outcome, earlier = self.outcomes[identity], self.earlier.get(identity)
+            self._reduced[identity] = reduce_outcome(trial, outcome, earlier, self.ceilings)
+        return self._reduced[identity]
 
     @property
     def gpus(self) -> list[str]:
@@ -166,11 +162,7 @@ class Run:
 
     def summaries(self) -> tuple[TrialResult, ...]:
         """Results of the trials so far, in the plan's order."""
-        labelled = [
-            LabelledTrial(trial, label, self._reduce(identity))
-            for identity, (trial, label) in self._planned.items()
-            if identity in self.outcomes
-        ]
+        labelled = [LabelledTrial(trial, label, self._reduce(trial.id)) for trial, label, _ in self.trials()]
         return trial_results(labelled, self.proofs)
 
     def results(self, stopped: str | None) -> Results:
@@ -208,16 +200,17 @@ class Run:
         """The GPU held back most while a trial's steps were timed, by trial. Reads all telemetry."""
         path = self.folder / FILE_NAME
         lines = path.read_bytes().splitlines() if path.exists() else []
-        return slowed_trials(lambda: lines, self.spans(), self._gpus_of_a_node)
+        return slowed_trials(lambda: lines, self.spans(), self.gpus_of_a_node)
 
     def slowed_just_now(self, identity: str) -> Slowed | None:
         """`slowed` for the trial that has just ended. Reads only telemetry written since the last call."""
         lines = self._telemetry.new_lines()
         spans = {key: span for key, span in self.spans().items() if key == identity}
-        return slowed_trials(lambda: lines, spans, self._gpus_of_a_node).get(identity)
+        return slowed_trials(lambda: lines, spans, self.gpus_of_a_node).get(identity)
 
     @property
-    def _gpus_of_a_node(self) -> int:
+    def gpus_of_a_node(self) -> int:
+        """How many GPUs of each node train."""
         return self.plan.target.gpus // self.plan.target.nodes
 
     def trials(self) -> list[tuple[Trial, str, Outcome]]:

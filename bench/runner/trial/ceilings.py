@@ -31,11 +31,7 @@ REDUCED_BYTES = {"cuda": 1 << 30, "cpu": 16 << 20}
 
 def measure_ceilings(device: Device, team: Team, precisions: list[str]) -> list[Ceiling]:
     """The ceilings of all members: matrix products in these precisions, and everything else that exists."""
-    ceilings = list(_ceilings(device, team, precisions))
-    if team.size == 1:
-        return ceilings
-    everyone: list[list[Ceiling]] = [[] for _ in range(team.size)]
-    dist.all_gather_object(everyone, ceilings)
+    everyone = team.gather(list(_ceilings(device, team, precisions)))
     return [ceiling for member in everyone for ceiling in member]
 
 
@@ -53,10 +49,8 @@ def _matmul(device: Device, team: Team, precision: str) -> Iterator[Ceiling]:
     dtype = _DTYPES[precision]
     if device.kind == "cuda":
         torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
-    shapes = (
-        _GPU_SHAPES if device.kind == "cuda" else _CPU_SHAPES if dtype == torch.float32 else _CPU_HALF_SHAPES
-    )
-    for m, n, k in shapes:
+    cpu_shapes = _CPU_SHAPES if dtype == torch.float32 else _CPU_HALF_SHAPES
+    for m, n, k in _GPU_SHAPES if device.kind == "cuda" else cpu_shapes:
         # Random, because on zeros a GPU draws less power, and runs faster than it ever does in training.
         a = torch.randn(m, k, device=device.torch, dtype=dtype)
         b = torch.randn(k, n, device=device.torch, dtype=dtype)

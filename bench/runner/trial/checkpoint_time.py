@@ -30,9 +30,8 @@ def seconds_to_save(strategy: Strategy, device: Device, path: Path) -> float:
     if not tensors:
         return 0.0  # an optimizer that updates nothing fails the trial by itself
     free = shutil.disk_usage(path.parent).free
-    written = list(
-        _first(tensors, free // 2 // device.count)
-    )  # other members of the node may save at the same time
+    # Other members of the node may save at the same time.
+    written = list(_first(tensors, free // 2 // device.count))
     size = sum(t.nbytes for t in written)
     if size < min(total, MIN_WRITTEN_BYTES):
         raise TooFull(f"{bytes_text(free)} free for temporary files, too little to time a checkpoint")

@@ -49,9 +49,8 @@ class Device:
             _require_code_for(torch.cuda.get_device_capability(self.index))
             return
         threads = max(1, cores() // self.count)
-        if (
-            self.count > 1 or threads < torch.get_num_threads()
-        ):  # more threads than cores slow each other down
+        # More threads than cores slow each other down.
+        if self.count > 1 or threads < torch.get_num_threads():
             torch.set_num_threads(threads)
 
     def synchronise(self) -> None:

@@ -39,9 +39,7 @@ class ShardedFsdp(SingleDevice):
         self.parameters_too = parameters_too
         offload = self.on_host
         shard(whole, blocks, recipe, device, team, parameters_too=parameters_too, offload=offload)
-        super().__init__(
-            whole, recipe, device, fused or offload
-        )  # on the host an update that is not fused is very slow
+        super().__init__(whole, recipe, device, fused or offload)  # unfused is very slow on the host
 
     def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
         # Without `parameters_too`, parameters stay gathered between the passes of a step.

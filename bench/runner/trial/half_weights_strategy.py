@@ -38,9 +38,8 @@ class HalfWeightsStrategy(SingleDevice):
             weight.register_post_accumulate_grad_hook(_hook_adding_to(copy))
         sums = dict(zip(map(id, self.computed), (copy.grad for copy in self.weights), strict=True))
         for layer in whole.modules():
-            if (
-                adds_up(layer) and id(layer.weight) in sums
-            ):  # a computed weight, by weight_norm for instance, has no sums
+            # A computed weight, by weight_norm for instance, has no sums.
+            if adds_up(layer) and id(layer.weight) in sums:
                 add_up_in_products(layer, sums[id(layer.weight)])
 
     def updated_weights(self) -> list[nn.Parameter]:

@@ -19,16 +19,10 @@ import torch
 
 from bench.records.estimate import mean
 from bench.records.trial import Measurement, Proof, StepSample, Trial
+from bench.runner.trial import stopping_rules as rules
 from bench.runner.trial.checkpoint_time import seconds_to_save
 from bench.runner.trial.device import Device
 from bench.runner.trial.made_up_data import Batches, make_pool
-from bench.runner.trial.stopping_rules import (
-    accumulation_counts,
-    evaluates_rarely,
-    is_enough,
-    is_steady,
-    loss_samples,
-)
 from bench.runner.trial.strategies import make_strategy
 from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import Strategy, WithLoss
@@ -154,16 +148,8 @@ class TrialRun:
     def load(self, first: int = 0) -> Batches:
         trial = self.trial
         pool = make_pool(trial.model, self.scratch / f"rank-{self.team.rank}", trial.seed)
-        return Batches(
-            model=trial.model,
-            pool=pool,
-            micro_batch=trial.micro_batch,
-            seed=trial.seed,
-            device=self.device.torch,
-            team=self.team,
-            workers=self.device.loaders(),
-            first=first,
-        )
+        device, workers = self.device.torch, self.device.loaders()
+        return Batches(trial.model, pool, trial.micro_batch, trial.seed, device, self.team, workers, first)
 
     def passes(self, count: int, of: int | None = None) -> torch.Tensor:
         """Run `count` passes of a step that has `of` (default: `count`). Returns their mean loss."""
@@ -200,7 +186,7 @@ class TrialRun:
         """
         trial = self.trial
         at_once = trial.micro_batch * self.team.size
-        samples = loss_samples(self.parameters, trial.model.recipe)
+        samples = rules.loss_samples(self.parameters, trial.model.recipe)
         passes = max(1, min(samples // at_once, trial.accumulation))
         losses: list[float] = []
         norms: list[float | None] = []
@@ -226,7 +212,7 @@ class TrialRun:
         """
         samples: list[StepSample] = []
         started = time.perf_counter()
-        while not (steady := is_steady([s.seconds for s in samples], self.trial.timing)):
+        while not (steady := rules.is_steady([s.seconds for s in samples], self.trial.timing)):
             if self.team.slowest(time.perf_counter() - started) > self.trial.timing.warmup_seconds:
                 break
             samples.append(self.timed_step(1))
@@ -241,7 +227,7 @@ class TrialRun:
         """Time steps of both pass counts alternately, so that drift of the machine affects both alike."""
         trial = self.trial
         update = warm.step_seconds - warm.pass_seconds
-        counts = accumulation_counts(
+        counts = rules.accumulation_counts(
             trial.accumulation, warm.pass_seconds, update, trial.timing, self.strategy.even_from
         )
         samples: list[StepSample] = []
@@ -249,7 +235,7 @@ class TrialRun:
         for passes in cycle(counts):
             samples.append(self.timed_step(passes))
             elapsed = self.team.slowest(time.perf_counter() - started)
-            done = is_enough(samples, trial.accumulation, elapsed, trial.timing)
+            done = rules.is_enough(samples, trial.accumulation, elapsed, trial.timing)
             if done and len(samples) % len(counts) == 0:
                 return tuple(samples)
         raise AssertionError("cycle never ends")
@@ -260,7 +246,7 @@ class TrialRun:
         log = self.time_log() if recipe.log_every_steps else None
         save = self.time_save() if recipe.save_every_steps else None
         evaluation = None
-        if evaluates_rarely(recipe):  # a training pass bounds it, and saves compiling it
+        if rules.evaluates_rarely(recipe):  # a training pass bounds it, and saves compiling it
             evaluation = pass_seconds / (self.trial.micro_batch * self.team.size)
         elif recipe.eval_every_steps and recipe.eval_samples:
             evaluation = self.time_evaluation()

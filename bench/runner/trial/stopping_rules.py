@@ -70,10 +70,11 @@ def is_enough(samples: Sequence[StepSample], accumulation: int, elapsed: float, 
         return True
     interval = step_interval(samples, accumulation)
     rounds = len(samples) // max(1, len({sample.accumulation for sample in samples}))
-    if interval is None:
-        return elapsed >= UNRESOLVED_FACTOR * timing.measure_seconds and rounds >= MIN_ROUNDS_AT_DEADLINE
-    late = elapsed >= timing.measure_seconds and rounds >= MIN_ROUNDS_AT_DEADLINE
-    return late or (rounds >= MIN_ROUNDS and interval.percent <= timing.target_percent)
+    patience = timing.measure_seconds * (UNRESOLVED_FACTOR if interval is None else 1)
+    is_tight = interval is not None and interval.percent <= timing.target_percent
+    if elapsed >= patience:
+        return rounds >= MIN_ROUNDS_AT_DEADLINE
+    return is_tight and rounds >= MIN_ROUNDS
 
 
 def evaluates_rarely(recipe: Recipe) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,23 +35,29 @@ class Team:
 
     def slowest(self, value: float) -> float:
         """The largest of the members' values. It travels on the host, without waiting for a device."""
-        if self.size == 1:
-            return value
-        largest = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
-        return float(largest)
+        return self._reduced(value, dist.ReduceOp.MAX)
 
     def mean(self, value: float) -> float:
+        return self._reduced(value, dist.ReduceOp.SUM) / self.size
+
+    def _reduced(self, value: float, operation: dist.ReduceOp.RedOpType) -> float:
         if self.size == 1:
             return value
-        total = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(total, dist.ReduceOp.SUM)
-        return float(total) / self.size
+        reduced = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(reduced, operation)
+        return float(reduced)
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all members, by their ranks."""
+        if self.size == 1:
+            return [value]
+        everyone: list[Any] = [None] * self.size
+        dist.all_gather_object(everyone, value)
+        return everyone
 
     def one_of_each_node(self, value: T) -> list[T]:
         """The values of each node's first member, in the order of nodes."""
-        everyone: list[T | None] = [None] * self.size
-        dist.all_gather_object(everyone, value if os.environ["LOCAL_RANK"] == "0" else None)
+        everyone = self.gather(value if os.environ["LOCAL_RANK"] == "0" else None)
         return [each for each in everyone if each is not None]
 
 

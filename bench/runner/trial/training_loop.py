@@ -155,10 +155,7 @@ class SingleDevice:
         from torch.distributed.checkpoint.state_dict import set_state_dict
 
         set_state_dict(
-            self.whole,
-            self.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
+            self.whole, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
 
 
@@ -201,15 +198,14 @@ def make_optimizer(weights: Iterable[nn.Parameter], recipe: Recipe, fused: bool)
     torch.optim.Adam adds the decay to the gradient, which a Pythia's decay outweighs: with it the tiny model
     learns nothing in 500 steps.
     """
+    return torch.optim.AdamW(weights, **adam_options(recipe), fused=fused or None)
+
+
+def adam_options(recipe: Recipe) -> dict[str, Any]:
+    """The recipe's optimizer as keywords, which torch's and DeepSpeed's classes have in common."""
     o = recipe.optimizer
-    return torch.optim.AdamW(
-        weights,
-        lr=o.learning_rate,
-        betas=(o.beta1, o.beta2),
-        eps=o.epsilon,
-        weight_decay=o.weight_decay,
-        fused=fused or None,
-    )
+    betas = (o.beta1, o.beta2)
+    return {"lr": o.learning_rate, "betas": betas, "eps": o.epsilon, "weight_decay": o.weight_decay}
 
 
 def make_moments(optimizer: torch.optim.Optimizer) -> None:

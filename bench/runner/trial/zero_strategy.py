@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.runner.trial.training_loop import Batch, lowered, make_optimizer, make_scheduler
+from bench.runner.trial.training_loop import Batch, adam_options, lowered, make_optimizer, make_scheduler
 from bench.training.models import Recipe
 from bench.training.vendor import deepspeed_inside, torch_inside
 
@@ -113,18 +113,8 @@ def configuration(recipe: Recipe, micro_batch: int, stage: int, offload: bool) -
 
 def optimizer_of(whole: nn.Module, recipe: Recipe, *, offload: bool, fused: bool) -> torch.optim.Optimizer:
     weights = even_first(whole.parameters())
-    return _host_adam(weights, recipe) if offload else make_optimizer(weights, recipe, fused)
-
-
-def _host_adam(weights: list[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
+    if not offload:
+        return make_optimizer(weights, recipe, fused)
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    o = recipe.optimizer
-    return DeepSpeedCPUAdam(
-        weights,
-        lr=o.learning_rate,
-        betas=(o.beta1, o.beta2),
-        eps=o.epsilon,
-        weight_decay=o.weight_decay,
-        adamw_mode=True,
-    )
+    return DeepSpeedCPUAdam(weights, **adam_options(recipe), adamw_mode=True)

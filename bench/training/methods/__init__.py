@@ -14,68 +14,38 @@ from typing import TYPE_CHECKING
 
 from bench.training.methods import (
     checkpointing,
-    depthwise,
-    flex_attention,
-    fsdp,
-    fused_optimizer,
-    gelu,
-    half_weights,
-    hand_written_kernels,
+    library_kernels,
     masked_head,
-    norms,
-    offload,
-    rotary,
-    tf32,
-    zero,
+    sharding,
+    triton_kernels,
+    weight_updates,
 )
 from bench.training.methods import compile as torch_compile
-from bench.training.methods.method import Method, Target, older_than
+from bench.training.methods.method import Method as Method
+from bench.training.methods.method import Target as Target
+from bench.training.methods.method import older_than
 from bench.training.models import Flops, Model, family_of
 from bench.training.setting import GROUPS, NAIVE, Setting, in_group, sharded_by
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = [
-    "Method",
-    "Target",
-    "apply_all",
-    "arithmetic",
-    "conflict",
-    "free_lunch",
-    "known_methods",
-    "label",
-    "memory_saving_settings",
-    "not_exported",
-    "ordered",
-    "prepare_all",
-    "refusal",
-]
-
 # In the order in which methods act on a model, which is their order in a setting.
-_METHODS: tuple[tuple[Method, ...], ...] = (
-    tf32.METHODS,
-    hand_written_kernels.METHODS,
-    flex_attention.METHODS,
-    rotary.METHODS,
-    gelu.METHODS,
-    norms.METHODS,
-    depthwise.METHODS,
-    masked_head.METHODS,
-    half_weights.METHODS,
-    fused_optimizer.METHODS,
-    torch_compile.METHODS,
-    checkpointing.METHODS,
-    zero.METHODS,
-    fsdp.METHODS,
-    offload.METHODS,
+_METHODS: tuple[Method, ...] = (
+    *library_kernels.METHODS,
+    *triton_kernels.METHODS,
+    *masked_head.METHODS,
+    *weight_updates.METHODS,
+    *torch_compile.METHODS,
+    *checkpointing.METHODS,
+    *sharding.METHODS,
 )
 
 
 @cache
 def known_methods() -> Mapping[str, Method]:
     """All methods by name, in the order in which they act on a model."""
-    return {method.name: method for methods in _METHODS for method in methods}
+    return {method.name: method for method in _METHODS}
 
 
 def ordered(names: Iterable[str]) -> Setting:
@@ -88,12 +58,10 @@ def conflict(setting: Setting) -> str | None:
     """The reason why these methods exclude each other; None if they can be combined."""
     groups: dict[str, str] = {}
     for name in setting:
-        group = GROUPS.get(name)
-        if group is None:
-            continue
-        if group in groups:
-            return f"{groups[group]} and {name} are both {group}: choose one"
-        groups[group] = name
+        if group := GROUPS.get(name):
+            if group in groups:
+                return f"{groups[group]} and {name} are both {group}: choose one"
+            groups[group] = name
     by_role = {name: name for name in setting} | groups  # methods and groups of the setting
     for name in setting:
         method = known_methods()[name]
@@ -116,10 +84,10 @@ def refusal(setting: Setting, model: Model, target: Target) -> str | None:
     """The first reason why a setting cannot train the model on the target; None if it can."""
     if model.recipe.precision == "bf16" and older_than(target, 8.0):
         return f"trains in bf16, which needs compute capability 8.0, this GPU has {target.compute_capability}"
-    if sharding := in_group(setting, "sharding"):
+    if shards := in_group(setting, "sharding"):
         offloads = "offload" in setting
         if target.gpus == 1 and not offloads:
-            return f"{sharding} shards nothing on one GPU unless it offloads"
+            return f"{shards} shards nothing on one GPU unless it offloads"
         if target.device == "cpu" and offloads and sharded_by(setting) == "fsdp":
             return "FSDP2 offloads from a GPU to the host: on a CPU there is nothing to offload from"
     reasons = (known_methods()[name].refuse(model, target) for name in setting)
@@ -150,21 +118,20 @@ def _compilation(model: Model, target: Target, beside: Setting) -> list[str]:
 
     Block by block as well if the family loses nothing by it.
     """
-    sharding = in_group(beside, "sharding")
-    if sharding == "zero-3":  # its hooks gather weights inside of each block; other shardings do it outside
+    shards = in_group(beside, "sharding")
+    if shards == "zero-3":  # its hooks gather weights inside of each block; other shardings do it outside
         return []
-    by_blocks = sharding or family_of(model).by_blocks
+    by_blocks = shards or family_of(model).by_blocks
     candidates = ["compile-blocks"] if by_blocks else ["compile", "compile-blocks"]
     return [name for name in candidates if known_methods()[name].refuse(model, target) is None][:1]
 
 
 def memory_saving_settings(gpus: int) -> tuple[Setting, ...]:
     """The paper's search space, appendix F: 12 settings on one GPU, 22 on more."""
-    shardings = [name for name, method in known_methods().items() if GROUPS.get(name) == "sharding"]
     pairs: list[tuple[str, ...]] = [()]
-    for sharding in shardings:
-        # Sharding does nothing on one GPU, unless it offloads.
-        pairs += [(sharding, "offload")] if gpus == 1 else [(sharding,), (sharding, "offload")]
+    for name in known_methods():
+        if GROUPS.get(name) == "sharding":  # on one GPU it does nothing, unless it offloads
+            pairs += [(name, "offload")] if gpus == 1 else [(name,), (name, "offload")]
     return tuple(
         ordered([*checkpointing_too, *pair])
         for pair, checkpointing_too in product(pairs, ((), ("checkpointing",)))

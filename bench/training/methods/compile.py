@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def _missing_compiler(target: Target) -> str | None:
+def _missing_compiler(_model: Model, target: Target) -> str | None:
     if target.device == "cpu" and not (shutil.which("g++") or shutil.which("clang++")):
         return "torch.compile on a CPU needs g++ or clang++: install one"
     return None
@@ -37,15 +37,7 @@ def compile_something() -> None:
 
 def _refuse_whole(model: Model, target: Target) -> str | None:
     reason = family_of(model).breaks_graph if target.device == "cuda" else None
-    return f"{reason}: use compile-blocks" if reason else _missing_compiler(target)
-
-
-def _compile_whole(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
-    whole.compile()
-
-
-def _refuse_blocks(_model: Model, target: Target) -> str | None:
-    return _missing_compiler(target)
+    return f"{reason}: use compile-blocks" if reason else _missing_compiler(model, target)
 
 
 def _compile_blocks(model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
@@ -70,12 +62,12 @@ METHODS = (
         free_lunch=True,
         configured_by=("trainer",),
         refuse=_refuse_whole,
-        apply=_compile_whole,
+        apply=lambda _model, whole, _blocks: whole.compile(),
     ),
     Method(
         name="compile-blocks",
         summary="torch.compile of head, loss and each repeated block: equal ones are compiled once",
-        refuse=_refuse_blocks,
+        refuse=_missing_compiler,
         prepare=torch_inside.keep_graphs_whole_under_ddp,
         apply=_compile_blocks,
     ),

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from bench.training.methods.method import Method, Target
 from bench.training.models import Flops, Model, family_of
-from bench.training.models.footprint import complete
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,7 +34,7 @@ def _apply(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
 
 def _left_out(model: Model) -> Flops:
     """The head's arithmetic, a dense layer and the vocabulary, at the positions that are not masked."""
-    a = complete(model, family_of(model).defaults())
+    a = family_of(model).complete(model)
     hidden, vocabulary = a["hidden_size"], a["vocab_size"]
     unmasked = model.recipe.units_per_sample - model.recipe.asked_per_sample
     return Flops(2 * unmasked * hidden * (hidden + vocabulary))

@@ -33,22 +33,6 @@ class Target:
         return self.elsewhere or installed(package)
 
 
-def never_refused(_model: Model, _target: Target) -> str | None:
-    return None
-
-
-def _prepare_nothing() -> None:
-    pass
-
-
-def _apply_nothing(_model: Model, _whole: nn.Module, _blocks: list[nn.Module]) -> None:
-    pass
-
-
-def _leave_nothing_out(_model: Model) -> Flops:
-    return Flops(0)
-
-
 @dataclass(frozen=True, slots=True)
 class Method:
     """A change of how a model trains that affects speed or memory, but not the mathematics.
@@ -105,13 +89,13 @@ class Method:
     configured_by: tuple[str, ...] = ()
     not_exported_to: Mapping[str, str] = field(default_factory=dict)
     # Why the method cannot work for a model on a target; None if it can. Must not import torch.
-    refuse: Callable[[Model, Target], str | None] = never_refused
+    refuse: Callable[[Model, Target], str | None] = lambda _model, _target: None
     # The following are called by a worker, and may import torch.
-    prepare: Callable[[], None] = _prepare_nothing  # sets global switches, before the model is built
+    prepare: Callable[[], None] = lambda: None  # sets global switches, before the model is built
     # Changes the model with its loss (`WithLoss` of the training loop) and its blocks, in place.
-    apply: Callable[[Model, nn.Module, list[nn.Module]], None] = _apply_nothing
+    apply: Callable[[Model, nn.Module, list[nn.Module]], None] = lambda _model, _whole, _blocks: None
     # Arithmetic of one forward pass over a sample that the method saves.
-    left_out: Callable[[Model], Flops] = _leave_nothing_out
+    left_out: Callable[[Model], Flops] = lambda _model: Flops(0)
 
 
 def older_than(target: Target, capability: float) -> bool:

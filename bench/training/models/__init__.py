@@ -9,41 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from bench.training.models.footprint import Counted
-from bench.training.models.model import (
-    Family,
-    Flops,
-    Has,
-    Model,
-    Objective,
-    Optimizer,
-    Parts,
-    Precision,
-    Recipe,
-    Schedule,
-    installed,
-)
-
-__all__ = [
-    "Counted",
-    "Family",
-    "Flops",
-    "Has",
-    "Model",
-    "Objective",
-    "Optimizer",
-    "Parts",
-    "Precision",
-    "Recipe",
-    "Schedule",
-    "families",
-    "family_of",
-    "flops_of",
-    "installed",
-    "known_models",
-    "parameters_of",
-    "uses_all_weights",
-]
+from bench.training.models.footprint import Counted as Counted
+from bench.training.models.model import Family as Family
+from bench.training.models.model import Flops as Flops
+from bench.training.models.model import Model as Model
+from bench.training.models.model import Optimizer as Optimizer
+from bench.training.models.model import Parts as Parts
+from bench.training.models.model import Precision as Precision
+from bench.training.models.model import Recipe as Recipe
+from bench.training.models.model import Schedule as Schedule
+from bench.training.models.model import installed as installed
 
 
 @cache
@@ -54,13 +29,7 @@ def _files() -> tuple[tuple[Family, tuple[Model, ...]], ...]:
     """
     from bench.training.models import convnext, gpt_neox, mamba, roberta, vit
 
-    return (
-        (gpt_neox.FAMILY, gpt_neox.MODELS),
-        (roberta.FAMILY, roberta.MODELS),
-        (mamba.FAMILY, mamba.MODELS),
-        (convnext.FAMILY, convnext.MODELS),
-        (vit.FAMILY, vit.MODELS),
-    )
+    return tuple((file.FAMILY, file.MODELS) for file in (gpt_neox, roberta, mamba, convnext, vit))
 
 
 @cache

@@ -3,72 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import Mistake
 from bench.training.models.footprint import (
-    ACTIVATIONS,
     FP32,
     INDEX,
     NORM_STATISTICS,
     Block,
-    Bytes,
+    FamilyWithFormulas,
     Footprint,
     activated,
-    activation_mistakes,
-    complete,
     linear,
     lowered,
 )
-from bench.training.models.model import (
-    Flops,
-    Has,
-    Model,
-    Objective,
-    Optimizer,
-    Parts,
-    Recipe,
-    Schedule,
-    installed,
-)
+from bench.training.models.model import Flops, Model, Optimizer, Parts, Recipe, Schedule, tiny
 from bench.training.setting import Setting
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-# transformers 5.17, ConvNextConfig; kernel sizes are constants of its code
-DEFAULTS: Mapping[str, Any] = {
-    "num_channels": 3,
-    "patch_size": 4,
-    "num_stages": 4,
-    "hidden_sizes": [96, 192, 384, 768],
-    "depths": [3, 3, 9, 3],
-    "hidden_act": "gelu",
-    "initializer_range": 0.02,
-    "layer_norm_eps": 1e-12,
-    "layer_scale_init_value": 1e-6,
-    "drop_path_rate": 0.0,
-    "image_size": 224,
-    "num_labels": 2,
-}
 DEPTHWISE = 7 * 7
 SHRINK = 2  # each stage has half the height and width of the previous one
 
 
-class ConvNext(Bytes):
+class ConvNext(FamilyWithFormulas):
     name = "convnext"
-    objectives: tuple[Objective, ...] = ("image-classification",)
-    kernels: str | None = None
+    objectives = ("image-classification",)
+    kernels = None
+    classes = ("ConvNextConfig", "ConvNextForImageClassification")
     seams: Mapping[str, str] = {"gelu": "act", "before_gelu": "pwconv1"}
-
-    def defaults(self) -> Mapping[str, Any]:
-        return DEFAULTS
+    # transformers 5.17, ConvNextConfig; kernel sizes are constants of its code
+    defaults: Mapping[str, Any] = {
+        "num_channels": 3,
+        "patch_size": 4,
+        "num_stages": 4,
+        "hidden_sizes": [96, 192, 384, 768],
+        "depths": [3, 3, 9, 3],
+        "hidden_act": "gelu",
+        "initializer_range": 0.02,
+        "layer_norm_eps": 1e-12,
+        "layer_scale_init_value": 1e-6,
+        "drop_path_rate": 0.0,
+        "image_size": 224,
+        "num_labels": 2,
+    }
 
     def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
-        a, size = complete(model, DEFAULTS), model.recipe.image_size
-        yield from activation_mistakes(a, ACTIVATIONS, path)
-        if a["num_channels"] != 3:
-            yield Mistake(f"{path}/architecture/num_channels", f"{a['num_channels']} is not 3", "allowed: 3")
+        a, size = self.complete(model), model.recipe.image_size
+        yield from super().mistakes(model, path)
         for field in ("hidden_sizes", "depths"):
             if len(a[field]) != a["num_stages"]:
                 found = f"{len(a[field])} stages here, num_stages is {a['num_stages']}"
@@ -79,7 +62,7 @@ class ConvNext(Bytes):
             yield Mistake(f"{path}/recipe/image_size", found, f"allowed: a multiple of {smallest}")
 
     def parameters(self, model: Model) -> Parts:
-        a = complete(model, DEFAULTS)
+        a = self.complete(model)
         scale = a["layer_scale_init_value"] > 0
         first, last = a["hidden_sizes"][0], a["hidden_sizes"][-1]
         outside = linear(a["num_channels"] * a["patch_size"] ** 2, first) + 2 * first
@@ -95,9 +78,18 @@ class ConvNext(Bytes):
             before = channels
         return Parts(outside, tuple(blocks))
 
+    def stages(self, model: Model) -> Iterator[tuple[int, int, int]]:
+        """Channels, depth, and number of positions of each stage."""
+        a = self.complete(model)
+        assert model.recipe.image_size is not None
+        side = model.recipe.image_size // a["patch_size"]
+        for channels, depth in zip(a["hidden_sizes"], a["depths"], strict=True):
+            yield channels, depth, side * side
+            side //= SHRINK
+
     def forward_flops(self, model: Model) -> Flops:
-        a, matmul, convolution, before = complete(model, DEFAULTS), 0, 0, 0
-        for channels, depth, places in _stages(model):
+        a, matmul, convolution, before = self.complete(model), 0, 0, 0
+        for channels, depth, places in self.stages(model):
             if before:
                 convolution += 2 * places * SHRINK**2 * before * channels
             else:
@@ -108,11 +100,11 @@ class ConvNext(Bytes):
         return Flops(matmul=matmul + 2 * before * a["num_labels"], convolution=convolution)
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
-        a, h = complete(model, DEFAULTS), lowered(model)
+        a, h = self.complete(model), lowered(model)
         mixed, blocks, before = h < FP32, [], 0
         assert model.recipe.image_size is not None
         ends = h * a["num_channels"] * model.recipe.image_size**2 + INDEX  # pixels, label
-        for channels, depth, places in _stages(model):
+        for channels, depth, places in self.stages(model):
             if before:  # the shrinking layer: norm of the previous stage, its copy for the convolution
                 wide = places * SHRINK**2
                 ends += wide * (FP32 * before + NORM_STATISTICS + h * before)
@@ -128,14 +120,8 @@ class ConvNext(Bytes):
         ends += 2 * FP32 * before + NORM_STATISTICS
         return Footprint(ends, tuple(blocks), a["num_labels"])
 
-    def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
-        return "no kernels exist for convnext"
-
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
-        from transformers import ConvNextConfig, ConvNextForImageClassification
-
-        config = ConvNextConfig(**complete(model, DEFAULTS))
-        module: nn.Module = ConvNextForImageClassification(config).train()
+        module = super().build(model, kernels=kernels)
         for part in module.modules():
             if getattr(part, "drop_prob", 0.0):
                 _keep_rate_in_a_tensor(part)
@@ -164,48 +150,38 @@ def _keep_rate_in_a_tensor(drop_path: nn.Module) -> None:
     drop_path.forward = forward
 
 
-def _stages(model: Model) -> Iterator[tuple[int, int, int]]:
-    """Channels, depth, and number of positions of each stage."""
-    a = complete(model, DEFAULTS)
-    assert model.recipe.image_size is not None
-    side = model.recipe.image_size // a["patch_size"]
-    for channels, depth in zip(a["hidden_sizes"], a["depths"], strict=True):
-        yield channels, depth, side * side
-        side //= SHRINK
-
-
 FAMILY = ConvNext()
 
-MODELS: tuple[Model, ...] = (
-    Model(
-        "convnext-xl",
-        "convnext",
-        {
-            "num_stages": 4,
-            "hidden_sizes": [256, 512, 1024, 2048],
-            "depths": [3, 3, 27, 3],
-            "drop_path_rate": 0.2,
-            "image_size": 224,
-            "num_labels": 21841,
-        },
-        Recipe(
-            objective="image-classification",
-            batch_size=4096,
-            steps=311_940,  # 90 epochs of 3,466 steps
-            precision="fp32",
-            optimizer=Optimizer("adamw", 4e-3, 0.9, 0.999, 1e-8, 0.05),
-            schedule=Schedule("cosine", warmup_steps=5 * 3_466, final_ratio=2.5e-4),
-            image_size=224,
-            log_every_steps=10,
-            save_every_steps=3_466,
-            source="github.com/facebookresearch/ConvNeXt TRAINING.md (ConvNeXt-XL, ImageNet-22K: batch, "
-            "epochs, warm-up, drop path, no evaluation), main.py and engine.py (rates, decay, no clipping, "
-            "no mixed precision, a save an epoch, a log each 10 steps); steps: the paper's code",
-        ),
+XL = Model(
+    "convnext-xl",
+    "convnext",
+    {
+        "num_stages": 4,
+        "hidden_sizes": [256, 512, 1024, 2048],
+        "depths": [3, 3, 27, 3],
+        "drop_path_rate": 0.2,
+        "image_size": 224,
+        "num_labels": 21841,
+    },
+    Recipe(
+        objective="image-classification",
+        batch_size=4096,
+        steps=311_940,  # 90 epochs of 3,466 steps
+        precision="fp32",
+        optimizer=Optimizer("adamw", 4e-3, 0.9, 0.999, 1e-8, 0.05),
+        schedule=Schedule("cosine", warmup_steps=5 * 3_466, final_ratio=2.5e-4),
+        image_size=224,
+        log_every_steps=10,
+        save_every_steps=3_466,
+        source="github.com/facebookresearch/ConvNeXt TRAINING.md (ConvNeXt-XL, ImageNet-22K: batch, "
+        "epochs, warm-up, drop path, no evaluation), main.py and engine.py (rates, decay, no clipping, "
+        "no mixed precision, a save an epoch, a log each 10 steps); steps: the paper's code",
     ),
-    Model(
-        "tiny-convnext",
-        "convnext",
+)
+MODELS = (
+    XL,
+    tiny(
+        XL,
         {
             "num_stages": 2,
             "hidden_sizes": [32, 64],
@@ -214,17 +190,9 @@ MODELS: tuple[Model, ...] = (
             "image_size": 32,
             "num_labels": 100,
         },
-        Recipe(
-            objective="image-classification",
-            batch_size=64,
-            steps=2_000,
-            precision="fp32",
-            optimizer=Optimizer("adamw", 4e-3, 0.9, 0.999, 1e-8, 0.05),
-            schedule=Schedule("cosine", warmup_steps=100, final_ratio=2.5e-4),
-            image_size=32,
-            log_every_steps=10,
-            save_every_steps=1_000,
-            source="ours: ConvNeXt's recipe for two CPU cores",
-        ),
+        "ConvNeXt's",
+        schedule=Schedule("cosine", warmup_steps=100, final_ratio=2.5e-4),
+        image_size=32,
+        save_every_steps=1_000,
     ),
 )

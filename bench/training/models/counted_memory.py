@@ -199,7 +199,7 @@ def _described(block: nn.Module) -> str:
 
 
 def _anew(values: Any) -> Any:
-    """The same structure with new tensors, which require gradients where they can."""
+    """Copy a structure of tensors: the copies have no history, and require gradients if the originals do."""
     import torch
     from torch.utils._pytree import tree_map
 

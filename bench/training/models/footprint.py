@@ -5,13 +5,17 @@ Pure: no I/O, no torch. docs/accuracy.md compares the predictions with measureme
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.base.errors import Mistake
-from bench.training.models.model import Flops, Model, Parts
+from bench.training.models.attention import attention_implementation
+from bench.training.models.model import SDPA, Family, Flops, Model, Parts
 from bench.training.setting import Setting, halves_weights, in_group, sharded_by
+
+if TYPE_CHECKING:
+    from torch import nn
 
 FP32 = 4  # bytes
 INDEX = 8  # bytes of a token's id or a label
@@ -20,7 +24,6 @@ NORM_STATISTICS = 2 * FP32  # bytes; a layer norm keeps mean and deviation of ev
 ACTIVATIONS = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "tanh")
 # Activations that transformers composes of PyTorch operations, with the numbers that autograd keeps for each.
 COMPOSED_ACTIVATIONS = {"gelu_fast": 8, "gelu_new": 5, "quick_gelu": 3}
-SDPA = "scaled_dot_product_attention: scores and probabilities are never written to memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +94,31 @@ class Counted:
         return next((one.footprint for one in found), None)
 
 
-class Bytes:
+class FamilyWithFormulas(Family):
     """Base class of families with formulas: predicted bytes follow from `footprint`."""
 
-    body_and_head: tuple[str, str] | None = None
-    seams: Mapping[str, str] = {}
-    breaks_graph: str | None = None
-    by_blocks: bool = True  # measured: docs/measurements.md
+    classes: tuple[str, str]  # transformers' configuration and model
+    layers: str  # the repeated units' place in the model
+    activations: tuple[str, ...] = ACTIVATIONS  # that the formulas and kernels know
+
+    def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
+        a = self.complete(model)
+        hidden, heads = a.get("hidden_size", 0), a.get("num_attention_heads", 1)
+        if hidden % heads:
+            found, allowed = f"{heads} does not divide {hidden}", "allowed: a divisor of hidden_size"
+            yield Mistake(f"{path}/architecture/num_attention_heads", found, allowed)
+        if "max_position_embeddings" in a:
+            # Positions start after the padding token's id: fairseq, utils.make_positions.
+            positions = a["max_position_embeddings"] - (a["pad_token_id"] + 1 if "pad_token_id" in a else 0)
+            length = model.recipe.units_per_sample
+            if length > positions:
+                found = f"{length} is more than the {positions} positions of the architecture"
+                yield Mistake(f"{path}/recipe/sequence_length", found, f"allowed: at most {positions}")
+        if a["hidden_act"] not in self.activations:
+            found, allowed = f'"{a["hidden_act"]}" is not one of these', ", ".join(self.activations)
+            yield Mistake(f"{path}/architecture/hidden_act", found, f"allowed: {allowed}")
+        if a.get("num_channels", 3) != 3:
+            yield Mistake(f"{path}/architecture/num_channels", f"{a['num_channels']} is not 3", "allowed: 3")
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
         """Predicted bytes that one sample keeps in this setting."""
@@ -108,6 +129,19 @@ class Bytes:
 
     def activation_bytes(self, model: Model, setting: Setting) -> tuple[int, int]:
         return activation_bytes(self.footprint(model, setting), model, setting)
+
+    def build(self, model: Model, *, kernels: bool) -> nn.Module:
+        import transformers
+
+        config_class, model_class = (getattr(transformers, name) for name in self.classes)
+        options: dict[str, Any] = {} if model.recipe.image_size else {"use_cache": False}
+        if self.kernels == SDPA:
+            options["attn_implementation"] = attention_implementation(kernels)
+        module: nn.Module = model_class(config_class(**self.complete(model), **options)).train()
+        return module
+
+    def blocks(self, module: nn.Module) -> list[nn.Module]:
+        return list(module.get_submodule(self.layers).children())
 
 
 def activation_bytes(footprint: Footprint, model: Model, setting: Setting) -> tuple[int, int]:
@@ -152,36 +186,17 @@ def activated(model: Model, setting: Setting, activation: str) -> int:
     return COMPOSED_ACTIVATIONS.get(activation, 2) * h
 
 
-def complete(model: Model, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's architecture with its family's defaults."""
-    return {**defaults, **model.architecture}
+def eager_attention(length: int, heads: int, copy: int, dropout: float) -> tuple[int, int]:
+    """Bytes of one sample's pairs of positions: those kept, and those added by the backward pass.
+
+    The softmax is in fp32; `copy` is the size of its copy in the product's precision, 0 without one. The
+    backward pass holds the softmax's gradient, before and after.
+    """
+    dropped = (1 + (0 if copy else FP32)) if dropout else 0
+    pairs = length * length * heads
+    return pairs * (FP32 + copy + dropped), pairs * 2 * FP32
 
 
 def linear(inputs: int, outputs: int, bias: bool = True) -> int:
     """Parameters of a linear layer."""
     return inputs * outputs + outputs * bias
-
-
-def head_mistakes(a: Mapping[str, Any], path: str) -> Iterator[Mistake]:
-    """Refuse attention heads that do not divide the hidden size."""
-    hidden, heads = a["hidden_size"], a["num_attention_heads"]
-    if hidden % heads:
-        allowed = "allowed: a divisor of hidden_size"
-        yield Mistake(
-            f"{path}/architecture/num_attention_heads", f"{heads} does not divide {hidden}", allowed
-        )
-
-
-def length_mistakes(model: Model, positions: int, path: str) -> Iterator[Mistake]:
-    """Refuse samples that are longer than the architecture's positions."""
-    length = model.recipe.units_per_sample
-    if length > positions:
-        found = f"{length} is more than the {positions} positions of the architecture"
-        yield Mistake(f"{path}/recipe/sequence_length", found, f"allowed: at most {positions}")
-
-
-def activation_mistakes(a: Mapping[str, Any], allowed: tuple[str, ...], path: str) -> Iterator[Mistake]:
-    """Refuse activation functions that the family has no formulas for."""
-    if a["hidden_act"] not in allowed:
-        words = "allowed: " + ", ".join(allowed)
-        yield Mistake(f"{path}/architecture/hidden_act", f'"{a["hidden_act"]}" is not one of these', words)

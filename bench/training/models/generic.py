@@ -16,31 +16,23 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from bench.base.errors import BadInput, Mistake, in_json
 from bench.training.models.attention import fused_attention
 from bench.training.models.counted_memory import counted_footprints
-from bench.training.models.footprint import SDPA, Counted, CountedFootprint
+from bench.training.models.footprint import Counted, CountedFootprint
 from bench.training.models.loss import cross_entropy, logits
-from bench.training.models.model import Flops, Has, Model, Objective, Parts, installed
-from bench.training.setting import Setting
+from bench.training.models.model import Family, Flops, Has, Model, Objective, Parts, installed
 from bench.training.vendor import torch_inside, transformers_inside, transformers_source
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class TransformersFamily:
+class TransformersFamily(Family):
     """A family by transformers' `model_type`, without formulas: its arithmetic raises LookupError."""
 
-    objectives: tuple[Objective, ...] = ("causal-lm", "masked-lm", "image-classification")
-    kernels: str | None = SDPA
-    body_and_head: tuple[str, str] | None = None
-    seams: Mapping[str, str] = {}
-    breaks_graph: str | None = None
-    by_blocks: bool = False
+    objectives = ("causal-lm", "masked-lm", "image-classification")
+    by_blocks = False
 
     def __init__(self, name: str) -> None:
         self.name = name
-
-    def defaults(self) -> Mapping[str, Any]:
-        return {}
 
     def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
         yield from self.architecture_mistakes(model.architecture, model.recipe.objective, path)
@@ -63,17 +55,10 @@ class TransformersFamily:
                 found = f"{in_json(value)} is not a whole number"
                 yield Mistake(f"{path}/architecture/{key}", found, "allowed: a whole number")
 
-    def parameters(self, model: Model) -> Parts:
-        _count_later()
+    def _count_later(self, *_: Any, **__: Any) -> NoReturn:
+        raise LookupError("counted when it runs")
 
-    def forward_flops(self, model: Model) -> Flops:
-        _count_later()
-
-    def kept_bytes(self, model: Model, setting: Setting) -> int:
-        _count_later()
-
-    def activation_bytes(self, model: Model, setting: Setting) -> tuple[int, int]:
-        _count_later()
+    parameters = forward_flops = kept_bytes = activation_bytes = _count_later
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
         return transformers_source.why_not_fused(self.name)
@@ -272,7 +257,3 @@ def _refusals_name(model: Model) -> Iterator[None]:
     except transformers_inside.refusals() as error:
         reason = " ".join(str(error).split())[:300]
         raise BadInput(f"transformers refuses this architecture: {reason}", where=model.name) from error
-
-
-def _count_later() -> NoReturn:
-    raise LookupError("counted when it runs")

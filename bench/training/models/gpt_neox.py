@@ -2,72 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
-from bench.base.errors import Mistake
-from bench.training.models.attention import attention_implementation
 from bench.training.models.footprint import (
-    ACTIVATIONS,
     FP32,
     INDEX,
     NORM_STATISTICS,
-    SDPA,
     Block,
-    Bytes,
+    FamilyWithFormulas,
     Footprint,
     activated,
-    activation_mistakes,
     between_blocks,
-    complete,
-    head_mistakes,
-    length_mistakes,
+    eager_attention,
     linear,
     lowered,
 )
-from bench.training.models.model import (
-    Flops,
-    Has,
-    Model,
-    Objective,
-    Optimizer,
-    Parts,
-    Precision,
-    Recipe,
-    Schedule,
-    installed,
-)
+from bench.training.models.model import Flops, Model, Optimizer, Parts, Precision, Recipe, Schedule, tiny
 from bench.training.setting import Setting
 
-if TYPE_CHECKING:
-    from torch import nn
 
-# transformers 5.17, GPTNeoXConfig
-DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 50432,
-    "hidden_size": 6144,
-    "num_hidden_layers": 44,
-    "num_attention_heads": 64,
-    "intermediate_size": 24576,
-    "hidden_act": "gelu",
-    "rotary_pct": 0.25,
-    "rotary_emb_base": 10000,
-    "attention_dropout": 0.0,
-    "hidden_dropout": 0.0,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.02,
-    "layer_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "use_parallel_residual": True,
-    "attention_bias": True,
-}
-
-
-class GptNeoX(Bytes):
+class GptNeoX(FamilyWithFormulas):
     name = "gpt_neox"
-    objectives: tuple[Objective, ...] = ("causal-lm",)
-    kernels: str | None = SDPA
-    body_and_head: tuple[str, str] | None = ("gpt_neox", "lm_head")
+    objectives = ("causal-lm",)
+    body_and_head = ("gpt_neox", "lm_head")
+    classes = ("GPTNeoXConfig", "GPTNeoXForCausalLM")
+    layers = "gpt_neox.layers"
     seams: Mapping[str, str] = {
         "gelu": "act",
         "before_gelu": "dense_h_to_4h",
@@ -76,18 +36,28 @@ class GptNeoX(Bytes):
         "mlp": "mlp",
         "rotary_attention": "attention",
     }
-
-    def defaults(self) -> Mapping[str, Any]:
-        return DEFAULTS
-
-    def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
-        a = complete(model, DEFAULTS)
-        yield from head_mistakes(a, path)
-        yield from length_mistakes(model, a["max_position_embeddings"], path)
-        yield from activation_mistakes(a, ACTIVATIONS, path)
+    # transformers 5.17, GPTNeoXConfig
+    defaults: Mapping[str, Any] = {
+        "vocab_size": 50432,
+        "hidden_size": 6144,
+        "num_hidden_layers": 44,
+        "num_attention_heads": 64,
+        "intermediate_size": 24576,
+        "hidden_act": "gelu",
+        "rotary_pct": 0.25,
+        "rotary_emb_base": 10000,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.02,
+        "layer_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "use_parallel_residual": True,
+        "attention_bias": True,
+    }
 
     def parameters(self, model: Model) -> Parts:
-        a = complete(model, DEFAULTS)
+        a = self.complete(model)
         d, f, bias = a["hidden_size"], a["intermediate_size"], a["attention_bias"]
         attending = linear(d, 3 * d, bias) + linear(d, d, bias)
         block = attending + linear(d, f) + linear(f, d) + 2 * 2 * d
@@ -95,14 +65,14 @@ class GptNeoX(Bytes):
         return Parts(tables + 2 * d, (block,) * a["num_hidden_layers"])
 
     def forward_flops(self, model: Model) -> Flops:
-        a, s = complete(model, DEFAULTS), model.recipe.units_per_sample
+        a, s = self.complete(model), model.recipe.units_per_sample
         d, layers = a["hidden_size"], a["num_hidden_layers"]
         weights = layers * (4 * d * d + 2 * d * a["intermediate_size"]) + d * a["vocab_size"]
         pairs = s * (s + 1) // 2  # a token attends to itself and to those before it
         return Flops(matmul=2 * s * weights, attention=layers * pairs * 2 * 2 * d)
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
-        a, s, h = complete(model, DEFAULTS), model.recipe.units_per_sample, lowered(model)
+        a, s, h = self.complete(model), model.recipe.units_per_sample, lowered(model)
         d, f, heads = a["hidden_size"], a["intermediate_size"], a["num_attention_heads"]
         residual = between_blocks(model, setting) * d
         token = residual + 2 * NORM_STATISTICS + 2 * h * d  # input, two norms
@@ -117,36 +87,13 @@ class GptNeoX(Bytes):
             # Rotated query and key, the tensor that values are a view of, output by head, log-sum-exp.
             block, backward = s * (token + 6 * h * d + FP32 * heads), s * h * f
         else:
-            # Copies of query, key, value; softmax in fp32, and its copy in the matmul's precision.
-            block = s * (token + 3 * h * d) + s * s * heads * self._eager_pair(a, h)
-            backward = s * s * heads * 2 * FP32  # the softmax's gradient, before and after
+            # Copies of query, key, value; the softmax's copy in the matmul's precision.
+            copy = h if h < FP32 else 0
+            scores, backward = eager_attention(s, heads, copy, a["attention_dropout"])
+            block = s * (token + 3 * h * d) + scores
         ends = s * (2 * INDEX + residual + NORM_STATISTICS + h * d)
         blocks = Block(a["num_hidden_layers"], s * residual, block, backward)
         return Footprint(ends, (blocks,), s * a["vocab_size"])
-
-    @staticmethod
-    def _eager_pair(a: Mapping[str, Any], h: int) -> int:
-        """Bytes kept for one head and one pair of tokens."""
-        lowered_copy = h if h < FP32 else 0
-        dropped = 1 + (0 if lowered_copy else FP32) if a["attention_dropout"] else 0
-        return FP32 + lowered_copy + dropped
-
-    def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
-        return None  # they are part of PyTorch
-
-    def build(self, model: Model, *, kernels: bool) -> nn.Module:
-        from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-        config = GPTNeoXConfig(
-            **complete(model, DEFAULTS),
-            use_cache=False,
-            attn_implementation=attention_implementation(kernels),
-        )
-        module: nn.Module = GPTNeoXForCausalLM(config).train()
-        return module
-
-    def blocks(self, module: nn.Module) -> list[nn.Module]:
-        return list(module.gpt_neox.layers)
 
 
 FAMILY = GptNeoX()
@@ -192,7 +139,7 @@ def _pythia(
     return Model(f"pythia-{size.lower()}", "gpt_neox", architecture, recipe)
 
 
-MODELS: tuple[Model, ...] = (
+PYTHIAS = (
     _pythia("160M", 768, 12, 12, 6e-4),
     _pythia("410M", 1024, 24, 16, 3e-4),
     _pythia(
@@ -207,30 +154,23 @@ MODELS: tuple[Model, ...] = (
     _pythia("2.8B", 2560, 32, 32, 1.6e-4),
     # Trained on two model-parallel ranks, hence the larger padding.
     _pythia("6.9B", 4096, 32, 32, 1.2e-4, vocabulary=50432, eval_every_steps=1_000),
-    Model(
-        "tiny-gpt-neox",
-        "gpt_neox",
-        {
-            "vocab_size": 512,
-            "hidden_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 1,  # one head: fewer transposed copies to compile
-            "intermediate_size": 256,
-            "max_position_embeddings": 64,
-            "rotary_pct": 0.25,
-        },
-        Recipe(
-            objective="causal-lm",
-            batch_size=64,
-            steps=2_000,
-            precision="fp32",
-            optimizer=Optimizer("adam", 1e-3, 0.9, 0.95, 1e-8, 0.1),
-            schedule=Schedule("cosine", warmup_steps=20, final_ratio=0.1),
-            sequence_length=64,
-            clip_norm=1.0,
-            log_every_steps=10,
-            save_every_steps=1_000,
-            source="ours: Pythia's recipe for two CPU cores",
-        ),
-    ),
 )
+TINY = tiny(
+    PYTHIAS[0],
+    {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 1,  # one head: fewer transposed copies to compile
+        "intermediate_size": 256,
+        "max_position_embeddings": 64,
+        "rotary_pct": 0.25,
+    },
+    "Pythia's",
+    optimizer=Optimizer("adam", 1e-3, 0.9, 0.95, 1e-8, 0.1),
+    schedule=Schedule("cosine", warmup_steps=20, final_ratio=0.1),
+    sequence_length=64,
+    eval_every_steps=None,
+    eval_samples=None,
+)
+MODELS = (*PYTHIAS, TINY)

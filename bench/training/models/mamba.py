@@ -5,82 +5,57 @@ The scan's mathematics follow arXiv:2312.00752, section 3; shapes follow transfo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.base.errors import EnvironmentCannot, Mistake
-from bench.training.models.footprint import (
-    FP32,
-    INDEX,
-    Block,
-    Bytes,
-    Footprint,
-    activation_mistakes,
-    complete,
-    linear,
-    lowered,
-)
-from bench.training.models.model import (
-    Flops,
-    Has,
-    Model,
-    Objective,
-    Optimizer,
-    Parts,
-    Recipe,
-    Schedule,
-    installed,
-)
+from bench.base.errors import EnvironmentCannot
+from bench.training.models.footprint import FP32, INDEX, Block, FamilyWithFormulas, Footprint, linear, lowered
+from bench.training.models.model import Flops, Has, Model, Optimizer, Parts, Recipe, Schedule, installed, tiny
 from bench.training.setting import Setting, in_group
 from bench.training.vendor import transformers_inside
 
 if TYPE_CHECKING:
     from torch import nn
 
-# transformers 5.17, MambaConfig
-DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 50280,
-    "hidden_size": 768,
-    "state_size": 16,
-    "num_hidden_layers": 32,
-    "layer_norm_epsilon": 1e-5,
-    "expand": 2,
-    "conv_kernel": 4,
-    "use_bias": False,
-    "use_conv_bias": True,
-    "hidden_act": "silu",
-    "initializer_range": 0.1,
-    "residual_in_fp32": True,
-    "time_step_rank": "auto",
-    "time_step_scale": 1.0,
-    "time_step_min": 0.001,
-    "time_step_max": 0.1,
-    "time_step_init_scheme": "random",
-    "time_step_floor": 1e-4,
-    "rescale_prenorm_residual": False,
-    "use_associative_scan": True,
-    "tie_word_embeddings": True,
-}
 SCAN_CHUNK = 2048  # tokens; mamba-ssm keeps one state a chunk: csrc/selective_scan/selective_scan.cpp
 
 
-class Mamba(Bytes):
+class Mamba(FamilyWithFormulas):
     name = "mamba"
-    objectives: tuple[Objective, ...] = ("causal-lm",)
-    kernels: str | None = "mamba-ssm: convolution, scan and projections of a mixer fused"
-    body_and_head: tuple[str, str] | None = ("backbone", "lm_head")
-    breaks_graph: str | None = "mamba-ssm's kernels break the graph in every block"
-
-    def defaults(self) -> Mapping[str, Any]:
-        return DEFAULTS
-
-    def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
-        # The fused kernel supports no other activation.
-        yield from activation_mistakes(complete(model, DEFAULTS), ("silu",), path)
+    objectives = ("causal-lm",)
+    kernels = "mamba-ssm: convolution, scan and projections of a mixer fused"
+    body_and_head = ("backbone", "lm_head")
+    layers = "backbone.layers"
+    activations = ("silu",)  # the fused kernel supports no other
+    breaks_graph = "mamba-ssm's kernels break the graph in every block"
+    # transformers 5.17, MambaConfig
+    defaults: Mapping[str, Any] = {
+        "vocab_size": 50280,
+        "hidden_size": 768,
+        "state_size": 16,
+        "num_hidden_layers": 32,
+        "layer_norm_epsilon": 1e-5,
+        "expand": 2,
+        "conv_kernel": 4,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "hidden_act": "silu",
+        "initializer_range": 0.1,
+        "residual_in_fp32": True,
+        "time_step_rank": "auto",
+        "time_step_scale": 1.0,
+        "time_step_min": 0.001,
+        "time_step_max": 0.1,
+        "time_step_init_scheme": "random",
+        "time_step_floor": 1e-4,
+        "rescale_prenorm_residual": False,
+        "use_associative_scan": True,
+        "tie_word_embeddings": True,
+    }
 
     def parameters(self, model: Model) -> Parts:
-        a = complete(model, DEFAULTS)
+        a = self.complete(model)
         d, inner, states, rank = _sizes(a)
         block = d + linear(d, 2 * inner, a["use_bias"]) + linear(inner, d, a["use_bias"])
         block += inner * a["conv_kernel"] + inner * a["use_conv_bias"]
@@ -96,7 +71,7 @@ class Mamba(Bytes):
         it out. Exponentials, gates and the skip D are elementwise, and not counted, as norms and activations
         are not elsewhere.
         """
-        a, s = complete(model, DEFAULTS), model.recipe.units_per_sample
+        a, s = self.complete(model), model.recipe.units_per_sample
         d, inner, states, rank = _sizes(a)
         weights = d * 2 * inner + inner * (rank + 2 * states) + rank * inner + inner * d
         layers = a["num_hidden_layers"]
@@ -107,7 +82,7 @@ class Mamba(Bytes):
         )
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
-        a, s, h = complete(model, DEFAULTS), model.recipe.units_per_sample, lowered(model)
+        a, s, h = self.complete(model), model.recipe.units_per_sample, lowered(model)
         d, inner, states, rank = _sizes(a)
         # A norm keeps its input, its scaled input and a deviation; a lowered copy feeds the projection.
         # When compiled, the scaled input is recomputed.
@@ -157,12 +132,9 @@ class Mamba(Bytes):
             raise EnvironmentCannot(
                 f"mamba-ssm cannot be imported: {error}", advice="install mamba-ssm and causal-conv1d"
             ) from None
-        config = MambaConfig(**complete(model, DEFAULTS), use_cache=False)
+        config = MambaConfig(**self.complete(model), use_cache=False)
         module: nn.Module = modeling.MambaForCausalLM(config).train()
         return module
-
-    def blocks(self, module: nn.Module) -> list[nn.Module]:
-        return list(module.backbone.layers)
 
 
 def _sizes(a: Mapping[str, Any]) -> tuple[int, int, int, int]:
@@ -174,35 +146,35 @@ def _sizes(a: Mapping[str, Any]) -> tuple[int, int, int, int]:
 
 FAMILY = Mamba()
 
-MODELS: tuple[Model, ...] = (
-    Model(
-        "mamba-2.8b",
-        "mamba",
-        {
-            "vocab_size": 50280,
-            "hidden_size": 2560,
-            "state_size": 16,
-            "num_hidden_layers": 64,
-            "expand": 2,
-            "conv_kernel": 4,
-            "time_step_rank": 160,
-        },
-        Recipe(
-            objective="causal-lm",
-            batch_size=128,
-            steps=572_204,  # 300 billion tokens
-            precision="bf16",
-            optimizer=Optimizer("adamw", 8e-4, 0.9, 0.95, 1e-8, 0.1),
-            schedule=Schedule("cosine", warmup_steps=57_220, final_ratio=0.0125),
-            sequence_length=4096,
-            clip_norm=1.0,
-            source="paper, Table 3, and its code, src/models/mamba.py; warm-up: github.com/state-spaces/"
-            "mamba issue 184 (its issues 7 and 144 tell of 2,048 tokens and a rate of 4.8e-4 instead)",
-        ),
+LARGE = Model(
+    "mamba-2.8b",
+    "mamba",
+    {
+        "vocab_size": 50280,
+        "hidden_size": 2560,
+        "state_size": 16,
+        "num_hidden_layers": 64,
+        "expand": 2,
+        "conv_kernel": 4,
+        "time_step_rank": 160,
+    },
+    Recipe(
+        objective="causal-lm",
+        batch_size=128,
+        steps=572_204,  # 300 billion tokens
+        precision="bf16",
+        optimizer=Optimizer("adamw", 8e-4, 0.9, 0.95, 1e-8, 0.1),
+        schedule=Schedule("cosine", warmup_steps=57_220, final_ratio=0.0125),
+        sequence_length=4096,
+        clip_norm=1.0,
+        source="paper, Table 3, and its code, src/models/mamba.py; warm-up: github.com/state-spaces/"
+        "mamba issue 184 (its issues 7 and 144 tell of 2,048 tokens and a rate of 4.8e-4 instead)",
     ),
-    Model(
-        "tiny-mamba",
-        "mamba",
+)
+MODELS = (
+    LARGE,
+    tiny(
+        LARGE,
         {
             "vocab_size": 512,
             "hidden_size": 64,
@@ -212,16 +184,9 @@ MODELS: tuple[Model, ...] = (
             "conv_kernel": 4,
             "use_associative_scan": False,  # compiles faster unrolled, this short
         },
-        Recipe(
-            objective="causal-lm",
-            batch_size=64,
-            steps=2_000,
-            precision="fp32",
-            optimizer=Optimizer("adamw", 1e-3, 0.9, 0.95, 1e-8, 0.1),
-            schedule=Schedule("cosine", warmup_steps=200, final_ratio=0.0125),
-            sequence_length=4,
-            clip_norm=1.0,
-            source="ours: Mamba's recipe for two CPU cores",
-        ),
+        "Mamba's",
+        optimizer=Optimizer("adamw", 1e-3, 0.9, 0.95, 1e-8, 0.1),
+        schedule=Schedule("cosine", warmup_steps=200, final_ratio=0.0125),
+        sequence_length=4,
     ),
 )

@@ -6,7 +6,7 @@ Pure: plain values and arithmetic. torch is imported only by the methods of a fa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Objective = Literal["causal-lm", "masked-lm", "image-classification"]
 Precision = Literal["fp32", "bf16", "fp16"]
+SDPA = "scaled_dot_product_attention: scores and probabilities are never written to memory"
 Has = Callable[[str], bool]  # whether a package can be imported, by its import name
 
 
@@ -90,6 +91,13 @@ class Model:
     recipe: Recipe
 
 
+def tiny(model: Model, architecture: Mapping[str, Any], whose: str, **changes: Any) -> Model:
+    """A model of the same family that two CPU cores can train: `model`'s recipe with these changes."""
+    source = f"ours: {whose} recipe for two CPU cores"
+    recipe = replace(model.recipe, batch_size=64, steps=2_000, precision="fp32", source=source, **changes)
+    return Model(f"tiny-{model.family.replace('_', '-')}", model.family, architecture, recipe)
+
+
 @dataclass(frozen=True, slots=True)
 class Flops:
     """Floating-point operations of one forward pass over one sample; a multiply-add counts as two.
@@ -147,19 +155,21 @@ class Family(Protocol):
 
     name: str  # the `model_type` of Hugging Face
     objectives: tuple[Objective, ...]
-    kernels: str | None  # what the method "kernels" replaces in this family, in words
+    defaults: Mapping[str, Any] = {}  # every architecture field that a manifest may set
+    kernels: str | None = SDPA  # what the method "kernels" replaces in this family, in words
     # Attribute names of transformers' modules, which it renames at will: tests/training/test_vendor.py looks
     # each of them up in a built model. The parts that give features of positions, and their logits:
-    body_and_head: tuple[str, str] | None
+    body_and_head: tuple[str, str] | None = None
     # The parts that methods replace: "gelu" (an activation) and "before_gelu" (the linear layer before it, in
     # the same module); of a block "attention_norm", "mlp_norm", "mlp" and "rotary_attention".
-    seams: Mapping[str, str]
-    breaks_graph: str | None  # why the kernels cannot be compiled as one graph with all blocks
-    by_blocks: bool  # compiled block by block it trains as fast as compiled at once, and compiles sooner
+    seams: Mapping[str, str] = {}
+    breaks_graph: str | None = None  # why the kernels cannot be compiled as one graph with all blocks
+    # Compiled block by block it trains as fast as compiled at once, and compiles sooner: docs/measurements.md
+    by_blocks: bool = True
 
-    def defaults(self) -> Mapping[str, Any]:
-        """Every architecture field that a manifest may set, with its default."""
-        ...
+    def complete(self, model: Model) -> dict[str, Any]:
+        """A model's architecture with the family's defaults."""
+        return {**self.defaults, **model.architecture}
 
     def mistakes(self, model: Model, path: str) -> Iterable[Mistake]:
         """Values of the right type that cannot work; `path` is the model's place in the manifest."""
@@ -185,7 +195,7 @@ class Family(Protocol):
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
         """Why the method "kernels" cannot work on a device; None if it can. `has` finds packages there."""
-        ...
+        return None if self.kernels else f"no kernels exist for {self.name}"
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
         """Build the module: in training mode, with fp32 weights, on the current default device."""

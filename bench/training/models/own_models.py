@@ -68,7 +68,7 @@ def resolve_inline(obj: Mapping[str, Any], path: str) -> Model | list[Mistake]:
 
 def _architecture(family: Family, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fields that affect training, with the family's defaults."""
-    defaults = family.defaults()
+    defaults = family.defaults
     inert = INERT | TOKENS if defaults else INERT
     kept = {key: value for key, value in given.items() if key in defaults or key not in inert}
     if isinstance(labels := given.get("id2label"), dict):  # published configurations have no num_labels
@@ -127,7 +127,7 @@ def _family(model_type: Any, path: str) -> Family | Mistake:
 
 
 def _architecture_mistakes(family: Family, given: Mapping[str, Any], path: str) -> Iterator[Mistake]:
-    defaults = family.defaults()
+    defaults = family.defaults
     if not defaults:  # transformers judges the fields when it builds the model
         return
     for key, value in given.items():

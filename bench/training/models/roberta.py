@@ -2,82 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
-from bench.base.errors import Mistake
-from bench.training.models.attention import attention_implementation
 from bench.training.models.footprint import (
-    ACTIVATIONS,
     FP32,
     INDEX,
     NORM_STATISTICS,
-    SDPA,
     Block,
-    Bytes,
+    FamilyWithFormulas,
     Footprint,
     activated,
-    activation_mistakes,
     autocasts,
-    complete,
-    head_mistakes,
-    length_mistakes,
+    eager_attention,
     linear,
     lowered,
 )
-from bench.training.models.model import (
-    Flops,
-    Has,
-    Model,
-    Objective,
-    Optimizer,
-    Parts,
-    Recipe,
-    Schedule,
-    installed,
-)
+from bench.training.models.model import Flops, Model, Optimizer, Parts, Recipe, Schedule, tiny
 from bench.training.setting import Setting, in_group
 
-if TYPE_CHECKING:
-    from torch import nn
 
-# transformers 5.17, RobertaConfig
-DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 50265,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "initializer_range": 0.02,
-    "layer_norm_eps": 1e-12,
-    "pad_token_id": 1,
-}
-
-
-class Roberta(Bytes):
+class Roberta(FamilyWithFormulas):
     name = "roberta"
-    objectives: tuple[Objective, ...] = ("masked-lm",)
-    kernels: str | None = SDPA
-    body_and_head: tuple[str, str] | None = ("roberta", "lm_head")
+    objectives = ("masked-lm",)
+    body_and_head = ("roberta", "lm_head")
+    classes = ("RobertaConfig", "RobertaForMaskedLM")
+    layers = "roberta.encoder.layer"
     seams: Mapping[str, str] = {"gelu": "intermediate_act_fn", "before_gelu": "dense"}
-
-    def defaults(self) -> Mapping[str, Any]:
-        return DEFAULTS
-
-    def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
-        a = complete(model, DEFAULTS)
-        yield from head_mistakes(a, path)
-        # Positions start after the padding token's id: fairseq, utils.make_positions.
-        yield from length_mistakes(model, a["max_position_embeddings"] - a["pad_token_id"] - 1, path)
-        yield from activation_mistakes(a, ACTIVATIONS, path)
+    # transformers 5.17, RobertaConfig
+    defaults: Mapping[str, Any] = {
+        "vocab_size": 50265,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "initializer_range": 0.02,
+        "layer_norm_eps": 1e-12,
+        "pad_token_id": 1,
+    }
 
     def parameters(self, model: Model) -> Parts:
-        a = complete(model, DEFAULTS)
+        a = self.complete(model)
         d, f, norm = a["hidden_size"], a["intermediate_size"], 2 * a["hidden_size"]
         tables = (a["vocab_size"] + a["max_position_embeddings"] + a["type_vocab_size"]) * d
         block = 4 * linear(d, d) + linear(d, f) + linear(f, d) + 2 * norm
@@ -85,13 +55,13 @@ class Roberta(Bytes):
         return Parts(tables + norm + head, (block,) * a["num_hidden_layers"])
 
     def forward_flops(self, model: Model) -> Flops:
-        a, s = complete(model, DEFAULTS), model.recipe.units_per_sample
+        a, s = self.complete(model), model.recipe.units_per_sample
         d, layers = a["hidden_size"], a["num_hidden_layers"]
         weights = layers * (4 * d * d + 2 * d * a["intermediate_size"]) + d * d + d * a["vocab_size"]
         return Flops(matmul=2 * s * weights, attention=layers * s * s * 2 * 2 * d)
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
-        a, s, h = complete(model, DEFAULTS), model.recipe.units_per_sample, lowered(model)
+        a, s, h = self.complete(model), model.recipe.units_per_sample, lowered(model)
         d, f, heads = a["hidden_size"], a["intermediate_size"], a["num_attention_heads"]
         mixed = autocasts(model, setting)
         residual = d * (FP32 if mixed else h)
@@ -108,69 +78,52 @@ class Roberta(Bytes):
             # The backward pass peaks at the gradient of gelu's input.
             block, backward = s * (token + FP32 * heads), s * h * f
         else:
-            dropped = (1 + (0 if mixed else FP32)) if a["attention_probs_dropout_prob"] else 0
-            block = s * token + s * s * heads * (FP32 + (h if mixed else 0) + dropped)
-            backward = s * s * heads * 2 * FP32
+            copy = h if mixed else 0
+            scores, backward = eager_attention(s, heads, copy, a["attention_probs_dropout_prob"])
+            block = s * token + scores
         embeddings = 3 * INDEX + residual + NORM_STATISTICS + masks
         head = (h * d if mixed else residual) + h * d + residual + NORM_STATISTICS + h * d + INDEX
         blocks = Block(a["num_hidden_layers"], s * residual, block, backward)
         return Footprint(s * embeddings, (blocks,), s * a["vocab_size"], s * head)
 
-    def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
-        return None  # they are part of PyTorch
-
-    def build(self, model: Model, *, kernels: bool) -> nn.Module:
-        from transformers import RobertaConfig, RobertaForMaskedLM
-
-        config = RobertaConfig(
-            **complete(model, DEFAULTS),
-            use_cache=False,
-            attn_implementation=attention_implementation(kernels),
-        )
-        module: nn.Module = RobertaForMaskedLM(config).train()
-        return module
-
-    def blocks(self, module: nn.Module) -> list[nn.Module]:
-        return list(module.roberta.encoder.layer)
-
 
 FAMILY = Roberta()
 
-MODELS: tuple[Model, ...] = (
-    Model(
-        "roberta-large",
-        "roberta",
-        {
-            "vocab_size": 50265,
-            "hidden_size": 1024,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "intermediate_size": 4096,
-            "hidden_dropout_prob": 0.1,
-            "attention_probs_dropout_prob": 0.1,
-            "max_position_embeddings": 514,
-            "type_vocab_size": 1,
-            "layer_norm_eps": 1e-5,
-        },
-        Recipe(
-            objective="masked-lm",
-            batch_size=8192,
-            steps=500_000,
-            precision="fp16",
-            optimizer=Optimizer("adam", 4e-4, 0.9, 0.98, 1e-6, 0.01),
-            schedule=Schedule("linear", warmup_steps=30_000),
-            sequence_length=512,
-            masked_fraction=0.15,
-            clip_norm=None,
-            log_every_steps=200,
-            source="batch, steps, precision: paper, Table 3; optimizer and schedule: model card of "
-            "roberta-large; masking, no clipping, dropout, log: github.com/facebookresearch/fairseq "
-            "examples/roberta/config/pretraining/base.yaml and fairseq/tasks/masked_lm.py",
-        ),
+LARGE = Model(
+    "roberta-large",
+    "roberta",
+    {
+        "vocab_size": 50265,
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+        "max_position_embeddings": 514,
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5,
+    },
+    Recipe(
+        objective="masked-lm",
+        batch_size=8192,
+        steps=500_000,
+        precision="fp16",
+        optimizer=Optimizer("adam", 4e-4, 0.9, 0.98, 1e-6, 0.01),
+        schedule=Schedule("linear", warmup_steps=30_000),
+        sequence_length=512,
+        masked_fraction=0.15,
+        clip_norm=None,
+        log_every_steps=200,
+        source="batch, steps, precision: paper, Table 3; optimizer and schedule: model card of "
+        "roberta-large; masking, no clipping, dropout, log: github.com/facebookresearch/fairseq "
+        "examples/roberta/config/pretraining/base.yaml and fairseq/tasks/masked_lm.py",
     ),
-    Model(
-        "tiny-roberta",
-        "roberta",
+)
+MODELS = (
+    LARGE,
+    tiny(
+        LARGE,
         {
             "vocab_size": 512,
             "hidden_size": 64,
@@ -183,17 +136,9 @@ MODELS: tuple[Model, ...] = (
             "type_vocab_size": 1,
             "layer_norm_eps": 1e-5,
         },
-        Recipe(
-            objective="masked-lm",
-            batch_size=64,
-            steps=2_000,
-            precision="fp32",
-            optimizer=Optimizer("adam", 1e-3, 0.9, 0.98, 1e-6, 0.01),
-            schedule=Schedule("linear", warmup_steps=120),
-            sequence_length=64,
-            masked_fraction=0.15,
-            log_every_steps=200,
-            source="ours: RoBERTa's recipe for two CPU cores",
-        ),
+        "RoBERTa's",
+        optimizer=Optimizer("adam", 1e-3, 0.9, 0.98, 1e-6, 0.01),
+        schedule=Schedule("linear", warmup_steps=120),
+        sequence_length=64,
     ),
 )

@@ -3,76 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from bench.base.errors import Mistake
-from bench.training.models.attention import attention_implementation
 from bench.training.models.footprint import (
-    ACTIVATIONS,
     FP32,
     INDEX,
     NORM_STATISTICS,
-    SDPA,
     Block,
-    Bytes,
+    FamilyWithFormulas,
     Footprint,
     activated,
-    activation_mistakes,
-    complete,
-    head_mistakes,
+    eager_attention,
     linear,
     lowered,
 )
-from bench.training.models.model import (
-    Flops,
-    Has,
-    Model,
-    Objective,
-    Optimizer,
-    Parts,
-    Recipe,
-    Schedule,
-    installed,
-)
+from bench.training.models.model import Flops, Model, Optimizer, Parts, Recipe, Schedule, tiny
 from bench.training.setting import Setting
 
-if TYPE_CHECKING:
-    from torch import nn
 
-# transformers 5.17, ViTConfig
-DEFAULTS: Mapping[str, Any] = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "initializer_range": 0.02,
-    "layer_norm_eps": 1e-12,
-    "image_size": 224,
-    "patch_size": 16,
-    "num_channels": 3,
-    "qkv_bias": True,
-    "num_labels": 2,
-}
-
-
-class Vit(Bytes):
+class Vit(FamilyWithFormulas):
     name = "vit"
-    objectives: tuple[Objective, ...] = ("image-classification",)
-    kernels: str | None = SDPA
+    objectives = ("image-classification",)
+    classes = ("ViTConfig", "ViTForImageClassification")
+    layers = "vit.layers"
     seams: Mapping[str, str] = {"gelu": "activation_fn", "before_gelu": "fc1"}
-
-    def defaults(self) -> Mapping[str, Any]:
-        return DEFAULTS
+    # transformers 5.17, ViTConfig
+    defaults: Mapping[str, Any] = {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "initializer_range": 0.02,
+        "layer_norm_eps": 1e-12,
+        "image_size": 224,
+        "patch_size": 16,
+        "num_channels": 3,
+        "qkv_bias": True,
+        "num_labels": 2,
+    }
 
     def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
-        a, size = complete(model, DEFAULTS), model.recipe.image_size
-        yield from head_mistakes(a, path)
-        yield from activation_mistakes(a, ACTIVATIONS, path)
-        if a["num_channels"] != 3:
-            yield Mistake(f"{path}/architecture/num_channels", f"{a['num_channels']} is not 3", "allowed: 3")
+        a, size = self.complete(model), model.recipe.image_size
+        yield from super().mistakes(model, path)
         if a["image_size"] % a["patch_size"]:
             found = f"{a['patch_size']} does not divide {a['image_size']}"
             yield Mistake(f"{path}/architecture/patch_size", found, "allowed: a divisor of image_size")
@@ -81,7 +57,7 @@ class Vit(Bytes):
             yield Mistake(f"{path}/recipe/image_size", found, "allowed: the same in both")
 
     def parameters(self, model: Model) -> Parts:
-        a = complete(model, DEFAULTS)
+        a = self.complete(model)
         d, f = a["hidden_size"], a["intermediate_size"]
         patches = linear(a["num_channels"] * a["patch_size"] ** 2, d)
         tables = d + _tokens(a) * d  # class token, positions
@@ -90,7 +66,7 @@ class Vit(Bytes):
         return Parts(outside, (block,) * a["num_hidden_layers"])
 
     def forward_flops(self, model: Model) -> Flops:
-        a = complete(model, DEFAULTS)
+        a = self.complete(model)
         d, n, layers = a["hidden_size"], _tokens(a), a["num_hidden_layers"]
         weights = layers * (4 * d * d + 2 * d * a["intermediate_size"])
         return Flops(
@@ -100,7 +76,7 @@ class Vit(Bytes):
         )
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
-        a, h = complete(model, DEFAULTS), lowered(model)
+        a, h = self.complete(model), lowered(model)
         d, f, n, heads = a["hidden_size"], a["intermediate_size"], _tokens(a), a["num_attention_heads"]
         residual, mixed = FP32 * d, h < FP32
         masks = d if a["hidden_dropout_prob"] else 0
@@ -112,28 +88,15 @@ class Vit(Bytes):
             # The backward pass peaks at the gradient of gelu's input.
             block, backward = n * (token + FP32 * heads), n * h * f
         else:
-            dropped = 1 + (0 if mixed else FP32) if a["attention_probs_dropout_prob"] else 0
-            block = n * token + n * n * heads * (FP32 + (h if mixed else 0) + dropped)
-            backward = n * n * heads * 2 * FP32
+            copy = h if mixed else 0
+            scores, backward = eager_attention(n, heads, copy, a["attention_probs_dropout_prob"])
+            block = n * token + scores
         pixels = h * a["num_channels"] * a["image_size"] ** 2
         norm = n * (residual + NORM_STATISTICS) + (h * d if mixed else n * residual)
         ends = pixels + n * masks + norm + INDEX
         return Footprint(
             ends, (Block(a["num_hidden_layers"], n * residual, block, backward),), a["num_labels"]
         )
-
-    def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
-        return None  # they are part of PyTorch
-
-    def build(self, model: Model, *, kernels: bool) -> nn.Module:
-        from transformers import ViTConfig, ViTForImageClassification
-
-        config = ViTConfig(**complete(model, DEFAULTS), attn_implementation=attention_implementation(kernels))
-        module: nn.Module = ViTForImageClassification(config).train()
-        return module
-
-    def blocks(self, module: nn.Module) -> list[nn.Module]:
-        return list(module.vit.layers)
 
 
 def _tokens(a: Mapping[str, Any]) -> int:
@@ -142,38 +105,38 @@ def _tokens(a: Mapping[str, Any]) -> int:
 
 FAMILY = Vit()
 
-MODELS: tuple[Model, ...] = (
-    Model(
-        "vit-l",
-        "vit",
-        {
-            "hidden_size": 1024,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "intermediate_size": 4096,
-            "hidden_dropout_prob": 0.1,
-            "attention_probs_dropout_prob": 0.0,
-            "image_size": 224,
-            "patch_size": 16,
-            "num_labels": 21841,
-        },
-        Recipe(
-            objective="image-classification",
-            batch_size=4096,
-            steps=311_948,  # 90 epochs of 14,197,122 images
-            precision="fp32",
-            optimizer=Optimizer("adam", 1e-3, 0.9, 0.999, 1e-8, 0.03),
-            schedule=Schedule("linear", warmup_steps=10_000, final_ratio=0.01),
-            image_size=224,
-            clip_norm=1.0,
-            source="github.com/google-research/vision_transformer issue 2 (batch, epochs, rates, decay, "
-            "dropout) and vit_jax/configs/models.py (L/16); steps, betas and clipping: the paper's code, "
-            "src/models/vit.py",
-        ),
+LARGE = Model(
+    "vit-l",
+    "vit",
+    {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.0,
+        "image_size": 224,
+        "patch_size": 16,
+        "num_labels": 21841,
+    },
+    Recipe(
+        objective="image-classification",
+        batch_size=4096,
+        steps=311_948,  # 90 epochs of 14,197,122 images
+        precision="fp32",
+        optimizer=Optimizer("adam", 1e-3, 0.9, 0.999, 1e-8, 0.03),
+        schedule=Schedule("linear", warmup_steps=10_000, final_ratio=0.01),
+        image_size=224,
+        clip_norm=1.0,
+        source="github.com/google-research/vision_transformer issue 2 (batch, epochs, rates, decay, "
+        "dropout) and vit_jax/configs/models.py (L/16); steps, betas and clipping: the paper's code, "
+        "src/models/vit.py",
     ),
-    Model(
-        "tiny-vit",
-        "vit",
+)
+MODELS = (
+    LARGE,
+    tiny(
+        LARGE,
         {
             "hidden_size": 64,
             "num_hidden_layers": 2,
@@ -185,16 +148,8 @@ MODELS: tuple[Model, ...] = (
             "patch_size": 4,
             "num_labels": 100,
         },
-        Recipe(
-            objective="image-classification",
-            batch_size=64,
-            steps=2_000,
-            precision="fp32",
-            optimizer=Optimizer("adam", 1e-3, 0.9, 0.999, 1e-8, 0.03),
-            schedule=Schedule("linear", warmup_steps=60, final_ratio=0.01),
-            image_size=32,
-            clip_norm=1.0,
-            source="ours: ViT's recipe for two CPU cores",
-        ),
+        "ViT's",
+        schedule=Schedule("linear", warmup_steps=60, final_ratio=0.01),
+        image_size=32,
     ),
 )

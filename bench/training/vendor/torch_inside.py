@@ -176,7 +176,7 @@ def live_bytes(multiple: int) -> Iterator[LiveBytes]:
     def free(size: int) -> None:
         live.now -= size
 
-    class Watch(TorchDispatchMode):
+    class FollowStorages(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             tensors = (value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor))
             given = {id(tensor.untyped_storage()) for tensor in tensors}
@@ -193,7 +193,7 @@ def live_bytes(multiple: int) -> Iterator[LiveBytes]:
                 live.peak = max(live.peak, live.now)
             return result
 
-    with Watch():
+    with FollowStorages():
         yield live
 
 

@@ -1,6 +1,6 @@
-"""Half-precision weights with an fp32 copy, for models that were trained in this way.
+"""How weights are held and updated: in half precision with an fp32 copy, and by a fused optimizer.
 
-The name selects bench/runner/trial/half_weights_strategy.py, which holds the weights.
+Both are for strategies, which read the names (bench/runner/trial/strategies.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SOURCES = {
 }
 
 
-def _refuse(model: Model, _target: Target) -> str | None:
+def _refuse_half_weights(model: Model, _target: Target) -> str | None:
     if model.recipe.precision == "fp32":
         return f"{model.name} trains in fp32"
     if model.family in families() and model.family not in SOURCES:
@@ -34,6 +34,13 @@ METHODS = (
             "accelerate": "it keeps weights in fp32: half-precision weights need bench's loop",
             "deepspeed": "without sharding it sums gradients of half-precision weights in half precision",
         },
-        refuse=_refuse,
+        refuse=_refuse_half_weights,
+    ),
+    Method(
+        name="fused-optimizer",  # one kernel for weights and moments; the default makes many passes
+        summary="Adam's update in one kernel",
+        free_lunch=True,
+        chooses_kernels=False,
+        configured_by=("trainer",),
     ),
 )

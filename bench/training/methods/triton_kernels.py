@@ -1,0 +1,128 @@
+"""Parts of a model in Triton kernels of this project (bench/training/triton), which need an NVIDIA GPU."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from bench.training.methods.method import Method, Target
+from bench.training.models import Model, family_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MAX_WIDTH = 4096  # elements of a row of norms, which one program holds in registers; wider: not measured
+
+# Their functions are imported where they are applied: they import Triton, which needs a GPU.
+_method = partial(Method, free_lunch=True, compiled_on_first_use=True)
+
+
+def _refuse_cpu(target: Target) -> str | None:
+    return "its kernels are for NVIDIA GPUs" if target.device == "cpu" else None
+
+
+def _refuse_rotary(model: Model, target: Target) -> str | None:
+    if "rotary_attention" not in family_of(model).seams:
+        return f"{model.name} has no rotary positions of GPT-NeoX's form"
+    return _refuse_cpu(target)
+
+
+def _apply_rotary(model: Model, _whole: nn.Module, blocks: list[nn.Module]) -> None:
+    from bench.training.triton.rotary import forward_of
+
+    for block in blocks:
+        attention = getattr(block, family_of(model).seams["rotary_attention"])
+        attention.forward = forward_of(attention)
+
+
+def _refuse_gelu(model: Model, target: Target) -> str | None:
+    family = family_of(model)
+    if not {"gelu", "before_gelu"} <= family.seams.keys():
+        return f"bench does not know which module of {model.name} is GELU after a layer with a bias"
+    if reason := _refuse_cpu(target):
+        return reason
+    activation = family.complete(model)["hidden_act"]
+    if activation != "gelu":
+        return f'its kernels are for "gelu"; {model.name} has "{activation}"'
+    return None
+
+
+def _apply_gelu(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
+    from bench.training.triton.gelu import take_over
+
+    seams = family_of(model).seams
+    activation, layer = seams["gelu"], seams["before_gelu"]
+    for module in whole.modules():
+        if hasattr(module, activation) and hasattr(module, layer):
+            take_over(getattr(module, layer), getattr(module, activation))
+
+
+def _refuse_norms(model: Model, target: Target) -> str | None:
+    family = family_of(model)
+    if not {"attention_norm", "mlp_norm"} <= family.seams.keys():
+        return f"{model.name} has no two norms side by side"
+    if reason := _refuse_cpu(target):
+        return reason
+    a = family.complete(model)
+    if not a["use_parallel_residual"]:
+        return f"the second norm of {model.name} waits for its attention (use_parallel_residual)"
+    if a["hidden_dropout"]:
+        return f"{model.name} drops units behind its norms (hidden_dropout)"
+    if a["hidden_size"] > MAX_WIDTH:
+        return f"its kernels take {MAX_WIDTH:,} numbers a row at most; {model.name} has {a['hidden_size']:,}"
+    return None
+
+
+def _apply_norms(model: Model, _whole: nn.Module, blocks: list[nn.Module]) -> None:
+    from bench.training.triton.norms import forward_of
+
+    for block in blocks:
+        block.forward = forward_of(block, family_of(model).seams)
+
+
+def _refuse_depthwise(model: Model, target: Target) -> str | None:
+    if model.family != "convnext":
+        return f"{model.name} has no depthwise convolutions of seven by seven"
+    if model.recipe.precision != "fp32":
+        return _refuse_cpu(target) or "its kernels keep fp32; this recipe computes in half precision"
+    return _refuse_cpu(target)
+
+
+def _apply_depthwise(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
+    from bench.training.triton.depthwise import fits, forward_of
+
+    for module in whole.modules():
+        if fits(module):
+            module.forward = forward_of(module)
+
+
+METHODS = (
+    _method(
+        name="rotary",  # splits the projection into query, key and value, and rotates the first two
+        summary="queries and keys rotated in Triton, in the layout that attention reads",
+        requires={"kernels": "rotary hands over to the attention of kernels: add kernels"},
+        refuse=_refuse_rotary,
+        apply=_apply_rotary,
+    ),
+    _method(
+        name="gelu",
+        summary="GELU and the bias before it in Triton, each number read and written once",
+        refuse=_refuse_gelu,
+        apply=_apply_gelu,
+    ),
+    _method(
+        name="norms",
+        summary="both norms of a block in one Triton kernel, which reads their input once in each pass",
+        # Under autocast norms compute in fp32, and the layers after them read a half-precision copy.
+        requires={"half-weights": "norms is for blocks in half precision throughout: add half-weights"},
+        chooses_kernels=False,  # comes and goes with half-weights, whose gain includes it
+        refuse=_refuse_norms,
+        apply=_apply_norms,
+    ),
+    _method(
+        name="depthwise",  # the filters' gradients run at the memory's rate
+        summary="depthwise convolutions in Triton, channels innermost, added up in fp32",
+        refuse=_refuse_depthwise,
+        apply=_apply_depthwise,
+    ),
+)

@@ -1,0 +1,91 @@
+"""Hold memory that is counted for any architecture against the peaks that the committed bundles measured.
+
+    python benchmarks/counted_memory.py
+
+Every measured trial of GPT-NeoX, RoBERTa and ViT is predicted twice: by the formulas of its family, and by
+counts, as if the family had no file. Prints the ratio of prediction to measurement for each trial, and how
+many are within 10%.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from tabulate import tabulate
+
+from bench.bundle.verdict import RunContents
+from bench.bundle.verify import Verdict
+from bench.planning.memory_prediction import predict_bytes, predict_counted_bytes
+from bench.report.read_bundles import check_all
+from bench.training.methods import known_methods
+from bench.training.models import Counted, Model, family_of
+from bench.training.models.generic import counted
+from bench.training.models.paper_code import find_model
+from tests.test_memory import LOGITS_TWICE, named
+
+RESULTS = Path(__file__).parents[1] / "results"
+FAMILIES = ("gpt_neox", "roberta", "vit")
+NOT_COUNTED = "masked-head"  # a method of families with a file
+
+
+class Ratio(NamedTuple):
+    model: str
+    setting: str
+    micro_batch: int
+    gpus: int
+    formula: float
+    counted: float
+
+
+@cache
+def counts_of(name: str) -> Counted:
+    model = find_model(name)
+    return counted(replace(model, architecture=family_of(model).complete(model)))
+
+
+def ratios() -> Iterator[Ratio]:
+    for path in sorted(RESULTS.rglob("*.tar")):
+        ((_, verdict),) = check_all([path], None)
+        if not isinstance(verdict, Verdict) or not isinstance(verdict.contents, RunContents):
+            continue
+        results = verdict.contents.results
+        graphs = "TORCHINDUCTOR_CUDAGRAPHS" in (results.node.switches or {})  # their peaks lack memory
+        for trial in results.trials:
+            known = known_methods().keys() - {NOT_COUNTED} >= {*trial.setting}
+            twice = named(path) in LOGITS_TWICE and "compile-blocks" in trial.setting
+            if trial.estimate is None or graphs or twice or not known:
+                continue
+            model: Model = find_model(trial.model)
+            if model.family not in FAMILIES:
+                continue
+            formula = predict_bytes(model, trial.setting, trial.micro_batch, trial.gpus)
+            own = predict_counted_bytes(
+                model, trial.setting, trial.micro_batch, trial.gpus, counts_of(trial.model)
+            )
+            assert formula is not None
+            peak = trial.estimate.peak_bytes
+            yield Ratio(
+                model.name,
+                trial.label,
+                trial.micro_batch,
+                trial.gpus,
+                formula / peak,
+                (own or 0) / peak,
+            )
+
+
+def main() -> None:
+    rows = sorted({*ratios()})
+    print(tabulate(rows, headers=Ratio._fields, floatfmt=".3f"))
+    for name in ("formula", "counted"):
+        near = sum(abs(getattr(row, name) - 1) < 0.1 for row in rows)
+        print(f"{name}: {near} of {len(rows)} within 10% of the measured peak", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
