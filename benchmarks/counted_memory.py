@@ -26,7 +26,7 @@ from bench.training.methods import known_methods
 from bench.training.models import Counted, Model, family_of
 from bench.training.models.generic import counted
 from bench.training.models.paper_code import find_model
-from tests.test_memory import LOGITS_TWICE, named
+from tests.planning.test_memory import LOGITS_TWICE, named
 
 RESULTS = Path(__file__).parents[1] / "results"
 FAMILIES = ("gpt_neox", "roberta", "vit")

@@ -19,8 +19,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup does the same with SIGHUP
 # later, so that none of these slow files runs alone at the end.
 FIRST = (
     "tests/e2e/test_image.py", "tests/runner/test_parallel.py", "tests/e2e/test_push.py",
-    "tests/e2e/test_export.py", "tests/test_equivalence.py", "tests/e2e/test_push_image.py",
-    "tests/runner/test_nodes.py", "tests/methods/test_interpreted.py", "tests/e2e/test_push_slurm.py",
+    "tests/e2e/test_export.py", "tests/training/test_equivalence.py", "tests/e2e/test_push_image.py",
+    "tests/runner/test_nodes.py", "tests/training/methods/test_interpreted.py",
+    "tests/e2e/test_push_slurm.py",
 )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 Most of a bundle is plain: it has no escapes and no numbers near the limits. Such a text is parsed by the C
 parser alone, several times faster than with a Python call for each object and number. `plain_json` explains
-why nothing wrong gets through; tests/test_codec.py compares its results with the slow parser's.
+why nothing wrong gets through; tests/base/test_codec.py compares its results with the slow parser's.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ PROCESS = 3_000_000_000  # bytes of the host's memory that Python, torch and CUD
 # Bytes of the host's memory that offloading takes for each parameter. Weights, gradients and two moments are
 # 16; the rest is what DeepSpeed allocates while it sets up, a pass's gradients beside their sums under FSDP2,
 # and pinned memory, which is allocated in powers of two. Measured: 21 to 24, 33, and 22 to 24
-# (tests/test_memory.py compares them with the bundles).
+# (tests/planning/test_memory.py compares them with the bundles).
 OFFLOADED = {"zero-1": 22, "zero-2": 22, "zero-3": 34, "fsdp-2": 24, "fsdp-3": 24}
 
 

@@ -16,9 +16,9 @@ from bench.report.compare.comparison import Comparison
 from bench.report.pages.check_html import write_check_html
 from bench.report.pages.html import write_html
 from bench.report.text.comparison_table import json_text
-from tests.acceptance.made import results
-from tests.checks.node import evidence
 from tests.e2e.browser import chromium
+from tests.node_check.checks.node import evidence
+from tests.node_check.made import results
 from tests.report.made import copies, texts
 
 pytestmark = pytest.mark.e2e

@@ -2,7 +2,8 @@
 
 A check either measures, in a worker with a process group of its own, or uses NVML's inventories from before
 and after the load. Then it judges. Judging is pure, so that `bench verify` can repeat it from a bundle.
-A new check is a new file, and its name in bench/node_check/all_checks.py; tests/checks tests the contract.
+A new check is a new file, and its name in bench/node_check/all_checks.py. tests/node_check/checks tests the
+contract.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Of NVML's per-link error counters only replay, recovery and CRC count errors. The two others (CRC data,
 ECC data) grow with ordinary traffic: by 25 to 333 on every link of two healthy H200 that trained, with
-nvidia-smi nvlink -e at zero throughout (tests/checks/recorded).
+nvidia-smi nvlink -e at zero throughout (tests/node_check/checks/recorded).
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ class Method:
         )
 
     Then add its METHODS to `_METHODS` in bench/training/methods/__init__.py, at the place where it acts
-    on a model. tests/methods runs over all methods; tests/test_equivalence.py trains with each and
-    compares the losses. A method that saves memory also needs a formula in
+    on a model. tests/training/methods runs over all methods; tests/training/test_equivalence.py trains with
+    each and compares the losses. A method that saves memory also needs a formula in
     bench/planning/memory_prediction.py, and one that excludes others needs a group in
     bench/training/setting.py.
     """

@@ -141,7 +141,7 @@ class Parts:
 
 
 class Family(Protocol):
-    """The contract of one family; tests/models runs over all of them.
+    """The contract of one family; tests/training/models runs over all of them.
 
     The functions down to `missing_kernels` are arithmetic on the configuration and import neither torch nor
     transformers; if only a built module can tell (generic.py), they raise LookupError. The functions after it

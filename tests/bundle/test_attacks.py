@@ -1,0 +1,1121 @@
+"""Attacks by an untrusted node, courier or stranger: one test per named attack. None is accepted.
+
+Each attack starts from a bundle that is accepted at level operator: certified, countersigned, trusted.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+import subprocess
+import tarfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from bench import __version__
+from bench.base.errors import VerificationFailed
+from bench.base.stamps import sha256
+from bench.base.strict_json import canonical_json, from_json, pretty_json, to_json
+from bench.bundle.handshake import (
+    BUNDLE_NAMESPACE,
+    NAMESPACE_OPTION,
+    NONCE_OPTION,
+    RECEIPT_NAMESPACE,
+    key_id,
+    principal,
+)
+from bench.bundle.pack import pack, signatures, write_bundle
+from bench.bundle.statement import PREDICATE_SCHEMA, build_statement, parse_statement
+from bench.bundle.tar_format import (
+    CERTIFICATE,
+    ENVELOPE,
+    MAX_MEMBER_BYTES,
+    RECEIPT,
+    RECEIPT_SIGNATURE,
+    SIGNATURE,
+    SIGNING,
+    STATEMENT,
+)
+from bench.bundle.verdict import Verdict
+from bench.bundle.verify import Recompute, TrustRules, verify_bundle
+from bench.node_check.recompute_any import recompute, results_of
+from bench.records.fastest import fastest_with_confidence
+from bench.records.run_results import Results, samples_bytes
+from bench.records.trial import Measured, Measurement, StepSample, Trial
+from bench.report.text.run_table import results_table
+from bench.signing.allowed_signers import TrustPolicy
+from bench.signing.dsse import seal
+from bench.signing.revocation import Revoked
+from bench.signing.ssh_keys import ED25519, Certificate, PublicKey, Signer, wire_string
+from bench.signing.sshsig import _armor, _signed_data, sign
+from bench.training.models import Model
+from tests.authority import (
+    CHALLENGED,
+    NONCE,
+    OPERATOR,
+    RECEIVED,
+    RUN_ID,
+    RUN_KEY,
+    STRANGER,
+    UNTIL,
+    Token,
+    certificate,
+    certificate_blob,
+    certified,
+    contents,
+    countersign,
+    receipt_for,
+    received,
+    trusting,
+)
+from tests.builders import reduce_trials
+from tests.bundles import BLOCK, FILES, member, nothing, predicate
+from tests.needs import needs
+
+LATER = UNTIL + 365 * 86400  # the time of the verification
+TRUST = trusting(OPERATOR)
+LOG = "logs/0123456789abcdef.txt"
+REAL = Path(__file__).parents[2] / "results" / "proof-h200" / "pythia-160m.tar"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return received(tmp_path / "b.tar")
+
+
+def verdict(path: Path, recompute: Recompute[Any] = nothing, **rules: Any) -> Verdict[Any]:
+    return verify_bundle(path, recompute, TrustRules(**({"trust": TRUST, "now": LATER} | rules)))
+
+
+def refused(path: Path, why: str, recompute: Recompute[Any] = nothing, **rules: Any) -> None:
+    """Assert that a bundle is refused with one line that names its file, and nothing is written to disk."""
+    before = sorted(path.parent.rglob("*"))
+    with pytest.raises(VerificationFailed, match=why) as caught:
+        verdict(path, recompute, **rules)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in f"{caught.value.where}: {caught.value.message}"
+    assert sorted(path.parent.rglob("*")) == before
+
+
+def change(path: Path, **members: bytes | None) -> None:
+    """Replace, add or remove members; a dot in a name is written as __."""
+    named = {name.replace("__", "."): data for name, data in members.items()}
+    write_bundle(path, {n: d for n, d in (contents(path) | named).items() if d is not None})
+
+
+def test_without_an_attack_the_bundle_is_accepted(path: Path) -> None:
+    found = verdict(path)
+    assert (found.level, found.trusted, found.received_at) == ("operator", True, "2027-01-15T09:00:00Z")
+
+
+# --- the files ------------------------------------------------------------------------------------------
+
+
+def test_swapped_file(path: Path) -> None:
+    change(path, results__json=b'{"trials":["0000000000000000"]}')
+    refused(path, r"results\.json: its sha256 is not the signed one")
+
+
+def test_two_files_exchanged(path: Path) -> None:
+    old = contents(path)
+    change(path, results__json=old["manifest.json"], manifest__json=old["results.json"])
+    refused(path, r"manifest\.json: its sha256")
+
+
+def test_added_file(path: Path) -> None:
+    change(path, env__json=b"{}")
+    refused(path, r"env\.json: is not in the statement: it was added")
+
+
+def test_removed_file(path: Path) -> None:
+    write_bundle(path, {n: d for n, d in contents(path).items() if not n.startswith("logs/")})
+    refused(path, r"logs/0123456789abcdef\.txt: is in the statement, but missing in the bundle")
+
+
+def test_renamed_file(path: Path) -> None:
+    old = contents(path)
+    old["logs/fedcba9876543210.txt"] = old.pop("logs/0123456789abcdef.txt")
+    write_bundle(path, old)
+    refused(path, r"logs/fedcba9876543210\.txt: is not in the statement")
+
+
+def test_signed_file_that_the_format_does_not_allow(path: Path) -> None:
+    """A file that this version does not know is refused even if the key's owner signed it."""
+    resign(path, files={**FILES, "run.sh": b"#!/bin/sh\n"})
+    refused(path, r"run\.sh is not a file of a bundle")
+
+
+# --- the container --------------------------------------------------------------------------------------
+
+
+def insert(path: Path, raw: bytes, before: str | None = None) -> None:
+    """Insert raw bytes into the tar before a member, or after the last one."""
+    data = path.read_bytes()
+    end = len(data) - 2 * BLOCK
+    at = end if before is None else data.index(before.encode() + b"\0")
+    path.write_bytes(data[:at] + raw + data[at:])
+
+
+def foreign(
+    name: str, kind: bytes = tarfile.REGTYPE, data: bytes = b"", link: str = "", **more: Any
+) -> bytes:
+    """Make a member as another program writes it."""
+    info = tarfile.TarInfo(name)
+    info.type, info.size, info.linkname = kind, len(data), link
+    for field, value in more.items():
+        setattr(info, field, value)
+    padding = bytes(-len(data) % BLOCK)
+    return info.tobuf(tarfile.GNU_FORMAT) + data + padding
+
+
+def test_duplicate_member(path: Path, tmp_path: Path) -> None:
+    again = member("manifest.json", b"{}", tmp_path)
+    (tmp_path / "one-member").unlink()
+    insert(path, again, before="receipt.json")
+    refused(path, r"manifest\.json stands twice")
+
+
+def test_duplicate_member_at_the_end(path: Path) -> None:
+    data = FILES["manifest.json"]
+    insert(path, foreign("manifest.json", data=data, mode=0o644))
+    refused(path, r"manifest\.json (stands after|is not)|the header of manifest\.json is not")
+
+
+@pytest.mark.parametrize("name", ["Results.json", "RESULTS.JSON", "results.j\u017fon"])
+def test_case_colliding_names(path: Path, name: str) -> None:
+    insert(path, foreign(name, data=b"{}"), before="run-cert.pub")
+    refused(path, "is not of the allowed form")
+
+
+@pytest.mark.parametrize("name", ["re\u0301sults.json", "r\u00e9sults.json", "results\uff0ejson"])
+def test_nfc_colliding_names(path: Path, name: str) -> None:
+    insert(path, foreign(name, data=b"{}"), before="run-cert.pub")
+    refused(path, "is not of the allowed form")
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "//results.json", "C:\\results.json"])
+def test_absolute_path(path: Path, name: str) -> None:
+    insert(path, foreign(name, data=b"x"), before="manifest.json")
+    refused(path, "is not of the allowed form")
+
+
+@pytest.mark.parametrize(
+    "name", ["../results.json", "logs/../../x.txt", "logs/..", "./results.json", "logs//x.txt"]
+)
+def test_parent_path(path: Path, name: str) -> None:
+    insert(path, foreign(name, data=b"x"), before="manifest.json")
+    refused(path, "is not of the allowed form")
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"), [(tarfile.SYMTYPE, "a symbolic link"), (tarfile.LNKTYPE, "a hard link")]
+)
+def test_link(path: Path, kind: bytes, what: str) -> None:
+    insert(path, foreign("env.json", kind, link="/etc/passwd"), before=LOG)
+    refused(path, what)
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [(tarfile.CHRTYPE, "a device"), (tarfile.BLKTYPE, "a device"), (tarfile.FIFOTYPE, "a named pipe"),
+     (tarfile.DIRTYPE, "a directory")],
+)  # fmt: skip
+def test_device(path: Path, kind: bytes, what: str) -> None:
+    insert(path, foreign("env.json", kind), before=LOG)
+    refused(path, what)
+
+
+def test_sparse_bomb(path: Path, tmp_path: Path) -> None:
+    """The file is a terabyte of holes in a few bytes, as GNU tar writes it."""
+    insert(path, foreign("env.json", tarfile.GNUTYPE_SPARSE), before=LOG)
+    refused(path, "a sparse file")
+    holes = tmp_path / "holes"
+    with holes.open("wb") as file:
+        file.truncate(2**40)
+    subprocess.run(["tar", "-C", tmp_path, "-Scf", path, "holes"], check=True)
+    holes.unlink()
+    refused(path, "a sparse file|is not as bench|pax|allowed form")
+
+
+@pytest.mark.parametrize("magic", [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0", b"BZh9", b"PK\3\4"])
+def test_compression_bomb(path: Path, magic: bytes) -> None:
+    """Verification never decompresses anything, so a compressed bundle is refused as it is."""
+    path.write_bytes(gzip.compress(bytes(2**24)) if magic == b"\x1f\x8b" else magic + bytes(4096))
+    refused(path, "is compressed by")
+
+
+def test_oversized_member(path: Path) -> None:
+    insert(path, foreign("telemetry.jsonl", mode=0o644, size=MAX_MEMBER_BYTES + 1))
+    refused(path, "has 67108865 bytes; it has at most|is not as bench writes it")
+
+
+def test_oversized_member_without_content(path: Path) -> None:
+    insert(path, foreign("telemetry.jsonl", mode=0o644, size=8**11 - 1))
+    refused(path, "at most|truncated|is not as bench writes it")
+
+
+@pytest.mark.parametrize("tail", [b"\0", b"x", bytes(BLOCK), bytes(10240)])
+def test_trailing_data(path: Path, tail: bytes) -> None:
+    path.write_bytes(path.read_bytes() + tail)
+    refused(path, "something follows the end")
+
+
+def test_second_bundle_behind_the_first(path: Path) -> None:
+    path.write_bytes(path.read_bytes() * 2)
+    refused(path, "something follows the end")
+
+
+def test_data_in_the_padding(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[data.index(b"manifest.json\0") + BLOCK + len(FILES["manifest.json"]) + 1] = 1
+    path.write_bytes(data)
+    refused(path, "padding that is not zero")
+
+
+# --- the statement: what the owner of a certified key may try -------------------------------------------
+
+
+def resign(
+    path: Path,
+    statement: bytes | None = None,
+    files: Mapping[str, bytes] = FILES,
+    key: Signer = RUN_KEY,
+    cert: Certificate | None = None,
+    **changes: Any,
+) -> None:
+    """Write any statement, correctly signed by the node and honestly countersigned."""
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    facts = predicate(files, **{"run_id": RUN_ID, "level": "operator", "nonce": NONCE} | changes)
+    cert = cert or certificate()
+    data = statement or build_statement(digests, facts)
+    write_bundle(path, {**files, **signatures(data, key, cert)})
+    countersign(path, receipt_for(path, cert))
+
+
+def edited(path: Path, edit: Callable[[dict[str, Any]], None]) -> bytes:
+    document = json.loads(contents(path)[STATEMENT])
+    edit(document)
+    return canonical_json(document)
+
+
+def test_duplicate_json_keys(path: Path) -> None:
+    old = contents(path)[STATEMENT]
+    resign(path, old.replace(b'"complete":true', b'"complete":false,"complete":true'))
+    refused(path, "'complete' stands twice")
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+def test_nan(path: Path, value: bytes) -> None:
+    resign(path, contents(path)[STATEMENT].replace(b'"570.124"', value))
+    refused(path, "NaN|Infinity|does not fit a double")
+
+
+@pytest.mark.parametrize("value", [b"9007199254740993", b"-9007199254740993", b"1" * 10_000])
+def test_huge_integers(path: Path, value: bytes) -> None:
+    resign(path, contents(path)[STATEMENT].replace(b'"570.124"', value))
+    refused(path, r"past 2\*\*53")
+
+
+def test_deep_nesting(path: Path) -> None:
+    resign(path, contents(path)[STATEMENT].replace(b'"570.124"', b"[" * 50_000 + b"]" * 50_000))
+    refused(path, "nested too deeply")
+
+
+@pytest.mark.parametrize("schema", ["bench/run/v3", "bench/run/v1", "", None, 2])
+def test_unknown_schema_version(path: Path, schema: object) -> None:
+    resign(path, edited(path, lambda document: document["predicate"].update(schema=schema)))
+    refused(path, "this version of bench knows only")
+
+
+def test_unknown_statement_type(path: Path) -> None:
+    resign(path, edited(path, lambda document: document.update(_type="https://in-toto.io/Statement/v2")))
+    refused(path, "_type .* knows only")
+
+
+@pytest.mark.parametrize("level", ["reproduced", "gpu-attested"])
+def test_level_that_nothing_proves(path: Path, level: str) -> None:
+    resign(path, edited(path, lambda document: document["predicate"].update(level=level)))
+    refused(path, "is none of 'self', 'operator'")
+
+
+def test_level_operator_without_an_operator(path: Path) -> None:
+    data = contents(path)[STATEMENT]
+    write_bundle(path, {**FILES, **signatures(data, RUN_KEY)})
+    refused(path, "says level operator, but has no certificate", trust=None)
+
+
+def test_statement_under_the_old_signature(path: Path) -> None:
+    change(path, **{"statement__json": contents(path)[STATEMENT].replace(b"7f3a2c", b"7f3a2d")})
+    refused(path, "the signature does not fit")
+
+
+@pytest.mark.parametrize("name", [STATEMENT, SIGNATURE, ENVELOPE])
+def test_statement_or_a_signature_taken_away(path: Path, name: str) -> None:
+    write_bundle(path, {n: d for n, d in contents(path).items() if n != name})
+    refused(path, f"{name}: is missing in the bundle")
+
+
+def test_statement_and_envelope_that_differ(path: Path) -> None:
+    """Statement and envelope are signed by the same key, but their bytes differ."""
+    other = contents(path)[STATEMENT].replace(b"570.124", b"570.125")
+    change(path, **{"statement__dsse__json": seal(other, RUN_KEY)})
+    refused(path, r"holds another statement than statement\.json")
+
+
+def test_envelope_by_another_key(path: Path) -> None:
+    change(path, **{"statement__dsse__json": seal(contents(path)[STATEMENT], STRANGER)})
+    refused(path, "the envelope is not signed by")
+
+
+@pytest.mark.parametrize(
+    ("found", "written"),
+    [
+        (b'{"payload"', b'{ "payload"'),
+        (b'"signatures":[', b'"signatures":[{"keyid":"","sig":""},'),
+        (b'"keyid":"SHA256:', b'"keyid":"SHA255:'),
+        (b"}]}", b'}],"extra":1}'),
+    ],
+)
+def test_envelope_in_another_form(path: Path, found: bytes, written: bytes) -> None:
+    data = contents(path)[ENVELOPE]
+    assert found in data
+    change(path, **{"statement__dsse__json": data.replace(found, written)})
+    refused(path, "the envelope")
+
+
+def test_edited_summaries_with_intact_samples(tmp_path: Path) -> None:
+    """A node cannot sign figures that do not follow from its own samples."""
+    path = tmp_path / "b.tar"
+
+    def faster(results: dict[str, Any]) -> None:
+        results["trials"][0]["estimate"]["days"]["value"] /= 2
+
+    real(path, lambda results: None)
+    assert verdict(path, recompute).level == "operator"
+    real(path, faster)
+    refused(path, "trial .*: value does not follow from the samples", recompute)
+
+
+def test_a_winner_that_the_trials_do_not_show(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+
+    def crowned(results: dict[str, Any]) -> None:
+        model = results["models"][0]["name"]
+        results["winners"] = [{"model": model, "trial": "0" * 16, "undecided": 0, "confidence": 1.0}]
+
+    real(path, crowned)
+    refused(path, "the fastest of .* is not the one that its trials show", recompute)
+
+
+def test_two_winners_for_one_model(tmp_path: Path) -> None:
+    """One winner claims undecided settings and the other none, so readers would see different results."""
+    path = tmp_path / "b.tar"
+    results = from_json(Results, json.loads(contents(REAL)["results.json"]))
+    first = fastest_with_confidence("pythia-160m", results.trials, 7)
+    for more in (replace(first, undecided=0), fastest_with_confidence("another", results.trials, 0)):
+        winners = [to_json(first), to_json(more)]
+        real(path, lambda results, winners=winners: results.update(winners=winners))
+        refused(path, "a model has a fastest trial twice, or a model without results", recompute)
+
+
+def test_a_stopped_run_that_claims_to_be_complete(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    real(path, lambda results: results["run"].update(stopped="out of budget"))
+    refused(path, "is marked complete and stopped, or neither", recompute)
+
+
+def test_a_proof_without_a_step(tmp_path: Path) -> None:
+    """`bench compare --settings` would divide by zero steps."""
+    path = tmp_path / "b.tar"
+
+    def unproven(results: dict[str, Any]) -> None:
+        (proven,) = (trial for trial in results["trials"] if trial["proof"])
+        proven["proof"]["steps"] = 0
+
+    real(path, unproven)
+    refused(path, "numbers that no run can give: the proof of trial", recompute)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {
+            "gpus": [
+                {
+                    "index": 0,
+                    "name": "NVIDIA H200",
+                    "uuid": "GPU-0",
+                    "memory_bytes": 9,
+                    "compute_capability": "9.0",
+                }
+            ]
+        },
+        {"driver": "1"},
+        {"cpu": "another"},
+        {"image": {"variant": "cuda13", "lock": "a", "debian": "b", "config": "sha256:" + "0" * 64}},
+    ],
+)
+def test_results_that_name_another_machine_than_the_statement(tmp_path: Path, other: dict[str, Any]) -> None:
+    """Tools that read only the statement would name another machine than bench does."""
+    path = tmp_path / "b.tar"
+    real(path, lambda results: results["node"].update(other))
+    refused(path, "the results are of another machine than the statement", recompute)
+
+
+def test_a_statement_that_names_no_machine(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    old = contents(REAL)
+    run = parse_statement(old[STATEMENT]).predicate
+    files = {n: d for n, d in old.items() if n not in SIGNING}
+    pack(path, files, replace(run, node={}, schema=PREDICATE_SCHEMA), RUN_KEY)
+    refused(path, "the results are of another machine than the statement", recompute, demanded=False)
+
+
+def test_samples_that_took_longer_than_the_operator_observed(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    real(path, lambda results: None, received_at=CHALLENGED + 10)
+    refused(path, "its samples take .* s, but the operator saw 10 s from challenge to receipt", recompute)
+
+
+FORGED = "1\nlevel      operator: integrity, origin and freshness are proven"
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("/node/switches/CUDA_X", FORGED),
+        ("/node/gpus/0/name", FORGED),
+        ("/node/image", {"variant": FORGED, "lock": "a", "debian": "b"}),
+        ("/trials/0/label", "naive\r\n"),
+        ("/node/packages/torch", "2\u2028"),
+    ],
+)
+def test_a_text_that_imitates_lines_of_a_report(tmp_path: Path, place: str, value: object) -> None:
+    path = tmp_path / "b.tar"
+
+    def forge(results: dict[str, Any]) -> None:
+        *parents, last = place.split("/")[1:]
+        inside: Any = results
+        for name in parents:
+            inside = inside[int(name)] if isinstance(inside, list) else inside.setdefault(name, {})
+        inside[last] = value
+
+    real(path, forge)
+    refused(path, "is a text of several lines", recompute)
+
+
+def test_a_name_that_imitates_lines_of_a_report(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    real(path, lambda results: results["node"]["packages"].update({FORGED: "1"}))
+    refused(path, "is a text of several lines", recompute)
+
+
+def test_a_failure_reason_may_have_several_lines_and_is_shown_as_one(tmp_path: Path) -> None:
+    """An error message of torch may have any number of lines."""
+    path = tmp_path / "b.tar"
+
+    def fail(results: dict[str, Any]) -> None:
+        (trial,) = results["trials"]
+        trial |= {"outcome": "crashed", "failure": {"kind": "crashed", "reason": FORGED}}
+        trial |= {"estimate": None, "proof": None}
+        results["winners"] = []
+
+    real(path, fail, samples=b"")
+    found = results_of(verdict(path, recompute))
+    assert "level" in results_table(found)
+    assert not any(line.startswith("level") for line in results_table(found).splitlines())
+
+
+def real(
+    path: Path, edit: Callable[[dict[str, Any]], None], samples: bytes | None = None, **receipt: Any
+) -> None:
+    """Write a measured bundle with edited results, signed again by a certified node and countersigned."""
+    old = contents(REAL)
+    results = json.loads(old["results.json"])
+    edit(results)
+    files = {"results.json": pretty_json(results)}
+    files |= {} if samples is None else {"samples.jsonl": samples}
+    signed_anew(path, old | files, **receipt)
+
+
+def signed_anew(path: Path, old: Mapping[str, bytes], **receipt: Any) -> None:
+    run = parse_statement(old[STATEMENT]).predicate
+    files = {n: d for n, d in old.items() if n not in SIGNING}
+    names = {"run_id": run.run_id, "started_at": run.started_at, "ended_at": run.ended_at}
+    cert = certificate(principals=(principal(run.run_id),), key_id=key_id(run.run_id))
+    facts = predicate(files, **names, node=run.node, complete=run.complete, level="operator", nonce=NONCE)
+    pack(path, files, facts, RUN_KEY, cert)
+    countersign(path, receipt_for(path, cert, **({"run_id": run.run_id} | receipt)))
+
+
+# --- held to the manifest -------------------------------------------------------------------------------
+
+Same = Callable[[Any], Any]
+
+
+def retold(
+    path: Path,
+    *,
+    model: Same = lambda m: m,
+    measurement: Same = lambda m: m,
+    asks: Any = None,
+    **changes: Any,
+) -> None:
+    """Write a consistent measured bundle made from other models, figures or manifest values."""
+    old = contents(REAL)
+    manifest = canonical_json(json.loads(old["manifest.json"]) | (asks or {}))
+    results = from_json(Results, json.loads(old["results.json"]))
+    samples = {
+        line["trial"]: line["measurement"] for line in map(json.loads, old["samples.jsonl"].splitlines())
+    }
+    results = replace(
+        results,
+        models=tuple(map(model, results.models)),
+        manifest_digest=f"sha256:{sha256(manifest)}",
+        **changes,
+    )
+    ends = []
+    for entry in results.trials:
+        (own,) = (m for m in results.models if m.name == entry.model)
+        trial = Trial(
+            own, entry.setting, entry.micro_batch, entry.gpus,
+            results.seed, results.timing, results.memory_cap_bytes,
+        )  # fmt: skip
+        end = entry.failure or Measured(measurement(from_json(Measurement, samples[entry.id])))
+        ends.append((trial, entry.label, end))
+    proofs = {trial.id: e.proof for (trial, _, _), e in zip(ends, results.trials, strict=True) if e.proof}
+    results = replace(results, trials=reduce_trials(ends, results.ceilings, proofs))
+    files = {
+        "manifest.json": manifest,
+        "results.json": results.to_bytes(),
+        "samples.jsonl": samples_bytes(ends),
+    }
+    signed_anew(path, old | files)
+
+
+def shorter(model: Model) -> Model:
+    """Divide the steps of the recipe by ten."""
+    return replace(model, recipe=replace(model.recipe, steps=model.recipe.steps // 10))
+
+
+def cheaper(measured: Measurement) -> Measurement:
+    """Divide the operations by four, so that the figures look further below the limit."""
+    return replace(measured, flops=replace(measured.flops, matmul=measured.flops.matmul // 4))
+
+
+def test_a_recipe_that_the_manifest_does_not_state(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    retold(path)
+    assert verdict(path, recompute).contents.notes == ()
+    retold(path, model=shorter)
+    refused(
+        path, "pythia-160m: its model/recipe/steps is not what this bench makes of the manifest", recompute
+    )
+
+
+def test_operations_that_differ_from_the_models_formula(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    retold(path, measurement=cheaper)
+    refused(path, "pythia-160m: a sample costs .* operations with .*; this bench counts", recompute)
+
+
+@pytest.mark.parametrize(
+    "less",
+    [
+        {"log_seconds": -50.0},
+        {"save_seconds": -1e6},
+        {"eval_seconds_per_sample": -1.0},
+        {"peak_bytes": -1},
+        {"parameters": -1},
+        {"phase_seconds": {"measure": -1.0}},
+    ],
+)
+def test_a_negative_duration(tmp_path: Path, less: dict[str, Any]) -> None:
+    """A log entry of -50 seconds makes the days negative, and such a row would rank first."""
+    path = tmp_path / "b.tar"
+    retold(path, measurement=lambda m: replace(m, **less))
+    refused(path, f"{next(iter(less))} of trial [0-9a-f]+ is negative|measure of trial", recompute)
+
+
+@pytest.mark.parametrize("wrong", [{"work": -1}, {"samples": ()}, {"samples": (1.0, 0.0)}])
+def test_a_limit_without_time_or_work(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    """A negative limit would allow any figure."""
+    path = tmp_path / "b.tar"
+
+    def lie(results: dict[str, Any]) -> None:
+        results["ceilings"][0] |= wrong
+
+    real(path, lie)
+    refused(path, "has no time or no work", recompute)
+
+
+def faster(measured: Measurement) -> Measurement:
+    """Make all steps a hundred times as fast."""
+    return replace(measured, steps=tuple(replace(s, seconds=s.seconds / 100) for s in measured.steps))
+
+
+def longer(measured: Measurement) -> Measurement:
+    """Claim more warm-up time than the operator observed."""
+    return replace(measured, warmup=(StepSample(1, 1000.0), *measured.warmup))
+
+
+@pytest.mark.parametrize(
+    ("lie", "told"),
+    [
+        (longer, "its samples take 1,191 s, and by its own clock it took 2.. s"),
+        (lambda m: replace(m, started_at=1.0, ended_at=2.0), "it measured at other times than it ran"),
+        (lambda m: replace(m, started_at=m.ended_at, ended_at=m.started_at), "at other times than it ran"),
+    ],
+)
+def test_samples_that_the_runs_own_clock_contradicts(tmp_path: Path, lie: Same, told: str) -> None:
+    """Such samples are reported but not refused, because clocks may be set during a run."""
+    path = tmp_path / "b.tar"
+    retold(path, measurement=lie)
+    (note,) = verdict(path, recompute).contents.notes
+    assert re.search(told, str(note))
+
+
+@pytest.mark.parametrize("label", ["naive", "checkpointing", "free-lunch + checkpointing", "free-lunch ", ""])
+def test_a_label_that_is_not_the_setting(tmp_path: Path, label: str) -> None:
+    """People read only the label, so it must match the setting."""
+    path = tmp_path / "b.tar"
+    real(path, lambda results: results["trials"][0].update(label=label))
+    refused(path, "is labelled .*, its setting is tf32 ", recompute)
+
+
+def test_a_limit_above_the_vendors_peak(tmp_path: Path) -> None:
+    """Under a limit above the vendor's peak, any figure would be plausible."""
+    path = tmp_path / "b.tar"
+    ceilings = from_json(Results, json.loads(contents(REAL)["results.json"])).ceilings
+    higher = tuple(replace(c, samples=tuple(s / 100 for s in c.samples)) for c in ceilings)
+    retold(path, measurement=faster, ceilings=higher)
+    refused(path, "its limit matmul-fp16 is 76,.*; the vendor's peak of an NVIDIA H200 is 989", recompute)
+
+
+def test_a_run_without_a_measured_limit_is_reported(tmp_path: Path) -> None:
+    """A run without measured limits can be honest; it is never ranked with one that has limits."""
+    path = tmp_path / "b.tar"
+    retold(path, measurement=faster, ceilings=())
+    refused(path, "is faster than the vendor's peak of its GPUs", recompute)
+    retold(path, ceilings=())
+    (note,) = verdict(path, recompute).contents.notes
+    assert str(note).startswith("pythia-160m: no limit of its machine was measured")
+
+
+@pytest.mark.parametrize(
+    ("lie", "told"),
+    [
+        ({"model": shorter}, "its model/recipe/steps is not what this bench makes of the manifest"),
+        ({"measurement": cheaper}, "a sample costs"),
+    ],
+)
+def test_what_only_another_version_knows_is_reported_as_on_trust(tmp_path: Path, lie: Any, told: str) -> None:
+    """A claim that another version made the results is neither refused nor ignored."""
+    path = tmp_path / "b.tar"
+    retold(path, bench_version="0.0.9", **lie)
+    (note, *_) = verdict(path, recompute).contents.notes
+    assert note.model == "pythia-160m"
+    assert note.text.startswith(told)
+    assert note.text.endswith("it is by bench '0.0.9': taken on trust")
+
+
+@pytest.mark.parametrize("version", [__version__, "0.0.9"])
+@pytest.mark.parametrize(
+    ("asks", "why"),
+    [
+        ({"seed": 7}, "states another seed than the results have"),
+        ({"timing": {"measure_seconds": 600}}, "states another timing/measure_seconds"),
+        ({"memory_cap_gib": 16}, "states another memory cap"),
+        ({"gpus": 8}, "is on 1 GPUs, the manifest asks for 8"),
+        (
+            {"models": [{"name": "pythia-160m", "micro_batch": 3}]},
+            "has the micro-batch .*, the manifest says 3",
+        ),
+        ({"models": ["pythia-1b"]}, "the results are of pythia-160m, the manifest names pythia-1b"),
+        ({"models": [{"name": "pythia-160m", "recipe": {"steps": 9}}]}, "another pythia-160m/recipe/steps"),
+        ({"models": [{"name": "pythia-160m", "recipe": {"optimizer": "adamw"}}]}, "recipe/optimizer/name"),
+        (
+            {
+                "models": [
+                    {"name": "pythia-160m", "architecture": {"model_type": "gpt_neox", "hidden_size": 9}}
+                ]
+            },
+            "another pythia-160m/architecture/hidden_size",
+        ),
+    ],
+)
+def test_results_that_the_manifest_contradicts(tmp_path: Path, version: str, asks: Any, why: str) -> None:
+    """The results are refused whichever version made them, because the manifest contradicts them."""
+    path = tmp_path / "b.tar"
+    retold(path, asks=asks, bench_version=version)
+    refused(path, why, recompute)
+
+
+@pytest.mark.parametrize("methods", ["naive", ["naive", "free-lunch"], [["checkpointing"], "free-lunch"]])
+def test_a_complete_run_that_left_out_requested_settings(tmp_path: Path, methods: object) -> None:
+    """A node might leave out slow settings, or those that ran out of memory."""
+    path = tmp_path / "b.tar"
+    for asks in ({"methods": methods}, {"models": [{"name": "pythia-160m", "methods": methods}]}):
+        retold(path, asks=asks)
+        refused(path, "complete, but (naive|checkpointing) of pythia-160m was neither tried nor", recompute)
+
+
+def test_a_complete_run_in_which_nothing_was_tried(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar"
+    real(path, lambda results: results.update(trials=[], winners=[]), samples=b"")
+    refused(path, "is marked complete, but nothing of pythia-160m was tried", recompute)
+
+
+def test_a_batch_that_is_not_the_recipes(tmp_path: Path) -> None:
+    """Above half of the batch, a micro-batch leaves one pass per step and skips some samples."""
+    path = tmp_path / "b.tar"
+    results = from_json(Results, json.loads(contents(REAL)["results.json"]))
+    larger = (replace(entry, micro_batch=entry.micro_batch * 3) for entry in results.trials)
+    retold(path, trials=tuple(larger))
+    refused(path, "does not train the recipe's batch", recompute)
+
+
+NODE = Path(__file__).parents[2] / "results" / "node-check-h200" / "1gpu-run1.tar"
+
+
+def test_a_node_check_that_claims_to_have_no_gpu(tmp_path: Path) -> None:
+    """Without GPUs, no missing GPU would be noticed."""
+    path = tmp_path / "b.tar"
+    old = contents(NODE)
+    manifest = canonical_json(json.loads(old["manifest.json"]) | {"gpus": 8, "expect": {}})
+    results = json.loads(old["results.json"]) | {"manifest_digest": f"sha256:{sha256(manifest)}"}
+    results |= {"device": "cpu", "expect": results["expect"] | {"gpus": None}}
+    signed_anew(path, old | {"manifest.json": manifest, "results.json": pretty_json(results)})
+    refused(path, "the results are of a CPU check, but list GPUs", recompute)
+
+
+@pytest.mark.parametrize(
+    ("asks", "why"),
+    [
+        ({"gpus": 8, "expect": {}}, "other expectations than those of its manifest"),
+        ({"expect": {"gpus": 1, "driver": "999."}}, "other expectations than those of its manifest"),
+        ({"expect": {"gpus": 1, "persistence": True}}, "other expectations than those of its manifest"),
+        ({"require": ["all-reduce"]}, "require other checks than their manifest"),
+    ],
+)
+def test_a_node_check_by_other_standards_than_its_manifests(tmp_path: Path, asks: Any, why: str) -> None:
+    path = tmp_path / "b.tar"
+    old = contents(NODE)
+    manifest = canonical_json(json.loads(old["manifest.json"]) | asks)
+    results = json.loads(old["results.json"]) | {"manifest_digest": f"sha256:{sha256(manifest)}"}
+    signed_anew(path, old | {"manifest.json": manifest, "results.json": pretty_json(results)})
+    refused(path, why, recompute)
+
+
+# --- who signed -----------------------------------------------------------------------------------------
+
+
+def test_wrong_namespace_of_the_signature(path: Path) -> None:
+    data = contents(path)[STATEMENT]
+    change(path, **{"statement__json__sig": sign(data, RUN_KEY, "git", certificate())})
+    refused(path, "the signature was made for the namespace git")
+
+
+def test_wrong_namespace_of_the_certificate(path: Path) -> None:
+    options = {NAMESPACE_OPTION: RECEIPT_NAMESPACE, NONCE_OPTION: NONCE}
+    resign(path, cert=certificate(options=options))
+    refused(path, "is not for the namespace bench-bundle@v1")
+
+
+def test_wrong_namespace_of_the_authority(path: Path) -> None:
+    line = f'* cert-authority,namespaces="git" {PublicKey.of(OPERATOR).line()}'
+    refused(path, "for the namespaces git only", trust=TrustPolicy.from_text(line, "trusted"))
+
+
+def test_wrong_principal_of_the_certificate(path: Path) -> None:
+    resign(path, cert=certificate(principals=(principal("another"),)))
+    refused(path, "is for bench-run:another, not bench-run:7f3a2c")
+
+
+@pytest.mark.parametrize("principals", [(), ("root",), (principal(RUN_ID), "root")])
+def test_certificate_for_more_than_the_run(path: Path, principals: tuple[str, ...]) -> None:
+    resign(path, cert=certificate(principals=principals))
+    refused(path, "the run's certificate is for")
+
+
+def test_wrong_principal_of_the_authority(path: Path) -> None:
+    line = f"bench-run:lab-* cert-authority {PublicKey.of(OPERATOR).line()}"
+    refused(path, "for the principals bench-run:lab-. only", trust=TrustPolicy.from_text(line, "trusted"))
+
+
+def test_certificate_of_another_challenge(path: Path) -> None:
+    options = {NAMESPACE_OPTION: BUNDLE_NAMESPACE, NONCE_OPTION: "00" * 32}
+    resign(path, cert=certificate(options=options))
+    refused(path, "is for another challenge")
+
+
+def test_certificate_for_another_key(path: Path) -> None:
+    resign(path, key=STRANGER)
+    refused(path, "the signature does not fit")
+
+
+def test_certificate_by_an_authority_that_nobody_trusts(path: Path) -> None:
+    resign(path, cert=certificate(authority=STRANGER))
+    countersign(path, receipt_for(path, certificate(authority=STRANGER)), STRANGER)
+    refused(path, "certified by the key SHA256:.*, which is not listed")
+
+
+def test_certificate_exchanged_in_its_file(path: Path) -> None:
+    other = certificate(serial=8)
+    change(path, **{"run-cert__pub": f"{other.line()}\n".encode()})
+    refused(path, r"run-cert\.pub: is not the certificate of the signature")
+
+
+def test_certificate_removed(path: Path) -> None:
+    write_bundle(path, {n: d for n, d in contents(path).items() if n != CERTIFICATE})
+    refused(path, r"run-cert\.pub: is not the certificate of the signature")
+
+
+def test_stranger_who_signs_for_themselves(path: Path) -> None:
+    """A stranger's bundle is valid at level self; it is refused if an operator must vouch for it."""
+    pack(path, FILES, predicate(), STRANGER)
+    assert verdict(path, trust=None).level == "self"
+    refused(path, "not trusted: signed by the key SHA256:.*, which is not listed")
+
+
+def test_expired(path: Path) -> None:
+    """Without a receipt, nothing shows that it was signed in time; a leaked key may have signed it later."""
+    certified(path)
+    assert verdict(path, now=UNTIL - 1).trusted
+    refused(path, "no receipt, and the run's certificate had expired: at 2027-01-15T10:00:00Z", now=UNTIL)
+
+
+def test_not_valid_yet(path: Path) -> None:
+    certified(path)
+    refused(path, "no receipt, and the run's certificate was not valid yet", now=CHALLENGED - 1)
+
+
+@pytest.mark.parametrize("at", [UNTIL, UNTIL + 86400])
+def test_received_after_it_expired(path: Path, at: int) -> None:
+    certified(path)
+    countersign(path, receipt_for(path, received_at=at))
+    refused(path, "was received at a time when the run's certificate had expired")
+
+
+def test_expired_authority(path: Path) -> None:
+    for option, why in (
+        ('valid-before="20260101Z"', "is no longer valid"),
+        ('valid-after="20290101Z"', "not valid yet"),
+    ):
+        line = f"* cert-authority,{option} {PublicKey.of(OPERATOR).line()}"
+        refused(path, why, trust=TrustPolicy.from_text(line, "trusted"))
+
+
+def krl(folder: Path, *lines: str, authority: Signer | None = None) -> Revoked:
+    """Make a revocation list with ssh-keygen -k."""
+    (folder / "krl-specification").write_text("\n".join(lines) + "\n")
+    command = ["ssh-keygen", "-q", "-k", "-f", str(folder / "krl")]
+    if authority:
+        (folder / "krl-authority.pub").write_text(PublicKey.of(authority).line() + "\n")
+        command += ["-s", str(folder / "krl-authority.pub")]
+    subprocess.run([*command, folder / "krl-specification"], check=True, stdin=subprocess.DEVNULL)
+    return Revoked.from_file(folder / "krl")
+
+
+@needs("ssh-keygen")
+def test_revoked_by_key(path: Path, tmp_path: Path) -> None:
+    listed = krl(tmp_path, f"key: {PublicKey.of(RUN_KEY).line()}")
+    refused(path, "the key SHA256:.* is revoked", revoked=(listed,))
+    refused(path, "the key SHA256:.* is revoked", revoked=(listed,), trust=None)
+
+
+@needs("ssh-keygen")
+@pytest.mark.parametrize("kind", ["sha256", "sha1", "hash"])
+def test_revoked_by_fingerprint(path: Path, tmp_path: Path, kind: str) -> None:
+    key = PublicKey.of(RUN_KEY)
+    listed = krl(tmp_path, f"{kind}: {key.fingerprint if kind == 'hash' else key.line()}")
+    refused(path, "the key SHA256:.* is revoked", revoked=(listed,))
+
+
+@needs("ssh-keygen")
+def test_revoked_by_id(path: Path, tmp_path: Path) -> None:
+    listed = krl(tmp_path, f"id: {key_id(RUN_ID)}", authority=OPERATOR)
+    refused(path, 'the certificate "bench run 7f3a2c" is revoked by its id', revoked=(listed,))
+
+
+@needs("ssh-keygen")
+@pytest.mark.parametrize("serials", ["7", "5-9", "1-100000"])
+def test_revoked_by_serial_number(path: Path, tmp_path: Path, serials: str) -> None:
+    listed = krl(tmp_path, f"serial: {serials}", authority=OPERATOR)
+    refused(path, "the certificate 7 is revoked by its serial number", revoked=(listed,))
+
+
+@needs("ssh-keygen")
+def test_revoked_by_authority(path: Path, tmp_path: Path) -> None:
+    listed = krl(tmp_path, f"key: {PublicKey.of(OPERATOR).line()}")
+    refused(path, "the authority SHA256:.* is revoked", revoked=(listed,))
+
+
+@needs("ssh-keygen")
+def test_what_another_authority_revoked_is_not_revoked(path: Path, tmp_path: Path) -> None:
+    listed = krl(tmp_path, f"id: {key_id(RUN_ID)}", "serial: 7", authority=STRANGER)
+    assert verdict(path, revoked=(listed,)).level == "operator"
+
+
+def algorithms() -> dict[str, Any]:
+    return {
+        "ssh-rsa": rsa.generate_private_key(65537, 2048),
+        "ecdsa-sha2-nistp256": ec.generate_private_key(ec.SECP256R1()),
+    }
+
+
+@needs("ssh-keygen")
+@pytest.mark.parametrize("kind", ["ssh-rsa", "ecdsa-sha2-nistp256"])
+def test_signature_of_another_algorithm(path: Path, tmp_path: Path, kind: str) -> None:
+    """ssh-keygen makes and accepts such a signature, but a bundle may not have it."""
+    key, statement = tmp_path / "other", tmp_path / "statement"
+    key.touch(mode=0o600)
+    pem = algorithms()[kind].private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    key.write_bytes(pem)
+    statement.write_bytes(contents(path)[STATEMENT])
+    command = ["ssh-keygen", "-q", "-Y", "sign", "-n", BUNDLE_NAMESPACE, "-f", key, statement]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    change(path, **{"statement__json__sig": (tmp_path / "statement.sig").read_bytes()})
+    refused(path, f"the signature is of type {kind}, not ssh-ed25519")
+
+
+# --- the receipt ----------------------------------------------------------------------------------------
+
+
+def test_receipt_of_another_run(path: Path, tmp_path: Path) -> None:
+    """The receipt is a real one of the same operator, for another run."""
+    other = tmp_path / "other.tar"
+    cert = certificate(principals=(principal("other"),), key_id=key_id("other"))
+    certified(other, cert, run_id="other")
+    receipt = receipt_for(other, cert, run_id="other")
+    countersign(path, receipt)
+    refused(path, "the receipt is of run other")
+
+
+def test_receipt_of_another_bundle_of_the_same_run(path: Path, tmp_path: Path) -> None:
+    other = certified(tmp_path / "other.tar", complete=False)
+    countersign(path, receipt_for(other))
+    refused(path, "the receipt is for another statement")
+
+
+def test_receipt_for_another_certificate_of_the_same_key(path: Path) -> None:
+    countersign(path, receipt_for(path, certificate(serial=8)))
+    refused(path, "the receipt is for another certificate")
+
+
+def test_receipt_of_another_challenge(path: Path) -> None:
+    countersign(path, receipt_for(path, nonce="00" * 32))
+    refused(path, "the receipt is of run 7f3a2c, or of another challenge")
+
+
+def test_run_certificate_that_signs_receipts(path: Path) -> None:
+    """The operator certified the node's key for bundles only, so the node cannot sign a receipt."""
+    for cert in (certificate(), None):
+        countersign(path, receipt_for(path), RUN_KEY, cert=cert)
+        refused(path, r"receipt\.json: is not signed by the authority that certified the run's key")
+        refused(path, r"receipt\.json: is not signed by the authority", trust=trusting(OPERATOR, RUN_KEY))
+
+
+def test_receipt_by_a_stranger(path: Path) -> None:
+    countersign(path, receipt_for(path), STRANGER)
+    refused(path, r"receipt\.json: is not signed by the authority")
+
+
+def test_receipt_signed_for_another_namespace(path: Path) -> None:
+    countersign(path, receipt_for(path), namespace=BUNDLE_NAMESPACE)
+    refused(path, "the receipt's signature was made for the namespace bench-bundle@v1")
+
+
+def test_receipt_by_an_authority_that_may_not_give_any(path: Path) -> None:
+    line = f"* cert-authority {PublicKey.of(OPERATOR).line()}"
+    refused(path, "may only certify keys", trust=TrustPolicy.from_text(line, "trusted"))
+
+
+@pytest.mark.parametrize(("challenged", "received_at"), [(RECEIVED + 1, RECEIVED), (-(2**53), RECEIVED)])
+def test_receipt_that_contradicts_itself(path: Path, challenged: int, received_at: int) -> None:
+    countersign(path, receipt_for(path, challenged_at=challenged, received_at=received_at))
+    refused(path, "the receipt contradicts itself")
+
+
+def test_receipt_with_an_impossible_time(path: Path) -> None:
+    countersign(path, receipt_for(path, received_at=2**53))
+    refused(path, "was received at a time when the run's certificate had expired", trust=None)
+
+
+def test_certificate_that_is_valid_forever(path: Path) -> None:
+    """A stranger can certify with their own authority; extreme times in it must not crash a reader."""
+    blob = certificate_blob(authority=STRANGER, valid=(0, 2**64 - 1))
+    signature = _armor(blob, BUNDLE_NAMESPACE, wire_string(ED25519) + wire_string(bytes(64)))
+    change(path, **{"statement__json__sig": signature})
+    refused(path, "never valid, or valid forever", trust=None)
+
+
+def test_token_that_signs_a_bundle(path: Path) -> None:
+    token = Token()
+    signed = token.sign_wire(_signed_data(contents(path)[STATEMENT], BUNDLE_NAMESPACE))
+    change(path, **{"statement__json__sig": _armor(token.public.blob, BUNDLE_NAMESPACE, signed)})
+    refused(path, "the signature is by a hardware token", trust=None)
+
+
+def test_receipt_that_was_edited(path: Path) -> None:
+    change(path, receipt__json=contents(path)[RECEIPT].replace(b"1800003600", b"1800003599"))
+    refused(path, "the receipt's signature does not fit")
+
+
+@pytest.mark.parametrize("name", [RECEIPT, RECEIPT_SIGNATURE])
+def test_receipt_without_its_signature_or_the_reverse(path: Path, name: str) -> None:
+    write_bundle(path, {n: d for n, d in contents(path).items() if n != name})
+    refused(path, f"{name}: is missing in the bundle")
+
+
+def test_receipt_on_a_bundle_that_nobody_certified(path: Path) -> None:
+    receipt = contents(path)[RECEIPT]
+    pack(path, FILES, predicate(), RUN_KEY)
+    countersign(path, receipt)
+    refused(path, r"receipt\.json: is not signed by the authority", trust=None)
+
+
+@pytest.mark.parametrize(
+    ("found", "written", "why"),
+    [
+        (b"bench/receipt/v1", b"bench/receipt/v2", "knows only v1"),
+        (b'"received_at":1800003600', b'"received_at":18e8', "is not a receipt of bench"),
+        (b'"received_at":1800003600', b'"received_at":1800003600,"received_at":1800000001', "twice"),
+        (b'{"cert', b'{ "cert', "canonical form"),
+        (b'"run_id":"7f3a2c"', b'"run_id":"../../x"', "no run id"),
+    ],
+)
+def test_receipt_in_another_form(path: Path, found: bytes, written: bytes, why: str) -> None:
+    data = receipt_for(path)
+    assert found in data
+    countersign(path, data.replace(found, written))
+    refused(path, why)
+
+
+def test_replayed_bundle_under_a_new_receipt_needs_the_operator(path: Path, tmp_path: Path) -> None:
+    """Replay against the operator is refused by the ledger; see tests/operator/test_operator.py."""
+    old = contents(path)
+    newer = json.loads(old[RECEIPT]) | {"received_at": RECEIVED + 60}
+    change(path, receipt__json=canonical_json(newer) + b"\n")
+    refused(path, "the receipt's signature does not fit")
+    assert sha256(old[STATEMENT]) == newer["statement_sha256"]
+
+
+def test_a_link_to_a_bundle_is_accepted(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(path)
+    assert verdict(tmp_path / "link").level == "operator"
+
+
+def test_the_attacks_change_only_what_they_say(path: Path) -> None:
+    """The attacks rewrite the tar; without a change, the result is identical to the byte."""
+    before = path.read_bytes()
+    change(path)
+    assert path.read_bytes() == before

@@ -1,0 +1,66 @@
+"""Contracts of every check, including new ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.base.gpu_catalogue import gpu_named
+from bench.node_check.all_checks import known_checks
+from bench.node_check.judging.evidence import Evidence
+from bench.node_check.judging.standards import Standards, profiles
+from bench.records.trial import Gpu
+
+GPU = Gpu(0, "NVIDIA H200", "GPU-0", 150 << 30, "9.0")
+FOLDER = Path(__file__).parents[3] / "bench" / "node_check" / "checks"
+
+
+def test_every_file_is_a_check() -> None:
+    files = {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}
+    assert {name.replace("-", "_") for name in known_checks()} == files
+
+
+@pytest.mark.parametrize("name", known_checks())
+def test_without_readings_nothing_passes(name: str) -> None:
+    check = known_checks()[name]
+    for device in ("cpu", "cuda"):
+        nothing = Evidence("quick", device, (GPU,), {})  # type: ignore[arg-type]
+        assert all(f.verdict == "not-run" for f in check.judge(nothing, Standards(None)))
+
+
+@pytest.mark.parametrize("name", known_checks())
+def test_every_check_has_a_question_and_a_time_limit(name: str) -> None:
+    check = known_checks()[name]
+    assert check.name == name
+    assert check.question.endswith("?")
+    assert 0 < check.limit_seconds <= 200
+    if check.least_gpus > 1:
+        assert "GPUs" in (check.refuse("cuda", (GPU,), 1) or "")
+
+
+def test_every_profile_has_sources_and_tolerances_that_can_fail() -> None:
+    assert len(profiles()) >= 12
+    names = [gpu for profile in profiles() for gpu in profile.gpus]
+    assert len(names) == len(set(names))
+    for profile in profiles():
+        assert profile.sources
+        assert profile.pcie_generation
+        assert profile.power_watts
+        for name, wanted in profile.figures.items():
+            assert len(wanted.source) > 10, (profile.name, name)
+            assert 0 < wanted.warn_percent < wanted.fail_percent <= 50
+
+
+def test_no_reference_is_more_than_the_vendors_peak() -> None:
+    for profile in profiles():
+        gpu = gpu_named(profile.gpus[0])
+        assert gpu is not None, profile.name
+        for name, wanted in profile.figures.items():
+            if name.startswith("matmul-"):
+                precision = name.removeprefix("matmul-")
+                assert wanted.value <= 1.01 * gpu.peak_flops(precision, precision == "tf32"), (
+                    profile.name,
+                    name,
+                )
+        assert profile.figures["memory"].value <= 1.01e9 * gpu.memory_gb_per_second

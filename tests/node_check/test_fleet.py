@@ -1,0 +1,278 @@
+"""A fleet of forty nodes: the bad ones are named in order, and no good one is."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.bundle.verify import verify_bundle
+from bench.cli.main import main
+from bench.node_check.fleet import Fleet, compare_fleet, fleet_member
+from bench.node_check.judging.finding import Finding
+from bench.node_check.recompute_any import recompute
+from tests.node_check.made import START, bundle
+
+DAY = 86_400.0
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def rack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write twelve nodes: one slow by the reference, one slightly behind the others, one that lost a GPU."""
+    folder = tmp_path_factory.mktemp("rack")
+    made = tmp_path_factory.mktemp("made")
+    for number in range(12):
+        scenario = {
+            3: {"rates": {"matmul": {"5": 0.7}}},
+            7: {"rates": {"matmul": {"*": 0.945}}},
+            9: {"lost": {"0": 4}},
+        }.get(number, {})
+        bundle(folder / f"n{number:02}.tar", made, START + number, **scenario)  # type: ignore[arg-type]
+    return folder
+
+
+def compared(folder: Path) -> Fleet:
+    seen = []
+    for path in sorted(folder.glob("*.tar")):
+        check = verify_bundle(path, recompute).contents
+        seen.append(fleet_member(path, check))  # type: ignore[arg-type]
+    return compare_fleet(seen)
+
+
+def test_the_worst_nodes_come_first_and_no_good_node_is_named(rack: Path) -> None:
+    fleet = compared(rack)
+    assert [node.seen.name for node in fleet.nodes if node.verdict != "pass"] == ["n03", "n09", "n07"]
+    assert fleet.verdict == "fail"
+
+
+def test_a_node_that_passed_alone_is_behind_the_fleet(rack: Path) -> None:
+    (node,) = [node for node in compared(rack).nodes if node.seen.name == "n07"]
+    assert node.verdict == "warn"
+    assert isinstance(node.worst, Finding)
+    assert (node.worst.basis, node.worst.check) == ("fleet", "matmul")
+    assert node.worst.share == pytest.approx(0.945, abs=0.01)
+
+
+def test_a_gpu_that_failed_twice_is_a_lemon_on_any_node(tmp_path: Path) -> None:
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    for number in range(5):
+        bundle(rack / f"n{number}.tar", tmp_path, START + number)
+    bad = {"rates": {"matmul": {"5": 0.7}}, "gpus": {"5": {"UUID": "GPU-bad"}}}
+    bundle(rack / "before.tar", tmp_path, START - 30 * DAY, **bad)
+    bundle(rack / "moved.tar", tmp_path, START + 9, **bad)
+    fleet = compared(rack)
+    (lemon,) = fleet.lemons
+    assert lemon.uuid == "GPU-bad"
+    assert "GPU 5 of before on 2026-08-22: matmul" in lemon.times[0]
+    assert "of moved" in lemon.times[1]
+
+
+GUEST = {"5": {"UUID": "GPU-shared", "UtilizationRates": {"gpu": 10, "memory": 1}}}
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        {"gpus": GUEST},
+        {"gpus": GUEST, "rates": {"copies": {"5": 0.6}}},
+        {
+            "gpus": {
+                "5": {"UUID": "GPU-capped", "EnforcedPowerLimit": 500_000, "PowerManagementLimit": 500_000}
+            }
+        },
+    ],
+    ids=["somebody else's process", "the copies that it slows", "a power limit"],
+)
+def test_failures_that_are_not_the_cards_fault_make_no_lemon(
+    tmp_path: Path, scenario: dict[str, Any]
+) -> None:
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    for number in range(2):
+        bundle(rack / f"n{number}.tar", tmp_path, START + number * DAY, **scenario)
+    fleet = compared(rack)
+    assert fleet.verdict == "fail"
+    assert fleet.lemons == ()
+
+
+def test_a_cause_is_named_before_the_slowness_that_it_causes() -> None:
+    """Real checks while another process copied: the cards are good, but looked slow enough to be returned."""
+    fleet = compared(ROOT / "results/node-check-h200")
+    worst = {node.seen.name: node.worst for node in fleet.nodes}
+    for node in ("1gpu-fault-traffic", "2gpus-fault-traffic", "4gpus-fault-traffic"):
+        assert {f.check for n in fleet.nodes if n.seen.name == node for f in n.findings} >= {
+            "strangers",
+            "copies",
+        }
+        assert (found := worst[node]) is not None
+        assert found.line.startswith("strangers: GPU 0: 1 processes compute there")
+
+
+def test_a_cards_own_fault_counts_even_beside_another_process(tmp_path: Path) -> None:
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    for number in range(2):
+        bundle(rack / f"n{number}.tar", tmp_path, START + number, gpus=GUEST, xids={"5": [79]})
+    (lemon,) = compared(rack).lemons
+    assert (lemon.uuid, lemon.times[0].rpartition(": ")[2]) == ("GPU-shared", "xid")
+
+
+def test_lost_gpus_have_no_identity(tmp_path: Path) -> None:
+    """Lost GPUs of two nodes are neither one lemon nor a sign that the two nodes are the same."""
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    for number in range(2):
+        bundle(rack / f"n{number}.tar", tmp_path, START + number, count=1, lost={"0": 1})
+    fleet = compared(rack)
+    assert [node.seen.name for node in fleet.nodes] == ["n0", "n1"]
+    assert (fleet.lemons, fleet.older) == ((), ())
+
+
+def test_nodes_with_identical_figures_are_not_trusted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The readings of one good node are submitted for three nodes."""
+    for name in ("n0", "n1", "n2"):
+        bundle(tmp_path / f"{name}.tar", tmp_path, measured="n0")
+    bundle(tmp_path / "n3.tar", tmp_path)
+    fleet = compared(tmp_path)
+    assert [(node.seen.name, node.verdict) for node in fleet.nodes] == [
+        ("n0", "fail"), ("n1", "fail"), ("n2", "fail"), ("n3", "pass"),
+    ]  # fmt: skip
+    assert fleet.nodes[1].worst
+    assert fleet.nodes[1].worst.found.endswith("figures are those of n0, n2")
+    assert fleet.lemons == ()  # not the fault of a card
+    assert main(["compare", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 1
+    assert "1 PASS, 3 FAIL" in capsys.readouterr().out
+    assert "figures are those of n0, n2" in (tmp_path / "page.html").read_text()
+
+
+def test_a_node_that_was_checked_again_is_listed_once(tmp_path: Path) -> None:
+    rack = tmp_path / "rack"
+    (rack / "later").mkdir(parents=True)
+    bundle(rack / "n1.tar", tmp_path, START, rates={"matmul": {"1": 0.7}})
+    bundle(rack / "later" / "n1.tar", tmp_path, START + DAY)
+    seen = [
+        fleet_member(path, verify_bundle(path, recompute).contents)  # type: ignore[arg-type]
+        for path in sorted(rack.rglob("*.tar"))
+    ]
+    fleet = compare_fleet(seen)
+    assert [node.verdict for node in fleet.nodes] == ["pass"]
+    assert fleet.older == (str(rack / "n1.tar"),)
+
+
+def test_a_node_that_lost_a_gpu_since_is_listed_once(tmp_path: Path) -> None:
+    """The node's older check, from before the loss, is not listed among the nodes that pass."""
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    ours = {str(i): {"UUID": f"GPU-{i}"} for i in range(8)}
+    bundle(rack / "before.tar", tmp_path, START, gpus=ours)
+    bundle(rack / "now.tar", tmp_path, START + DAY, gpus=ours, lost={"3": 1})
+    half = {str(i): {"UUID": f"GPU-{i}"} for i in range(4)}
+    bundle(rack / "half.tar", tmp_path, START + 2 * DAY, count=4, gpus=half)
+    fleet = compared(rack)
+    assert {node.seen.name: node.verdict for node in fleet.nodes} == {"now": "fail", "half": "pass"}
+    assert fleet.older == (str(rack / "before.tar"),)
+
+
+def test_a_node_that_differs_from_the_others_is_reported(tmp_path: Path) -> None:
+    """Each node passes alone: another driver, another VBIOS, one GPU less, one memory module less."""
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    odd: dict[int, dict[str, Any]] = {
+        1: {"driver": "570.86.10"},
+        2: {"all": {"VbiosVersion": "96.00.00.00.01"}},
+        3: {"count": 7},
+    }
+    for number in range(14):
+        bundle(rack / f"n{number:02}.tar", tmp_path, START + number, **odd.get(number, {}))
+    fleet = compared(rack)
+    said = {n.seen.name: [f.found for f in n.findings] for n in fleet.nodes if n.verdict != "pass"}
+    assert said == {
+        "n01": ["driver 570.86.10, where most of the fleet have 580.159.04"],
+        "n02": ["VBIOS 96.00.00.00.01, where most of the fleet have 96.00.A5.00.1A"],
+        "n03": ["number of GPUs 7, where most of the fleet have 8"],
+    }
+    assert fleet.verdict == "warn"
+    every = [node.seen for node in fleet.nodes]
+    less = [
+        replace(seen, host_bytes=int(0.9 * seen.host_bytes)) if i == 5 else seen
+        for i, seen in enumerate(every)
+    ]
+    (node,) = [n for n in compare_fleet(less).nodes if n.seen.host_bytes < 2**40]
+    assert "921.6 GiB of memory, where most of the fleet have 1024.0 GiB" in "".join(
+        f.found for f in node.findings
+    )
+
+
+def test_if_two_halves_of_a_fleet_differ_neither_is_wrong(tmp_path: Path) -> None:
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    for number in range(8):
+        bundle(rack / f"n{number}.tar", tmp_path, START + number, driver=f"58{number % 2}.1")
+    assert compared(rack).verdict == "pass"
+
+
+def test_bench_compare_shows_it_in_every_format(
+    rack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", str(rack), "--html", str(tmp_path / "rack.html")]) == 1
+    table = capsys.readouterr().out
+    assert table.index("n03") < table.index("n09") < table.index("n07")
+    assert "9 PASS" in table
+    page = (tmp_path / "rack.html").read_text()
+    assert "n03" in page and "<script" not in page and "http" not in page.replace("http-equiv", "")
+    assert main(["compare", str(rack), "--format", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)["schema"] == "bench/fleet/v1"
+    assert main(["compare", str(rack), "--format", "csv"]) == 1
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {row["node"] for row in rows} == {f"n{i:02}" for i in range(12)}
+    assert main(["compare", str(rack), "--format", "markdown"]) == 1
+    assert "| n03" in capsys.readouterr().out
+
+
+def test_one_line_states_the_expectation_and_the_number_of_gpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    bundle(rack / "n1.tar", tmp_path, START, all={"EnforcedPowerLimit": 650_000})
+    bundle(rack / "n2.tar", tmp_path, START, rates={"memory": {"1": 0.5}}, count=2)
+    assert main(["compare", str(rack)]) == 1
+    table = " ".join(capsys.readouterr().out.split())
+    assert "power: GPU 0 limit: 650 W, expected 700 W; 7 other GPUs too" in table
+    assert "memory: GPU 1 memory: 2.13 TB/s, expected at least 4.09 TB/s" in table
+
+
+def test_the_page_starts_with_the_answer_and_folds_older_checks(tmp_path: Path) -> None:
+    rack = tmp_path / "rack"
+    rack.mkdir()
+    ours = {str(i): {"UUID": f"GPU-{i}"} for i in range(2)}
+    for number in range(2):
+        bad = {"count": 2, "gpus": ours, "rates": {"matmul": {"1": 0.7}}}
+        bundle(rack / f"n{number}.tar", tmp_path, START + number * DAY, **bad)
+    assert main(["compare", str(rack), "--html", str(tmp_path / "rack.html")]) == 1
+    answer, _, rest = (tmp_path / "rack.html").read_text().partition("</table>")
+    assert "<strong>1 FAIL</strong>" in answer
+    assert "lemon" not in answer.lower()
+    assert str(rack) not in answer
+    assert "<li>GPU-1<ul><li>GPU 1 of n0 on" in rest
+    folded = rest.partition("<details><summary>1 older: the same GPUs were checked again</summary>")[2]
+    assert f"<li>{rack}/n0.tar</li>" in folded
+
+
+def test_a_bundle_that_does_not_verify_is_named_and_left_out(
+    rack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = (rack / "n00.tar").read_bytes()
+    (tmp_path / "good.tar").write_bytes(good)
+    (tmp_path / "damaged.tar").write_bytes(good.replace(b"NVIDIA H200", b"NVIDIA H299", 1))
+    assert main(["compare", str(tmp_path)]) == 4
+    assert "damaged.tar" in capsys.readouterr().err

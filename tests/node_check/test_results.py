@@ -1,0 +1,128 @@
+"""A bundle is refused if its verdict does not follow from its readings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.base.errors import VerificationFailed
+from bench.bundle.verify import verify_bundle
+from bench.node_check.check_results import CheckContents
+from bench.node_check.recompute_any import recompute
+from bench.runner.check import history
+from tests.node_check.checks.node import evidence
+from tests.node_check.made import START, bundle, files, packed, results
+
+
+def judged(path: Path) -> CheckContents:
+    found = verify_bundle(path, recompute).contents
+    assert isinstance(found, CheckContents)
+    return found
+
+
+def test_every_verification_judges_the_readings_again(tmp_path: Path) -> None:
+    for name, scenario, verdict in (
+        ("good", {}, "pass"),
+        ("slow", {"rates": {"matmul": {"5": 0.8}}}, "fail"),
+        ("doubtful", {"all": {"PersistenceMode": 0}}, "warn"),
+    ):
+        found = judged(bundle(tmp_path / f"{name}.tar", tmp_path, **scenario))
+        assert found.results.verdict == verdict
+        assert found.shipped_profile
+
+
+def forged(folder: Path, **changes: Any) -> Path:
+    """Write the bundle of a failing node with results that do not follow from its readings."""
+    found = evidence(folder, rates={"matmul": {"5": 0.8}})
+    done = results(found)
+    other = replace(done, **{name: change(done) for name, change in changes.items()})
+    return packed(folder / "forged.tar", other, files(other, found))
+
+
+def test_a_verdict_that_does_not_follow_is_refused(tmp_path: Path) -> None:
+    better = forged(tmp_path, findings=lambda d: tuple(replace(f, verdict="pass") for f in d.findings))
+    with pytest.raises(VerificationFailed, match="does not follow from the readings"):
+        judged(better)
+
+
+def test_a_bundle_without_a_finding_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(VerificationFailed, match=r"does not hold every verdict|does not follow|do not hold"):
+        judged(forged(tmp_path, findings=lambda d: d.findings[:-1]))
+
+
+def test_the_verdict_must_follow_from_the_findings(tmp_path: Path) -> None:
+    with pytest.raises(VerificationFailed, match="the overall verdict is pass; recomputed: fail"):
+        judged(forged(tmp_path, verdict=lambda _: "pass"))
+
+
+def test_under_other_rules_only_the_readers_verdict_counts(tmp_path: Path) -> None:
+    """A verdict by other rules, or a false claim of other rules, is neither refused nor believed."""
+    others = {"rules": lambda _: "sha256:" + "0" * 64, "verdict": lambda _: "pass"}
+    for changes in (
+        others,
+        {**others, "rules": lambda _: ""},
+        {**others, "findings": lambda d: tuple(replace(f, verdict="pass") for f in d.findings)},
+        {**others, "findings": lambda _: ()},
+    ):
+        found = judged(forged(tmp_path, **changes))
+        assert found.claimed == "pass"
+        assert found.results.verdict == "fail"
+        assert {f.gpu for f in found.results.findings if f.verdict == "fail"} == {5}
+
+
+def test_a_profile_other_than_the_readers_is_reported(tmp_path: Path) -> None:
+    found = evidence(tmp_path)
+    done = results(found)
+    assert done.profile is not None
+    lenient = replace(done, profile=replace(done.profile, name="ours"))
+    assert not judged(packed(tmp_path / "lenient.tar", lenient, files(lenient, found))).shipped_profile
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {
+            "name": "matmul",
+            "data": {
+                "figures": [{"name": "a", "gpu": 0, "unit": "B/s", "work": 1.0, "samples": [0.0], "kind": ""}]
+            },
+        },
+        {"name": "matmul", "data": {"figures": "many"}},
+        {"name": "soak", "data": {"gpus": [{"gpu": 0}]}},
+        {"name": "agreement", "data": {"gpus": 3}},
+        {"name": "inventory-before", "data": {"gpus": [7]}},
+        {"name": "disk", "data": {"free_bytes": "much"}},
+    ],
+)
+def test_senseless_readings_are_refused_with_a_message(line: dict[str, Any], tmp_path: Path) -> None:
+    found = evidence(tmp_path)
+    done = results(found)
+    contents = files(done, found)
+    samples = contents["samples.jsonl"]
+    assert isinstance(samples, bytes)
+    kept = [text for text in samples.splitlines() if json.loads(text)["name"] != line["name"]]
+    contents["samples.jsonl"] = b"\n".join([*kept, json.dumps(line).encode()]) + b"\n"
+    with pytest.raises(VerificationFailed):
+        judged(packed(tmp_path / "senseless.tar", done, contents))
+
+
+def test_the_past_of_a_gpu_is_read_from_bundles_without_failed_values(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    for i, factor in enumerate((1.0, 1.0, 0.7)):
+        scenario = {"rates": {"memory": {"2": factor}}}
+        found = evidence(tmp_path, **scenario)
+        done = results(found, run=f"run{i}", at=START + i)
+        packed(store / f"run{i}.tar", done, files(done, found))
+    (store / "other.tar").write_bytes(b"no bundle")
+    past, refused = history.read([store])
+    assert len(refused) == 1
+    second = past[found.gpus[2].uuid]
+    assert second.runs == ("run0", "run1", "run2")
+    assert len(second.figures["memory"]) == 2
+    assert len(second.figures["matmul-bf16"]) == 3
+    assert second.counters == {"remapped rows": 0}

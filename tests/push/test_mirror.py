@@ -1,0 +1,117 @@
+"""Mirroring a run's journal, restoring it on a node that lost it, and fetching the bundle."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from bench.base.errors import VerificationFailed
+from bench.operator.ssh_keygen import OperatorKey
+from bench.push import mirror, ship
+from bench.push.image_store import ImageStore
+from bench.push.push_record import Record
+from bench.push.remote import ANSWER_SECONDS, CommandResult, Here, Unreachable
+from bench.signing.ssh_keys import PublicKey
+from tests.push.test_push_record import R
+
+JOURNAL = b'{"trial": 1}\n{"trial": 2}\n'
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    """A record of a run whose folder exists on the node, and whose journal is mirrored."""
+    made = dataclasses.replace(R, local=True, place=str(tmp_path / "a place"), out=str(tmp_path / "results"))
+    (Path(made.folder) / "out").mkdir(parents=True)
+    (made.mirror / "logs").mkdir(parents=True)
+    for name in ("journal.jsonl", "telemetry.jsonl", "logs/a b.txt"):
+        (made.mirror / name).write_bytes(JOURNAL)
+    return made
+
+
+def there(record: Record) -> Path:
+    return Path(record.folder) / "out" / record.run_id
+
+
+class Breaks(Here):
+    """A connection that breaks in the middle of one file: the program there sees a normal end of file."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def ask(
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+    ) -> CommandResult:
+        sent = b"".join(pieces)
+        if sent and self._name in script:
+            super().ask(script, [sent[: len(sent) // 2]])
+            raise Unreachable("the connection broke")
+        return super().ask(script, [sent], seconds=seconds)
+
+
+def test_a_node_that_lost_everything_gets_the_mirror(record: Record) -> None:
+    assert mirror.restore_journal(Here(), record, "")
+    for name in ("journal.jsonl", "telemetry.jsonl", "logs/a b.txt"):
+        assert (there(record) / name).read_bytes() == JOURNAL
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "telemetry.jsonl"])
+def test_a_connection_that_breaks_during_restoring_loses_nothing(record: Record, name: str) -> None:
+    with pytest.raises(Unreachable):
+        mirror.restore_journal(Breaks(name), record, "")
+    assert not (there(record) / "journal.jsonl").exists()
+    assert mirror.restore_journal(Here(), record, "")  # the next push
+    assert (there(record) / name).read_bytes() == JOURNAL
+
+
+def test_an_existing_journal_on_the_node_counts_and_is_mirrored_again(record: Record) -> None:
+    there(record).mkdir()
+    (there(record) / "journal.jsonl").write_bytes(b'{"trial": 1}\n{"tri')
+    assert not mirror.restore_journal(Here(), record, "")
+    assert (there(record) / "journal.jsonl").read_bytes() == b'{"trial": 1}\n{"tri'
+    assert not (record.mirror / "journal.jsonl").exists()
+
+
+KEY = OperatorKey(Path("key"), PublicKey(b"7" * 32), in_agent=False)
+
+
+class Endless(Here):
+    """A node that sends more than the size it gave for the bundle."""
+
+    def ask(
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+    ) -> CommandResult:
+        return CommandResult(0, f"{'0' * 64}  -\n1000\n".encode(), b"")
+
+    def read(self, script: str, take: Callable[[bytes], object]) -> CommandResult:
+        for _ in range(1000):
+            take(bytes(600))
+        return CommandResult(0, b"", b"")
+
+
+def test_no_more_is_fetched_than_the_bundle_has(record: Record) -> None:
+    with pytest.raises(VerificationFailed, match="sends more than"):
+        mirror.fetch(Endless(), record, KEY, (), lambda done, total: None)
+    assert record.bundle.with_suffix(".part").stat().st_size <= 1200
+
+
+def test_files_of_others_in_the_place_are_kept(record: Record) -> None:
+    place, own = Path(record.place), dataclasses.replace(record, engine="none")
+    kept = [place / name for name in ("code/mine.py", "images/cafe.png", "load/mine", "blobs/mine.part")]
+    name = "0123456789abcdef"
+    ours = [f"code/{name}", f"code/{name}.new", f"images/{name}.sif", f"images/{name}.sif.part"]
+    ours += [f"blobs/{name * 4}", f"blobs/{name * 4}.part", ".load/x"]
+    for path in [*kept, *(place / name for name in ours)]:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    mirror.clean(Here(), own)
+    assert sorted(path for path in place.rglob("*") if path.is_file()) == sorted(kept)
+
+
+def test_an_empty_place_is_removed(record: Record) -> None:
+    shipped = ship.ship_code(Here(), record.place, ImageStore(print), lambda done, total: None)
+    assert Path(shipped.runnable).is_dir()
+    mirror.clean(Here(), dataclasses.replace(record, engine="none"))
+    assert not Path(record.place).exists()

@@ -1,0 +1,263 @@
+"""Sending layers and code, with failures in between; the node is a folder on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+import bench
+from bench.base.errors import EnvironmentCannot
+from bench.images.archive import Blob, Identity, ImageFacts, Layer, read_facts
+from bench.images.engines import EngineFacts
+from bench.push import ship
+from bench.push.image_store import ImageStore, Shippable
+from bench.push.node_survey import InstalledEngine, StoredImage
+from bench.push.remote import ANSWER_SECONDS, CommandResult, Here, Unreachable
+from bench.push.ship import Shipped
+from tests.images.made_up_images import make_image
+from tests.push.test_node_survey import found
+
+DATA = bytes(range(256)) * 4096
+
+
+@pytest.fixture
+def blob(tmp_path: Path) -> Blob:
+    path = tmp_path / "layer"
+    path.write_bytes(DATA)
+    return Blob(path, "sha256:plain", f"sha256:{hashlib.sha256(DATA).hexdigest()}", compressed=True)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "place/blobs").mkdir(parents=True)
+    return tmp_path / "place"
+
+
+def name(blob: Blob) -> str:
+    return blob.digest.removeprefix("sha256:")
+
+
+def send(place: Path, blob: Blob, node: Here | None = None) -> int:
+    return ship._send_all(node or Here(), str(place), [blob], lambda done, total: None)
+
+
+def test_data_that_arrived_is_not_sent_again(place: Path, blob: Blob) -> None:
+    assert send(place, blob) == len(DATA)
+    assert (place / "blobs" / name(blob)).read_bytes() == DATA
+    assert send(place, blob) == 0
+
+
+def test_a_partial_transfer_is_continued(place: Path, blob: Blob) -> None:
+    (place / f"blobs/{name(blob)}.part").write_bytes(DATA[:100_000])
+    assert send(place, blob) == len(DATA) - 100_000
+    assert (place / "blobs" / name(blob)).read_bytes() == DATA
+
+
+@pytest.mark.parametrize("wrong", [b"x" * 100_000, b"x" * (len(DATA) + 1)], ids=["other bytes", "too many"])
+def test_a_damaged_partial_transfer_starts_again(place: Path, blob: Blob, wrong: bytes) -> None:
+    (place / f"blobs/{name(blob)}.part").write_bytes(wrong)
+    send(place, blob)
+    assert (place / "blobs" / name(blob)).read_bytes() == DATA
+
+
+class Breaks(Here):
+    """A connection that breaks while a layer is sent."""
+
+    def ask(
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+    ) -> CommandResult:
+        sent = list(pieces)
+        if len(sent) > 1:
+            super().ask(script, sent[: len(sent) // 2])
+            raise Unreachable("the connection broke")
+        return super().ask(script, sent, seconds=seconds)
+
+
+def test_the_next_push_continues_after_a_broken_connection(place: Path, blob: Blob) -> None:
+    with pytest.raises(Unreachable):
+        send(place, blob, Breaks())
+    assert 0 < send(place, blob) < len(DATA)
+    assert (place / "blobs" / name(blob)).read_bytes() == DATA
+
+
+class Full(Here):
+    """A node whose disk is full."""
+
+    def ask(
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+    ) -> CommandResult:
+        if "cat " in script:
+            return CommandResult(1, b"", b"cat: write error: No space left on device")
+        return super().ask(script, pieces, seconds=seconds)
+
+
+def test_a_full_disk_says_so(place: Path, blob: Blob) -> None:
+    with pytest.raises(EnvironmentCannot, match="its disk is full") as caught:
+        send(place, blob, Full())
+    assert "push again" in str(caught.value)
+
+
+class Damages(Here):
+    """A node whose disk stores wrong bytes."""
+
+    def ask(
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+    ) -> CommandResult:
+        return super().ask(script, [piece[::-1] for piece in pieces], seconds=seconds)
+
+
+def test_a_layer_that_always_arrives_damaged_is_refused(place: Path, blob: Blob) -> None:
+    blob.path.write_bytes(b"abc")
+    good = Blob(blob.path, blob.diff_id, f"sha256:{hashlib.sha256(b'abc').hexdigest()}", compressed=True)
+    with pytest.raises(EnvironmentCannot, match="damaged 3 times"):
+        send(place, good, Damages())
+    assert list((place / "blobs").iterdir()) == []
+
+
+def test_a_layer_damaged_in_the_local_cache_is_compressed_again(place: Path, tmp_path: Path) -> None:
+    archive, store = make_image(tmp_path, [{"usr/a": DATA}]), ImageStore(print)
+    store.folder = tmp_path / "kept"
+    with archive.open("rb") as file:
+        ours = Shippable(archive, read_facts(file, "image"))
+    kept = store.layer(ours, 0)
+    kept.path.write_bytes(kept.path.read_bytes()[:100])
+    with pytest.raises(EnvironmentCannot, match="was damaged in the cache"):
+        send(place, store.layer(ours, 0))
+    assert send(place, store.layer(ours, 0)) > 100
+
+
+def test_the_code_of_bench_arrives_unchanged(tmp_path: Path) -> None:
+    store = ImageStore(lambda text: None)
+    shipped = ship.ship_code(Here(), str(tmp_path / "p"), store, lambda done, total: None)
+    assert shipped.changed and 0 < shipped.sent_bytes < 2_000_000
+    assert (Path(shipped.runnable) / "bench/__init__.py").read_bytes() == (Path(bench.__file__).read_bytes())
+    again = ship.ship_code(Here(), str(tmp_path / "p"), store, lambda done, total: None)
+    assert (again.changed, again.sent_bytes) == (False, 0)
+
+
+# Its disk is full the first time: it leaves what it has written so far.
+APPTAINER = """#!/bin/sh
+echo "$3" >>"$HOME/asked"
+printf half >"$3"
+[ -e "$HOME/room" ] || { echo "FATAL: mksquashfs: write failed"; exit 255; }
+printf whole >"$3"
+"""
+
+
+def test_an_image_that_apptainer_left_incomplete_is_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/apptainer").write_text(APPTAINER)
+    (tmp_path / "bin/apptainer").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    archive = make_image(tmp_path, [{"usr/a": b"one"}])
+    with archive.open("rb") as file:
+        ours = Shippable(archive, read_facts(file, "image"))
+    engines = {"apptainer": InstalledEngine(EngineFacts("apptainer", "1.3", "runtime", None))}
+    node = dataclasses.replace(found(), place=str(tmp_path / "a place"), engines=engines)
+
+    def bring() -> Shipped:
+        return ship.ship(Here(), node, "apptainer", ours, ImageStore(print), lambda done, total: None)
+
+    with pytest.raises(EnvironmentCannot, match="cannot load the image: FATAL: mksquashfs: write failed"):
+        bring()
+    (tmp_path / "room").touch()
+    shipped = bring()
+    assert shipped.changed and Path(shipped.runnable).read_text() == "whole"
+    assert not bring().changed
+
+
+# --- the difference -------------------------------------------------------------------------------------
+
+
+def image(*diff_ids: str) -> Shippable:
+    layers = tuple(Layer(diff_id, 10, diff_id, compressed=True) for diff_id in diff_ids)
+    return Shippable(Path("image.tar"), ImageFacts(Identity("sha256:ours", diff_ids), {}, b"{}", layers, ()))
+
+
+def with_images(*stored: StoredImage, named_by_configuration: bool = True):  # type: ignore[no-untyped-def]
+    engine = InstalledEngine(
+        EngineFacts("docker", "27", None, None), "", None, stored, named_by_configuration
+    )
+    return dataclasses.replace(found(), engines={"docker": engine, "podman": engine})
+
+
+def test_layers_below_the_first_difference_are_not_sent() -> None:
+    ours = image("a", "b", "c")
+    assert ship.layers_held(with_images(), "docker", ours) == 0
+    assert (
+        ship.layers_held(
+            with_images(StoredImage("x", ("a", "b", "old")), StoredImage("y", ("b", "c"))), "docker", ours
+        )
+        == 2
+    )
+    assert ship.layers_held(with_images(StoredImage("x", ("z", "b", "c"))), "docker", ours) == 0
+
+
+def test_engines_that_need_whole_archives_get_them() -> None:
+    ours, theirs = image("a", "b"), StoredImage("x", ("a", "old"))
+    assert ship.layers_held(with_images(theirs), "podman", ours) == 0
+    assert ship.layers_held(with_images(theirs, named_by_configuration=False), "docker", ours) == 0
+
+
+def test_an_image_is_known_by_its_identity_never_by_a_name() -> None:
+    ours = image("a", "b")
+    assert (
+        ship.installed_as(with_images(StoredImage("sha256:ours", ("a", "b"))), "docker", ours)
+        == "sha256:ours"
+    )
+    assert ship.installed_as(with_images(StoredImage("sha256:other", ("a", "b"))), "docker", ours) is None
+    by_manifest = with_images(StoredImage("sha256:manifest", ("a", "b")), named_by_configuration=False)
+    assert ship.installed_as(by_manifest, "docker", ours) == "sha256:manifest"
+
+
+class Pulls(Here):
+    """A node whose engine pulls an image, and may have had another image under that name."""
+
+    def __init__(self, before: str = "") -> None:
+        self.asked: list[str] = []
+        self.named = before
+
+    def ask(
+        self, script: str, pieces: Iterable[bytes] = (), *, seconds: float = ANSWER_SECONDS
+    ) -> CommandResult:
+        self.asked.append(script)
+        if " pull " in script:
+            self.named = 'sha256:ours ["a", "b"]'
+        return CommandResult(0, self.named.encode() if "inspect" in script else b"", b"")
+
+
+REFERENCE = "example.org/bench"
+
+
+def test_a_pulled_image_is_kept_only_under_benchs_tag() -> None:
+    node = Pulls()
+    shipped = ship.pull(node, with_images(), "docker", REFERENCE, "sha256:ours")
+    identity = Identity("sha256:ours", ("a", "b"))
+    assert (shipped.runnable, shipped.changed, shipped.identity) == ("sha256:ours", True, identity)
+    kept = f"docker tag sha256:ours bench-push:ours && docker image rm {REFERENCE} >/dev/null"
+    assert node.asked[-1] == kept
+
+
+def test_images_that_the_node_had_keep_their_tags() -> None:
+    there = with_images(StoredImage("sha256:ours", ("a", "b")))
+    node = Pulls("sha256:ours")
+    assert not ship.pull(node, there, "docker", REFERENCE, None).changed
+    assert not any("image rm" in script or " tag " in script for script in node.asked)
+    node = Pulls("sha256:older")
+    ship.pull(node, with_images(), "docker", REFERENCE, None)
+    assert node.asked[-1].endswith(f"&& docker tag sha256:older {REFERENCE}")
+
+
+def test_a_pulled_image_with_another_identity_is_removed() -> None:
+    node = Pulls()
+    with pytest.raises(EnvironmentCannot, match="the manifest asks for sha256:other"):
+        ship.pull(node, with_images(), "docker", REFERENCE, "sha256:other")
+    assert node.asked[-1] == f": && docker image rm {REFERENCE} >/dev/null"

@@ -1,0 +1,176 @@
+"""A GPU that heat or its power supply slowed during timing is marked wherever its figure is shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.base.strict_json import canonical_json
+from bench.cli.compare import CompareArguments, collect
+from bench.cli.main import main
+from bench.records.slowdown import slowed_text, slowed_trials
+from bench.records.trial import Trial
+from bench.report.compare.compared_rows import Row
+from bench.runner.machine.telemetry import FILE_NAME
+from bench.runner.run import measure_plan as loop
+from tests.report.made import START, bundle, manifest
+from tests.runner.test_measure import Guessing, begun, supervised
+
+RESULTS = Path(__file__).parents[2] / "results"
+HOT = RESULTS / "slowed-h100/five-models.tar"
+POWER_CAP, HEAT, BRAKE = 0x04, 0x20, 0x80
+Reading = Callable[[int], list[dict[str, Any]]]  # readings of the GPUs by second
+
+
+def one(reasons: int | None, mhz: int = 1980, celsius: int = 60) -> dict[str, Any]:
+    said = {"sm_mhz": mhz, "celsius": celsius, "energy_joules": 1.0}
+    return said if reasons is None else {**said, "throttle_reasons": reasons}
+
+
+def slowed_by(tmp_path: Path, reading: Reading, name: str = "a", **more: Any) -> Row:
+    """Find the slowed GPU of a run of sixty seconds, whose steps are timed from the tenth to the fiftieth."""
+    of = more.pop("of", None) or manifest()
+    gpus = more.get("gpus", 1)
+    trial = Trial(of.models[0], (), 16, gpus, of.seed, of.timing)
+    lines = [
+        {"at": START + i, "trial": trial.id, "gpus": reading(i), "load": 1.0, "available_bytes": 1}
+        for i in range(60)
+    ]
+    data = b"".join(canonical_json(line) + b"\n" for line in lines)
+    path = bundle(tmp_path / f"{name}.tar", run_id=name * 4, uuid=name, telemetry=data, of=of, **more)
+    (part,) = collect(CompareArguments((path,))).parts
+    return part.entries[0].row
+
+
+def test_an_h100_that_could_not_cool_itself_says_so_in_every_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this bundle, short products are as fast as on a good card, and training is three times slower."""
+    told = "GPU 0 by software thermal slowdown in 12 trials, at 345 to 540 of its 1,980 MHz and up to 88 °C"
+    assert main(["verify", str(HOT)]) == 0
+    assert f"SLOWED     {told}: the same GPU in good health is faster" in capsys.readouterr().out
+    page = tmp_path / "x.html"
+    assert main(["compare", str(HOT), "--settings", "--html", str(page)]) == 0
+    shown = capsys.readouterr().out
+    assert f"SLOWED  {told}" in " ".join(shown.split()).replace("SLOWED GPU", "SLOWED  GPU")
+    assert "SLOWED: 1x H100 80GB HBM3, GPU 0 by software thermal slowdown, at 480 of its 1,980 MHz" in shown
+    assert shown.count("SLOWED: see below") == 5
+    assert "software thermal slowdown, at 480 of its 1,980 MHz" in page.read_text()
+    assert main(["compare", str(HOT), "--budget-usd", "100000"]) == 0
+    assert capsys.readouterr().out.count("SLOWED: see below") == 2 * 5, "and beside what to buy"
+    for form in ("markdown", "csv", "json"):
+        assert main(["compare", str(HOT), "--format", form]) == 0
+        assert "software thermal slowdown" in capsys.readouterr().out
+    assert main(["verify", str(HOT), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert len(found["recomputed"]["slowed"]) == 12
+
+
+@pytest.mark.parametrize("name", ["hour-h200/decided", "settings-h200/pythia-1b-1gpu-16"])
+def test_a_good_card_at_its_power_cap_is_not_slowed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(RESULTS / f"{name}.tar"), "--settings"]) == 0
+    assert "SLOWED" not in capsys.readouterr().out
+
+
+def test_only_readings_while_steps_were_timed_count(tmp_path: Path) -> None:
+    assert slowed_by(tmp_path, lambda i: [one(POWER_CAP)]).slowed is None
+    before_and_after = slowed_by(tmp_path, lambda i: [one(POWER_CAP if 10 <= i <= 50 else HEAT)])
+    assert before_and_after.slowed is None
+    found = slowed_by(
+        tmp_path, lambda i: [one(HEAT | POWER_CAP, 600, 88) if i % 2 else one(POWER_CAP)]
+    ).slowed
+    assert found is not None
+    assert (found.gpu, found.why, found.sm_mhz, found.top_mhz, found.celsius) == (
+        0, ("software thermal slowdown",), 600, 1980, 88,
+    )  # fmt: skip
+    assert slowed_text(found) == (
+        "GPU 0 by software thermal slowdown, 49% of the time, at 600 of its 1,980 MHz and 88 °C"
+    )
+
+
+def test_the_gpu_that_was_slowed_most_is_named(tmp_path: Path) -> None:
+    found = slowed_by(
+        tmp_path, lambda i: [one(0), one(HEAT if i % 3 == 0 else 0), one(BRAKE, 300), one(0)], gpus=4
+    ).slowed
+    assert found is not None
+    assert (found.gpu, found.why, found.sm_mhz) == (2, ("power brake",), 300)
+
+
+def test_a_gpu_that_did_not_train_is_ignored(tmp_path: Path) -> None:
+    hot_neighbour = slowed_by(tmp_path, lambda i: [one(0), one(HEAT)], on_one_node=2, of=manifest(gpus=1))
+    assert hot_neighbour.slowed is None
+
+
+@pytest.mark.parametrize("said", [{}, *({"throttle_reasons": odd} for odd in ("hot", -1, True, 2**52))])
+def test_a_card_without_throttle_reasons_is_not_marked_slowed(tmp_path: Path, said: dict[str, Any]) -> None:
+    assert slowed_by(tmp_path, lambda i: [one(None) | said]).slowed is None
+
+
+def test_a_moment_in_many_hours_does_not_count_as_slowed() -> None:
+    lines = [
+        canonical_json({"at": i, "trial": "t", "gpus": [one(HEAT if i == 7 else 0)]}) for i in range(200)
+    ]
+    assert slowed_trials(lambda: lines, {"t": (0, 200)}, 1) == {}
+    assert slowed_trials(lambda: lines, {"t": (0, 50)}, 1).keys() == {"t"}
+
+
+@pytest.mark.parametrize(
+    "line", [b"[" * 10**5, b"{", b"[]", b'{"at":"x","trial":"t","gpus":[]}', b'{"at":1,"gpus":3}']
+)
+def test_a_line_that_is_not_a_reading_is_ignored(line: bytes) -> None:
+    hot = canonical_json({"at": 1.5, "trial": "t", "gpus": [one(HEAT), "what?"]})
+    assert slowed_trials(lambda: [line, hot], {"t": (1, 2)}, 8)["t"].share == 1
+
+
+def test_a_slowed_row_is_no_evidence_for_other_machines(tmp_path: Path) -> None:
+    """The days of a slowed card hold only for that machine; estimates for an H200 would be as bad."""
+    long = manifest(models=[{"name": "tiny-gpt-neox", "recipe": {"batch_size": 4096}}])
+    slowed_by(tmp_path, lambda i: [one(HEAT)], of=long, pass_seconds=2.0)
+    hot = tmp_path / "a.tar"
+    (part,) = collect(CompareArguments((hot,), estimate=("h200",))).parts
+    (guess,) = part.guesses
+    assert guess.days is None
+    assert guess.basis == "in every run of gpt_neox a GPU was slowed down"
+    slowed_by(tmp_path, lambda i: [one(0)], "b", of=long, pass_seconds=0.5)
+    (part,) = collect(CompareArguments((hot, tmp_path / "b.tar"), estimate=("h200",))).parts
+    (guess,) = part.guesses
+    best = next(entry.row.best for entry in part.entries if not entry.row.slowed)
+    assert guess.days is not None
+    assert guess.days <= best.days.value
+
+
+def test_a_reproduction_names_it_as_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slowed_by(tmp_path, lambda i: [one(HEAT, 500, 90)], pass_seconds=2.0)
+    slowed_by(tmp_path, lambda i: [one(0)], "b")
+    assert main(["reproduce", str(tmp_path / "b.tar"), "--with", str(tmp_path / "a.tar")]) == 1
+    assert "slowed here: GPU 0 by software thermal slowdown, at 500" in capsys.readouterr().out
+
+
+def test_a_run_says_so_as_soon_as_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run reads the telemetry while it grows, including a line that a kill cut off."""
+    course = tmp_path / FILE_NAME
+
+    class Hot(Guessing):
+        def trial(self, trial: Trial, *rest: Any) -> Any:
+            planned = replace(trial, timing=run.manifest.timing)  # also in the second, longer measurement
+            reading = {"at": 0.5, "trial": planned.id, "gpus": [one(HEAT, 435, 87)], "load": 1.0}
+            with course.open("ab") as file:
+                file.write(b'{"at":1,"gp\n' + canonical_json(reading) + b"\n")
+            return super().trial(trial, *rest)
+
+    meter = SimpleNamespace(used_bytes=lambda: [0], sample=lambda _: None, close=lambda: None)
+    monkeypatch.setattr(loop.telemetry, "TelemetrySampler", lambda path, node: meter)
+    with begun(tmp_path) as run:
+        supervised(fake := Hot(), monkeypatch)
+        loop.measure(run, loop.Progress(), None, None)
+        assert len(run.slowed()) == len(run.outcomes)
+    told = "SLOWED: GPU 0 by software thermal slowdown, at 435 of its 435 MHz and 87 °C"
+    assert capsys.readouterr().err.count(told) == len(fake.asked)

@@ -1,0 +1,272 @@
+"""`bench keys`: files in the places and formats that people know, never overwritten, read by ssh-keygen."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.bundle.handshake import BUNDLE_NAMESPACE, RECEIPT_NAMESPACE
+from bench.bundle.tar_format import STATEMENT
+from bench.cli.main import main
+from bench.signing.allowed_signers import TrustPolicy
+from bench.signing.revocation import Revoked
+from bench.signing.ssh_keys import PublicKey
+from tests.authority import OPERATOR, RUN_KEY, certificate, certified, contents, received
+from tests.bundles import packed
+from tests.cli.test_keys import ssh_key
+from tests.needs import needs
+
+pytestmark = needs("ssh-keygen")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "config" / "bench"
+
+
+def public(path: Path, key: object = OPERATOR) -> Path:
+    path.write_text(PublicKey.of(key).line("somebody") + "\n")  # type: ignore[arg-type]
+    return path
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 0) -> tuple[str, str]:
+    assert main([str(a) for a in arguments]) == code
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+# --- new and show ---------------------------------------------------------------------------------------
+
+
+def test_a_new_key_is_an_ssh_key_in_its_place(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = said(capsys, "keys", "new", "--no-passphrase")
+    key = PublicKey.from_line((home / "id_ed25519.pub").read_text())
+    assert key.fingerprint in out
+    assert key.line("bench") in out
+    assert (home / "id_ed25519").stat().st_mode & 0o777 == 0o600
+    assert f'bench-run:* cert-authority,namespaces="{BUNDLE_NAMESPACE}" {key.line()}' in err
+    shown = subprocess.run(
+        ["ssh-keygen", "-y", "-f", home / "id_ed25519"], capture_output=True, text=True, check=True
+    )
+    assert PublicKey.from_line(shown.stdout) == key
+
+
+def test_a_key_is_never_overwritten(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said(capsys, "keys", "new", "--no-passphrase")
+    before = (home / "id_ed25519").read_bytes()
+    _, err = said(capsys, "keys", "new", "--no-passphrase", code=2)
+    assert "exists; nothing is overwritten" in err
+    assert (home / "id_ed25519").read_bytes() == before
+    public(tmp_path / "half.pub")
+    said(capsys, "keys", "new", tmp_path / "half", "--no-passphrase", code=2)
+
+
+def test_without_a_terminal_no_passphrase_can_be_chosen(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, err = said(capsys, "keys", "new", code=2)
+    assert "--no-passphrase" in err
+    assert not home.exists()
+
+
+def test_the_shown_lines_are_all_that_others_need(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = ssh_key(tmp_path / "id")
+    _, err = said(capsys, "keys", "show", path)
+    lines = [line.strip() for line in err.splitlines() if line.startswith("  ")]
+    policy = TrustPolicy.from_text("\n".join(lines), "shown")
+    key = PublicKey.from_line((tmp_path / "id.pub").read_text())
+    assert policy.accept(key, BUNDLE_NAMESPACE, 0, "bench-run:7f3a2c")
+    assert policy.accept(key, RECEIPT_NAMESPACE, 0)
+
+
+def test_without_a_key_there_is_nothing_to_show(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = said(capsys, "keys", "show", code=2)
+    assert "bench keys new makes one" in err
+
+
+# --- trust ----------------------------------------------------------------------------------------------
+
+
+def test_trusted_keys_count_without_an_option(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = received(tmp_path / "b.tar")
+    file = public(tmp_path / "operator.pub")
+    out, _ = said(capsys, "keys", "trust", file, "--as", "lab@example.org")
+    assert "2 lines added" in out
+    lists = home / "allowed_signers"
+    lines = lists.read_text().splitlines()
+    assert lines[1].startswith(
+        f'lab@example.org namespaces="{RECEIPT_NAMESPACE},{BUNDLE_NAMESPACE}" ssh-ed25519'
+    )
+    out, _ = said(capsys, "keys", "trust", file, "--as", "lab@example.org")
+    assert "trusted already" in out
+    assert lists.read_text().splitlines() == lines
+    statement, signature = tmp_path / "statement", tmp_path / "signature"
+    statement.write_bytes(contents(bundle)[STATEMENT])
+    signature.write_bytes(contents(bundle)["statement.json.sig"])
+    command = ["ssh-keygen", "-Y", "verify", "-n", BUNDLE_NAMESPACE, "-f", lists, "-I", "bench-run:7f3a2c"]
+    command += ["-Overify-time=20270115090000Z", "-s", signature]
+    subprocess.run(command, input=statement.read_bytes(), capture_output=True, check=True)
+
+
+def test_a_list_of_the_users_own_is_kept_as_it_is(home: Path, tmp_path: Path) -> None:
+    home.mkdir(parents=True)
+    (home / "allowed_signers").write_text(f"# mine\nme {PublicKey.of(RUN_KEY).line()}")
+    assert main(["keys", "trust", str(public(tmp_path / "operator.pub"))]) == 0
+    lines = (home / "allowed_signers").read_text().splitlines()
+    assert lines[:2] == ["# mine", f"me {PublicKey.of(RUN_KEY).line()}"]
+    assert lines[3].startswith("operator namespaces=")
+
+
+@pytest.mark.parametrize("name", ["", "two words", 'quo"te', "new\nline", "#comment", "ssh-ed25519"])
+def test_a_name_that_would_break_the_list_is_refused(home: Path, tmp_path: Path, name: str) -> None:
+    file = public(tmp_path / "operator.pub")
+    if not name:
+        file = file.rename(tmp_path / "two words.pub")  # the name of the key would be used
+    assert main(["keys", "trust", str(file), *(["--as", name] if name else [])]) == 2
+    assert not (home / "allowed_signers").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [("", 0o644), ("hello", 0o644), ("ssh-rsa AAAA", 0o644), ("-----BEGIN PUBLIC KEY-----\n", 0o644),
+     ("-----BEGIN OPENSSH PRIVATE KEY-----\n", 0o600)],
+)  # fmt: skip
+def test_a_malformed_public_key_is_not_trusted(
+    home: Path, tmp_path: Path, text: str, mode: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "key.pub").write_text(text)
+    (tmp_path / "key.pub").chmod(mode)
+    _, err = said(capsys, "keys", "trust", tmp_path / "key.pub", code=2)
+    assert err.startswith(f"{tmp_path}/key.pub: ")
+    assert not home.exists()
+
+
+def test_the_advice_for_a_missing_key_to_trust_is_to_ask_its_owner(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, err = said(capsys, "keys", "trust", tmp_path / "nofile", code=2)
+    assert "which its owner can send you" in err
+    assert "ssh-keygen" not in err
+
+
+# --- certify ---------------------------------------------------------------------------------------------
+
+
+def test_a_malformed_request_is_a_wrong_argument(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code is the same as for a run that gets another file as its challenge."""
+    (tmp_path / "c.json").write_text('{"schema": "bench/challenge/v1"}')
+    _, err = said(capsys, "certify", tmp_path / "c.json", "--valid", "7d", code=2)
+    assert "c.json: is not a request of bench" in err
+    assert "request.json of the run's folder" in err
+
+
+@pytest.mark.parametrize(("valid", "why"), [("8d", "at most seven days"), ("20s", "at least a minute")])
+def test_a_certificate_is_short_lived(
+    home: Path, tmp_path: Path, valid: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert why in said(capsys, "certify", tmp_path / "c.json", "--valid", valid, code=2)[1]
+
+
+# --- revoke ---------------------------------------------------------------------------------------------
+
+KEY = PublicKey.of(RUN_KEY)
+
+
+def revokes(home: Path) -> bool:
+    return Revoked.from_file(home / "revoked.krl").refusal(KEY, certificate()) is not None
+
+
+@pytest.mark.parametrize("what", ["key", "authority", "certificate", "bundle", "fingerprint", "run"])
+def test_a_revoked_bundle_no_longer_verifies(
+    home: Path, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bundle is refused without --revoked and --trust too, and also by ssh-keygen."""
+    bundle = received(tmp_path / "b.tar")
+    said(capsys, "keys", "trust", public(tmp_path / "operator.pub"))
+    (tmp_path / "run-cert.pub").write_text(certificate().line() + "\n")
+    target: list[str | Path] = {
+        "key": [public(tmp_path / "run.pub", RUN_KEY)],
+        "authority": [tmp_path / "operator.pub"],
+        "certificate": [tmp_path / "run-cert.pub"],
+        "bundle": [bundle],
+        "fingerprint": [KEY.fingerprint],
+        "run": ["7f3a2c", "--authority", tmp_path / "operator.pub"],
+    }[what]
+    out, _ = said(capsys, "keys", "revoke", *target)
+    assert "revoked" in out
+    assert revokes(home)
+    command = ["ssh-keygen", "-Q", "-f", home / "revoked.krl", tmp_path / "run-cert.pub"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "REVOKED" in found.stdout
+    _, err = said(capsys, "verify", bundle, code=4)
+    assert "revoked" in err
+    assert err.count("\n") == 1
+
+
+def test_revocations_add_up(home: Path, tmp_path: Path) -> None:
+    first, second = public(tmp_path / "a.pub", RUN_KEY), public(tmp_path / "b.pub", OPERATOR)
+    assert main(["keys", "revoke", str(first)]) == 0
+    assert main(["keys", "revoke", str(second)]) == 0
+    found = Revoked.from_file(home / "revoked.krl")
+    assert found.refusal(KEY, None)
+    assert found.refusal(PublicKey.of(OPERATOR), None)
+
+
+def test_a_revocation_list_for_others_can_be_written(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = received(tmp_path / "b.tar")
+    krl = tmp_path / "lab.krl"
+    said(capsys, "keys", "revoke", bundle, "--file", krl)
+    assert not (home / "revoked.krl").exists()
+    _, err = said(capsys, "verify", bundle, "--revoked", krl, code=4)
+    assert str(krl) in err
+
+
+def test_a_bundle_that_nobody_certified_has_nothing_to_revoke_by_id(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, err = said(capsys, "keys", "revoke", packed(tmp_path / "b.tar"), code=4)
+    assert "run-cert.pub: is missing in the bundle" in err
+
+
+@pytest.mark.parametrize("target", ["absent", "SHA256:short", "7f3a2c"])
+def test_an_argument_that_cannot_be_revoked_is_reported(
+    home: Path, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, err = said(capsys, "keys", "revoke", target, code=3 if target.startswith("SHA256") else 2)
+    assert "Traceback" not in err
+    assert not (home / "revoked.krl").exists()
+
+
+def test_a_damaged_revocation_list_is_never_extended(home: Path, tmp_path: Path) -> None:
+    home.mkdir(parents=True)
+    for name in ("revoked.krl", "allowed_signers"):
+        (home / name).write_bytes(b"SSHKRL\n\0 damaged" if name == "revoked.krl" else b"damaged\n")
+    file = public(tmp_path / "operator.pub")
+    before = {p: p.read_bytes() for p in home.iterdir()}
+    assert main(["keys", "revoke", str(file)]) == 2
+    assert main(["keys", "trust", str(file)]) == 2
+    assert {p: p.read_bytes() for p in home.iterdir()} == before
+
+
+def test_a_list_that_cannot_be_read_fails_every_verification(home: Path, tmp_path: Path) -> None:
+    """Ignoring an unreadable revocation list would accept revoked bundles."""
+    home.mkdir(parents=True)
+    (home / "revoked.krl").write_bytes(b"damaged")
+    bundle = certified(tmp_path / "b.tar")
+    command = [sys.executable, "-m", "bench", "verify", bundle]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{home}/revoked.krl: the revocation list")

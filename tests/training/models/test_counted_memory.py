@@ -1,0 +1,97 @@
+"""Memory that is counted for any architecture agrees with formulas, with autograd, and with measurements."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from bench.planning.manifest import parse_manifest
+from bench.planning.memory_prediction import predict_bytes
+from bench.planning.plan import make_plan
+from bench.training.methods import Target
+from bench.training.models import Counted, Model, Precision, families, known_models
+from bench.training.models.generic import TransformersFamily, counted
+from bench.training.setting import Setting
+from tests.training.models.keeping import kept_bytes_a_sample
+from tests.training.models.test_attention import CAUSAL, DECODER, EXPERTS, FULL, IMAGES, model_of
+from tests.training.models.test_contract import without_dropout
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 128_256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+def as_any(model: Model) -> Model:
+    """The model with all fields of its family, as transformers builds it without the family's file."""
+    return replace(model, architecture=families()[model.family].complete(model))
+
+
+def footprint_bytes(counts: Counted, model: Model, setting: Setting) -> int:
+    footprint = counts.footprint(model, setting)
+    assert footprint is not None, setting
+    return footprint.kept("checkpointing" in setting)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("pythia-160m", "bf16"),
+        ("roberta-large", "fp32"),
+        *(
+            pytest.param(name, precision, marks=pytest.mark.e2e)
+            for name, precision in (("pythia-160m", "fp32"), ("roberta-large", "bf16"), ("vit-l", "bf16"))
+        ),
+    ],
+)
+def test_counts_agree_with_the_formulas_of_known_families(name: str, precision: Precision) -> None:
+    model = as_any(without_dropout(known_models()[name]))
+    model = replace(model, recipe=replace(model.recipe, precision=precision))
+    family, counts = families()[model.family], counted(model)
+    for setting in ((), ("checkpointing",), ("kernels",), ("kernels", "checkpointing")):
+        found = footprint_bytes(counts, model, setting) / family.kept_bytes(model, setting)
+        assert found == pytest.approx(1, abs=0.05), setting
+
+
+EVERYDAY = ("llama", "albert", "dinov2")
+EAGER = [
+    *(model_of(name, "causal-lm", CAUSAL[name]) for name in ("llama", "gpt2", "olmo2", "qwen3")),
+    *(model_of(name, "masked-lm", FULL[name]) for name in ("bert", "albert", "distilbert")),
+    model_of("dinov2", "image-classification", IMAGES["dinov2"]),
+]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [m if m.family in EVERYDAY else pytest.param(m, marks=pytest.mark.e2e) for m in EAGER],
+    ids=lambda model: model.family,
+)
+def test_counts_agree_with_what_autograd_keeps(model: Model) -> None:
+    """Eager attention on real tensors, block by block, against tensors without contents."""
+    family = TransformersFamily(model.family)
+    kept = kept_bytes_a_sample(family, family.build(model, kernels=False), model)
+    assert footprint_bytes(counted(model), model, ()) == pytest.approx(kept, rel=0.02)
+
+
+def test_mixtures_of_experts_are_counted_in_half_precision_only() -> None:
+    """Under autocast their experts run in a loop over data, which tensors without contents do not have."""
+    model = model_of("olmoe", "causal-lm", DECODER | EXPERTS)
+    model = replace(model, recipe=replace(model.recipe, precision="bf16"))
+    counts = counted(model)
+    assert {one.halved for one in counts.footprints} == {True}
+    assert predict_bytes(model, ("kernels",), 1, 1, counts) is None
+    assert predict_bytes(model, ("kernels", "half-weights"), 1, 1, counts) is not None
+
+
+def test_the_plan_of_a_new_architecture_begins_with_a_micro_batch_that_fits() -> None:
+    recipe = {"batch_size": 256, "steps": 10, "precision": "bf16", "sequence_length": 4096}
+    entry = {"name": "mine", "architecture": LLAMA, "recipe": recipe | {"objective": "causal-lm"}}
+    document = {"schema": "bench/manifest/v1", "models": [entry], "methods": ["free-lunch"]}
+    manifest = parse_manifest(json.dumps(document).encode(), "m.json")
+    target = Target("cuda", 1, 80 * 2**30, "NVIDIA H100 80GB HBM3", "9.0", elsewhere=True)
+    (cell,) = make_plan(manifest, target, {"mine": counted(manifest.models[0])}).cells
+    assert cell.trials[0].micro_batch < 256
+    assert all(need is not None and need < target.memory_bytes for need in cell.needs.values())

@@ -1,0 +1,171 @@
+"""Architectures without a file in bench are built and counted through transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from bench.base.errors import BadInput
+from bench.training.methods import Target, free_lunch
+from bench.training.models import Flops, Model, family_of, flops_of, known_models
+from bench.training.models.generic import counted
+from bench.training.models.own_models import resolve_inline
+from tests.training.models.keeping import loss_of, made_up_batch
+
+CAUSAL = {"objective": "causal-lm"}
+TEXT = {"batch_size": 8, "steps": 10, "precision": "fp32", "sequence_length": 32}
+PICTURES = {
+    "batch_size": 8, "steps": 10, "precision": "fp32", "image_size": 64, "objective": "image-classification",
+}  # fmt: skip
+SMALL = {
+    "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}  # fmt: skip
+GROUPED = SMALL | {"num_key_value_heads": 2}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {  # architecture, recipe, blocks
+    "llama": (GROUPED, TEXT | CAUSAL, 2),
+    "gpt2": ({"vocab_size": 1000, "n_embd": 64, "n_layer": 3, "n_head": 4}, TEXT | CAUSAL, 3),
+    "bert": (SMALL, TEXT | {"objective": "masked-lm"}, 2),
+    "mixtral": (GROUPED | {"num_local_experts": 4}, TEXT | CAUSAL, 2),
+    "resnet": (
+        {"num_labels": 10, "depths": [1, 1], "hidden_sizes": [16, 32], "embedding_size": 8},
+        PICTURES, 2,
+    ),
+    "swin": (
+        {"num_labels": 10, "image_size": 64, "patch_size": 2, "window_size": 2, "embed_dim": 16,
+         "depths": [1, 1], "num_heads": [2, 4]},
+        PICTURES, 2,
+    ),
+    "dinov2": (
+        {"num_labels": 10, "image_size": 64, "patch_size": 16, "hidden_size": 64, "num_hidden_layers": 2,
+         "num_attention_heads": 4},
+        PICTURES, 2,
+    ),
+    "dinov2_with_registers": (
+        {"num_labels": 10, "image_size": 64, "patch_size": 16, "hidden_size": 64, "num_hidden_layers": 2,
+         "num_attention_heads": 4},
+        PICTURES, 2,
+    ),
+}  # fmt: skip
+
+
+TRIANGLE = 32 * 33 // 2  # pairs of positions under a causal mask
+NEAR = 8 * 32 - 8 * 7 // 2  # pairs within a window of eight
+
+
+def resolved(name: str, architecture: dict[str, Any], recipe: dict[str, Any]) -> Model:
+    obj = {"name": "mine", "architecture": {"model_type": name, **architecture}, "recipe": recipe}
+    model = resolve_inline(obj, "/models/0")
+    assert isinstance(model, Model), model
+    return model
+
+
+def model_of(name: str, **changed: Any) -> Model:
+    architecture, recipe, _ = CASES[name]
+    return resolved(name, architecture | changed, recipe)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_built_counted_and_trained(name: str) -> None:
+    model = model_of(name)
+    family = family_of(model)
+    module = family.build(model, kernels=False)
+    found = counted(model)
+    assert found.parts.total == sum(p.numel() for p in module.parameters())
+    assert found.flops.total > 0
+    assert len(found.parts.blocks) == len(family.blocks(module)) == CASES[name][2]
+    loss = loss_of(module, made_up_batch(model, 2))
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert all(p.grad is not None for p in module.parameters())
+
+
+def test_llama_is_counted_as_by_hand() -> None:
+    """The count by hand covers grouped queries, three MLP matrices, and the lower triangle of attention."""
+    weights = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128) + 64 * 1000
+    assert flops_of(model_of("llama")) == Flops(2 * 32 * weights, 2 * TRIANGLE * 4 * 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "recipe", "pairs"),
+    [
+        ("mistral", GROUPED | {"sliding_window": 8}, CAUSAL, 2 * NEAR),
+        ("gemma2", GROUPED | {"head_dim": 16, "sliding_window": 8}, CAUSAL, NEAR + TRIANGLE),
+        # Every third layer, from the first on, sees all positions; the others see half a window on each side.
+        (
+            "modernbert", SMALL | {"local_attention": 14, "pad_token_id": 0},
+            {"objective": "masked-lm"}, 32 * 32 + 2 * NEAR - 32,
+        ),
+    ],
+)  # fmt: skip
+def test_of_a_sliding_window_only_what_it_shows_is_counted(
+    name: str, given: dict[str, Any], recipe: dict[str, Any], pairs: int
+) -> None:
+    assert flops_of(resolved(name, given, TEXT | recipe)).attention == pairs * 4 * 64
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "objective", "pairs"),
+    [
+        # Attention that cannot be replaced; a mask whose values are read; layers dropped at random.
+        ("falcon", {"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+         "causal-lm", 2 * TRIANGLE),
+        ("deberta-v2", SMALL, "masked-lm", 2 * 32 * 32),
+        ("opt", {"vocab_size": 1000, "hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 128,
+                 "num_hidden_layers": 2, "num_attention_heads": 4}, "causal-lm", 2 * TRIANGLE),
+        # An encoder, a decoder, and the cross-attention between them.
+        ("bart", {"vocab_size": 1000, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2,
+                  "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 128,
+                  "decoder_ffn_dim": 128}, "masked-lm", 2 * (2 * 32 * 32 + TRIANGLE)),
+    ],
+)  # fmt: skip
+def test_a_model_that_reads_its_data_is_counted_too(
+    name: str, given: dict[str, Any], objective: str, pairs: int
+) -> None:
+    """Counting comes after a trial's steps, so a model that cannot be counted would be measured in vain."""
+    assert flops_of(resolved(name, given, TEXT | {"objective": objective})).attention == pairs * 4 * 64
+
+
+def test_of_several_classes_for_pictures_the_first_is_built() -> None:
+    given = {"num_labels": 10, "image_size": 64, "hidden_size": 64, "intermediate_size": 128,
+             "num_hidden_layers": 2, "num_attention_heads": 4}  # fmt: skip
+    module = family_of(model := resolved("deit", given, PICTURES)).build(model, kernels=False)
+    assert type(module).__name__ == "DeiTForImageClassification"
+
+
+def test_experts_are_counted_though_torch_leaves_them_out() -> None:
+    attending, router, experts = 2 * 64 * 64 + 2 * 64 * 32, 64 * 4, 2 * 3 * 64 * 128  # two of four experts
+    weights = 2 * (attending + router + experts) + 64 * 1000
+    assert flops_of(model_of("mixtral")).matmul == 2 * 32 * weights
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt-neox", "tiny-roberta", "tiny-vit", "tiny-convnext"])
+def test_counting_agrees_with_the_formulas(name: str) -> None:
+    model = known_models()[name]
+    family = family_of(model)
+    known = replace(model, architecture={**family.defaults, **model.architecture})
+    found = counted(known)
+    assert found.parts.total == family.parameters(model).total
+    assert found.flops == family.forward_flops(model)
+
+
+def test_what_transformers_refuses_is_said_without_a_traceback() -> None:
+    model = model_of("llama", rms_norm_eps="large")
+    with pytest.raises(BadInput, match="rms_norm_eps") as caught:
+        family_of(model).build(model, kernels=False)
+    assert str(caught.value).startswith("mine: transformers refuses")
+
+
+@pytest.mark.parametrize(
+    ("name", "fused"), [("llama", True), ("gemma3_text", True), ("deberta-v2", False), ("bloom", False)]
+)
+def test_fused_attention_is_left_out_if_transformers_does_not_support_it(name: str, fused: bool) -> None:
+    """Otherwise free-lunch, which every search uses, would fail to build."""
+    model = resolved(name, SMALL, TEXT | CAUSAL)
+    lunch = free_lunch(model, Target("cpu", 1, 2**34))
+    assert ("kernels" in lunch) == fused
+    said = None if fused else f"transformers' {name} takes no fused attention"
+    assert family_of(model).missing_kernels("cpu") == said

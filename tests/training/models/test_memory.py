@@ -1,0 +1,105 @@
+"""Predicted bytes agree with the bytes that autograd keeps under CUDA's rules (see keeping.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from bench.training.methods import ordered
+from bench.training.models import Family, Model, Precision, families, known_models
+from bench.training.models.footprint import ACTIVATIONS
+from tests.training.models.keeping import checkpointed, kept_bytes_a_sample
+from tests.training.models.test_contract import TINY, without_dropout
+
+WIDER: dict[str, dict[str, Any]] = {
+    "gpt_neox": {"num_attention_heads": 4, "use_parallel_residual": False},
+    "roberta": {"num_attention_heads": 4},
+    "mamba": {"state_size": 16, "hidden_size": 96},
+    "convnext": {"depths": [2, 3], "hidden_sizes": [16, 48]},
+    "vit": {"num_attention_heads": 4, "num_labels": 1000},
+}
+# Compared at their real shapes on fake tensors, without computing.
+REAL = ("pythia-160m", "roberta-large", "vit-l", "convnext-xl")
+
+
+def off_by(model: Model, family: Family, module: nn.Module, kernels: bool, checkpointing: bool) -> float:
+    if checkpointing:
+        checkpointed(family.blocks(module))
+    kept = kept_bytes_a_sample(family, module, model)
+    setting = ordered([*["kernels"] * kernels, *["checkpointing"] * checkpointing])
+    return abs(family.kept_bytes(model, setting) / kept - 1)
+
+
+def has_no_kernels(name: str) -> bool:
+    return families()[known_models()[name].family].kernels is None
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("wider", [False, True], ids=["tiny", "wider"])
+@pytest.mark.parametrize(
+    ("model", "kernels"),
+    [(m, k) for m in TINY for k in (False, True) if not (k and families()[m.family].missing_kernels("cpu"))],
+    ids=lambda value: getattr(value, "name", "kernels" if value else "eager"),
+)
+def test_small_models(
+    model: Model, wider: bool, precision: Precision, kernels: bool, checkpointing: bool
+) -> None:
+    family = families()[model.family]
+    # The CPU has no fused attention with dropout and falls back to plain matrices.
+    model = without_dropout(model) if kernels else model
+    changed = {**model.architecture, **WIDER[model.family]} if wider else model.architecture
+    recipe = replace(model.recipe, precision=precision)
+    if model.family == "mamba":  # otherwise the convolution's tail is longer than the sequence
+        recipe = replace(recipe, sequence_length=24)
+    model = replace(model, architecture=changed, recipe=recipe)
+    module = family.build(model, kernels=kernels)
+    assert off_by(model, family, module, kernels, checkpointing) < 0.10
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["tiny-gpt-neox", "tiny-roberta", "tiny-vit", "tiny-convnext"])
+def test_an_activation_keeps_what_its_formula_needs(name: str, precision: Precision) -> None:
+    model = without_dropout(known_models()[name])
+    family = families()[model.family]
+    recipe, kernels = replace(model.recipe, precision=precision), family.kernels is not None
+
+    def unpredicted(activation: str) -> float:
+        changed = {**model.architecture, "hidden_act": activation}
+        given = replace(model, architecture=changed, recipe=recipe)
+        kept = kept_bytes_a_sample(family, family.build(given, kernels=kernels), given)
+        return kept - family.kept_bytes(given, ("kernels",) if kernels else ())
+
+    assert {unpredicted(activation) for activation in ACTIVATIONS} == {unpredicted("gelu")}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [(n, k) for n in REAL for k in (False, True) if not (k and has_no_kernels(n))],
+)
+def test_real_shapes(name: str, kernels: bool, checkpointing: bool) -> None:
+    model = known_models()[name]
+    family = families()[model.family]
+    model = without_dropout(model) if kernels else model
+    with torch.device("meta"):
+        module = family.build(model, kernels=kernels)
+    with FakeTensorMode():
+        make_fake(module)
+        assert off_by(model, family, module, kernels, checkpointing) < 0.01
+
+
+def make_fake(module: nn.Module) -> None:
+    known: dict[int, nn.Parameter] = {}  # tied parameters stay tied
+    for part in module.modules():
+        for name, old in part.named_parameters(recurse=False):
+            fake = known.setdefault(id(old), nn.Parameter(torch.empty(old.shape, device="cpu")))
+            part.register_parameter(name, fake)
+        for name, old in part.named_buffers(recurse=False):
+            setattr(part, name, torch.empty(old.shape, dtype=old.dtype, device="cpu"))
