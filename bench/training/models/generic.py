@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from bench.base.errors import BadInput, Mistake, in_json
 from bench.training.models.attention import fused_attention
 from bench.training.models.counted_memory import counted_footprints
+from bench.training.models.experts import grouped_experts
 from bench.training.models.footprint import Counted, CountedFootprint
 from bench.training.models.loss import cross_entropy, logits
 from bench.training.models.model import Family, Flops, Has, Model, Objective, Parts, installed
@@ -242,6 +243,8 @@ def configured(model: Model) -> Any:
 
 def _build(model: Model, attention: str) -> nn.Module:
     configuration, kind = configured(model), kinds()[model.recipe.objective]
+    if model.recipe.precision == "bf16":  # PyTorch compiles grouped products in no other precision
+        transformers_inside.use_experts(configuration, grouped_experts())
     with _refusals_name(model):
         module: nn.Module = kind.from_config(configuration, attn_implementation=attention)
     if model.recipe.objective == "image-classification":

@@ -96,6 +96,16 @@ def _nothing_is_packed(_position_ids: Any) -> None:
     return None
 
 
+def use_experts(configuration: Any, implementation: str) -> None:
+    """Let mixtures of experts run by the implementation of this name; other models ignore it.
+
+    Relies on: the private `_experts_implementation` of configurations. Why: `from_config` takes it as an
+    argument for some classes of models only. No issue known.
+    Remove when every model class takes `experts_implementation`, as it takes `attn_implementation`.
+    """
+    configuration._experts_implementation = implementation
+
+
 def drop_mask_tokens(module: nn.Module) -> None:
     """Remove the parameters that stand for hidden image patches, in place.
 

@@ -76,14 +76,14 @@ def test_counts_agree_with_what_autograd_keeps(model: Model) -> None:
     assert footprint_bytes(counted(model), model, ()) == pytest.approx(kept, rel=0.02)
 
 
-def test_mixtures_of_experts_are_counted_in_half_precision_only() -> None:
-    """Under autocast their experts run in a loop over data, which tensors without contents do not have."""
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_mixtures_of_experts_are_counted_in_bf16(precision: Precision) -> None:
+    """In other precisions their experts run in a loop over data, which tensors without contents lack."""
     model = model_of("olmoe", "causal-lm", DECODER | EXPERTS)
-    model = replace(model, recipe=replace(model.recipe, precision="bf16"))
+    model = replace(model, recipe=replace(model.recipe, precision=precision))
     counts = counted(model)
-    assert {one.halved for one in counts.footprints} == {True}
-    assert predict_bytes(model, ("kernels",), 1, 1, counts) is None
-    assert predict_bytes(model, ("kernels", "half-weights"), 1, 1, counts) is not None
+    for setting in ((), ("kernels",), ("kernels", "compile"), ("kernels", "half-weights")):
+        assert (predict_bytes(model, setting, 1, 1, counts) is not None) == (precision == "bf16"), setting
 
 
 def test_the_plan_of_a_new_architecture_begins_with_a_micro_batch_that_fits() -> None:
