@@ -50,7 +50,7 @@ def gpus_here(host_bytes: int) -> tuple[tuple[Gpu, ...], str | None]:
 
 
 def visible(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Return the GPUs that CUDA shows: those in CUDA_VISIBLE_DEVICES up to the first name that is wrong."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names by index or UUID prefix, up to the first wrong name."""
     names = _names()
     if names is None:
         return tuple(gpus)
@@ -64,7 +64,7 @@ def visible(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
 
 
 def unmatched_names(gpus: Sequence[Gpu]) -> list[str]:
-    """Return the names in CUDA_VISIBLE_DEVICES that match no GPU, or several; CUDA silently drops them."""
+    """Return names in CUDA_VISIBLE_DEVICES that match no GPU, or several; CUDA silently drops them."""
     return [name for name in _shown_names() if _named(name, gpus) is None]
 
 

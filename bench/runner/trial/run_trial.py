@@ -208,7 +208,7 @@ class TrialRun:
     def warm_up(self) -> WarmUp:
         """Run steps of one pass until two adjacent windows agree or the time is up, then two of two passes.
 
-        Two steps of two, because the first may still allocate memory for the sums of gradients.
+        Two steps of two passes, because the first may still allocate memory for the sums of gradients.
         """
         samples: list[StepSample] = []
         started = time.perf_counter()
