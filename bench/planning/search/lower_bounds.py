@@ -200,7 +200,7 @@ def _gain(measured: Setting, wanted: Setting, half: bool) -> float:
 
 
 def _costs_as_much(measured: Setting, wanted: Setting) -> bool:
-    """True if `wanted` communicates at least as much as `measured`."""
+    """Whether `wanted` communicates at least as much as `measured`."""
     before, after = in_group(measured, "sharding"), in_group(wanted, "sharding")
     if before is None:
         return True
