@@ -50,7 +50,7 @@ def gpus_here(host_bytes: int) -> tuple[tuple[Gpu, ...], str | None]:
 
 
 def visible(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names by index or UUID prefix, up to the first wrong name."""
+    """Return all GPUs, or those that CUDA_VISIBLE_DEVICES gives by index or UUID prefix up to a wrong one."""
     names = _names()
     if names is None:
         return tuple(gpus)
