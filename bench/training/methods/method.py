@@ -66,9 +66,9 @@ class Method:
         )
 
     Add the METHODS of a new file to `_METHODS` in bench/training/methods/__init__.py, at the place where they
-    act on a model. tests/training/methods runs over all methods; tests/training/test_equivalence.py trains with each and
-    compares the losses. A method that saves memory needs a formula in bench/planning/memory_prediction.py,
-    and one that excludes others needs a group in bench/training/setting.py.
+    act on a model. tests/training/methods runs over all methods; tests/training/test_equivalence.py trains
+    with each and compares the losses. A method that saves memory needs a formula in
+    bench/planning/memory_prediction.py, and one that excludes others a group in bench/training/setting.py.
     """
 
     name: str
