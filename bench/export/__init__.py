@@ -30,28 +30,28 @@ from bench.training.models import parameters_of
 from bench.training.setting import sharded_by
 
 Kind = Literal["script", "trainer", "accelerate", "deepspeed"]
-# How to start a script on several nodes; a kind may have a SEVERAL of its own.
+# Command that starts a script on several nodes, for kinds that define no SEVERAL of their own.
 SEVERAL = (
     "torchrun --nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d --rdzv-endpoint HOST:29400 "
     "train.py --out checkpoints"
 )
 KINDS: tuple[Kind, ...] = ("script", "trainer", "accelerate", "deepspeed")
 HOUR = 3600  # seconds
-# Packages that a script may need and a measurement does not: the versions that the scripts were tested with.
+# Packages that scripts need but a measurement may lack, with the versions that the scripts were tested with.
 TRIED = {"accelerate": ">=1.10,<2", "deepspeed": ">=0.19.8,<0.20"}
-# A bundle may come from a stranger: its text reaches lines for a shell or for pip in these forms alone.
+# A bundle may come from a stranger: its text goes into shell and pip lines only in one of these forms.
 SWITCH = re.compile(r"[A-Z][A-Z0-9_]*")
 VERSION = re.compile(r"[\w.!+]+")
 
 
 def script_of(kind: Kind, save_every: int) -> str:
-    """The script of this kind, which saves a checkpoint after so many steps."""
+    """Return the text of this kind's script, which saves a checkpoint every `save_every` steps."""
     script = (files("bench.export.templates") / f"{kind}.py").read_text(encoding="utf-8")
     return script.replace("SAVE_EVERY = 1000", f"SAVE_EVERY = {save_every}")
 
 
 def save_every(trial: Trial, result: TrialResult) -> int:
-    """The recipe's steps between two checkpoints; if it names none, as many as take about an hour."""
+    """Return the steps between two checkpoints: the recipe's, else as many as take about an hour."""
     if (named := trial.model.recipe.save_every_steps) is not None:
         return named
     return max(1, round(HOUR / result.estimate.step_seconds.value)) if result.estimate else 1000
@@ -103,7 +103,7 @@ def _about_checkpoints(trial: Trial, every: int) -> str:
 
 
 def _about_weights(maker: Any, trial: Trial) -> str:
-    """The place of the weights in a checkpoint; empty if sharded: their library has a tool for that."""
+    """Return where a checkpoint has the weights; empty if it is sharded: a library's tool joins shards."""
     return "" if sharded_by(trial.setting) else f"\nThe weights of step N: {maker.WEIGHTS}.\n"
 
 
@@ -119,7 +119,7 @@ def _about_evaluation(trial: Trial) -> str:
 
 
 def _about_switches(node: NodeFacts) -> str:
-    """Shell lines that set the measured environment variables again, quoted: a bundle may be a stranger's."""
+    """Return shell lines that set the trial's environment variables; quoted: a bundle may be a stranger's."""
     switches = {n: value for n, value in deciding(node.switches or {}).items() if SWITCH.fullmatch(n)}
     if not switches:
         return ""
@@ -128,9 +128,9 @@ def _about_switches(node: NodeFacts) -> str:
 
 
 def _command(maker: Any, trial: Trial, node: NodeFacts) -> str:
-    """The command that starts the script.
+    """Return the command that starts the script.
 
-    A bundle knows the GPUs of the node that led; each of the others had as many.
+    A bundle lists the GPUs of the leading node only; every other node had as many.
     """
     nodes = -(-trial.gpus // len(node.gpus)) if node.gpus else 1
     threads = _threads(trial, node, trial.gpus // nodes)
@@ -141,9 +141,9 @@ def _command(maker: Any, trial: Trial, node: NodeFacts) -> str:
 
 
 def _threads(trial: Trial, node: NodeFacts, each: int) -> str:
-    """OMP_NUM_THREADS as in the trial, for Adam on the host.
+    """Return an assignment of OMP_NUM_THREADS as in the trial; empty unless Adam runs on the host.
 
-    torchrun sets it to 1 for each of several processes, which makes the offloaded update very slow.
+    torchrun sets the variable to 1 for each of several processes, which makes the offloaded update very slow.
     """
     if "offload" not in trial.setting or each == 1:
         return ""
@@ -164,7 +164,7 @@ def _write_all(folder: Path, contents: Mapping[str, str]) -> list[Path]:
 
 
 def _needed(maker: Any, trial: Trial) -> Iterator[str]:
-    """Packages whose versions decide the figures; the bundle lists the rest of the environment."""
+    """Yield the packages whose versions affect the figures; the bundle lists the rest of the environment."""
     yield from ("torch", "transformers", "numpy", *maker.NEEDS)
     if sharded_by(trial.setting) == "zero" and "deepspeed" not in maker.NEEDS:
         yield "deepspeed"
@@ -175,7 +175,7 @@ def _needed(maker: Any, trial: Trial) -> Iterator[str]:
 
 
 def _requirements(packages: Mapping[str, str], needed: Iterable[str]) -> str:
-    """The text of requirements.txt. It leaves bench out, which is on no index."""
+    """Return the text of requirements.txt, without bench, which no package index has."""
     lines = []
     for name in needed:
         if VERSION.fullmatch(packages.get(name, "")):
@@ -186,7 +186,7 @@ def _requirements(packages: Mapping[str, str], needed: Iterable[str]) -> str:
 
 
 def _pin(name: str, version: str) -> str:
-    """A pinned version. Indexes refuse a build tag such as +cu130; a comment says where that build is."""
+    """Return a requirement without build tag (+cu130), which indexes refuse; a comment names the build."""
     public, _, build = version.partition("+")
     source = "PyTorch's own index" if name == "torch" else "its project's releases"
     comment = f"# Measured with {version}. PyPI may have another build; the measured one is from {source}\n"
@@ -231,7 +231,7 @@ the script's log has its own time for a step.
 
 
 def _form_of_data(trial: Trial) -> str:
-    """The form that the user's own data must have; the loop relies on it and does not check it."""
+    """Return README.md's text on the form of the user's data, which the training loop does not check."""
     recipe, size = trial.model.recipe, trial.micro_batch
     tokens = f"`input_ids` and `labels`, int64 of {size} x {recipe.sequence_length}."
     match recipe.objective:

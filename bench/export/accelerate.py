@@ -1,6 +1,6 @@
 """Files for Hugging Face accelerate: a configuration for its launcher, and a loop with its Accelerator.
 
-Pure: a trial in, texts of files out.
+Pure: takes a trial and returns the texts of the files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def refuse(trial: Trial) -> str | None:
 
 
 def fsdp_config(trial: Trial) -> dict[str, Any]:
-    """accelerate's FSDP options: NO_WRAP, because the script itself shards the model, block by block."""
+    """Return accelerate's FSDP options, with NO_WRAP because the script itself shards the model by blocks."""
     return {
         "version": 2,
         "reshard_after_forward": "fsdp-3" in trial.setting,
@@ -48,7 +48,7 @@ def files(trial: Trial, _save_every: int) -> dict[str, str]:
 
 
 def launch(trial: Trial) -> dict[str, Any]:
-    """The configuration that `accelerate config` would write; accelerate reads JSON as well as YAML."""
+    """Return what `accelerate config` would write, as JSON, which accelerate reads as well as YAML."""
     sharder, replicas = sharded_by(trial.setting), "MULTI_GPU" if trial.gpus > 1 else "NO"
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -64,6 +64,6 @@ def launch(trial: Trial) -> dict[str, Any]:
     if sharder == "fsdp":
         config["fsdp_config"] = {f"fsdp_{name}": value for name, value in fsdp_config(trial).items()}
     if sharder == "zero":
-        del config["mixed_precision"]  # deepspeed.json has it; accelerate refuses to start if both have it
+        del config["mixed_precision"]  # deepspeed.json names it; accelerate refuses it in both files
         config["deepspeed_config"] = {"deepspeed_config_file": "deepspeed.json", "zero3_init_flag": False}
     return config

@@ -1,6 +1,6 @@
-"""Files for DeepSpeed: its configuration, and a loop with its engine. Without sharding, ZeRO stage 0.
+"""Files for DeepSpeed: its configuration, and a loop with its engine. Unsharded settings use ZeRO stage 0.
 
-Pure: a trial in, texts of files out.
+Pure: takes a trial and returns the texts of the files.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def files(trial: Trial, _save_every: int) -> dict[str, str]:
 
 
 def configuration(trial: Trial) -> str:
-    """The text of deepspeed.json (deepspeed.ai, "DeepSpeed Configuration JSON").
+    """Return the text of deepspeed.json (deepspeed.ai, "DeepSpeed Configuration JSON").
 
-    It agrees with what trials use: runner/trial/zero_strategy.py.
+    It must agree with the configuration of trials (bench/runner/trial/zero_strategy.py).
     """
     recipe, offload = trial.model.recipe, "offload" in trial.setting
     sharding = in_group(trial.setting, "sharding")
@@ -60,6 +60,6 @@ def configuration(trial: Trial) -> str:
 
 
 def _autocast(precision: str) -> dict[str, Any]:
-    """Autocast as in an unsharded trial: fp32 weights, whose gradients are sent in fp32 too."""
+    """Return autocast's options as in an unsharded trial: weights and the gradients sent are in fp32."""
     dtype = {"bf16": "bfloat16", "fp16": "float16"}[precision]
     return {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": []}

@@ -71,8 +71,8 @@ __all__ = [
     "uses_all_weights",
 ]  # fmt: skip
 
-LATEST_STEP = "latest-step"  # a file beside the checkpoints: the step of the last complete one
-LOG_EVERY = 10  # steps, where the recipe names none
+LATEST_STEP = "latest-step"  # file beside the checkpoints, with the step of the last complete one
+LOG_EVERY = 10  # steps between two lines, if the recipe names no number
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,31 +80,31 @@ class TrainingOptions:
     """The options of an exported script."""
 
     last_step: int
-    out: Path | None  # where checkpoints go; None: none is saved
+    out: Path | None  # folder of the checkpoints; None: no checkpoint is saved
     resume: bool
     log_every: int  # steps
     save_every: int  # steps
 
     def saves(self, step: int) -> bool:
-        """Whether a checkpoint follows this step; one follows the last step."""
+        """Whether a checkpoint is saved after this step, as after the last step in any case."""
         return self.out is not None and (step == self.last_step or step % self.save_every == 0)
 
     def logs(self, step: int) -> bool:
-        """Whether this step is logged; a saved one is, so that its loss is checked before it is saved."""
+        """Whether this step is logged; saved steps are, so that the loss is checked before a checkpoint."""
         return self.saves(step) or step == self.last_step or step % self.log_every == 0
 
 
 class StepLog:
-    """Prints one JSON line for each logged step, with the mean time of the steps since the line before."""
+    """Prints one JSON line for each logged step, with the mean time of the steps since the previous line."""
 
     def __init__(self, step: int, *, prints: bool) -> None:
-        """`step` is the last one that was done before; one process of a run has `prints`."""
+        """`step` is the last step that was done before; `prints` is True in one process of a run."""
         self.step = step
         self._prints = prints
         self._since = time.perf_counter()
 
     def write(self, step: int, loss: float) -> None:
-        """Print the mean loss since the line before; end the script if it is not finite.
+        """Print the mean loss since the previous line; end the script if the loss is not finite.
 
         Weights that are not finite never recover, so nothing of such a step may be logged or saved.
         """
@@ -121,7 +121,7 @@ class StepLog:
 
 
 def read_trial(folder: Path) -> Trial:
-    """Read the trial that the script repeats from trial.json."""
+    """Read trial.json, the trial that the script repeats."""
     return from_json(Trial, strict_loads((folder / "trial.json").read_bytes()))
 
 
@@ -134,7 +134,7 @@ def parse_options(
     log_every: int | None = None,
     out: Path | None = None,
 ) -> TrainingOptions:
-    """Parse the script's arguments; the keywords are defaults, the recipe's where they are left out.
+    """Parse the script's arguments; the keywords are defaults, and the recipe has those left out.
 
     Ends the script if --resume lacks --out, or if a new run would overwrite checkpoints.
     """
@@ -170,7 +170,7 @@ def _count(text: str) -> int:
 
 
 def _refuse_overwriting(folder: Path) -> None:
-    """A new run would overwrite hours of training, and a later --resume would mix the two runs."""
+    """Refuse a folder with checkpoints: a new run would overwrite them, and --resume would mix both runs."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     if any(name in (LATEST_STEP, "latest") or name.startswith(("step-", "checkpoint-")) for name in names):
         raise SystemExit(
@@ -190,19 +190,19 @@ def check_devices(trial: Trial, devices: int) -> None:
 
 
 def made_up_batches(trial: Trial, device: torch.device, team: Team, scratch: Path, first: int) -> Batches:
-    """This device's micro-batches, made up as in the trial, from number `first` on, without end."""
+    """Return this device's micro-batches, made up as in the trial, endlessly from number `first` on."""
     pool = make_pool(trial.model, scratch, trial.seed)
     workers = Device.own("cuda" if device.type == "cuda" else "cpu").loaders()
     return Batches(trial.model, pool, trial.micro_batch, trial.seed, device, team, workers, first)
 
 
 def mark_complete(folder: Path, step: int) -> None:
-    """Note that the checkpoint `step-STEP` is complete; call it once everything of it is written."""
+    """Record that the checkpoint `step-STEP` is complete; call this once all of its files are written."""
     (folder / LATEST_STEP).write_text(str(step))
 
 
 def latest_step(folder: Path) -> int:
-    """The step of the last complete checkpoint; ends the script if there is none."""
+    """Return the step of the last complete checkpoint; end the script if no checkpoint is complete."""
     marker = folder / LATEST_STEP
     if not marker.exists():
         raise no_checkpoint(folder)

@@ -9,7 +9,7 @@ WEIGHTS = (
     "`python -m torch.distributed.checkpoint.format_utils dcp_to_torch checkpoints/step-N all.pt`\n"
     'writes `all.pt`, whose "model" has them; every name begins with `model.`'
 )
-NEEDS: tuple[str, ...] = ()  # beside torch, transformers and what the setting itself needs
+NEEDS: tuple[str, ...] = ()  # in addition to torch, transformers and what the setting needs
 
 
 def refuse(_trial: Trial) -> str | None:

@@ -1,6 +1,6 @@
 """Files for Hugging Face's Trainer: TrainingArguments, and a DeepSpeed configuration if ZeRO shards.
 
-Pure: a trial in, texts of files out.
+Pure: takes a trial and returns the texts of the files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def files(trial: Trial, save_every: int) -> dict[str, str]:
 
 
 def training_arguments(trial: Trial, save_every: int) -> dict[str, Any]:
-    """TrainingArguments in the form that `HfArgumentParser.parse_json_file` reads."""
+    """Return TrainingArguments in the form that `HfArgumentParser.parse_json_file` reads."""
     recipe, setting = trial.model.recipe, trial.setting
     o, schedule = recipe.optimizer, recipe.schedule
     given: dict[str, Any] = {
@@ -70,6 +70,6 @@ def training_arguments(trial: Trial, save_every: int) -> dict[str, Any]:
     if sharded_by(setting) == "fsdp":
         given["fsdp"] = True
         given["fsdp_config"] = fsdp_config(trial)
-        # Divided gradients are sent on in each pass: that keeps them small.
+        # FSDP reduces gradients in every pass, so that each device keeps only its share of them.
         given["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     return given

@@ -1,4 +1,4 @@
-"""From a manifest to the trials of a run: read it, plan settings, predict memory, search the fastest.
+"""Turn a manifest into trials: read it, plan settings, predict memory, search for the fastest.
 
-Imports base, training and records. Pure but for reading the manifest file; no torch.
+Imports base, training and records. Pure except for reading the manifest file; imports no torch.
 """

@@ -1,7 +1,7 @@
-"""Read a manifest: what a run measures, never where it is measured.
+"""Read a manifest, which says what a run measures.
 
-In: a JSON file or its bytes. Out: a `Manifest`, or BadInput with every mistake at once. Its exact bytes are
-kept and hashed. No torch; reads the manifest and the schemas shipped with bench.
+In: a JSON file or its bytes. Out: a `Manifest`, or BadInput with every mistake at once. The file's
+exact bytes are kept and hashed. Imports no torch; reads the manifest and the schemas shipped with bench.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bench.training.models.paper_code import SUFFIX as PAPER_CODE
 from bench.training.models.paper_code import find_model
 from bench.training.setting import Setting
 
-MAX_BYTES = 1 << 20  # manifests are written by hand: a larger file is not one
+MAX_BYTES = 1 << 20  # manifests are written by hand: a larger file is no manifest
 MAX_DEPTH = 32  # levels of nesting
 
 SettingName = Literal["naive", "free-lunch"]
@@ -34,12 +34,12 @@ Methods = Literal["exhaustive", "guided"] | tuple[SettingName | Setting, ...]
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One model to measure, with its own methods and micro-batch where it has them, else the manifest's."""
+    """One model to measure, with its own methods and micro-batch, or the manifest's if it has none."""
 
     model: Model
     methods: Methods
     micro_batch: int | None  # None: searched, from the largest that fits
-    micro_batch_path: str  # its place in the manifest, for messages
+    micro_batch_path: str  # path of `micro_batch` in the manifest, for messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Manifest:
     data: bytes
     name: str
     requests: tuple[ModelRequest, ...]
-    gpus: int | None  # None: all of the node
+    gpus: int | None  # None: all GPUs of the node
     memory_cap_bytes: int | None
     budget_seconds: float | None
     trial_seconds: float
@@ -82,7 +82,7 @@ def read_manifest(path: Path) -> bytes:
 
 
 def parse_manifest(data: bytes, where: str) -> Manifest:
-    """The manifest in these bytes, or BadInput with every mistake at once and `where` in front."""
+    """Parse a manifest; raise BadInput with every mistake at once, and with `where` in front."""
     try:
         document = strict_loads(data)
     except DecodeError as error:
@@ -101,7 +101,7 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         for i, entry in enumerate(entries if isinstance(entries, list) else []):
             if isinstance(entry, dict):
                 mistakes += _method_mistakes(entry.get("methods"), f"/models/{i}/methods")
-    if not mistakes:  # a value that is wrong already would be reported twice
+    if not mistakes:  # a value with another mistake would be reported twice
         mistakes = [Mistake(place, "a text of several lines", "one line") for place in line_breaks(document)]
     if mistakes:
         mistakes.sort(key=lambda mistake: mistake.path)
@@ -131,7 +131,7 @@ def _build(data: bytes, document: Mapping[str, Any], models: tuple[Model, ...]) 
 
 
 def _request(model: Model, document: Mapping[str, Any], i: int, entry: Mapping[str, Any]) -> ModelRequest:
-    """A model's own fields come before those of the whole manifest."""
+    """Return the request for a model, whose own fields override those of the whole manifest."""
     micro_batch = entry.get("micro_batch", document.get("micro_batch", "auto"))
     return ModelRequest(
         model=model,
@@ -152,7 +152,7 @@ def _methods(value: Any) -> Methods:
 
 
 def schema_mistakes(document: Any, name: str) -> Iterator[Mistake]:
-    """The mistakes that a schema of bench/data/schema finds in a document."""
+    """Yield the mistakes that a schema of bench/data/schema finds in a document."""
     from jsonschema import Draft202012Validator  # slow to import
 
     schema = read_data(f"schema/{name}.json")
@@ -189,7 +189,7 @@ def _mistakes_of(error: Any, schema: Mapping[str, Any]) -> Iterator[Mistake]:
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
-    """The values that a schema allows, in a few words."""
+    """Return the values that a schema allows, in a few words."""
     if "description" in schema and "oneOf" in schema:
         return f"allowed: {schema['description']}"
     if "oneOf" in schema:
@@ -223,7 +223,7 @@ def _allowed(schema: Mapping[str, Any]) -> str:
 
 
 def resolve_models(entries: Any) -> tuple[list[Model], list[Mistake]]:
-    """The models of a manifest's "models", in its order, and the mistakes of those that cannot be made."""
+    """Return the models of a manifest's "models", in their order, and the mistakes in the other entries."""
     models: dict[str, Model] = {}
     mistakes: list[Mistake] = []
     for i, entry in enumerate(entries if isinstance(entries, list) else []):
@@ -239,7 +239,7 @@ def resolve_models(entries: Any) -> tuple[list[Model], list[Mistake]]:
 
 
 def _resolve_model(entry: Any, path: str) -> Model | list[Mistake]:
-    """A model, or the mistakes of its entry. The schema reports wrong types: for these, no mistake here."""
+    """Return a model, or the mistakes in its entry except wrong types, which the schema reports."""
     if isinstance(entry, str):
         model = find_model(entry)
         return model if model else [_unknown_model(entry, path)]
@@ -263,7 +263,7 @@ def _unknown_model(name: str, path: str) -> Mistake:
 
 
 def _method_mistakes(entries: Any, where: str) -> Iterator[Mistake]:
-    """Unknown methods, and methods that exclude each other, in the listed settings of a "methods" field."""
+    """Yield the unknown methods, and those that exclude each other, in the settings of a "methods" field."""
     for i, entry in enumerate(entries if isinstance(entries, list) else []):
         if not isinstance(entry, list) or not all(isinstance(name, str) for name in entry):
             continue
@@ -278,7 +278,7 @@ def _method_mistakes(entries: Any, where: str) -> Iterator[Mistake]:
 
 
 def _depth(value: Any) -> int:
-    """Levels of nesting, counted without recursion: a document may be nested too deeply for that."""
+    """Count levels of nesting without recursion, for which a document may be nested too deeply."""
     deepest, stack = 0, [(value, 1)]
     while stack:
         item, level = stack.pop()

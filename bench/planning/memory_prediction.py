@@ -10,22 +10,22 @@ from bench.training.models.footprint import activation_bytes
 from bench.training.setting import Setting, in_group
 
 FP32, HALF, MOMENTS = 4, 2, 8  # bytes a parameter
-# DeepSpeed's defaults, in parameters of any model: the room of a gradient bucket, and the most gathered
-# weights that are kept.
+# DeepSpeed's defaults, as numbers of parameters: the size of a gradient bucket, and the most gathered weights
+# that it keeps.
 BUCKET = 500_000_000
 GATHERED = 1_000_000_000
 PROCESS = 3_000_000_000  # bytes of the host's memory that Python, torch and CUDA take in each process
 # Bytes of the host's memory that offloading takes for each parameter. Weights, gradients and two moments are
 # 16; the rest is what DeepSpeed allocates while it sets up, a pass's gradients beside their sums under FSDP2,
-# and pinned memory, which is allocated in powers of two. Measured: 21 to 24, 33, and 22 to 24
-# (tests/planning/test_memory.py compares them with the bundles).
+# and pinned memory, which is allocated in powers of two. Measured: 21 to 24 (ZeRO-1
+# and -2), 33 (ZeRO-3), 22 to 24 (FSDP2); tests/planning/test_memory.py compares these numbers with bundles.
 OFFLOADED = {"zero-1": 22, "zero-2": 22, "zero-3": 34, "fsdp-2": 24, "fsdp-3": 24}
 
 
 def predict_bytes(
     model: Model, setting: Setting, micro_batch: int, gpus: int, counts: Counted | None = None
 ) -> int | None:
-    """Predicted peak bytes of one device, by the family's formulas or by counts; None without both."""
+    """Predict the peak bytes of one device by the family's formulas, else by counts; None without both."""
     family = family_of(model)
     try:
         parts, activations = family.parameters(model), family.activation_bytes(model, setting)
@@ -37,7 +37,7 @@ def predict_bytes(
 def predict_counted_bytes(
     model: Model, setting: Setting, micro_batch: int, gpus: int, counts: Counted
 ) -> int | None:
-    """Predicted peak bytes of one device, by counts; None if this way of computing was not counted."""
+    """Predict the peak bytes of one device by counts; None if this way of computing was not counted."""
     footprint = counts.footprint(model, setting)
     if footprint is None:
         return None
@@ -48,7 +48,7 @@ def predict_counted_bytes(
 def _peak_bytes(
     model: Model, setting: Setting, micro_batch: int, gpus: int, parts: Parts, activations: tuple[int, int]
 ) -> int:
-    """Bytes of weights, gradients and moments, and of the activations that a sample takes at two moments."""
+    """Add the bytes of weights, gradients and optimizer to those of activations, at their larger peak."""
     at_loss, in_blocks = activations
     half = model.recipe.precision != "fp32"
     in_backward = _backward_bytes(setting, half, parts.total)
@@ -57,7 +57,7 @@ def _peak_bytes(
 
 
 def host_bytes(parameters: int, setting: Setting, gpus: int, nodes: int = 1) -> int:
-    """Bytes of a node's own memory that offloading takes: its devices' share of all that is offloaded."""
+    """Return the bytes of one node's own memory that offloading takes: its share of all offloaded data."""
     sharding = in_group(setting, "sharding")
     if sharding is None or "offload" not in setting:
         return 0
@@ -65,12 +65,12 @@ def host_bytes(parameters: int, setting: Setting, gpus: int, nodes: int = 1) -> 
 
 
 def state_bytes(parts: Parts, setting: Setting, gpus: int, half: bool) -> int:
-    """Peak bytes of a device that do not depend on the micro-batch."""
+    """Return the peak bytes of a device that do not depend on the micro-batch."""
     sharding, offload = in_group(setting, "sharding"), "offload" in setting
     match sharding:
         case None:
-            # fp32 weights, gradients and two moments; autocast keeps a half copy of the weights in a pass.
-            # DDP keeps a second copy of the gradients, which several passes add up; half-weights needs none.
+            # fp32 weights, gradients and two moments; a pass under autocast adds a half copy of the weights.
+            # DDP keeps a second copy of the gradients, which several passes add up; half-weights does not.
             sent = FP32 * (gpus > 1 and "half-weights" not in setting)
             return parts.total * (FP32 + FP32 + MOMENTS + HALF * half + sent)
         case "fsdp-2" | "fsdp-3":
@@ -80,7 +80,7 @@ def state_bytes(parts: Parts, setting: Setting, gpus: int, half: bool) -> int:
 
 
 def _backward_bytes(setting: Setting, half: bool, parameters: int) -> int:
-    """Bytes allocated during the backward pass, after the tensors of the loss were freed (ZeRO-1 and -2).
+    """Return the bytes allocated in the backward pass after the loss was freed, with ZeRO-1 and -2; else 0.
 
     ZeRO-2 allocates its gradient bucket with the first gradient. ZeRO-1 adds gradients up in fp32 when a pass
     is over, so all of them exist at once in half precision; without checkpointing, the pass has by then freed
@@ -92,7 +92,7 @@ def _backward_bytes(setting: Setting, half: bool, parameters: int) -> int:
 
 
 def _fsdp(parts: Parts, gpus: int, half: bool, *, parameters_too: bool, offload: bool) -> int:
-    """Bytes under FSDP2: shards, gathered weights, and the largest part's gradients during reduction."""
+    """Return the bytes under FSDP2: shards, gathered weights, and the largest gradients being reduced."""
     bytes_gathered = HALF if half else FP32
     largest = max(parts.blocks, default=0)
     # The current block and the prefetched one; parameters outside of blocks stay gathered for the whole pass.
@@ -103,7 +103,7 @@ def _fsdp(parts: Parts, gpus: int, half: bool, *, parameters_too: bool, offload:
 
 
 def _zero(parts: Parts, gpus: int, half: bool, *, stage: int, offload: bool) -> int:
-    """Bytes under DeepSpeed: weights in the computing precision, sums of gradients, and a bucket.
+    """Return the bytes under DeepSpeed: weights in the computing precision, sums of gradients, and a bucket.
 
     The fp32 copy of the weights and the moments are divided among devices. Each gradient in the computing
     precision is freed as soon as it is reduced.

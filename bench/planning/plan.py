@@ -1,6 +1,6 @@
-"""Plan a run: a manifest and target devices in; every trial, its predicted memory and what is skipped out.
+"""Plan a run of a manifest on target devices: every trial with its predicted memory, and what is skipped.
 
-Pure: no I/O, no torch. A plan for another machine is the plan that this machine itself would make.
+Pure: no I/O, no torch. A plan for another machine equals the one that the other machine would make.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from bench.training.methods import (
 from bench.training.models import Counted, Model, family_of
 from bench.training.setting import NAIVE, Setting, in_group
 
-# Multiple of the memory above which a predicted setting is not tried at all: predictions can be wrong.
+# A setting predicted to need more than this multiple of the memory is not tried; predictions can be wrong.
 HOPELESS = 1.5
-DOUBT = 0.15  # relative error, either way, of the memory that is taken before any sample: docs/accuracy.md
+DOUBT = 0.15  # relative error, up or down, of the predicted memory before any sample: docs/accuracy.md
 USABLE = 0.92  # share of the memory for tensors: the CUDA context and fragmentation take the rest
 
 
@@ -42,7 +42,7 @@ class SettingPlan:
     label: str
     trials: tuple[Trial, ...]
     needs: Mapping[int, int | None]  # predicted bytes by micro-batch; None: no formula predicts them
-    least_bytes: int | None  # taken before any sample; None: counted only when it runs
+    least_bytes: int | None  # memory before any sample; None: unknown until the model is built
     floor_days: float | None  # at the vendor's peak rate: no machine of this kind is faster
     host_bytes: int = 0  # each node's own memory that offloading takes
 
@@ -61,19 +61,19 @@ class SettingPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that a run would measure on the target, and what it would not."""
+    """Everything that a run would measure on the target, and what it would skip."""
 
     manifest_digest: str
     target: Target
     cells: tuple[SettingPlan, ...]
     skipped: tuple[Skipped, ...]
-    memory_bytes: int  # that trials may use of one device
-    guided: frozenset[str] = frozenset()  # models whose fastest setting is searched, not every one measured
+    memory_bytes: int  # memory of one device that trials may use
+    guided: frozenset[str] = frozenset()  # models whose fastest setting is searched for
     trial_seconds: float = math.inf  # a longer trial is ended
 
 
 def target_of(node: NodeFacts, gpus: int | None, nodes: int = 1) -> Target:
-    """The devices that a manifest asks for, on this node and on others like it; None asks for all GPUs."""
+    """Return the devices that a manifest asks for, on `nodes` equal nodes; `gpus` None asks for all GPUs."""
     if not node.gpus:
         return Target("cpu", nodes * (gpus or 1), node.memory_bytes, node.cpu, None, node.memory_bytes, nodes)
     count = gpus or len(node.gpus)
@@ -90,12 +90,12 @@ def target_of(node: NodeFacts, gpus: int | None, nodes: int = 1) -> Target:
 
 
 def make_plan(manifest: Manifest, target: Target, counted: Mapping[str, Counted] | None = None) -> Plan:
-    """Plan every trial of a manifest on the target devices; BadInput where a batch cannot be kept exact.
+    """Plan every trial of a manifest on the target devices; raise BadInput if a batch cannot stay exact.
 
     `counted` has, by model name, the parameters, operations and memory of models without formulas.
     """
     _check_batches(manifest, target)
-    # Setting by setting, not model by model: an early end leaves an answer for each model.
+    # Plan every model's first setting before any second one: an early end then leaves an answer for each.
     per_model = [list(_settings(request, target)) for request in manifest.requests]
     counts = {model.name: (counted or {}).get(model.name) or _by_formula(model) for model in manifest.models}
     planned = [
@@ -116,7 +116,7 @@ def make_plan(manifest: Manifest, target: Target, counted: Mapping[str, Counted]
 
 
 def _settings(request: ModelRequest, target: Target) -> Iterator[Setting]:
-    """A model's settings, each once, in the manifest's order."""
+    """Yield a model's settings, each once, in the manifest's order."""
     model, methods = request.model, request.methods
     if methods == "exhaustive":
         yield NAIVE
@@ -131,9 +131,9 @@ def _settings(request: ModelRequest, target: Target) -> Iterator[Setting]:
 
 
 def _candidates(model: Model, target: Target) -> Iterator[Setting]:
-    """Every setting that may be a model's fastest: each way to save memory, with the methods that may pay.
+    """Yield every setting that may be a model's fastest: each way to save memory, with useful methods.
 
-    Settings without sharding come uncompiled too: one must answer where a compiler fails or never ends.
+    Settings without sharding are tried uncompiled too, because a compiler may fail or never end.
     """
     halves = known_methods()["half-weights"].refuse(model, target) is None
     for setting in memory_saving_settings(target.gpus):
@@ -145,7 +145,7 @@ def _candidates(model: Model, target: Target) -> Iterator[Setting]:
 
 
 def _by_formula(model: Model) -> Counted | None:
-    """Parameters and operations by the family's formulas; None if it has none."""
+    """Return parameters and operations by the family's formulas; None if the family has no formulas."""
     family = family_of(model)
     try:
         return Counted(family.parameters(model), family.forward_flops(model))
@@ -156,7 +156,7 @@ def _by_formula(model: Model) -> Counted | None:
 def _plan_setting(
     manifest: Manifest, request: ModelRequest, setting: Setting, target: Target, counts: Counted | None
 ) -> SettingPlan | Skipped:
-    """The trials of one setting, or why it is skipped: refused by a method, or too large for the memory."""
+    """Return the plan of one setting, or why it is skipped: a method refuses it, or memory is too small."""
     model = request.model
     name = label(setting, model, target)
     host = host_bytes(counts.parts.total, setting, target.gpus, target.nodes) if counts else 0
@@ -188,7 +188,7 @@ def _plan_setting(
 
 
 def _usable_bytes(manifest: Manifest, target: Target) -> int:
-    """Memory of one device that trials may use: the manifest's cap, if the device has more."""
+    """Return memory of one device that trials may use: the manifest's cap, if the device has more."""
     return min(manifest.memory_cap_bytes or target.memory_bytes, target.memory_bytes)
 
 
@@ -201,12 +201,12 @@ def _host_is_small(needed: int, target: Target) -> str | None:
 
 
 def _divisors(number: int) -> list[int]:
-    """Every micro-batch that keeps the recipe's batch exact, the largest first."""
+    """Return every micro-batch that keeps the recipe's batch exact, the largest first."""
     return [size for size in range(number, 0, -1) if number % size == 0]
 
 
 def _thinned(sizes: list[int]) -> list[int]:
-    """Drop micro-batches less than a quarter below the next larger: after memory ran out, they seldom fit."""
+    """Drop micro-batches less than a quarter below the next larger: if that does not fit, they seldom do."""
     chosen = sizes[:1]
     for size in sizes[1:]:
         if size <= 0.75 * chosen[-1] or size == 1:
@@ -215,7 +215,7 @@ def _thinned(sizes: list[int]) -> list[int]:
 
 
 def _floor_days(model: Model, setting: Setting, target: Target, counts: Counted | None) -> float | None:
-    """Days at the vendor's peak rate; None for a CPU or a GPU that the catalogue lacks."""
+    """Return the days at the vendor's peak rate; None for a CPU or a GPU that the catalogue lacks."""
     gpu = gpu_named(target.name) if target.device == "cuda" else None
     if gpu is None or counts is None:
         return None

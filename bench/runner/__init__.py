@@ -1,4 +1,4 @@
-"""Measures on this machine: probes it, forks a process group for each trial, keeps a journal, packs a bundle.
+"""Measure on this machine: probe it, fork a process group for each trial, keep a journal, pack a bundle.
 
 machine    the GPUs, telemetry, disk and image of this machine
 trial      one trial: model, training loop, timing; imports torch
@@ -8,5 +8,5 @@ check      one node check from manifest to signed bundle
 """
 
 # Environment variable: the open socket at which the members of a team meet; torchrun does not set it.
-# It is named here because `processes.ranks` sets it, which imports no torch, and `trial.team` reads it.
+# Named in this file because `processes.ranks`, which imports no torch, sets it and `trial.team` reads it.
 LISTENER = "BENCH_LISTENER"

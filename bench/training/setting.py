@@ -1,6 +1,6 @@
 """A setting: the names of the methods that are used together, and the group of each.
 
-Pure, and below both models and methods: families predict memory by a setting, and methods refuse models.
+Pure. Models import this module to predict memory by a setting, and methods to refuse models.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ GROUPS: Mapping[str, Group] = {
 
 
 def in_group(setting: Setting, group: Group) -> str | None:
-    """The setting's method of this group, or None."""
+    """Return the setting's method of this group, or None."""
     return next((name for name in setting if GROUPS.get(name) == group), None)
 
 
 def sharded_by(setting: Setting) -> Literal["zero", "fsdp"] | None:
-    """The code that divides the model among GPUs: "zero" is DeepSpeed's, "fsdp" is PyTorch's FSDP2."""
+    """Return what divides the model among GPUs: "zero" (DeepSpeed), "fsdp" (PyTorch's FSDP2), or None."""
     sharding = in_group(setting, "sharding")
     return None if sharding is None else "zero" if sharding.startswith("zero-") else "fsdp"
 

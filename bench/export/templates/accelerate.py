@@ -34,23 +34,23 @@ def main() -> None:
     whole = runtime.WithLoss(built).to(accelerator.device)
     runtime.apply_all(trial.setting, trial.model, whole, family.blocks(built))
     team = runtime.Team(accelerator.process_index, accelerator.num_processes)
-    if fsdp:  # block by block, as measured; accelerate leaves what is sharded already as it is
+    if fsdp:  # shard block by block, as measured; accelerate does not shard the model again
         blocks, device = family.blocks(built), accelerator.device
         runtime.shard(whole, blocks, recipe, device, team, parameters_too=parameters_too, offload=False)
     weights = runtime.even_first(whole.parameters()) if by == "zero" else whole.parameters()
     optimizer = runtime.make_optimizer(weights, recipe, "fused-optimizer" in trial.setting)
-    if by == "zero":  # accelerate reads it from a torch DataLoader, and gets none here
+    if by == "zero":  # accelerate would read the size from a DataLoader, which this loop lacks
         accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = (
             trial.micro_batch
         )
     model, optimizer = accelerator.prepare(whole, optimizer)
-    if fsdp:  # accelerate finds parameters by their address, which all empty shards have in common
+    if fsdp:  # accelerate identifies parameters by address, and all empty shards share one
         optimizer.param_groups[0]["params"] = list(model.parameters())
     schedule = runtime.make_scheduler(optimizer, recipe)
     accelerator.register_for_checkpointing(schedule)
     done = load(accelerator, options.out) if options.resume and options.out else 0
     with tempfile.TemporaryDirectory() as scratch:
-        # This device's micro-batches, from the first of this step on. They are made up: yours go here.
+        # Made-up micro-batches of this device, from the next step's first one on: replace them by your own.
         first = done * trial.accumulation
         batches = runtime.made_up_batches(trial, accelerator.device, team, Path(scratch), first)
         total = torch.zeros((), device=accelerator.device)
@@ -58,7 +58,7 @@ def main() -> None:
         for step in range(done + 1, options.last_step + 1):
             for _ in range(trial.accumulation):
                 with accelerator.accumulate(model):
-                    if fsdp:  # parameters that are not divided stay together between the passes of a step
+                    if fsdp:  # undivided parameters stay gathered between the passes of a step
                         model.set_reshard_after_backward(accelerator.sync_gradients or parameters_too)
                     with accelerator.autocast():
                         loss = model(next(batches))
@@ -74,7 +74,7 @@ def main() -> None:
                 total = torch.zeros_like(total)
             if options.out and options.saves(step):
                 save(accelerator, options.out, step)
-    # The model goes before the process group: gloo can hang where it goes after (pytorch issue 56297).
+    # Free the model before the process group: in the other order gloo can hang (pytorch issue 56297).
     model, optimizer = accelerator.free_memory(model, optimizer)
     accelerator.end_training()
 
@@ -91,18 +91,18 @@ def make_accelerator(trial: runtime.Trial) -> Accelerator:
             auto_wrap_policy="NO_WRAP",
             state_dict_type="SHARDED_STATE_DICT",
         )
-    # Replicas' gradients lie in the buckets that are sent, as measured, not once more beside them.
+    # Keep replicas' gradients in the buckets that are sent, as measured, without a second copy.
     replicas = DistributedDataParallelKwargs(
         gradient_as_bucket_view=True, find_unused_parameters=not runtime.uses_all_weights(trial.model)
     )
     accelerator = Accelerator(
-        # Gradients that FSDP divides are sent on in each pass: that keeps them small.
+        # FSDP reduces gradients in every pass, so that each device keeps only its share of them.
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             trial.accumulation, sync_each_batch=by == "fsdp"
         ),
         fsdp_plugin=plugin,
         kwargs_handlers=[replicas],
-        # With ZeRO, deepspeed.json says it.
+        # With ZeRO, deepspeed.json names the precision.
         mixed_precision=None if by == "zero" else MIXED[trial.model.recipe.precision],
     )
     runtime.check_devices(trial, accelerator.num_processes)

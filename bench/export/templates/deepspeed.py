@@ -47,7 +47,7 @@ def main() -> None:
     )
     done = load(engine, options.out) if options.resume and options.out else 0
     with tempfile.TemporaryDirectory() as scratch:
-        # This device's micro-batches, from the first of this step on. They are made up: yours go here.
+        # Made-up micro-batches of this device, from the next step's first one on: replace them by your own.
         batches = runtime.made_up_batches(trial, device, team, Path(scratch), done * trial.accumulation)
         total = torch.zeros((), device=device)
         log = runtime.StepLog(done, prints=team.rank == 0)
@@ -56,7 +56,7 @@ def main() -> None:
                 batch = next(batches)
                 loss = engine(lowered(batch, recipe.precision) if shards else batch)
                 engine.backward(loss)
-                engine.step()  # after every pass: the engine itself knows which one is the last of a step
+                engine.step()  # in every pass: the engine counts them, and updates in a step's last one
                 total += loss.detach() / trial.accumulation
             if options.logs(step):
                 dist.all_reduce(total)
@@ -76,7 +76,7 @@ def load(engine: Any, folder: Path) -> int:
 
 
 def lowered(batch: dict[str, torch.Tensor], precision: str) -> dict[str, torch.Tensor]:
-    """Convert pictures to the weights' precision: ZeRO has no autocast that would."""
+    """Convert images to the weights' precision, because nothing autocasts them under ZeRO."""
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     return {name: t.to(dtype) if t.is_floating_point() else t for name, t in batch.items()}
 

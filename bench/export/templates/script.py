@@ -19,7 +19,7 @@ WARM_STEPS = 3
 
 
 def batches(run: runtime.TrialRun, first: int) -> Iterator[dict[str, Any]]:
-    """This device's micro-batches, from number `first` on, without end. They are made up: yours go here."""
+    """Return this device's made-up micro-batches, endless from number `first` on: replace them by yours."""
     return run.load(first)
 
 

@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 class Model(nn.Module):
     """The model with its loss, as the Trainer calls it."""
 
-    _keys_to_ignore_on_save = None  # read where a checkpoint lacks a shared table's second name
+    _keys_to_ignore_on_save = None  # read if a checkpoint lacks one of the names of a shared table
     accepts_loss_kwargs = False  # the loss is a mean: the Trainer divides it by the accumulated passes
 
     def __init__(self, whole: runtime.WithLoss) -> None:
@@ -35,7 +35,7 @@ class Model(nn.Module):
         return {"loss": self.whole(batch)}
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None, **_: Any) -> None:
-        """Checkpoint every block, as measured; training_arguments.json asks for nothing else."""
+        """Checkpoint every block, as measured, if training_arguments.json asks for checkpointing."""
         self.whole.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs)
 
 
@@ -48,7 +48,7 @@ class RecipeTrainer(Trainer):
         self.pool = pool
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Keep replicas' gradients in the buckets that are sent, as measured; no argument states that."""
+        """Keep replicas' gradients in the buckets that are sent, as measured; no argument does that."""
         super().create_accelerator_and_postprocess()
         self.accelerator.ddp_handler.gradient_as_bucket_view = True
 
@@ -61,7 +61,7 @@ class RecipeTrainer(Trainer):
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        if self.is_fsdp_enabled:  # accelerate finds parameters by address, which empty shards have in common
+        if self.is_fsdp_enabled:  # accelerate identifies parameters by address, and empty shards share one
             self.optimizer.param_groups[0]["params"] = list(self.model.parameters())
         self.lr_scheduler = runtime.make_scheduler(optimizer or self.optimizer, self.trial.model.recipe)
         return self.lr_scheduler
@@ -69,20 +69,20 @@ class RecipeTrainer(Trainer):
     def compute_loss(self, model: Any, *given: Any, **more: Any) -> Any:
         if not self.is_fsdp_enabled:
             return super().compute_loss(model, *given, **more)
-        # Parameters that are not divided stay together between the passes of a step.
+        # Undivided parameters stay gathered between the passes of a step.
         last, divided = self.accelerator.sync_gradients, "fsdp-3" in self.trial.setting
         model.set_reshard_after_backward(last or divided)
-        with self.accelerator.autocast():  # accelerate leaves it out where the model comes sharded
+        with self.accelerator.autocast():  # accelerate does not autocast a model that is already sharded
             return super().compute_loss(model, *given, **more)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Save a table that two parts share once: safetensors refuses it twice, and loading fills both."""
+        """Save a table shared by two parts only once: safetensors refuses copies, and loading fills both."""
         whole = self.model.state_dict() if state_dict is None else state_dict
         first = {tensor.data_ptr(): name for name, tensor in reversed(whole.items())}
         super()._save(output_dir, {name: whole[name] for name in first.values()})
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """This device's micro-batches. They are made up: yours go here."""
+        """Return this device's made-up micro-batches: replace them by your own."""
         team = runtime.Team(self.args.process_index, self.args.world_size)
         samples = runtime.Samples(self.trial.model, self.pool, self.trial.seed)
         workers = runtime.Device.own("cuda" if torch.cuda.is_available() else "cpu").loaders()
@@ -122,12 +122,12 @@ def main() -> None:
     if "deepspeed" in given:
         runtime.drop_stale_locks()
         given["deepspeed"] = str(HERE / given["deepspeed"])
-    if not torch.cuda.is_available() and (given["bf16"] or given["fp16"]):  # to try it out
+    if not torch.cuda.is_available() and (given["bf16"] or given["fp16"]):  # to try the script on a CPU
         given["use_cpu"] = True
     (settings,) = HfArgumentParser(TrainingArguments).parse_dict({**given, "disable_tqdm": True})
     runtime.check_devices(trial, settings.world_size)
     torch.manual_seed(trial.seed)
-    # The Trainer's arguments, or DeepSpeed's file, turn the other methods on.
+    # Leave out the methods that the Trainer's arguments or DeepSpeed's file turn on.
     known = [runtime.known_methods()[name] for name in trial.setting]
     methods = [method for method in known if "trainer" not in method.configured_by]
     for method in methods:
@@ -140,7 +140,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         pool = runtime.make_pool(trial.model, Path(scratch), trial.seed)
         model = Model(whole)
-        if settings.fsdp:  # block by block, as measured; the Trainer leaves what is sharded already as it is
+        if settings.fsdp:  # shard block by block, as measured; the Trainer does not shard the model again
             model.to(settings.device)
             runtime.shard(
                 model,
@@ -156,7 +156,7 @@ def main() -> None:
 
 
 def last_complete(folder: str) -> str:
-    """The last complete checkpoint; the Trainer itself would also take an unfinished one."""
+    """Return the last complete checkpoint; the Trainer itself would also take an unfinished one."""
     states = {
         int(path.parent.name.rpartition("-")[2]): path for path in Path(folder).glob("*/trainer_state.json")
     }

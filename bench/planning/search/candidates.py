@@ -26,11 +26,11 @@ STRIKES_OUT = 2  # a timeout counts two, a crash one; then settings with that me
 # Priors, used only to order trials: a wrong one costs a measurement and changes no answer.
 PRIOR_OVERHEAD = 0.25  # fixed cost of a pass, in samples
 FARTHER = 0.001  # exponent that prefers the nearer of two larger micro-batches
-PRIOR_RATE = 0.4  # of the vendor's peak
+PRIOR_RATE = 0.4  # share of the vendor's peak rate
 # Seconds for one parameter's gradient in every pass under FSDP2 with offloading, if the host is slower than
 # the device: 0.4 to 0.6 ns were measured (docs/settings.md: mamba-2.8b, pythia-1b).
 PRIOR_ADDED_UP = 0.45e-9
-STEPS = 12  # a trial runs at least so many steps of one or two passes
+STEPS = 12  # least steps of a trial, of one or two passes each
 LONG_PASS_SECONDS = 5.0  # a trial of longer passes may not end within its time
 
 
@@ -40,7 +40,7 @@ def promising(
     memory_bytes: int,
     trial_seconds: float = math.inf,
 ) -> list[Trial]:
-    """Every trial of one model that may yet be its fastest, the most promising first."""
+    """Return every trial of one model that may yet be its fastest, the most promising first."""
     tried = TriedTrials(plans, outcomes)
     fits = LearntMemory(tried, memory_bytes)
     fit_of = {each.trial.id: fits(each.plan, each.trial) for each in tried.open}
@@ -56,10 +56,10 @@ def promising(
     candidates = [trial for trial in left if lower_bounds.bound(trial, timed, pass_cost) < limit]
 
     def turn(trial: Trial) -> tuple[bool, int, bool, float]:
-        """First what ends within a trial's time and fits.
+        """Return a sort key: trials that end in time and fit come first.
 
-        Then a second micro-batch of the fastest setting, which shows its overhead and so bounds all others.
-        Then by expected time, not by bound: most bounds are far too low, and a good trial rules out many.
+        Next comes a second micro-batch of the fastest setting, whose overhead then bounds all other settings.
+        The rest go by expected time: most bounds are far too low, and a good trial rules out many.
         """
         expected = _expected(trial, best, pass_cost)
         step = expected / trial.accumulation + (best.update_seconds or 0.0)
@@ -77,7 +77,7 @@ def _before_any_time(
     blamed: Sequence[tuple[frozenset[str], int]],
     memory_bytes: int,
 ) -> list[Trial]:
-    """The order of trials while none has been timed: unsuspected settings first, then by prior time."""
+    """Return trials in order while no trial has been timed: least suspect first, then by prior time."""
     ran_out = [each.trial for each in tried.failed if isinstance(each.failure, OutOfMemory)]
     slow = [each.trial for each in tried.failed if each.was_slow]
 
@@ -90,10 +90,10 @@ def _before_any_time(
 
 
 def _expected(trial: Trial, best: TimedTrial, pass_cost: PassCost | None) -> float:
-    """Expected seconds of a trial's step. Only orders trials: none is left out for it."""
+    """Return the expected seconds of a trial's step, which only order trials and exclude no trial."""
     overhead = max(pass_cost.overhead if pass_cost else 0.0, PRIOR_OVERHEAD)
     size, measured_size = trial.micro_batch, best.trial.micro_batch
-    # A larger micro-batch may gain, and may lose where memory is short: one near to the measured is safer.
+    # A larger micro-batch may be faster, or slower if memory is short: one near the measured size is safer.
     if size < measured_size:
         ratio = (size + overhead) / (measured_size + overhead)
     else:
@@ -104,7 +104,7 @@ def _expected(trial: Trial, best: TimedTrial, pass_cost: PassCost | None) -> flo
 
 
 def _next_to(trial: Trial, measured: Trial) -> bool:
-    """Whether a trial has the setting of a measured one, at about half of its micro-batch or more."""
+    """Whether a trial has the setting of a measured one, and about half of its micro-batch or more."""
     return trial.setting == measured.setting and 0.4 <= trial.micro_batch / measured.micro_batch < 1
 
 
@@ -119,9 +119,9 @@ def _timed(tried: TriedTrials) -> list[TimedTrial]:
 
 
 def _doubts(plan: SettingPlan, trial: Trial, ran_out: Sequence[Trial], slow: Sequence[Trial]) -> int:
-    """How many trials failed, in any setting, with less than BACKOFF times this trial's samples.
+    """Count the failed trials, of any setting, with less than BACKOFF times this trial's samples.
 
-    Those whose time was over, and those whose memory ran out if no formula predicts this trial's memory.
+    Trials that ran out of time count, and those out of memory if no formula predicts this trial's memory.
     """
     predicted = plan.needs[trial.micro_batch] is not None
     failed = [*slow, *(() if predicted else ran_out)]
@@ -129,7 +129,7 @@ def _doubts(plan: SettingPlan, trial: Trial, ran_out: Sequence[Trial], slow: Seq
 
 
 def _blamed(tried: TriedTrials, timed: Sequence[TimedTrial]) -> list[tuple[frozenset[str], int]]:
-    """(methods, strikes) for each failure: the fewest methods that explain it and have worked nowhere yet."""
+    """Return (methods, strikes) for each failure: the fewest methods that explain it and never worked yet."""
     worked = {name for timed_trial in timed for name in timed_trial.trial.setting}
     failed = [
         (suspects, STRIKES_OUT if isinstance(each.failure, TimedOut) else 1)
@@ -144,17 +144,17 @@ def _blamed(tried: TriedTrials, timed: Sequence[TimedTrial]) -> list[tuple[froze
 
 
 def _strikes(setting: Setting, blamed: Sequence[tuple[frozenset[str], int]]) -> int:
-    """The strikes against a setting: of failures that are blamed on methods which it has all of."""
+    """Sum the strikes against a setting: of failures blamed on methods that are all in the setting."""
     return sum(strikes for suspects, strikes in blamed if suspects <= {*setting})
 
 
 def _suspicion(setting: Setting, blamed: Sequence[tuple[frozenset[str], int]]) -> float:
-    """How suspect a setting is while nothing has worked yet, so that any suspect method may be to blame."""
+    """Return how suspect a setting is before any trial worked: each suspect method may be to blame."""
     return sum(strikes * len(suspects & {*setting}) / max(1, len(suspects)) for suspects, strikes in blamed)
 
 
 def _guess(plan: SettingPlan, trial: Trial, memory_bytes: int) -> tuple[bool, float, float, int]:
-    """A sort key by priors: safe before tight, short passes before long, then short steps, then large."""
+    """Return a sort key by priors: first safe memory, then short passes, short steps, large micro-batches."""
     need = plan.needs[trial.micro_batch]
     tight = (need or plan.least_bytes or 0) > COMFORTABLE * memory_bytes
     cost = _believed(trial.setting) * (1 + 1 / trial.micro_batch)
@@ -167,12 +167,12 @@ def _guess(plan: SettingPlan, trial: Trial, memory_bytes: int) -> tuple[bool, fl
 
 
 def _with_host(device_seconds: float, trial: Trial) -> float:
-    """Seconds of a pass: the device's, or those of adding up gradients on the host if they are more."""
+    """Return a pass's seconds: the device's, or those that the host takes to add up gradients if longer."""
     return max(device_seconds, lower_bounds.added_up(trial, PRIOR_ADDED_UP))
 
 
 def _believed(setting: Setting) -> float:
     cost = math.prod(known_methods()[name].prior_time for name in setting)
-    # Without what costs nothing, a setting is slower than with it.
+    # Each kind of method that chooses kernels is believed to make a step 1.2 times faster.
     free = len(lower_bounds.arithmetic_of(setting))
     return cost * 1.2**-free

@@ -37,7 +37,7 @@ class LearntMemory:
         self._fitted = list(_of_largest_fitting(tried))
 
     def __call__(self, plan: SettingPlan, trial: Trial) -> Literal["yes", "hardly", "no"]:
-        """Whether a trial fits. "yes" also where nothing speaks against it; "hardly" is an estimate."""
+        """Return whether a trial fits: "yes" also if nothing speaks against it; "hardly" is an estimate."""
         if plan.least_bytes is None or plan.needs[trial.micro_batch] is not None:
             return "yes"
         saving = _saving(trial.setting)
@@ -46,7 +46,7 @@ class LearntMemory:
         if room < trial.micro_batch * max(at_least, 0.0):
             return "no"
         room = USABLE * self._memory - plan.least_bytes
-        # "hardly" only orders trials, so settings count as alike by the method that saves most.
+        # "hardly" only orders trials, so settings count as alike by checkpointing alone, which saves most.
         fitted = [sample.bytes_ for sample in self._fitted if _alike(saving, sample)]
         if not fitted:
             ran_out = (sample.micro_batch for sample in self._ran_out if _alike(saving, sample))
@@ -55,7 +55,7 @@ class LearntMemory:
 
 
 def _lower_bounds(tried: TriedTrials, memory_bytes: int) -> Iterator[_SampleMemory]:
-    """Lower bounds of a sample's memory, one from each trial that ran out of the GPU's memory."""
+    """Yield lower bounds of a sample's memory, one from each trial that ran out of the GPU's memory."""
     for plan, trial, failure in tried.failed:
         if isinstance(failure, OutOfMemory) and failure.where == "gpu" and plan.least_bytes is not None:
             room = USABLE * memory_bytes - (1 + DOUBT) * plan.least_bytes
@@ -63,7 +63,7 @@ def _lower_bounds(tried: TriedTrials, memory_bytes: int) -> Iterator[_SampleMemo
 
 
 def _of_largest_fitting(tried: TriedTrials) -> Iterator[_SampleMemory]:
-    """The memory of a sample in each setting, at its largest measured micro-batch.
+    """Yield the memory of a sample in each setting, at its largest measured micro-batch.
 
     At small micro-batches, an error in the memory before any sample would count as the samples' memory.
     """
@@ -81,6 +81,6 @@ def _alike(saving: frozenset[str], sample: _SampleMemory) -> bool:
 
 
 def _saving(setting: Setting) -> frozenset[str]:
-    """What may make activations smaller. What is sharded computes in half precision, as half-weights does."""
+    """Return the methods that may make activations smaller; sharding implies half-weights' precision."""
     saving = {name for name in setting if known_methods()[name].changes_activations}
     return frozenset(saving | {"half-weights"} if halves_weights(setting) else saving)

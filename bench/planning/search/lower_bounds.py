@@ -1,6 +1,6 @@
 """Bound a trial's step from below, by the steps measured in other trials. Pure.
 
-In: an untried trial, the measured ones of its model. Out: seconds that no step of the trial takes less than.
+In: an untried trial, the measured trials of its model. Out: the least seconds that its steps can take.
 
 A pass takes  overhead + samples * rate,  a step  accumulation * pass + update.  Two micro-batches of one
 setting show both terms of a pass; every other setting is bounded through what its methods can gain at most,
@@ -17,41 +17,41 @@ from bench.training.methods import known_methods
 from bench.training.models import parameters_of
 from bench.training.setting import GROUPS, Setting, halves_weights, in_group, sharded_by
 
-# Of the time, at the very least and at most; measured in docs/accuracy.md and docs/methods.md.
-# Weights in half precision save what autocast does to them in every pass: some launches, and half the bytes
-# that an update moves; norms and sums of gradients come cheaper with them. 0.04 of a pass was measured, 0.15
-# where it has one sample.
+# Least and largest shares of a measured time; the measurements are in docs/accuracy.md and docs/methods.md.
+# Weights in half precision save the casts of every pass: some launches, and half the bytes that an update
+# moves; norms and sums of gradients are cheaper too. They saved 0.04 of a pass, and 0.15 of a pass of one
+# sample.
 LOWERED, CASTS = 0.95, 0.6
-# FSDP2 saves no more than the casts of weights, and casts each gradient instead: 0.99 and more was measured.
+# FSDP2 saves only the casts of weights, and casts each gradient instead: 0.99 and more was measured.
 SHARDED = 0.97
-RAISED = 0.96  # and the other way round, where casting costs less than it saves
-WITHOUT_OFFLOADING = 0.1  # what is measured with it says next to nothing of what is without
-WITHOUT_ADDING_UP = 0.02  # and least of all where the host has work in every pass
+RAISED = 0.96  # from half-precision weights to fp32 weights, if casts cost less than they save
+WITHOUT_OFFLOADING = 0.1  # times with offloading say almost nothing about times without
+WITHOUT_ADDING_UP = 0.02  # like WITHOUT_OFFLOADING, if the host adds up gradients in every pass
 # Seconds for each parameter. An update on the host, with its transfers, took 0.6 to 0.7 ns. Under FSDP2 the
 # host adds up gradients beside the device's work (16 cores took 0.4 ns), but no pass ends before they have
 # arrived: 4 bytes over a bus of 64 GB/s (PCIe 5).
 UPDATED_ON_HOST, SENT_TO_HOST = 0.4e-9, 4 / 64e9
 # Least time of a sample at a smaller micro-batch, as a share of its time at the measured one.
 SMALLER_MICRO_BATCH = 0.98
-# Largest overhead of a pass while one micro-batch is known: so many samples, or that share of the
+# Largest overhead of a pass while only one micro-batch is measured: in samples, and as a share of the
 # micro-batch.
 MAX_OVERHEAD, MAX_OVERHEAD_SHARE = 2.5, 0.18
 UPDATE_ELSEWHERE = 0.9  # least time of an update in another setting, as a share
-# Largest share of a step that is its update, where a step is one pass and nothing tells them apart.
+# Largest share of the update in a step of one pass, whose pass and update cannot be told apart.
 MAX_UPDATE_SHARE = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class TimedTrial:
-    """A measured trial, as times."""
+    """The times of a measured trial."""
 
     trial: Trial
     step_seconds: float
-    update_seconds: float | None  # None: a step is one pass, and nothing tells them apart
+    update_seconds: float | None  # None: unknown, since each step is one pass
 
     @property
     def pass_seconds(self) -> float:
-        """Seconds of a pass; of a whole step, so at most, where the update is unknown."""
+        """Seconds of a pass; if the update is unknown, the seconds include it and are an upper limit."""
         return (self.step_seconds - (self.update_seconds or 0.0)) / self.trial.accumulation
 
     @property
@@ -80,9 +80,9 @@ def _with_update(timed_trial: TimedTrial, same: Sequence[TimedTrial]) -> TimedTr
 
 
 def pass_cost_of(timed: Sequence[TimedTrial]) -> PassCost | None:
-    """The largest overhead that any setting with two micro-batches shows; None without such a setting.
+    """Return the largest overhead that any setting with two micro-batches shows; None without such a setting.
 
-    Of equal overheads the one from the smaller micro-batch. Settings that add up on the host show none.
+    Of equal overheads, return that of the smaller micro-batch; ignore settings that add up on the host.
     """
     costs = []
     for setting in {timed_trial.trial.setting for timed_trial in timed}:
@@ -99,7 +99,7 @@ def pass_cost_of(timed: Sequence[TimedTrial]) -> PassCost | None:
 
 
 def bound(trial: Trial, timed: Sequence[TimedTrial], pass_cost: PassCost | None) -> float:
-    """Seconds that no step of this trial takes less than: the largest bound by any measured setting."""
+    """Return the least seconds of this trial's steps: the largest bound by any measured setting."""
     settings = {timed_trial.trial.setting for timed_trial in timed}
     return max(_bound_by_setting(trial, setting, timed, pass_cost) for setting in settings)
 
@@ -107,7 +107,7 @@ def bound(trial: Trial, timed: Sequence[TimedTrial], pass_cost: PassCost | None)
 def _bound_by_setting(
     trial: Trial, setting: Setting, timed: Sequence[TimedTrial], pass_cost: PassCost | None
 ) -> float:
-    """The bound by the trials of one measured setting: the lower of two extremes where no update is known."""
+    """Return the bound by one measured setting: the lower of two extremes if an update is unknown."""
     same = _of_setting(setting, timed)
     if all(timed_trial.update_seconds is not None for timed_trial in same):
         return _bound_with_updates(same, trial, setting, pass_cost)
@@ -135,12 +135,12 @@ def _bound_with_updates(
 
 
 def on_host(trial: Trial) -> float:
-    """Least seconds of a step that an update on the host takes; 0 without offloading."""
+    """Return least seconds of a step that an update on the host takes; 0 without offloading."""
     return _parameters_per_device(trial) * UPDATED_ON_HOST if "offload" in trial.setting else 0.0
 
 
 def added_up(trial: Trial, seconds: float) -> float:
-    """Seconds of a pass in which gradients are added up on the host, at `seconds` a parameter; else 0."""
+    """Return the seconds of a pass in which the host adds up gradients, at `seconds` a parameter, or 0."""
     return _parameters_per_device(trial) * seconds if _adds_up_on_host(trial.setting) else 0.0
 
 
@@ -153,7 +153,7 @@ def _adds_up_on_host(setting: Setting) -> bool:
 
 
 def _of_setting(setting: Setting, timed: Sequence[TimedTrial]) -> list[TimedTrial]:
-    """The trials of one setting, the smallest micro-batch first."""
+    """Return the trials of one setting, the smallest micro-batch first."""
     same = (timed_trial for timed_trial in timed if timed_trial.trial.setting == setting)
     return sorted(same, key=lambda timed_trial: timed_trial.trial.micro_batch)
 
@@ -161,7 +161,7 @@ def _of_setting(setting: Setting, timed: Sequence[TimedTrial]) -> list[TimedTria
 def _pass_bound(
     micro_batch: int, same: Sequence[TimedTrial], pass_cost: PassCost | None, gain: float, casts: float
 ) -> float:
-    """Least seconds of a pass of `micro_batch` samples, by the nearest micro-batch of a measured setting.
+    """Return the least seconds of a pass of `micro_batch` samples, by the nearest one of a measured setting.
 
     `gain` is the share of that setting's pass that remains, `casts` the seconds of casting that are saved.
     """
@@ -170,7 +170,7 @@ def _pass_bound(
     at_size = max(0.0, gain * nearest.pass_seconds - casts)  # casts take the same time at every micro-batch
     if micro_batch == size:
         return at_size
-    if _adds_up_on_host(nearest.trial.setting):  # all of it may be the host's work, whatever the samples
+    if _adds_up_on_host(nearest.trial.setting):  # all of it may be host work, however few the samples
         return at_size * min(1.0, micro_batch / size)
     if pass_cost is None and micro_batch < size:
         return SMALLER_MICRO_BATCH * at_size * micro_batch / size
@@ -181,7 +181,7 @@ def _pass_bound(
 
 
 def _gain(measured: Setting, wanted: Setting, half: bool) -> float:
-    """The least share of a pass's time that remains after a change from one setting to another."""
+    """Return the least share of a pass's time that remains after a change from one setting to another."""
     share = 1.0
     for name in wanted:
         share *= 1.0 if name in measured else known_methods()[name].least_time_with
@@ -190,7 +190,7 @@ def _gain(measured: Setting, wanted: Setting, half: bool) -> float:
     if half and halves_weights(wanted) != halves_weights(measured):
         lowered = SHARDED if sharded_by(wanted) == "fsdp" else LOWERED
         share *= lowered if halves_weights(wanted) else RAISED
-    if not arithmetic_of(wanted) <= arithmetic_of(measured):  # what costs nothing may be missing there
+    if not arithmetic_of(wanted) <= arithmetic_of(measured):  # `measured` may lack fast kernels
         share *= 0.3
     if "offload" in measured and not ("offload" in wanted and sharded_by(measured) == sharded_by(wanted)):
         share *= WITHOUT_ADDING_UP if _adds_up_on_host(measured) else WITHOUT_OFFLOADING
@@ -200,7 +200,7 @@ def _gain(measured: Setting, wanted: Setting, half: bool) -> float:
 
 
 def _costs_as_much(measured: Setting, wanted: Setting) -> bool:
-    """True if `wanted` communicates at least as much as `measured`."""
+    """Whether `wanted` communicates at least as much as `measured`."""
     before, after = in_group(measured, "sharding"), in_group(wanted, "sharding")
     if before is None:
         return True
@@ -209,5 +209,5 @@ def _costs_as_much(measured: Setting, wanted: Setting) -> bool:
 
 
 def arithmetic_of(setting: Setting) -> frozenset[str]:
-    """The methods that decide which kernels run; block by block or whole, they are compiled."""
+    """Return the methods that choose kernels, by group if they have one: all ways to compile are alike."""
     return frozenset(GROUPS.get(name, name) for name in setting if known_methods()[name].chooses_kernels)

@@ -1,7 +1,7 @@
 """Choose the next trial of a run, given its plan and the outcomes so far.
 
-In: a `Plan` and the outcomes by trial id. Out: the next `Trial`, or None once all is decided; the settings
-that are still undecided. Pure, so benchmarks/replay.py replays the search on recorded runs.
+In: a `Plan` and the outcomes by trial id. Out: the next `Trial`, or None once every setting is decided; the
+number of undecided settings. Pure, so benchmarks/replay.py replays the search on recorded runs.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from bench.records.estimate import Interval, overhead_seconds, step_interval
 from bench.records.fastest import confidence
 from bench.records.trial import Measured, Measurement, Outcome, OutOfMemory, Timing, Trial
 
-WORTHWHILE = 0.99  # a smaller micro-batch must take less than this share of the larger one's time to go on
+WORTHWHILE = 0.99  # go on to smaller micro-batches while each takes less than this share of the last
 REMEASURE_BELOW = 0.9  # confidence in the fastest below which it and its rival are measured again
-LONGER = 3  # times the measuring time, for the second measurement
+LONGER = 3  # factor on the measuring time of a second measurement
 
 
 class _TimedStep(NamedTuple):
@@ -28,7 +28,7 @@ class _TimedStep(NamedTuple):
 
 
 def next_trial(plan: Plan, outcomes: Mapping[str, Outcome]) -> Trial | None:
-    """The first trial of the plan that is still open; None when all are decided.
+    """Return the first trial of the plan that is still open; None when all settings are decided.
 
     The plan's order puts every model's first setting before any model's second, so that an early end leaves
     an answer for each model. Guided models come after the others, each with its first answer before any with
@@ -45,10 +45,10 @@ def next_trial(plan: Plan, outcomes: Mapping[str, Outcome]) -> Trial | None:
 
 
 def finalist(plan: Plan, outcomes: Mapping[str, Outcome], again: Collection[str]) -> Trial | None:
-    """The trial to measure a second time, once none is open: of those that may be a guided model's fastest.
+    """Return the trial to measure a second time, once no trial is open; None if no trial needs it.
 
-    It is the one with the widest interval. `again` has the ids of trials that were measured twice: none is
-    measured a third time.
+    Of the trials that may be a guided model's fastest, it is the one with the widest interval. `again` has
+    the ids of trials that were measured twice already.
     """
     for setting_plans in _guided(plan):
         timed = sorted(_timed(setting_plans, outcomes), key=lambda each: each.step.value)
@@ -61,7 +61,7 @@ def finalist(plan: Plan, outcomes: Mapping[str, Outcome], again: Collection[str]
 
 
 def longer(timing: Timing) -> Timing:
-    """The timing of a second measurement: longer, and to a tighter interval."""
+    """Return the timing of a second measurement: longer, and to a tighter interval."""
     return replace(
         timing, measure_seconds=LONGER * timing.measure_seconds, target_percent=timing.target_percent / LONGER
     )
@@ -76,7 +76,7 @@ def _timed(plans: list[SettingPlan], outcomes: Mapping[str, Outcome]) -> list[_T
 
 
 def _guided(plan: Plan) -> list[list[SettingPlan]]:
-    """The planned settings of each guided model."""
+    """Return the planned settings of each guided model."""
     return [_setting_plans(plan, model) for model in _models(plan) if model in plan.guided]
 
 
@@ -85,16 +85,16 @@ def _setting_plans(plan: Plan, model: str) -> list[SettingPlan]:
 
 
 def _turn(plans: list[SettingPlan], outcomes: Mapping[str, Outcome]) -> tuple[int, int]:
-    """A sort key of models: the fewest measured first, then the fewest tried.
+    """Return a sort key of models: the fewest measured trials first, then the fewest tried.
 
-    So a model whose trials only fail keeps no other waiting.
+    A model whose trials only fail thus keeps no other model waiting.
     """
     tried = TriedTrials(plans, outcomes)
     return len(tried.measured), len(tried.measured) + len(tried.failed)
 
 
 def open_trial(plan: SettingPlan, outcomes: Mapping[str, Outcome]) -> Trial | None:
-    """The next micro-batch of a setting: a smaller one while memory runs out, or while that is faster."""
+    """Return a setting's next trial, at a smaller micro-batch while memory runs out or that is faster."""
     best = None
     for trial in plan.trials:
         outcome = outcomes.get(trial.id)
@@ -110,7 +110,7 @@ def open_trial(plan: SettingPlan, outcomes: Mapping[str, Outcome]) -> Trial | No
 
 
 def unproven(plan: Plan, outcomes: Mapping[str, Outcome], proven: Collection[str]) -> Trial | None:
-    """The next model's fastest trial that was not yet compared with real training."""
+    """Return the next model's fastest trial that was not yet compared with real training."""
     for model in _models(plan):
         best = fastest(plan, outcomes, model)
         if best is not None and best.id not in proven:
@@ -124,7 +124,7 @@ def fastest(plan: Plan, outcomes: Mapping[str, Outcome], model: str) -> Trial | 
 
 
 def step_seconds(trial: Trial, outcome: Outcome | None) -> float | None:
-    """Seconds of a step with its share of saving, evaluating and logging; None if it was not measured."""
+    """Return a step's seconds with its share of saving, evaluating and logging; None if not measured."""
     if not isinstance(outcome, Measured):
         return None
     step = _step(trial, outcome.measurement)
@@ -137,12 +137,12 @@ def _step(trial: Trial, measurement: Measurement) -> Interval | None:
 
 
 def remaining(plan: Plan, outcomes: Mapping[str, Outcome]) -> int:
-    """The number of undecided settings, of all models."""
+    """Count the undecided settings of all models."""
     return sum(undecided(plan, outcomes, model) for model in _models(plan))
 
 
 def tally(plan: Plan, outcomes: Mapping[str, Outcome]) -> tuple[int, int, str]:
-    """(decided, total, noun): of models if any is searched, else of settings."""
+    """Return (decided, total, noun), counting models if any is guided, else settings."""
     if plan.guided:
         models = _models(plan)
         return sum(not undecided(plan, outcomes, model) for model in models), len(models), "models"
@@ -154,7 +154,7 @@ def _models(plan: Plan) -> list[str]:
 
 
 def undecided(plan: Plan, outcomes: Mapping[str, Outcome], model: str) -> int:
-    """The number of a model's settings that may yet be its fastest, or that are not measured out."""
+    """Count a model's settings that may yet be its fastest (if guided), or that have an open trial."""
     plans = _setting_plans(plan, model)
     if model in plan.guided:
         return len({trial.setting for trial in candidates.promising(plans, outcomes, plan.memory_bytes)})

@@ -29,7 +29,7 @@ class FailedTrial(NamedTuple):
 
     @property
     def was_slow(self) -> bool:
-        """Whether its time was over while it trained: with fewer samples a pass it may be measured."""
+        """Whether the trial's time was over while it trained; with fewer samples a pass it may succeed."""
         return isinstance(self.failure, TimedOut) and self.failure.trained
 
 
@@ -39,7 +39,7 @@ class OpenTrial(NamedTuple):
 
 
 class TriedTrials:
-    """The trials of some settings, in the plan's order."""
+    """The trials of some settings, by outcome, in the plan's order."""
 
     def __init__(self, plans: Sequence[SettingPlan], outcomes: Mapping[str, Outcome]) -> None:
         self.measured: list[MeasuredTrial] = []
@@ -61,7 +61,7 @@ class TriedTrials:
 
 
 def _too_large(failed: FailedTrial) -> float:
-    """The smallest micro-batch that cannot be measured in a setting, after one of its trials failed."""
+    """Return the smallest micro-batch that cannot be measured in the setting of this failed trial."""
     size = failed.trial.micro_batch
     if isinstance(failed.failure, OutOfMemory):
         return size

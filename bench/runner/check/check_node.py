@@ -43,11 +43,11 @@ from bench.runner.run.bundle_parts import predicate, surroundings
 from bench.runner.run.fit_into_bundle import fit_telemetry, marks_of_checks
 from bench.runner.run.seal import Seal, Sealer
 
-NVML_SECONDS = 30.0  # for NVML to answer; a healthy driver takes one
+NVML_SECONDS = 30.0  # for NVML to answer; a healthy driver takes one second
 WATCH_SECONDS = 1.0  # between two readings of the telemetry
 FIRST_READING_SECONDS = 10.0  # to wait for the first reading before the first check
 SOAK_START_SECONDS = 20.0  # for the soak's processes to start and to end
-LEAST_SECONDS = 5.0  # a check is not started with less time left
+LEAST_SECONDS = 5.0  # a check is not started if less time is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class CheckedNode:
 
 
 class CheckView(Protocol):
-    """Shows the progress of a check."""
+    """Shows the progress of a node check."""
 
     def begin(self, name: str) -> None: ...
 
@@ -91,7 +91,7 @@ def check_node(request: CheckRequest, sealer: Sealer, view: CheckView) -> Checke
 
 
 class CheckRun:
-    """Takes the readings of one check in turn; `readings` has each as soon as it is taken."""
+    """Takes the readings of one node check in turn; `readings` has each one as soon as it is taken."""
 
     def __init__(self, request: CheckRequest, folder: Path, view: CheckView) -> None:
         self.request = request
@@ -106,7 +106,7 @@ class CheckRun:
         self._torch = bool(probe.packages(("torch",)))
 
     def run(self) -> str | None:
-        """Take every reading. Returns why it stopped early, or None."""
+        """Take every reading. Returns why the check stopped early, or None."""
         preload = ["torch", "torch.distributed"] if self._torch and not nvml.is_fake() else []
         try:
             with Supervisor(
@@ -158,14 +158,14 @@ class CheckRun:
         self.driver = data.get("driver") if isinstance(data.get("driver"), str) else None
 
     def _devices(self) -> list[str]:
-        """Names of the measured devices, for the lock that warns other measurements; none if simulated."""
+        """Return names of the measured devices, for the locks that warn others; no names if simulated."""
         if self.request.device == "cpu":
             return ["cpu"]
         return [] if nvml.is_fake() else [gpu.uuid for gpu in self.gpus]
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Sample NVML meanwhile, in a process of its own, which may hang."""
+        """Sample NVML during the block, in a process of its own, since a driver may hang."""
         if not self.gpus:
             yield
             return
@@ -193,7 +193,7 @@ class CheckRun:
                     watch.wait(1.0)
 
     def _await_first_reading(self, watch: subprocess.Popen[bytes]) -> None:
-        """Wait for the first reading, for a while, so that the first check is covered by telemetry too."""
+        """Wait a while for the first reading of telemetry, so that telemetry covers the first check too."""
         deadline = time.monotonic() + FIRST_READING_SECONDS
         path = self.folder / telemetry.FILE_NAME
         while not path.stat().st_size and watch.poll() is None and time.monotonic() < deadline:
@@ -204,7 +204,7 @@ class CheckRun:
         if (left_out := self._left_out(check, left)) is not None:
             self.readings[check.name] = left_out
             self.view.end(left_out)
-        elif check.measure is not None:  # else it judges the readings of NVML
+        elif check.measure is not None:  # a check without `measure` judges readings of NVML
             limit = check.limit_seconds + (2 * self.budget.soak_seconds if check.soaks else 0)
             self._read(check.name, self._job(check), min(limit, left))
 
@@ -229,7 +229,7 @@ class CheckRun:
         return None
 
     def _places(self) -> list[int]:
-        """Indices of the GPUs that work; on a CPU as many numbers as the manifest wants processes."""
+        """Return the indices of the GPUs that work; on a CPU a number for each process of the manifest."""
         if self.request.device == "cpu":
             return list(range(self.request.manifest.gpus or 1))
         return [gpu.index for gpu in self.gpus if gpu.memory_bytes]
@@ -260,7 +260,7 @@ class CheckRun:
         )
 
     def _read(self, name: str, job: AnyCheckJob, limit_seconds: float) -> None:
-        """Run the job in a worker and keep its reading, or the reason why there is none."""
+        """Run the job in a worker and keep its reading, or the reason why it has no reading."""
         self.view.begin(name)
         started = time.time()
         log = self.folder / "logs" / f"{name}.txt"
@@ -279,7 +279,7 @@ def _shorten_logs(folder: Path) -> None:
 
 
 def _reason(job: AnyCheckJob, failure: Failure) -> str:
-    """Why there is no reading."""
+    """Return why a job that failed has no reading."""
     text = failure_text(failure).removeprefix("crashed: ")
     if isinstance(job, CheckJob):
         return text

@@ -1,4 +1,4 @@
-"""Progress of a node check on stderr: a line for each reading, and on a terminal the current phase."""
+"""Show a node check's progress on stderr: a line for each reading, and on a terminal the current phase."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from bench.runner.processes.ranks import together
 
 
 def work(message: dict[str, Any], emit: Emit) -> int:
-    """Run a job in this process, or in one for each member of its team. Returns an exit code.
+    """Run a job in this process, or in one process for each member of its team. Returns an exit code.
 
     Emits a reading, or the reason why there is none.
     """

@@ -16,13 +16,13 @@ from bench.node_check.judging.evidence import AFTER
 from bench.node_check.judging.standards import Past
 from bench.node_check.recompute_any import recompute
 
-CHECKS_KEPT = 10  # the newest of each GPU
-BUNDLES_READ = 32  # the newest; they may be of several nodes
+CHECKS_KEPT = 10  # the newest node checks of each GPU
+BUNDLES_READ = 32  # the newest bundles, which may be of several nodes
 CHECKS_WITH_FIGURES = ("matmul", "memory", "copies")
 
 
 def read(paths: Iterable[Path]) -> tuple[Mapping[str, Past], tuple[str, ...]]:
-    """The history by GPU UUID, and why bundles were left out. `paths` are bundles or folders of bundles."""
+    """Return the history by GPU UUID, and why bundles were left out. `paths`: bundles or folders of them."""
     checks, refused = [], []
     for path in _newest(paths):
         try:
@@ -36,13 +36,13 @@ def read(paths: Iterable[Path]) -> tuple[Mapping[str, Past], tuple[str, ...]]:
 
 
 def _newest(paths: Iterable[Path]) -> list[Path]:
-    """The newest bundles: a node that is checked every half hour has thousands."""
+    """Return the newest bundles: a node that is checked every half hour has thousands."""
     bundles = [bundle for path in paths for bundle in (path.glob("*.tar") if path.is_dir() else [path])]
     return sorted(bundles, key=lambda path: path.stat().st_mtime if path.exists() else 0.0)[-BUNDLES_READ:]
 
 
 def past_of(checks: Iterable[CheckContents]) -> Mapping[str, Past]:
-    """The history by GPU UUID. Figures that failed are left out: they do not tell what is usual."""
+    """Return the history by GPU UUID, without figures that failed, which do not show what is usual."""
     runs: dict[str, list[str]] = {}
     figures: dict[str, dict[str, list[float]]] = {}
     counters: dict[str, dict[str, int]] = {}

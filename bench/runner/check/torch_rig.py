@@ -58,7 +58,7 @@ class TorchRig:
         calls = max(1, round(SAMPLE_SECONDS / each))
         for _ in range(round(warm_seconds / (calls * each))):
             self._once(call, calls)
-        # A warm device may be faster or slower: the number of samples follows from its time now.
+        # A warm device may be faster or slower: its time now decides the number of samples.
         each = self._agreed(self._once(call, calls) / calls, group)
         count = min(MAX_SAMPLES, max(2, round(seconds / (calls * each))))
         if wait:
@@ -74,7 +74,7 @@ class TorchRig:
         return time.perf_counter() - started
 
     def _agreed(self, value: float, group: Any) -> float:
-        """The largest value among members that call together; they must all call equally often."""
+        """Return the largest value of the members that call together, which must all call equally often."""
         if group is None:
             return value
         largest = torch.tensor(value, dtype=torch.float64)
@@ -83,6 +83,6 @@ class TorchRig:
 
     def synchronise(self) -> None:
         if self.kind == "cuda":
-            # All devices if one process has them all: a copy between two of them ends on either.
+            # Wait for all devices if one process has them all: a copy between two of them ends on either.
             for index in range(self.size) if self._team.size == 1 else (self._device.index,):
                 torch.cuda.synchronize(index)

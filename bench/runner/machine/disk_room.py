@@ -1,6 +1,6 @@
 """Recognise that a disk has no room for temporary files.
 
-That says nothing about a trial: it stays open, and the run ends with an error that names the folder.
+A full disk says nothing about a trial: the trial stays open, and the run's error names the folder.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any, Literal
 from bench.base.errors import EnvironmentCannot
 from bench.records.text import bytes_text
 
-# The kernel's texts, which many libraries repeat; numpy checks beforehand and has a text of its own.
+# The kernel's error texts, which many libraries repeat, and numpy's, which checks before it writes.
 FULL = re.compile(r"No space left on device|Disk quota exceeded|Not enough free space to write")
-SHARED_MEMORY = re.compile(r"shared memory|/dev/shm|</torch_")  # the same texts about no disk
+SHARED_MEMORY = re.compile(r"shared memory|/dev/shm|</torch_")  # in such a text FULL is not about a disk
 ADVICE = "make room there, or set TMPDIR to another disk; --resume then continues with what was measured"
 
 
 class TooFull(EnvironmentCannot):
-    """Some room is left, but too little."""
+    """A disk has room left, but too little."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """The end of a job whose disk was full. Takes the place of an outcome in its final event."""
+    """How a job ended whose disk was full; takes the place of the outcome in the job's final event."""
 
     where: str  # folder
     reason: str
@@ -36,7 +36,7 @@ class NoRoom:
 
 
 def no_room(error: BaseException, scratch: Path) -> NoRoom | None:
-    """The full disk that caused `error`; None if it has another cause."""
+    """Return the full disk that caused `error`; None if `error` has another cause."""
     for cause in with_causes(error):
         number = cause.errno if isinstance(cause, OSError) else None
         full = number in (errno.ENOSPC, errno.EDQUOT) or FULL.search(str(cause))
@@ -47,14 +47,14 @@ def no_room(error: BaseException, scratch: Path) -> NoRoom | None:
 
 
 def with_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and its causes, as a traceback shows them: compilers and hooks wrap the original error."""
+    """Yield the error and its causes in a traceback's order: compilers and hooks wrap the original error."""
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def full_at(path: Path, why: str) -> NoRoom:
-    """The full disk of `path`, named by the nearest folder above it that outlives the job."""
+    """Describe the full disk that holds `path`, by the nearest folder above `path` that outlives the job."""
     lasting = (p for p in path.absolute().parents if p.is_dir() and not p.name.startswith("bench-"))
     folder = next(lasting, Path("/"))
     free = bytes_text(shutil.disk_usage(folder).free)
@@ -62,7 +62,7 @@ def full_at(path: Path, why: str) -> NoRoom:
 
 
 def require_room(final: dict[str, Any]) -> dict[str, Any]:
-    """Return a job's end unchanged; EnvironmentCannot if it says that the disk was full."""
+    """Return a job's final event unchanged; EnvironmentCannot if it says that the disk was full."""
     outcome = final.get("outcome", {})
     if outcome.get("kind") == "no-room":
         raise EnvironmentCannot(outcome["reason"], where=outcome["where"], advice=ADVICE)

@@ -1,7 +1,7 @@
 """Warn when two runs or node checks measure on the same GPU, or CPU, at once. Neither is stopped.
 
 Each device has a lock file in /tmp. A measuring process holds a shared lock, which the kernel releases when
-the process ends, and touches the file when it begins. A container with a /tmp of its own sees only itself.
+the process ends, and touches the file when it begins. Containers share these files only if they share /tmp.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WRONG = "figures of both will be wrong"
 
 @contextmanager
 def warn_of_others(devices: Sequence[str], say: Callable[[str], None]) -> Iterator[None]:
-    """Warn by `say` if another bench measures on these devices when this one begins, or begins meanwhile.
+    """Warn by `say` if another bench already measures on these devices, or begins to during the block.
 
     `devices` are UUIDs of GPUs, or "cpu".
     """
@@ -38,7 +38,7 @@ def warn_of_others(devices: Sequence[str], say: Callable[[str], None]) -> Iterat
 
 
 def _open(path: Path) -> int | None:
-    """Open the shared, world-writable lock file. None if that fails: no warning is possible then."""
+    """Open the shared, world-writable lock file; return None if that fails, and no warning is possible."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         with suppress(FileExistsError):
@@ -55,7 +55,7 @@ def _open(path: Path) -> int | None:
 
 
 def _is_first(file: int) -> bool:
-    """Take the lock, shared. True if no other process held it."""
+    """Take the shared lock; return True if no other process held it."""
     first = False
     with suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,7 +66,7 @@ def _is_first(file: int) -> bool:
 
 
 def _begun_at(file: int) -> float:
-    """When the last process began to measure, in unix time."""
+    """Return the unix time at which a process last began to measure on the device."""
     return os.fstat(file).st_mtime
 
 

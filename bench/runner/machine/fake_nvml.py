@@ -1,7 +1,7 @@
 """A fake of pynvml that answers from a file, for rehearsing faults without a GPU.
 
-It takes the place of pynvml alone: all other code of a node check is the real one. Its default answers were
-recorded on real cards (bench/data/fake). A bundle of such a machine says that it is simulated.
+Only pynvml is replaced: all other code of a node check is the real one. The default answers were
+recorded on real cards (bench/data/fake). The bundle of such a check says that it is simulated.
 
 A scenario file; every key is optional:
 
@@ -11,7 +11,7 @@ A scenario file; every key is optional:
      "later": {"3": {"NvLinkErrorCounter.7.0": 5}},   from when the load begins
      "load":  {"3": {"CurrPcieLinkGeneration": 4}},   while there is load
      "xids":  {"3": [79]},
-     "handles": {"3": {"error": "NVMLError_NoPermission", "value": 4}},   the error in place of its handle
+     "handles": {"3": {"error": "NVMLError_NoPermission", "value": 4}},   an error in place of a handle
      "lost":  {"3": 3},      lost from this nvmlInit on: 1 before, 2 idle, 3 load, 4 after
      "hang":  {"gpu": 3, "query": "NvLinkState.0", "from": 1},
      "rates": {"matmul": {"5": 0.8}, "all-reduce": {"*": 0.7}},   as a share of a healthy GPU's rate
@@ -37,7 +37,7 @@ from bench.node_check.checks import CheckBudget
 from bench.node_check.judging.evidence import Figure
 from bench.node_check.judging.standards import profile_of
 
-LOAD = 3  # the number of the nvmlInit by which the watch begins: the checks run now
+LOAD = 3  # the number of the nvmlInit call of the watch, during which the checks run
 UNDER_LOAD = {
     "ClockInfo.SM": 1800,
     "PowerUsage": 698_000,
@@ -45,7 +45,7 @@ UNDER_LOAD = {
     "CurrentClocksEventReasons": 4,
     "UtilizationRates": {"gpu": 100, "memory": 60},
 }
-LOAD_SECONDS = 0.12  # of each check: long enough for the watch to take a reading
+LOAD_SECONDS = 0.12  # duration of each check: long enough for the watch to take a reading
 
 
 class NVMLError(Exception):
@@ -68,7 +68,7 @@ class _SramStatus(ctypes.Structure):
 
 
 class FakeNvml:
-    """The fake machine as this process sees it. Faults begin at a number of NVML sessions."""
+    """The fake machine as this process sees it. A fault begins with the NVML session of a given number."""
 
     NVMLError = NVMLError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = "SM", "MEM", "GPU"
@@ -78,7 +78,7 @@ class FakeNvml:
 
     def __init__(self, scenario: Mapping[str, Any], marks: Path | None = None) -> None:
         self._scenario = scenario
-        self._marks = marks  # a file with a byte for each nvmlInit, since each session is its own process
+        self._marks = marks  # a file with a byte for each nvmlInit: each session is in another process
         self._turn = 0
         self._machine = read_data(f"fake/{scenario.get('machine', 'h200')}.json")
         self._count = int(scenario.get("count", 1))
@@ -145,7 +145,7 @@ class FakeNvml:
         raise _error("NVMLError_Timeout", 10)
 
     def __getattr__(self, name: str) -> Any:
-        """nvmlDeviceGetX(handle, a, b) gives the answer "X.a.b"; a field's constant is its own name."""
+        """Return the function nvmlDeviceGetX, which answers "X.a.b" to (handle, a, b), or a field's name."""
         if name.startswith("NVML_FI_DEV_"):
             return name
         if not name.startswith("nvmlDeviceGet"):
@@ -156,7 +156,7 @@ class FakeNvml:
         )
 
     def _object(self, value: Any) -> Any:
-        """A dict as an object with attributes, as NVML's structures have them."""
+        """Return a dict as an object with attributes, like NVML's structures; other values unchanged."""
         return SimpleNamespace(**value) if isinstance(value, dict) else value
 
     def _ask(self, gpu: int, query: str) -> Any:
@@ -196,7 +196,7 @@ class FakeNvml:
     # Measurements of the checks
 
     def measure(self, check: str, gpus: list[int], budget: CheckBudget) -> dict[str, Any]:
-        """The reading that the check's `measure` would return for healthy GPUs, changed by the faults."""
+        """Return what the check's `measure` returns for healthy GPUs, changed by the scenario's faults."""
         time.sleep(LOAD_SECONDS)
         if check in self._scenario.get("crash", ()):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -222,7 +222,7 @@ class FakeNvml:
         expected = profile.figures.get(kind or name) if profile else None
         factors = self._scenario.get("rates", {}).get(check, {})
         factor = factors.get(place or str(gpu), factors.get("*", 1.0))
-        spread = 1 + 0.002 * ((7 * (gpu or 0)) % 5 - 2)  # between cards
+        spread = 1 + 0.002 * ((7 * (gpu or 0)) % 5 - 2)  # healthy cards differ a little
         rate = (expected.value if expected else 1e11) * factor * spread
         unit = expected.unit if expected else "B/s"
         return Figure(name, gpu, unit, rate * 0.05, (0.05,) * 4, kind)

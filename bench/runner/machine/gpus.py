@@ -1,7 +1,7 @@
-"""The GPUs of a run, from NVML and CUDA_VISIBLE_DEVICES: those that CUDA shows it, in CUDA's order.
+"""List the GPUs that CUDA shows to a run, in CUDA's order, from NVML and CUDA_VISIBLE_DEVICES.
 
-The supervisor makes CUDA count as NVML does (CUDA_DEVICE_ORDER). By default CUDA puts the fastest GPU
-first, and on a machine with different cards the two would number them differently.
+The supervisor makes CUDA number GPUs as NVML does (CUDA_DEVICE_ORDER). By default CUDA puts the
+fastest GPU first, so that on a machine with different cards its numbers and NVML's would differ.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _ON_CPU = "--device cpu measures the CPU"
 
 
 def gpus_here(host_bytes: int) -> tuple[tuple[Gpu, ...], str | None]:
-    """The visible GPUs and the driver's version; ((), None) on a machine without an NVIDIA driver.
+    """Return the visible GPUs and the driver's version; ((), None) on a machine without an NVIDIA driver.
 
     EnvironmentCannot if a visible GPU does not answer or is divided (MIG), or if CUDA_VISIBLE_DEVICES names
-    a GPU that CUDA would silently drop. `host_bytes`: memory of a GPU that shares the host's.
+    a GPU that CUDA would silently drop. `host_bytes`: the host's memory, for a GPU that shares it.
     """
     try:
         import pynvml
@@ -50,7 +50,7 @@ def gpus_here(host_bytes: int) -> tuple[tuple[Gpu, ...], str | None]:
 
 
 def visible(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA shows. CUDA_VISIBLE_DEVICES: indices or UUID prefixes, up to the first bad one."""
+    """Return all GPUs, or those that CUDA_VISIBLE_DEVICES gives by index or UUID prefix up to a wrong one."""
     names = _names()
     if names is None:
         return tuple(gpus)
@@ -64,7 +64,7 @@ def visible(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
 
 
 def unmatched_names(gpus: Sequence[Gpu]) -> list[str]:
-    """Names in CUDA_VISIBLE_DEVICES that match no GPU, or several: CUDA silently drops them."""
+    """Return names in CUDA_VISIBLE_DEVICES that match no GPU, or several; CUDA silently drops them."""
     return [name for name in _shown_names() if _named(name, gpus) is None]
 
 
@@ -74,7 +74,7 @@ def _names() -> list[str] | None:
 
 
 def _shown_names() -> list[str]:
-    """The names up to "-1": GPUs named after it are hidden on purpose."""
+    """Return the names in CUDA_VISIBLE_DEVICES before "-1"; GPUs named after "-1" are hidden on purpose."""
     return list(takewhile(lambda name: name != "-1", _names() or []))
 
 
@@ -84,7 +84,7 @@ def _named(name: str, gpus: Sequence[Gpu]) -> Gpu | None:
 
 
 def _require_named(gpus: Sequence[Gpu], chosen: Sequence[Gpu]) -> None:
-    """Refuse a name that CUDA would silently drop: the other GPUs, or the CPU, would be measured instead."""
+    """Refuse a name of a GPU that CUDA would silently drop: other GPUs, or the CPU, would be measured."""
     names = _shown_names()
     if not gpus or len(names) == len(chosen) or not names:
         return
@@ -106,7 +106,7 @@ def _require_named(gpus: Sequence[Gpu], chosen: Sequence[Gpu]) -> None:
 
 
 def gpu_from_answers(answers: Answers) -> Gpu:
-    """The GPU that gave these answers. A lost one has no memory, so that nothing is run on it."""
+    """Return the GPU that gave these answers; a lost GPU without memory, so that nothing is run on it."""
     memory, capability = answers.get("MemoryInfo") or {}, answers.get("CudaComputeCapability") or (0, 0)
     return Gpu(
         answers.index,
@@ -118,7 +118,7 @@ def gpu_from_answers(answers: Answers) -> Gpu:
 
 
 def why_divided(gpus: Sequence[Answers]) -> str | None:
-    """Why nothing can be measured if a GPU is divided (MIG), of which CUDA shows a part; else None."""
+    """Return why nothing can be measured if a GPU is divided (MIG): CUDA shows only a part; else None."""
     divided = next((gpu for gpu in gpus if (gpu.get("MigMode") or (0,))[0]), None)
     return f"{divided.where} is divided into parts (MIG): {_undivided(divided.index)}" if divided else None
 
@@ -131,7 +131,7 @@ def _require_whole(nvml: Any, gpu: Gpu) -> None:
     handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
     try:
         divided = nvml.nvmlDeviceGetMigMode(handle)[0]
-    except nvml.NVMLError:  # a card that cannot be divided
+    except nvml.NVMLError:  # this card cannot be divided
         return
     if divided:
         raise EnvironmentCannot(
@@ -141,13 +141,13 @@ def _require_whole(nvml: Any, gpu: Gpu) -> None:
 
 
 def _list_gpus(nvml: Any, host_bytes: int) -> tuple[list[Gpu], dict[int, str]]:
-    """All GPUs that this process may use, and by index why some of them do not answer."""
+    """Return all GPUs that this process may use, and, by index, why some of them do not answer."""
     gpus, silent = [], {}
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             gpus.append(_gpu(nvml, index, host_bytes))
         except nvml.NVMLError as error:
-            if error.value == nvml.NVML_ERROR_NO_PERMISSION:  # a scheduler gave it to another job
+            if error.value == nvml.NVML_ERROR_NO_PERMISSION:  # a scheduler gave the GPU to another job
                 continue
             gpus.append(Gpu(index, "", "", 0, ""))
             silent[index] = str(error)
@@ -170,6 +170,6 @@ def _memory(nvml: Any, handle: Any, host_bytes: int) -> int:
     try:
         return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     except nvml.NVMLError as error:
-        if error.value == nvml.NVML_ERROR_NOT_SUPPORTED:  # it shares the host's memory
+        if error.value == nvml.NVML_ERROR_NOT_SUPPORTED:  # the GPU shares the host's memory
             return host_bytes
         raise

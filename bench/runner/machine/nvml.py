@@ -1,7 +1,7 @@
 """Read the state of the GPUs through NVML. Called in worker processes, since a driver may hang.
 
 Out: for every query, under its NVML name, the answer or the error. BENCH_FAKE_NVML names a file that
-describes a machine for fake_nvml.py, which then answers in place of a driver; its results are marked as
+describes a machine for fake_nvml.py, which answers in place of a driver; the results are then marked as
 simulated.
 """
 
@@ -36,7 +36,7 @@ Query = tuple[str, Callable[[Any], Any]]
 
 
 def load() -> Any:
-    """pynvml, or the fake that BENCH_FAKE_NVML describes."""
+    """Return pynvml, or the fake that BENCH_FAKE_NVML describes."""
     if path := os.environ.get(FAKE):
         from bench.runner.machine.fake_nvml import FakeNvml
 
@@ -51,13 +51,13 @@ def is_fake() -> bool:
 
 
 def begin() -> None:
-    """Restart the fake machine: its faults are timed by the number of NVML sessions since."""
+    """Restart the fake machine, whose faults begin at numbers of NVML sessions counted from now."""
     if path := os.environ.get(FAKE):
         Path(path).with_suffix(".inits").unlink(missing_ok=True)
 
 
 def read_inventory(say: Callable[[str], None]) -> dict[str, Any]:
-    """Driver, kernel module, and the answers of every GPU."""
+    """Return the versions of driver and kernel module, and the answers of every GPU."""
     nvml = load()
     say("starting NVML")
     nvml.nvmlInit()
@@ -129,15 +129,15 @@ def _sram(nvml: Any, handle: Any) -> Any:
 def _fabric(nvml: Any, handle: Any) -> Any:
     info = nvml.c_nvmlGpuFabricInfo_v2_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
-    # Without the cluster's UUID, which is not needed and would identify the machine.
+    # The cluster's UUID is left out: it is not needed and would identify the machine.
     return {"state": info.state, "status": info.status, "healthMask": info.healthMask}
 
 
 def _answer(ask: Callable[[], Any], *, raw: bool = False) -> Any:
-    """The answer as plain values (`raw`: as it is), or the error if it is one that NVML may cause."""
+    """Return the answer as plain values (`raw`: unchanged), or the error if NVML may have caused it."""
     try:
         answer = ask()
-    except AttributeError as error:  # an older pynvml
+    except AttributeError as error:  # an older pynvml lacks the function
         return {"raised": str(error)}
     except Exception as error:
         if hasattr(error, "value") and type(error).__name__.startswith("NVMLError"):
@@ -149,13 +149,13 @@ def _answer(ask: Callable[[], Any], *, raw: bool = False) -> Any:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """C structures, unions and arrays as values that JSON can hold."""
+    """Convert C structures, unions and arrays to values that JSON can hold."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**53:
-        return None  # "not available" is all ones
+        return None  # NVML writes "not available" as all ones
     if isinstance(value, float) and value - value != 0:
-        return None  # NaN or infinite: the other member of a union
+        return None  # NaN or infinite: the union holds its other member
     if isinstance(value, (int, float, str, bool, type(None))):
         return value
     if depth > 4:
@@ -172,7 +172,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def _kernel_module() -> str | None:
-    """The version of the loaded kernel module, which NVML's library must match."""
+    """Return the version of the loaded kernel module, which NVML's library must match."""
     with suppress(OSError):
         words = Path("/proc/driver/nvidia/version").read_text().splitlines()[0].split()
         return next((w for w in words if w[:1].isdigit() and w.count(".") >= 1), None)
@@ -180,7 +180,7 @@ def _kernel_module() -> str | None:
 
 
 def watch_idle(say: Callable[[str], None]) -> dict[str, Any]:
-    """Memory, load and bus traffic of every GPU for a few seconds in which bench does not use them."""
+    """Sample memory, load and bus traffic of every GPU for a few seconds while bench does not use them."""
     nvml = load()
     say("looking for other processes")
     nvml.nvmlInit()
@@ -201,7 +201,7 @@ def _sample(nvml: Any, handle: Any, entry: dict[str, Any]) -> None:
     queries: dict[str, Callable[[], float]] = {
         "used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
         "busy_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-        # kB/s over the last 20 ms, to and from the GPU
+        # NVML's kB/s over the last 20 ms, one number for each direction
         "bus_bytes_per_second": lambda: (
             1000.0 * sum(nvml.nvmlDeviceGetPcieThroughput(handle, way) for way in (0, 1))
         ),

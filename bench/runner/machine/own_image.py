@@ -1,7 +1,7 @@
-"""The bench image that this process runs in: its description, and its identity from the engine outside.
+"""Identify the bench image that this process runs in, from its description and from the engine outside.
 
 An image cannot hold its own digest. The engine that starts it computes the digest and passes it in by an
-environment variable. Without that, the image has no identity and its results reproduce nothing.
+environment variable, without which the image has no identity and its results cannot be reproduced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DESCRIBED = Path("/usr/share/bench/image.json")
 
 
 def running_in(described: Path = DESCRIBED) -> Image | None:
-    """The image, or None outside of one. BadInput if its description cannot be read."""
+    """Return the image of this process; None outside an image. BadInput if its description is unreadable."""
     if not described.exists():
         return None
     try:
@@ -39,7 +39,7 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def require_image(manifest: Manifest, image: Image | None) -> None:
-    """EnvironmentCannot if the manifest names an image and this is not that one."""
+    """Raise EnvironmentCannot if the manifest names an image other than `image`."""
     if manifest.image is None or (image is not None and image.config == manifest.image):
         return
     here = (image.config or "an image of unknown identity") if image else "not an image of bench"

@@ -19,7 +19,7 @@ from bench.records.trial import NodeFacts
 from bench.runner.machine.gpus import gpus_here
 from bench.runner.machine.own_image import running_in
 
-# Packages that can change a result. Others are listed in env.json, but do not distinguish machines.
+# Packages that can change a result. Other packages are listed in env.json, but do not distinguish machines.
 STACK = (
     *("torch", "transformers", "triton", "numpy", "accelerate", "deepspeed", "timm"),
     *("flash-attn", "mamba-ssm", "causal-conv1d"),
@@ -46,7 +46,7 @@ def probe(*, gpus_too: bool = True) -> NodeFacts:
 
 
 def packages(names: tuple[str, ...]) -> dict[str, str]:
-    """Versions of those of the packages that are installed."""
+    """Return the versions of those of the packages that are installed, by name."""
     versions = {}
     for name in names:
         with suppress(metadata.PackageNotFoundError):
@@ -59,14 +59,14 @@ def all_packages() -> dict[str, str]:
 
 
 def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
-    """Parse only the head of the metadata: the rest holds the README and is slow to parse."""
+    """Parse the head of a package's metadata only: the rest holds the README and is slow to parse."""
     text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
     head = HeaderParser().parsestr(text.partition("\n\n")[0], headersonly=True)
     return head["Name"], head["Version"]
 
 
 def require_stack() -> None:
-    """EnvironmentCannot unless torch, transformers and numpy are installed."""
+    """Raise EnvironmentCannot unless torch, transformers and numpy are installed."""
     missing = sorted({"torch", "transformers", "numpy"} - packages(STACK).keys())
     if missing:
         raise EnvironmentCannot(

@@ -1,7 +1,7 @@
 """Telemetry of a run: clocks, power, temperature, throttling, memory and load, once a second.
 
-Out: a line for each reading in telemetry.jsonl, from NVML where there is an NVIDIA driver, from /proc
-everywhere. No torch.
+Out: a line in telemetry.jsonl for each reading; GPUs are read through NVML if there is an NVIDIA driver,
+the host from /proc. No torch.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class TelemetrySampler:
             self._handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in node.gpus]
 
     def sample(self, trial: str | None) -> None:
-        """Write a reading if one is due; cheap to call often."""
+        """Write a reading if the last one is EVERY_SECONDS old; cheap to call often."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + EVERY_SECONDS
         write_reading(self._file, trial, _available_bytes(), [_gpu(handle) for handle in self._handles])
 
     def used_bytes(self) -> list[int]:
-        """Memory in use on each GPU, by any process; 0 where the driver does not say."""
+        """Return the memory in use on each GPU, by any process; 0 if the driver does not report it."""
         return [_gpu(handle).get("used_bytes", 0) for handle in self._handles]
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ class TelemetrySampler:
 
 
 def write_reading(file: BinaryIO, trial: str | None, available_bytes: int, gpus: list[Any]) -> None:
-    """Append a line to telemetry, which readers see at once."""
+    """Append a reading to telemetry as one line, and flush it so that readers see it at once."""
     line = {
         "at": round(time.time(), 3),
         "trial": trial,
@@ -68,10 +68,10 @@ class TelemetryReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read_bytes = 0
-        self._peaks: dict[int, tuple[int, bytes]] = {}  # by GPU: its highest clock, and the line that has it
+        self._peaks: dict[int, tuple[int, bytes]] = {}  # by GPU: its highest clock, and that clock's line
 
     def new_lines(self) -> list[bytes]:
-        """Lines written since the last call, after the earlier lines that hold each GPU's highest clock."""
+        """Return earlier lines that hold each GPU's highest clock, then lines written since the last call."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -102,7 +102,7 @@ def _available_bytes() -> int:
 
 
 def _gpu(handle: Any) -> dict[str, Any]:
-    """A reading of one GPU, without the figures that this card does not give."""
+    """Return a reading of one GPU, without the figures that this card does not give."""
     import pynvml
 
     reading = {}
@@ -113,7 +113,7 @@ def _gpu(handle: Any) -> dict[str, Any]:
 
 
 def gpu_queries(nvml: Any, handle: Any) -> dict[str, Callable[[], Any]]:
-    """The NVML calls behind each figure of a GPU's reading, by the figure's name."""
+    """Return the NVML call for each figure of a GPU's reading, by the figure's name."""
     return {
         "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
         "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),

@@ -2,8 +2,8 @@
 
 python -m bench.runner.machine.watch FILE EVERY_SECONDS
 
-Appends a line to FILE for each reading: the form of telemetry.jsonl, plus PCIe links and Xid events. Ends
-when its standard input does.
+Appends a line to FILE for each reading, in the form of telemetry.jsonl with PCIe links and Xid events added.
+Ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Watch:
             return None
 
     def _register(self) -> set[int]:
-        """Subscribe to Xid events, which needs no root. Returns the GPUs that support them."""
+        """Subscribe to Xid events, which needs no root; return the indices of GPUs that support them."""
         nvml = self._nvml
         reporting = set()
         with suppress(nvml.NVMLError):
@@ -52,7 +52,7 @@ class Watch:
         return reporting
 
     def look(self) -> None:
-        """Write one reading."""
+        """Write one reading of all GPUs to the file."""
         xids = self._xids()
         gpus = [
             self._gpu(i, handle) | {"xids": xids.get(i, []) if i in self._reporting else None}
@@ -61,7 +61,7 @@ class Watch:
         telemetry.write_reading(self._file, None, 0, gpus)
 
     def _xids(self) -> dict[int, list[int]]:
-        """Xid events since the last reading, by GPU."""
+        """Return the Xid events since the last reading, by GPU."""
         xids: dict[int, list[int]] = {}
         nvml = self._nvml
         while self._reporting:
@@ -101,7 +101,7 @@ def main() -> int:
             if select.select([sys.stdin], [], [], every)[0]:
                 break
         with suppress(watch._nvml.NVMLError):
-            watch.look()  # for events since the last reading
+            watch.look()  # it has the events since the last reading
     return 0
 
 

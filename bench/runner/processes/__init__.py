@@ -1,4 +1,4 @@
-"""Worker processes: started, supervised, ended, on one node or several.
+"""Start, supervise and end worker processes, on one node or several.
 
 The supervisor's side imports no torch; `worker` and `node_member` do, since they run inside the workers.
 """

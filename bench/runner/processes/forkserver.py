@@ -2,8 +2,8 @@
 
 python -m bench.runner.processes.forkserver FD WORK AHEAD...
 
-FD is a socket to the supervisor, a JSON object a line both ways. WORK is the function (module:name) that
-does a job. AHEAD is what each job would otherwise prepare again: modules to import and functions
+FD is a socket to the supervisor; each line either way is a JSON object. WORK is the function (module:name)
+that does a job. AHEAD is what each job would otherwise prepare again: modules to import and functions
 (module:name) to call before the first fork.
 
 In:  {"job": ..., "log": path}.
@@ -51,7 +51,7 @@ def main() -> int:
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the supervisor's to handle
     started = time.perf_counter()
-    gc.disable()  # importing takes four seconds, and a fifth one with the collector
+    gc.disable()  # importing takes four seconds, with the garbage collector five
     preload([*sys.argv[3:], sys.argv[2].partition(":")[0]])
     gc.freeze()  # half a million objects that are never freed: jobs need not scan them
     threads = len(list(Path("/proc/self/task").iterdir()))
@@ -73,14 +73,14 @@ def main() -> int:
 def preload(ahead: list[str]) -> None:
     """Import modules, and call functions given as module:name."""
     for name in ahead:
-        with suppress(Exception):  # the worker that needs it reports what is missing
+        with suppress(Exception):  # the worker that needs the module reports what is missing
             found = resolve_name(name)
             if ":" in name:
                 found()
 
 
 def serve(connection: socket.socket, work: Work, log: Path, scratch: str | None = None) -> None:
-    """Fork a process group for one job, and report when it has ended."""
+    """Fork a process group for one job, and report when the job has ended."""
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -95,14 +95,14 @@ def serve(connection: socket.socket, work: Work, log: Path, scratch: str | None 
 
 
 def empty(scratch: Path) -> None:
-    """Remove what a killed job left: its checkpoint would take the room of the next job's."""
+    """Remove the files that a killed job left, which would take the room of the next job's."""
     with suppress(OSError):
         for path in scratch.iterdir():
             rmtree(path, ignore_errors=True)
 
 
 def wait(connection: socket.socket, pid: int) -> int:
-    """The wait status of the job once it ends. Kills it if the supervisor goes away first."""
+    """Wait for the job to end and return its wait status; kill the job if the supervisor goes away first."""
     watched = os.pidfd_open(pid)
     try:
         poll = select.poll()

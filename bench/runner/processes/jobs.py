@@ -1,4 +1,4 @@
-"""Jobs that a supervisor sends to worker processes, and the type of what these emit. Pure; no torch."""
+"""Jobs that a supervisor sends to workers, and the type of events that workers emit. Pure; no torch."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ DeviceKind = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """This node's place in a run on several."""
+    """This node's place in a run on several nodes."""
 
     count: int
-    node: int  # 0 leads
-    meet: str  # HOST:PORT on the leader, which all nodes reach
-    identity: str  # of the run, alike on all nodes: the manifest's digest
+    node: int  # number of this node; node 0 leads
+    meet: str  # HOST:PORT of the leader, where all nodes meet
+    identity: str  # names the run on all nodes: the manifest's digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunJob:
-    """A job of a run, without what is particular to its kind."""
+    """The fields that all kinds of a run's jobs have in common."""
 
     device: DeviceKind
     gpus: int  # processes, one a device, on all nodes together
     scratch: str | None = None  # folder for temporary files
     nodes: Nodes | None = None  # None: a run on one node
-    number: int = 0  # of the job, by which several nodes find each other
+    number: int = 0  # by which the nodes of a run find each other for this job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class TrialJob(RunJob):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofJob(RunJob):
-    """Train for real, at least so many steps and so long. Final event: proof, or outcome if it failed."""
+    """Train for at least `steps` and `seconds`. Final event: proof, or outcome if the training failed."""
 
     trial: Trial
     steps: int
@@ -57,7 +57,7 @@ class ProofJob(RunJob):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CeilingsJob(RunJob):
-    """Measure the best that the devices do at these precisions. Final event: ceilings."""
+    """Measure the ceilings of the devices at these precisions. Final event: ceilings."""
 
     precisions: tuple[str, ...]
     kind: Literal["ceilings"] = "ceilings"
@@ -79,7 +79,7 @@ class FollowJob(RunJob):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastJob(RunJob):
-    """Tell the nodes that follow that the run is over, and what went wrong if something did."""
+    """Tell the nodes that follow the leader that the run is over, and `why` if an error ended it."""
 
     why: str | None = None
     kind: Literal["last"] = "last"

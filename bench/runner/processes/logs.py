@@ -7,25 +7,25 @@ from pathlib import Path
 
 from bench.bundle.tar_format import MAX_MEMBER_BYTES
 
-LOG_BYTES = 100_000  # kept of a log that is too long
+LOG_BYTES = 100_000  # kept of a log that is longer than allowed
 CUT = b"\n[...]\n"
 
 
 def keep_short(log: Path, most_bytes: int = 2 * MAX_MEMBER_BYTES) -> None:
-    """Truncate a log that is still written once it is longer than `most_bytes`, so that it fills no disk.
+    """Truncate a log that a worker still writes if it is longer than `most_bytes`, so that it fills no disk.
 
-    Its beginning stays, and what is appended from now on.
+    The log keeps its beginning, and all that the worker appends later.
     """
     with suppress(OSError):
         if log.stat().st_size > most_bytes:
             with log.open("r+b") as file:
                 file.seek(LOG_BYTES // 2)
-                file.write(CUT)  # before truncating, or output written meanwhile would come before it
+                file.write(CUT)  # before truncating, or new output would come before the mark
                 file.truncate()
 
 
 def head_and_tail(path: Path, most_bytes: int = LOG_BYTES) -> bytes:
-    """The log, or its beginning and its end if it is longer than `most_bytes`."""
+    """Return the log, or its beginning and its end if it is longer than `most_bytes`."""
     with path.open("rb") as file:
         data = file.read(most_bytes + 1)
         if len(data) <= most_bytes:

@@ -37,11 +37,11 @@ from bench.training.vendor import torch_inside
 
 MEMBER = "bench/node"  # key of the meeting's store, with "/RANK": how that member was started
 LONGER_THAN_ANY_JOB = timedelta(days=7)
-GRACE_SECONDS = 2.0  # for the reason of another member to arrive, if this crash only follows from it
+GRACE_SECONDS = 2.0  # for another member's reason to arrive: this crash may follow from it
 
 
 def main() -> int:
-    if os.environ.pop(nodes.OWN_THREADS, None):  # OpenMP has read it by now; it is not a switch of the user
+    if os.environ.pop(nodes.OWN_THREADS, None):  # OpenMP has read it by now; the user did not set it
         del os.environ[nodes.THREADS]
     kind, folder = os.environ[nodes.DEVICE], Path(os.environ[nodes.FOLDER])
     device = Device.own("cuda" if kind == "cuda" else "cpu")
@@ -69,7 +69,7 @@ def main() -> int:
 def work(kind: str, device: Device, folder: Path) -> None:
     """Do this member's part of the job."""
     members = team.join(kind, alone=False)
-    # The leader's members have the job, for every member.
+    # Only the leader's members have the job; all others get it from them.
     messages = members.gather(json.loads(os.environ[nodes.JOB]) if nodes.JOB in os.environ else None)
     message = next(message for message in messages if message is not None)
     job: AnyRunJob = union_from_json(AnyRunJob, message)
@@ -83,7 +83,7 @@ def work(kind: str, device: Device, folder: Path) -> None:
 
 
 def end_with_others(folder: Path, rank: int) -> threading.Lock:
-    """Watch for a member that fails, and end this process then: inside NCCL it would wait for ever.
+    """Watch for a member that fails, and then end this process, which NCCL would keep waiting without end.
 
     The thread that holds the returned lock writes the reason and ends the process.
     """
@@ -106,9 +106,9 @@ def end_with_others(folder: Path, rank: int) -> threading.Lock:
 
 
 def place(store: dist.Store, environment: Mapping[str, str]) -> Mapping[str, str]:
-    """This member's RANK, and gloo's interface unless the user has set it, as environment variables.
+    """Return this member's RANK, and gloo's interface unless the user has set it, as environment variables.
 
-    Ranks follow the numbers of the nodes, where torchrun would order them by address. EnvironmentCannot if
+    Ranks follow the numbers of the nodes; torchrun would order them by address. EnvironmentCannot if
     the members do not fit together.
     """
     node, per_node = int(environment[nodes.NODE]), int(environment["LOCAL_WORLD_SIZE"])
@@ -129,7 +129,7 @@ def place(store: dist.Store, environment: Mapping[str, str]) -> Mapping[str, str
 
 
 def _require_fitting(members: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse nodes of two versions, on unequally many devices, or with the same number."""
+    """Refuse nodes with different versions of bench, with different devices, or with the same number."""
     first = min(members, key=lambda member: int(member["node"]))
     for member in members:
         names = f"node {first['node']}", f"node {member['node']}"
@@ -158,10 +158,10 @@ def _devices(member: Mapping[str, Any]) -> str:
 
 
 def report_to_supervisor(kind: str, why: str | None = None) -> Emit:
-    """The callback for this member's events.
+    """Return the callback for this member's events.
 
-    The first member of the leader passes them to its supervisor. The first member of another node tells its
-    supervisor the job's kind, and why the run ends if the leader says so, and then nothing more.
+    The leader's first member passes the events to its supervisor. Another node's first member only tells its
+    supervisor the job's kind, and, if the leader ends the run, why.
     """
     if os.environ["LOCAL_RANK"] != "0":
         return silent
@@ -183,7 +183,7 @@ def silent(_event: WorkerEvent) -> None:
 
 
 def cause(outcome: dict[str, Any], store: dist.Store) -> dict[str, Any]:
-    """The reason why the job failed: the first one in the store, which is `outcome` if there was none.
+    """Return why the job failed: the first reason in the store, which is `outcome` if the store had none.
 
     A crash waits before it is stored, since memory that ran out on another member may have caused it.
     """

@@ -1,9 +1,9 @@
-"""Run jobs on several nodes: each runs the same command, one leads, torchrun joins their processes.
+"""Run jobs on several nodes: each node runs the same command, one leads, torchrun joins their processes.
 
 For every job each node starts torchrun once, under the job's number: a meeting that breaks up must not
 close the next one. The leader's torchrun hosts the meeting, and its processes bring the job. The other
-nodes do their part and join the next job, until the leader says that it was the last. A node that misses
-a meeting tries the numbers that follow. Imports torch only inside `meeting`.
+nodes do their part and join the next job, until the leader says that a job was the last. A node that
+misses a meeting tries the numbers of later jobs. Imports torch only inside `meeting`.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
 # Environment variables for the members of a node, beside those that torchrun sets.
 JOB, DEVICE, FOLDER, EVENTS = "BENCH_JOB", "BENCH_DEVICE", "BENCH_FOLDER", "BENCH_EVENTS"
 NODE, MEET, ADDRESS = "BENCH_NODE", "BENCH_MEET", "BENCH_ADDRESS"
-# The second one says that the first was set by bench and not by the user.
+# BENCH_OWN_THREADS says that bench, and not the user, set OMP_NUM_THREADS.
 THREADS, OWN_THREADS = "OMP_NUM_THREADS", "BENCH_OWN_THREADS"
 BEGUN = "begun"  # a file in the members' folder: one of them has started
 FAILED = "bench/failed"  # key of the meeting's store: why the first member failed
-LEADER_WAITS, OTHER_WAITS = 600, 20  # seconds, for the others to come to a meeting
-# torchrun compares a node's heartbeats with another node's clock: a clock 15 seconds behind looked dead.
-# A node that is really gone is noticed otherwise.
+LEADER_WAITS, OTHER_WAITS = 600, 20  # seconds that the leader and another node wait at a meeting
+# torchrun compares a node's heartbeats with another's clock: a node 15 seconds behind looked dead.
+# A node that is really gone is noticed by other means.
 SIGNS_MISSED = 720  # heartbeats, one in five seconds: an hour
 STORE_PATIENCE = timedelta(minutes=5)
 _SIOCGIFADDR = 0x8915  # Linux ioctl: an interface's address
-# Gloo's interface; by default gloo resolves the host's own name, which is often 127.0.1.1.
+# The variable with gloo's interface; by default gloo resolves the host's own name, often to 127.0.1.1.
 GLOO = "GLOO_SOCKET_IFNAME"
 
 
 def torchrun(nodes: Nodes, number: int, per_node: int, address: str | None = None) -> list[str]:
-    """The command of one node for job `number`; `address` is where the others reach this one."""
+    """Return a node's torchrun command for job `number`; other nodes reach this node at `address`."""
     leads = nodes.node == 0
     rendezvous = torch_inside.rendezvous_options(
         is_host=leads, join_seconds=LEADER_WAITS if leads else OTHER_WAITS, missed_signs=SIGNS_MISSED
@@ -69,9 +69,9 @@ def torchrun(nodes: Nodes, number: int, per_node: int, address: str | None = Non
 
 
 def threads(environment: Mapping[str, str], per_node: int) -> dict[str, str]:
-    """OMP_NUM_THREADS for the members, unless the user has set it.
+    """Return OMP_NUM_THREADS for the members, unless the user has set it.
 
-    torchrun would set 1 where a node has several members, which makes Adam on the host very slow.
+    torchrun would set it to 1 on a node with several members, which makes Adam on the host very slow.
     """
     if per_node == 1 or THREADS in environment:
         return {}
@@ -79,13 +79,13 @@ def threads(environment: Mapping[str, str], per_node: int) -> dict[str, str]:
 
 
 def _parts(meet: str) -> tuple[str, int]:
-    """Host and port; an IPv6 address stands in brackets."""
+    """Return host and port of `meet`, without the brackets around an IPv6 address."""
     host, _, port = meet.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def own_address(meet: str) -> str | None:
-    """This node's address on the way to `meet`, since rented nodes do not know each other's names."""
+    """Return this node's address towards `meet`, since rented nodes do not know each other's names."""
     host, port = _parts(meet)
     with suppress(OSError):
         family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
@@ -108,9 +108,9 @@ def require_free(meet: str) -> None:
 
 
 def interface_among(address: str, others: Sequence[str]) -> str | None:
-    """The interface by which the other nodes reach this one; None if all are on one machine.
+    """Return the interface by which the other nodes reach this one; None if all are on one machine.
 
-    The leader may resolve the meeting's host to 127.0.1.1: then the interface towards another node.
+    If the leader's own address is 127.0.1.1, the interface towards another node is returned.
     """
     for candidate in (address, *(own_address(f"{other}:1") for other in others)):
         if candidate and not ip_address(candidate).is_loopback and (name := interface_of(candidate)):
@@ -119,7 +119,7 @@ def interface_among(address: str, others: Sequence[str]) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has this address."""
+    """Return the network interface that has this address."""
     if ":" in address:
         packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
         lines = map(str.split, Path("/proc/net/if_inet6").read_text().splitlines())
@@ -133,7 +133,7 @@ def interface_of(address: str) -> str | None:
 
 
 def meeting(meet: str, run: str, patience: timedelta = STORE_PATIENCE) -> Store:
-    """The store in the leader's torchrun, which no member's end closes. Its keys belong to one job."""
+    """Open the store in the leader's torchrun, which outlives the members; its keys belong to job `run`."""
     from torch.distributed import PrefixStore, TCPStore
 
     host, port = _parts(meet)
@@ -142,7 +142,7 @@ def meeting(meet: str, run: str, patience: timedelta = STORE_PATIENCE) -> Store:
 
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Another name for `path` that fits into a socket's address, which holds 107 characters."""
+    """Yield a name for `path` that fits into a socket's address, which holds 107 characters."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -151,7 +151,7 @@ def short_path(path: Path) -> Iterator[str]:
 
 
 def across_nodes(job: AnyRunJob, emit: Emit, folder: Path) -> int:
-    """Run this node's part of a job on several. Returns an exit code.
+    """Run this node's part of a job on several nodes. Returns an exit code.
 
     The leader emits the job's own final event; another node emits the kind of job that it followed.
     """
@@ -184,15 +184,15 @@ def across_nodes(job: AnyRunJob, emit: Emit, folder: Path) -> int:
     why = next(iter(written_reasons(folder).values()), unexplained)
     if leads:
         emit({"outcome": why})
-    elif (folder / BEGUN).exists():  # only the leader reports: give it the reason of a killed member
-        with suppress(Exception):  # the leader ended first
+    elif (folder / BEGUN).exists():  # only the leader reports: tell it why a member was killed
+        with suppress(Exception):  # the leader may have ended first
             store = meeting(nodes.meet, f"{nodes.identity}-{job.number}", timedelta(seconds=5))
             store.compare_set(FAILED, "", json.dumps(why))
     return 1
 
 
 def _unexplained(node: int, status: int, *, killed_for_memory: bool) -> dict[str, Any]:
-    """The outcome where no member of the node has written a reason."""
+    """Return the outcome of a job for which no member of this node has written a reason."""
     if killed_for_memory:
         return dict(to_json(OutOfMemory("host", f"the kernel ended a process of node {node} for memory")))
     return dict(to_json(Crashed(f"torchrun ended with {status} on node {node}; its output is in the log")))

@@ -29,9 +29,9 @@ POLL_SECONDS = 0.05
 
 
 def together(size: int, member: Callable[[Emit], int], emit: Emit, folder: Path) -> int:
-    """Run `member` once a rank, `size` ranks in all.
+    """Run `member` once in each of `size` ranks.
 
-    Returns 0 if rank 0 succeeded, which needs all others; else 1, after emitting why they failed.
+    Returns 0 if rank 0 succeeded, which needs all others; else 1, after emitting why ranks failed.
     """
     kills_before = oom_kills()
     ranks = _fork(size, member, emit, folder)
@@ -58,8 +58,8 @@ def together(size: int, member: Callable[[Emit], int], emit: Emit, folder: Path)
 def _fork(size: int, member: Callable[[Emit], int], emit: Emit, folder: Path) -> dict[int, int]:
     """Fork the ranks, with the environment that torchrun would give them. Returns ranks by process id.
 
-    The port at which they meet is opened here and passed on open: a port that was merely found free could
-    be taken before rank 0 opens it.
+    The ranks inherit the open port at which they meet: a port that was merely found free could be taken
+    before rank 0 opens it.
     """
     launcher = os.getpid()
     ranks = {}
@@ -78,13 +78,13 @@ def _fork(size: int, member: Callable[[Emit], int], emit: Emit, folder: Path) ->
 
 
 def _emit_of_rank(rank: int, emit: Emit, folder: Path) -> Emit:
-    """The callback for one rank: rank 0's events are emitted, any rank's failure is written to a file."""
+    """Return a rank's callback, which emits rank 0's events and writes any rank's failure to a file."""
 
     def say(event: WorkerEvent) -> None:
         if event.get("outcome", {}).get("kind", "measured") != "measured":
             try:
                 write_reason(folder, rank, event["outcome"])
-            except OSError as error:  # no room for that either
+            except OSError as error:  # no room for the reason either
                 os._exit(errno.ENOSPC if no_room(error, folder) else 1)
         elif rank == 0:
             emit(event)
@@ -93,7 +93,7 @@ def _emit_of_rank(rank: int, emit: Emit, folder: Path) -> Emit:
 
 
 def _wait_status(pid: int) -> int | None:
-    """The wait status of a child that ended, or None while it runs."""
+    """Return the wait status of a child that ended, or None while it runs."""
     ended, status = os.waitpid(pid, os.WNOHANG)
     return status if ended else None
 
@@ -103,14 +103,14 @@ def write_reason(folder: Path, rank: int, outcome: dict[str, Any]) -> None:
 
 
 def written_reasons(folder: Path) -> dict[int, dict[str, Any]]:
-    """Why ranks failed, by rank. Crashes come last: memory that ran out elsewhere often causes them."""
+    """Return why ranks failed, by rank; crashes last: memory that ran out elsewhere often causes them."""
     paths = {int(path.stem.partition("-")[2]): path for path in folder.glob("failed-*.json")}
     reasons = {rank: json.loads(paths[rank].read_text()) for rank in sorted(paths)}
     return dict(sorted(reasons.items(), key=lambda pair: pair[1]["kind"] == "crashed"))
 
 
 def _reason(folder: Path, statuses: dict[int, int], kills_before: int) -> dict[str, Any]:
-    """The outcome of the job: memory that ran out on any rank, else the reason of the first to fail."""
+    """Return the job's outcome: memory or disk that ran out on any rank, else why the first rank failed."""
     written = written_reasons(folder)
     for outcome in written.values():
         if outcome["kind"] != "crashed":

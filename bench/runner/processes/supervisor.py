@@ -42,11 +42,11 @@ from bench.runner.processes.jobs import DeviceKind, Nodes, RunJob, WorkerEvent
 from bench.runner.processes.logs import keep_short
 
 TICK_SECONDS = 0.25
-START_SECONDS = 300.0  # a cold disk reads torch slowly
+START_SECONDS = 300.0  # for the server to import torch, which takes long from a cold disk
 SILENCE_SECONDS = 300.0  # between two events of a job: a compile that loops is silent
-START_ATTEMPTS = 2  # of the server, if a signal ends it while it starts
-ABANDON_SECONDS = 15.0  # for a job that was killed to end: inside a driver that hangs it never does
-ASLEEP_SECONDS = 10.0  # between two readings of AwakeClock, which are normally TICK_SECONDS apart
+START_ATTEMPTS = 2  # attempts to start the server, if a signal ends it as it starts
+ABANDON_SECONDS = 15.0  # for a killed job to end; a job inside a driver that hangs never ends
+ASLEEP_SECONDS = 10.0  # a longer time between readings of AwakeClock, normally TICK_SECONDS, is sleep
 
 SHORT_OF_MEMORY = "is the machine short of memory? --resume goes on with what was measured"
 # The last event of a job has one of these keys.
@@ -65,7 +65,7 @@ class Limits:
 
 
 class AwakeClock:
-    """A clock that stands still while this process does: after Ctrl-Z, a blocked terminal, a closed lid."""
+    """A clock that stands still while Ctrl-Z, a blocked terminal or a closed lid stops this process."""
 
     def __init__(self) -> None:
         self._last, self._asleep = time.monotonic(), 0.0
@@ -130,19 +130,19 @@ class Supervisor:
         return failure
 
     def reading(self, job: object, log: Path, limits: Limits) -> Any:
-        """The reading of a node check's job, or the failure that says why there is none."""
+        """Return the reading of a node check's job, or the failure that says why there is no reading."""
         final = self._run(job, log, limits)
         return final["reading"] if "reading" in final else union_from_json(Failure, final["outcome"])
 
     def facts(self, device: DeviceKind, gpus: int, log: Path, seconds: float) -> tuple[NodeFacts, ...]:
-        """A description of each of several nodes. Silent until all of them have come to the meeting."""
+        """Return a description of each node; the job is silent until all nodes have come to the meeting."""
         final = self._run(jobs.FactsJob(device=device, gpus=gpus), log, Limits(seconds, seconds))
         return from_json(tuple[NodeFacts, ...], _require(final, "facts", log))
 
     def follow(self, number: int, device: DeviceKind, gpus: int, log: Path) -> str | None:
         """Do this node's part of the leader's job `number`.
 
-        Returns the kind of that job; None if there was none. EnvironmentCannot if the leader ends the run.
+        Returns the kind of that job; None if no such job came. EnvironmentCannot if the leader ends the run.
         """
         final = self._run(jobs.FollowJob(number=number, device=device, gpus=gpus), log, Limits(inf, inf))
         if why := final.get("why"):
@@ -150,11 +150,11 @@ class Supervisor:
         return final.get("followed")
 
     def dismiss(self, device: DeviceKind, gpus: int, log: Path, limits: Limits, why: str | None) -> None:
-        """Tell the nodes that follow that the run is over, and what went wrong if something did."""
+        """Tell the nodes that follow the leader that the run is over, and `why` if an error ended it."""
         self._run(jobs.LastJob(device=device, gpus=gpus, why=why), log, limits)
 
     def _run(self, job: object, log: Path, limits: Limits) -> WorkerEvent:
-        """The job's final event, or one with the outcome that the supervisor gives it."""
+        """Run the job; return its final event, or an event with the outcome that the supervisor gives it."""
         log.parent.mkdir(parents=True, exist_ok=True)
         if self.nodes is not None and isinstance(job, RunJob):
             number = job.number if isinstance(job, jobs.FollowJob) else self._next_number
@@ -214,7 +214,7 @@ class Supervisor:
         return None
 
     def _events(self) -> Iterator[WorkerEvent | None]:
-        """Events from the server, and None at least every TICK_SECONDS; ends when the server does."""
+        """Yield events from the server, and None at least every TICK_SECONDS; end when the server ends."""
         assert self._socket is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
@@ -230,7 +230,7 @@ class Supervisor:
                     return
                 *lines, self._buffer = (self._buffer + data).split(b"\n")
                 for line in filter(None, lines):
-                    with suppress(json.JSONDecodeError):  # half a line of a worker that was killed
+                    with suppress(json.JSONDecodeError):  # a killed worker may have written half a line
                         yield json.loads(line)
                 yield None
 
@@ -243,7 +243,7 @@ class Supervisor:
             code = self._start_server()
             if code is None:
                 return
-            if code >= 0:  # not ended by a signal: it would end the same way again
+            if code >= 0:  # no signal ended the server: it would end the same way again
                 break
         self.close()
         if code is not None and code < 0:
@@ -289,7 +289,7 @@ class Supervisor:
 def _start_forkserver(
     command: list[str], arguments: list[str], log: Path
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start the fork server with the environment of all jobs. Returns it and our end of its socket."""
+    """Start the fork server in the environment of all jobs; return its process and our end of its socket."""
     ours, theirs = socket.socketpair()
     log.parent.mkdir(parents=True, exist_ok=True)
     with theirs, log.open("ab") as file:
@@ -312,7 +312,7 @@ def _start_forkserver(
 
 
 def _require(final: WorkerEvent, key: str, log: Path) -> Any:
-    """The value under `key` in a final event. EnvironmentCannot, with the reason, if there is none."""
+    """Return what a final event has under `key`; raise EnvironmentCannot, with the reason, without it."""
     if key in final:
         return final[key]
     reason = final["outcome"]
@@ -321,7 +321,7 @@ def _require(final: WorkerEvent, key: str, log: Path) -> Any:
 
 
 def _outcome_of_exit(status: int, phase: str, kills_before: int) -> Outcome:
-    """The outcome of a job that ended without a final event, from its wait status."""
+    """Return the outcome of a job that ended without a final event, from its wait status."""
     if ended_for_memory(status, kills_before):
         return OutOfMemory("host", f"the kernel ended it for memory during {phase}")
     silent = "" if os.WIFSIGNALED(status) else ", without an outcome"

@@ -30,7 +30,7 @@ from bench.runner.trial.device import Device
 from bench.runner.trial.run_trial import TrialRun
 from bench.training.setting import in_group
 
-# Beside torch's own allocator: CUDA itself, Triton and NCCL, each after "CUDA"; cuBLAS, cuDNN and their like.
+# Beside torch.OutOfMemoryError: texts of CUDA, Triton and NCCL, then of cuBLAS, cuDNN and the like.
 GPU_IS_FULL = re.compile(r"CUDA.*out of memory|_STATUS_ALLOC_FAILED", re.IGNORECASE)
 HOST_IS_FULL = re.compile("DefaultCPUAllocator: can't allocate memory")
 
@@ -55,7 +55,7 @@ def work(message: dict[str, Any], emit: Emit) -> int:
 
 
 def _is_alone(job: AnyRunJob) -> bool:
-    """True if the job needs no process group: one device, unless the method shards (to the host, say)."""
+    """True if the job needs no process group: it has one device, and its setting does not shard."""
     setting = job.trial.setting if isinstance(job, jobs.TrialJob | jobs.ProofJob) else ()
     return job.gpus == 1 and in_group(setting, "sharding") is None
 
@@ -74,7 +74,7 @@ def _member(job: AnyRunJob, scratch: Path, emit: Emit) -> int:
 
 
 def dispatch(job: AnyRunJob, device: Device, members: team.Team, scratch: Path, emit: Emit) -> WorkerEvent:
-    """Do the job. Returns its final event."""
+    """Do the job and return its final event."""
     match job:
         case jobs.FactsJob():
             return {"facts": to_json(members.one_of_each_node(probe(gpus_too=device.kind == "cuda")))}
@@ -91,7 +91,7 @@ def dispatch(job: AnyRunJob, device: Device, members: team.Team, scratch: Path, 
 
 
 def classify(error: BaseException) -> Outcome:
-    """The outcome of a trial that raised `error`: out of memory, or else crashed with the error's text."""
+    """Return the outcome of a trial that raised `error`: out of memory, or crashed with the error's text."""
     for cause in with_causes(error):
         text = str(cause)
         if isinstance(cause, MemoryError) or HOST_IS_FULL.search(text):
@@ -102,7 +102,7 @@ def classify(error: BaseException) -> Outcome:
 
 
 def _in_a_line(error: BaseException, reason: re.Pattern[str] | None = None) -> str:
-    """The error's type and the line that matches `reason`, else its first line; NCCL's reason is its last."""
+    """Return the error's type and the line that matches `reason`, else its first (NCCL: last) line."""
     lines = str(error).strip().splitlines() or [""]
     default = lines[-1 if isinstance(error, DistBackendError) and lines[-1] != "Last error:" else 0]
     line = next((line for line in lines if reason and reason.search(line)), default)

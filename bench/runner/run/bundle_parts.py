@@ -15,7 +15,7 @@ from bench.runner.run.seal import Seal
 
 
 def surroundings(folder: Path) -> dict[str, bytes | Path]:
-    """Members by name: the SBOM of the image, if this is one, and the logs of the run in `folder`."""
+    """Return members of a bundle by name: the SBOM, if bench runs in an image, and the logs in `folder`."""
     sbom: dict[str, bytes | Path] = {"sbom.cdx.json": SBOM.read_bytes()} if SBOM.exists() else {}
     return sbom | fitting_logs(folder / "logs")
 
@@ -23,7 +23,7 @@ def surroundings(folder: Path) -> dict[str, bytes | Path]:
 def predicate(
     run: RunFacts, node: NodeFacts, manifest_digest: str, seal: Seal, gpus: Sequence[str] | None = None
 ) -> Predicate:
-    """The predicate of the bundle's signed statement. `gpus`: UUIDs, if not only those of `node`."""
+    """Return the predicate of the bundle's signed statement. `gpus`: UUIDs, by default those of `node`."""
     return Predicate(
         run_id=run.id,
         manifest_sha256=manifest_digest.removeprefix("sha256:"),

@@ -24,10 +24,10 @@ def is_certified(bundle: Path) -> bool:
 
 
 def answered(bundle: Path, nonce: str | None) -> AnyVerdict | None:
-    """The verdict on a bundle that already answers the challenge `nonce`, or None.
+    """Return the verdict on a bundle that already answers the challenge `nonce`, or None.
 
-    It must be certified and complete, and either received by the operator or its certificate still valid:
-    a bundle whose certificate expired before it was received has to be signed anew.
+    The bundle must be complete and certified, and the operator must have received it or its certificate still
+    be valid: a bundle whose certificate expired before it was received has to be signed anew.
     """
     if not is_certified(bundle):
         return None

@@ -15,7 +15,7 @@ from bench.records.trial import Ceiling, Failure, NodeFacts, Outcome, Proof
 
 @dataclass(frozen=True, slots=True)
 class RunBegun:
-    """The first line: what is measured, by which version, on which machine."""
+    """The first line of a journal: what is measured, by which version, on which machine."""
 
     bench: str  # version
     manifest: str  # digest
@@ -37,7 +37,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class NodesMet:
-    """All nodes of a run on several are there, and alike."""
+    """All nodes of a run on several nodes have met, and are alike."""
 
     nodes: tuple[NodeFacts, ...]
     event: Literal["nodes"] = "nodes"

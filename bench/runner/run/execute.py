@@ -42,7 +42,7 @@ from bench.runner.run.seal import Seal, Sealer
 from bench.training.models import Counted
 
 MAX_MISSED_MEETINGS = 40  # in a row, before a node that follows gives up
-JOBS_AHEAD = 3  # numbers that such a node tries in turn: earlier jobs may have failed before it came
+JOBS_AHEAD = 3  # job numbers that a node that follows tries in turn: earlier jobs may have failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class FinishedRun:
 
 
 class Unpacked(EnvironmentCannot):
-    """The bundle could not be written. `results` is what it would have said."""
+    """The bundle could not be written. `results` is what it would have contained."""
 
     def __init__(self, why: EnvironmentCannot, folder: Path, results: Results) -> None:
         advice = f"what was measured is kept in {folder}: bench run --resume packs it"
@@ -98,7 +98,7 @@ def execute(
         sealer.begin(folder, progress.say)
         stopped = _measure(run, progress, budget_seconds or manifest.budget_seconds, nodes)
         if stopped is not None:
-            with suppress(OSError):  # the disk is full: a resumed run then counts a death
+            with suppress(OSError):  # the disk is full: a resumed run then counts a death of the trial
                 run.record(RunStopped(stopped))
         seal = _seal(sealer, folder, progress, stopped)
         with uninterruptible():
@@ -106,7 +106,7 @@ def execute(
 
 
 def _measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: Nodes | None) -> str | None:
-    """Measure. Returns why the run stopped early, or None.
+    """Measure what is open in the run. Returns why the run stopped early, or None.
 
     An error is raised only if nothing was measured yet (or for BENCH_DEBUG=1): else there is a bundle to
     write, and the error is the reason why it is incomplete.
@@ -115,7 +115,7 @@ def _measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: 
     try:
         with warn_of_others(["cpu"] if run.plan.target.device == "cpu" else uuids, progress.say):
             return measure(run, progress, budget_seconds, nodes)
-    except KeyboardInterrupt:  # a second one, while `measure` handled the first
+    except KeyboardInterrupt:  # a second interrupt, while `measure` handled the first
         with uninterruptible():
             return f"{INTERRUPTED}, {what_is_open(run)}"
     except Exception as error:
@@ -137,7 +137,7 @@ def _error_text(error: Exception, folder: Path) -> str:
 
 
 def _seal(sealer: Sealer, folder: Path, progress: Progress, stopped: str | None) -> Seal:
-    """The key, and the certificate if it comes in time. After an interrupt there is no waiting for it."""
+    """Return the key, with its certificate if that comes in time; after an interrupt, do not wait for it."""
     interrupted = stopped is not None and stopped.startswith(INTERRUPTED)
     try:
         return sealer.seal(folder, progress.say, patient=not interrupted)

@@ -1,6 +1,6 @@
 """Shorten telemetry and logs of a long run so that they fit into a bundle. Reads logs; else pure.
 
-No figure needs these whole. What fits is left as it is.
+No figure needs all telemetry or whole logs. Files that fit are left unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Marks = Callable[[Mapping[str, Any]], Iterable[Hashable]]
 
 
 def fitting_logs(folder: Path, most_bytes: int = MAX_MEMBER_BYTES) -> dict[str, bytes]:
-    """The logs in `folder` by their names in the bundle; long ones are cut to beginning and end."""
+    """Return the logs in `folder` by their names in the bundle; long ones are cut to beginning and end."""
     paths = sorted(folder.glob("*.txt"))
     if sum(path.stat().st_size for path in paths) > LOGS_BYTES:
         most_bytes = LOG_BYTES
@@ -29,7 +29,7 @@ def fitting_logs(folder: Path, most_bytes: int = MAX_MEMBER_BYTES) -> dict[str, 
 
 
 def fit_telemetry(data: bytes, marks: Marks, most_bytes: int = MAX_MEMBER_BYTES) -> bytes:
-    """Telemetry of at most `most_bytes`: if it is longer, every n-th reading and the marked ones."""
+    """Return telemetry of at most `most_bytes`: of longer `data` every n-th reading and the marked ones."""
     readings = list(_readings(data))
     data = b"".join(line for line, _ in readings)  # without torn lines, which readers of a bundle refuse
     if len(data) <= most_bytes:
@@ -63,7 +63,7 @@ def _marked(readings: Sequence[tuple[bytes, Mapping[str, Any]]], marks: Marks) -
 
 
 def marks_of_trials(timed: Mapping[str, tuple[float, float]]) -> Marks:
-    """Mark each trial, and the span of its timed steps: energy is the difference between the two ends."""
+    """Return the marks of each trial and of the span of its timed steps, whose two ends give the energy."""
 
     def marks(reading: Mapping[str, Any]) -> Iterator[Hashable]:
         trial = reading["trial"]
@@ -75,7 +75,7 @@ def marks_of_trials(timed: Mapping[str, tuple[float, float]]) -> Marks:
 
 
 def marks_of_checks(readings: Mapping[str, Reading]) -> Marks:
-    """Mark what verdicts follow from: Xid events, losses, and during each check links, heat, throttling."""
+    """Return the marks that verdicts need: Xid events, losses, and each check's links, heat, throttling."""
 
     def marks(reading: Mapping[str, Any]) -> Iterator[Hashable]:
         at = reading["at"]

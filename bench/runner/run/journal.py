@@ -1,8 +1,8 @@
 """The journal of a run: append-only, fsynced, one JSON object a line.
 
 A line counts once its newline is on disk. A crash leaves at most a torn last line, which is cut off; the
-trial that it was about runs again. Any other line that does not parse is damage and is refused. What the
-lines mean: events.py.
+trial of that line runs again. Any other line that does not parse is damage and is refused. events.py
+defines the lines.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Journal:
 
 
 def is_of_another(path: Path, manifest: str) -> bool:
-    """True if the journal's first line names another manifest; damage further down does not matter then."""
+    """True if the journal's first line names another manifest; damage in later lines does not matter then."""
     with suppress(OSError, DecodeError), path.open("rb") as file:
         header = strict_loads(file.readline())
         return isinstance(header, dict) and header.get("manifest", manifest) != manifest
@@ -55,7 +55,7 @@ def is_of_another(path: Path, manifest: str) -> bool:
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Every whole line of a journal; a torn last one is left out. BadInput if a line is damaged."""
+    """Yield every whole line of a journal, parsed; leave out a torn last one. BadInput for a damaged line."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Measure a plan: ceilings, every trial in turn, then every proof, until nothing is open.
+"""Measure a plan: ceilings, every trial in turn, then every proof, until no trial is open.
 
 In:  a `Run` and its budget. Out: events recorded in the run. Imports no torch; the workers do.
 """
@@ -30,11 +30,11 @@ from bench.training.vendor import torch_inside, transformers_inside
 
 MAX_FATAL_ATTEMPTS = 3  # a trial during which the whole run died this often counts as crashed
 CEILING_SECONDS = 300.0
-MEETING_SECONDS = 600.0  # for all nodes to come
-DISMISSAL_SECONDS = 60.0  # for the nodes that are left, at the end
+MEETING_SECONDS = 600.0  # for all nodes to come to the meeting
+DISMISSAL_SECONDS = 60.0  # for the job that tells the other nodes that the run is over
 SETTLE_SECONDS = 30.0  # for the driver to free the memory of a job that was killed
 IN_USE_BYTES = 2 << 30  # on a GPU before the run; more than any driver keeps for itself
-LEFTOVER_BYTES = 512 << 20  # on a GPU between jobs; below, it is the driver's own varying share
+LEFTOVER_BYTES = 512 << 20  # on a GPU between jobs; less is the driver's own share, which varies
 
 NOBODY_CAME = (
     "run the same command and manifest on each, with a --node of its own; open all ports between them, "
@@ -48,13 +48,13 @@ class NodeGone(Exception):
 
 
 def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: Nodes | None) -> str | None:
-    """Measure and prove until nothing is open. Returns why it stopped early, or None."""
+    """Measure and prove until no trial is open. Returns why the run stopped early, or None."""
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
     meter = telemetry.TelemetrySampler(run.folder / telemetry.FILE_NAME, run.node)
     gpus = run.node.gpus[: run.gpus_of_a_node]
 
     def used() -> dict[int, int]:
-        """Bytes in use on each GPU that trains, by index; the node's other GPUs do not matter."""
+        """Return bytes in use on each GPU that trains, by index; the node's other GPUs do not matter."""
         return {gpu.index: used for gpu, used in zip(gpus, meter.used_bytes(), strict=False)}
 
     before = used()
@@ -101,11 +101,11 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
 
 
 def _next(run: Run, deadline: float | None) -> Trial | None:
-    """The next open trial; if none is and there is time left, a finalist to measure again for longer."""
+    """Return the next open trial; without one, if time is left, a finalist to measure again for longer."""
     if trial := next_trial(run.plan, run.plausible_outcomes):
         return trial
     again = finalist(run.plan, run.plausible_outcomes, run.again)
-    return None if _spent(deadline) else again  # choosing the finalist takes time, too
+    return None if _spent(deadline) else again  # choosing the finalist took time, too
 
 
 def _spent(deadline: float | None) -> bool:
@@ -113,7 +113,7 @@ def _spent(deadline: float | None) -> bool:
 
 
 def tell_of_others(before: Mapping[int, int], say: Callable[[str], None]) -> None:
-    """Warn of GPU memory that was in use before the run: fewer micro-batches fit, and others may compute."""
+    """Warn of GPU memory that other processes use: fewer micro-batches fit, and trials may be slower."""
     in_use = [f"{bytes_text(used)} on GPU {index}" for index, used in before.items() if used > IN_USE_BYTES]
     if in_use:
         say(
@@ -128,9 +128,9 @@ def settle(
     say: Callable[[str], None],
     seconds: float = SETTLE_SECONDS,
 ) -> None:
-    """Wait until as much GPU memory is free as `before` the run: that of a killed job is freed late.
+    """Wait until as much GPU memory is free as `before` the run: the memory of a killed job is freed late.
 
-    After `seconds` it warns and returns, since another process may have taken the memory.
+    After `seconds`, warn and return, since another process may have taken the memory.
     """
     deadline = time.monotonic() + seconds
     while more := [
@@ -146,7 +146,7 @@ def settle(
 
 @dataclass(frozen=True, slots=True)
 class _Jobs:
-    """The jobs of a run, each started, awaited and recorded."""
+    """Starts the jobs of a run, waits for each and records it."""
 
     run: Run
     supervisor: Supervisor
@@ -155,7 +155,7 @@ class _Jobs:
     deadline: float | None
 
     def meet(self, nodes: Nodes) -> None:
-        """Wait for all nodes and record them. EnvironmentCannot if one does not come, or they differ."""
+        """Wait for all nodes and record them. EnvironmentCannot if a node does not come, or nodes differ."""
         self.progress.begin("nodes", f"{nodes.count} nodes meet at {nodes.meet}")
         require_free(nodes.meet)
         try:
@@ -181,7 +181,7 @@ class _Jobs:
         return self.supervisor.facts(target.device, target.gpus, _log(self.run, "nodes"), seconds)
 
     def _require_all(self, outcome: Outcome) -> None:
-        """After a failure, make sure that no node is gone: NodeGone leaves the trial open to be resumed."""
+        """After a failed trial, raise NodeGone if a node is gone: the trial stays open, to be resumed."""
         if self.supervisor.nodes is None or not isinstance(outcome, Crashed | TimedOut):
             return
         self.progress.begin("nodes", "asking whether the other nodes are still there")
@@ -230,7 +230,7 @@ class _Jobs:
         self.progress.end(trial, run.summaries(), replaced, run.slowed_just_now(trial.id))
 
     def prove_trial(self, trial: Trial, proving: Proving) -> None:
-        """Train for real. The estimate is in the journal before, so that the proof cannot influence it."""
+        """Prove a trial by training. Its estimate is in the journal, and the proof cannot change it."""
         run = self.run
         self._begin(trial, "proof")
         log = _log(run, f"{trial.id}-proof")
@@ -251,15 +251,15 @@ class _Jobs:
         self.progress.begin(trial.id, f"{trial.model.name}  {label}  {what}")
 
     def _until(self, seconds: float) -> float:
-        """A limit of `seconds`, or less: a job still running when the budget is spent ends then."""
+        """Return `seconds`, or less if the budget ends earlier: a job that still runs is then cut off."""
         return seconds if self.deadline is None else max(0.0, min(seconds, self.deadline - time.monotonic()))
 
     def _cut_off(self, outcome: object) -> bool:
-        """True if the end of the budget cut the trial off; it then stays open."""
+        """True if the end of the budget cut the trial off; the trial then stays open."""
         return isinstance(outcome, TimedOut) and _spent(self.deadline)
 
     def _host_limit(self, trial: Trial) -> int | None:
-        """The process group's memory limit on a CPU; None on a GPU, where the allocator keeps the cap."""
+        """Return the process group's memory limit on a CPU; None on a GPU, whose allocator keeps the cap."""
         return trial.memory_cap_bytes if self.run.plan.target.device == "cpu" else None
 
 
@@ -268,7 +268,7 @@ def _log(run: Run, name: str) -> Path:
 
 
 def _must_be_alike(node: NodeFacts) -> dict[str, str]:
-    """Facts in which nodes that measure together must agree, by name."""
+    """Return the facts in which nodes that measure together must agree, by name."""
     gpus = ", ".join(gpu.name for gpu in node.gpus)
     image = (node.image.config or "unknown") if node.image else "none"
     facts = {"GPUs": gpus, "driver": node.driver or "none", "image": image, "Python": node.python}
@@ -276,13 +276,13 @@ def _must_be_alike(node: NodeFacts) -> dict[str, str]:
 
 
 def what_is_open(run: Run) -> str:
-    """How many models or settings are undecided, as a phrase."""
+    """Return a phrase with the number of models or settings that are undecided."""
     decided, total, what = tally(run.plan, run.plausible_outcomes)
     return f"{total - decided} of {total} {what} undecided"
 
 
 def preload(plan: Plan) -> list[str]:
-    """Modules and functions that the fork server prepares once, for all trials of the plan."""
+    """Return modules and functions that the fork server prepares once, for all trials of the plan."""
     families = sorted({cell.model.family for cell in plan.cells})
     modeling = [transformers_inside.modeling_module(name) for name in families]
     compiles = any(in_group(cell.setting, "compilation") for cell in plan.cells)

@@ -1,4 +1,4 @@
-"""Progress of a run on stderr: a live line on a terminal, elsewhere a plain line now and then.
+"""Show the progress of a run on stderr: a live line on a terminal, otherwise a plain line now and then.
 
 In:  events of workers and results of trials. Writes to stderr only.
 """
@@ -25,7 +25,7 @@ PLAIN_EVERY_SECONDS = 60.0
 
 
 def skipped_lines(skipped: Sequence[Skipped]) -> Iterator[str]:
-    """A line for each model with skipped settings; the table at the end of a run gives every reason."""
+    """Yield a line for each model with skipped settings; the table at the end of a run gives every reason."""
     models = dict.fromkeys(skip.model for skip in skipped)
     for model in models:
         skips = [skip for skip in skipped if skip.model == model]
@@ -73,7 +73,7 @@ class Progress:
         self._draw()
 
     def event(self, event: WorkerEvent | None) -> None:
-        """Show a worker's event, or with None only that time has passed."""
+        """Show a worker's event; for None, show only the time that has passed."""
         if event is not None:
             self._phase = event.get("phase", self._phase)
             self._steps += "step" in event
@@ -107,7 +107,7 @@ class Progress:
             self._live = None
 
     def _count(self) -> int:
-        """Models or settings decided. Counted after each outcome: too slow for every redraw."""
+        """Count the models or settings decided; called after each outcome, too slow for each redraw."""
         assert self._plan is not None
         decided, self._total, self._what = tally(self._plan, self._outcomes)
         return decided
@@ -122,7 +122,7 @@ class Progress:
         return f"{self._title}   {self._phase}{steps}, {seconds:.0f} s   {self._left()}"
 
     def _left(self) -> str:
-        """The number decided, and the time left: extrapolated, at most until the budget is spent."""
+        """Return how many are decided, and the time left: extrapolated, at most until the budget is spent."""
         decided, total = self._decided, self._total
         decided_now = decided - self._decided_before
         text = f"{decided} of {total} {self._what} decided"

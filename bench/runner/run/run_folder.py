@@ -22,17 +22,17 @@ from bench.records.switches import NOT_SET, differences
 from bench.records.trial import NodeFacts
 from bench.runner.run import journal as journals
 
-# What a disk answers that is full, broken or not ours: the user's matter, not a defect of bench.
+# Errors of a disk that is full, broken or closed to us: the user can mend them, bench cannot.
 REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES}
 SAME_MEMORY = 0.01  # share by which a machine's memory may differ from one boot to the next
 MACHINE_ID = Path("/etc/machine-id")
 
 
 def machine(run_id: str) -> str | None:
-    """A name of this machine that means nothing outside this run. None if it has no machine id."""
+    """Return a name of this machine that means nothing outside this run; None without a machine id."""
     try:
         name = MACHINE_ID.read_bytes().strip()
-    except OSError:  # in a container
+    except OSError:  # a container has no machine id
         return None
     return hashlib.sha256(b"%s %s" % (run_id.encode(), name)).hexdigest()[:16] if name else None
 
@@ -40,11 +40,11 @@ def machine(run_id: str) -> str | None:
 def choose_folder(
     out: Path, manifest: Manifest, node: NodeFacts, resume: bool, run_id: str | None, moved: bool = False
 ) -> Path:
-    """The folder of a new run, or of the newest unfinished run to continue if `resume`.
+    """Return the folder of a new run, or of the newest unfinished run to continue if `resume`.
 
-    A run for an operator's challenge has a `run_id`. It continues even if it was finished, to be signed
-    again: no certificate came in time, or there is a new challenge. BadInput if the run in that folder
-    cannot be continued here.
+    A run for an operator's challenge has a `run_id`. Even a finished run continues, to be signed
+    again, if no certificate came in time or there is a new challenge. BadInput if the run in that folder
+    cannot continue on this machine.
     """
     folder = out / (run_id or secrets.token_hex(6))
     with making_folders(out):
@@ -65,7 +65,7 @@ def choose_folder(
 
 @contextmanager
 def keeping(folder: Path) -> Iterator[None]:
-    """Turn an OSError of a full or broken disk into EnvironmentCannot: what was measured is still there."""
+    """Turn an OSError of a full or broken disk into EnvironmentCannot, which names where results are kept."""
     try:
         yield
     except OSError as error:
@@ -77,9 +77,9 @@ def keeping(folder: Path) -> Iterator[None]:
 
 
 def _unfinished(out: Path, manifest: Manifest, node: NodeFacts) -> Path | None:
-    """The newest unfinished run that this machine can continue; None if there is no unfinished run.
+    """Return the newest unfinished run that this machine can continue; None if there is no unfinished run.
 
-    BadInput, why the newest one cannot continue, if none of them can.
+    BadInput, which says why the newest run cannot continue, if no unfinished run can.
     """
     paths = sorted(out.glob(f"*/{journals.FILE_NAME}"), key=lambda path: path.stat().st_mtime, reverse=True)
     refused: BadInput | None = None
@@ -107,9 +107,9 @@ def require_same(
     advice: str = "leave --resume out to start anew",
     moved: bool = False,
 ) -> None:
-    """BadInput unless the run with this journal header can continue on `node`.
+    """Raise BadInput unless the run with this journal header can continue on `node`.
 
-    `moved`: the user decided that another machine of the same kind continues; the bundle will say so.
+    `moved`: the user decided that another machine of the same kind continues the run; the bundle will say so.
     """
     if header.get("manifest") != manifest.digest:
         raise BadInput("was begun with another manifest", where=str(folder))
@@ -132,7 +132,7 @@ def require_same(
 
 
 def _differences(begun: Any, here: Mapping[str, Any]) -> str:
-    """The differences between two nodes in parentheses, each by name; empty if none can be named."""
+    """Return the differences between two nodes, by name, in parentheses; "" if no difference has a name."""
     if not isinstance(begun, dict):
         return ""
     different = [
@@ -144,17 +144,17 @@ def _differences(begun: Any, here: Mapping[str, Any]) -> str:
 
 
 def _texts(fields: Mapping[str, Any] | None) -> dict[str, str]:
-    """The fields that are text or a number."""
+    """Return the fields that are text or a number, as text."""
     return {name: str(value) for name, value in (fields or {}).items() if isinstance(value, str | int)}
 
 
 def _same_memory(bytes_then: Any, bytes_now: int) -> bool:
-    """True if the two are the same machine's memory: a kernel reserves a little more or less at each boot."""
+    """True if both may be one machine's memory: a kernel reserves a little more or less at each boot."""
     return isinstance(bytes_then, int) and abs(bytes_then - bytes_now) <= SAME_MEMORY * bytes_now
 
 
 def _without_identity(node: Any) -> Any:
-    """The node without the UUIDs of its GPUs: what another machine of the same kind has in common with it."""
+    """Return the node without its GPUs' UUIDs: what all machines of the same kind have in common."""
     if not isinstance(node, dict):
         return node
     return node | {"gpus": [{**gpu, "uuid": ""} for gpu in node.get("gpus", [])]}

@@ -50,7 +50,7 @@ IMPLAUSIBLE = Unsupported("implies more arithmetic than this machine reached")
 
 @dataclass(frozen=True, slots=True)
 class RunMachine:
-    """A machine that a run was on."""
+    """A machine that measured a part of a run."""
 
     machine: str | None  # see run_folder.machine
     gpus: tuple[str, ...]  # UUIDs
@@ -70,17 +70,17 @@ class Run:
         self.id = folder.name
         self.started_at = time.time()
         self.outcomes: dict[str, Outcome] = {}
-        self.plausible_outcomes: dict[str, Outcome] = {}  # for the search: implausible ones failed
+        self.plausible_outcomes: dict[str, Outcome] = {}  # for the search: implausible outcomes as failures
         self.again: set[str] = set()  # trials that were measured a second time, for longer
-        self.earlier: dict[str, Measured] = {}  # the first measurement of those measured twice
+        self.earlier: dict[str, Measured] = {}  # the first measurement of trials measured twice
         self.ceilings: tuple[Ceiling, ...] = ()
-        self.nodes: tuple[NodeFacts, ...] = ()  # all of them, in a run on several
+        self.nodes: tuple[NodeFacts, ...] = ()  # all nodes, in a run on several
         self.proofs: dict[str, ProofOrFailure] = {}
         self.deaths: Counter[str] = Counter()  # by trial: how often the whole run died during it
         self.machines: list[RunMachine] = []  # the one that began the run, then those that continued it
         self._in_flight: str | None = None
         self._planned = {trial.id: (trial, cell.label) for cell in plan.cells for trial in cell.trials}
-        self._reduced: dict[str, ReducedTrial | Failure] = {}  # kept, since estimating takes a while
+        self._reduced: dict[str, ReducedTrial | Failure] = {}  # by trial; kept: estimating takes a while
         self._telemetry = TelemetryReader(folder / FILE_NAME)
         try:
             for line in journal.events:
@@ -93,8 +93,8 @@ class Run:
     def record(self, event: Event) -> None:
         """Append the event to the journal and apply it.
 
-        Signals wait meanwhile: an interrupt between the two would leave out of the bundle what is in the
-        journal.
+        Signals wait until both are done: an interrupt in between would leave an event of the journal out of
+        the bundle.
         """
         with held():
             self.journal.append(to_json(event))
@@ -125,13 +125,13 @@ class Run:
                 self._in_flight = None
 
     def _count_death(self) -> None:
-        """A trial that was begun and has no outcome: the run died during it."""
+        """Count a death for a trial that was begun and has no outcome: the run died during it."""
         if self._in_flight is not None:
             self.deaths[self._in_flight] += 1
             self._in_flight = None
 
     def _end_trial(self, identity: str, outcome: Outcome) -> None:
-        """Keep the outcome. A second, longer measurement replaces the first one unless it failed."""
+        """Keep the trial's outcome. A second, longer measurement replaces the first one unless it failed."""
         self._in_flight = None
         before = self.outcomes.get(identity)
         if before is not None:
@@ -148,7 +148,7 @@ class Run:
         self.plausible_outcomes[identity] = outcome if plausible else IMPLAUSIBLE
 
     def _reduce(self, identity: str) -> ReducedTrial | Failure:
-        """The estimate of a planned trial, or its failure; computed once an outcome."""
+        """Return the estimate of a planned trial, or its failure; computed once for each outcome."""
         if identity not in self._reduced:
             trial, _ = self._planned[identity]
             outcome, earlier = self.outcomes[identity], self.earlier.get(identity)
@@ -161,12 +161,12 @@ class Run:
         return list(dict.fromkeys(uuid for machine in self.machines for uuid in machine.gpus))
 
     def summaries(self) -> tuple[TrialResult, ...]:
-        """Results of the trials so far, in the plan's order."""
+        """Return the results of the trials so far, in the plan's order."""
         labelled = [LabelledTrial(trial, label, self._reduce(trial.id)) for trial, label, _ in self.trials()]
         return trial_results(labelled, self.proofs)
 
     def results(self, stopped: str | None) -> Results:
-        """The content of results.json; `stopped` says why the run is incomplete."""
+        """Return the content of results.json; `stopped` says why the run is incomplete."""
         trials = self.summaries()
         return Results(
             bench_version=__version__,
@@ -189,7 +189,7 @@ class Run:
         )
 
     def spans(self) -> dict[str, tuple[float, float]]:
-        """Begin and end of each trial's timed steps, in unix time."""
+        """Return begin and end of each trial's timed steps, in unix time."""
         return {
             identity: (outcome.measurement.started_at, outcome.measurement.ended_at)
             for identity, outcome in self.outcomes.items()
@@ -197,13 +197,13 @@ class Run:
         }
 
     def slowed(self) -> Mapping[str, Slowed]:
-        """The GPU held back most while a trial's steps were timed, by trial. Reads all telemetry."""
+        """Return, by trial, the GPU held back most while the steps were timed. Reads all telemetry."""
         path = self.folder / FILE_NAME
         lines = path.read_bytes().splitlines() if path.exists() else []
         return slowed_trials(lambda: lines, self.spans(), self.gpus_of_a_node)
 
     def slowed_just_now(self, identity: str) -> Slowed | None:
-        """`slowed` for the trial that has just ended. Reads only telemetry written since the last call."""
+        """Return `slowed` of the trial that has just ended. Reads only telemetry since the last call."""
         lines = self._telemetry.new_lines()
         spans = {key: span for key, span in self.spans().items() if key == identity}
         return slowed_trials(lambda: lines, spans, self.gpus_of_a_node).get(identity)
@@ -214,7 +214,7 @@ class Run:
         return self.plan.target.gpus // self.plan.target.nodes
 
     def trials(self) -> list[tuple[Trial, str, Outcome]]:
-        """Trials with an outcome, each with its setting's label, in the plan's order."""
+        """Return the trials with an outcome, each with its setting's label, in the plan's order."""
         return [
             (trial, label, self.outcomes[identity])
             for identity, (trial, label) in self._planned.items()

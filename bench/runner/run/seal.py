@@ -32,7 +32,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """The key that signs a bundle, with its certificate and the nonce of the challenge, if it has one."""
+    """The key that signs a bundle, with certificate and the challenge's nonce if an operator certified it."""
 
     key: Signer
     certificate: Certificate | None = None
@@ -62,7 +62,7 @@ class OwnKey:
     nonce: str | None = None
 
     def begin(self, folder: Path, say: Say) -> None:
-        """Do nothing: the key is there already."""
+        """Do nothing: the user's key exists already."""
 
     def seal(self, folder: Path, say: Say, *, patient: bool) -> Seal:
         return Seal(self.key)
@@ -91,13 +91,13 @@ class CertifiedKey:
     def begin(self, folder: Path, say: Say) -> None:
         """Write the request at the start of the run, so that the operator can certify while it measures."""
         with suppress(FileNotFoundError):
-            (folder / CERTIFICATE).unlink()  # of a key that is gone
+            (folder / CERTIFICATE).unlink()  # an earlier attempt's, whose key is gone
         write_whole(folder / REQUEST, make_request(self._challenge, self._key))
         say(f"request {folder / REQUEST}, key {PublicKey.of(self._key).fingerprint}")
         say(f"  bench certify answers it with {CERTIFICATE}, to be put in the same place")
 
     def seal(self, folder: Path, say: Say, *, patient: bool) -> Seal:
-        """Return the key and its certificate, waiting for it if `patient`.
+        """Return the key and its certificate, waiting for the certificate if `patient`.
 
         Without a certificate the bundle is signed by a key that nobody vouches for.
         """
@@ -111,7 +111,7 @@ class CertifiedKey:
         return Seal(self._key, certificate, self._challenge.nonce if certificate else None)
 
     def _find(self, folder: Path, say: Say) -> Certificate | None:
-        """The certificate, if it is complete and for this key and run. A wrong one is put aside."""
+        """Return the certificate if it is complete and for this key and run; put a wrong one aside."""
         path = folder / CERTIFICATE
         try:
             with path.open("rb") as file:
@@ -119,7 +119,7 @@ class CertifiedKey:
         except FileNotFoundError:
             return None
         if not text.endswith("\n"):
-            return None  # still being copied
+            return None  # the file is still being copied
         try:
             certificate = Certificate.from_line(text)
             if certificate.key != PublicKey.of(self._key):
@@ -134,7 +134,7 @@ class CertifiedKey:
 
 
 def read_challenge(path: Path) -> Challenge:
-    """The challenge in a file. BadInput if it is none."""
+    """Return the challenge in a file. BadInput if the file holds no challenge."""
     with open_regular(path, advice="bench challenge MANIFEST makes one") as file:
         data = file.read(_MAX_BYTES)
     try:

@@ -2,7 +2,7 @@
 
 A matrix product per precision, a copy within device memory, copies to and from the host, and an all-reduce.
 Every call is timed, and products have several shapes; the best call of the best shape is the ceiling. All
-devices measure at once, as they train: they share power and host. Imports torch at module level.
+devices measure at once, as in training, since they share power and host. Imports torch at module level.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REDUCED_BYTES = {"cuda": 1 << 30, "cpu": 16 << 20}
 
 
 def measure_ceilings(device: Device, team: Team, precisions: list[str]) -> list[Ceiling]:
-    """The ceilings of all members: matrix products in these precisions, and everything else that exists."""
+    """Return the ceilings of all members: matrix products in these precisions, copies and an all-reduce."""
     everyone = team.gather(list(_ceilings(device, team, precisions)))
     return [ceiling for member in everyone for ceiling in member]
 
@@ -81,18 +81,18 @@ def _host_copies(device: Device, team: Team) -> Iterator[Ceiling]:
 def _all_reduce(device: Device, team: Team) -> Ceiling:
     tensor = torch.ones(REDUCED_BYTES[device.kind] // 4, device=device.torch)
     samples = _timed(device, team, lambda: dist.all_reduce(tensor, dist.ReduceOp.MAX))
-    # Bytes that each device sends and receives at least: github.com/NVIDIA/nccl-tests doc/PERFORMANCE.md
+    # The least bytes that each device sends and receives: github.com/NVIDIA/nccl-tests doc/PERFORMANCE.md
     work = 2 * (team.size - 1) * tensor.nbytes // team.size
     return Ceiling("all-reduce", team.rank, "B/s", work, samples)
 
 
 def _bytes(size: int, device: torch.device) -> torch.Tensor:
-    """Random bytes, drawn as 64-bit integers: a CPU draws single bytes in three times the time."""
+    """Return random bytes, drawn as 64-bit integers: a CPU draws single bytes three times as slowly."""
     return torch.empty(size // 8, device=device, dtype=torch.int64).random_().view(torch.uint8)
 
 
 def _timed(device: Device, team: Team, call: Callable[[], object]) -> tuple[float, ...]:
-    """Seconds of each call, after some that warm up; all members begin each call together."""
+    """Return the seconds of each call, after warm-up calls; all members begin each call together."""
     for _ in range(WARM_CALLS):
         call()
     samples = []

@@ -1,4 +1,4 @@
-"""Measure how long saving a checkpoint takes: weights and moments, this member's part.
+"""Measure how long saving this member's part of a checkpoint takes: weights and moments.
 
 Imports torch at module level; writes one temporary file.
 """
@@ -20,11 +20,11 @@ from bench.runner.trial.device import Device
 from bench.runner.trial.training_loop import Strategy
 
 MAX_WRITTEN_BYTES = 1 << 30  # of the state; the time for the rest is scaled
-MIN_WRITTEN_BYTES = 1 << 24  # of a larger state; from less the time cannot be scaled
+MIN_WRITTEN_BYTES = 1 << 24  # of a larger state; the time of less cannot be scaled
 
 
 def seconds_to_save(strategy: Strategy, device: Device, path: Path) -> float:
-    """Seconds of saving the optimizer's state to `path`, which is deleted. Raises TooFull without room."""
+    """Return seconds of saving the optimizer's state to `path`, then deleted. TooFull if there is no room."""
     tensors = _state_tensors(strategy.optimizer)
     total = sum(t.nbytes for t in tensors)
     if not tensors:
@@ -49,20 +49,20 @@ def seconds_to_save(strategy: Strategy, device: Device, path: Path) -> float:
 
 
 def _first(tensors: Iterable[torch.Tensor], room: int) -> Iterator[torch.Tensor]:
-    """The first tensors, up to MAX_WRITTEN_BYTES; the last is cut if it exceeds `room`."""
+    """Yield the first tensors, up to MAX_WRITTEN_BYTES; cut the last one if all exceed `room` bytes."""
     size = 0
     for tensor in tensors:
         if size >= MAX_WRITTEN_BYTES:
             return
         if size + tensor.nbytes > room:
-            yield tensor.flatten()[: (room - size) // tensor.itemsize].clone()  # a view is saved whole
+            yield tensor.flatten()[: (room - size) // tensor.itemsize].clone()  # a view would be saved whole
             return
         yield tensor
         size += tensor.nbytes
 
 
 def _state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """This member's part of the weights that the optimizer updates, and of their moments."""
+    """Return this member's part of the weights that the optimizer updates, and of their moments."""
     tensors = []
     for weight, state in optimizer.state.items():
         tensors += [weight.detach(), *(value for value in state.values() if isinstance(value, torch.Tensor))]

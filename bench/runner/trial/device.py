@@ -19,12 +19,12 @@ from bench.base.machine_share import cores
 @dataclass(frozen=True, slots=True)
 class Device:
     kind: Literal["cpu", "cuda"]
-    index: int = 0  # among the devices of this node that train together
-    count: int = 1  # of those: they share the node's cores
+    index: int = 0  # of this device among those of this node that train together
+    count: int = 1  # devices of this node that train together: they share its cores
 
     @classmethod
     def own(cls, kind: Literal["cpu", "cuda"]) -> Self:
-        """This process's device, from LOCAL_RANK and LOCAL_WORLD_SIZE; the only one without a launcher."""
+        """Return this process's device, from LOCAL_RANK and LOCAL_WORLD_SIZE; without these the only one."""
         rank, size = os.environ.get("LOCAL_RANK", "0"), os.environ.get("LOCAL_WORLD_SIZE", "1")
         return cls(kind, int(rank), int(size))
 
@@ -33,7 +33,7 @@ class Device:
         return torch.device("cuda", self.index) if self.kind == "cuda" else torch.device("cpu")
 
     def loaders(self) -> int:
-        """The number of this device's loader processes; 0 on a CPU, whose cores train."""
+        """Return the number of this device's loader processes; 0 on a CPU, whose cores train."""
         if self.kind == "cpu":
             return 0
         return max(1, min(8, cores() // (2 * self.count)))

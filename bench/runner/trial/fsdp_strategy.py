@@ -1,7 +1,7 @@
 """FSDP2 (`fully_shard`): every device holds a part of each parameter, gradient and moment.
 
-Each pass sends its gradients to the devices that hold their parts, which keeps them small; the measured time
-of a pass includes it. Imports torch at module level.
+Each pass sends its gradients to the devices that hold their parts, so that no device keeps whole gradients;
+the measured time of a pass includes the sending. Imports torch at module level.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.training.vendor import torch_inside
 
 
 class ShardedFsdp(SingleDevice):
-    """Shards in fp32; each block's weights are gathered in the recipe's precision."""
+    """Keeps shards in fp32; gathers each block's weights in the recipe's precision."""
 
     on_host: ClassVar[bool] = False
 
@@ -50,7 +50,7 @@ class ShardedFsdp(SingleDevice):
 class OffloadedFsdp(ShardedFsdp):
     """Shards in the host's memory, where gradients are added up while the device computes.
 
-    FSDP2 would add them up itself inside of the backward pass: if a parameter already has a gradient, it
+    FSDP2 itself adds gradients up within the backward pass: if a parameter already has a gradient, it
     waits for the next one, which is copied through memory that is not pinned. The second pass of a step of
     mamba-2.8b then took 10.8 s; the first, which finds no gradients, 3.0 s including the update
     (results/settings-h200/mamba-2.8b-1gpu-rest-2.tar). So gradients are set aside before every backward pass.
@@ -89,7 +89,7 @@ class OffloadedFsdp(ShardedFsdp):
 
 
 def _part(gradient: Tensor) -> Tensor:
-    """This device's part as a plain tensor: adding two of them is one kernel."""
+    """Return this device's part as a plain tensor: adding two plain tensors is one kernel."""
     assert isinstance(gradient, DTensor)
     return gradient.to_local()
 

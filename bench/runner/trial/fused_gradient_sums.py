@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bench.training.vendor import torch_inside
 
-ROW_MULTIPLE = 64  # elements; all layers that were measured have rows of a multiple
+ROW_MULTIPLE = 64  # elements; in all layers that were measured, rows have a multiple of it
 
 
 def adds_up(layer: nn.Module) -> bool:
@@ -28,7 +28,7 @@ def adds_up(layer: nn.Module) -> bool:
 
 
 def add_up_in_products(layer: nn.Linear, sums: Tensor) -> None:
-    """Let the backward pass add the gradient of the layer's weight to `sums`; autograd gets none."""
+    """Let the backward pass add the gradient of the layer's weight to `sums`; autograd gets no gradient."""
     # `data`, because sums are views of one buffer: otherwise autograd sees a change of one in all others.
     layer.register_buffer("sums", sums.data, persistent=False)
 
@@ -45,7 +45,7 @@ def add_up_in_products(layer: nn.Linear, sums: Tensor) -> None:
         layer.forward = lambda input: product(input, layer.weight, layer.bias)
 
 
-# Registered as operators, so that torch.compile calls them without tracing into them.
+# The products are operators, so that torch.compile calls them without tracing into them.
 
 
 @torch.library.custom_op("bench::product", mutates_args=())
@@ -59,8 +59,8 @@ def _(entry: Tensor, weight: Tensor, _bias: Tensor | None, _sums: Tensor) -> Ten
     return entry.new_empty(*entry.shape[:-1], weight.shape[0])
 
 
-# It also changes `sums`, undeclared: nothing else in a compiled graph reads them, and declaring it would make
-# the compiler copy them.
+# The operator also changes `sums`, undeclared: nothing else in a compiled graph reads them, and declaring the
+# change would make the compiler copy them.
 @torch.library.custom_op("bench::product_gradient", mutates_args=())
 def _product_gradient(grad_out: Tensor, entry: Tensor, weight: Tensor, sums: Tensor) -> Tensor:
     """Add the weight's gradient to `sums`. Returns the gradient of the input."""

@@ -67,17 +67,17 @@ class HalfWeightsStrategy(SingleDevice):
             return self.forward(lowered(batch, self.recipe))
 
     def state(self) -> dict[str, Any]:
-        """The fp32 copies under the names of the module's weights, and their moments in the same order."""
+        """Return fp32 copies by the names of the module's weights, and their moments in the same order."""
         make_moments(self.optimizer)
         return {"model": self.whole.state_dict() | self.copies(), "optimizer": self.optimizer.state_dict()}
 
     def copies(self) -> dict[str, Tensor]:
-        """The fp32 copies by the names of the module's weights."""
+        """Return the fp32 copies by the names of the module's weights."""
         names = [name for name, _ in self.whole.named_parameters()]
         return dict(zip(names, (weight.detach() for weight in self.weights), strict=True))
 
     def go_on_from(self, state: Mapping[str, Any]) -> None:
-        self.whole.load_state_dict(state["model"])  # casts them to half precision
+        self.whole.load_state_dict(state["model"])  # casts the weights to half precision
         for name, copy in self.copies().items():
             copy.copy_(state["model"][name])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -93,7 +93,7 @@ def _flat_gradients(weights: list[nn.Parameter]) -> Tensor:
 
 
 def _hook_adding_to(copy: nn.Parameter) -> Callable[[Tensor], None]:
-    """A hook that adds a weight's complete gradient to the copy's, and frees the half-precision one."""
+    """Return a hook that adds a weight's complete gradient to the copy's and frees the weight's."""
 
     def add_gradient(weight: Tensor) -> None:
         assert copy.grad is not None

@@ -41,7 +41,7 @@ def make_pool(model: Model, folder: Path, seed: int) -> Path:
         np.save(path, random.integers(0, 256, (count, 3, size, size), dtype=np.uint8))
     else:
         vocabulary = int(model.architecture["vocab_size"])
-        # Two samples and most of a third: then each sample begins a token later than the last but one.
+        # At least two samples and most of a third: each sample begins a token later than the last but one.
         count = max(POOL_TOKENS, 3 * (recipe.units_per_sample + 1) - 1)
         np.save(path, random.integers(0, vocabulary, count, dtype=np.int32))
     return path
@@ -77,7 +77,7 @@ class Samples(Dataset[Sample]):
         recipe = self.model.recipe
         tokens = self._tokens(index, recipe.units_per_sample)
         random = np.random.default_rng((self.seed, index))
-        # Equally many in every sample: then the mean over micro-batches is the mean over the batch.
+        # All samples choose equally many tokens: then the mean over micro-batches is the mean over the batch.
         chosen = random.permutation(len(tokens))[: recipe.asked_per_sample]
         labels = np.full_like(tokens, -100)
         labels[chosen] = tokens[chosen]

@@ -66,7 +66,7 @@ class TrialRun:
 
     def run(self) -> Measurement:
         self.prepare()
-        self.phase("first steps")  # compilation happens in here
+        self.phase("first steps")  # includes compilation
         losses, norms, samples_per_loss = self.loss_curve()
         self.phase("warm-up")
         freeze_garbage_collector()
@@ -99,10 +99,10 @@ class TrialRun:
         )
 
     def prove(self, steps: int, seconds: float) -> Proof:
-        """Train as the recipe says for at least so many steps and seconds, and time the whole.
+        """Train as the recipe says for at least so many steps and seconds, and time all of it.
 
-        Estimates are compared with the result, so it shares none of their timing: devices are synchronised
-        at the beginning and at the end only.
+        Estimates are compared with this time, so it is taken in another way: devices are synchronised at the
+        beginning and at the end only.
         """
         self.prepare()
         self.phase("first steps")
@@ -119,7 +119,7 @@ class TrialRun:
             self.step(self.trial.accumulation)
             done += 1
             self.emit({"step": self.trial.accumulation})
-            if done >= steps:  # before that the time cannot end the loop, and need not be read
+            if done >= steps:  # before that, the time cannot end the loop, and is not read
                 self.device.synchronise()
                 elapsed = self.team.slowest(time.perf_counter() - started)
         return Proof(done, elapsed, int(self.team.slowest(self.device.peak_bytes())))
@@ -152,7 +152,7 @@ class TrialRun:
         return Batches(trial.model, pool, trial.micro_batch, trial.seed, device, self.team, workers, first)
 
     def passes(self, count: int, of: int | None = None) -> torch.Tensor:
-        """Run `count` passes of a step that has `of` (default: `count`). Returns their mean loss."""
+        """Run `count` passes of a step that has `of` passes (default: `count`). Returns their mean loss."""
         total = torch.zeros((), device=self.device.torch)
         for i in range(count):
             total += self.strategy.forward_backward(next(self.batches), of or count, sync=i == count - 1)
@@ -167,7 +167,7 @@ class TrialRun:
     def timed_step(self, passes: int) -> StepSample:
         """Time a step of fewer passes than the recipe's, whose losses are scaled as in the recipe's step.
 
-        A loss is divided by the number of passes of its step. Larger numbers slow down a GPU at its power
+        A loss is divided by the number of passes of its step. Larger losses slow down a GPU at its power
         limit: fp16 gradients 128 times too large cost 2% (docs/accuracy.md).
         """
         self.device.synchronise()
@@ -180,9 +180,9 @@ class TrialRun:
         return sample
 
     def loss_curve(self) -> tuple[tuple[float, ...], tuple[float | None, ...], int]:
-        """Train the first steps: losses, gradient norms, and samples a step.
+        """Train the first steps. Returns their losses, gradient norms, and samples a step.
 
-        Comparing them between settings shows whether a setting computes the same as the naive one.
+        Comparing losses between settings shows whether a setting computes the same as the naive one.
         """
         trial = self.trial
         at_once = trial.micro_batch * self.team.size
@@ -208,7 +208,7 @@ class TrialRun:
     def warm_up(self) -> WarmUp:
         """Run steps of one pass until two adjacent windows agree or the time is up, then two of two passes.
 
-        Two, because the first may still allocate memory for the sums of gradients.
+        Two steps of two passes, because the first may still allocate memory for the sums of gradients.
         """
         samples: list[StepSample] = []
         started = time.perf_counter()
@@ -216,7 +216,7 @@ class TrialRun:
             if self.team.slowest(time.perf_counter() - started) > self.trial.timing.warmup_seconds:
                 break
             samples.append(self.timed_step(1))
-        a_step = mean([sample.seconds for sample in samples[-3:]])  # the last are the warmest
+        a_step = mean([sample.seconds for sample in samples[-3:]])  # the last steps are the warmest
         if self.trial.accumulation == 1:
             return WarmUp(tuple(samples), steady, a_step, a_step)
         samples += [self.timed_step(2), self.timed_step(2)]
@@ -241,19 +241,19 @@ class TrialRun:
         raise AssertionError("cycle never ends")
 
     def overheads(self, pass_seconds: float) -> tuple[float | None, float | None, float | None]:
-        """Seconds of a log line, a checkpoint and an evaluated sample; None for what the recipe omits."""
+        """Return seconds of a log line, a checkpoint, an evaluated sample; None for what the recipe omits."""
         recipe = self.trial.model.recipe
         log = self.time_log() if recipe.log_every_steps else None
         save = self.time_save() if recipe.save_every_steps else None
         evaluation = None
-        if rules.evaluates_rarely(recipe):  # a training pass bounds it, and saves compiling it
+        if rules.evaluates_rarely(recipe):  # a training pass takes longer, and is compiled already
             evaluation = pass_seconds / (self.trial.micro_batch * self.team.size)
         elif recipe.eval_every_steps and recipe.eval_samples:
             evaluation = self.time_evaluation()
         return log, save, evaluation
 
     def time_log(self) -> float:
-        """Seconds of writing a log line. Waiting for the loss is excluded: every timed step includes it."""
+        """Return seconds for writing a log line, without waiting for the loss, which timed steps include."""
         loss = self.step(1)
         self.device.synchronise()
         started = time.perf_counter()
@@ -262,7 +262,7 @@ class TrialRun:
         return self.team.slowest(time.perf_counter() - started)
 
     def time_save(self) -> float:
-        """Seconds of saving weights and moments to this disk; at most a GiB is written, the rest is scaled.
+        """Return seconds for saving weights and moments to disk, scaled up from the time of at most a GiB.
 
         The first of several replicas saves; if each member holds a part, all save at once.
         """
@@ -272,11 +272,11 @@ class TrialRun:
         return self.team.slowest(seconds_to_save(self.strategy, self.device, path) if saves else 0.0)
 
     def time_evaluation(self) -> float:
-        """Seconds of evaluating one sample."""
+        """Return the seconds of evaluating one sample."""
         whole = self.strategy.whole
         whole.eval()
         seconds = 0.0
-        for _ in range(2):  # the first one may compile
+        for _ in range(2):  # the first evaluation may compile
             batch = next(self.batches)
             self.device.synchronise()
             self.team.wait()
@@ -299,7 +299,7 @@ def freeze_garbage_collector() -> None:
 
 
 def _dtype_of(optimizer: torch.optim.Optimizer) -> str:
-    """The dtype of the weights that the optimizer updates. Raises unless it is fp32."""
+    """Return the dtype of the weights that the optimizer updates. Raises unless the dtype is fp32."""
     dtypes = {str(weight.dtype).removeprefix("torch.") for weight in optimizer.state}
     if dtypes != {"float32"}:
         names = ", ".join(sorted(dtypes)) or "nothing"

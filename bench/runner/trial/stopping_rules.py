@@ -1,6 +1,6 @@
 """Decide when a trial is warm, when its measurement is good enough, and how many passes its steps take.
 
-Pure: from the times measured so far, and the recipe.
+Pure: decides from the times measured so far, and the recipe.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from bench.training.models import Recipe
 WINDOW = 3  # steps; two adjacent windows must agree
 MIN_AGREEMENT = 0.02  # largest difference of two windows, relative; the target interval if that is wider
 MIN_ROUNDS = 5  # before a tight interval ends the measurement; a round has one step of each pass count
-MIN_ROUNDS_AT_DEADLINE = 3  # before the end of the measuring time does
-UNRESOLVED_FACTOR = 4  # times the measuring time; then a trial ends whose passes cannot be told from updates
-MAX_SAMPLES = 50_000  # steps; a verifier reads a trial's as one line of limited length (bundle/tar_format.py)
+MIN_ROUNDS_AT_DEADLINE = 3  # before the end of the measuring time ends the measurement
+UNRESOLVED_FACTOR = 4  # times the measuring time, for a trial whose passes and updates cannot be told apart
+MAX_SAMPLES = 50_000  # steps of a trial: a verifier reads one line of limited length (bundle/tar_format.py)
 RARE_EVALUATION = 3e-4  # evaluated samples per trained sample: at most 0.1% of the time
 # Share of the measuring time for one step at the high pass count. A pass is the difference of two steps,
 # whose errors matter less the more passes lie between them: few long steps beat many short ones.
 MAX_STEP_SHARE = 1 / 5
-# Samples in a step of the loss curve, independent of the micro-batch as far as it divides them. Fewer if that
-# is more arithmetic than a slow GPU does in half a minute, or the trial would time out before it is measured.
+# Samples in a step of the loss curve, alike for all micro-batches that divide them. Fewer if they need more
+# arithmetic than a slow GPU does in half a minute, or the trial would time out before it is measured.
 LOSS_SAMPLES, LOSS_FLOPS = 64, 1e15
 LONG_PASS = 1 / 6  # share of the measuring time; a step has at least 2 longer passes, or 3 shorter ones
 
@@ -36,9 +36,9 @@ def is_steady(seconds: Sequence[float], timing: Timing) -> bool:
 
 
 def loss_samples(parameters: int, recipe: Recipe) -> int:
-    """Samples in a step of the loss curve: a power of two, which most micro-batches divide.
+    """Return the samples in a step of the loss curve: a power of two, which most micro-batches divide.
 
-    Depends on the model only, so that loss curves of different runs can be compared.
+    The number depends on the model only, so that loss curves of different runs can be compared.
     """
     sample_flops = 6 * parameters * recipe.units_per_sample  # 2 a weight forward, 4 backward
     return 1 << (max(1, min(LOSS_SAMPLES, int(LOSS_FLOPS / sample_flops))).bit_length() - 1)
@@ -47,11 +47,11 @@ def loss_samples(parameters: int, recipe: Recipe) -> int:
 def accumulation_counts(
     recipe_accumulation: int, pass_seconds: float, update_seconds: float, timing: Timing, even_from: int = 1
 ) -> tuple[int, ...]:
-    """The two pass counts to measure, low and high; (1,) if the recipe's step is one pass.
+    """Return the two pass counts to measure, low and high; (1,) if the recipe's step is one pass.
 
     Low is one pass, or `even_from` if a step of fewer passes lacks something that all longer ones have. High
     is as many as the time allows, at most the recipe's. An update on the host may take longer than passes,
-    and then scatters more: a step gets up to twice its time, within the measuring time.
+    and then varies more: a step may take twice the update's time, within the measuring time.
     """
     low = even_from if recipe_accumulation > even_from else 1
     seconds = max(MAX_STEP_SHARE * timing.measure_seconds, min(2 * update_seconds, timing.measure_seconds))
@@ -64,7 +64,7 @@ def accumulation_counts(
 def is_enough(samples: Sequence[StepSample], accumulation: int, elapsed: float, timing: Timing) -> bool:
     """Whether the interval is tight enough or the time is up.
 
-    Never before a few rounds, always after as many samples as a bundle may hold.
+    False before a few rounds; True after as many samples as a bundle may hold.
     """
     if len(samples) >= MAX_SAMPLES:
         return True

@@ -1,4 +1,4 @@
-"""Choose the strategy of a setting. Its module, and the packages it needs, are imported when it is chosen."""
+"""Choose the strategy of a setting. Only the chosen strategy's module and packages are imported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.training.setting import in_group
 def make_strategy(
     trial: Trial, whole: WithLoss, blocks: list[nn.Module], device: torch.device, team: Team
 ) -> Strategy:
-    """The strategy that trains `whole`, whose repeated units are `blocks`, in the trial's setting."""
+    """Return the strategy that trains `whole`, whose repeated units are `blocks`, in the trial's setting."""
     setting, recipe = trial.setting, trial.model.recipe
     fused, offload = "fused-optimizer" in setting, "offload" in setting
     match in_group(setting, "sharding"):

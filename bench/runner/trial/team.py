@@ -1,7 +1,7 @@
 """The processes that train one model together, one a device; a single process is a team of one.
 
-Decisions that all members must take alike (is it warm, is it enough, is the time up) are based on the figure
-of the slowest member, which all members receive. Imports torch at module level.
+Decisions that all members must take alike, when to end a warm-up for instance, are based on the figure of
+the slowest member, which all members receive. Imports torch at module level.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Team:
             self.slowest(0.0)
 
     def slowest(self, value: float) -> float:
-        """The largest of the members' values. It travels on the host, without waiting for a device."""
+        """Return the largest of the members' values, exchanged on the host without waiting for a device."""
         return self._reduced(value, dist.ReduceOp.MAX)
 
     def mean(self, value: float) -> float:
@@ -48,7 +48,7 @@ class Team:
         return float(reduced)
 
     def gather(self, value: T) -> list[T]:
-        """The values of all members, by their ranks."""
+        """Return the values of all members, in the order of ranks."""
         if self.size == 1:
             return [value]
         everyone: list[Any] = [None] * self.size
@@ -56,13 +56,13 @@ class Team:
         return everyone
 
     def one_of_each_node(self, value: T) -> list[T]:
-        """The values of each node's first member, in the order of nodes."""
+        """Return the value of each node's first member, in the order of nodes."""
         everyone = self.gather(value if os.environ["LOCAL_RANK"] == "0" else None)
         return [each for each in everyone if each is not None]
 
 
 def join(kind: str, alone: bool) -> Team:
-    """Join the team that RANK, WORLD_SIZE and so on describe, as torchrun sets them.
+    """Join the team that RANK, WORLD_SIZE and other variables of torchrun describe.
 
     `alone`: a team of one without a process group, for a device that shards nothing with others.
     """
@@ -84,7 +84,7 @@ def join(kind: str, alone: bool) -> Team:
 
 
 def _store(rank: int, size: int) -> dist.Store | None:
-    """The store at which members meet, on a socket that is already open; None: torch finds torchrun's."""
+    """Return the store where members meet, on an open socket; None if torch must find torchrun's store."""
     if LISTENER not in os.environ:
         return None
     return torch_inside.store_on_socket(

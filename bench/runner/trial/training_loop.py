@@ -48,7 +48,7 @@ class WithLoss(nn.Module):
         return loss
 
     def features(self, batch: Batch) -> Tensor:
-        """The body's output for every position."""
+        """Return the body's output for every position."""
         assert self.parts is not None
         features: Tensor = getattr(self.model, self.parts[0])(input_ids=batch["input_ids"]).last_hidden_state
         return features
@@ -89,7 +89,7 @@ class Strategy(Protocol):
         ...
 
     def evaluate(self, batch: Batch) -> Tensor:
-        """The loss of a batch, without keeping activations."""
+        """Return the loss of a batch, without keeping activations."""
         ...
 
 
@@ -108,7 +108,7 @@ class SingleDevice:
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "fp16")
 
     def updated_weights(self) -> list[nn.Parameter]:
-        """The fp32 weights that the optimizer updates."""
+        """Return the fp32 weights that the optimizer updates."""
         return list(self.whole.parameters())
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -144,7 +144,7 @@ class SingleDevice:
             return self.forward(batch)
 
     def state(self) -> dict[str, Any]:
-        """This member's part of weights and moments, by the weights' names, to be saved or loaded into."""
+        """Return this member's part of weights and moments, by the weights' names, to save or load into."""
         from torch.distributed.checkpoint.state_dict import get_state_dict  # measuring does not need it
 
         make_moments(self.optimizer)
@@ -181,28 +181,28 @@ class DataParallel(SingleDevice):
 
 
 def lowered(batch: Batch, recipe: Recipe) -> Batch:
-    """The batch with images in the recipe's precision, for models that compute without autocast."""
+    """Return the batch with images in the recipe's precision, for models that compute without autocast."""
     dtype = HALF.get(recipe.precision, torch.float32)
     return {name: t.to(dtype) if t.is_floating_point() else t for name, t in batch.items()}
 
 
 def _number(norm: Tensor | None) -> float:
-    """The norm as a number on the host; for a sharded model, the norm over all shards."""
+    """Return the norm as a number on the host; for a sharded model, the norm over all shards."""
     assert norm is not None
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 def make_optimizer(weights: Iterable[nn.Parameter], recipe: Recipe, fused: bool) -> torch.optim.Optimizer:
-    """AdamW, for both names in recipes: weights decay separately from the gradient (docs/adr/0003).
+    """Return AdamW, for both names in recipes: weights decay separately from the gradient (docs/adr/0003).
 
-    torch.optim.Adam adds the decay to the gradient, which a Pythia's decay outweighs: with it the tiny model
+    torch.optim.Adam adds the decay to the gradient, which a Pythia's decay outweighs: the tiny model then
     learns nothing in 500 steps.
     """
     return torch.optim.AdamW(weights, **adam_options(recipe), fused=fused or None)
 
 
 def adam_options(recipe: Recipe) -> dict[str, Any]:
-    """The recipe's optimizer as keywords, which torch's and DeepSpeed's classes have in common."""
+    """Return the recipe's optimizer as keywords, which torch's and DeepSpeed's classes have in common."""
     o = recipe.optimizer
     betas = (o.beta1, o.beta2)
     return {"lr": o.learning_rate, "betas": betas, "eps": o.epsilon, "weight_decay": o.weight_decay}
@@ -217,7 +217,7 @@ def make_moments(optimizer: torch.optim.Optimizer) -> None:
     bare = {weight for weight in weights if weight.requires_grad and weight not in optimizer.state}
     if not bare:
         return
-    gradients = [weight.grad for weight in weights]  # none, or zero
+    gradients = [weight.grad for weight in weights]  # no gradient, or zero
     for weight in weights:
         if weight not in bare:
             weight.grad = None  # keeps its moments unchanged
@@ -242,7 +242,7 @@ def make_scheduler(optimizer: torch.optim.Optimizer, recipe: Recipe) -> torch.op
 
 
 def learning_rate_factor(schedule: Schedule, step: int, steps: int) -> float:
-    """The factor on the peak learning rate, for the step that follows `step` updates."""
+    """Return the factor on the peak learning rate, for the step that follows `step` updates."""
     if step < schedule.warmup_steps:
         return (step + 1) / schedule.warmup_steps
     progress = min(1.0, (step - schedule.warmup_steps) / max(1, steps - schedule.warmup_steps))

@@ -1,7 +1,7 @@
 """ZeRO (DeepSpeed): weights in the recipe's precision, and an fp32 copy that is divided among devices.
 
-Stage 1 exchanges gradients once a step. From stage 2 on they are divided, so each pass sends them. Imports
-torch at module level, and deepspeed when a strategy is made.
+Stage 1 exchanges gradients once a step. From stage 2 on gradients are divided, so each pass sends them.
+Imports torch at module level, and deepspeed when a strategy is made.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def drop_stale_locks() -> None:
 
 
 def configuration(recipe: Recipe, micro_batch: int, stage: int, offload: bool) -> dict[str, Any]:
-    """The configuration for `deepspeed.initialize`: deepspeed.ai, "DeepSpeed Configuration JSON"."""
+    """Return the configuration for `deepspeed.initialize`: deepspeed.ai, "DeepSpeed Configuration JSON"."""
     on_host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True}
     if offload:

@@ -1,8 +1,8 @@
 """Methods: changes of speed and memory that leave the mathematics alone.
 
-A method is a value in `METHODS` of one file here; `Method` (method.py) is the contract and the guide for a
-new one. A setting is the tuple of its methods' names in the order of `known_methods()`; () is naive.
-Pure, but for `prepare_all` and `apply_all`, which a worker calls and which import torch.
+A method is a value in `METHODS` of the file for its kind; `Method` (method.py) is the contract and the guide
+for new ones. A setting is the tuple of its methods' names in the order of `known_methods()`; () is naive.
+Pure, except for `prepare_all` and `apply_all`, which a worker calls and which import torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bench.training.setting import GROUPS, NAIVE, Setting, in_group, sharded_by
 if TYPE_CHECKING:
     from torch import nn
 
-# In the order in which methods act on a model, which is their order in a setting.
+# All methods in the order in which they act on a model, which is also their order in a setting.
 _METHODS: tuple[Method, ...] = (
     *library_kernels.METHODS,
     *triton_kernels.METHODS,
@@ -44,18 +44,18 @@ _METHODS: tuple[Method, ...] = (
 
 @cache
 def known_methods() -> Mapping[str, Method]:
-    """All methods by name, in the order in which they act on a model."""
+    """Return all methods by name, in the order in which they act on a model."""
     return {method.name: method for method in _METHODS}
 
 
 def ordered(names: Iterable[str]) -> Setting:
-    """The setting that holds these methods, spelt in the order of `known_methods()`."""
+    """Return the setting that holds these methods, spelt in the order of `known_methods()`."""
     chosen = set(names)
     return tuple(name for name in known_methods() if name in chosen)
 
 
 def conflict(setting: Setting) -> str | None:
-    """The reason why these methods exclude each other; None if they can be combined."""
+    """Return why these methods exclude each other; None if they can be combined."""
     groups: dict[str, str] = {}
     for name in setting:
         if group := GROUPS.get(name):
@@ -75,13 +75,13 @@ def conflict(setting: Setting) -> str | None:
 
 
 def not_exported(framework: str, setting: Setting) -> str | None:
-    """The first reason why a framework of `bench export` cannot train with the setting; None if it can."""
+    """Return the first reason why an exported framework cannot train with the setting; None if it can."""
     reasons = (known_methods()[name].not_exported_to.get(framework) for name in setting)
     return next((reason for reason in reasons if reason), None)
 
 
 def refusal(setting: Setting, model: Model, target: Target) -> str | None:
-    """The first reason why a setting cannot train the model on the target; None if it can."""
+    """Return the first reason why a setting cannot train the model on the target; None if it can."""
     if model.recipe.precision == "bf16" and older_than(target, 8.0):
         return f"trains in bf16, which needs compute capability 8.0, this GPU has {target.compute_capability}"
     if shards := in_group(setting, "sharding"):
@@ -95,7 +95,7 @@ def refusal(setting: Setting, model: Model, target: Target) -> str | None:
 
 
 def free_lunch(model: Model, target: Target, beside: Setting = NAIVE, compiled: bool = True) -> Setting:
-    """`beside`, with every method that costs nothing and that the model can take on the target.
+    """Return `beside` with every method that costs nothing and that the model can take on the target.
 
     With `compiled` False, methods that need a compiler on the target are left out.
     """
@@ -108,15 +108,15 @@ def free_lunch(model: Model, target: Target, beside: Setting = NAIVE, compiled: 
         # A method may need a compiled model, or a method that was chosen before it.
         if not conflict(ordered([name, *chosen])):
             chosen.append(name)
-    if "offload" in beside:  # then the host updates the weights
+    if "offload" in beside:  # the host updates offloaded weights
         chosen.remove("fused-optimizer")
     return ordered(chosen)
 
 
 def _compilation(model: Model, target: Target, beside: Setting) -> list[str]:
-    """The compilation of a free lunch: the whole model if possible, else block by block; [] if neither is.
+    """Return the compiling method of a free lunch: for the whole model, else for blocks; [] if neither works.
 
-    Block by block as well if the family loses nothing by it.
+    Sharded models, and families that lose nothing by it, are compiled block by block.
     """
     shards = in_group(beside, "sharding")
     if shards == "zero-3":  # its hooks gather weights inside of each block; other shardings do it outside
@@ -127,10 +127,10 @@ def _compilation(model: Model, target: Target, beside: Setting) -> list[str]:
 
 
 def memory_saving_settings(gpus: int) -> tuple[Setting, ...]:
-    """The paper's search space, appendix F: 12 settings on one GPU, 22 on more."""
+    """Return the paper's search space, appendix F: 12 settings on one GPU, 22 on more."""
     pairs: list[tuple[str, ...]] = [()]
     for name in known_methods():
-        if GROUPS.get(name) == "sharding":  # on one GPU it does nothing, unless it offloads
+        if GROUPS.get(name) == "sharding":  # on one GPU sharding does nothing, unless it offloads
             pairs += [(name, "offload")] if gpus == 1 else [(name,), (name, "offload")]
     return tuple(
         ordered([*checkpointing_too, *pair])
@@ -139,7 +139,7 @@ def memory_saving_settings(gpus: int) -> tuple[Setting, ...]:
 
 
 def label(setting: Setting, model: Model, target: Target) -> str:
-    """The setting for people: "naive", "free-lunch + checkpointing", "compile + kernels"."""
+    """Return the setting for people: "naive", "free-lunch + checkpointing", "compile + kernels"."""
     if not setting:
         return "naive"
     for compiled in ("compile-blocks", ""):  # a free lunch may use compile-blocks in place of compile
@@ -150,9 +150,9 @@ def label(setting: Setting, model: Model, target: Target) -> str:
 
 
 def prepare_all(setting: Setting) -> None:
-    """Set the process's global switches, before a model is built.
+    """Set torch's global options for this process, before a model is built.
 
-    TF32 is switched off first, also for convolutions, where torch's default is on.
+    TF32 is turned off first, also for convolutions, for which torch turns it on by default.
     """
     import torch
 
@@ -168,7 +168,7 @@ def apply_all(setting: Setting, model: Model, whole: nn.Module, blocks: list[nn.
 
 
 def arithmetic(setting: Setting, model: Model, naive: Flops) -> Flops:
-    """The arithmetic of a forward pass in this setting; recomputation does not count."""
+    """Return the arithmetic of a forward pass in this setting; recomputation does not count."""
     for name in setting:
         naive = naive.less(known_methods()[name].left_out(model))
     return naive

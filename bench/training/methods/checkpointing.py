@@ -17,7 +17,7 @@ def _apply(_model: Model, _whole: nn.Module, blocks: list[nn.Module]) -> None:
 
 
 def _checkpoint(block: nn.Module) -> None:
-    """Wrap the bound `forward`: the module keeps its class, its name and its parameters' names."""
+    """Wrap the block's bound `forward`, so that its class, its name and its parameters' names stay."""
     from torch.utils.checkpoint import checkpoint
 
     forward = block.forward

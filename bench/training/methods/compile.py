@@ -26,7 +26,7 @@ def _missing_compiler(_model: Model, target: Target) -> str | None:
 def compile_something() -> None:
     """Compile a tiny function, so that processes forked afterwards save a second or two of torch's start.
 
-    Starts no threads, which a fork would lose: one compile thread, and no monitor thread of tqdm.
+    A fork would lose threads, so only one compile thread is allowed, and tqdm's monitor is turned off.
     """
     import torch
     from tqdm import tqdm
@@ -51,7 +51,7 @@ def _compile_blocks(model: Model, whole: nn.Module, blocks: list[nn.Module]) -> 
     if whole.parts is None:
         whole.criterion.forward = torch.compile(whole.criterion.forward, dynamic=False)
     else:
-        # Head and loss as one graph: logits are written once, and their gradient over them.
+        # Head and loss form one graph: logits are written once, and their gradient overwrites them.
         whole.tail = torch.compile(whole.tail, dynamic=False)
 
 

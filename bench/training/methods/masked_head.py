@@ -24,7 +24,7 @@ def _apply(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
     count = model.recipe.asked_per_sample
 
     def masked_positions(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        # Every sample has equally many, so shapes stay constant: a stable sort brings the masked ones first.
+        # All samples have equally many masked positions, so shapes stay constant; the sort puts these first.
         first = (labels == -100).int().argsort(dim=1, stable=True)[:, :count]
         chosen = features.gather(1, first.unsqueeze(-1).expand(-1, -1, features.size(-1)))
         return chosen, labels.gather(1, first)
@@ -33,7 +33,7 @@ def _apply(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
 
 
 def _left_out(model: Model) -> Flops:
-    """The head's arithmetic, a dense layer and the vocabulary, at the positions that are not masked."""
+    """Return the arithmetic of the head (a dense layer and the vocabulary) at positions not masked."""
     a = family_of(model).complete(model)
     hidden, vocabulary = a["hidden_size"], a["vocab_size"]
     unmasked = model.recipe.units_per_sample - model.recipe.asked_per_sample

@@ -26,10 +26,10 @@ class Target:
     compute_capability: str | None = None  # "9.0"; None without a GPU, or if it is unknown
     host_bytes: int | None = None  # a node's own memory; None if it is unknown
     nodes: int = 1  # nodes that share these devices equally
-    elsewhere: bool = False  # another machine: the packages installed here say nothing about it
+    elsewhere: bool = False  # not this machine, so that its installed packages are unknown
 
     def has(self, package: str) -> bool:
-        """Whether the package can be imported on the target. Elsewhere: yes, as in the CUDA 13 image."""
+        """Whether the target can import the package; another machine is assumed to have the CUDA 13 image."""
         return self.elsewhere or installed(package)
 
 
@@ -38,7 +38,8 @@ class Method:
     """A change of how a model trains that affects speed or memory, but not the mathematics.
 
     A method states its own effects: planning, search and export read these fields and know no method by
-    name. So a method that costs no memory is one file in bench/training/methods:
+    name. A method of a known kind (sharding.py, triton_kernels.py, ...) is one value in that kind's file in
+    bench/training/methods; a new kind is a new file:
 
         def _refuse(model: Model, target: Target) -> str | None:
             # Planning calls this on machines without torch: import neither torch nor transformers.
@@ -64,11 +65,10 @@ class Method:
             ),
         )
 
-    Then add its METHODS to `_METHODS` in bench/training/methods/__init__.py, at the place where it acts
-    on a model. tests/training/methods runs over all methods; tests/training/test_equivalence.py trains with
-    each and compares the losses. A method that saves memory also needs a formula in
-    bench/planning/memory_prediction.py, and one that excludes others needs a group in
-    bench/training/setting.py.
+    Add the METHODS of a new file to `_METHODS` in bench/training/methods/__init__.py, at the place where they
+    act on a model. tests/training/methods runs over all methods; tests/training/test_equivalence.py trains
+    with each and compares the losses. A method that saves memory needs a formula in
+    bench/planning/memory_prediction.py, and one that excludes others a group in bench/training/setting.py.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Method:
     # Why the method cannot work for a model on a target; None if it can. Must not import torch.
     refuse: Callable[[Model, Target], str | None] = lambda _model, _target: None
     # The following are called by a worker, and may import torch.
-    prepare: Callable[[], None] = lambda: None  # sets global switches, before the model is built
+    prepare: Callable[[], None] = lambda: None  # sets global options of torch, before the model is built
     # Changes the model with its loss (`WithLoss` of the training loop) and its blocks, in place.
     apply: Callable[[Model, nn.Module, list[nn.Module]], None] = lambda _model, _whole, _blocks: None
     # Arithmetic of one forward pass over a sample that the method saves.

@@ -1,6 +1,6 @@
 """Sharding with DeepSpeed's ZeRO or PyTorch's FSDP2 (`fully_shard`), and offloading what is sharded.
 
-The strategy reads the names (bench/runner/trial/strategies.py). Offloaded tensors live in the host's memory
+bench/runner/trial/strategies.py reads these methods' names. Offloaded tensors live in the host's memory
 and are copied to the GPU when needed.
 """
 

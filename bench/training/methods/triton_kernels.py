@@ -11,9 +11,9 @@ from bench.training.models import Model, family_of
 if TYPE_CHECKING:
     from torch import nn
 
-MAX_WIDTH = 4096  # elements of a row of norms, which one program holds in registers; wider: not measured
+MAX_WIDTH = 4096  # elements of a row of norms, held in registers by one program; wider rows were not measured
 
-# Their functions are imported where they are applied: they import Triton, which needs a GPU.
+# Functions that apply a method import its kernels, which import Triton, which needs a GPU.
 _method = partial(Method, free_lunch=True, compiled_on_first_use=True)
 
 
@@ -115,7 +115,7 @@ METHODS = (
         summary="both norms of a block in one Triton kernel, which reads their input once in each pass",
         # Under autocast norms compute in fp32, and the layers after them read a half-precision copy.
         requires={"half-weights": "norms is for blocks in half precision throughout: add half-weights"},
-        chooses_kernels=False,  # comes and goes with half-weights, whose gain includes it
+        chooses_kernels=False,  # used with half-weights only, whose gain includes that of norms
         refuse=_refuse_norms,
         apply=_apply_norms,
     ),

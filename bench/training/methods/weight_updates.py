@@ -1,6 +1,6 @@
 """How weights are held and updated: in half precision with an fp32 copy, and by a fused optimizer.
 
-Both are for strategies, which read the names (bench/runner/trial/strategies.py).
+bench/runner/trial/strategies.py reads the names of these methods.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Models by name, families by type, and what is known about a model without building it.
 
-A family is one file here with one object `FAMILY`; a model is one value in its `MODELS`. The types are in
-model.py, and are exported here. Planning needs this without torch: it is imported in the worker only.
+A family is one file of this folder with one object `FAMILY`; a model is one value in its `MODELS`. Types are
+defined in model.py and exported here. Planning uses this folder without torch, which only workers import.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from bench.training.models.model import installed as installed
 
 @cache
 def _files() -> tuple[tuple[Family, tuple[Model, ...]], ...]:
-    """The family and the models of each file, in the order in which models are listed.
+    """Return the family and the models of each family file, in the order in which models are listed.
 
-    They are imported here because most commands need none of them.
+    The files are imported when this is called, because most commands need no models.
     """
     from bench.training.models import convnext, gpt_neox, mamba, roberta, vit
 
@@ -34,25 +34,25 @@ def _files() -> tuple[tuple[Family, tuple[Model, ...]], ...]:
 
 @cache
 def families() -> Mapping[str, Family]:
-    """The families that have a file here, by transformers' `model_type`."""
+    """Return the families that have a file in this folder, by transformers' `model_type`."""
     return {family.name: family for family, _ in _files()}
 
 
 @cache
 def known_models() -> Mapping[str, Model]:
-    """Every model that a manifest may name, in the order of the family files."""
+    """Return every model that a manifest may name, in the order of the family files."""
     return {model.name: model for _, models in _files() for model in models}
 
 
 def family_of(model: Model) -> Family:
-    """The family of a model; if its architecture has no file here, one that transformers builds."""
+    """Return the family of a model; without a family file, one whose models transformers builds."""
     from bench.training.models.generic import TransformersFamily
 
     return families().get(model.family) or TransformersFamily(model.family)
 
 
 def parameters_of(model: Model) -> int | None:
-    """Trainable parameters by formula; None if only the built module can tell."""
+    """Return the number of trainable parameters by formula; None if only the built module can tell."""
     try:
         return family_of(model).parameters(model).total
     except LookupError:
@@ -60,14 +60,14 @@ def parameters_of(model: Model) -> int | None:
 
 
 def flops_of(model: Model) -> Flops:
-    """The arithmetic of one forward pass: by formula, else counted, which builds the model (worker only)."""
+    """Return the arithmetic of one forward pass, by formula or by building the model (in a worker only)."""
     from bench.training.models.generic import counted
 
     return family_of(model).forward_flops(model) if model.family in families() else counted(model).flops
 
 
 def uses_all_weights(model: Model) -> bool:
-    """Whether every weight affects the loss. Unknown, hence False, for architectures without a file here.
+    """Whether every weight affects the loss. False, because unknown, without a family file.
 
     ESM, for instance, has a head for contacts that predicts no token.
     """

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def attention_implementation(kernels: bool) -> Literal["eager", "bench_fused"]:
-    """The `attn_implementation` to build a model with: with the method "kernels", or without it."""
+    """Return the `attn_implementation` for a model that is built with the method "kernels", or without."""
     return fused_attention() if kernels else "eager"
 
 
 @cache
 def fused_attention() -> Literal["bench_fused"]:
-    """Register PyTorch's fused attention, called without a mask wherever one is not needed. Returns its name.
+    """Register PyTorch's fused attention, called without a mask if no mask is needed; return its name.
 
-    Flash and cuDNN attention take no mask, and K and V of grouped heads are repeated beside one. Samples are
-    neither padded nor packed here, so that causal and full attention need none. A window shorter than the
+    Flash and cuDNN attention take no mask, and with a mask, K and V of grouped heads are repeated. Samples
+    are neither padded nor packed, so that causal and full attention need no mask. A window shorter than the
     sample, and any other pattern, keeps the mask that transformers builds.
     """
     import torch.nn.functional as F
@@ -48,7 +48,7 @@ def fused_attention() -> Literal["bench_fused"]:
         is_causal: bool | None = None,
         **more: Any,
     ) -> tuple[Tensor, None]:
-        # Rotary embeddings return fp32; autocast would lower them here too.
+        # Rotary embeddings return fp32; autocast too would lower queries and keys at this point.
         query, key = query.to(value.dtype), key.to(value.dtype)
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if attention_mask is not None or more.get("position_bias") is not None:
@@ -78,7 +78,7 @@ def _needs_no_mask(
 ) -> bool:
     """Whether `is_causal` says as much as the mask that transformers asks for with these arguments.
 
-    transformers' own `sdpa_mask` decides the same, unless it is traced: then it always builds the mask.
+    transformers' own `sdpa_mask` decides alike, except that it always builds the mask while it is traced.
     """
     window_hides_some = local_size is not None and local_size < kv_length
     may_skip = allow_is_causal_skip or allow_is_bidirectional_skip
@@ -87,7 +87,7 @@ def _needs_no_mask(
 
 @cache
 def flex_attention() -> Literal["bench_flex"]:
-    """Register PyTorch's FlexAttention, called without a mask. Returns its name. Fast only if compiled."""
+    """Register PyTorch's FlexAttention without a mask, fast only if compiled; return its name."""
     import torch
     from torch.nn.attention.flex_attention import flex_attention
     from transformers import AttentionInterface

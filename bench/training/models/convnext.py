@@ -79,7 +79,7 @@ class ConvNext(FamilyWithFormulas):
         return Parts(outside, tuple(blocks))
 
     def stages(self, model: Model) -> Iterator[tuple[int, int, int]]:
-        """Channels, depth, and number of positions of each stage."""
+        """Yield the channels, the depth and the number of positions of each stage."""
         a = self.complete(model)
         assert model.recipe.image_size is not None
         side = model.recipe.image_size // a["patch_size"]
@@ -134,7 +134,7 @@ class ConvNext(FamilyWithFormulas):
 def _keep_rate_in_a_tensor(drop_path: nn.Module) -> None:
     """Replace transformers' drop path by the same arithmetic with the rate in a tensor.
 
-    As a number the rate would be a constant in each block's compiled graph, so that no two blocks share one.
+    As a number the rate would be a constant of the compiled graph, and no two blocks could share a graph.
     """
     import torch
 

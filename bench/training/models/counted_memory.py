@@ -24,12 +24,12 @@ from bench.training.vendor import torch_inside
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-# Samples of the counted pass. Nothing is computed, so that they may be many; and a prime number of them
+# Samples of the counted pass; there may be many, because nothing is computed. The number is a prime that
 # divides the size of no weight, so that a storage whose size it divides grows with the samples.
 SAMPLES = 1009
 ATTENTION = "bench_kept"  # the name under which attention without contents is registered
 
-Build = Callable[[str], "nn.Module"]  # by the name of an attention implementation
+Build = Callable[[str], "nn.Module"]  # builds the model with the attention implementation of this name
 BlocksOf = Callable[["nn.Module"], "Sequence[nn.Module]"]
 
 
@@ -42,13 +42,13 @@ def counted_footprints(
     """
     found: list[CountedFootprint] = []
     for kernels in (False, True) if fused else (False,):
-        # Compiled eager attention is left out where it can be fused: the compiler would fuse it too.
+        # Compiled eager attention is left out if it can be fused: the compiler would fuse this attention too.
         compiled = (False, True) if kernels or not fused else (False,)
         for halved in (False, True) if half_of(model.recipe.precision) else (False,):
             try:
                 count = _Count.of(model, build, blocks_of, kernels=kernels, halved=halved)
                 footprints = [count.footprint(compiled=one) for one in compiled]
-            except Exception:  # an architecture's code may raise anything: this way is bounded, not counted
+            except Exception:  # an architecture's code may raise anything; this way stays uncounted
                 continue
             found += map(CountedFootprint, repeat(kernels), compiled, repeat(halved), footprints)
     return tuple(found)
@@ -79,10 +79,10 @@ class _Count:
     parts: Sequence[nn.Module]
     half: Any  # the precision in which autocast computes; None without autocast
     fake: Any  # the context of tensors without contents
-    outside: int = 0  # bytes a sample that are kept outside of the blocks and of the loss
-    logits: int = 0  # a sample
+    outside: int = 0  # bytes of a sample that are kept outside of the blocks and of the loss
+    logits: int = 0  # of a sample
     kinds: dict[str, _Kind] = field(default_factory=dict)
-    calls: Counter[str] = field(default_factory=Counter)  # of each kind: a block may be called repeatedly
+    calls: Counter[str] = field(default_factory=Counter)  # of each kind: blocks may be called repeatedly
 
     @staticmethod
     def of(model: Model, build: Build, blocks_of: BlocksOf, *, kernels: bool, halved: bool) -> _Count:
@@ -115,7 +115,7 @@ class _Count:
         return Footprint(self.outside, tuple(blocks), self.logits)
 
     def _instead_of(self, block: nn.Module, forward: Callable[..., Any], kept: _Kept) -> Callable[..., Any]:
-        """A block's forward that runs for the first of a kind, and returns the same for all others."""
+        """Return a forward that runs the first block of a kind only, and reuses its result for the others."""
         name = _described(block)
 
         def call(*arguments: Any, **keywords: Any) -> Any:
@@ -131,13 +131,13 @@ class _Count:
         return call
 
     def _call(self, kind: _Kind, arguments: Any, keywords: Any) -> Tensor:
-        """The first tensor that a block of this kind returns."""
+        """Call the first block of a kind; return the first tensor of its result."""
         with self._rules():
             result = kind.first.forward.__wrapped__(*arguments, **keywords)
         return result if hasattr(result, "shape") else next(iter(result))
 
     def _backward(self, kind: _Kind) -> int:
-        """Bytes a sample that the backward pass of a block takes at its peak, beside what the block kept."""
+        """Count the peak bytes of a block's backward pass for each sample, without what the block kept."""
         arguments, keywords = _anew((kind.arguments, dict(kind.keywords)))
         found = self._call(kind, arguments, keywords)
         gradient = found.detach().clone()
@@ -146,7 +146,7 @@ class _Count:
         return live.peak // SAMPLES
 
     def _compiled_inside(self, kind: _Kind) -> int:
-        """Bytes a sample that a compiled block keeps, its first input included."""
+        """Count the bytes that a compiled block keeps for each sample, including its first input."""
         saved = torch_inside.saved_when_compiled(
             kind.first, lambda arguments, keywords: self._call(kind, arguments, keywords),
             _anew((kind.arguments, dict(kind.keywords))),
@@ -164,7 +164,7 @@ class _Count:
 
 @dataclass
 class _Kept:
-    bytes: int = 0  # a sample
+    bytes: int = 0  # of a sample
 
 
 @contextmanager
@@ -178,7 +178,7 @@ def _keeping() -> Iterator[_Kept]:
         storage = tensor.untyped_storage()
         if storage._cdata not in seen and storage.nbytes() % SAMPLES == 0:
             kept.bytes += storage.nbytes() // SAMPLES
-            alive.append(storage)  # or another storage could take its address
+            alive.append(storage)  # a freed storage's address could be taken by another one
             seen.add(storage._cdata)
         return tensor
 
@@ -187,7 +187,7 @@ def _keeping() -> Iterator[_Kept]:
 
 
 def _described(block: nn.Module) -> str:
-    """What makes blocks one kind: their modules' classes and settings, and the shapes of their weights."""
+    """Describe a block's kind: its modules' classes and settings, and the shapes of its weights."""
 
     def settings(part: nn.Module) -> list[tuple[str, Any]]:
         plain = (bool, int, float, str, type(None))
@@ -225,7 +225,7 @@ def _batch(model: Model) -> dict[str, Tensor]:
 
 @cache
 def _kept_attention() -> str:
-    """Register attention that computes nothing, and keeps what fused kernels keep. Returns its name."""
+    """Register attention that computes nothing, and keeps what fused kernels keep; return its name."""
     import torch
     from transformers import AttentionInterface
 

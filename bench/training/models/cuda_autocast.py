@@ -1,4 +1,4 @@
-"""CUDA's rules of mixed precision, imitated on the CPU so that memory can be counted there.
+"""CUDA's rules of mixed precision, imitated on the CPU so that memory can be counted without a GPU.
 
 Imports torch only when called, in the process of dry_build.py and in tests.
 """
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 def half_of(precision: str) -> torch.dtype | None:
-    """The precision in which autocast computes; None for fp32."""
+    """Return the precision in which autocast computes; None for fp32."""
     import torch
 
     return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 
 def as_on_cuda(*, autocast: bool) -> Any:
-    """A context in which dropout keeps one byte an element and, with autocast, CUDA's list of operations
-    computes in fp32.
+    """Return a context with CUDA's rules: dropout keeps one byte an element; autocast computes listed
+    operations in fp32.
 
-    The list is that of the families' operations ("CUDA Ops that can autocast to float32" in torch's
+    The list has those operations that families use ("CUDA Ops that can autocast to float32" in torch's
     documentation of mixed precision); the CPU's own list is shorter.
     """
     return _as_on_cuda()(autocast)

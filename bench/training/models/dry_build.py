@@ -1,8 +1,8 @@
-"""Build models that have no file here before anything is measured, without contents, and count them.
+"""Build models without a family file, before anything is measured and without contents, and count them.
 
 In: the models of a manifest. Out: their counts, or BadInput with all mistakes in them.
 transformers accepts unknown fields silently, and would then build another model than the manifest means.
-It runs in a process of its own, since planning imports neither transformers nor torch.
+The build runs in a process of its own, since planning imports neither transformers nor torch.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from bench.training.models import Counted, Model, families
 from bench.training.models.generic import configured, counted, kinds
 from bench.training.vendor import transformers_inside, transformers_source
 
-# Environment of the process: no downloads, and no GPU, which a trial may be using.
+# Environment of the building process: no downloads, and no GPU, which a trial may be using.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def rehearse(models: Sequence[Model], where: str) -> Mapping[str, Counted]:
-    """Counts by model name, of the models whose family has no formulas; {} if transformers is not installed.
+    """Return the counts, by name, of models without formulas; {} if torch or transformers is missing.
 
     Raises BadInput with all mistakes in these models.
     """
@@ -49,7 +49,7 @@ def rehearse(models: Sequence[Model], where: str) -> Mapping[str, Counted]:
 
 
 def main() -> None:
-    """The process: models as JSON on stdin, by their places in the manifest; a DryBuild of each on stdout."""
+    """Read models as JSON from stdin, keyed by their paths in the manifest; print a DryBuild for each."""
     request = json.load(sys.stdin)
     builds = {path: dry_build(from_json(Model, model), path) for path, model in request.items()}
     print(json.dumps({path: to_json(build) for path, build in builds.items()}))
@@ -96,7 +96,7 @@ def _objective_mistakes(model: Model, configuration: Any, path: str) -> Iterator
 
 
 def _unknown_fields(model: Model, configuration: Any, path: str) -> Iterator[Mistake]:
-    """Fields that nothing reads: neither the configuration's class nor the code of the model knows them."""
+    """Yield the fields that nothing reads, neither the configuration's class nor the model's code."""
     default = type(configuration)()
     for key in model.architecture:
         known = hasattr(default, key) or transformers_source.reads_field(model.family, key)

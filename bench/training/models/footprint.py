@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FP32 = 4  # bytes
 INDEX = 8  # bytes of a token's id or a label
-ROW_MULTIPLE = 8  # elements; matrix kernels are fast on rows of a multiple
+ROW_MULTIPLE = 8  # elements; matrix kernels are fast if rows are a multiple of this
 NORM_STATISTICS = 2 * FP32  # bytes; a layer norm keeps mean and deviation of every row
 ACTIVATIONS = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "tanh")
 # Activations that transformers composes of PyTorch operations, with the numbers that autograd keeps for each.
@@ -46,16 +46,16 @@ class Footprint:
     head: int = 0  # kept by a head of several layers, before the logits
 
     def with_head_at(self, share: float) -> Footprint:
-        """The footprint if the head runs at that share of the positions only."""
+        """Return the footprint of the model if its head runs at that share of the positions only."""
         return replace(self, logits=round(share * self.logits), head=round(share * self.head))
 
     def kept(self, checkpointing: bool) -> int:
-        """Bytes kept at the end of the forward pass; the loss keeps its log-probabilities."""
+        """Return the bytes kept at the end of the forward pass, including the loss's log-probabilities."""
         blocks = sum(block.count * (block.entry if checkpointing else block.inside) for block in self.blocks)
         return self.ends + self.head + blocks + FP32 * self.logits
 
     def heights(self, checkpointing: bool, compiled_loss_bytes: int | None = None) -> tuple[int, int]:
-        """Peak bytes while the loss runs its backward pass, and while a block does, recomputed or not.
+        """Return the peak bytes of the loss's backward pass, and of a block's, recomputed or not.
 
         A compiled loss writes no fp32 logits, only `compiled_loss_bytes` an element.
         """
@@ -87,7 +87,7 @@ class Counted:
     footprints: tuple[CountedFootprint, ...] = ()  # empty if the architecture's code cannot be followed
 
     def footprint(self, model: Model, setting: Setting) -> Footprint | None:
-        """The footprint in a setting; None if it was not counted."""
+        """Return the footprint in a setting; None if that setting was not counted."""
         halved = lowered(model) < FP32 and halves_weights(setting)
         how = ("kernels" in setting, in_group(setting, "compilation") is not None, halved)
         found = (one for one in self.footprints if (one.kernels, one.compiled, one.halved) == how)
@@ -98,8 +98,8 @@ class FamilyWithFormulas(Family):
     """Base class of families with formulas: predicted bytes follow from `footprint`."""
 
     classes: tuple[str, str]  # transformers' configuration and model
-    layers: str  # the repeated units' place in the model
-    activations: tuple[str, ...] = ACTIVATIONS  # that the formulas and kernels know
+    layers: str  # path of the repeated blocks in the model
+    activations: tuple[str, ...] = ACTIVATIONS  # activation functions that formulas and kernels support
 
     def mistakes(self, model: Model, path: str) -> Iterator[Mistake]:
         a = self.complete(model)
@@ -121,7 +121,7 @@ class FamilyWithFormulas(Family):
             yield Mistake(f"{path}/architecture/num_channels", f"{a['num_channels']} is not 3", "allowed: 3")
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
-        """Predicted bytes that one sample keeps in this setting."""
+        """Predict the bytes that one sample keeps in this setting."""
         raise NotImplementedError
 
     def kept_bytes(self, model: Model, setting: Setting) -> int:
@@ -145,7 +145,7 @@ class FamilyWithFormulas(Family):
 
 
 def activation_bytes(footprint: Footprint, model: Model, setting: Setting) -> tuple[int, int]:
-    """Peak bytes a sample while the loss runs its backward pass, and while a block does (`Family`)."""
+    """Return for any footprint what `Family.activation_bytes` returns for a model."""
     odd = footprint.logits // model.recipe.units_per_sample % ROW_MULTIPLE != 0
     if "masked-head" in setting:
         footprint = footprint.with_head_at(model.recipe.asked_per_sample / model.recipe.units_per_sample)
@@ -165,17 +165,17 @@ def autocasts(model: Model, setting: Setting) -> bool:
 
 
 def between_blocks(model: Model, setting: Setting) -> int:
-    """Bytes of an activation between blocks, which has the precision of the weights."""
+    """Return the bytes of an activation between blocks, which has the precision of the weights."""
     return lowered(model) if halves_weights(setting) else FP32
 
 
 def lowered(model: Model) -> int:
-    """Bytes of an activation that autocast computes in half precision."""
+    """Return the bytes of an activation that autocast computes in half precision."""
     return FP32 if model.recipe.precision == "fp32" else 2
 
 
 def activated(model: Model, setting: Setting, activation: str) -> int:
-    """Bytes kept for each element of an activation function: input and output, or output only."""
+    """Return the bytes kept for each element of an activation function: input and output, or output only."""
     h = lowered(model)
     if activation in ("relu", "tanh"):
         return h
@@ -187,10 +187,10 @@ def activated(model: Model, setting: Setting, activation: str) -> int:
 
 
 def eager_attention(length: int, heads: int, copy: int, dropout: float) -> tuple[int, int]:
-    """Bytes of one sample's pairs of positions: those kept, and those added by the backward pass.
+    """Return the bytes of one sample's pairs of positions: those kept, and those that a backward pass adds.
 
-    The softmax is in fp32; `copy` is the size of its copy in the product's precision, 0 without one. The
-    backward pass holds the softmax's gradient, before and after.
+    The softmax is in fp32; `copy` is the size of its copy in the product's precision, 0 without a copy.
+    The backward pass holds the gradients of the softmax's input and output.
     """
     dropped = (1 + (0 if copy else FP32)) if dropout else 0
     pairs = length * length * heads
@@ -198,5 +198,5 @@ def eager_attention(length: int, heads: int, copy: int, dropout: float) -> tuple
 
 
 def linear(inputs: int, outputs: int, bias: bool = True) -> int:
-    """Parameters of a linear layer."""
+    """Return the number of parameters of a linear layer."""
     return inputs * outputs + outputs * bias

@@ -1,4 +1,4 @@
-"""The family of any architecture that transformers can build and that has no file here.
+"""The family of any architecture that transformers can build and that has no family file.
 
 Parameters and operations are unknown until the module is built: torch's own counter counts them, on tensors
 without contents. Without transformers, a plan says "counted when it runs". Imports torch and transformers
@@ -41,7 +41,7 @@ class TransformersFamily(Family):
     def architecture_mistakes(
         self, given: Mapping[str, Any], objective: Objective, path: str
     ) -> Iterator[Mistake]:
-        """A size that made-up data needs and that is missing, and sizes given as text.
+        """Yield sizes that made-up data needs and that are missing, and sizes given as text.
 
         transformers judges all other fields when the model is built.
         """
@@ -75,7 +75,7 @@ class TransformersFamily(Family):
 
 
 def _repeated(module: nn.Module) -> list[nn.Module]:
-    """The modules of the longest list that is not inside another list; the whole module without a list."""
+    """Return the modules of the longest list outside of other lists; the whole module if it has no list."""
     from torch import nn
 
     lists = {name: part for name, part in module.named_modules() if isinstance(part, nn.ModuleList)}
@@ -88,7 +88,7 @@ def _repeated(module: nn.Module) -> list[nn.Module]:
 
 
 def counted(model: Model) -> Counted:
-    """Trainable parameters, operations of one forward pass over one sample, and the bytes that it keeps."""
+    """Count trainable parameters, and operations and kept bytes of a forward pass over one sample."""
     return replace(_counted_work(model), footprints=_footprints(model))
 
 
@@ -112,8 +112,8 @@ def _counted(model: Model, attention: str, attending: AttentionCount) -> Counted
 
     counter = torch_inside.flop_counter(grouped_matmul=_grouped_matmul, batched_matmul=_batched_matmul)
     with torch.device("meta"):
-        # bf16: mixtures of experts multiply in nothing else, and the count is the same. Evaluation mode: in
-        # training mode some architectures skip layers at random.
+        # bf16, because mixtures of experts multiply only in bf16; counts do not depend on it. Evaluation
+        # mode, because in training mode some architectures skip layers at random.
         module = _build(model, attention).bfloat16().eval()
         with torch_inside.fake_tensors(), counter, torch.no_grad():
             batch = _empty_batch(model)
@@ -136,7 +136,7 @@ class AttentionCount:
     flops = 0
 
     def registered(self) -> str:
-        """Register this object with transformers. Returns the name for `attn_implementation`."""
+        """Register this object with transformers; return the name for `attn_implementation`."""
         from transformers import AttentionInterface
 
         AttentionInterface.register("bench_counted", self._attend)
@@ -163,7 +163,7 @@ class AttentionCount:
 
 
 def _pairs(length: int, keys: int, causal: bool, window: int | None) -> int:
-    """Pairs of positions that attend: all, or the lower triangle, limited to those within a window."""
+    """Count the pairs of positions that attend: all, or the lower triangle, limited to a window."""
     if length != keys:
         return length * keys
     apart = min(window or length, length)
@@ -172,12 +172,12 @@ def _pairs(length: int, keys: int, causal: bool, window: int | None) -> int:
 
 
 def _grouped_matmul(rows: Sequence[int], experts: Sequence[int], *_: Any, **__: Any) -> int:
-    """Operations of a grouped product, in which each row meets the matrix of one expert."""
+    """Return the operations of a grouped product, in which each row meets the matrix of one expert."""
     return 2 * rows[0] * rows[1] * experts[-1]
 
 
 def _batched_matmul(left: Sequence[int], right: Sequence[int], *_: Any, **__: Any) -> int:
-    """Operations of a batched product; 0 for an outer product, of positions and frequencies for instance.
+    """Return the operations of a batched product; 0 for an outer product, say of positions and frequencies.
 
     An outer product sums nothing, so it is elementwise.
     """
@@ -188,7 +188,7 @@ def _batched_matmul(left: Sequence[int], right: Sequence[int], *_: Any, **__: An
 def _sorted_by_kind(counts: Mapping[Any, int], attending: int, model: Model) -> Flops:
     """Sort the counter's operations by kind, with `attending` operations of attention counted separately.
 
-    If that is 0, attention ran eagerly, and batched products are counted as attention.
+    If `attending` is 0, attention ran eagerly, and batched products are counted as attention.
     """
     matmul = attention = convolution = 0
     for operation, flops in counts.items():
@@ -218,7 +218,7 @@ def _empty_batch(model: Model) -> dict[str, Tensor]:
 
 
 def kinds() -> Mapping[Objective, Any]:
-    """transformers' Auto class for each objective."""
+    """Return transformers' Auto class for each objective."""
     import transformers
 
     return {
@@ -229,7 +229,7 @@ def kinds() -> Mapping[Objective, Any]:
 
 
 def configured(model: Model) -> Any:
-    """transformers' configuration of a model. BadInput if transformers refuses it."""
+    """Return transformers' configuration of a model; raise BadInput if transformers refuses it."""
     with _refusals_name(model):
         from transformers import AutoConfig
 

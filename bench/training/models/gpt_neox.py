@@ -1,4 +1,4 @@
-"""GPT-NeoX: the decoder of Pythia. Attention and MLP side by side, rotary positions."""
+"""GPT-NeoX: the decoder of Pythia, with attention and MLP side by side, and rotary positions."""
 
 from __future__ import annotations
 

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 def logits(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Call the model with the batch's one input, `input_ids` or `pixel_values`."""
+    """Call the model with the batch's input, `input_ids` or `pixel_values`; return its logits."""
     out: Tensor = module(**{name: value for name, value in batch.items() if name != "labels"}).logits
     return out
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean loss over the labels that are not -100.
+    """Return the mean loss over the labels that are not -100.
 
     Replaces transformers' own loss, which would shift causal labels a second time.
     """

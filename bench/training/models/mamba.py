@@ -65,11 +65,11 @@ class Mamba(FamilyWithFormulas):
         return Parts(tables + d, (block,) * a["num_hidden_layers"])
 
     def forward_flops(self, model: Model) -> Flops:
-        """Counts six operations of the scan for each token, channel and state.
+        """Count the operations, of which the scan has six for each token, channel and state.
 
         Two products compute the step from time and input, one multiply-add advances the state, another reads
-        it out. Exponentials, gates and the skip D are elementwise, and not counted, as norms and activations
-        are not elsewhere.
+        it out. Exponentials, gates and the skip D are elementwise, and not counted, like norms and
+        activations in other families.
         """
         a, s = self.complete(model), model.recipe.units_per_sample
         d, inner, states, rank = _sizes(a)
@@ -103,11 +103,11 @@ class Mamba(FamilyWithFormulas):
 
     @staticmethod
     def _eager_token(a: Mapping[str, Any], h: int) -> int:
-        """Bytes a token that the plain mixer keeps, in addition to norm and projections."""
+        """Return the bytes a token that the plain mixer keeps, in addition to norm and projections."""
         _, inner, states, _ = _sizes(a)
         mixed = h < FP32
         kept = 2 * h * inner  # convolution's output, its activation
-        kept += h * inner  # the same once more, laid out for the projection
+        kept += h * inner  # a copy of the activation, laid out for the projection
         kept += 2 * FP32 * inner  # time steps before and after softplus
         kept += FP32 * inner + 2 * h * inner  # scan's output, open gate, out_proj's input
         kept += inner * states * 3 * FP32  # decay, input and state of every step
@@ -138,7 +138,7 @@ class Mamba(FamilyWithFormulas):
 
 
 def _sizes(a: Mapping[str, Any]) -> tuple[int, int, int, int]:
-    """The sizes of a mixer: hidden size, inner size, states, rank of the time step."""
+    """Return the sizes of a mixer: hidden size, inner size, states, rank of the time step."""
     d = a["hidden_size"]
     rank = ceil(d / 16) if a["time_step_rank"] == "auto" else a["time_step_rank"]
     return d, int(a["expand"] * d), a["state_size"], rank
@@ -182,7 +182,7 @@ MODELS = (
             "num_hidden_layers": 2,
             "expand": 2,
             "conv_kernel": 4,
-            "use_associative_scan": False,  # compiles faster unrolled, this short
+            "use_associative_scan": False,  # so short a sequence compiles faster unrolled
         },
         "Mamba's",
         optimizer=Optimizer("adamw", 1e-3, 0.9, 0.95, 1e-8, 0.1),

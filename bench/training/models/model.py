@@ -92,7 +92,7 @@ class Model:
 
 
 def tiny(model: Model, architecture: Mapping[str, Any], whose: str, **changes: Any) -> Model:
-    """A model of the same family that two CPU cores can train: `model`'s recipe with these changes."""
+    """Return a model of `model`'s family and changed recipe that two CPU cores can train."""
     source = f"ours: {whose} recipe for two CPU cores"
     recipe = replace(model.recipe, batch_size=64, steps=2_000, precision="fp32", source=source, **changes)
     return Model(f"tiny-{model.family.replace('_', '-')}", model.family, architecture, recipe)
@@ -164,15 +164,15 @@ class Family(Protocol):
     # the same module); of a block "attention_norm", "mlp_norm", "mlp" and "rotary_attention".
     seams: Mapping[str, str] = {}
     breaks_graph: str | None = None  # why the kernels cannot be compiled as one graph with all blocks
-    # Compiled block by block it trains as fast as compiled at once, and compiles sooner: docs/measurements.md
+    # Compiled by blocks, the family trains as fast as in one graph, and starts sooner: docs/measurements.md
     by_blocks: bool = True
 
     def complete(self, model: Model) -> dict[str, Any]:
-        """A model's architecture with the family's defaults."""
+        """Return a model's architecture with the family's defaults."""
         return {**self.defaults, **model.architecture}
 
     def mistakes(self, model: Model, path: str) -> Iterable[Mistake]:
-        """Values of the right type that cannot work; `path` is the model's place in the manifest."""
+        """Find values of the right type that cannot work; `path` is the model's place in the manifest."""
         ...
 
     def parameters(self, model: Model) -> Parts: ...
@@ -180,21 +180,21 @@ class Family(Protocol):
     def forward_flops(self, model: Model) -> Flops: ...
 
     def kept_bytes(self, model: Model, setting: Setting) -> int:
-        """Predicted bytes a sample that autograd keeps for the backward pass, including the loss.
+        """Predict the bytes a sample that autograd keeps for the backward pass, including the loss.
 
         Excludes half-precision copies of weights, which do not depend on the number of samples.
         """
         ...
 
     def activation_bytes(self, model: Model, setting: Setting) -> tuple[int, int]:
-        """Predicted peak bytes a sample, of kept activations and their gradients.
+        """Predict the peak bytes a sample of kept activations and their gradients, at two moments.
 
-        First while the loss runs its backward pass, then, with the loss freed, while a block does.
+        The first is the loss's backward pass; the second is a block's, after the loss was freed.
         """
         ...
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
-        """Why the method "kernels" cannot work on a device; None if it can. `has` finds packages there."""
+        """Return why "kernels" cannot work on a device; None if it can. `has` finds the device's packages."""
         return None if self.kernels else f"no kernels exist for {self.name}"
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:
@@ -202,5 +202,5 @@ class Family(Protocol):
         ...
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
-        """The repeated units, in order: each is checkpointed, compiled or sharded as a unit."""
+        """Return the repeated blocks, in order: each is checkpointed, compiled or sharded as a unit."""
         ...

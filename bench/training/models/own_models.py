@@ -39,11 +39,11 @@ INERT = frozenset(
     }
 )
 TOKENS = frozenset({"bos_token_id", "eos_token_id", "pad_token_id"})  # only families with a default read them
-LARGEST = 2**31  # of a whole number in an architecture
+LARGEST = 2**31  # largest whole number in an architecture
 
 
 def resolve_inline(obj: Mapping[str, Any], path: str) -> Model | list[Mistake]:
-    """A manifest's own model, or all mistakes in it."""
+    """Return a manifest's own model, or all mistakes in it."""
     name, given = obj["name"], obj["architecture"]
     mistakes = []
     if name in known_models():
@@ -67,7 +67,7 @@ def resolve_inline(obj: Mapping[str, Any], path: str) -> Model | list[Mistake]:
 
 
 def _architecture(family: Family, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields that affect training, with the family's defaults."""
+    """Return the fields that affect training, with the family's defaults."""
     defaults = family.defaults
     inert = INERT | TOKENS if defaults else INERT
     kept = {key: value for key, value in given.items() if key in defaults or key not in inert}
@@ -79,7 +79,7 @@ def _architecture(family: Family, given: Mapping[str, Any]) -> Mapping[str, Any]
 def _mistakes_without_recipe(
     family: Family, architecture: Mapping[str, Any], recipe: Any, path: str
 ) -> Iterator[Mistake]:
-    """Mistakes in an architecture that do not depend on its recipe, which has mistakes itself."""
+    """Yield mistakes in an architecture that do not depend on its recipe, which has mistakes itself."""
     if isinstance(family, TransformersFamily):
         objective = recipe.get("objective") if isinstance(recipe, Mapping) else None
         if objective in family.objectives:
@@ -92,7 +92,7 @@ def _mistakes_without_recipe(
 
 
 def override_recipe(model: Model, overrides: Mapping[str, Any], path: str) -> Model | list[Mistake]:
-    """A known model with some fields of its recipe changed, which its source then mentions; or mistakes."""
+    """Return a known model with fields of its recipe changed, as its source then says; or the mistakes."""
     if not overrides:
         return model
     base = asdict(model.recipe)
@@ -107,13 +107,13 @@ def override_recipe(model: Model, overrides: Mapping[str, Any], path: str) -> Mo
 
 
 def _mistakes_of_meaning(model: Model, path: str) -> list[Mistake]:
-    """Values of the right type that cannot work."""
+    """Find values of a model that have the right type but cannot work."""
     family = family_of(model)
     return [*recipe_mistakes(family, model.recipe, f"{path}/recipe"), *family.mistakes(model, path)]
 
 
 def _family(model_type: Any, path: str) -> Family | Mistake:
-    """The family of a `model_type`, or why there is none."""
+    """Return the family of a `model_type`, or the mistake in that type."""
     if not isinstance(model_type, str):
         found = "missing" if model_type is None else f"{in_json(model_type)} is not a text"
         return Mistake(path, found, f"allowed: {listed(families())}, or another type of transformers")

@@ -1,7 +1,7 @@
 """Known models with the recipes of the paper's published code, for comparisons like for like.
 
-"pythia-1b@paper-code" in a manifest is Pythia-1B with these changes. Only differences that can cost time or
-memory, and belong to a recipe, are here; docs/adr/0003 lists all of them with reasons. Pure.
+"pythia-1b@paper-code" in a manifest is Pythia-1B with the changes in this file: the differences of recipes
+that can cost time or memory. docs/adr/0003 lists all differences with reasons. Pure.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ SILENT: Mapping[str, None] = dict.fromkeys(
 )
 
 ARCHITECTURE: Mapping[str, Mapping[str, Any]] = {
-    "convnext": {"drop_path_rate": 0.0},  # the published checkpoint's, which is for fine-tuning
+    "convnext": {"drop_path_rate": 0.0},  # rate of the published checkpoint, which is for fine-tuning
 }
 
 
 def find_model(name: str) -> Model | None:
-    """The model of this name, which may end with "@paper-code"; None if there is none."""
+    """Return the model of this name, which may end with "@paper-code"; None if no model has it."""
     model = known_models().get(name.removesuffix(SUFFIX))
     return as_in_paper_code(model) if model and name.endswith(SUFFIX) else model
 
 
 def as_in_paper_code(model: Model) -> Model:
-    """The model as the paper's code trains it, named with the suffix."""
+    """Return the model as the paper's code trains it, named with the suffix."""
     architecture = {**model.architecture, **ARCHITECTURE.get(model.family, {})}
     changes: dict[str, Any] = {}
     if model.family == "gpt_neox":  # the code does not shorten a sample of 2,049 tokens

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from bench.base.errors import Mistake, in_json, nearest
 from bench.training.models.model import Family, Objective, Optimizer, Recipe, Schedule
 
-# The least and the most of a field, both allowed. A field that must be positive starts below any recipe's.
+# Smallest and largest allowed value of each field; the smallest is tiny if a field must only be positive.
 LIMITS: Mapping[str, tuple[float, float]] = {
     "batch_size": (1, 2**20),
     "steps": (1, 2**40),
@@ -46,7 +46,7 @@ REQUIRED = ("batch_size", "steps", "precision")
 def new_recipe(
     family: Family, architecture: Mapping[str, Any], obj: Any, path: str
 ) -> tuple[Recipe, list[Mistake]]:
-    """The recipe of a manifest's own model, with defaults; the recipe is None if there are mistakes in it."""
+    """Return the recipe of a manifest's own model, with defaults, and its mistakes; with any, no recipe."""
     if not isinstance(obj, Mapping):
         return read_onto(Recipe, obj, path, DEFAULTS)
     base: dict[str, Any] = {key: dict(v) if isinstance(v, dict) else v for key, v in DEFAULTS.items()}
@@ -67,14 +67,14 @@ def new_recipe(
 
 
 def _size_field(objective: Any) -> tuple[str, ...]:
-    """The field that says how large a sample is; () if the objective is unknown."""
+    """Return the field that says how large a sample is; () if the objective is unknown."""
     if objective not in get_args(Objective):
         return ()
     return ("image_size",) if objective == "image-classification" else ("sequence_length",)
 
 
 def recipe_mistakes(family: Family, recipe: Recipe, path: str) -> Iterator[Mistake]:
-    """Values of the right type that contradict the family or each other."""
+    """Yield values of the right type that contradict the family or each other."""
     if recipe.objective not in family.objectives:
         allowed = f"allowed for {family.name}: {', '.join(family.objectives)}"
         yield Mistake(f"{path}/objective", f'"{recipe.objective}" does not fit', allowed)
@@ -93,14 +93,14 @@ def recipe_mistakes(family: Family, recipe: Recipe, path: str) -> Iterator[Mista
 
 
 def _allowed(field: str) -> str:
-    """The values that a field of Recipe takes, for people."""
+    """Return the allowed values of a field of Recipe, for people."""
     if field in LIMITS:
         return "allowed: a number from {} to {}".format(*LIMITS[field])
     return "allowed: " + ", ".join(get_args(get_type_hints(Recipe)[field]))
 
 
 def read_onto(cls: Any, obj: Any, path: str, base: Mapping[str, Any]) -> tuple[Any, list[Mistake]]:
-    """A dataclass from `base`, with the fields that the JSON value `obj` sets; None if there are mistakes."""
+    """Make a dataclass of `base` and the fields in the JSON value `obj`, or None; return it and mistakes."""
     if cls is Optimizer and isinstance(obj, str):
         obj = {"name": obj}
     if not isinstance(obj, Mapping):
@@ -122,7 +122,7 @@ def read_onto(cls: Any, obj: Any, path: str, base: Mapping[str, Any]) -> tuple[A
 
 
 def _value(name: str, kind: Any, value: Any, path: str, base: Any) -> tuple[Any, list[Mistake]]:
-    """A JSON value as the type of the field `name`, and the mistakes in it."""
+    """Convert a JSON value to the type of the field `name`; return it and the mistakes in it."""
     if is_dataclass(kind):
         return read_onto(kind, value, path, base)
     options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
@@ -142,7 +142,7 @@ def _value(name: str, kind: Any, value: Any, path: str, base: Any) -> tuple[Any,
 
 
 def number_mistakes(kind: type, value: Any, low: float, high: float, path: str) -> Iterator[Mistake]:
-    """A value that is not an int or float (`kind`) between two limits, both allowed."""
+    """Yield a mistake unless the value is an int or float (`kind`) from `low` to `high`."""
     words = "a whole number" if kind is int else "a number"
     allowed = f"allowed: {words} from {low} to {high}"
     if type(value) is not int and (kind is int or type(value) is not float):

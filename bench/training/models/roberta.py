@@ -1,4 +1,4 @@
-"""RoBERTa: an encoder that fills in masked tokens. Norms after the residual sum, learned positions."""
+"""RoBERTa: an encoder that fills in masked tokens, with norms after residual sums and learned positions."""
 
 from __future__ import annotations
 

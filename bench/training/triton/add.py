@@ -14,7 +14,7 @@ AT_ONCE = 4096  # elements of one program
 
 
 def add(total: Tensor, more: Tensor) -> None:
-    """`total += more`, for contiguous tensors."""
+    """Compute `total += more` for contiguous tensors."""
     _add_kernel[(triton.cdiv(total.numel(), AT_ONCE),)](total, more, total.numel(), AT_ONCE, num_warps=8)
 
 

@@ -1,7 +1,7 @@
 """Depthwise convolutions on a GPU, in Triton: one filter a channel, read and written once.
 
 cuDNN's gradient of such filters runs far below the memory's rate: it took two of three milliseconds of
-ConvNeXt's backward pass (docs/measurements.md). Channels are innermost here, as in the layers around.
+ConvNeXt's backward pass (docs/measurements.md). Channels are innermost, as in the neighbouring layers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-SIDE = 7  # of the filters, for which the kernels are unrolled
+SIDE = 7  # of the filters; the kernels are unrolled for this number
 REACH = SIDE // 2
 TAPS = SIDE * SIDE
 CHANNELS = 32  # of one program
@@ -33,7 +33,7 @@ def fits(module: nn.Module) -> bool:
 
 
 def forward_of(conv: nn.Conv2d) -> Any:
-    """The forward function of a convolution that `fits`, with its parameters."""
+    """Return the forward function of a convolution that `fits`, with its parameters."""
 
     def forward(images: Tensor) -> Tensor:
         filters = conv.weight.flatten(1).t()
@@ -45,7 +45,7 @@ def forward_of(conv: nn.Conv2d) -> Any:
     return forward
 
 
-# Registered as operators, so that torch.compile calls them without tracing into them.
+# These functions are registered as operators, so that torch.compile does not trace into them.
 
 
 @torch.library.custom_op("bench::depthwise", mutates_args=())
@@ -62,7 +62,7 @@ def _convolved(images: Tensor, filters: Tensor) -> Tensor:
 
 @torch.library.custom_op("bench::depthwise_filters", mutates_args=())
 def _filters_gradient(images: Tensor, grad_out: Tensor) -> Tensor:
-    """The gradient of the filters, [taps, channels]."""
+    """Return the gradient of the filters, [taps, channels]."""
     images, grad_out = images.contiguous(), grad_out.contiguous()
     samples, height, width, channels = images.shape
     blocks = triton.cdiv(channels, CHANNELS)
@@ -135,7 +135,7 @@ def _correlate_kernel(
     columns: tl.constexpr,
     channels_each: tl.constexpr,
 ):
-    """Gradient of one row of taps in `channels_each` channels, summed over `rows_each` rows."""
+    """Compute the gradient of one row of taps in `channels_each` channels, summed over `rows_each` rows."""
     program, i = tl.program_id(0), tl.program_id(1)
     channel = tl.program_id(2) * channels_each + tl.arange(0, channels_each)
     wide = tl.full((columns,), width, tl.int64)

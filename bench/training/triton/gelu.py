@@ -2,8 +2,8 @@
 
 Compiled from PyTorch, both passes run at half of the memory's rate: erf takes longer than the memory does,
 and the bias's gradient reads again what the backward pass wrote
-(docs/evidence/where-time-goes-h200/pythia-2.8b-rotary.txt). Here erf is Abramowitz and Stegun's 7.1.26, off
-by at most 1.5e-7, a thousandth of half precision's resolution.
+(docs/evidence/where-time-goes-h200/pythia-2.8b-rotary.txt). These kernels compute erf by Abramowitz and
+Stegun's 7.1.26, off by at most 1.5e-7, a thousandth of half precision's resolution.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 COLUMNS = 512  # of one program
 AT_ONCE = 8  # rows that a program computes at once
-ROWS = 64  # of one program of the backward kernel, which keeps their sums
+ROWS = 64  # of one program of the backward kernel, which sums over them
 
 
 def take_over(layer: nn.Linear, activation: nn.Module) -> None:
-    """Let the layer compute GELU of its output, and the activation pass it on.
+    """Let the layer return GELU of its output, and the activation return its input.
 
-    Inside of the layer its bias is whole, whether it is sharded or not.
+    GELU needs the whole bias, and a sharded bias is whole only during the forward pass of its layer.
     """
 
     def forward(entry: Tensor) -> Tensor:
@@ -36,12 +36,12 @@ def take_over(layer: nn.Linear, activation: nn.Module) -> None:
     activation.forward = lambda hidden: hidden
 
 
-# Registered as operators, so that torch.compile calls them without tracing into them.
+# These functions are registered as operators, so that torch.compile does not trace into them.
 
 
 @torch.library.custom_op("bench::gelu", mutates_args=())
 def gelu(hidden: Tensor, bias: Tensor) -> Tensor:
-    """GELU of hidden + bias."""
+    """Return GELU of hidden + bias."""
     hidden = hidden.contiguous()
     out = torch.empty_like(hidden)
     width = hidden.shape[-1]
@@ -53,7 +53,7 @@ def gelu(hidden: Tensor, bias: Tensor) -> Tensor:
 
 @torch.library.custom_op("bench::gelu_gradient", mutates_args=())
 def _gelu_gradient(grad_out: Tensor, hidden: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of the input and of the bias, from the gradient of the output."""
+    """Return gradients of the input and of the bias, from the gradient of the output."""
     grad_out, hidden = grad_out.contiguous(), hidden.contiguous()
     width = hidden.shape[-1]
     rows = hidden.numel() // width
@@ -88,7 +88,7 @@ torch.library.register_autograd("bench::gelu", _backward, setup_context=_save_in
 
 
 # The reciprocal and the power of two use the hardware's own instruction, which flushes numbers below 1e-38 to
-# zero: treating them exactly would double its time, and none of them affects a result. Triton's interpreter,
+# zero: exact treatment would double its time, and such numbers affect no result. Triton's interpreter,
 # which needs no GPU, has no such instruction.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
@@ -111,7 +111,7 @@ def _power_of_two(x):
 
 @triton.jit
 def _normal(x):
-    """The cumulative normal distribution at x, and exp(-x*x/2)."""
+    """Return the cumulative normal distribution at x, and exp(-x*x/2)."""
     z = tl.abs(x) * 0.7071067811865476
     t = _reciprocal(1.0 + 0.3275911 * z)
     exponential = _power_of_two(z * z * -1.4426950408889634)
@@ -124,7 +124,7 @@ def _normal(x):
 
 @triton.jit
 def _forward_kernel(hidden, bias, out, rows, width, at_once: tl.constexpr, columns: tl.constexpr):
-    """GELU of `at_once` rows in `columns` columns."""
+    """Compute GELU of `at_once` rows in `columns` columns."""
     row = tl.program_id(0).to(tl.int64) * at_once + tl.arange(0, at_once)[:, None]
     column = tl.program_id(1) * columns + tl.arange(0, columns)
     b = tl.load(bias + column, column < width, 0.0).to(tl.float32)[None, :]
@@ -148,7 +148,7 @@ def _backward_kernel(
     at_once: tl.constexpr,
     columns: tl.constexpr,
 ):
-    """Gradients of `rows_each` rows in `columns` columns, and their sum, a part of the bias's gradient."""
+    """Compute gradients of `rows_each` rows in `columns` columns, and their sum for the bias's gradient."""
     column = tl.program_id(1) * columns + tl.arange(0, columns)
     in_width = column < width
     b = tl.load(bias + column, in_width, 0.0).to(tl.float32)[None, :]

@@ -1,8 +1,8 @@
-"""The two norms of a GPT-NeoX block in Triton: both normalise the same numbers, which are read once each way.
+"""The two norms of a GPT-NeoX block in Triton: both normalise the same numbers, which each pass reads once.
 
 Compiled from PyTorch, with 2,560 numbers a row, the forward pass runs at 34% of the memory's rate, the
 backward pass at 36% (docs/evidence/where-time-goes-h200/pythia-2.8b-rotary.txt). The residual connection
-passes through here as well, so that its gradient is added in the same kernel.
+passes through `NormsFunction` as well, so that its gradient is added in the same kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STAGES = tl.constexpr(3)  # rows that are loaded ahead
 
 
 def forward_of(block: nn.Module, seams: Mapping[str, str]) -> Callable[..., Tensor]:
-    """The forward function of a GPT-NeoX block with parallel residuals and without dropout.
+    """Return the forward function of a GPT-NeoX block with parallel residuals and without dropout.
 
     `seams` names the block's parts (`Family.seams`).
     """
@@ -73,7 +73,7 @@ def _norms(
     bias_second: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Both norms, and the mean and scale of each row for the backward pass."""
+    """Return both norms, and the mean and scale of each row for the backward pass."""
     hidden = hidden.contiguous()
     rows, width = hidden.numel() // hidden.shape[-1], hidden.shape[-1]
     first, second = torch.empty_like(hidden), torch.empty_like(hidden)
@@ -97,7 +97,7 @@ def _norms_gradient(
     means: Tensor,
     scales: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the input and of both weights and biases, from the gradients of the three outputs."""
+    """Return gradients of the input, weights and biases, from the gradients of the three outputs."""
     gradients = (grad_first.contiguous(), grad_second.contiguous(), grad_skip.contiguous())
     hidden = hidden.contiguous()
     rows, width = hidden.numel() // hidden.shape[-1], hidden.shape[-1]
@@ -195,7 +195,7 @@ def _backward_kernel(
     rows_each,
     columns: tl.constexpr,
 ):
-    """Gradients of `rows_each` rows, and the sums over them that are a part of the weights' gradients."""
+    """Compute gradients of `rows_each` rows, and their sums, which are parts of the weights' gradients."""
     column = tl.arange(0, columns)
     inside = column < width
     w1 = tl.load(weight_first + column, inside, 0.0).to(tl.float32)

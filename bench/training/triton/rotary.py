@@ -2,7 +2,7 @@
 
 The projection returns query, key and value side by side, head by head. Compiled from transformers' code, the
 backward pass through slices and concatenations runs at a quarter of the memory's rate, and its results do not
-have the memory layout that attention reads (docs/methods.md). Here all keep the projection's layout.
+have the memory layout that attention reads (docs/methods.md). These kernels keep the projection's layout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROWS = 16  # of one program; a row is one head of one position
 
 
 def forward_of(attention: nn.Module) -> Any:
-    """The forward function of a GPT-NeoX attention module, with its parameters and without a mask."""
+    """Return the forward function of a GPT-NeoX attention module, with its parameters and without a mask."""
 
     def forward(
         hidden: Tensor, attention_mask: None = None, position_embeddings: Any = None, **_: Any
@@ -42,7 +42,7 @@ def forward_of(attention: nn.Module) -> Any:
     return forward
 
 
-# Registered as operators, so that torch.compile calls them without tracing into them.
+# These functions are registered as operators, so that torch.compile does not trace into them.
 
 
 @torch.library.custom_op("bench::rotary", mutates_args=())
@@ -74,7 +74,7 @@ def _launch(sources: Any, targets: Any, cos: Tensor, sin: Tensor, *, backward: b
     cos, sin = cos.contiguous(), sin.contiguous()
     rotated = cos.shape[-1]
     rows = samples * positions * heads
-    tables = cos.numel() // rotated  # of positions: one for all samples, or one for each
+    tables = cos.numel() // rotated  # tables of positions: one for all samples, or one for each sample
     sizes = (rows, heads, tables, *strides, width, rotated, triton.next_power_of_2(width), ROWS)
     _rotate_kernel[(triton.cdiv(rows, ROWS),)](*sources, *targets, cos, sin, *sizes, backward)
 
@@ -124,7 +124,7 @@ def _rotate_kernel(
     rows_each: tl.constexpr,
     backward: tl.constexpr,
 ):
-    """Rotate `rows_each` rows by their positions' angle, or back by it; copy their values.
+    """Rotate queries and keys of `rows_each` rows by their positions' angle, or back; copy values.
 
     Of the `rotated` numbers of a row, each in the first half forms a pair with one in the second half.
     """

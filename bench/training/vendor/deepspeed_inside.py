@@ -40,7 +40,7 @@ def backward(engine: Any, loss: Tensor) -> None:
 
 
 def gradient_norm(engine: Any) -> float:
-    """The norm of the last update's gradients, before clipping.
+    """Return the norm of the last update's gradients, before clipping.
 
     Relies on: `get_global_grad_norm`, which the API documentation does not list. No issue known.
     Remove when `engine.step` returns the norm.

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 # Modules that the first compilation imports. Relies on: their private names, for `import_module`; the process
-# that imports them ahead ignores a failure, so a renamed one costs a second per trial and nothing else.
+# that imports them ahead ignores a failure, so a renamed module costs one second per trial.
 # No issue known. Remove when `import torch` loads the compiler itself.
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor.compile_fx")
 
 # Environment of torchrun. Relies on: an undocumented variable; "0" makes the members use torchrun's store
-# for their process group, on whichever node torch places rank 0. It is torch's default, and set here in case
+# for their process group, on whichever node torch places rank 0. This is torch's default, set in case
 # a user's environment disables it. https://github.com/pytorch/pytorch/issues/135712
 # Remove when torchrun documents which store `init_process_group` uses.
 SHARED_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
@@ -71,7 +71,7 @@ def keep_graphs_whole_under_ddp() -> None:
 
 
 def fake_tensors() -> Any:
-    """A context in which tensors have shapes but no contents.
+    """Return a context in which tensors have shapes but no contents.
 
     Relies on: the private module `torch._subclasses.fake_tensor`. Why: transformers detects it as tracing and
     then reads no mask's contents, which tensors on the "meta" device do not have. No issue known.
@@ -87,7 +87,7 @@ def make_fake(module: nn.Module, precision: torch.dtype | None = None) -> None:
 
     Call it inside `fake_tensors()`.
 
-    Relies on: `register_parameter` of modules, for tied parameters stay tied. No issue known.
+    Relies on: `register_parameter` of modules, which lets tied parameters stay tied. No issue known.
     Remove when a module on the "meta" device can be moved to a device without contents.
     """
     import torch
@@ -106,7 +106,7 @@ def make_fake(module: nn.Module, precision: torch.dtype | None = None) -> None:
 def saved_when_compiled(
     module: nn.Module, call: Callable[[Any, Any], Tensor], given: tuple[Sequence[Any], dict[str, Any]]
 ) -> list[int]:
-    """Bytes of each tensor that a call keeps for its backward pass if torch.compile compiles it.
+    """Return the bytes of each tensor that a call keeps for its backward pass under torch.compile.
 
     `call` takes the arguments and keywords in `given`, which are tensors without contents.
 
@@ -159,7 +159,7 @@ class LiveBytes:
 
 @contextmanager
 def live_bytes(multiple: int) -> Iterator[LiveBytes]:
-    """Follow the bytes of new storages whose size is a multiple of a number, within the context.
+    """Follow the bytes of new storages whose size is a multiple of `multiple`, within the context.
 
     Relies on: TorchDispatchMode of torch.utils._python_dispatch, and on storages that live as long as their
     Python objects. No issue known. Remove when torch.utils has a public memory tracker for fake tensors.
@@ -198,7 +198,7 @@ def live_bytes(multiple: int) -> Iterator[LiveBytes]:
 
 
 def flop_counter(*, grouped_matmul: Callable[..., int], batched_matmul: Callable[..., int]) -> Any:
-    """torch's FLOP counter, with these formulas for grouped and batched matrix products.
+    """Return torch's FLOP counter, with these formulas for grouped and batched matrix products.
 
     Relies on: the private operator `aten._grouped_mm`, which torch 2.13's counter ignores; mixtures of
     experts are made of it. No issue known.
@@ -224,7 +224,7 @@ def copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 def extension_locks() -> list[Path]:
-    """Lock files of C++ extensions that are being compiled, or whose compilation was killed.
+    """Return lock files of C++ extensions that are being compiled, or whose compilation was killed.
 
     Relies on: `get_default_build_root`, and on the file name "lock" of torch/utils/file_baton.py.
     Why: a lock that a killed process left blocks every later process forever.
@@ -240,7 +240,7 @@ def extension_locks() -> list[Path]:
 def store_on_socket(
     host: str, port: int, size: int, *, listen_fd: int | None, timeout: timedelta
 ) -> dist.Store:
-    """The process group's store; the member with `listen_fd`, an open socket, serves it.
+    """Return the process group's store; the member with `listen_fd`, an open socket, serves it.
 
     Relies on: the undocumented argument `master_listen_fd` of TCPStore. Why: a port that was merely free when
     it was looked for may be taken by another process before torch listens on it.
@@ -255,7 +255,7 @@ def store_on_socket(
 
 
 def rendezvous_options(*, is_host: bool, join_seconds: int, missed_signs: int) -> str:
-    """The value of torchrun's --rdzv-conf: who hosts the meeting, and how long it waits.
+    """Return the value of torchrun's --rdzv-conf: who hosts the meeting, and how long it waits.
 
     Relies on: keys of the c10d backend that its documentation does not list. Why: two nodes on one machine
     would both take the meeting's address for their own, and torchrun compares one node's signs of life with
@@ -265,11 +265,11 @@ def rendezvous_options(*, is_host: bool, join_seconds: int, missed_signs: int) -
 
 
 def rendezvous_id() -> str:
-    """The --rdzv-id of the torchrun that started this process.
+    """Return the --rdzv-id of the torchrun that started this process.
 
     Relies on: the variable TORCHELASTIC_RUN_ID that torchrun sets for its members.
     https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
-    Remove when torch has a function for it.
+    Remove when torch has a function for this id.
     """
     return os.environ["TORCHELASTIC_RUN_ID"]
 
@@ -298,7 +298,7 @@ def keep_loss_scale_on_host(scaler: torch.amp.GradScaler) -> None:
 
 
 def add_half_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """`total += left @ right` on a GPU: half-precision factors, a sum in fp32, one kernel.
+    """Compute `total += left @ right` on a GPU in one kernel, with half-precision factors and an fp32 sum.
 
     Relies on: `torch.addmm` with `out_dtype` and `out` together, which exists for CUDA only and is
     recent. No issue known. Remove when the documentation of torch.addmm lists `out_dtype`.

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from torch import nn
 
 MAMBA = "transformers.models.mamba.modeling_mamba"
-# What modeling_mamba imports for its fused kernels. The third is mamba-ssm's own extension: newer versions
-# can be installed without what Mamba 1 needs.
+# Packages that modeling_mamba imports for its fused kernels. The third is mamba-ssm's own extension, which
+# Mamba 1 needs, but without which newer versions can be installed.
 MAMBA_PACKAGES = ("mamba_ssm", "causal_conv1d", "selective_scan_cuda")
 _mamba_is_fused: dict[str, bool] = {}  # which code modeling_mamba chose when this process last loaded it
 
 
 def modeling_module(family: str) -> str:
-    """The module that defines a family's layers, to be imported ahead of a trial.
+    """Return the name of the module that defines a family's layers, to be imported ahead of a trial.
 
     Relies on: the naming of files in transformers. The process that imports it ahead ignores a failure, so a
-    moved one costs start-up time and nothing else. No issue known. Remove when nothing is imported ahead.
+    moved module costs only start-up time. No issue known. Remove when nothing is imported ahead.
     """
     return f"transformers.models.{family}.modeling_{family}"
 
@@ -41,7 +41,7 @@ def can_build(auto_class: Any, configuration: Any) -> bool:
 
 
 def field_names(configuration: Any) -> list[str]:
-    """Names that a configuration of this class accepts: its attributes, and aliases of them.
+    """Return names that a configuration of this class accepts: its attributes, and aliases of them.
 
     Relies on: `vars()` of a configuration, and `attribute_map`, which is public only by its name.
     Why: transformers accepts unknown fields silently. No issue known.
@@ -52,7 +52,7 @@ def field_names(configuration: Any) -> list[str]:
 
 
 def field_named(configuration: Any, name: str) -> str:
-    """The field that a configuration of this class has for a common name, "num_hidden_layers" for instance.
+    """Return the field that a configuration has for a common name, "num_hidden_layers" for instance.
 
     Relies on: `attribute_map`. No issue known. Remove together with `field_names`.
     """
@@ -69,10 +69,10 @@ def build_first_class(configuration: Any) -> None:
 
 
 def refusals() -> tuple[type[Exception], ...]:
-    """The exceptions with which transformers refuses an architecture.
+    """Return the exceptions with which transformers refuses an architecture.
 
     Relies on: StrictDataclassError of huggingface_hub, which validates transformers' configurations.
-    No issue known. Remove when transformers has an exception class of its own for it.
+    No issue known. Remove when transformers has an exception class of its own for refusals.
     """
     from huggingface_hub.errors import StrictDataclassError
 
@@ -82,9 +82,9 @@ def refusals() -> tuple[type[Exception], ...]:
 def expect_no_packed_samples() -> None:
     """Let transformers build masks without looking for several texts packed into one sample.
 
-    Relies on: `find_packed_sequence_indices` in masking_utils, called for every mask. Why: while tracing it
+    Relies on: `find_packed_sequence_indices` in masking_utils, called for every mask. Why: while traced, it
     finds packed texts everywhere, so that each mask holds every pair of positions, which excludes the flash
-    kernels; uncompiled it waits for the device. No issue known.
+    kernels; uncompiled, it waits for the device. No issue known.
     Remove when a model can be told that nothing is packed.
     """
     from transformers import masking_utils
@@ -119,7 +119,7 @@ def drop_mask_tokens(module: nn.Module) -> None:
 
 
 def load_mamba(*, fused: bool) -> Any:
-    """transformers' modeling_mamba, with mamba-ssm's fused kernels or with its own plain code.
+    """Return transformers' modeling_mamba, with mamba-ssm's fused kernels or with its own plain code.
 
     Raises ImportError if `fused` and mamba-ssm cannot be imported.
 
@@ -142,10 +142,10 @@ def load_mamba(*, fused: bool) -> Any:
 
 
 def _untraced_mamba_inner() -> Any:
-    """mamba-ssm's own function, which torch.compile calls without looking into it.
+    """Return mamba-ssm's own function, which torch.compile calls without looking into it.
 
     Why: transformers' wrapper asks `torch.compiler.is_exporting()`, and until torch 2.14 that is true under
-    torch.compile as well: compiled, the plain scan would silently run.
+    torch.compile as well, so that the plain scan would silently run.
     https://github.com/pytorch/pytorch/issues/176347
     Remove when the oldest supported torch is 2.14.
     """

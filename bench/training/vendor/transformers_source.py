@@ -2,7 +2,7 @@
 
 Relies on: the text of auto_mappings.py, configuration_auto.py and modeling_*.py. Why: importing transformers
 takes seconds and imports torch, and planning must work without both. Pure but for reading these files.
-If a file is missing or looks different, the functions return nothing known, and the worker finds out later.
+If a file is missing or looks different, the functions return unknown, and the worker finds out later.
 No issue known. Remove when transformers ships its list of architectures as data.
 """
 
@@ -22,7 +22,7 @@ def _models_folder() -> Path | None:
 
 @cache
 def _mappings() -> str:
-    """The source that maps model types to class names; empty if it cannot be read."""
+    """Return the source that maps model types to class names; empty if it cannot be read."""
     folder = _models_folder()
     if folder is None:
         return ""
@@ -32,31 +32,31 @@ def _mappings() -> str:
 
 @cache
 def types() -> frozenset[str]:
-    """All model types; empty if they cannot be read."""
+    """Return all model types; empty if they cannot be read."""
     return frozenset(re.findall(r'"([\w.-]+)"[,:] "\w+Config"', _mappings()))
 
 
 @cache
 def _folders() -> Mapping[str, str]:
-    """The folders of model types that are not in a folder of their own name."""
+    """Return the folders of model types that are not in a folder of their own name."""
     _, _, special = _mappings().partition("SPECIAL_MODEL_TYPE_TO_MODULE_NAME")
     return dict(re.findall(r'\("([\w.-]+)", "([a-z][\w.]*)"\)', special))
 
 
 @cache
 def _modeling_code(model_type: str) -> str:
-    """The source of a type's modules; empty if it cannot be read."""
+    """Return the source of a type's modules; empty if it cannot be read."""
     models, name = _models_folder(), _folders().get(model_type, model_type.replace("-", "_"))
     files = (models / name).glob("modeling_*.py") if models else ()
     return "".join(file.read_text() for file in files)
 
 
 def why_not_fused(model_type: str) -> str | None:
-    """Why the type cannot use PyTorch's fused attention; None if it can, or if its source cannot be read."""
+    """Return why the type cannot use PyTorch's fused attention; None if it can or its code is unknown."""
     code = _modeling_code(model_type)
     if code and "_supports_sdpa = True" not in code:
         return f"transformers' {model_type} takes no fused attention"
-    if "softcap=" in code:  # transformers passes the cap on, and its call of fused attention ignores it
+    if "softcap=" in code:  # transformers passes the cap to fused attention, which ignores it
         return f"{model_type} caps attention's scores, which fused attention cannot do"
     return None
 
@@ -68,9 +68,9 @@ def takes_registered_attention(model_type: str) -> bool:
 
 
 def reads_field(model_type: str, field: str) -> bool:
-    """Whether a field is read that the type's configuration need not have.
+    """Whether the type's code reads this field, which its configuration may lack.
 
-    Modules of the type read "head_dim" for instance, and rotary embeddings "partial_rotary_factor".
+    For instance, modules of the type read "head_dim", and rotary embeddings "partial_rotary_factor".
     """
     name = f'"{re.escape(field)}"'
     read = rf"getattr\((self\.)?config, {name}|kwargs\.(get|pop)\({name}"
@@ -79,7 +79,7 @@ def reads_field(model_type: str, field: str) -> bool:
 
 @cache
 def _rotary_code() -> str:
-    """The source of rotary embeddings' parameters; empty if it cannot be read."""
+    """Return the source of rotary embeddings' parameters; empty if it cannot be read."""
     models = _models_folder()
     file = models.parent / "modeling_rope_utils.py" if models else None
     return file.read_text() if file and file.is_file() else ""
