@@ -236,8 +236,11 @@ def test_transformers_source_is_readable() -> None:
     assert refused == {"llama": False, "bloom": True, "gemma2": True}, gone(
         transformers_source, "_supports_sdpa or softcap= is gone"
     )
-    registered = [*map(transformers_source.takes_registered_attention, ("llama", "bert", "falcon"))]
-    assert registered == [True, True, False], gone(transformers_source, "ALL_ATTENTION_FUNCTIONS is gone")
+    names = ("llama", "bert", "falcon", "deepseek_v32", "minimax_m3_vl_text")
+    registered = [*map(transformers_source.takes_registered_attention, names)]
+    assert registered == [True, True, False, False, False], gone(
+        transformers_source, "ALL_ATTENTION_FUNCTIONS is gone, or types of sparse attention ask otherwise"
+    )
     read = [transformers_source.reads_field("qwen3_moe", field) for field in ("head_dim", "tail_dim")]
     assert read == [True, False], gone(transformers_source, "fields are no longer read by getattr")
     assert transformers_source.counts_positions_after_padding("roberta"), gone(

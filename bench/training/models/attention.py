@@ -35,7 +35,7 @@ def fused_attention() -> Literal["bench_fused"]:
     transformers_inside.expect_no_packed_samples()
 
     def mask(*given: Any, **more: Any) -> Tensor | None:
-        return None if _needs_no_mask(**more) else sdpa_mask(*given, **more)
+        return None if needs_no_mask(**more) else sdpa_mask(*given, **more)
 
     def attend(
         module: Any,
@@ -56,6 +56,8 @@ def fused_attention() -> Literal["bench_fused"]:
             out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
             return out, None
         grouped = query.size(1) != key.size(1)
+        if grouped and not takes_grouped_heads(key, value):
+            key, value, grouped = *repeated_heads(query, key, value), False
         out = F.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=grouped
         )
@@ -66,7 +68,21 @@ def fused_attention() -> Literal["bench_fused"]:
     return "bench_fused"
 
 
-def _needs_no_mask(
+def takes_grouped_heads(key: Tensor, value: Tensor) -> bool:
+    """Whether a fused kernel takes fewer heads of keys than of queries; PyTorch's plain attention would run.
+
+    Flash and cuDNN attention do, in half precision and for heads of one width up to 256 elements.
+    """
+    return bool(key.element_size() == 2 and key.size(-1) == value.size(-1) <= 256)
+
+
+def repeated_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Repeat each head of keys and values for the heads of queries that share it."""
+    times = query.size(1) // key.size(1)
+    return key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+
+
+def needs_no_mask(
     *,
     q_length: int,
     kv_length: int,

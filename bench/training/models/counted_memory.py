@@ -13,13 +13,15 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import repeat
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from bench.training.models.attention import needs_no_mask, repeated_heads, takes_grouped_heads
 from bench.training.models.cuda_autocast import as_on_cuda, half_of
 from bench.training.models.footprint import FP32, Block, CountedFootprint, Footprint
 from bench.training.models.loss import cross_entropy, logits
 from bench.training.models.model import Model
-from bench.training.vendor import torch_inside
+from bench.training.vendor import torch_inside, transformers_inside
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 # Samples of the counted pass; there may be many, because nothing is computed. The number is a prime that
 # divides the size of no weight, so that a storage whose size it divides grows with the samples.
 SAMPLES = 1009
+MOST_SECONDS = 60  # after this time, no further way of computing is counted
 ATTENTION = "bench_kept"  # the name under which attention without contents is registered
 
 Build = Callable[[str], "nn.Module"]  # builds the model with the attention implementation of this name
@@ -41,10 +44,13 @@ def counted_footprints(
     `fused`: the architecture can use fused attention.
     """
     found: list[CountedFootprint] = []
+    deadline = monotonic() + MOST_SECONDS
     for kernels in (False, True) if fused else (False,):
         # Compiled eager attention is left out if it can be fused: the compiler would fuse this attention too.
         compiled = (False, True) if kernels or not fused else (False,)
         for halved in (False, True) if half_of(model.recipe.precision) else (False,):
+            if monotonic() > deadline:  # a loop over positions, for instance
+                return tuple(found)
             try:
                 count = _Count.of(model, build, blocks_of, kernels=kernels, halved=halved)
                 footprints = [count.footprint(compiled=one) for one in compiled]
@@ -66,8 +72,9 @@ class _Kind:
 
     @property
     def entry(self) -> int:
-        """Bytes of the block's first input."""
-        first = next(iter((*self.arguments, *self.keywords.values())))
+        """Bytes of the block's first input that has a gradient."""
+        values = (*self.arguments, *self.keywords.values())
+        first = next(value for value in values if getattr(value, "requires_grad", False))
         return int(first.numel() * first.element_size()) // SAMPLES
 
 
@@ -83,6 +90,7 @@ class _Count:
     logits: int = 0  # of a sample
     kinds: dict[str, _Kind] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)  # of each kind: blocks may be called repeatedly
+    called: set[nn.Module] = field(default_factory=set)
 
     @staticmethod
     def of(model: Model, build: Build, blocks_of: BlocksOf, *, kernels: bool, halved: bool) -> _Count:
@@ -103,6 +111,8 @@ class _Count:
                 block.forward = self._instead_of(block, block.forward, kept)
             found = logits(self.module, batch)
             cross_entropy(found, batch["labels"])
+        if self.called < {*self.parts}:
+            raise LookupError("a block that the model does not call has no bytes")
         self.logits = found.numel() // SAMPLES
         self.outside = kept.bytes - sum(kind.inside for kind in self.kinds.values()) - FP32 * self.logits
 
@@ -116,10 +126,12 @@ class _Count:
 
     def _instead_of(self, block: nn.Module, forward: Callable[..., Any], kept: _Kept) -> Callable[..., Any]:
         """Return a forward that runs the first block of a kind only, and reuses its result for the others."""
-        name = _described(block)
+        description = _described(block)
 
         def call(*arguments: Any, **keywords: Any) -> Any:
+            name = f"{description} {_shapes((arguments, keywords))}"
             self.calls[name] += 1
+            self.called.add(block)
             if name not in self.kinds:
                 before = kept.bytes
                 result = forward(*arguments, **keywords)
@@ -198,6 +210,13 @@ def _described(block: nn.Module) -> str:
     return repr([(type(part).__name__, settings(part)) for part in block.modules()] + weights)
 
 
+def _shapes(values: Any) -> list[tuple[int, ...]]:
+    """Return the shapes of the tensors in a structure."""
+    from torch.utils._pytree import tree_leaves
+
+    return [tuple(value.shape) for value in tree_leaves(values) if hasattr(value, "shape")]
+
+
 def _anew(values: Any) -> Any:
     """Copy a structure of tensors: the copies have no history, and require gradients if the originals do."""
     import torch
@@ -227,40 +246,56 @@ def _batch(model: Model) -> dict[str, Tensor]:
 def _kept_attention() -> str:
     """Register attention that computes nothing, and keeps what fused kernels keep; return its name."""
     import torch
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
 
-    def outputs(query: Tensor, _key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def outputs(query: Tensor, _key: Tensor, value: Tensor, _bias: Tensor | None) -> tuple[Tensor, Tensor]:
         samples, heads, length, _ = query.shape
         out = query.new_empty(samples, length, heads, value.shape[-1]).transpose(1, 2)
         return out, query.new_empty(samples, heads, length, dtype=torch.float32)
 
     def gradients(
-        _gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, _out: Tensor, _sums: Tensor
+        _gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, _kept: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
     operation = partial(torch.library.custom_op, mutates_args=())
     three = "Tensor query, Tensor key, Tensor value"
-    forward = operation("bench::kept_attention", schema=f"({three}) -> (Tensor, Tensor)")(outputs)
+    forward = operation("bench::kept_attention", schema=f"({three}, Tensor? bias) -> (Tensor, Tensor)")(
+        outputs
+    )
     backward = operation(
         "bench::kept_attention_backward",
-        schema=f"(Tensor gradient, {three}, Tensor out, Tensor sums) -> (Tensor, Tensor, Tensor)",
+        schema=f"(Tensor gradient, {three}, Tensor[] kept) -> (Tensor, Tensor, Tensor)",
     )(gradients)
     forward.register_fake(outputs)
     backward.register_fake(gradients)
 
-    def save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*inputs, *output)
+    def save(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*(tensor for tensor in (*inputs, *output) if tensor is not None))
 
-    def run_backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        found: tuple[Tensor, Tensor, Tensor] = backward(gradient, *ctx.saved_tensors)
-        return found
+    def run_backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        query, key, value, *kept = ctx.saved_tensors
+        return *backward(gradient, query, key, value, kept), None
 
     forward.register_autograd(run_backward, setup_context=save)
 
-    def attend(_: Any, query: Tensor, key: Tensor, value: Tensor, *_more: Any, **_ignored: Any) -> Any:
-        out, _sums = forward(query.to(value.dtype), key.to(value.dtype), value)
+    def mask(*given: Any, **more: Any) -> Tensor | None:
+        return None if needs_no_mask(**more) else sdpa_mask(*given, **more)
+
+    def attend(
+        _: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_more: Any
+    ) -> tuple[Tensor, None]:
+        query, key = query.to(value.dtype), key.to(value.dtype)
+        masked = attention_mask is not None
+        if query.size(1) != key.size(1) and (masked or not takes_grouped_heads(key, value)):
+            key, value = repeated_heads(query, key, value)
+        # PyTorch turns a mask into numbers that are added to the scores, anew in each layer.
+        bias = attention_mask.to(query.dtype) if attention_mask is not None else None
+        out, _sums = forward(query, key, value, bias)
         return out.transpose(1, 2).contiguous(), None
 
+    transformers_inside.expect_no_packed_samples()
     AttentionInterface.register(ATTENTION, attend)
+    AttentionMaskInterface.register(ATTENTION, mask)
     return ATTENTION

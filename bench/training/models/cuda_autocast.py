@@ -24,8 +24,8 @@ def as_on_cuda(*, autocast: bool) -> Any:
     """Return a context with CUDA's rules: dropout keeps one byte an element; autocast computes listed
     operations in fp32.
 
-    The list has those operations that families use ("CUDA Ops that can autocast to float32" in torch's
-    documentation of mixed precision); the CPU's own list is shorter.
+    The list is that of torch's documentation of mixed precision ("CUDA Ops that can autocast to float32"),
+    without losses and trigonometry; the CPU's own list is shorter.
     """
     return _as_on_cuda()(autocast)
 
@@ -37,10 +37,17 @@ def _as_on_cuda() -> Callable[[bool], Any]:
     from torch import Tensor
     from torch.overrides import TorchFunctionMode
 
-    raised = {
-        F.layer_norm, F.rms_norm, F.softmax, F.softplus, F.log_softmax, torch.exp, torch.rsqrt, Tensor.pow,
-        torch.pow,
-    }  # fmt: skip
+    names = (
+        "__pow__", "__rpow__", "cumprod", "cumsum", "exp", "expm1", "log", "log10", "log1p", "log2",
+        "log_softmax", "norm", "pow", "prod", "reciprocal", "rsqrt", "softmax", "sum",
+    )  # fmt: skip
+    layers = ("group_norm", "layer_norm", "log_softmax", "normalize", "softmax", "softmin", "softplus")
+    raised = {getattr(F, name) for name in layers}
+    raised |= {getattr(place, name) for place in (torch, Tensor) for name in names if hasattr(place, name)}
+    halves = (torch.bfloat16, torch.float16)
+
+    def raised_to_fp32(value: Any) -> Any:
+        return value.float() if isinstance(value, Tensor) and value.dtype in halves else value
 
     class AsOnCuda(TorchFunctionMode):
         def __init__(self, autocast: bool) -> None:
@@ -51,11 +58,14 @@ def _as_on_cuda() -> Callable[[bool], Any]:
             self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
         ) -> Any:
             given = kwargs or {}
-            if func is F.dropout and given.get("training", True) and given["p"] > 0:
-                return torch.native_dropout(args[0], given["p"], True)[0]
+            if func is F.dropout:
+                given = {**dict(zip(("input", "p", "training"), args, strict=False)), **given}
+                if given.get("training", True) and given.get("p", 0.5) > 0:
+                    return torch.native_dropout(given["input"], given.get("p", 0.5), True)[0]
+                return given["input"]
             if self.autocast and func in raised:
-                halves = (torch.bfloat16, torch.float16)
-                args = [a.float() if isinstance(a, Tensor) and a.dtype in halves else a for a in args]
+                args = [raised_to_fp32(value) for value in args]
+                given = {name: raised_to_fp32(value) for name, value in given.items()}
             return func(*args, **given)
 
     return AsOnCuda

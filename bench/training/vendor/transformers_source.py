@@ -62,9 +62,14 @@ def why_not_fused(model_type: str) -> str | None:
 
 
 def takes_registered_attention(model_type: str) -> bool:
-    """Whether the type calls attention by its registered name; True if its source cannot be read."""
+    """Whether the type calls attention by its registered name, whatever the name is.
+
+    Types that compare the name build some masks for names that they know only, sparse attention for
+    instance. True if the source cannot be read.
+    """
     code = _modeling_code(model_type)
-    return not code or "ALL_ATTENTION_FUNCTIONS" in code
+    compared = re.search(r"_attn_implementation\s*(==|!=|in\b|not in\b)", code)
+    return not code or ("ALL_ATTENTION_FUNCTIONS" in code and compared is None)
 
 
 def reads_field(model_type: str, field: str) -> bool:

@@ -15,7 +15,7 @@ from bench.training.models import Counted, Model, Precision, families, known_mod
 from bench.training.models.generic import TransformersFamily, counted
 from bench.training.setting import Setting
 from tests.training.models.keeping import kept_bytes_a_sample
-from tests.training.models.test_attention import CAUSAL, DECODER, EXPERTS, FULL, IMAGES, model_of
+from tests.training.models.test_attention import CAUSAL, DECODER, EXPERTS, FULL, IMAGES, WINDOW, model_of
 from tests.training.models.test_contract import without_dropout
 
 LLAMA = {
@@ -74,6 +74,14 @@ def test_counts_agree_with_what_autograd_keeps(model: Model) -> None:
     family = TransformersFamily(model.family)
     kept = kept_bytes_a_sample(family, family.build(model, kernels=False), model)
     assert footprint_bytes(counted(model), model, ()) == pytest.approx(kept, rel=0.02)
+
+
+@pytest.mark.parametrize("window", [None, WINDOW])
+def test_fused_attention_keeps_the_mask_of_a_window_in_every_layer(window: int | None) -> None:
+    model = model_of("mistral", "causal-lm", DECODER | {"num_key_value_heads": 4, "sliding_window": window})
+    family = TransformersFamily(model.family)
+    kept = kept_bytes_a_sample(family, family.build(model, kernels=True), model)
+    assert footprint_bytes(counted(model), model, ("kernels",)) == pytest.approx(kept, rel=0.02)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
