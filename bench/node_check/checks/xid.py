@@ -10,6 +10,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from io import FileIO
 from typing import Any
 
 from bench.node_check.checks import Check, CheckBudget, Rig
@@ -35,6 +36,7 @@ WORDS = {
     140: "unrecovered ECC error",
 }
 NOTED = {63, 92, 94}  # repaired memory errors: a warning, not a failure
+LOG = "/dev/kmsg"
 _LINE = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+),? ?(.*)")
 _OF_A_SWITCH = re.compile(r"SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)")
 # Lines kept of each Xid of each GPU: a program that crashes repeatedly must not crowd out other Xids.
@@ -42,17 +44,24 @@ _MOST_LINES = 20
 
 
 def measure(rig: Rig, budget: CheckBudget) -> Mapping[str, Any]:
-    records, record = [], b"none yet"
     try:
-        with os.fdopen(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as log:
-            while record:
-                with suppress(BrokenPipeError):  # the oldest records were overwritten meanwhile
-                    record = log.read(8192) or b""  # None: there is no other record yet
-                    if b"Xid (" in record:
-                        records.append(record.decode(errors="replace"))
-    except OSError as error:
-        return {"closed": f"/dev/kmsg: {error.strerror}"}
-    return {"lines": lines_of(records)}
+        with os.fdopen(os.open(LOG, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as log:
+            return {"lines": lines_of(_records(log))}
+    except (OSError, EOFError) as error:
+        return {"closed": f"{LOG}: {getattr(error, 'strerror', None) or error}"}
+
+
+def _records(log: FileIO) -> Iterator[str]:
+    """Yield the records of the kernel's log that tell of an Xid; EOFError if the file ends: no log does."""
+    while True:
+        with suppress(BrokenPipeError):  # the oldest records were overwritten meanwhile
+            record = log.read(8192)
+            if record is None:  # there is no further record yet
+                return
+            if not record:
+                raise EOFError("not the kernel's log")
+            if b"Xid (" in record:
+                yield record.decode(errors="replace")
 
 
 def lines_of(records: Iterable[str]) -> list[str]:
