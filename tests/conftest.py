@@ -5,12 +5,15 @@ import signal
 import sys
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.warm import quick_python
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("COLUMNS", None)  # xdist sets it for its workers, which have no terminal
+settings.register_profile("untimed", deadline=None)  # a busy machine takes its time
+settings.load_profile("untimed")
 # A shell starts background jobs with SIGINT ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup does the same with SIGHUP

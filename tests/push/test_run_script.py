@@ -55,7 +55,7 @@ def begin(job: Job) -> None:
     before = log.read_text() if log.exists() else ""
     run_script.prepare(Here(), job, b'{"a": 1}', b'{"nonce": 2}')
     run_script.start(Here(), job)
-    until(lambda: state(job) == "alive" and log.read_text() != before)
+    until(lambda: state(job) == "alive" and log.exists() and log.read_text() != before)
 
 
 def test_a_new_start_removes_the_exit_code_of_an_earlier_attempt(job: Job) -> None:
