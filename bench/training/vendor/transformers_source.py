@@ -64,11 +64,11 @@ def why_not_fused(model_type: str) -> str | None:
 def takes_registered_attention(model_type: str) -> bool:
     """Whether the type calls attention by its registered name, whatever the name is.
 
-    Types that compare the name build some masks for names that they know only, sparse attention for
-    instance. True if the source cannot be read.
+    Types that compare the name with "sdpa" build some masks for that name only, those of sparse attention
+    for instance. True if the source cannot be read.
     """
     code = _modeling_code(model_type)
-    compared = re.search(r"_attn_implementation\s*(==|!=|in\b|not in\b)", code)
+    compared = re.search(r'_attn_implementation\s*(==|!=|in\b|not in\b).*"sdpa"', code)
     return not code or ("ALL_ATTENTION_FUNCTIONS" in code and compared is None)
 
 
