@@ -61,9 +61,9 @@ def parameters_of(model: Model) -> int | None:
 
 def flops_of(model: Model) -> Flops:
     """Return the arithmetic of one forward pass, by formula or by building the model (in a worker only)."""
-    from bench.training.models.generic import counted
+    from bench.training.models.generic import counted_work
 
-    return family_of(model).forward_flops(model) if model.family in families() else counted(model).flops
+    return family_of(model).forward_flops(model) if model.family in families() else counted_work(model).flops
 
 
 def uses_all_weights(model: Model) -> bool:

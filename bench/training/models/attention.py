@@ -5,6 +5,7 @@ Imports torch and transformers only when called, in a worker.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,14 +29,7 @@ def fused_attention() -> Literal["bench_fused"]:
     sample, and any other pattern, keeps the mask that transformers builds.
     """
     import torch.nn.functional as F
-    from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import sdpa_mask
-
-    transformers_inside.expect_no_packed_samples()
-
-    def mask(*given: Any, **more: Any) -> Tensor | None:
-        return None if needs_no_mask(**more) else sdpa_mask(*given, **more)
 
     def attend(
         module: Any,
@@ -63,15 +57,27 @@ def fused_attention() -> Literal["bench_fused"]:
         )
         return out.transpose(1, 2).contiguous(), None
 
-    AttentionInterface.register("bench_fused", attend)
-    AttentionMaskInterface.register("bench_fused", mask)
+    register_attention("bench_fused", attend)
     return "bench_fused"
 
 
-def takes_grouped_heads(key: Tensor, value: Tensor) -> bool:
-    """Whether a fused kernel takes fewer heads of keys than of queries; PyTorch's plain attention would run.
+def register_attention(name: str, attend: Callable[..., tuple[Tensor, None]]) -> None:
+    """Let transformers call `attend` under a name, with its own mask only if a mask is needed."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
 
-    Flash and cuDNN attention do, in half precision and for heads of one width up to 256 elements.
+    def mask(*given: Any, **more: Any) -> Tensor | None:
+        return None if _needs_no_mask(**more) else sdpa_mask(*given, **more)
+
+    transformers_inside.expect_no_packed_samples()
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, mask)
+
+
+def takes_grouped_heads(key: Tensor, value: Tensor) -> bool:
+    """Whether fused kernels take fewer heads of keys than of queries; if not, plain attention would run.
+
+    Flash and cuDNN attention take them in half precision, for heads of one width up to 256 elements.
     """
     return bool(key.element_size() == 2 and key.size(-1) == value.size(-1) <= 256)
 
@@ -82,7 +88,7 @@ def repeated_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, T
     return key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
 
 
-def needs_no_mask(
+def _needs_no_mask(
     *,
     q_length: int,
     kv_length: int,

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import repeat
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from bench.training.models.attention import needs_no_mask, repeated_heads, takes_grouped_heads
+from bench.training.models.attention import register_attention, repeated_heads, takes_grouped_heads
 from bench.training.models.cuda_autocast import as_on_cuda, half_of
 from bench.training.models.footprint import FP32, Block, CountedFootprint, Footprint
-from bench.training.models.loss import cross_entropy, logits
+from bench.training.models.loss import cross_entropy, empty_batch, logits
 from bench.training.models.model import Model
-from bench.training.vendor import torch_inside, transformers_inside
+from bench.training.vendor import torch_inside
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -53,7 +53,7 @@ def counted_footprints(
                 return tuple(found)
             try:
                 count = _Count.of(model, build, blocks_of, kernels=kernels, halved=halved)
-                footprints = [count.footprint(compiled=one) for one in compiled]
+                footprints = count.footprints(compiled)
             except Exception:  # an architecture's code may raise anything; this way stays uncounted
                 continue
             found += map(CountedFootprint, repeat(kernels), compiled, repeat(halved), footprints)
@@ -102,7 +102,7 @@ class _Count:
         with fake:
             torch_inside.make_fake(module, half if halved else None)
             count = _Count(module, blocks_of(module), None if halved else half, fake)
-            count._run(_batch(model))
+            count._run(empty_batch(model, SAMPLES, torch.float32))
         return count
 
     def _run(self, batch: Mapping[str, Tensor]) -> None:
@@ -116,13 +116,20 @@ class _Count:
         self.logits = found.numel() // SAMPLES
         self.outside = kept.bytes - sum(kind.inside for kind in self.kinds.values()) - FP32 * self.logits
 
-    def footprint(self, *, compiled: bool) -> Footprint:
-        blocks = []
+    def footprints(self, compiled: Sequence[bool]) -> list[Footprint]:
+        """Return the footprint of the model, for compiled blocks or for others."""
         with self.fake:
-            for name, kind in self.kinds.items():
-                inside = self._compiled_inside(kind) if compiled else kind.inside
-                blocks.append(Block(self.calls[name], kind.entry, inside, self._backward(kind)))
-        return Footprint(self.outside, tuple(blocks), self.logits)
+            plain = [
+                Block(self.calls[name], kind.entry, kind.inside, self._backward(kind))
+                for name, kind in self.kinds.items()
+            ]
+            blocks = [self._compiled(plain) if one else plain for one in compiled]
+        return [Footprint(self.outside, tuple(one), self.logits) for one in blocks]
+
+    def _compiled(self, plain: Sequence[Block]) -> list[Block]:
+        """Return the blocks of each kind with what they keep if they are compiled."""
+        kinds = zip(plain, self.kinds.values(), strict=True)
+        return [replace(block, inside=self._compiled_inside(kind)) for block, kind in kinds]
 
     def _instead_of(self, block: nn.Module, forward: Callable[..., Any], kept: _Kept) -> Callable[..., Any]:
         """Return a forward that runs the first block of a kind only, and reuses its result for the others."""
@@ -231,23 +238,10 @@ def _anew(values: Any) -> Any:
     return tree_map(new, values)
 
 
-def _batch(model: Model) -> dict[str, Tensor]:
-    import torch
-
-    recipe = model.recipe
-    if recipe.image_size is not None:
-        pixels = torch.empty(SAMPLES, 3, recipe.image_size, recipe.image_size)
-        return {"pixel_values": pixels, "labels": torch.empty(SAMPLES, dtype=torch.long)}
-    ids = torch.empty(SAMPLES, recipe.units_per_sample, dtype=torch.long)
-    return {"input_ids": ids, "labels": ids}
-
-
 @cache
 def _kept_attention() -> str:
     """Register attention that computes nothing, and keeps what fused kernels keep; return its name."""
     import torch
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
 
     def outputs(query: Tensor, _key: Tensor, value: Tensor, _bias: Tensor | None) -> tuple[Tensor, Tensor]:
         samples, heads, length, _ = query.shape
@@ -280,9 +274,6 @@ def _kept_attention() -> str:
 
     forward.register_autograd(run_backward, setup_context=save)
 
-    def mask(*given: Any, **more: Any) -> Tensor | None:
-        return None if needs_no_mask(**more) else sdpa_mask(*given, **more)
-
     def attend(
         _: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_more: Any
     ) -> tuple[Tensor, None]:
@@ -295,7 +286,5 @@ def _kept_attention() -> str:
         out, _sums = forward(query, key, value, bias)
         return out.transpose(1, 2).contiguous(), None
 
-    transformers_inside.expect_no_packed_samples()
-    AttentionInterface.register(ATTENTION, attend)
-    AttentionMaskInterface.register(ATTENTION, mask)
+    register_attention(ATTENTION, attend)
     return ATTENTION

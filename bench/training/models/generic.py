@@ -17,8 +17,8 @@ from bench.base.errors import BadInput, Mistake, in_json
 from bench.training.models.attention import fused_attention
 from bench.training.models.counted_memory import counted_footprints
 from bench.training.models.experts import grouped_experts
-from bench.training.models.footprint import Counted, CountedFootprint
-from bench.training.models.loss import cross_entropy, logits
+from bench.training.models.footprint import Counted
+from bench.training.models.loss import cross_entropy, empty_batch, logits
 from bench.training.models.model import Family, Flops, Has, Model, Objective, Parts, installed
 from bench.training.vendor import torch_inside, transformers_inside, transformers_source
 
@@ -88,17 +88,18 @@ def _repeated(module: nn.Module) -> list[nn.Module]:
 
 
 def counted(model: Model) -> Counted:
-    """Count trainable parameters, and operations and kept bytes of a forward pass over one sample."""
-    return replace(_counted_work(model), footprints=_footprints(model))
+    """Count trainable parameters, and operations and kept bytes of a forward pass over one sample.
 
-
-def _footprints(model: Model) -> tuple[CountedFootprint, ...]:
+    Counting the bytes takes seconds, so a trial calls `counted_work` instead.
+    """
     fused = transformers_source.why_not_fused(model.family) is None
     fused = fused and transformers_source.takes_registered_attention(model.family)
-    return counted_footprints(model, partial(_build, model), _repeated, fused=fused)
+    footprints = counted_footprints(model, partial(_build, model), _repeated, fused=fused)
+    return replace(counted_work(model), footprints=footprints)
 
 
-def _counted_work(model: Model) -> Counted:
+def counted_work(model: Model) -> Counted:
+    """Count trainable parameters, and operations of a forward pass over one sample."""
     pairs = AttentionCount()
     try:
         return _counted(model, pairs.registered(), pairs)
@@ -116,7 +117,7 @@ def _counted(model: Model, attention: str, attending: AttentionCount) -> Counted
         # mode, because in training mode some architectures skip layers at random.
         module = _build(model, attention).bfloat16().eval()
         with torch_inside.fake_tensors(), counter, torch.no_grad():
-            batch = _empty_batch(model)
+            batch = empty_batch(model, 1, torch.bfloat16)
             cross_entropy(logits(module, batch), batch["labels"])
     flops = _sorted_by_kind(counter.get_flop_counts()["Global"], attending.flops, model)
     return Counted(_parts(module, _repeated(module)), flops)
@@ -203,18 +204,6 @@ def _sorted_by_kind(counts: Mapping[Any, int], attending: int, model: Model) -> 
         length = model.recipe.units_per_sample
         attention = attention * (length + 1) // (2 * length)
     return Flops(matmul, attention + attending, convolution)
-
-
-def _empty_batch(model: Model) -> dict[str, Tensor]:
-    import torch
-
-    recipe = model.recipe
-    if recipe.objective == "image-classification":
-        assert recipe.image_size is not None
-        pixels = torch.empty(1, 3, recipe.image_size, recipe.image_size, dtype=torch.bfloat16)
-        return {"pixel_values": pixels, "labels": torch.empty(1, dtype=torch.long)}
-    ids = torch.empty(1, recipe.units_per_sample, dtype=torch.long)
-    return {"input_ids": ids, "labels": ids}
 
 
 def kinds() -> Mapping[Objective, Any]:

@@ -5,8 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from bench.training.models.model import Model
+
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
+
+
+def empty_batch(model: Model, samples: int, pixels: torch.dtype) -> dict[str, Tensor]:
+    """Return a batch whose contents are arbitrary, with pixels in this precision."""
+    import torch
+
+    recipe = model.recipe
+    if recipe.objective == "image-classification":
+        assert recipe.image_size is not None
+        size = (samples, 3, recipe.image_size, recipe.image_size)
+        return {
+            "pixel_values": torch.empty(size, dtype=pixels),
+            "labels": torch.empty(samples, dtype=torch.long),
+        }
+    ids = torch.empty(samples, recipe.units_per_sample, dtype=torch.long)
+    return {"input_ids": ids, "labels": ids}
 
 
 def logits(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:

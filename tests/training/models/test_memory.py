@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bench.training.methods import ordered
 from bench.training.models import Family, Model, Precision, families, known_models
 from bench.training.models.footprint import ACTIVATIONS
+from bench.training.vendor import torch_inside
 from tests.training.models.keeping import checkpointed, kept_bytes_a_sample
 from tests.training.models.test_contract import TINY, without_dropout
 
@@ -91,15 +92,5 @@ def test_real_shapes(name: str, kernels: bool, checkpointing: bool) -> None:
     with torch.device("meta"):
         module = family.build(model, kernels=kernels)
     with FakeTensorMode():
-        make_fake(module)
+        torch_inside.make_fake(module)
         assert off_by(model, family, module, kernels, checkpointing) < 0.01
-
-
-def make_fake(module: nn.Module) -> None:
-    known: dict[int, nn.Parameter] = {}  # tied parameters stay tied
-    for part in module.modules():
-        for name, old in part.named_parameters(recurse=False):
-            fake = known.setdefault(id(old), nn.Parameter(torch.empty(old.shape, device="cpu")))
-            part.register_parameter(name, fake)
-        for name, old in part.named_buffers(recurse=False):
-            setattr(part, name, torch.empty(old.shape, dtype=old.dtype, device="cpu"))
