@@ -3,8 +3,8 @@
     python benchmarks/counted_memory.py
 
 Every measured trial of GPT-NeoX, RoBERTa and ViT is predicted twice: by the formulas of its family, and by
-counts, as if the family had no file. Prints the ratio of prediction to measurement for each trial, and how
-many are within 10%.
+counts, as if the family had no file. Models without a family file are predicted by counts only. Prints the
+ratio of prediction to measurement for each trial, and how many are within 10%.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from bench.bundle.verify import Verdict
 from bench.planning.memory_prediction import predict_bytes, predict_counted_bytes
 from bench.report.read_bundles import check_all
 from bench.training.methods import known_methods
-from bench.training.models import Counted, Model, family_of
+from bench.training.models import Counted, families, family_of
 from bench.training.models.generic import counted
 from bench.training.models.paper_code import find_model
-from tests.planning.test_memory import LOGITS_TWICE, named
+from tests.planning.test_memory import LOGITS_TWICE, counts_of_brought, models_of, named
 
 RESULTS = Path(__file__).parents[1] / "results"
 FAMILIES = ("gpt_neox", "roberta", "vit")
@@ -54,19 +54,20 @@ def ratios() -> Iterator[Ratio]:
         if not isinstance(verdict, Verdict) or not isinstance(verdict.contents, RunContents):
             continue
         results = verdict.contents.results
+        models = models_of(path)
         graphs = "TORCHINDUCTOR_CUDAGRAPHS" in (results.node.switches or {})  # their peaks lack memory
         for trial in results.trials:
             known = known_methods().keys() - {NOT_COUNTED} >= {*trial.setting}
             twice = named(path) in LOGITS_TWICE and "compile-blocks" in trial.setting
             if trial.estimate is None or graphs or twice or not known:
                 continue
-            model: Model = find_model(trial.model)
-            if model.family not in FAMILIES:
+            model = models[trial.model]
+            if model.family in families() and model.family not in FAMILIES:
                 continue
-            formula = predict_bytes(model, trial.setting, trial.micro_batch, trial.gpus)
-            own = predict_counted_bytes(
-                model, trial.setting, trial.micro_batch, trial.gpus, counts_of(trial.model)
-            )
+            known = counts_of_brought(model)
+            formula = predict_bytes(model, trial.setting, trial.micro_batch, trial.gpus, known)
+            counts = known or counts_of(trial.model)
+            own = predict_counted_bytes(model, trial.setting, trial.micro_batch, trial.gpus, counts)
             assert formula is not None
             peak = trial.estimate.peak_bytes
             yield Ratio(

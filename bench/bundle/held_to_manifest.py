@@ -22,7 +22,7 @@ from bench.bundle.verdict import Note
 from bench.planning.manifest import resolve_models
 from bench.records.trial import Image, Timing, Trial
 from bench.training.methods import arithmetic
-from bench.training.models import Flops, Model, families, family_of
+from bench.training.models import Flops, Model, counts_of, families
 from bench.training.models.own_models import INERT, TOKENS
 
 if TYPE_CHECKING:
@@ -63,9 +63,7 @@ class ManifestCheck:
             self._note(model, "its operations were counted during the run: taken on trust")
             return
         try:
-            counted = arithmetic(
-                trial.setting, trial.model, family_of(trial.model).forward_flops(trial.model)
-            )
+            counted = arithmetic(trial.setting, trial.model, counts_of(trial.model))
         except LookupError as error:
             self._note(model, f"its operations with {error}, a method that this bench lacks: taken on trust")
             return

@@ -5,6 +5,7 @@ Pure arithmetic on shapes. docs/accuracy.md compares predictions with measuremen
 
 from __future__ import annotations
 
+from bench.training.methods.chunked_loss import logits_bytes
 from bench.training.models import Counted, Model, Parts, family_of
 from bench.training.models.footprint import activation_bytes
 from bench.training.setting import Setting, in_group
@@ -52,7 +53,8 @@ def _peak_bytes(
     at_loss, in_blocks = activations
     half = model.recipe.precision != "fp32"
     in_backward = _backward_bytes(setting, half, parts.total)
-    peak = max(at_loss * micro_batch, in_blocks * micro_batch + in_backward)
+    at_loss = at_loss * micro_batch + logits_bytes(model, setting, micro_batch)
+    peak = max(at_loss, in_blocks * micro_batch + in_backward)
     return state_bytes(parts, setting, gpus, half) + peak
 
 

@@ -26,7 +26,7 @@ from bench.training.methods import (
     ordered,
     refusal,
 )
-from bench.training.models import Counted, Model, family_of
+from bench.training.models import Counted, Model, counts_by_formula
 from bench.training.setting import NAIVE, Setting, in_group
 
 # A setting predicted to need more than this multiple of the memory is not tried; predictions can be wrong.
@@ -97,7 +97,8 @@ def make_plan(manifest: Manifest, target: Target, counted: Mapping[str, Counted]
     _check_batches(manifest, target)
     # Plan every model's first setting before any second one: an early end then leaves an answer for each.
     per_model = [list(_settings(request, target)) for request in manifest.requests]
-    counts = {model.name: (counted or {}).get(model.name) or _by_formula(model) for model in manifest.models}
+    known = counted or {}
+    counts = {model.name: known.get(model.name) or counts_by_formula(model) for model in manifest.models}
     planned = [
         _plan_setting(manifest, request, settings[row], target, counts[request.model.name])
         for row in range(max(map(len, per_model)))
@@ -142,15 +143,6 @@ def _candidates(model: Model, target: Target) -> Iterator[Setting]:
             yield free_lunch(model, target, lowered)
         if in_group(setting, "sharding") is None:
             yield free_lunch(model, target, setting, compiled=False)
-
-
-def _by_formula(model: Model) -> Counted | None:
-    """Return parameters and operations by the family's formulas; None if the family has no formulas."""
-    family = family_of(model)
-    try:
-        return Counted(family.parameters(model), family.forward_flops(model))
-    except LookupError:
-        return None
 
 
 def _plan_setting(
@@ -219,7 +211,7 @@ def _floor_days(model: Model, setting: Setting, target: Target, counts: Counted 
     gpu = gpu_named(target.name) if target.device == "cuda" else None
     if gpu is None or counts is None:
         return None
-    flops = arithmetic(setting, model, counts.flops)
+    flops = arithmetic(setting, model, counts)
     recipe = model.recipe
     rate = gpu.peak_flops(recipe.precision, "tf32" in setting) * target.gpus
     return flops.training * recipe.batch_size * recipe.steps / rate / 86_400

@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+from models import find_model
 from torch.profiler import ProfilerActivity, profile
 
 from bench.records.trial import Timing, Trial
@@ -22,7 +23,6 @@ from bench.runner.trial.device import Device
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.training.methods import Target, free_lunch, ordered
-from bench.training.models.paper_code import find_model
 
 GROUPS = (
     ("attention", r"flash|fmha|attention|sdpa|cudnn_generated|cudnn::fusion|softmax_warp"),
@@ -40,7 +40,6 @@ PASSES = 3
 
 def main(name: str, micro_batch: int, methods: tuple[str, ...]) -> None:
     model = find_model(name)
-    assert model is not None, f"{name} is not a known model"
     target = Target("cuda", 1, torch.cuda.get_device_properties(0).total_memory)
     setting = ordered(methods) if methods else free_lunch(model, target)
     trial = Trial(model, setting, micro_batch, 1, 0, Timing())

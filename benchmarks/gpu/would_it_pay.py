@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 from changes import CHANGES
+from models import find_model
 
 from bench.records.trial import Timing, Trial
 from bench.runner.trial.device import Device
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.training.methods import Target, free_lunch, ordered
-from bench.training.models.paper_code import find_model
 
 STEPS, PASSES = 3, 2  # first steps, whose losses are compared
 
@@ -72,7 +72,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0)
     asked = parser.parse_args()
     model = find_model(asked.model)
-    assert model is not None, f"{asked.model} is not a known model"
     here = "cuda" if torch.cuda.is_available() else "cpu"
     memory = torch.cuda.get_device_properties(0).total_memory if here == "cuda" else 2**34
     setting = ordered(asked.methods) if asked.methods else free_lunch(model, Target(here, 1, memory))

@@ -259,8 +259,7 @@ def test_a_family_that_loses_nothing_by_it_is_compiled_block_by_block(name: str)
     assert in_group(free_lunch(known_models()[name], H200), "compilation") == "compile-blocks"
 
 
-def test_an_unknown_model_is_compiled_at_once_and_block_by_block_if_sharded() -> None:
-    """Its loss of speed by blocks is unknown; only sharding, with hooks between blocks, needs blocks."""
+def test_an_unknown_model_is_compiled_block_by_block() -> None:
     llama = {
         "name": "mine",
         "architecture": {"model_type": "llama", "vocab_size": 1000},
@@ -269,7 +268,7 @@ def test_an_unknown_model_is_compiled_at_once_and_block_by_block_if_sharded() ->
         },
     }  # fmt: skip
     (model,) = manifest(models=[llama]).models
-    assert in_group(free_lunch(model, H200), "compilation") == "compile"
+    assert in_group(free_lunch(model, H200), "compilation") == "compile-blocks"
     assert in_group(free_lunch(model, FOUR_H200, ("fsdp-2",)), "compilation") == "compile-blocks"
     assert in_group(free_lunch(model, FOUR_H200, ("zero-3",)), "compilation") is None
 

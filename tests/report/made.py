@@ -34,7 +34,7 @@ from bench.records.trial import (
 from bench.report.compare.comparison import Comparison, ModelPart
 from bench.report.text.comparison_table import columns, offers
 from bench.training.methods import arithmetic
-from bench.training.models import flops_of
+from bench.training.models import counts_of
 from bench.training.setting import Setting
 from tests.builders import measurement, reduce_trials
 
@@ -172,7 +172,7 @@ def counted(trial: Trial, outcome: Outcome) -> Outcome:
     """Set the operation count of this trial; verification accepts no other number."""
     if not isinstance(outcome, Measured):
         return outcome
-    flops = arithmetic(trial.setting, trial.model, flops_of(trial.model))
+    flops = arithmetic(trial.setting, trial.model, counts_of(trial.model))
     return Measured(replace(outcome.measurement, flops=flops))
 
 

@@ -33,7 +33,7 @@ from bench.runner.run.measure_plan import settle, tell_of_others
 from bench.runner.run.progress import Progress
 from bench.runner.run.run_state import Run
 from bench.training.methods import arithmetic
-from bench.training.models import flops_of
+from bench.training.models import counts_of
 from tests.builders import measurement
 from tests.bundles import packed
 
@@ -69,7 +69,7 @@ class Guessing:
         a_pass = trial.micro_batch * (0.9 if unsure else 1.02 if again else 1.0)
         off = (0.0, 0.3 * a_pass) if unsure else (0.0, 0.001)
         steps = [StepSample(n, a_pass * n + off[i % 2]) for i in range(6) for n in (1, 2)]
-        flops = arithmetic(trial.setting, trial.model, flops_of(trial.model))
+        flops = arithmetic(trial.setting, trial.model, counts_of(trial.model))
         return Measured(measurement(steps, flops=flops))
 
 

@@ -6,6 +6,7 @@ of pythia-6.9b, however many samples it has. Imports torch at module level.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,6 +44,42 @@ def add_up_in_products(layer: nn.Linear, sums: Tensor) -> None:
         layer.product = product
     else:
         layer.forward = lambda input: product(input, layer.weight, layer.bias)
+
+
+def join_products(layers: Sequence[nn.Linear], sums: Tensor, start: int) -> None:
+    """Let the first of several layers that read the same tensor compute the product of all.
+
+    Their weights become rows of one matrix. Their gradients are added up in `sums`, side by side from `start`
+    on. The model calls the layers in this order.
+    """
+    rows, width = [len(layer.weight) for layer in layers], layers[0].weight.size(1)
+    matrix = torch.cat([layer.weight.data for layer in layers])
+    total = sums[start : start + matrix.numel()].view(sum(rows), width)
+    for layer, part in zip(layers, matrix.split(rows), strict=True):
+        layer.weight.data = part
+    waiting: list[tuple[Tensor, Tensor]] = []  # entry and result of the layers that were not called yet
+    first, *others = layers
+    first.register_buffer("matrix", matrix, persistent=False)
+    first.register_buffer("sums", total.data, persistent=False)
+
+    def compute_all(entry: Tensor) -> Tensor:
+        if entry.requires_grad:
+            found = _product(entry, first.matrix, None, first.sums)
+        else:  # for an input without a gradient the compiler would drop the operator
+            found = F.linear(entry, torch.cat([layer.weight for layer in layers]))
+        own, *more = found.split(rows, -1)
+        waiting[:] = [(entry, result) for result in more]
+        return own
+
+    def take_over(entry: Tensor) -> Tensor:
+        known, result = waiting.pop(0)
+        if known is not entry:
+            raise RuntimeError("layers that were joined to one product read different tensors")
+        return result
+
+    first.forward = compute_all
+    for layer in others:
+        layer.forward = take_over
 
 
 # The products are operators, so that torch.compile calls them without tracing into them.

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.runner.trial.fused_gradient_sums import add_up_in_products, adds_up
+from bench.runner.trial.fused_gradient_sums import add_up_in_products, adds_up, join_products
 from bench.runner.trial.team import Team
-from bench.runner.trial.training_loop import HALF, Batch, SingleDevice, lowered, make_moments
+from bench.runner.trial.training_loop import HALF, Batch, SingleDevice, WithLoss, lowered, make_moments
 from bench.training.models import Recipe
 from bench.training.vendor import torch_inside
 
@@ -26,28 +26,37 @@ class HalfWeightsStrategy(SingleDevice):
     """`self.weights` are the fp32 copies, `self.computed` the half-precision weights of the module."""
 
     def __init__(
-        self, whole: nn.Module, recipe: Recipe, device: torch.device, team: Team, fused: bool
+        self, whole: WithLoss, recipe: Recipe, device: torch.device, team: Team, fused: bool
     ) -> None:
         self.team = team
         super().__init__(whole, recipe, device, fused)
+        self.one = torch.ones((), device=device)
         self.computed = list(whole.parameters())
-        self.gradients = _flat_gradients(self.weights)
-        for weight, copy in zip(self.computed, self.weights, strict=True):
+        copies = dict(zip(self.computed, self.weights, strict=True))
+        joined = [group for group in whole.siblings if all(map(adds_up, group))]
+        side_by_side = [layer.weight for group in joined for layer in group]
+        rest = [weight for weight in self.computed if weight not in {*side_by_side}]
+        self.gradients = _flat_gradients([copies[weight] for weight in (*side_by_side, *rest)])
+        for weight, copy in copies.items():
             # Parameters only: buffers, tables of rotary positions for instance, stay in fp32.
             weight.data = weight.data.to(HALF[recipe.precision])
             weight.register_post_accumulate_grad_hook(_hook_adding_to(copy))
-        sums = dict(zip(map(id, self.computed), (copy.grad for copy in self.weights), strict=True))
+        sums = {id(weight): copy.grad for weight, copy in copies.items()}
+        for group in joined:
+            join_products(group, self.gradients, sums[id(group[0].weight)].storage_offset())
         for layer in whole.modules():
             # A computed weight, by weight_norm for instance, has no sums.
-            if adds_up(layer) and id(layer.weight) in sums:
+            if adds_up(layer) and id(layer.weight) in sums and layer.weight not in {*side_by_side}:
                 add_up_in_products(layer, sums[id(layer.weight)])
 
     def updated_weights(self) -> list[nn.Parameter]:
         return [nn.Parameter(weight.detach().clone()) for weight in self.whole.parameters()]
 
     def forward_backward(self, batch: Batch, passes: int, sync: bool) -> Tensor:
-        loss = self.forward(lowered(batch, self.recipe)) / passes
-        self.scaler.scale(loss).backward()
+        self.whole.loss_scale = scale = self.scaler.scale(self.one / passes)
+        loss = self.forward(lowered(batch, self.recipe))
+        (loss * scale).backward()
+        loss = loss / passes
         if sync and self.team.size > 1:
             dist.all_reduce(self.gradients)
             self.gradients /= self.team.size

@@ -27,7 +27,7 @@ from bench.runner.trial.strategies import make_strategy
 from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import Strategy, WithLoss
 from bench.training.methods import apply_all, arithmetic, prepare_all
-from bench.training.models import family_of, flops_of
+from bench.training.models import counts_of, family_of
 from bench.training.setting import in_group
 from bench.training.vendor import torch_inside
 
@@ -88,7 +88,7 @@ class TrialRun:
             samples_per_loss=samples_per_loss,
             peak_bytes=int(self.team.slowest(peak)),
             parameters=self.parameters,
-            flops=arithmetic(self.trial.setting, self.trial.model, flops_of(self.trial.model)),
+            flops=arithmetic(self.trial.setting, self.trial.model, counts_of(self.trial.model)),
             master_dtype=_dtype_of(self.strategy.optimizer),
             log_seconds=log,
             save_seconds=save,

@@ -7,8 +7,8 @@ module level.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Protocol
 
 import torch
@@ -34,7 +34,9 @@ class Criterion(nn.Module):
 class WithLoss(nn.Module):
     """A model and its loss as one module: what is compiled, replicated or sharded as a whole."""
 
-    parts: tuple[str, str] | None = None  # body and head, once a method calls them separately
+    head: Callable[[Tensor], Tensor] | None = None  # of features, once a method calls it apart from the body
+    siblings: Sequence[tuple[nn.Linear, ...]] = ()  # layers that a method joins to one product
+    loss_scale: Tensor | float = 1.0  # factor on the loss before its backward pass
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -42,16 +44,18 @@ class WithLoss(nn.Module):
         self.criterion = Criterion()
 
     def forward(self, batch: Batch) -> Tensor:
-        if self.parts is not None:
-            return self.tail(*self.select_positions(self.features(batch), batch["labels"]))
+        if self.head is not None:
+            features = self.model.base_model(input_ids=batch["input_ids"]).last_hidden_state
+            return self.tail(*self.select_positions(features, batch["labels"]))
         loss: Tensor = self.criterion(logits(self.model, batch), batch["labels"])
         return loss
 
-    def features(self, batch: Batch) -> Tensor:
-        """Return the body's output for every position."""
-        assert self.parts is not None
-        features: Tensor = getattr(self.model, self.parts[0])(input_ids=batch["input_ids"]).last_hidden_state
-        return features
+    def split_head(self) -> None:
+        """Let `forward` call the head apart from the body, if the head can run on its own."""
+        from bench.training.models.head import head_of  # imports transformers
+
+        with suppress(LookupError):
+            self.head = head_of(self.model)
 
     def select_positions(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Select the positions whose loss counts. Default: all; the method masked-head replaces this."""
@@ -59,11 +63,8 @@ class WithLoss(nn.Module):
 
     def tail(self, features: Tensor, labels: Tensor) -> Tensor:
         """Compute the logits of selected positions, and their loss."""
-        assert self.parts is not None
-        head = getattr(self.model, self.parts[1])
-        # Mamba's features are fp32 even if its head has half-precision weights.
-        features = features.to(next(head.parameters()).dtype)
-        loss: Tensor = self.criterion(head(features), labels)
+        assert self.head is not None
+        loss: Tensor = self.criterion(self.head(features), labels)
         return loss
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from bench.training.methods import (
     checkpointing,
+    chunked_loss,
+    joined_products,
     library_kernels,
     masked_head,
     sharding,
@@ -24,7 +26,7 @@ from bench.training.methods import compile as torch_compile
 from bench.training.methods.method import Method as Method
 from bench.training.methods.method import Target as Target
 from bench.training.methods.method import older_than
-from bench.training.models import Flops, Model, family_of
+from bench.training.models import Counted, Flops, Model
 from bench.training.setting import GROUPS, NAIVE, Setting, in_group, sharded_by
 
 if TYPE_CHECKING:
@@ -35,8 +37,10 @@ _METHODS: tuple[Method, ...] = (
     *library_kernels.METHODS,
     *triton_kernels.METHODS,
     *masked_head.METHODS,
+    *joined_products.METHODS,
     *weight_updates.METHODS,
     *torch_compile.METHODS,
+    *chunked_loss.METHODS,
     *checkpointing.METHODS,
     *sharding.METHODS,
 )
@@ -114,16 +118,13 @@ def free_lunch(model: Model, target: Target, beside: Setting = NAIVE, compiled: 
 
 
 def _compilation(model: Model, target: Target, beside: Setting) -> list[str]:
-    """Return the compiling method of a free lunch: for the whole model, else for blocks; [] if neither works.
+    """Return the compiling method of a free lunch, block by block; [] if it does not work.
 
-    Sharded models, and families that lose nothing by it, are compiled block by block.
+    Compiled by blocks, a model trains as fast as in one graph, and starts sooner: docs/measurements.md.
     """
-    shards = in_group(beside, "sharding")
-    if shards == "zero-3":  # its hooks gather weights inside of each block; other shardings do it outside
+    if in_group(beside, "sharding") == "zero-3":  # its hooks gather weights inside of each block
         return []
-    by_blocks = shards or family_of(model).by_blocks
-    candidates = ["compile-blocks"] if by_blocks else ["compile", "compile-blocks"]
-    return [name for name in candidates if known_methods()[name].refuse(model, target) is None][:1]
+    return [] if known_methods()["compile-blocks"].refuse(model, target) else ["compile-blocks"]
 
 
 def memory_saving_settings(gpus: int) -> tuple[Setting, ...]:
@@ -163,12 +164,16 @@ def prepare_all(setting: Setting) -> None:
 
 def apply_all(setting: Setting, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
     """Apply the setting's methods, in order, to the model with its loss and to its blocks."""
+    has_head = model.recipe.objective != "image-classification"
+    if has_head and any(known_methods()[name].splits_head for name in setting):
+        whole.split_head()  # before other methods replace parts, because it runs the model
     for name in setting:
         known_methods()[name].apply(model, whole, blocks)
 
 
-def arithmetic(setting: Setting, model: Model, naive: Flops) -> Flops:
+def arithmetic(setting: Setting, model: Model, counts: Counted) -> Flops:
     """Return the arithmetic of a forward pass in this setting; recomputation does not count."""
+    flops = counts.flops
     for name in setting:
-        naive = naive.less(known_methods()[name].left_out(model))
-    return naive
+        flops = flops.less(known_methods()[name].left_out(model, counts))
+    return flops

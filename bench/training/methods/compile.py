@@ -40,15 +40,14 @@ def _refuse_whole(model: Model, target: Target) -> str | None:
     return f"{reason}: use compile-blocks" if reason else _missing_compiler(model, target)
 
 
-def _compile_blocks(model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
+def _compile_blocks(_model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
     import torch
 
     # Compile `forward`, not the module: wrappers added later (recomputation, sharding hooks) stay outside
     # of the graph, and every block reuses the first one's graph.
     for block in blocks:
         block.forward = torch.compile(block.forward, dynamic=False)
-    whole.parts = family_of(model).body_and_head
-    if whole.parts is None:
+    if whole.head is None:
         whole.criterion.forward = torch.compile(whole.criterion.forward, dynamic=False)
     else:
         # Head and loss form one graph: logits are written once, and their gradient overwrites them.
@@ -67,6 +66,7 @@ METHODS = (
     Method(
         name="compile-blocks",
         summary="torch.compile of head, loss and each repeated block: equal ones are compiled once",
+        splits_head=True,
         refuse=_missing_compiler,
         prepare=torch_inside.keep_graphs_whole_under_ddp,
         apply=_compile_blocks,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bench.base.errors import BadInput
 from bench.training.methods.method import Method, Target
-from bench.training.models import Flops, Model, family_of
+from bench.training.models import Counted, Flops, Model
+from bench.training.vendor import transformers_source
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -14,13 +16,14 @@ if TYPE_CHECKING:
 def _refuse(model: Model, _target: Target) -> str | None:
     if model.recipe.objective != "masked-lm":
         return "only a masked language model has positions that the loss ignores"
-    if family_of(model).body_and_head is None:
-        return f"bench does not know which module of {model.family} is the head"
-    return None
+    return transformers_source.why_head_needs_more(model.family)
 
 
 def _apply(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
-    whole.parts = family_of(model).body_and_head
+    if whole.head is None:
+        whole.split_head()
+    if whole.head is None:
+        raise BadInput("masked-head: the head of this architecture cannot run on its own", where=model.name)
     count = model.recipe.asked_per_sample
 
     def masked_positions(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,12 +35,10 @@ def _apply(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
     whole.select_positions = masked_positions
 
 
-def _left_out(model: Model) -> Flops:
-    """Return the arithmetic of the head (a dense layer and the vocabulary) at positions not masked."""
-    a = family_of(model).complete(model)
-    hidden, vocabulary = a["hidden_size"], a["vocab_size"]
-    unmasked = model.recipe.units_per_sample - model.recipe.asked_per_sample
-    return Flops(2 * unmasked * hidden * (hidden + vocabulary))
+def _left_out(model: Model, counts: Counted) -> Flops:
+    """Return the arithmetic of the head at positions that are not masked."""
+    positions = model.recipe.units_per_sample
+    return Flops(counts.head * (positions - model.recipe.asked_per_sample) // positions)
 
 
 METHODS = (
@@ -45,6 +46,7 @@ METHODS = (
         name="masked-head",
         summary="a masked language model's head at the masked positions only",
         free_lunch=True,
+        splits_head=True,
         refuse=_refuse,
         apply=_apply,
         left_out=_left_out,

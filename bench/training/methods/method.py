@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from bench.training.models import Flops, Model, installed
+from bench.training.models import Counted, Flops, Model, installed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -83,6 +83,7 @@ class Method:
     least_time_with: float = 1.0  # a pass takes at least this share of the time without the method ...
     least_time_without: float = 1.0  # ... and without it at least this share of the time with it
     chooses_kernels: bool = True  # decides which kernels run, so timings with and without say little
+    splits_head: bool = False  # calls a language model's head apart from its body
     changes_activations: bool = True  # may change the bytes kept for the backward pass
     # Frameworks of `bench export`: those whose configuration turns the method on, so that an exported script
     # must not apply it, and those that cannot train with it, each with the reason.
@@ -95,7 +96,7 @@ class Method:
     # Changes the model with its loss (`WithLoss` of the training loop) and its blocks, in place.
     apply: Callable[[Model, nn.Module, list[nn.Module]], None] = lambda _model, _whole, _blocks: None
     # Arithmetic of one forward pass over a sample that the method saves.
-    left_out: Callable[[Model], Flops] = lambda _model: Flops(0)
+    left_out: Callable[[Model, Counted], Flops] = lambda _model, _counts: Flops(0)
 
 
 def older_than(target: Target, capability: float) -> bool:

@@ -59,11 +59,20 @@ def parameters_of(model: Model) -> int | None:
         return None
 
 
-def flops_of(model: Model) -> Flops:
-    """Return the arithmetic of one forward pass, by formula or by building the model (in a worker only)."""
+def counts_by_formula(model: Model) -> Counted | None:
+    """Return parameters and operations by the family's formulas; None if the family has no formulas."""
+    family = family_of(model)
+    try:
+        return Counted(family.parameters(model), family.forward_flops(model), family.head_flops(model))
+    except LookupError:
+        return None
+
+
+def counts_of(model: Model) -> Counted:
+    """Return parameters and operations, by formula or by building the model (in a worker only)."""
     from bench.training.models.generic import counted_work
 
-    return family_of(model).forward_flops(model) if model.family in families() else counted_work(model).flops
+    return counts_by_formula(model) or counted_work(model)
 
 
 def uses_all_weights(model: Model) -> bool:

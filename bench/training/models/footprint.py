@@ -80,10 +80,11 @@ class CountedFootprint:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Counts from a built module, of a model whose family has no formulas. It is built without contents."""
+    """What is known about a model before it runs, by formulas or counted from a module without contents."""
 
     parts: Parts
     flops: Flops
+    head: int = 0  # operations of the head's products, part of `flops`; counted for masked-lm only
     footprints: tuple[CountedFootprint, ...] = ()  # empty if the architecture's code cannot be followed
 
     def footprint(self, model: Model, setting: Setting) -> Footprint | None:
@@ -149,6 +150,8 @@ def activation_bytes(footprint: Footprint, model: Model, setting: Setting) -> tu
     odd = footprint.logits // model.recipe.units_per_sample % ROW_MULTIPLE != 0
     if "masked-head" in setting:
         footprint = footprint.with_head_at(model.recipe.asked_per_sample / model.recipe.units_per_sample)
+    if "chunked-loss" in setting:  # logits exist for one chunk at a time: see `chunk_bytes`
+        footprint = footprint.with_head_at(0)
     # A loss that is compiled with the head overwrites the logits with their gradient. Rows of odd length are
     # padded for the head's product, and cut to length in a copy.
     loss_bytes = lowered(model) * (1 + odd) if in_group(setting, "compilation") else None

@@ -30,7 +30,6 @@ class TransformersFamily(Family):
     """A family by transformers' `model_type`, without formulas: its arithmetic raises LookupError."""
 
     objectives = ("causal-lm", "masked-lm", "image-classification")
-    by_blocks = False
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -59,7 +58,7 @@ class TransformersFamily(Family):
     def _count_later(self, *_: Any, **__: Any) -> NoReturn:
         raise LookupError("counted when it runs")
 
-    parameters = forward_flops = kept_bytes = activation_bytes = _count_later
+    parameters = forward_flops = head_flops = kept_bytes = activation_bytes = _count_later
 
     def missing_kernels(self, device: Literal["cpu", "cuda"], has: Has = installed) -> str | None:
         return transformers_source.why_not_fused(self.name)
@@ -111,16 +110,25 @@ def counted_work(model: Model) -> Counted:
 def _counted(model: Model, attention: str, attending: AttentionCount) -> Counted:
     import torch
 
-    counter = torch_inside.flop_counter(grouped_matmul=_grouped_matmul, batched_matmul=_batched_matmul)
+    whole, body = (
+        torch_inside.flop_counter(grouped_matmul=_grouped_matmul, batched_matmul=_batched_matmul)
+        for _ in range(2)
+    )
     with torch.device("meta"):
         # bf16, because mixtures of experts multiply only in bf16; counts do not depend on it. Evaluation
         # mode, because in training mode some architectures skip layers at random.
         module = _build(model, attention).bfloat16().eval()
-        with torch_inside.fake_tensors(), counter, torch.no_grad():
+        with torch_inside.fake_tensors(), torch.no_grad():
             batch = empty_batch(model, 1, torch.bfloat16)
-            cross_entropy(logits(module, batch), batch["labels"])
-    flops = _sorted_by_kind(counter.get_flop_counts()["Global"], attending.flops, model)
-    return Counted(_parts(module, _repeated(module)), flops)
+            with whole:
+                cross_entropy(logits(module, batch), batch["labels"])
+            attended, head = attending.flops, 0
+            if model.recipe.objective == "masked-lm":
+                with body:
+                    module.base_model(input_ids=batch["input_ids"])
+                head = whole.get_total_flops() - body.get_total_flops()
+    flops = _sorted_by_kind(whole.get_flop_counts()["Global"], attended, model)
+    return Counted(_parts(module, _repeated(module)), flops, head)
 
 
 def _parts(module: nn.Module, blocks: Sequence[nn.Module]) -> Parts:

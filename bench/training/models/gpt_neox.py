@@ -25,7 +25,6 @@ from bench.training.setting import Setting
 class GptNeoX(FamilyWithFormulas):
     name = "gpt_neox"
     objectives = ("causal-lm",)
-    body_and_head = ("gpt_neox", "lm_head")
     classes = ("GPTNeoXConfig", "GPTNeoXForCausalLM")
     layers = "gpt_neox.layers"
     seams: Mapping[str, str] = {

@@ -25,7 +25,6 @@ class Mamba(FamilyWithFormulas):
     name = "mamba"
     objectives = ("causal-lm",)
     kernels = "mamba-ssm: convolution, scan and projections of a mixer fused"
-    body_and_head = ("backbone", "lm_head")
     layers = "backbone.layers"
     activations = ("silu",)  # the fused kernel supports no other
     breaks_graph = "mamba-ssm's kernels break the graph in every block"

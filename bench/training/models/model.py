@@ -158,14 +158,11 @@ class Family(Protocol):
     defaults: Mapping[str, Any] = {}  # every architecture field that a manifest may set
     kernels: str | None = SDPA  # what the method "kernels" replaces in this family, in words
     # Attribute names of transformers' modules, which it renames at will: tests/training/test_vendor.py looks
-    # each of them up in a built model. The parts that give features of positions, and their logits:
-    body_and_head: tuple[str, str] | None = None
-    # The parts that methods replace: "gelu" (an activation) and "before_gelu" (the linear layer before it, in
-    # the same module); of a block "attention_norm", "mlp_norm", "mlp" and "rotary_attention".
+    # each of them up in a built model. The parts that methods replace: "gelu" (an activation) and
+    # "before_gelu" (the linear layer before it, in the same module); of a block "attention_norm", "mlp_norm",
+    # "mlp" and "rotary_attention".
     seams: Mapping[str, str] = {}
     breaks_graph: str | None = None  # why the kernels cannot be compiled as one graph with all blocks
-    # Compiled by blocks, the family trains as fast as in one graph, and starts sooner: docs/measurements.md
-    by_blocks: bool = True
 
     def complete(self, model: Model) -> dict[str, Any]:
         """Return a model's architecture with the family's defaults."""
@@ -178,6 +175,10 @@ class Family(Protocol):
     def parameters(self, model: Model) -> Parts: ...
 
     def forward_flops(self, model: Model) -> Flops: ...
+
+    def head_flops(self, model: Model) -> int:
+        """Return the operations of the head's products for one sample, of masked language models."""
+        return 0
 
     def kept_bytes(self, model: Model, setting: Setting) -> int:
         """Predict the bytes a sample that autograd keeps for the backward pass, including the loss.

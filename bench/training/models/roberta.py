@@ -25,7 +25,6 @@ from bench.training.setting import Setting, in_group
 class Roberta(FamilyWithFormulas):
     name = "roberta"
     objectives = ("masked-lm",)
-    body_and_head = ("roberta", "lm_head")
     classes = ("RobertaConfig", "RobertaForMaskedLM")
     layers = "roberta.encoder.layer"
     seams: Mapping[str, str] = {"gelu": "intermediate_act_fn", "before_gelu": "dense"}
@@ -59,6 +58,11 @@ class Roberta(FamilyWithFormulas):
         d, layers = a["hidden_size"], a["num_hidden_layers"]
         weights = layers * (4 * d * d + 2 * d * a["intermediate_size"]) + d * d + d * a["vocab_size"]
         return Flops(matmul=2 * s * weights, attention=layers * s * s * 2 * 2 * d)
+
+    def head_flops(self, model: Model) -> int:
+        a = self.complete(model)
+        hidden = a["hidden_size"]
+        return 2 * int(model.recipe.units_per_sample * hidden * (hidden + a["vocab_size"]))
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
         a, s, h = self.complete(model), model.recipe.units_per_sample, lowered(model)

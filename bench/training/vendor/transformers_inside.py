@@ -106,6 +106,16 @@ def use_experts(configuration: Any, implementation: str) -> None:
     configuration._experts_implementation = implementation
 
 
+def body_name(model: nn.Module) -> str | None:
+    """Return the attribute that holds a model's body; None if the model has no head apart from it.
+
+    Relies on: `base_model_prefix` of model classes, with which transformers loads checkpoints of bodies.
+    No issue known. Remove when transformers has a public name for the attribute of `base_model`.
+    """
+    name = getattr(model, "base_model_prefix", "")
+    return name if name in dict(model.named_children()) else None
+
+
 def drop_mask_tokens(module: nn.Module) -> None:
     """Remove the parameters that stand for hidden image patches, in place.
 

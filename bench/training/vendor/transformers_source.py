@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Literal
 
 
 def _models_folder() -> Path | None:
@@ -44,21 +45,54 @@ def _folders() -> Mapping[str, str]:
 
 
 @cache
-def _modeling_code(model_type: str) -> str:
-    """Return the source of a type's modules; empty if it cannot be read."""
+def _source(model_type: str, kind: Literal["modeling", "configuration"]) -> str:
+    """Return the source of a type's modules or of its configuration; empty if it cannot be read."""
     models, name = _models_folder(), _folders().get(model_type, model_type.replace("-", "_"))
-    files = (models / name).glob("modeling_*.py") if models else ()
+    files = (models / name).glob(f"{kind}_*.py") if models else ()
     return "".join(file.read_text() for file in files)
 
 
 def why_not_fused(model_type: str) -> str | None:
     """Return why the type cannot use PyTorch's fused attention; None if it can or its code is unknown."""
-    code = _modeling_code(model_type)
+    code = _source(model_type, "modeling")
     if code and "_supports_sdpa = True" not in code:
         return f"transformers' {model_type} takes no fused attention"
     if "softcap=" in code:  # transformers passes the cap to fused attention, which ignores it
         return f"{model_type} caps attention's scores, which fused attention cannot do"
     return None
+
+
+def why_head_needs_more(model_type: str) -> str | None:
+    """Return why a masked language model's head cannot run on the features of some positions.
+
+    None if it can, or if its code is unknown. Heads read, for instance, which tokens are padding, or a
+    decoder's output.
+    """
+    code = _source(model_type, "modeling")
+    found = re.search(r"class \w+ForMaskedLM\(.*?(?=\nclass |\Z)", code, re.DOTALL)
+    if code and found is None:
+        return f"transformers' {model_type} has no masked language model with a head of its own"
+    text = re.sub(r"(>>>|\.\.\.) .*", "", found[0]) if found else ""  # without examples
+    if re.search(r"input_ids\.|outputs\.(?!last_hidden_state|hidden_states|attentions|pooler|logits)", text):
+        return f"the head of transformers' {model_type} reads more than features of positions"
+    return None
+
+
+def why_not_joined(model_type: str, architecture: Mapping[str, Any]) -> str | None:
+    """Return why no layers of an architecture can be joined to one product; None if they can, or if unknown.
+
+    Known are keys and values, gates and what they let through, if they are layers without biases.
+    """
+    code = _source(model_type, "modeling")
+    layers = re.findall(r"self\.(?:k_proj|gate_proj) = nn\.Linear\([^=]*?bias=([\w.]+)", code)
+    for bias in layers:
+        field = bias.rpartition(".")[2]
+        by_default = re.search(rf"\b{field}\b[^=\n]*= *True", _source(model_type, "configuration"))
+        if field == "False" or (field.endswith("_bias") and not architecture.get(field, by_default)):
+            return None
+    if not code:
+        return None
+    return f"bench knows no layers of {model_type} to join: two without biases that read the same tensor"
 
 
 def takes_registered_attention(model_type: str) -> bool:
@@ -67,7 +101,7 @@ def takes_registered_attention(model_type: str) -> bool:
     Types that compare the name with "sdpa" build some masks for that name only, those of sparse attention
     for instance. True if the source cannot be read.
     """
-    code = _modeling_code(model_type)
+    code = _source(model_type, "modeling")
     compared = re.search(r'_attn_implementation\s*(==|!=|in\b|not in\b).*"sdpa"', code)
     return not code or ("ALL_ATTENTION_FUNCTIONS" in code and compared is None)
 
@@ -79,7 +113,7 @@ def reads_field(model_type: str, field: str) -> bool:
     """
     name = f'"{re.escape(field)}"'
     read = rf"getattr\((self\.)?config, {name}|kwargs\.(get|pop)\({name}"
-    return bool(re.search(read, _modeling_code(model_type) + _rotary_code()))
+    return bool(re.search(read, _source(model_type, "modeling") + _rotary_code()))
 
 
 @cache
@@ -92,4 +126,4 @@ def _rotary_code() -> str:
 
 def counts_positions_after_padding(model_type: str) -> bool:
     """Whether positions start after the padding token's id, as RoBERTa's do."""
-    return "padding_idx=self.padding_idx" in _modeling_code(model_type)
+    return "padding_idx=self.padding_idx" in _source(model_type, "modeling")

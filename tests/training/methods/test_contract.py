@@ -6,9 +6,10 @@ import pytest
 
 from bench.export import KINDS
 from bench.training.methods import Method, known_methods
-from bench.training.models import Model, families, known_models
+from bench.training.models import Model, counts_of, known_models
 from bench.training.setting import GROUPS
 from tests.targets import CPU, H200
+from tests.training.models.test_attention import DECODER, model_of
 
 every_method = pytest.mark.parametrize("method", known_methods().values(), ids=lambda method: method.name)
 PAPER = [model for model in known_models().values() if not model.name.startswith("tiny-")]
@@ -52,13 +53,15 @@ def test_a_method_is_refused_with_a_reason_or_taken(method: Method) -> None:
 @every_method
 @pytest.mark.parametrize("model", PAPER, ids=lambda model: model.name)
 def test_a_method_leaves_out_less_arithmetic_than_there_is(method: Method, model: Model) -> None:
-    flops = families()[model.family].forward_flops(model)
+    counts = counts_of(model)
     if method.refuse(model, H200) is None:
-        assert 0 <= method.left_out(model).total < flops.total
+        assert 0 <= method.left_out(model, counts).total < counts.flops.total
 
 
 @every_method
 def test_every_method_can_be_used_by_some_model_somewhere(method: Method) -> None:
     """Each method works for some model on a machine with its requirements; missing packages are named."""
-    reasons = {method.refuse(model, target) for model in known_models().values() for target in (CPU, H200)}
+    brought = model_of("llama", "causal-lm", DECODER | {"vocab_size": 128_256})
+    models = (*known_models().values(), brought)
+    reasons = {method.refuse(model, target) for model in models for target in (CPU, H200)}
     assert None in reasons or all("not installed" in str(reason) for reason in reasons)

@@ -11,7 +11,7 @@ from bench.planning.manifest import parse_manifest
 from bench.planning.memory_prediction import predict_bytes
 from bench.planning.plan import make_plan
 from bench.training.methods import Target
-from bench.training.models import Counted, Model, Precision, families, flops_of, known_models
+from bench.training.models import Counted, Model, Precision, counts_of, families, known_models
 from bench.training.models.generic import TransformersFamily, counted
 from bench.training.setting import Setting
 from tests.training.models.keeping import kept_bytes_a_sample
@@ -96,7 +96,7 @@ def test_mixtures_of_experts_are_counted_in_bf16(precision: Precision) -> None:
 
 def test_a_trial_counts_operations_and_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.training.models.generic.counted_footprints", None)  # takes seconds
-    assert flops_of(model_of("llama", "causal-lm", DECODER)).total > 0
+    assert counts_of(model_of("llama", "causal-lm", DECODER)).flops.total > 0
 
 
 def test_the_plan_of_a_new_architecture_begins_with_a_micro_batch_that_fits() -> None:

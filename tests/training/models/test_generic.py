@@ -10,7 +10,7 @@ import torch
 
 from bench.base.errors import BadInput
 from bench.training.methods import Target, free_lunch
-from bench.training.models import Flops, Model, family_of, flops_of, known_models
+from bench.training.models import Flops, Model, counts_of, family_of, known_models
 from bench.training.models.generic import counted
 from bench.training.models.own_models import resolve_inline
 from tests.training.models.keeping import loss_of, made_up_batch
@@ -86,7 +86,7 @@ def test_it_is_built_counted_and_trained(name: str) -> None:
 def test_llama_is_counted_as_by_hand() -> None:
     """The count by hand covers grouped queries, three MLP matrices, and the lower triangle of attention."""
     weights = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128) + 64 * 1000
-    assert flops_of(model_of("llama")) == Flops(2 * 32 * weights, 2 * TRIANGLE * 4 * 64)
+    assert counts_of(model_of("llama")).flops == Flops(2 * 32 * weights, 2 * TRIANGLE * 4 * 64)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_llama_is_counted_as_by_hand() -> None:
 def test_of_a_sliding_window_only_what_it_shows_is_counted(
     name: str, given: dict[str, Any], recipe: dict[str, Any], pairs: int
 ) -> None:
-    assert flops_of(resolved(name, given, TEXT | recipe)).attention == pairs * 4 * 64
+    assert counts_of(resolved(name, given, TEXT | recipe)).flops.attention == pairs * 4 * 64
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_model_that_reads_its_data_is_counted_too(
     name: str, given: dict[str, Any], objective: str, pairs: int
 ) -> None:
     """Counting comes after a trial's steps, so a model that cannot be counted would be measured in vain."""
-    assert flops_of(resolved(name, given, TEXT | {"objective": objective})).attention == pairs * 4 * 64
+    assert counts_of(resolved(name, given, TEXT | {"objective": objective})).flops.attention == pairs * 4 * 64
 
 
 def test_of_several_classes_for_pictures_the_first_is_built() -> None:
@@ -139,7 +139,7 @@ def test_of_several_classes_for_pictures_the_first_is_built() -> None:
 def test_experts_are_counted_though_torch_leaves_them_out() -> None:
     attending, router, experts = 2 * 64 * 64 + 2 * 64 * 32, 64 * 4, 2 * 3 * 64 * 128  # two of four experts
     weights = 2 * (attending + router + experts) + 64 * 1000
-    assert flops_of(model_of("mixtral")).matmul == 2 * 32 * weights
+    assert counts_of(model_of("mixtral")).flops.matmul == 2 * 32 * weights
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt-neox", "tiny-roberta", "tiny-vit", "tiny-convnext"])

@@ -1,0 +1,44 @@
+"""Layers that read the same tensor as one matrix product: query, key and value, or gate and up.
+
+Weights keep their names, their fp32 copies and their moments: bench/runner/trial/half_weights_strategy.py
+places their half-precision copies side by side.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bench.base.errors import BadInput
+from bench.training.methods.method import Method, Target
+from bench.training.models import Model
+from bench.training.vendor import transformers_source
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def _refuse(model: Model, _target: Target) -> str | None:
+    if model.recipe.objective == "image-classification":
+        return "bench looks for layers that read the same tensor in language models only"
+    return transformers_source.why_not_joined(model.family, model.architecture)
+
+
+def _apply(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
+    from bench.training.models.siblings import siblings_of
+
+    whole.siblings = siblings_of(whole.model)
+    if not whole.siblings:
+        reason = "no two linear layers without biases read the same tensor"
+        raise BadInput(f"joined-products: {reason}", where=model.name, advice="leave this method out")
+
+
+METHODS = (
+    Method(
+        name="joined-products",
+        summary="layers that read the same tensor as one product: query, key and value; gate and up",
+        free_lunch=True,
+        requires={"half-weights": "joined-products adds gradients in the product: add half-weights"},
+        refuse=_refuse,
+        apply=_apply,
+    ),
+)

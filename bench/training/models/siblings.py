@@ -1,0 +1,48 @@
+"""Linear layers that read the same tensor, found by running the model once.
+
+Imports torch only when called, in a worker.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+POSITIONS = 8  # of the sample that is run
+
+
+def siblings_of(model: nn.Module) -> list[tuple[nn.Linear, ...]]:
+    """Return groups of plain linear layers without biases that a language model calls on the same tensor.
+
+    The layers of a group are in the order of their calls. Layers that are called more than once in a pass
+    are left out.
+    """
+    import torch
+    from torch import nn
+
+    calls: list[tuple[nn.Linear, Tensor]] = []
+
+    def note(layer: nn.Module, entries: tuple[Any, ...]) -> None:
+        assert isinstance(layer, nn.Linear)
+        calls.append((layer, entries[0]))  # keeps the tensor alive, so that no other gets its place
+
+    plain = [part for part in model.modules() if type(part) is nn.Linear and part.bias is None]
+    hooks = [layer.register_forward_pre_hook(note) for layer in plain]
+    training = model.training
+    ids = torch.arange(POSITIONS, device=next(model.parameters()).device)[None] % 2
+    try:
+        with torch.no_grad():
+            model.eval()(input_ids=ids)
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    times = Counter(layer for layer, _ in calls)
+    groups: dict[int, list[nn.Linear]] = {}
+    for layer, entry in calls:
+        if times[layer] == 1:
+            groups.setdefault(id(entry), []).append(layer)
+    return [tuple(group) for group in groups.values() if len(group) > 1]

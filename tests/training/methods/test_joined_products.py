@@ -1,0 +1,78 @@
+"""Layers that read the same tensor compute the same as one product, and add the same gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bench.base.errors import BadInput
+from bench.runner.trial.half_weights_strategy import HalfWeightsStrategy
+from bench.runner.trial.team import Team
+from bench.runner.trial.training_loop import WithLoss
+from bench.training.methods import conflict, free_lunch, known_methods
+from bench.training.models import Model, known_models
+from bench.training.models.siblings import siblings_of
+from tests.targets import H200
+from tests.training.models.keeping import made_up_batch
+from tests.training.models.test_attention import DECODER, built, model_of, named
+from tests.training.models.test_head import TEXTS
+
+METHOD = known_methods()["joined-products"]
+JOINED = [model for model in TEXTS if METHOD.refuse(model, H200) is None]
+
+
+def strategy_of(model: Model, *, joined: bool) -> HalfWeightsStrategy:
+    model = replace(model, recipe=replace(model.recipe, precision="bf16"))
+    whole = WithLoss(built(model, kernels=True))
+    if joined:
+        METHOD.apply(model, whole, [])
+    return HalfWeightsStrategy(whole, model.recipe, torch.device("cpu"), Team(), fused=False)
+
+
+@pytest.mark.parametrize("model", JOINED, ids=named)
+def test_loss_gradients_and_update_are_those_without_the_method(model: Model) -> None:
+    batch = made_up_batch(model, 2)
+    found = []
+    for joined in (False, True):
+        strategy = strategy_of(model, joined=joined)
+        losses = [strategy.forward_backward(batch, 2, sync=False) for _ in range(2)]
+        gradients = [copy.grad.clone() for copy in strategy.weights if copy.grad is not None]
+        norm = strategy.update(norm_wanted=True)
+        losses.append(strategy.forward_backward(batch, 1, sync=True))
+        found.append((losses, norm, gradients))
+    (losses, norm, gradients), (others, other_norm, other_gradients) = found
+    torch.testing.assert_close(others, losses, rtol=2e-3, atol=0)
+    assert other_norm == pytest.approx(norm, rel=1e-2)
+    for gradient, other in zip(gradients, other_gradients, strict=True):
+        torch.testing.assert_close(other, gradient, rtol=0, atol=0.02 * float(gradient.abs().max()) + 1e-6)
+
+
+def test_many_architectures_have_layers_to_join() -> None:
+    assert len(JOINED) >= 10
+
+
+def test_siblings_of_a_llama() -> None:
+    module = built(model_of("llama", "causal-lm", DECODER), kernels=False)
+    names = {layer: name.rsplit(".", 1)[-1] for name, layer in module.named_modules()}
+    assert [[names[layer] for layer in group] for group in siblings_of(module)] == [
+        ["q_proj", "k_proj", "v_proj"], ["gate_proj", "up_proj"],
+    ] * 2  # fmt: skip
+
+
+def test_layers_without_siblings_are_refused() -> None:
+    assert "gpt_neox" in str(METHOD.refuse(known_models()["pythia-1b"], H200))
+    assert METHOD.refuse(known_models()["roberta-large"], H200)
+    assert METHOD.refuse(known_models()["vit-l"], H200)
+    biased = model_of("llama", "causal-lm", DECODER | {"attention_bias": True, "mlp_bias": True})
+    with pytest.raises(BadInput, match="joined-products"):
+        METHOD.apply(biased, WithLoss(built(biased, kernels=False)), [])
+
+
+def test_it_is_part_of_a_free_lunch_with_half_weights() -> None:
+    llama = model_of("llama", "causal-lm", DECODER)
+    llama = replace(llama, recipe=replace(llama.recipe, precision="bf16"))
+    assert "joined-products" in free_lunch(llama, H200, ("half-weights",))
+    assert "joined-products" not in free_lunch(llama, H200)
+    assert "half-weights" in str(conflict(("joined-products",)))
