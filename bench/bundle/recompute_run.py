@@ -111,7 +111,7 @@ def _require_summaries(
 
 
 def _slowed(files: Files, gpus: int, measured: Mapping[str, ReducedTrial]) -> Mapping[str, Slowed]:
-    if "telemetry.jsonl" not in files.sha256:
+    if not files.held_back:
         return {}
     spans = {name: (trial.first.started_at, trial.first.ended_at) for name, trial in measured.items()}
     return slowed_trials(lambda: files.blocks("telemetry.jsonl"), spans, gpus)

@@ -40,6 +40,7 @@ from bench.bundle.tar_format import (
     payload_fault,
 )
 from bench.bundle.verdict import C, Contents, Verdict
+from bench.records.slowdown import has_bad_reason
 from bench.signing.dsse import verify_own
 from bench.signing.ssh_keys import Certificate
 from bench.signing.sshsig import Signed, verify
@@ -47,6 +48,9 @@ from bench.signing.sshsig import Signed, verify
 if TYPE_CHECKING:
     from bench.signing.allowed_signers import TrustPolicy
     from bench.signing.revocation import Revoked
+
+_NOT_SIGNED = "its sha256 is not the signed one: it was changed"
+_CHANGED = "changed while it was verified"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +64,23 @@ class TrustRules:
 
 
 class Files:
-    """The signed payload files of a bundle, for a recomputation of its summaries."""
+    """The signed payload files of a bundle, none of them changed, for a recomputation of its summaries."""
 
     def __init__(self, bundle: Bundle, statement: Statement) -> None:
         self._bundle = bundle
         self.run = statement.predicate
         self.sha256 = statement.subjects  # of each file, as signed
+        self.held_back = self._check()  # whether telemetry has a reading of a GPU that was held back
+
+    def _check(self) -> bool:
+        """Refuse changed files. Search telemetry, the largest, on the way: it need not be read once more."""
+        held_back = False
+        for name, sha256 in self.sha256.items():
+            if name == "telemetry.jsonl":
+                held_back = max(map(has_bad_reason, self.blocks(name, _NOT_SIGNED)), default=False)
+            elif self._bundle.digest(name) != sha256:
+                raise VerificationFailed(_NOT_SIGNED, where=name)
+        return held_back
 
     def read(self, name: str) -> bytes:
         """Read a file in one piece; only a small file can be read so."""
@@ -79,7 +94,7 @@ class Files:
         for block in self.blocks(name):
             yield from block.removesuffix(b"\n").split(b"\n")
 
-    def blocks(self, name: str) -> Iterator[bytes]:
+    def blocks(self, name: str, if_changed: str = _CHANGED) -> Iterator[bytes]:
         """Yield a file in blocks of whole lines. Results from blocks may be used only after the last one."""
         self._require_signed(name)
         digest = hashlib.sha256()
@@ -96,16 +111,16 @@ class Files:
                 raise VerificationFailed(f"has a line of more than {MAX_LINE_BYTES} bytes", where=name)
         if rest:
             yield rest
-        self._require_unchanged(name, digest.hexdigest())
+        self._require_unchanged(name, digest.hexdigest(), if_changed)
 
     def _require_signed(self, name: str) -> None:
         if name not in self.sha256:
             raise VerificationFailed("is missing in the bundle", where=name)
 
-    def _require_unchanged(self, name: str, sha256: str) -> None:
-        # The bytes that are used are hashed a second time: the file may have changed since _check_files.
+    def _require_unchanged(self, name: str, sha256: str, if_changed: str = _CHANGED) -> None:
+        # The bytes that are used are hashed a second time: the file may have changed since _check.
         if sha256 != self.sha256[name]:
-            raise VerificationFailed("changed while it was verified", where=name)
+            raise VerificationFailed(if_changed, where=name)
 
 
 Recompute = Callable[[Files], C]
@@ -226,8 +241,8 @@ def check_time(seconds: int, contents: Contents) -> None:
         )
 
 
-def _check_files(bundle: Bundle, subjects: Mapping[str, str]) -> None:
-    """Refuse added, missing and changed files: the statement lists the digest of each."""
+def _check_names(bundle: Bundle, subjects: Mapping[str, str]) -> None:
+    """Refuse added and missing files: the statement lists each."""
     payload = bundle.members.keys() - SIGNING
     if extra := sorted(payload - subjects.keys()):
         raise VerificationFailed("is not in the statement: it was added", where=extra[0])
@@ -235,9 +250,6 @@ def _check_files(bundle: Bundle, subjects: Mapping[str, str]) -> None:
         raise VerificationFailed("is in the statement, but missing in the bundle", where=missing[0])
     if fault := payload_fault(payload):
         raise VerificationFailed(fault)
-    for name, sha256 in subjects.items():
-        if bundle.digest(name) != sha256:
-            raise VerificationFailed("its sha256 is not the signed one: it was changed", where=name)
 
 
 # --- the verdict ----------------------------------------------------------------------------------------
@@ -254,7 +266,7 @@ def verify_bundle(path: Path, recompute: Recompute[C], rules: TrustRules | None 
         origin = _origin(bundle, data, rules or TrustRules())
         statement = parse_statement(data)
         _check_run(statement, data, origin, ENVELOPE in bundle.members)
-        _check_files(bundle, statement.subjects)
+        _check_names(bundle, statement.subjects)
         contents = recompute(Files(bundle, statement))
         if receipt := origin.receipt:
             check_time(receipt.received_at - receipt.challenged_at, contents)

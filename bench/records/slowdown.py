@@ -51,7 +51,7 @@ def slowed_trials(
     `read` returns telemetry.jsonl in pieces of whole lines; the first `gpus` GPUs of a reading are those that
     trained. Lines that are no reading are left out: a run that was killed ends in half a line.
     """
-    if not any(map(_has_bad_reason, read())):
+    if not any(map(has_bad_reason, read())):
         return {}  # true of nearly every bundle; parsing all of its telemetry would take seconds
     courses: dict[str, dict[int, _Course]] = defaultdict(lambda: defaultdict(_Course))
     top_mhz: dict[int, int] = {}
@@ -67,7 +67,7 @@ def slowed_trials(
     return {trial: slowed for trial, slowed in worst.items() if slowed is not None}
 
 
-def _has_bad_reason(block: bytes) -> bool:
+def has_bad_reason(block: bytes) -> bool:
     """Whether any reading in a block of lines has a reason that means a fault.
 
     Searches the text of the whole block at once: ten times faster than decoding its lines.

@@ -202,6 +202,20 @@ def test_a_file_changed_while_it_is_verified_is_noticed(path: Path, whole: bool)
         verify_bundle(path, recompute)
 
 
+@pytest.mark.parametrize("reasons", [0x04, 0x20])
+def test_telemetry_is_searched_while_its_digest_is_checked(path: Path, reasons: int) -> None:
+    """The largest file is read once, unless a GPU was held back."""
+    telemetry = b'{"throttle_reasons":0}\n' * 20_000 + b'{"throttle_reasons": %d}' % reasons
+    packed(path, {**FILES, "telemetry.jsonl": telemetry})
+    found: list[bool] = []
+    verify_bundle(path, lambda files: {"x": found.append(files.held_back)})
+    assert found == [reasons == 0x20]
+    path.write_bytes(path.read_bytes().replace(b"reasons", b"seasons", 1))
+    with pytest.raises(VerificationFailed, match=r"telemetry\.jsonl: its sha256 is not the signed one"):
+        verify_bundle(path, lambda files: {"x": found.append(files.held_back)})
+    assert len(found) == 1
+
+
 def test_a_bundle_signed_twice_by_different_keys_is_refused(path: Path) -> None:
     statement = contents(path)[STATEMENT]
     write_bundle(path, contents(path) | {SIGNATURE: sign(statement, OTHER, BUNDLE_NAMESPACE)})
