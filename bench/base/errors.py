@@ -12,7 +12,6 @@ Exit code 1 is not an error: the work was done, and its verdict is negative.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -69,6 +68,8 @@ class Mistake:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Suggest the most similar of the known names, ignoring case; else list them."""
+    import difflib  # slow to import, and only a mistake needs it
+
     names = {n.lower(): n for n in known}
     close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     return f'nearest: "{names[close[0]]}"' if close else f"allowed: {listed(names.values())}"

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from bench.base.errors import BadInput, Mistake, in_json
 from bench.training.models.attention import fused_attention
-from bench.training.models.counted_memory import counted_footprints
 from bench.training.models.experts import grouped_experts
 from bench.training.models.footprint import Counted
 from bench.training.models.loss import cross_entropy, empty_batch, logits
@@ -91,6 +90,8 @@ def counted(model: Model) -> Counted:
 
     Counting the bytes takes seconds, so a trial calls `counted_work` instead.
     """
+    from bench.training.models.counted_memory import counted_footprints
+
     fused = transformers_source.why_not_fused(model.family) is None
     fused = fused and transformers_source.takes_registered_attention(model.family)
     footprints = counted_footprints(model, partial(_build, model), _repeated, fused=fused)

@@ -95,7 +95,7 @@ def test_mixtures_of_experts_are_counted_in_bf16(precision: Precision) -> None:
 
 
 def test_a_trial_counts_operations_and_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.training.models.generic.counted_footprints", None)  # takes seconds
+    monkeypatch.setattr("bench.training.models.counted_memory.counted_footprints", None)  # takes seconds
     assert counts_of(model_of("llama", "causal-lm", DECODER)).flops.total > 0
 
 
