@@ -59,7 +59,7 @@ def _refuse_constant(name: str) -> Any:
 def _has_spaced_colon(data: bytes) -> bool:
     if b"\n" in data or b"\t" in data or b"\r" in data:
         return _SPACED.search(data) is not None
-    return b'" :' in data or b'"  ' in data
+    return b" " in data and (b'" :' in data or b'"  ' in data)
 
 
 def count_keys(value: Any) -> tuple[int | None, set[type]]:

@@ -65,12 +65,18 @@ def _words(kind: Any) -> str:
 def line_breaks(value: Any, place: str = "") -> Iterator[str]:
     """Yield the path of each text, and of each field name, that has several lines."""
     if isinstance(value, str):
-        if value.splitlines() not in ([], [value]):
+        if _has_several_lines(value):
             yield place
     elif isinstance(value, dict):
         for name, item in value.items():
-            yield from line_breaks(name, f"{place}/{name!r:.60}")
-            yield from line_breaks(item, f"{place}/{name}")
+            if _has_several_lines(name):
+                yield f"{place}/{name!r:.60}"
+            if isinstance(item, (str, dict, list)):  # most are numbers
+                yield from line_breaks(item, f"{place}/{name}")
     elif isinstance(value, list):
         for number, item in enumerate(value):
             yield from line_breaks(item, f"{place}/{number}")
+
+
+def _has_several_lines(text: str) -> bool:
+    return text.splitlines() not in ([], [text])
