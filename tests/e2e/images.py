@@ -16,6 +16,8 @@ import bench as package
 from tests.e2e.services import SYSTEM, locked, require
 
 ROOT = Path(package.__file__).parent.parent
+# mmdebstrap starts a Python for each package: Debian's, which begins sooner than a wrapper in a user's PATH.
+SYSTEM_FIRST = f"/usr/sbin:/usr/bin:/sbin:/bin:{SYSTEM}"
 NOT_IN_IMAGES = shutil.ignore_patterns(".git", ".venv", "results", "out", "tests")
 
 
@@ -64,7 +66,7 @@ def build_image(cache: Path, out: Path, source: Path, within: Sequence[str] = ()
     words = ["image", "build", "cpu", "--cache", cache, "--out", out, "--source", source, "--json"]
     done = subprocess.run(
         [*within, sys.executable, "-m", "bench", *map(str, words)],
-        env=os.environ | {"PATH": SYSTEM, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        env=os.environ | {"PATH": SYSTEM_FIRST, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         capture_output=True,
         text=True,
         check=False,
