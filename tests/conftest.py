@@ -1,12 +1,14 @@
 """Settings for all tests: each uses one thread, so that parallel tests do not compete for cores."""
 
 import os
+import shutil
 import signal
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from xdist.scheduler import LoadScopeScheduling
 
 from tests.warm import quick_python
 
@@ -21,8 +23,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup does the same with SIGHUP
 # The slowest files of end-to-end tests, in the order in which they start. All other end-to-end tests come
 # later, so that none of these slow files runs alone at the end.
 FIRST = (
-    "tests/e2e/test_image.py", "tests/runner/test_parallel.py", "tests/e2e/test_push.py",
-    "tests/e2e/test_export.py", "tests/training/test_equivalence.py", "tests/e2e/test_push_image.py",
+    "tests/e2e/test_image.py", "tests/runner/test_parallel.py", "tests/e2e/test_export.py",
+    "tests/e2e/test_image_build.py", "tests/e2e/test_push_image.py", "tests/e2e/test_push.py",
     "tests/runner/test_nodes.py", "tests/training/methods/test_interpreted.py",
     "tests/e2e/test_push_slurm.py",
 )  # fmt: skip
@@ -38,21 +40,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
-# Files of end-to-end tests that share what takes long to make; one worker runs them one after the other.
-TOGETHER = {"tests/e2e/test_push_image.py": "tests/e2e/test_image.py"}
+_SHARED = "BENCH_TESTS_SHARED"  # variable with the path of a folder, which workers inherit
 
 
-class ByFile(LoadScopeScheduling):
-    """Give a worker all tests of a file, and of the files that TOGETHER names with it."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Make a folder that all workers of this session share, and remove it when the session ends."""
+    if _SHARED not in os.environ:
+        os.environ[_SHARED] = tempfile.mkdtemp(prefix="bench-shared-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(_SHARED)))
 
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return TOGETHER.get(file, file)
 
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling | None:
-    return ByFile(config, log) if config.getvalue("dist") == "loadscope" else None
+def shared_folder() -> Path:
+    """Return the folder for what takes long to make: gigabytes, which pytest's own folders would keep."""
+    return Path(os.environ[_SHARED])
 
 
 @pytest.fixture

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
+from tests.conftest import shared_folder
 from tests.e2e.images import Images
 
 
 @pytest.fixture(scope="session")
-def images() -> Iterator[Images]:
-    """The CPU image, removed at the end of the session: it takes gigabytes, which pytest would keep."""
-    folder = Path(tempfile.mkdtemp(prefix="bench-images-"))
-    yield Images(folder)
-    shutil.rmtree(folder)
+def images() -> Images:
+    folder = shared_folder() / "images"
+    folder.mkdir(exist_ok=True)
+    return Images(folder)

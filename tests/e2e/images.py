@@ -1,4 +1,4 @@
-"""The CPU image, and the image after a change of our code: each is built once for all tests of a session."""
+"""The CPU image, and the image after a change of our code: each is built once in a session."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import bench as package
-from tests.e2e.services import SYSTEM, require
+from tests.e2e.services import SYSTEM, locked, require
 
 ROOT = Path(package.__file__).parent.parent
+# mmdebstrap starts a Python for each package: Debian's, which begins sooner than a wrapper in a user's PATH.
+SYSTEM_FIRST = f"/usr/sbin:/usr/bin:/sbin:/bin:{SYSTEM}"
 NOT_IN_IMAGES = shutil.ignore_patterns(".git", ".venv", "results", "out", "tests")
 
 
 class Images:
-    """A folder with `one.tar`, `changed.tar` and the cache with which both are built at their first use."""
+    """A folder with `one.tar`, `changed.tar` and the cache with which both are built at their first use.
+
+    Workers that need the same image at the same time wait for one of them to build it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -28,12 +33,26 @@ class Images:
     @cached_property
     def one(self) -> dict[str, Any]:
         """The JSON document that the build of one.tar prints."""
-        return build_image(self.folder / "cache", self.folder / "one.tar", ROOT)
+        return self._once("one", self._build_one)
 
     @cached_property
     def changed(self) -> dict[str, Any]:
         """The JSON document of changed.tar's build, from a source with one more line, without a network."""
         assert self.one
+        return self._once("changed", self._build_changed)
+
+    def _once(self, name: str, build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        document = self.folder / f"{name}.json"
+        with locked(self.folder / f"{name}.lock"):
+            if not document.exists():
+                document.write_text(json.dumps(build()))
+        found: dict[str, Any] = json.loads(document.read_text())
+        return found
+
+    def _build_one(self) -> dict[str, Any]:
+        return build_image(self.folder / "cache", self.folder / "one.tar", ROOT)
+
+    def _build_changed(self) -> dict[str, Any]:
         source = self.folder / "changed"
         shutil.copytree(ROOT, source, ignore=NOT_IN_IMAGES)
         with (source / "bench/records/text.py").open("a") as file:
@@ -47,7 +66,7 @@ def build_image(cache: Path, out: Path, source: Path, within: Sequence[str] = ()
     words = ["image", "build", "cpu", "--cache", cache, "--out", out, "--source", source, "--json"]
     done = subprocess.run(
         [*within, sys.executable, "-m", "bench", *map(str, words)],
-        env=os.environ | {"PATH": SYSTEM, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        env=os.environ | {"PATH": SYSTEM_FIRST, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         capture_output=True,
         text=True,
         check=False,

@@ -141,6 +141,10 @@ class WithImage(Operator):
         first = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         return descendants({int(pid) for pid in first.split()})
 
+    def compressed(self) -> list[Path]:
+        """Return the layers that push has compressed, for all nodes."""
+        return [path for path in self.folder.glob("cache/bench/push/blobs/*") if not path.suffix]
+
     def tags(self, node: int) -> list[str]:
         """Return the image tags that push set."""
         form = "{{.Repository}}:{{.Tag}}"

@@ -29,13 +29,20 @@ def require(*programs: str) -> None:
     if not missing:
         return
     if os.geteuid() == 0 and shutil.which("apt-get"):
-        with Path(tempfile.gettempdir(), "bench-apt.lock").open("w") as lock:  # tests run in parallel
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(Path(tempfile.gettempdir(), "bench-apt.lock")):  # tests run in parallel
             _install([PACKAGES[program] for program in missing])
         return
     if os.environ.get("CI") == "true":
         pytest.fail(f"{missing[0]} is missing and cannot be installed")
     pytest.skip(f"{missing[0]} is missing, and only root can install it")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Let one process at a time enter."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _install(packages: list[str]) -> None:

@@ -1,11 +1,7 @@
-"""The real CPU image is built twice and run with restrictions by Docker and Podman; its bundle verifies.
-
-The tests run in order and share one image, because a build takes a minute or two.
-"""
+"""The real CPU image is run with restrictions by Docker and Podman; its bundle verifies."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import shutil
@@ -16,7 +12,9 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +22,17 @@ import pytest
 
 from bench.base.names import GIB
 from bench.images.container import Container
-from tests.e2e.images import ROOT, Images, build_image
-from tests.e2e.pushing import MOODY
+from tests.e2e.images import ROOT, Images
+from tests.e2e.pushing import MOODY, TINY
 from tests.e2e.services import SYSTEM, docker_engine, podman_store
+from tests.images.made_up_images import make_image
 
 pytestmark = pytest.mark.e2e
 
-QUICKSTART = json.loads((ROOT / "manifests/quickstart.json").read_text())
+# The quickstart's settings, each measured for a moment: what the image contains does not depend on precision.
+QUICKSTART = json.loads((ROOT / "manifests/quickstart.json").read_text()) | {"timing": TINY["timing"]}
 ENGINES = ["docker", "podman"]
-STAGES = ["base", "libraries", "torch", "rest", "kernels", "image"]
+MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,9 @@ def image(machine: Machine, images: Images) -> dict[str, Any]:
     """Build the image and load it as bench:cpu into both engines."""
     found = images.one
     (machine.folder / "one.tar").hardlink_to(images.folder / "one.tar")
-    for engine in ENGINES:
-        machine.bench("image", "load", machine.folder / "one.tar", "--engine", engine)
+    with ThreadPoolExecutor() as pool:  # much of a load is waiting for the disk
+        load = partial(machine.bench, "image", "load", machine.folder / "one.tar", "--engine")
+        list(pool.map(load, ENGINES))
     return found
 
 
@@ -88,70 +89,29 @@ def identity(machine: Machine, *arguments: str | Path) -> str:
     return machine.bench("image", "id", *arguments).stdout.strip()
 
 
-def test_two_builds_from_clean_stores_are_the_same_image(
-    machine: Machine, image: dict[str, Any], images: Images
-) -> None:
-    wheels = images.folder / "cache/wheels"  # the build checks each by its digest
-    shutil.copytree(wheels, machine.folder / "other/wheels", copy_function=os.link)
-    again = build_image(machine.folder / "other", machine.folder / "two.tar", ROOT)
-    assert again["config"] == image["config"]
-    assert (machine.folder / "one.tar").read_bytes() == (machine.folder / "two.tar").read_bytes()
-    (machine.folder / "two.tar").unlink()
-    shutil.rmtree(machine.folder / "other")
-
-
-def test_a_change_of_benchs_code_builds_without_a_network_and_ships_one_small_layer(
-    images: Images, image: dict[str, Any]
-) -> None:
-    found = images.changed
-    same = [new == old for new, old in zip(found["diff_ids"], image["diff_ids"], strict=True)]
-    assert same == [True] * 5 + [False]
-    with tarfile.open(images.folder / "changed.tar") as archive:
-        layer = archive.extractfile(found["layers"][-1]["name"])
-        assert layer is not None
-        assert len(gzip.compress(layer.read())) < 1_000_000
-
-
-def test_no_trace_of_the_build_is_in_any_layer(machine: Machine, image: dict[str, Any]) -> None:
-    traces, set_id = [], []
-    with tarfile.open(machine.folder / "one.tar") as archive:
-        for layer in image["layers"]:
-            blob = archive.extractfile(layer["name"])
-            with tarfile.open(fileobj=blob, mode="r|*") as files:
-                for member in files:
-                    last = member.name.rpartition("/")[2]
-                    if last in ("__pycache__", "direct_url.json", "machine-id", "resolv.conf", "hosts"):
-                        traces.append(member.name)
-                    if member.isfile() and member.mode & 0o6000:
-                        set_id.append(member.name)
-    assert (traces, set_id) == ([], [])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_identity_is_the_same_in_every_engine(machine: Machine, image: dict[str, Any], engine: str) -> None:
+    archive = machine.folder / "one.tar"
+    assert identity(machine, archive) == image["config"]
+    assert identity(machine, "bench:cpu", "--engine", engine) == image["config"]
+    # The list of contents is read from the image as the engine saves it, after all of that is hashed.
+    sbom = machine.bench("image", "sbom", "bench:cpu", "--engine", engine)
+    assert sbom.stdout == machine.bench("image", "sbom", archive).stdout
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_identity_is_the_same_in_every_engine_and_after_save_and_load(
-    machine: Machine, image: dict[str, Any], engine: str
-) -> None:
-    archive, saved = machine.folder / "one.tar", machine.folder / "saved.tar"
-    assert identity(machine, archive) == image["config"]
-    assert identity(machine, "bench:cpu", "--engine", engine) == image["config"]
-    machine.bench("image", "save", "bench:cpu", "--engine", engine, "-o", saved)
-    assert identity(machine, saved) == image["config"]
+def test_identity_is_the_same_after_save_and_load(machine: Machine, tmp_path: Path, engine: str) -> None:
+    """A small image is saved, because every byte is compressed."""
+    archive, saved = make_image(tmp_path, [{"a": b"a" * MIB}, {"b": b"b" * MIB}]), tmp_path / "saved.tar"
+    expected = identity(machine, archive)
+    machine.bench("image", "load", archive, "--engine", engine)
+    machine.bench("image", "save", "bench:test", "--engine", engine, "-o", saved)
+    assert identity(machine, saved) == expected
     assert saved.stat().st_size < 0.5 * archive.stat().st_size
+    remove = [engine, "image", "rm", "bench:test"]
+    subprocess.run(remove, **machine.how(), check=True, stdout=subprocess.DEVNULL)
     machine.bench("image", "load", saved, "--engine", engine)
-    assert identity(machine, "bench:cpu", "--engine", engine) == image["config"]
-    saved.unlink()
-
-
-def test_the_sbom_is_valid_and_lists_what_is_in_the_image(machine: Machine, image: dict[str, Any]) -> None:
-    from cyclonedx.schema import SchemaVersion
-    from cyclonedx.validation.json import JsonStrictValidator
-
-    text = machine.bench("image", "sbom", machine.folder / "one.tar").stdout
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
-    found = {component["name"]: component["version"] for component in json.loads(text)["components"]}
-    debs = [line.split() for line in (ROOT / "docker/debian.lock").read_text().splitlines()[1:]]
-    assert found["torch"] == "2.13.0+cpu"
-    assert {(name, version) for name, version, _ in debs} <= found.items()
+    assert identity(machine, "bench:test", "--engine", engine) == expected
 
 
 PROBE = """
@@ -230,7 +190,9 @@ def test_the_container_has_no_other_rights_than_measuring(
 
 def test_quickstart_runs_hardened_and_its_bundle_is_verified(machine: Machine, image: dict[str, Any]) -> None:
     out = machine.folder / "results"
-    manifest = machine.manifest(image=image["config"])
+    first, *others = QUICKSTART["models"]
+    plain = [{"name": name, "methods": ["naive", ["checkpointing"]]} for name in others]  # compiling is slow
+    manifest = machine.manifest(image=image["config"], models=[first, *plain])
     machine.bench("run", manifest, "--engine", "docker", "--image", "bench:cpu", "--out", out)
     (bundle,) = out.glob("*.tar")
     said = machine.bench("verify", bundle).stdout

@@ -1,9 +1,14 @@
-"""Push with the CPU image and a real engine: bytes on the wire are counted, and two nodes are compared."""
+"""Push with the CPU image and a real engine: bytes on the wire are counted, and two nodes are compared.
+
+The first test sends the whole image. Later ones find an older image on the nodes, and send the layer that
+differs; those that need all layers to be sent, but not to be run, send a small image.
+"""
 
 from __future__ import annotations
 
 import gzip
 import json
+import random
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -11,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.images.archive import facts_of
 from tests.e2e.images import Images
 from tests.e2e.nodes import free_port, wire
 from tests.e2e.pushing import MOODY, PAIR, WithImage, inside, nodes_with_engines
 from tests.e2e.services import image_registry
+from tests.images.made_up_images import make_image
 
 pytestmark = pytest.mark.e2e
 
@@ -36,18 +43,29 @@ def changed(images: Images) -> Path:
     return images.folder / "changed.tar"
 
 
-def compressed_bytes(operator: WithImage, image: str) -> int:
-    """Return the size of the image as `bench image save` compresses it."""
-    operator.bench("image", "save", operator.folder / image, "-o", operator.folder / "saved.tar")
-    size = (operator.folder / "saved.tar").stat().st_size
-    (operator.folder / "saved.tar").unlink()
-    return size
+@pytest.fixture(scope="module")
+def older(operator: WithImage, changed: Path) -> str:
+    """Load the changed image into both engines, under a name that push does not use; return its identity."""
+    for address in operator.docker:
+        docker = ["docker", "-H", address]
+        for words in (["load", "-qi", str(changed)], ["tag", "bench:cpu", "older"], ["rmi", "bench:cpu"]):
+            subprocess.run([*docker, *words], check=True, stdout=subprocess.DEVNULL)
+    return operator.bench("image", "id", changed).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def small(operator: WithImage) -> Path:
+    """Make an image of megabytes that do not compress, as `bench image save` writes it."""
+    made, saved = operator.folder / "made", operator.folder / "small.tar"
+    made.mkdir()
+    image = make_image(made, [{"first": random.Random(0).randbytes(8 * MIB)}, {"second": b"2"}])
+    operator.bench("image", "save", image, "-o", saved)
+    return saved
 
 
 def test_bytes_on_the_wire(operator: WithImage, changed: Path) -> None:
     one = operator.folder / "one.tar"
-    compressed = compressed_bytes(operator, "one.tar")
-    moved = []
+    moved, compressed = [], 0
     with wire(operator.nodes, operator.nodes.addresses[0]) as line:
         host = f"{line.address}:{line.port}"
         for image in (one, one, changed, changed):
@@ -56,16 +74,18 @@ def test_bytes_on_the_wire(operator: WithImage, changed: Path) -> None:
                 0
             ]
             moved.append((found["outcome"], line.count))
+            compressed = compressed or sum(blob.stat().st_size for blob in operator.compressed())
     outcomes, (first, unchanged, code, code_again) = [m[0] for m in moved], [m[1] for m in moved]
     print(f"compressed {compressed:,}; first {first:,}, unchanged {unchanged:,}, our code {code:,}")
     assert outcomes == ["ready", "unchanged", "ready", "unchanged"]
     assert compressed * 0.9 < first < compressed * 1.02
+    assert compressed < 0.5 * one.stat().st_size
     assert code < 2 * MIB
     assert max(unchanged, code_again) < 64 * 1024
 
 
-def test_push_run_cut_attach_fetch_verify_compare(operator: WithImage) -> None:
-    """The usual case, on one node that has nothing yet and one that has an older image."""
+def test_push_run_cut_attach_fetch_verify_compare(operator: WithImage, older: str) -> None:
+    """The usual case, on nodes that have an older image."""
     image = operator.folder / "one.tar"
     identity = operator.bench("image", "id", image).stdout.strip()
     manifest = operator.manifest("pinned", image=identity)
@@ -85,10 +105,10 @@ def test_push_run_cut_attach_fetch_verify_compare(operator: WithImage) -> None:
     assert "tiny-vit" in operator.bench("compare", *bundles).stdout
     for number, address in enumerate(operator.nodes.addresses):
         assert operator.nodes.left(address) == []
-        assert operator.images(number) == []
+        assert operator.images(number) == [older]
 
 
-def test_containers_of_two_nodes_train_as_one(operator: WithImage) -> None:
+def test_containers_of_two_nodes_train_as_one(operator: WithImage, older: str) -> None:
     image, (lead, other) = operator.folder / "one.tar", operator.nodes.addresses
     manifest = operator.manifest(**PAIR | {"models": ["tiny-vit"]})
     meet = f"{lead}:{free_port()}"
@@ -96,10 +116,10 @@ def test_containers_of_two_nodes_train_as_one(operator: WithImage) -> None:
     done = operator.push(*words)["nodes"]
     assert [node["outcome"] for node in done] == ["done", "done"]
     assert len(inside(done[0]["bundle"], "env.json")["nodes"]) == 2
-    assert [operator.images(number) for number in (0, 1)] == [[], []]
+    assert [operator.images(number) for number in (0, 1)] == [[older], [older]]
 
 
-def test_nodes_check_themselves_in_containers(operator: WithImage) -> None:
+def test_nodes_check_themselves_in_containers(operator: WithImage, older: str) -> None:
     check, image = operator.folder / "check.json", operator.folder / "one.tar"
     asked = {"schema": "bench/node-check/v1", "gpus": 2, "level": "quick", "skip": MOODY}
     check.write_text(json.dumps(asked))
@@ -109,10 +129,10 @@ def test_nodes_check_themselves_in_containers(operator: WithImage) -> None:
     assert came_to == [("done", "pass", "operator")] * 2
     lacking = operator.push(*words[:2], "--image", image, code=3)["nodes"][0]  # the GPUs are missing
     assert (lacking["outcome"], lacking["check"]) == ("done", "not-run")
-    assert [operator.images(number) for number in (0, 1)] == [[], []]
+    assert [operator.images(number) for number in (0, 1)] == [[older], [older]]
 
 
-def test_an_image_that_existed_before_is_kept(operator: WithImage) -> None:
+def test_an_image_that_existed_before_is_kept(operator: WithImage, older: str) -> None:
     image = operator.folder / "one.tar"
     identity = operator.bench("image", "id", image).stdout.strip()
     subprocess.run(
@@ -122,30 +142,29 @@ def test_an_image_that_existed_before_is_kept(operator: WithImage) -> None:
         operator.manifest(models=["tiny-vit"]), operator.nodes.addresses[0], "--image", image
     )["nodes"][0]
     assert (done["outcome"], done["sent_bytes"]) == ("done", 0)
-    assert operator.images(0) == [identity]
+    assert set(operator.images(0)) == {identity, older}
     operator.remove(0, "bench:cpu")
 
 
-def test_a_push_that_filled_the_disk_is_completed_by_the_next_one(operator: WithImage) -> None:
-    address, image = operator.nodes.addresses[1], operator.folder / "one.tar"
-    place = operator.folder / "small"
+def test_a_push_that_filled_the_disk_is_completed_by_the_next_one(operator: WithImage, small: Path) -> None:
+    address, place, before = operator.nodes.addresses[1], operator.folder / "full", operator.images(1)
     place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)], check=True)
-    words = [operator.manifest(), address, "--image", image, "--place", f"{place}/p", "--no-run", "--anyway"]
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], check=True)
+    words = [operator.manifest(), address, "--image", small, "--place", f"{place}/p", "--no-run", "--anyway"]
     try:
         found = operator.push(*words, code=3)["nodes"][0]
         assert found["error"]["message"] == "its disk is full"
-        assert operator.images(1) == []
-        subprocess.run(["mount", "-o", "remount,size=2g", str(place)], check=True)
+        assert operator.images(1) == before
+        subprocess.run(["mount", "-o", "remount,size=64m", str(place)], check=True)
         again = operator.push(*words)["nodes"][0]
         assert again["outcome"] == "ready"
-        assert operator.images(1) != []
+        assert len(operator.images(1)) == len(before) + 1
     finally:
         subprocess.run(["umount", str(place)], check=True)
         operator.remove(1, *operator.tags(1))
 
 
-def test_problems_are_reported_before_anything_is_sent(operator: WithImage) -> None:
+def test_problems_are_reported_before_anything_is_sent(operator: WithImage, older: str) -> None:
     address, image = operator.nodes.addresses[0], operator.folder / "one.tar"
     another = operator.manifest("another", image="sha256:" + "0" * 64)
     found = operator.push(another, address, "--image", image, code=3)["nodes"][0]
@@ -157,26 +176,25 @@ def test_problems_are_reported_before_anything_is_sent(operator: WithImage) -> N
     with tarfile.open(broken, "w"):
         pass
     assert operator.push(operator.manifest(), address, "--image", broken, code=2)["nodes"][0]["error"]
-    assert operator.images(0) == []
+    assert operator.images(0) == [older]
 
 
-def test_a_damaged_layer_is_refused_by_its_digest(operator: WithImage) -> None:
+def test_a_damaged_layer_is_refused_by_its_digest(operator: WithImage, small: Path) -> None:
     """A layer that already exists on the node is accepted only if its digest matches its name."""
-    address, image = operator.nodes.addresses[0], operator.folder / "one.tar"
+    address, before = operator.nodes.addresses[0], operator.images(0)
     blobs = operator.nodes.homes[address] / ".bench/blobs"
     blobs.mkdir(parents=True)
-    for kept in (operator.folder / "cache/bench/push/blobs").glob("*.digest"):
-        name = kept.read_text().removeprefix("sha256:")
-        (blobs / f"{name}.part").write_bytes(gzip.compress(b"not the layer"))
-    assert (
-        operator.push(operator.manifest(), address, "--image", image, "--no-run")["nodes"][0]["outcome"]
-        == "ready"
-    )
-    assert operator.images(0) == [operator.bench("image", "id", image).stdout.strip()]
+    layers = facts_of(small).layers
+    for layer in layers:
+        (blobs / f"{Path(layer.name).name}.part").write_bytes(gzip.compress(b"not the layer"))
+    found = operator.push(operator.manifest(), address, "--image", small, "--no-run")["nodes"][0]
+    assert found["outcome"] == "ready"
+    assert found["sent_bytes"] > 2 * sum(layer.size for layer in layers) - 1024  # each layer was sent twice
+    assert set(operator.images(0)) == {*before, operator.bench("image", "id", small).stdout.strip()}
     operator.remove(0, *operator.tags(0))
 
 
-def test_an_image_may_be_pulled_and_must_still_match_the_manifest(operator: WithImage) -> None:
+def test_an_image_may_be_pulled_and_must_still_match_the_manifest(operator: WithImage, older: str) -> None:
     address, image = operator.nodes.addresses[0], operator.folder / "one.tar"
     identity = operator.bench("image", "id", image).stdout.strip()
     manifest = operator.manifest("pulled", models=["tiny-vit"], image=identity)
@@ -191,11 +209,11 @@ def test_an_image_may_be_pulled_and_must_still_match_the_manifest(operator: With
         }.items():
             found = operator.push(manifest, address, "--pull", reference, code=3)["nodes"][0]
             assert said in found["error"]["message"]
-            assert operator.images(0) == []
+            assert operator.images(0) == [older]
         found = operator.push(manifest, address, "--pull", f"{registry}/bench:cpu")["nodes"][0]
     assert (found["outcome"], found["level"], found["image"]) == ("done", "operator", identity)
     assert f"image      cpu {identity}" in operator.bench("verify", found["bundle"]).stdout
-    assert (operator.nodes.left(address), operator.images(0)) == ([], [])
+    assert (operator.nodes.left(address), operator.images(0)) == ([], [older])
 
 
 def put_something_else(operator: WithImage, reference: str) -> None:

@@ -152,7 +152,7 @@ def test_nodes_with_different_switches_do_not_train_together(tmp_path: Path, lea
 
 @pytest.mark.e2e
 def test_a_node_that_is_lost_ends_the_run_and_decides_no_trial(tmp_path: Path) -> None:
-    with both(tmp_path, trial_minutes=0.7, timing={"measure_seconds": 600}) as (leader, other):
+    with both(tmp_path, trial_minutes=0.4, timing={"measure_seconds": 600}) as (leader, other):
         deadline = time.monotonic() + 120
         while not list((tmp_path / "out").glob(f"*/logs/{16 * '[0-9a-f]'}.txt")):
             assert time.monotonic() < deadline
