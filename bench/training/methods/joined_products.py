@@ -36,7 +36,6 @@ METHODS = (
     Method(
         name="joined-products",
         summary="layers that read the same tensor as one product: query, key and value; gate and up",
-        free_lunch=True,
         requires={"half-weights": "joined-products adds gradients in the product: add half-weights"},
         refuse=_refuse,
         apply=_apply,

@@ -1,7 +1,7 @@
 """Cross entropy and its gradient by the logits in one Triton kernel, for logits that are freed afterwards.
 
-The second reading of a row comes from the cache. Compiled from PyTorch, loss and gradient took 13 ms of a
-pass of 494 ms of a Llama with 128,256 words on an H100: results/frontier-h100/where-time-goes.txt.
+The second reading of a row comes from the cache. Compiled from PyTorch, loss and gradient took 13 ms of the
+502 ms of a pass of a Llama with 128,256 words on an H100: results/frontier-h100/where-time-goes.txt.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from bench.base.errors import BadInput
 from bench.runner.trial.half_weights_strategy import HalfWeightsStrategy
 from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import WithLoss
-from bench.training.methods import conflict, free_lunch, known_methods
+from bench.training.methods import conflict, known_methods
 from bench.training.models import Model, known_models
 from bench.training.models.siblings import siblings_of
 from tests.targets import H200
@@ -70,9 +70,5 @@ def test_layers_without_siblings_are_refused() -> None:
         METHOD.apply(biased, WithLoss(built(biased, kernels=False)), [])
 
 
-def test_it_is_part_of_a_free_lunch_with_half_weights() -> None:
-    llama = model_of("llama", "causal-lm", DECODER)
-    llama = replace(llama, recipe=replace(llama.recipe, precision="bf16"))
-    assert "joined-products" in free_lunch(llama, H200, ("half-weights",))
-    assert "joined-products" not in free_lunch(llama, H200)
+def test_it_needs_half_weights() -> None:
     assert "half-weights" in str(conflict(("joined-products",)))
