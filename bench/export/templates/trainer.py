@@ -135,8 +135,8 @@ def main() -> None:
     family = runtime.family_of(trial.model)
     built = family.build(trial.model, kernels="kernels" in trial.setting)
     whole = runtime.WithLoss(built)
-    for method in methods:
-        method.apply(trial.model, whole, family.blocks(built))
+    names = tuple(method.name for method in methods)
+    runtime.apply_all(names, trial.model, whole, family.blocks(built))
     with tempfile.TemporaryDirectory() as scratch:
         pool = runtime.make_pool(trial.model, Path(scratch), trial.seed)
         model = Model(whole)

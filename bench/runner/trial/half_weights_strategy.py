@@ -34,9 +34,8 @@ class HalfWeightsStrategy(SingleDevice):
         self.computed = list(whole.parameters())
         copies = dict(zip(self.computed, self.weights, strict=True))
         joined = [group for group in whole.siblings if all(map(adds_up, group))]
-        side_by_side = [layer.weight for group in joined for layer in group]
-        rest = [weight for weight in self.computed if weight not in {*side_by_side}]
-        self.gradients = _flat_gradients([copies[weight] for weight in (*side_by_side, *rest)])
+        side_by_side = dict.fromkeys(layer.weight for group in joined for layer in group)
+        self.gradients = _flat_gradients([copies[weight] for weight in side_by_side | copies])
         for weight, copy in copies.items():
             # Parameters only: buffers, tables of rotary positions for instance, stay in fp32.
             weight.data = weight.data.to(HALF[recipe.precision])
@@ -46,7 +45,7 @@ class HalfWeightsStrategy(SingleDevice):
             join_products(group, self.gradients, sums[id(group[0].weight)].storage_offset())
         for layer in whole.modules():
             # A computed weight, by weight_norm for instance, has no sums.
-            if adds_up(layer) and id(layer.weight) in sums and layer.weight not in {*side_by_side}:
+            if adds_up(layer) and id(layer.weight) in sums and layer.weight not in side_by_side:
                 add_up_in_products(layer, sums[id(layer.weight)])
 
     def updated_weights(self) -> list[nn.Parameter]:
