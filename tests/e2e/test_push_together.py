@@ -19,9 +19,12 @@ def operator(tmp_path: Path) -> Iterator[Operator]:
         yield Operator(tmp_path, nodes)
 
 
+MODELS = ["tiny-gpt-neox", "tiny-vit", "tiny-roberta"]  # a second may be decided before the run is stopped
+
+
 def together(operator: Operator) -> list[str | Path]:
     lead, other = operator.nodes.addresses
-    return [operator.manifest(**PAIR), lead, other, "--together", f"{lead}:{free_port()}"]
+    return [operator.manifest(**PAIR, models=MODELS), lead, other, "--together", f"{lead}:{free_port()}"]
 
 
 def test_if_one_node_is_lost_the_others_end_and_the_next_push_continues_with_all(operator: Operator) -> None:
@@ -34,7 +37,7 @@ def test_if_one_node_is_lost_the_others_end_and_the_next_push_continues_with_all
     assert f"{other}  failed     run: the run was killed on the node" in err
     assert "incomplete" in err and "incomplete" in out
     before = operator.journal()
-    assert before.count('"event":"trial"') == 1
+    assert 1 <= before.count('"event":"trial"') < len(MODELS)
     again = operator.push(*words)
     assert [node["outcome"] for node in again["nodes"]] == ["done", "done"]
     assert (again["nodes"][0]["level"], again["nodes"][1]["bundle"]) == ("operator", None)
@@ -43,7 +46,7 @@ def test_if_one_node_is_lost_the_others_end_and_the_next_push_continues_with_all
     assert "level      operator" in operator.bench("verify", bundle, "--trust", key).stdout
     found = inside(bundle, "results.json")
     assert found["run"]["complete"]
-    assert [(trial["outcome"], trial["gpus"]) for trial in found["trials"]] == [("measured", 2)] * 2
+    assert [(trial["outcome"], trial["gpus"]) for trial in found["trials"]] == [("measured", 2)] * len(MODELS)
     assert len(inside(bundle, "env.json")["nodes"]) == 2
     assert (operator.folder / f"results/{found['run']['id']}/journal.jsonl").read_text().startswith(before)
     assert [operator.nodes.left(address) for address in (lead, other)] == [[], []]
