@@ -1,6 +1,6 @@
 """Hold memory that is counted for any architecture against the peaks that the committed bundles measured.
 
-    python benchmarks/counted_memory.py
+    PYTHONPATH=. python benchmarks/counted_memory.py
 
 Every measured trial of GPT-NeoX, RoBERTa and ViT is predicted twice: by the formulas of its family, and by
 counts, as if the family had no file. Models without a family file are predicted by counts only. Prints the
@@ -54,14 +54,13 @@ def ratios() -> Iterator[Ratio]:
         if not isinstance(verdict, Verdict) or not isinstance(verdict.contents, RunContents):
             continue
         results = verdict.contents.results
-        models = models_of(path)
         graphs = "TORCHINDUCTOR_CUDAGRAPHS" in (results.node.switches or {})  # their peaks lack memory
         for trial in results.trials:
             known = known_methods().keys() - {NOT_COUNTED} >= {*trial.setting}
             twice = named(path) in LOGITS_TWICE and "compile-blocks" in trial.setting
             if trial.estimate is None or graphs or twice or not known:
                 continue
-            model = models[trial.model]
+            model = find_model(trial.model) or models_of(path)[trial.model]
             if model.family in families() and model.family not in FAMILIES:
                 continue
             known = counts_of_brought(model)

@@ -83,12 +83,12 @@ def test_a_committed_bundle_verifies_and_its_peaks_are_predicted_within_15_perce
     assert isinstance(verdict, Verdict), verdict
     if not isinstance(verdict.contents, RunContents):  # a node check
         return
-    results, models = verdict.contents.results, models_of(path)
+    results = verdict.contents.results
     for trial in results.trials:
         # Trials with a removed method, or with CUDA graphs, whose peaks lack memory, are left out.
         graphs = "TORCHINDUCTOR_CUDAGRAPHS" in (results.node.switches or {})
         if trial.estimate and not graphs and known_methods().keys() >= {*trial.setting}:
-            model = models[trial.model]
+            model = find_model(trial.model) or models_of(path)[trial.model]
             counts = counts_of_brought(model)
             predicted = predict_bytes(model, trial.setting, trial.micro_batch, trial.gpus, counts)
             assert predicted is not None
