@@ -22,12 +22,16 @@ MIN_PROGRAMS = 2048  # of the filters' gradient: a few for each multiprocessor
 
 
 def fits(module: nn.Module) -> bool:
-    """Whether the module is a depthwise convolution of seven by seven that keeps height and width."""
+    """Whether the module is a depthwise convolution of seven by seven that keeps height and width.
+
+    Subclasses of nn.Conv2d may change the weight or the images before they convolve.
+    """
     return (
-        isinstance(module, nn.Conv2d)
+        type(module) is nn.Conv2d
         and module.groups == module.in_channels == module.out_channels
         and module.kernel_size == (SIDE, SIDE)
         and module.padding == (REACH, REACH)
+        and module.padding_mode == "zeros"
         and module.stride == module.dilation == (1, 1)
     )
 
