@@ -4,7 +4,9 @@
 
 The floor is the time of the same matrix products, convolutions and attention, forward and backward, one after
 the other without anything between them, on a card that is as hot as in training. Products of siblings are
-timed one by one. Attention with a window is timed without it. Prints a table on stderr.
+timed one by one. Prints a table on stderr. The floor is not exact in these cases: attention with a window or
+dropout is timed without it, the head of a masked language model runs at all positions, weights are always in
+half precision for recipes in half precision, and operators of other packages (selective scan) are left out.
 """
 
 from __future__ import annotations
