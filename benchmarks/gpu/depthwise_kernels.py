@@ -15,29 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-SIDE = 7  # of the filters; the kernels are unrolled for this number
-REACH = SIDE // 2
-TAPS = SIDE * SIDE
+from bench.training.triton.depthwise import SIDE, TAPS
+from bench.training.triton.depthwise import fits as fits
+
 LINE = 128  # bytes of channels of one program: a line of the cache
 OF_A_WARP = 128  # numbers that a warp computes at once: four a thread
 WARPS = 4  # of a program that convolves
 PROGRAMS = 528  # of the filters' gradient at most: twice two for each of an H100's 132 multiprocessors
 REGISTERS = 128  # of a thread of these programs: with more, a multiprocessor would hold one program
-
-
-def fits(module: nn.Module) -> bool:
-    """Whether the module is a depthwise convolution of seven by seven that keeps height and width.
-
-    Subclasses of nn.Conv2d may change the weight or the images before they convolve.
-    """
-    return (
-        type(module) is nn.Conv2d
-        and module.groups == module.in_channels == module.out_channels
-        and module.kernel_size == (SIDE, SIDE)
-        and module.padding in ((REACH, REACH), "same")
-        and module.padding_mode == "zeros"
-        and module.stride == module.dilation == (1, 1)
-    )
 
 
 def forward_of(conv: nn.Conv2d) -> Any:

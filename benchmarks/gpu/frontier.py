@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from models import find_model
+from models import find_model, setting_here
 from tabulate import tabulate
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -37,21 +37,16 @@ from bench.runner.trial.device import Device
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import HALF, make_optimizer
-from bench.training.methods import Target, free_lunch, known_methods, ordered
 from bench.training.models import Model, family_of
-from bench.training.models.attention import register_attention
-from bench.training.models.counted_memory import _kept_attention
+from bench.training.models.attention import attends_causally, register_attention
+from bench.training.models.counted_memory import kept_attention
 from bench.training.models.generic import configured, kinds
 from bench.training.models.loss import cross_entropy, empty_batch, logits
-from bench.training.setting import Setting
 from bench.training.vendor import torch_inside
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution", "convolution_backward")
 SPREAD = 0.05  # standard deviation of the random numbers that are multiplied
 WARM_SECONDS = 4.0
-
-Call = tuple[str, Any]  # the name of an operator, and its arguments with shapes in place of tensors
-Shape = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 class Recorder(TorchDispatchMode):
@@ -90,13 +85,12 @@ def recorded(model: Model, micro_batch: int) -> Recorder:
     recorder = Recorder()
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **more: Any) -> Any:
-        causal = more.get("is_causal")
-        causal = getattr(module, "is_causal", True) if causal is None else causal
+        causal = attends_causally(module, more.get("is_causal"))
         recorder.attention[*(tuple(t.shape) for t in (query, key, value)), causal] += 1
         out, _ = torch.ops.bench.kept_attention(query.to(value.dtype), key.to(value.dtype), value, None)
         return out.transpose(1, 2).contiguous(), None
 
-    _kept_attention()
+    kept_attention()
     register_attention("frontier_recorded", attend)
     precision = HALF.get(model.recipe.precision)
     with torch.device("meta"):
@@ -244,7 +238,7 @@ def main() -> None:
     asked = parser.parse_args()
     model, kind = find_model(asked.model), "cuda" if torch.cuda.is_available() else "cpu"
     device, units = Device(kind), asked.micro_batch * model.recipe.units_per_sample
-    setting = ordered(asked.methods) if asked.methods else _best(model, kind)
+    setting = setting_here(model, asked.methods, device=kind, beside=["half-weights"])
     trial = Trial(model, setting, asked.micro_batch, 1, 0, Timing())
     measures: dict[str, Callable[[], Any]] = {
         "ours": lambda: ours(trial, device, asked.seconds),
@@ -263,13 +257,6 @@ def main() -> None:
             torch.cuda.empty_cache()
     print(json.dumps(found), flush=True)
     _print_table(found, units, model.recipe.unit)
-
-
-def _best(model: Model, kind: Any) -> Setting:
-    memory = torch.cuda.get_device_properties(0).total_memory if kind == "cuda" else 2**34
-    target = Target(kind, 1, memory)
-    halves = known_methods()["half-weights"].refuse(model, target) is None
-    return free_lunch(model, target, ("half-weights",) if halves else ())
 
 
 def _print_table(found: dict[str, Any], units: int, unit: str) -> None:

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 8192  # logits per block
-IGNORED = -100
+from bench.training.models.loss import IGNORED
+from bench.training.triton.loss import BLOCK, LOG2E, log_sum_of_row
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -66,21 +66,11 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None]:
 
 torch.library.register_autograd("bench_would::cross_entropy", _backward, setup_context=_save_inputs)
 
-LOG2E = tl.constexpr(1.4426950408889634)
-
 
 @triton.jit
 def _forward_kernel(logits, labels, losses, sums, width, ignored: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    largest = -float("inf")
-    total = 0.0
-    for first in range(0, width, block):
-        column = first + tl.arange(0, block)
-        x = tl.load(logits + row * width + column, column < width, -float("inf")).to(tl.float32)
-        larger = tl.maximum(largest, tl.max(x, 0))
-        total = total * tl.exp2((largest - larger) * LOG2E) + tl.sum(tl.exp2((x - larger) * LOG2E), 0)
-        largest = larger
-    log_sum = largest + tl.log(total)
+    log_sum = log_sum_of_row(logits + row * width, width, block)
     label = tl.load(labels + row)
     counts = label != ignored
     target = tl.load(logits + row * width + label, counts, 0.0).to(tl.float32)

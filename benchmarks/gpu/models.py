@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
+
+import torch
 
 from bench.planning.manifest import resolve_models
+from bench.training.methods import Target, free_lunch, known_methods, ordered
 from bench.training.models import Model
+from bench.training.setting import Setting
 
 BROUGHT = Path(__file__).with_name("models.json")  # shapes that people bring, as a manifest describes them
 
@@ -18,3 +24,18 @@ def find_model(name: str) -> Model:
     if mistakes:
         raise SystemExit("\n".join(f"{name}: {mistake.found}; {mistake.allowed}" for mistake in mistakes))
     return models[0]
+
+
+def setting_here(
+    model: Model, methods: Sequence[str], *, device: Literal["cpu", "cuda"], beside: Sequence[str] = ()
+) -> Setting:
+    """Return the setting of these methods; without methods, the free lunch on this machine's device.
+
+    The free lunch stands beside those methods of `beside` that are not refused.
+    """
+    if methods:
+        return ordered(methods)
+    cuda = device == "cuda"
+    target = Target(device, 1, torch.cuda.get_device_properties(0).total_memory if cuda else 2**34)
+    taken = [name for name in beside if known_methods()[name].refuse(model, target) is None]
+    return free_lunch(model, target, ordered(taken))

@@ -15,14 +15,13 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from models import find_model
+from models import find_model, setting_here
 from torch.profiler import ProfilerActivity, profile
 
 from bench.records.trial import Timing, Trial
 from bench.runner.trial.device import Device
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
-from bench.training.methods import Target, free_lunch, ordered
 
 GROUPS = (
     ("attention", r"flash|fmha|attention|sdpa|cudnn_generated|cudnn::fusion|softmax_warp"),
@@ -40,8 +39,7 @@ PASSES = 3
 
 def main(name: str, micro_batch: int, methods: tuple[str, ...]) -> None:
     model = find_model(name)
-    target = Target("cuda", 1, torch.cuda.get_device_properties(0).total_memory)
-    setting = ordered(methods) if methods else free_lunch(model, target)
+    setting = setting_here(model, methods, device="cuda")
     trial = Trial(model, setting, micro_batch, 1, 0, Timing())
     with tempfile.TemporaryDirectory() as scratch:
         run = TrialRun(trial, Device("cuda"), Team(), Path(scratch), lambda _: None)

@@ -22,13 +22,12 @@ from typing import Any
 
 import torch
 from changes import CHANGES
-from models import find_model
+from models import find_model, setting_here
 
 from bench.records.trial import Timing, Trial
 from bench.runner.trial.device import Device
 from bench.runner.trial.run_trial import TrialRun
 from bench.runner.trial.team import Team
-from bench.training.methods import Target, free_lunch, ordered
 
 STEPS, PASSES = 3, 2  # first steps, whose losses are compared
 
@@ -73,8 +72,7 @@ def main() -> None:
     asked = parser.parse_args()
     model = find_model(asked.model)
     here = "cuda" if torch.cuda.is_available() else "cpu"
-    memory = torch.cuda.get_device_properties(0).total_memory if here == "cuda" else 2**34
-    setting = ordered(asked.methods) if asked.methods else free_lunch(model, Target(here, 1, memory))
+    setting = setting_here(model, asked.methods, device=here)
     trial = Trial(model, setting, asked.micro_batch, 1, 0, Timing(measure_seconds=asked.seconds))
     print(json.dumps({"model": model.name, "setting": setting, "micro_batch": asked.micro_batch}), flush=True)
     tried = [[], *(together.split(",") for together in asked.changes.split("/"))]

@@ -40,13 +40,12 @@ class HalfWeightsStrategy(SingleDevice):
             # Parameters only: buffers, tables of rotary positions for instance, stay in fp32.
             weight.data = weight.data.to(HALF[recipe.precision])
             weight.register_post_accumulate_grad_hook(_hook_adding_to(copy))
-        sums = {id(weight): copy.grad for weight, copy in copies.items()}
         for group in joined:
-            join_products(group, self.gradients, sums[id(group[0].weight)].storage_offset())
+            join_products(group, self.gradients, copies[group[0].weight].grad.storage_offset())
         for layer in whole.modules():
             # A computed weight, by weight_norm for instance, has no sums.
-            if adds_up(layer) and id(layer.weight) in sums and layer.weight not in side_by_side:
-                add_up_in_products(layer, sums[id(layer.weight)])
+            if adds_up(layer) and layer.weight in copies and layer.weight not in side_by_side:
+                add_up_in_products(layer, copies[layer.weight].grad)
 
     def updated_weights(self) -> list[nn.Parameter]:
         return [nn.Parameter(weight.detach().clone()) for weight in self.whole.parameters()]

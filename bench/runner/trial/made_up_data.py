@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from bench.runner.trial.team import Team
 from bench.training.models import Model
+from bench.training.models.loss import IGNORED
 
 POOL_TOKENS = 1 << 22
 POOL_IMAGES = 256
@@ -79,7 +80,7 @@ class Samples(Dataset[Sample]):
         random = np.random.default_rng((self.seed, index))
         # All samples choose equally many tokens: then the mean over micro-batches is the mean over the batch.
         chosen = random.permutation(len(tokens))[: recipe.asked_per_sample]
-        labels = np.full_like(tokens, -100)
+        labels = np.full_like(tokens, IGNORED)
         labels[chosen] = tokens[chosen]
         vocabulary = int(self.model.architecture["vocab_size"])
         masked = round(len(chosen) * MASK_TOKEN_SHARE)

@@ -12,6 +12,7 @@ from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING
 
+from bench.base.errors import BadInput
 from bench.training.methods import (
     checkpointing,
     chunked_loss,
@@ -164,11 +165,15 @@ def prepare_all(setting: Setting) -> None:
 
 def apply_all(setting: Setting, model: Model, whole: nn.Module, blocks: list[nn.Module]) -> None:
     """Apply the setting's methods, in order, to the model with its loss and to its blocks."""
+    methods = [known_methods()[name] for name in setting]
     has_head = model.recipe.objective != "image-classification"
-    if has_head and any(known_methods()[name].splits_head for name in setting):
+    if has_head and any(method.head for method in methods):
         whole.split_head()  # before other methods replace parts, because it runs the model
-    for name in setting:
-        known_methods()[name].apply(model, whole, blocks)
+    for method in methods:
+        if method.head == "needed" and whole.head is None:
+            reason = f"{method.name}: the head of this architecture cannot run on its own"
+            raise BadInput(reason, where=model.name)
+        method.apply(model, whole, blocks)
 
 
 def arithmetic(setting: Setting, model: Model, counts: Counted) -> Flops:

@@ -6,9 +6,9 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from bench.base.errors import BadInput
 from bench.training.methods.method import Method, Target
 from bench.training.models import Model, family_of
+from bench.training.models.loss import IGNORED
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 MIN_WORDS = 65_536  # smaller vocabularies have small logits
 CHUNK_BYTES = 2 << 30  # of a chunk's logits in half precision; every chunk reads and writes the sums once
 HALF = 2  # bytes of a logit
-IGNORED = -100  # the label of positions without a loss
 
 
 def logits_bytes(model: Model, setting: tuple[str, ...], micro_batch: int) -> int:
@@ -42,8 +41,6 @@ def _refuse(model: Model, _target: Target) -> str | None:
 def _apply(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
     import torch
 
-    if whole.head is None:
-        raise BadInput("chunked-loss: the head of this architecture cannot run on its own", where=model.name)
     most, head = CHUNK_BYTES // (HALF * _words(model)), torch.compile(whole.head, dynamic=False)
 
     def tail(features: Tensor, labels: Tensor) -> Tensor:
@@ -102,7 +99,7 @@ def _loss_and_gradient(logits: Tensor, labels: Tensor, scale: Tensor) -> tuple[T
     if logits.is_cuda:
         from bench.training.triton.loss import loss_and_gradient  # imports Triton, which needs a GPU
 
-        return loss_and_gradient(logits, labels, scale)
+        return loss_and_gradient(logits, labels, scale, IGNORED)
     with torch.enable_grad():
         entry = logits.float().requires_grad_()
         losses = cross_entropy(entry, labels, ignore_index=IGNORED, reduction="none")
@@ -116,7 +113,7 @@ METHODS = (
         summary="head and loss by chunks of positions: logits of a large vocabulary are never all in memory",
         free_lunch=True,
         compiled_on_first_use=True,
-        splits_head=True,
+        head="needed",
         requires={
             "half-weights": "chunked-loss adds gradients while it computes the loss: add half-weights",
             "compile-blocks": "chunked-loss calls a compiled head: add compile-blocks",

@@ -66,7 +66,7 @@ METHODS = (
     Method(
         name="compile-blocks",
         summary="torch.compile of head, loss and each repeated block: equal ones are compiled once",
-        splits_head=True,
+        head="if possible",
         refuse=_missing_compiler,
         prepare=torch_inside.keep_graphs_whole_under_ddp,
         apply=_compile_blocks,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench.base.errors import BadInput
 from bench.training.methods.method import Method, Target
 from bench.training.models import Counted, Flops, Model
+from bench.training.models.loss import IGNORED
 from bench.training.vendor import transformers_source
 
 if TYPE_CHECKING:
@@ -20,15 +20,11 @@ def _refuse(model: Model, _target: Target) -> str | None:
 
 
 def _apply(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
-    if whole.head is None:
-        whole.split_head()
-    if whole.head is None:
-        raise BadInput("masked-head: the head of this architecture cannot run on its own", where=model.name)
     count = model.recipe.asked_per_sample
 
     def masked_positions(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         # All samples have equally many masked positions, so shapes stay constant; the sort puts these first.
-        first = (labels == -100).int().argsort(dim=1, stable=True)[:, :count]
+        first = (labels == IGNORED).int().argsort(dim=1, stable=True)[:, :count]
         chosen = features.gather(1, first.unsqueeze(-1).expand(-1, -1, features.size(-1)))
         return chosen, labels.gather(1, first)
 
@@ -46,7 +42,7 @@ METHODS = (
         name="masked-head",
         summary="a masked language model's head at the masked positions only",
         free_lunch=True,
-        splits_head=True,
+        head="needed",
         refuse=_refuse,
         apply=_apply,
         left_out=_left_out,

@@ -83,7 +83,8 @@ class Method:
     least_time_with: float = 1.0  # a pass takes at least this share of the time without the method ...
     least_time_without: float = 1.0  # ... and without it at least this share of the time with it
     chooses_kernels: bool = True  # decides which kernels run, so timings with and without say little
-    splits_head: bool = False  # calls a language model's head apart from its body
+    # Calls a language model's head apart from its body: wherever it can run on its own, or nowhere else.
+    head: Literal["if possible", "needed"] | None = None
     changes_activations: bool = True  # may change the bytes kept for the backward pass
     # Frameworks of `bench export`: those whose configuration turns the method on, so that an exported script
     # must not apply it, and those that cannot train with it, each with the reason.

@@ -44,7 +44,7 @@ def fused_attention() -> Literal["bench_fused"]:
     ) -> tuple[Tensor, None]:
         # Rotary embeddings return fp32; autocast too would lower queries and keys at this point.
         query, key = query.to(value.dtype), key.to(value.dtype)
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        causal = attends_causally(module, is_causal)
         if attention_mask is not None or more.get("position_bias") is not None:
             options = {"dropout": dropout, "scaling": scaling, "is_causal": causal} | more
             out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
@@ -72,6 +72,11 @@ def register_attention(name: str, attend: Callable[..., tuple[Tensor, None]]) ->
     transformers_inside.expect_no_packed_samples()
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, mask)
+
+
+def attends_causally(module: Any, is_causal: bool | None) -> bool:
+    """Whether positions see no later ones: as the call says, else as the module says."""
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
 
 def takes_grouped_heads(key: Tensor, value: Tensor) -> bool:

@@ -98,7 +98,7 @@ class _Count:
 
         half, fake = half_of(model.recipe.precision), torch_inside.fake_tensors()
         with torch.device("meta"):
-            module = build(_kept_attention() if kernels else "eager")
+            module = build(kept_attention() if kernels else "eager")
         with fake:
             torch_inside.make_fake(module, half if halved else None)
             count = _Count(module, blocks_of(module), None if halved else half, fake)
@@ -239,7 +239,7 @@ def _anew(values: Any) -> Any:
 
 
 @cache
-def _kept_attention() -> str:
+def kept_attention() -> str:
     """Register attention that computes nothing, and keeps what fused kernels keep; return its name."""
     import torch
 

@@ -80,7 +80,7 @@ class CountedFootprint:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What is known about a model before it runs, by formulas or counted from a module without contents."""
+    """Counts of a model before it runs, by formulas or from a module without contents."""
 
     parts: Parts
     flops: Flops
@@ -150,7 +150,7 @@ def activation_bytes(footprint: Footprint, model: Model, setting: Setting) -> tu
     odd = footprint.logits // model.recipe.units_per_sample % ROW_MULTIPLE != 0
     if "masked-head" in setting:
         footprint = footprint.with_head_at(model.recipe.asked_per_sample / model.recipe.units_per_sample)
-    if "chunked-loss" in setting:  # logits exist for one chunk at a time: see `chunk_bytes`
+    if "chunked-loss" in setting:  # logits exist for one chunk at a time: chunked_loss.py counts them
         footprint = footprint.with_head_at(0)
     # A loss that is compiled with the head overwrites the logits with their gradient. Rows of odd length are
     # padded for the head's product, and cut to length in a copy.

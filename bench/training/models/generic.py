@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from bench.base.errors import BadInput, Mistake, in_json
-from bench.training.models.attention import fused_attention
+from bench.training.models.attention import attends_causally, fused_attention
 from bench.training.models.experts import grouped_experts
 from bench.training.models.footprint import Counted
 from bench.training.models.loss import cross_entropy, empty_batch, logits
@@ -166,7 +166,7 @@ class AttentionCount:
         samples, heads, length, width = query.shape
         if heads % key.shape[1]:
             raise ValueError(f"{key.shape[1]} heads of keys and values do not divide {heads} of queries")
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        causal = attends_causally(module, is_causal)
         pairs = _pairs(length, key.shape[2], causal, sliding_window)
         self.flops += 2 * samples * heads * pairs * (width + value.shape[-1])
         return query.new_empty(samples, length, heads, value.shape[-1]), None

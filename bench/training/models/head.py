@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from bench.training.models.probe import probing
 from bench.training.vendor import transformers_inside
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Head = Callable[["Tensor"], "Tensor"]  # features [samples, positions, width] to logits
-SAMPLES, POSITIONS = 2, 8  # of the batch on which a head is compared with its model
 TOLERANCE = 1e-3  # of the largest logit; kernels for other shapes add up in another order
 
 
@@ -77,21 +77,13 @@ def head_of(model: nn.Module) -> Head:
 
 def _compare(model: nn.Module, head: Head) -> None:
     """Raise LookupError unless body and head together give the model's logits, position by position."""
-    import torch
-
-    training = model.training
-    device = next(model.parameters()).device
-    ids = torch.arange(SAMPLES * POSITIONS, device=device).view(SAMPLES, POSITIONS) % 2
-    model.eval()  # without dropout
     try:
-        with torch.no_grad():
+        with probing(model) as ids:
             expected = model(input_ids=ids).logits
             features = model.base_model(input_ids=ids).last_hidden_state
             found = head(features), head(features[:, ::2].flatten(0, 1)[None])
     except Exception as error:  # an architecture's code may raise anything when its body is missing
         raise LookupError(f"the head cannot run on its own: {error}"[:200]) from error
-    finally:
-        model.train(training)
     wanted = expected, expected[:, ::2].flatten(0, 1)[None]
     limit = TOLERANCE * float(expected.abs().max())
     for logits, right in zip(found, wanted, strict=True):

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+IGNORED = -100  # the label of positions without a loss
+
 
 def empty_batch(model: Model, samples: int, pixels: torch.dtype) -> dict[str, Tensor]:
     """Return a batch whose contents are arbitrary, with pixels in this precision."""
@@ -35,11 +37,11 @@ def logits(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean loss over the labels that are not -100.
+    """Return the mean loss over the labels that are not ignored.
 
     Replaces transformers' own loss, which would shift causal labels a second time.
     """
     from torch.nn.functional import cross_entropy
 
-    loss: Tensor = cross_entropy(logits.float().flatten(0, -2), labels.flatten(), ignore_index=-100)
+    loss: Tensor = cross_entropy(logits.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
     return loss

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from bench.training.models.probe import probing
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-POSITIONS = 8  # of the sample that is run
 
 
 def siblings_of(model: nn.Module) -> list[tuple[nn.Linear, ...]]:
@@ -20,7 +20,6 @@ def siblings_of(model: nn.Module) -> list[tuple[nn.Linear, ...]]:
     The layers of a group are in the order of their calls. Layers that are called more than once in a pass
     are left out.
     """
-    import torch
     from torch import nn
 
     calls: list[tuple[nn.Linear, Tensor]] = []
@@ -31,13 +30,10 @@ def siblings_of(model: nn.Module) -> list[tuple[nn.Linear, ...]]:
 
     plain = [part for part in model.modules() if type(part) is nn.Linear and part.bias is None]
     hooks = [layer.register_forward_pre_hook(note) for layer in plain]
-    training = model.training
-    ids = torch.arange(POSITIONS, device=next(model.parameters()).device)[None] % 2
     try:
-        with torch.no_grad():
-            model.eval()(input_ids=ids)
+        with probing(model) as ids:
+            model(input_ids=ids)
     finally:
-        model.train(training)
         for hook in hooks:
             hook.remove()
     times = Counter(layer for layer, _ in calls)

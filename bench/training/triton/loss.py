@@ -12,16 +12,15 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 8192  # logits that a program holds at once
-IGNORED = -100
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
-def loss_and_gradient(logits: Tensor, labels: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss of each row of logits, 0 where the label is ignored, and `scale` times its gradient."""
+def loss_and_gradient(logits: Tensor, labels: Tensor, scale: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+    """Return the loss of each row, 0 where its label is `ignored`, and `scale` times the logits' gradient."""
     logits = logits.contiguous()
     rows, width = logits.shape
     losses, gradient = logits.new_empty(rows, dtype=torch.float32), torch.empty_like(logits)
-    _kernel[(rows,)](logits, labels, scale, losses, gradient, width, IGNORED, BLOCK, num_warps=8)
+    _kernel[(rows,)](logits, labels, scale, losses, gradient, width, ignored, BLOCK, num_warps=8)
     return losses, gradient
 
 
@@ -29,15 +28,7 @@ def loss_and_gradient(logits: Tensor, labels: Tensor, scale: Tensor) -> tuple[Te
 def _kernel(logits, labels, scale, losses, gradient, width, ignored: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     start = row * width
-    largest = -float("inf")
-    total = 0.0
-    for first in range(0, width, block):
-        column = first + tl.arange(0, block)
-        x = tl.load(logits + start + column, column < width, -float("inf")).to(tl.float32)
-        larger = tl.maximum(largest, tl.max(x, 0))
-        total = total * tl.exp2((largest - larger) * LOG2E) + tl.sum(tl.exp2((x - larger) * LOG2E), 0)
-        largest = larger
-    log_sum = largest + tl.log(total)
+    log_sum = log_sum_of_row(logits + start, width, block)
     label = tl.load(labels + row)
     counts = label != ignored
     target = tl.load(logits + start + label, counts, 0.0).to(tl.float32)
@@ -48,3 +39,17 @@ def _kernel(logits, labels, scale, losses, gradient, width, ignored: tl.constexp
         x = tl.load(logits + start + column, column < width, -float("inf")).to(tl.float32)
         change = tl.exp2((x - log_sum) * LOG2E) - tl.where(column == label, 1.0, 0.0)
         tl.store(gradient + start + column, weight * change, column < width)
+
+
+@triton.jit
+def log_sum_of_row(logits, width, block: tl.constexpr):
+    """Return the logarithm of the summed exponentials of a row of logits."""
+    largest = -float("inf")
+    total = 0.0
+    for first in range(0, width, block):
+        column = first + tl.arange(0, block)
+        x = tl.load(logits + column, column < width, -float("inf")).to(tl.float32)
+        larger = tl.maximum(largest, tl.max(x, 0))
+        total = total * tl.exp2((largest - larger) * LOG2E) + tl.sum(tl.exp2((x - larger) * LOG2E), 0)
+        largest = larger
+    return largest + tl.log(total)

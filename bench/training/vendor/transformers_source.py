@@ -62,6 +62,7 @@ def why_not_fused(model_type: str) -> str | None:
     return None
 
 
+@cache
 def why_head_needs_more(model_type: str) -> str | None:
     """Return why a masked language model's head cannot run on the features of some positions.
 

@@ -11,7 +11,7 @@ import torch
 
 from bench.planning.memory_prediction import predict_counted_bytes
 from bench.runner.trial.training_loop import WithLoss
-from bench.training.methods import chunked_loss, conflict, free_lunch, known_methods
+from bench.training.methods import apply_all, chunked_loss, conflict, free_lunch, known_methods
 from bench.training.models import Model
 from bench.training.models.generic import counted
 from tests.targets import H200
@@ -53,8 +53,7 @@ def test_an_evaluation_adds_no_gradients() -> None:
     batch = made_up_batch(model, 2)
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         expected = whole(batch)
-        whole.split_head()
-        METHOD.apply(model, whole, [])
+        apply_all(("chunked-loss",), model, whole, [])
         torch.testing.assert_close(whole(batch), expected, rtol=1e-5, atol=0)
     assert all(weight.grad is None for weight in whole.parameters())
 

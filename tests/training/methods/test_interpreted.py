@@ -196,6 +196,7 @@ if __name__ == "__main__":
 
 LOSS = """
 import torch
+from bench.training.triton.loss import loss_and_gradient
 from loss_kernels import cross_entropy, rows_of
 
 torch.manual_seed(0)
@@ -210,6 +211,9 @@ for rows, width, dtype, off in ((7, 1001, torch.float32, 1e-5), (5, 9000, torch.
     expected.backward()
     assert abs(found - expected) < 1e-5 and (ours.grad - theirs.grad).norm() < off * theirs.grad.norm()
     torch.library.opcheck(rows_of, (ours[0], labels[0]))
+    losses, gradient = loss_and_gradient(ours[0].detach(), labels[0], torch.tensor(1 / (rows - 1)), -100)
+    assert abs(losses.sum() / (rows - 1) - expected) < 1e-5 and losses[1] == 0
+    assert (gradient - theirs.grad[0]).norm() < off * theirs.grad.norm()
     print("alike", rows, width, dtype)
 """
 

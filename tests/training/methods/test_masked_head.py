@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.runner.trial.training_loop import WithLoss
-from bench.training.methods import arithmetic, known_methods
+from bench.training.methods import apply_all, arithmetic, known_methods
 from bench.training.models import Model, counts_of, families, known_models
 from bench.training.models.paper_code import find_model
 from tests.targets import H200
@@ -32,7 +32,7 @@ def batch(model: Model, samples: int) -> dict[str, Tensor]:
 
 def forward_flops(model: Model, samples: int) -> int:
     whole = WithLoss(built(model))
-    MASKED_HEAD.apply(model, whole, [])
+    apply_all(("masked-head",), model, whole, [])
     made = batch(model, samples)
     with FlopCounterMode(display=False) as counter:
         whole(made)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bench.runner.trial.training_loop import WithLoss
-from bench.training.methods import arithmetic, known_methods
+from bench.training.methods import apply_all, arithmetic, known_methods
 from bench.training.models import Model, counts_of, known_models
 from bench.training.models.head import head_of
 from bench.training.vendor import transformers_source
@@ -57,7 +57,7 @@ def test_the_head_of_masked_models_can_be_limited_to_masked_positions(model: Mod
     whole = WithLoss(built(model, kernels=False))
     masked = masked_batch(model, 2)
     expected = whole(masked)
-    MASKED_HEAD.apply(model, whole, [])
+    apply_all(("masked-head",), model, whole, [])
     torch.testing.assert_close(whole(masked), expected, rtol=1e-5, atol=1e-7)
     counts = counts_of(model)
     left_out = counts.flops.total - arithmetic(("masked-head",), model, counts).total
