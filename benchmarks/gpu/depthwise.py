@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import depthwise_kernels as depthwise
 import torch
 import torch.nn.functional as F
+from models import turn_on_gpu
 from torch import Tensor
 
 STAGES = ((192, 56), (384, 28), (768, 14), (1536, 7))  # channels, pixels a side
@@ -112,4 +113,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with turn_on_gpu():
+        main()

@@ -22,11 +22,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from models import find_model, setting_here
+from models import find_model, setting_here, turn_on_gpu
 from tabulate import tabulate
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -237,6 +237,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0)
     asked = parser.parse_args()
     model, kind = find_model(asked.model), "cuda" if torch.cuda.is_available() else "cpu"
+    with turn_on_gpu():
+        _measure(model, kind, asked)
+
+
+def _measure(model: Model, kind: Literal["cpu", "cuda"], asked: argparse.Namespace) -> None:
     device, units = Device(kind), asked.micro_batch * model.recipe.units_per_sample
     setting = setting_here(model, asked.methods, device=kind, beside=["half-weights"])
     trial = Trial(model, setting, asked.micro_batch, 1, 0, Timing())

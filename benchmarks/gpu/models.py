@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -39,3 +42,14 @@ def setting_here(
     target = Target(device, 1, torch.cuda.get_device_properties(0).total_memory if cuda else 2**34)
     taken = [name for name in beside if known_methods()[name].refuse(model, target) is None]
     return free_lunch(model, target, ordered(taken))
+
+
+@contextmanager
+def turn_on_gpu() -> Iterator[None]:
+    """Wait until no other script of this folder uses the GPU, so that several can start side by side.
+
+    Imports take most of the time that a script needs to start.
+    """
+    with (Path(tempfile.gettempdir()) / "bench-gpu-turn").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

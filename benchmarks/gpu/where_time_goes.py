@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from models import find_model, setting_here
+from models import find_model, setting_here, turn_on_gpu
 from torch.profiler import ProfilerActivity, profile
 
 from bench.records.trial import Timing, Trial
@@ -70,4 +70,5 @@ def group_of(kernel: str) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), tuple(sys.argv[3:]))
+    with turn_on_gpu():
+        main(sys.argv[1], int(sys.argv[2]), tuple(sys.argv[3:]))

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from changes import CHANGES
-from models import find_model, setting_here
+from models import find_model, setting_here, turn_on_gpu
 
 from bench.records.trial import Timing, Trial
 from bench.runner.trial.device import Device
@@ -76,9 +76,14 @@ def main() -> None:
     trial = Trial(model, setting, asked.micro_batch, 1, 0, Timing(measure_seconds=asked.seconds))
     print(json.dumps({"model": model.name, "setting": setting, "micro_batch": asked.micro_batch}), flush=True)
     tried = [[], *(together.split(",") for together in asked.changes.split("/"))]
-    for changes in tried * asked.turns:
+    with turn_on_gpu():
+        _compare(tried * asked.turns, trial, Device(here))
+
+
+def _compare(tried: Sequence[Sequence[str]], trial: Trial, device: Device) -> None:
+    for changes in tried:
         try:
-            found = measured(trial, Device(here), changes)
+            found = measured(trial, device, changes)
         except Exception as error:  # a change that fails must not stop the others
             traceback.print_exc()
             found = {"failed": f"{type(error).__name__}: {error}"[:500]}
