@@ -73,11 +73,14 @@ def _by_chunks() -> Any:
                 part = slice(i, i + size)
                 entry = features[part].detach()[None].requires_grad_()
                 with torch.set_grad_enabled(trains):
-                    logits = head(entry)[0]
-                losses, change = _loss_and_gradient(logits.detach(), labels[part], scale / count)
+                    logits = head(entry)
+                # Views only: the backward pass of an index would fill and copy a tensor of all logits.
+                losses, change = _loss_and_gradient(
+                    logits.detach().flatten(0, 1), labels[part], scale / count
+                )
                 loss += losses.sum()
                 if trains:
-                    logits.backward(change)
+                    logits.backward(change.view_as(logits))
                     gradients[part] = entry.grad[0]
                 del logits, change
             ctx.save_for_backward(gradients)
