@@ -1,4 +1,4 @@
-"""Products that add a weight's gradient to its sum give the same fp32 numbers as autograd."""
+"""Products and embeddings that add a weight's gradient to its sum give the same fp32 numbers as autograd."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.runner.trial.fused_gradient_sums import add_up_in_products, adds_up
+from bench.runner.trial.fused_gradient_sums import (
+    MIN_ROWS,
+    add_up_in_products,
+    add_up_rows,
+    adds_up,
+    adds_up_rows,
+)
 
 
 def sums_of(layer: nn.Linear) -> Tensor:
@@ -120,3 +126,54 @@ def test_rows_of_odd_length_and_customised_layers_are_left_to_autograd() -> None
     assert adds_up(nn.Linear(64, 128))
     others = (nn.Linear(64, 50_265), nn.Linear(72, 64), nn.LayerNorm(64), Own(64, 64))
     assert not any(map(adds_up, others))
+
+
+@pytest.mark.parametrize("padding", [None, 3])
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_an_embedding_adds_the_gradients_of_the_rows_that_it_looked_up(
+    padding: int | None, backend: str | None
+) -> None:
+    torch._dynamo.reset()
+    embedding = nn.Embedding(16, 8, padding_idx=padding)
+    ids, change = torch.tensor([[1, 3, 3], [15, 1, 0]]), torch.randn(2, 3, 8)
+    embedding(ids).backward(change)
+    assert embedding.weight.grad is not None
+    expected, embedding.weight.grad = embedding.weight.grad, None
+    sums = torch.ones(16, 8)
+    add_up_rows(embedding, sums)
+    look_up = torch.compile(embedding, backend=backend) if backend else embedding
+    found = look_up(ids)
+    torch.testing.assert_close(found, embedding.weight[ids])
+    found.backward(change)
+    # Compiled together with the rest of a model, an embedding leaves its gradient to autograd.
+    added = embedding.weight.grad if backend else sums - 1
+    torch.testing.assert_close(added, expected)
+
+
+def test_an_embedding_that_shares_its_weight_with_the_head_adds_to_the_same_sums() -> None:
+    embedding, head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
+    head.weight = embedding.weight
+    ids = torch.tensor([1, 2])
+    head(embedding(ids)).sum().backward()
+    assert embedding.weight.grad is not None
+    expected, embedding.weight.grad = embedding.weight.grad, None
+    sums = sums_of(head)
+    add_up_rows(embedding, sums)
+    head(embedding(ids)).sum().backward()
+    assert embedding.weight.grad is None
+    torch.testing.assert_close(sums, expected)
+
+
+def test_small_and_customised_embeddings_are_left_to_autograd() -> None:
+    class Own(nn.Embedding):
+        pass
+
+    assert adds_up_rows(nn.Embedding(MIN_ROWS, 8))
+    others = (
+        nn.Embedding(MIN_ROWS - 1, 8),
+        nn.Embedding(MIN_ROWS, 8, max_norm=1.0),
+        nn.Embedding(MIN_ROWS, 8, scale_grad_by_freq=True),
+        nn.Embedding(MIN_ROWS, 8, sparse=True),
+        Own(MIN_ROWS, 8),
+    )
+    assert not any(map(adds_up_rows, others))

@@ -1,7 +1,8 @@
-"""Matrix products that add a weight's gradient directly to its fp32 sums.
+"""Matrix products and embeddings that add a weight's gradient directly to its fp32 sums.
 
 Otherwise the product writes the gradient in half precision, and the addition reads it again: 13.7 GB a pass
-of pythia-6.9b, however many samples it has. Imports torch at module level.
+of pythia-6.9b, however many samples it has. An embedding would write gradients of all its rows, most of them
+zero. Imports torch at module level.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from bench.training.vendor import torch_inside
 
+MIN_ROWS = 4096  # of an embedding; gradients of smaller tables are small
 ROW_MULTIPLE = 64  # elements; in all layers that were measured, rows have a multiple of it
 
 
@@ -46,11 +48,53 @@ def add_up_in_products(layer: nn.Linear, sums: Tensor) -> None:
         layer.forward = lambda input: product(input, layer.weight, layer.bias)
 
 
+def adds_up_rows(layer: nn.Module) -> bool:
+    """Whether the embedding can add the gradients of the rows that it looked up: a plain, large one."""
+    return (
+        type(layer) is nn.Embedding
+        and layer.num_embeddings >= MIN_ROWS
+        and layer.max_norm is None
+        and not layer.scale_grad_by_freq
+        and not layer.sparse
+    )
+
+
+def add_up_rows(layer: nn.Embedding, sums: Tensor) -> None:
+    """Let the backward pass add the gradients of the embedding's rows to `sums`; autograd gets no gradient."""
+    total, padding = sums.data, layer.padding_idx
+
+    def look_up(ids: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():  # the compiler would drop the backward pass, which returns nothing
+            return F.embedding(ids, layer.weight, padding)
+        out: Tensor = _Rows.apply(ids, layer.weight, total, padding)
+        return out
+
+    layer.forward = look_up
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of a table, whose gradients are added to `sums`, except for the row at `padding`."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, sums: Tensor, padding: int | None) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.sums, ctx.padding = sums, padding
+        return F.embedding(ids, weight, padding)
+
+    @staticmethod
+    def backward(ctx: Any, gradients: Tensor) -> tuple[None, None, None, None]:
+        (ids,) = ctx.saved_tensors
+        if ctx.padding is not None:
+            gradients = gradients.masked_fill((ids == ctx.padding).unsqueeze(-1), 0)
+        ctx.sums.index_add_(0, ids.flatten(), gradients.flatten(0, -2).float())
+        return None, None, None, None
+
+
 def join_products(layers: Sequence[nn.Linear], sums: Tensor, start: int) -> None:
     """Let the first of several layers that read the same tensor compute the product of all.
 
     Their weights become rows of one matrix. Their gradients are added up in `sums`, side by side from `start`
-    on. The model calls the layers in this order.
+    on. The model calls the layers in this order. All layers have a bias, or none has one.
     """
     rows, width = [len(layer.weight) for layer in layers], layers[0].weight.size(1)
     matrix = torch.cat([layer.weight.data for layer in layers])
@@ -63,12 +107,14 @@ def join_products(layers: Sequence[nn.Linear], sums: Tensor, start: int) -> None
     first.register_buffer("sums", total.data, persistent=False)
 
     def compute_all(entry: Tensor) -> Tensor:
+        biases = [layer.bias for layer in layers if layer.bias is not None]
         if entry.requires_grad:
-            found = _product(entry, first.matrix, None, first.sums)
+            parts = _JoinedProduct.apply(entry, first.matrix, first.sums, rows, *biases)
         else:  # for an input without a gradient the compiler would drop the operator
-            found = F.linear(entry, torch.cat([layer.weight for layer in layers]))
-        own, *more = found.split(rows, -1)
-        waiting[:] = [(entry, result) for result in more]
+            matrix = torch.cat([layer.weight for layer in layers])
+            parts = F.linear(entry, matrix, torch.cat(biases) if biases else None).split(rows, -1)
+        waiting[:] = [(entry, result) for result in parts[1:]]
+        own: Tensor = parts[0]
         return own
 
     def take_over(entry: Tensor) -> Tensor:
@@ -83,6 +129,48 @@ def join_products(layers: Sequence[nn.Linear], sums: Tensor, start: int) -> None
 
 
 # The products are operators, so that torch.compile calls them without tracing into them.
+
+
+class _JoinedProduct(torch.autograd.Function):
+    """A product with a matrix whose rows belong to several layers; its result in parts, one for each layer.
+
+    Its backward pass takes the gradients of the parts one by one: in one tensor they would have to be
+    copied, which took more time than the joined product of the backward pass gained (docs/methods.md).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, entry: Tensor, matrix: Tensor, sums: Tensor, rows: list[int], *biases: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(entry, matrix, sums)
+        ctx.biased = bool(biases)
+        found = F.linear(entry, matrix, torch.cat(biases) if biases else None)
+        parts: tuple[Tensor, ...] = found.split(rows, -1)
+        return parts
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        entry, matrix, sums = ctx.saved_tensors
+        biases = [gradient.flatten(0, -2).sum(0) for gradient in gradients if ctx.biased]
+        return _parts_gradient(list(gradients), entry, matrix, sums), None, None, None, *biases
+
+
+@torch.library.custom_op("bench::parts_gradient", mutates_args=())
+def _parts_gradient(gradients: Sequence[Tensor], entry: Tensor, matrix: Tensor, sums: Tensor) -> Tensor:
+    """Add the gradient of each part of the matrix to `sums`. Returns the gradient of the input."""
+    entries, rows = entry.flatten(0, -2), [gradient.size(-1) for gradient in gradients]
+    out: Tensor | None = None
+    for gradient, weight, total in zip(gradients, matrix.split(rows), sums.split(rows), strict=True):
+        changes = gradient.flatten(0, -2)
+        _add_product(total, changes, entries)
+        out = changes @ weight if out is None else out.addmm_(changes, weight)
+    assert out is not None
+    return out.view_as(entry)
+
+
+@_parts_gradient.register_fake
+def _(gradients: Sequence[Tensor], entry: Tensor, _matrix: Tensor, _sums: Tensor) -> Tensor:
+    return gradients[0].new_empty(entry.shape)
 
 
 @torch.library.custom_op("bench::product", mutates_args=())
@@ -101,13 +189,17 @@ def _(entry: Tensor, weight: Tensor, _bias: Tensor | None, _sums: Tensor) -> Ten
 @torch.library.custom_op("bench::product_gradient", mutates_args=())
 def _product_gradient(grad_out: Tensor, entry: Tensor, weight: Tensor, sums: Tensor) -> Tensor:
     """Add the weight's gradient to `sums`. Returns the gradient of the input."""
-    gradients, entries = grad_out.flatten(0, -2), entry.flatten(0, -2)
+    _add_product(sums, grad_out.flatten(0, -2), entry.flatten(0, -2))
+    return grad_out @ weight
+
+
+def _add_product(sums: Tensor, gradients: Tensor, entries: Tensor) -> None:
+    """Add the product of gradients and entries to `sums`."""
     total = sums.data  # hidden from autograd, which keeps `sums` for other uses of the layer
     if total.is_cuda:
         torch_inside.add_half_product(total, gradients.T, entries)
     else:  # PyTorch multiplies halves into fp32 on GPUs only
         total += gradients.T @ entries
-    return grad_out @ weight
 
 
 @_product_gradient.register_fake

@@ -13,7 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.runner.trial.fused_gradient_sums import add_up_in_products, adds_up, join_products
+from bench.runner.trial.fused_gradient_sums import (
+    add_up_in_products,
+    add_up_rows,
+    adds_up,
+    adds_up_rows,
+    join_products,
+)
 from bench.runner.trial.team import Team
 from bench.runner.trial.training_loop import HALF, Batch, SingleDevice, WithLoss, lowered, make_moments
 from bench.training.models import Recipe
@@ -46,6 +52,8 @@ class HalfWeightsStrategy(SingleDevice):
             # A computed weight, by weight_norm for instance, has no sums.
             if adds_up(layer) and layer.weight in copies and layer.weight not in side_by_side:
                 add_up_in_products(layer, copies[layer.weight].grad)
+            elif adds_up_rows(layer):
+                add_up_rows(layer, copies[layer.weight].grad)
 
     def updated_weights(self) -> list[nn.Parameter]:
         return [nn.Parameter(weight.detach().clone()) for weight in self.whole.parameters()]

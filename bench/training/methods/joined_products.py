@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def _refuse(model: Model, _target: Target) -> str | None:
     if model.recipe.objective == "image-classification":
         return "bench looks for layers that read the same tensor in language models only"
-    return transformers_source.why_not_joined(model.family, model.architecture)
+    return transformers_source.why_not_joined(model.family)
 
 
 def _apply(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
@@ -28,7 +28,7 @@ def _apply(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
 
     whole.siblings = siblings_of(whole.model)
     if not whole.siblings:
-        reason = "no two linear layers without biases read the same tensor"
+        reason = "no two linear layers read the same tensor"
         raise BadInput(f"joined-products: {reason}", where=model.name, advice="leave this method out")
 
 

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def siblings_of(model: nn.Module) -> list[tuple[nn.Linear, ...]]:
-    """Return groups of plain linear layers without biases that a language model calls on the same tensor.
+    """Return groups of plain linear layers that a language model calls on the same tensor.
 
-    The layers of a group are in the order of their calls. Layers that are called more than once in a pass
-    are left out.
+    The layers of a group are in the order of their calls; all have a bias, or none has one. Layers that are
+    called more than once in a pass are left out.
     """
     from torch import nn
 
@@ -28,7 +28,7 @@ def siblings_of(model: nn.Module) -> list[tuple[nn.Linear, ...]]:
         assert isinstance(layer, nn.Linear)
         calls.append((layer, entries[0]))  # keeps the tensor alive, so that no other gets its place
 
-    plain = [part for part in model.modules() if type(part) is nn.Linear and part.bias is None]
+    plain = [part for part in model.modules() if type(part) is nn.Linear]
     hooks = [layer.register_forward_pre_hook(note) for layer in plain]
     try:
         with probing(model) as ids:
@@ -37,8 +37,8 @@ def siblings_of(model: nn.Module) -> list[tuple[nn.Linear, ...]]:
         for hook in hooks:
             hook.remove()
     times = Counter(layer for layer, _ in calls)
-    groups: dict[int, list[nn.Linear]] = {}
+    groups: dict[tuple[int, bool], list[nn.Linear]] = {}
     for layer, entry in calls:
         if times[layer] == 1:
-            groups.setdefault(id(entry), []).append(layer)
+            groups.setdefault((id(entry), layer.bias is None), []).append(layer)
     return [tuple(group) for group in groups.values() if len(group) > 1]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 
 def _models_folder() -> Path | None:
@@ -79,21 +79,15 @@ def why_head_needs_more(model_type: str) -> str | None:
     return None
 
 
-def why_not_joined(model_type: str, architecture: Mapping[str, Any]) -> str | None:
+def why_not_joined(model_type: str) -> str | None:
     """Return why no layers of an architecture can be joined to one product; None if they can, or if unknown.
 
-    Known are keys and values, gates and what they let through, if they are layers without biases.
+    Known are queries, keys and values, and gates with what they let through.
     """
     code = _source(model_type, "modeling")
-    layers = re.findall(r"self\.(?:k_proj|gate_proj) = nn\.Linear\([^=]*?bias=([\w.]+)", code)
-    for bias in layers:
-        field = bias.rpartition(".")[2]
-        by_default = re.search(rf"\b{field}\b[^=\n]*= *True", _source(model_type, "configuration"))
-        if field == "False" or (field.endswith("_bias") and not architecture.get(field, by_default)):
-            return None
-    if not code:
+    if not code or re.search(r"self\.(?:k_proj|key|k_lin|gate_proj) = nn\.Linear\(", code):
         return None
-    return f"bench knows no layers of {model_type} to join: two without biases that read the same tensor"
+    return f"bench knows no layers of {model_type} to join: two that read the same tensor"
 
 
 def takes_registered_attention(model_type: str) -> bool:
