@@ -60,7 +60,7 @@ def adds_up_rows(layer: nn.Module) -> bool:
 
 
 def add_up_rows(layer: nn.Embedding, sums: Tensor) -> None:
-    """Let the backward pass add the gradients of the embedding's rows to `sums`; autograd gets no gradient."""
+    """Let the backward pass add the gradients of the embedding's rows to `sums`; autograd gets none."""
     total, padding = sums.data, layer.padding_idx
 
     def look_up(ids: Tensor) -> Tensor:

@@ -10,6 +10,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.training.vendor import torch_inside, transformers_inside
+from bench.training.vendor.torch_inside import Window
+
+FLASH_MAJOR = 8  # compute capability from which FlashAttention runs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,10 +29,14 @@ def fused_attention() -> Literal["bench_fused"]:
 
     Flash and cuDNN attention take no mask, and with a mask, K and V of grouped heads are repeated. Samples
     are neither padded nor packed, so that causal and full attention need no mask. A window shorter than the
-    sample, and any other pattern, keeps the mask that transformers builds.
+    sample needs none in FlashAttention, which runs in half precision on a GPU. Any other pattern keeps the
+    mask that transformers builds.
     """
+    import torch
     import torch.nn.functional as F
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    in_windows = torch.cuda.is_available() and torch.cuda.get_device_properties().major >= FLASH_MAJOR
 
     def attend(
         module: Any,
@@ -45,6 +52,10 @@ def fused_attention() -> Literal["bench_fused"]:
         # Rotary embeddings return fp32; autocast too would lower queries and keys at this point.
         query, key = query.to(value.dtype), key.to(value.dtype)
         causal = attends_causally(module, is_causal)
+        if (window := window_of(attention_mask)) is not None:
+            if in_windows and not dropout and takes_window(key, value) and "position_bias" not in more:
+                return torch_inside.attention_in_window(query, key, value, window, scaling), None
+            attention_mask = window_mask(query, window)
         if attention_mask is not None or more.get("position_bias") is not None:
             options = {"dropout": dropout, "scaling": scaling, "is_causal": causal} | more
             out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
@@ -62,16 +73,95 @@ def fused_attention() -> Literal["bench_fused"]:
 
 
 def register_attention(name: str, attend: Callable[..., tuple[Tensor, None]]) -> None:
-    """Let transformers call `attend` under a name, with its own mask only if a mask is needed."""
+    """Let transformers call `attend` under a name, with its own mask only if a mask is needed.
+
+    In place of the mask of a window, `attend` gets a tensor from which `window_of` reads the window.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
     def mask(*given: Any, **more: Any) -> Tensor | None:
-        return None if _needs_no_mask(**more) else sdpa_mask(*given, **more)
+        if _needs_no_mask(**more):
+            return None
+        window = _window_alone(**more)
+        return sdpa_mask(*given, **more) if window is None else _told(window, more["device"])
 
     transformers_inside.expect_no_packed_samples()
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, mask)
+
+
+def _told(window: Window, device: Any) -> Tensor:
+    """Return a tensor without elements whose shape tells the window: compiled code knows all shapes."""
+    import torch
+
+    left, right = window
+    return torch.empty(0, 1, left + 1, right + 1, device=device)
+
+
+def window_of(attention_mask: Tensor | None) -> Window | None:
+    """Return the window that stands in place of a mask; None for a mask, or none."""
+    if attention_mask is None or attention_mask.dim() != 4 or attention_mask.size(0):
+        return None
+    return attention_mask.size(2) - 1, attention_mask.size(3) - 1
+
+
+def takes_window(key: Tensor, value: Tensor) -> bool:
+    """Whether FlashAttention takes heads of this width and precision."""
+    width = value.size(-1)
+    return bool(value.element_size() == 2 and key.size(-1) == width <= 256 and width % 8 == 0)
+
+
+def window_mask(query: Tensor, window: Window) -> Tensor:
+    """Return the mask of a window as transformers builds it: true where a position attends."""
+    import torch
+
+    (left, right), (samples, _, length, _) = window, query.shape
+    positions = torch.arange(length, device=query.device)
+    ahead = positions[None, :] - positions[:, None]
+    return ((ahead <= right) & (ahead >= -left)).expand(samples, 1, length, length)
+
+
+def _window_alone(
+    *,
+    q_length: int,
+    kv_length: int,
+    mask_function: Callable[..., Tensor],
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    **_: Any,
+) -> Window | None:
+    """Return the window if the mask that transformers asks for with these arguments is one, and nothing else.
+
+    `mask_function` says for two positions whether the first attends to the second. Its answers for some rows
+    show the window; while it is traced it gives no answers, so that the mask is built.
+    """
+    import torch
+
+    if (
+        local_size is None
+        or attention_mask is not None
+        or q_length != kv_length
+        or torch.compiler.is_compiling()
+    ):
+        return None
+    with torch_inside.real_tensors(), torch.device("cpu"):
+        rows = torch.tensor([0, q_length // 2, q_length // 2 + 1, q_length - 1])[:, None]
+        columns, zero = torch.arange(q_length)[None, :], torch.zeros((), dtype=torch.long)
+        try:
+            seen = mask_function(zero, zero, rows, columns).expand(len(rows), q_length)
+        except RuntimeError:  # it reads tensors of the batch, on another device
+            return None
+        return _window_in(seen, columns - rows)
+
+
+def _window_in(seen: Tensor, ahead: Tensor) -> Window | None:
+    """Return the window if every row sees the positions that are inside of it; None if they see others."""
+    if not seen.any():
+        return None
+    left, right = (int((sign * ahead)[seen].max()) for sign in (-1, 1))
+    in_window = (ahead <= right) & (ahead >= -left)
+    return (left, right) if left >= 0 <= right and bool((seen == in_window).all()) else None
 
 
 def attends_causally(module: Any, is_causal: bool | None) -> bool:

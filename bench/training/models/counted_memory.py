@@ -16,7 +16,14 @@ from itertools import repeat
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from bench.training.models.attention import register_attention, repeated_heads, takes_grouped_heads
+from bench.training.models.attention import (
+    register_attention,
+    repeated_heads,
+    takes_grouped_heads,
+    takes_window,
+    window_mask,
+    window_of,
+)
 from bench.training.models.cuda_autocast import as_on_cuda, half_of
 from bench.training.models.footprint import FP32, Block, CountedFootprint, Footprint
 from bench.training.models.loss import cross_entropy, empty_batch, logits
@@ -278,6 +285,9 @@ def kept_attention() -> str:
         _: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_more: Any
     ) -> tuple[Tensor, None]:
         query, key = query.to(value.dtype), key.to(value.dtype)
+        if (window := window_of(attention_mask)) is not None:
+            # Counted as on a GPU, where FlashAttention takes windows in half precision.
+            attention_mask = None if takes_window(key, value) else window_mask(query, window)
         masked = attention_mask is not None
         if query.size(1) != key.size(1) and (masked or not takes_grouped_heads(key, value)):
             key, value = repeated_heads(query, key, value)

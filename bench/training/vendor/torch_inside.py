@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ FLEX_BACKWARD_OPTIONS = {
     "bwd_num_warps": 4,
 }
 FLEX_MAX_HEAD_WIDTH = 64  # elements; wider heads keep torch's options
+Window = tuple[int, int]  # how many positions before and after its own a position attends to
 FLEX_MIN_SHARED_BYTES = 227 * 1024  # of shared memory a block; GPUs with less keep torch's options
 
 
@@ -81,6 +82,18 @@ def fake_tensors() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def real_tensors() -> AbstractContextManager[object]:
+    """Return a context in which new tensors have contents, inside of `fake_tensors()` too.
+
+    Relies on: the private module `torch._subclasses.fake_tensor`. No issue known. Remove when torch exports
+    FakeTensorMode publicly.
+    """
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    context: AbstractContextManager[object] = unset_fake_temporarily()
+    return context
 
 
 def make_fake(module: nn.Module, precision: torch.dtype | None = None) -> None:
@@ -316,3 +329,25 @@ def forget_updates(optimizer: torch.optim.Optimizer, weight: nn.Parameter) -> No
     Remove when an optimizer can create its moments without an update.
     """
     optimizer.state[weight]["step"].zero_()
+
+
+def attention_in_window(
+    query: Tensor, key: Tensor, value: Tensor, window: Window, scale: float | None
+) -> Tensor:
+    """Attend within a window by the FlashAttention of torch, which skips what lies outside of it.
+
+    Tensors are in half precision on a GPU: [samples, heads, positions, width], and the result [samples,
+    positions, heads, width].
+    Relies on: the private operator behind `torch.nn.attention.varlen.varlen_attn`, which takes a window too,
+    but only for samples that are packed into one. No issue known. Remove when scaled_dot_product_attention
+    takes a window.
+    """
+    import torch
+
+    query, key, value = (t.transpose(1, 2) for t in (query, key, value))
+    length, (left, right) = query.size(1), window
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        query, key, value, None, None, length, length, 0.0, False, False,
+        scale=scale, window_size_left=left, window_size_right=right,
+    )[0]  # fmt: skip
+    return out

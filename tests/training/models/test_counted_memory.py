@@ -84,6 +84,16 @@ def test_fused_attention_keeps_the_mask_of_a_window_in_every_layer(window: int |
     assert footprint_bytes(counted(model), model, ("kernels",)) == pytest.approx(kept, rel=0.02)
 
 
+def test_in_half_precision_a_window_keeps_no_mask() -> None:
+    """FlashAttention takes it as two numbers."""
+    sizes = []
+    for window in (None, WINDOW):
+        model = model_of("mistral", "causal-lm", DECODER | {"sliding_window": window})
+        model = replace(model, recipe=replace(model.recipe, precision="bf16"))
+        sizes.append(footprint_bytes(counted(model), model, ("kernels",)))
+    assert sizes[0] == sizes[1]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_mixtures_of_experts_are_counted_in_bf16(precision: Precision) -> None:
     """In other precisions their experts run in a loop over data, which tensors without contents lack."""
