@@ -1,6 +1,7 @@
-"""Time the causal attention of the Pythias, forward and backward, with each installed kernel.
+"""Time attention, forward and backward, with each installed kernel: that of the Pythias, or of one shape.
 
     python benchmarks/gpu/attention.py [--rounds 30] > attention.json
+    python benchmarks/gpu/attention.py --shape 8 16 2048 64 --full --dropout 0.1 > roberta.json
 
 Kernels alternate, so that a drift in the speed of the machine affects all of them. Errors of a kernel are
 printed.
@@ -14,9 +15,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
+from models import turn_on_gpu
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -27,13 +30,14 @@ MICRO_BATCHES = {"pythia-160m": 64, "pythia-410m": 32, "pythia-1b": 32, "pythia-
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # tensors of shape (samples, heads, positions, width)
 
 
-def kernels() -> Iterator[tuple[str, Attention]]:
-    yield "choice", lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True)
+def kernels(*, causal: bool, dropout: float) -> Iterator[tuple[str, Attention]]:
+    choice = partial(scaled_dot_product_attention, is_causal=causal, dropout_p=dropout)
+    yield "choice", choice
     for name, backend in (
         ("cudnn", SDPBackend.CUDNN_ATTENTION),
         ("flash", SDPBackend.FLASH_ATTENTION),
     ):
-        yield name, forced(backend)
+        yield name, forced(backend, choice)
     try:
         from flash_attn.cute import flash_attn_func
     except ImportError as error:
@@ -41,16 +45,17 @@ def kernels() -> Iterator[tuple[str, Attention]]:
         return
 
     def newest(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=True)
+        out = flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=causal)
         return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
 
-    yield "flash-attn-4", newest
+    if not dropout:
+        yield "flash-attn-4", newest
 
 
-def forced(backend: SDPBackend) -> Attention:
+def forced(backend: SDPBackend, choice: Attention) -> Attention:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel([backend]):
-            return scaled_dot_product_attention(q, k, v, is_causal=True)
+            return choice(q, k, v)
 
     return attend
 
@@ -93,19 +98,30 @@ def measured(
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--samples", type=int, help="samples per pass, for a trial run")
-    arguments = parser.parse_args()
-    here = dict(kernels())
+def shapes(samples: int | None) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
+    """Yield the Pythias' names, the shapes of their queries, and their precisions."""
     for name, micro_batch in MICRO_BATCHES.items():
         model = known_models()[name]
         heads, width = model.architecture["num_attention_heads"], model.architecture["hidden_size"]
-        shape = (arguments.samples or micro_batch, heads, model.recipe.sequence_length or 0, width // heads)
-        half = torch.bfloat16 if model.recipe.precision == "bf16" else torch.float16
-        found = measured(here, shape, half, arguments.rounds)
-        print(json.dumps({"model": name, "shape": shape, **found}), flush=True)
+        shape = (samples or micro_batch, heads, model.recipe.sequence_length or 0, width // heads)
+        yield name, shape, torch.bfloat16 if model.recipe.precision == "bf16" else torch.float16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--samples", type=int, help="samples per pass of the Pythias, for a trial run")
+    parser.add_argument("--shape", type=int, nargs=4, help="samples, heads, positions, width, in bf16")
+    parser.add_argument("--full", action="store_true", help="attention to later positions as well")
+    parser.add_argument("--dropout", type=float, default=0.0)
+    asked = parser.parse_args()
+    here = dict(kernels(causal=not asked.full, dropout=asked.dropout))
+    one = [("one shape", tuple(asked.shape), torch.bfloat16)] if asked.shape else None
+    with turn_on_gpu():
+        for name, shape, half in one or shapes(asked.samples):
+            found = measured(here, shape, half, asked.rounds)
+            how = {"causal": not asked.full, "dropout": asked.dropout}
+            print(json.dumps({"model": name, "shape": shape, **how, **found}), flush=True)
 
 
 if __name__ == "__main__":
