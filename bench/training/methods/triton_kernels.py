@@ -83,8 +83,6 @@ def _apply_norms(model: Model, _whole: nn.Module, blocks: list[nn.Module]) -> No
 def _refuse_depthwise(model: Model, target: Target) -> str | None:
     if model.family != "convnext":
         return f"{model.name} has no depthwise convolutions of seven by seven"
-    if model.recipe.precision != "fp32":
-        return _refuse_cpu(target) or "its kernels keep fp32; this recipe computes in half precision"
     return _refuse_cpu(target)
 
 
@@ -120,7 +118,7 @@ METHODS = (
         apply=_apply_norms,
     ),
     _method(
-        name="depthwise",  # the filters' gradients run at the memory's rate
+        name="depthwise",  # convolves, and computes both gradients, near the memory's rate
         summary="depthwise convolutions in Triton, channels innermost, added up in fp32",
         refuse=_refuse_depthwise,
         apply=_apply_depthwise,
