@@ -16,7 +16,6 @@ import triton.language as tl
 from torch import Tensor, nn
 
 SIDE = 7  # of the filters; the kernels are unrolled for this number
-REACH = SIDE // 2
 TAPS = SIDE * SIDE
 LINE = 128  # bytes of channels of one program: a line of the cache
 OF_A_WARP = 128  # numbers that a warp computes at once: four a thread
@@ -25,23 +24,8 @@ PROGRAMS = 528  # of the filters' gradient at most: twice two for each of an H10
 REGISTERS = 128  # of a thread of these programs: with more, a multiprocessor would hold one program
 
 
-def fits(module: nn.Module) -> bool:
-    """Whether the module is a depthwise convolution of seven by seven that keeps height and width.
-
-    Subclasses of nn.Conv2d may change the weight or the images before they convolve.
-    """
-    return (
-        type(module) is nn.Conv2d
-        and module.groups == module.in_channels == module.out_channels
-        and module.kernel_size == (SIDE, SIDE)
-        and module.padding == (REACH, REACH)
-        and module.padding_mode == "zeros"
-        and module.stride == module.dilation == (1, 1)
-    )
-
-
 def forward_of(conv: nn.Conv2d) -> Any:
-    """Return the forward function of a convolution that `fits`, with its parameters.
+    """Return the forward function of one of `depthwise_in` (bench/training/models), with its parameters.
 
     Under autocast it computes in half precision, as F.conv2d does.
     """
