@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 
-from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.runner.trial import training_loop
@@ -48,28 +47,7 @@ def loss_in_triton() -> Iterator[None]:
         training_loop.cross_entropy = plain
 
 
-@contextmanager
-def depthwise_in_half() -> Iterator[None]:
-    """Use Triton kernels for depthwise convolutions in the precision of the recipe."""
-    from depthwise_kernels import fits, forward_of  # imports Triton
-
-    plain = training_loop.WithLoss.__init__
-
-    def replaced(whole: training_loop.WithLoss, model: nn.Module) -> None:
-        plain(whole, model)
-        for part in model.modules():
-            if fits(part):
-                part.forward = forward_of(part)
-
-    training_loop.WithLoss.__init__ = replaced  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        training_loop.WithLoss.__init__ = plain  # type: ignore[method-assign]
-
-
 CHANGES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "flash-attention-4": flash_attention_4,
     "loss-in-triton": loss_in_triton,
-    "depthwise-in-half": depthwise_in_half,
 }

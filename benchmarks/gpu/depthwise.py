@@ -1,11 +1,11 @@
-"""Time ConvNeXt-large's depthwise convolutions and their gradients, by torch and by depthwise_kernels.py.
+"""Time ConvNeXt-large's depthwise convolutions and their gradients, by torch and by bench's kernels.
 
     python benchmarks/gpu/depthwise.py [--samples 64] [--rounds 30] [--warps 4] [--programs 528]
 
 Prints one line for each precision, stage and pass, with the ratio torch / Triton and the share by which the
 results differ. CUDA graphs leave out the time of launching. Each graph holds calls on several tensors, too
 large together for the cache. Both graphs alternate, so that a drift in the speed of the machine affects both.
-`--warps` and `--programs` replace constants of depthwise_kernels.py.
+`--warps` and `--programs` replace constants of bench/training/triton/depthwise.py.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import argparse
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-import depthwise_kernels as depthwise
 import torch
 import torch.nn.functional as F
 from models import turn_on_gpu
 from torch import Tensor
+
+from bench.training.triton import depthwise
 
 STAGES = ((192, 56), (384, 28), (768, 14), (1536, 7))  # channels, pixels a side
 LARGER_THAN_CACHES = 512 << 20  # bytes

@@ -247,6 +247,11 @@ def test_transformers_source_is_readable() -> None:
         transformers_source, "RoBERTa's position table looks different"
     )
     assert not transformers_source.counts_positions_after_padding("bert")
+    names = ("convnext", "convnextv2", "vit")
+    found = [transformers_source.why_not_depthwise(name) is None for name in names]
+    assert found == [True, True, False], gone(
+        transformers_source, "depthwise convolutions are written differently"
+    )
 
 
 @pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)

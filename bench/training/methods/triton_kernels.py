@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from bench.base.errors import BadInput
 from bench.training.methods.method import Method, Target
 from bench.training.models import Model, family_of
+from bench.training.vendor import transformers_source
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,19 +83,24 @@ def _apply_norms(model: Model, _whole: nn.Module, blocks: list[nn.Module]) -> No
 
 
 def _refuse_depthwise(model: Model, target: Target) -> str | None:
-    if model.family != "convnext":
+    if "depthwise" in family_of(model).seams:
+        return _refuse_cpu(target)
+    if model.recipe.objective != "image-classification":
         return f"{model.name} has no depthwise convolutions of seven by seven"
-    if model.recipe.precision != "fp32":
-        return _refuse_cpu(target) or "its kernels keep fp32; this recipe computes in half precision"
-    return _refuse_cpu(target)
+    return transformers_source.why_not_depthwise(model.family) or _refuse_cpu(target)
 
 
-def _apply_depthwise(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
-    from bench.training.triton.depthwise import fits, forward_of
+def _apply_depthwise(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
+    from bench.training.models.depthwise import depthwise_in
 
-    for module in whole.modules():
-        if fits(module):
-            module.forward = forward_of(module)
+    found = depthwise_in(whole)
+    if not found:
+        reason = "no module is a depthwise convolution of seven by seven"
+        raise BadInput(f"depthwise: {reason}", where=model.name, advice="leave this method out")
+    from bench.training.triton.depthwise import forward_of
+
+    for conv in found:
+        conv.forward = forward_of(conv)
 
 
 METHODS = (
@@ -120,7 +127,7 @@ METHODS = (
         apply=_apply_norms,
     ),
     _method(
-        name="depthwise",  # the filters' gradients run at the memory's rate
+        name="depthwise",  # convolves, and computes both gradients, near the memory's rate
         summary="depthwise convolutions in Triton, channels innermost, added up in fp32",
         refuse=_refuse_depthwise,
         apply=_apply_depthwise,

@@ -160,7 +160,7 @@ class Family(Protocol):
     # Attribute names of transformers' modules, which it renames at will: tests/training/test_vendor.py looks
     # each of them up in a built model. The parts that methods replace: "gelu" (an activation) and
     # "before_gelu" (the linear layer before it, in the same module); of a block "attention_norm", "mlp_norm",
-    # "mlp" and "rotary_attention".
+    # "mlp", "rotary_attention" and "depthwise" (a convolution).
     seams: Mapping[str, str] = {}
     breaks_graph: str | None = None  # why the kernels cannot be compiled as one graph with all blocks
 

@@ -90,6 +90,24 @@ def why_not_joined(model_type: str) -> str | None:
     return f"bench knows no layers of {model_type} to join: two that read the same tensor"
 
 
+@cache
+def why_not_depthwise(model_type: str) -> str | None:
+    """Return why bench knows no depthwise convolutions of seven by seven in a type; None if it has some.
+
+    Known are layers whose size is a number in the code, and not a field of the configuration. Code that
+    cannot be read has none: depthwise belongs to free-lunch, which must not choose it for a model without
+    such layers.
+    """
+    code = _source(model_type, "modeling")
+    channels = r"(?:in_channels=)?([\w.]+), (?:out_channels=)?\1,"
+    convolution = rf"nn\.Conv2d\( ?{channels} (?:kernel_size=)?7,[^()]* groups=\1[,) ]"
+    if re.search(convolution, re.sub(r"\s+", " ", code)):
+        return None
+    if not code:
+        return f"bench cannot read in transformers' code whether {model_type} has depthwise convolutions"
+    return f"bench knows no depthwise convolutions of seven by seven in transformers' {model_type}"
+
+
 def takes_registered_attention(model_type: str) -> bool:
     """Whether the type calls attention by its registered name, whatever the name is.
 
