@@ -27,7 +27,7 @@ def strategy_of(model: Model, *, joined: bool) -> HalfWeightsStrategy:
     model = replace(model, recipe=replace(model.recipe, precision="bf16"))
     whole = WithLoss(built(model, kernels=True))
     if joined:
-        METHOD.apply(model, whole, [])
+        METHOD.find(model, whole)
     return HalfWeightsStrategy(whole, model.recipe, torch.device("cpu"), Team(), fused=False)
 
 
@@ -67,7 +67,7 @@ def test_layers_without_siblings_are_refused() -> None:
     assert METHOD.refuse(known_models()["vit-l"], H200)
     biased = model_of("llama", "causal-lm", DECODER | {"attention_bias": True, "mlp_bias": True})
     with pytest.raises(BadInput, match="joined-products"):
-        METHOD.apply(biased, WithLoss(built(biased, kernels=False)), [])
+        METHOD.find(biased, WithLoss(built(biased, kernels=False)))
 
 
 def test_it_needs_half_weights() -> None:
