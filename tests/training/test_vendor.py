@@ -213,6 +213,15 @@ def test_masks_are_made_with_a_look_for_packed_samples() -> None:
     )
 
 
+def test_exact_gelu_is_told_from_its_approximations() -> None:
+    from transformers.activations import ACT2FN
+
+    exact = {name for name in ACT2FN if transformers_inside.is_exact_gelu(ACT2FN[name])}
+    assert exact == {"gelu"}, gone(transformers_inside, f"exact GELU is {exact}")
+    assert transformers_inside.is_exact_gelu(nn.GELU())
+    assert not transformers_inside.is_exact_gelu(nn.GELU(approximate="tanh"))
+
+
 def test_transformers_refuses_wrong_types_with_a_known_exception() -> None:
     from transformers import ViTConfig
 
@@ -252,6 +261,16 @@ def test_transformers_source_is_readable() -> None:
     assert found == [True, True, False], gone(
         transformers_source, "depthwise convolutions are written differently"
     )
+    gelu = {
+        (name, objective): transformers_source.why_no_biased_gelu(name, objective, {}) is None
+        for name, objective in (
+            ("bert", "masked-lm"), ("vit", "image-classification"), ("whisper", "causal-lm"),
+            ("llama4_text", "causal-lm"), ("modernbert", "masked-lm"), ("segformer", "image-classification"),
+        )
+    }  # fmt: skip
+    assert [*gelu.values()] == [True, True, True, False, False, False], gone(
+        transformers_source, f"classes with GELU look different: {gelu}"
+    )
 
 
 @pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
@@ -263,13 +282,7 @@ def test_a_built_model_has_the_parts_that_its_family_names(family: Family) -> No
     file = f"correct bench/training/models/{family.name}.py"
     blocks = family.blocks(module)
     assert blocks, f"{family.name} has no blocks: {file}, blocks()"
-    seams = dict(family.seams)
-    pair = [seams.pop(name) for name in ("gelu", "before_gelu") if name in seams]
-    if pair:
-        parts = [part for part in blocks[0].modules() if all(hasattr(part, name) for name in pair)]
-        assert len(parts) == 1, f"{len(parts)} modules of a {family.name} block have {pair}: {file}, seams"
-        assert isinstance(getattr(parts[0], pair[1]), nn.Linear)
-    for role, name in seams.items():
+    for role, name in family.seams.items():
         assert hasattr(blocks[0], name), f"a {family.name} block has no {name} ({role}): {file}, seams"
 
 

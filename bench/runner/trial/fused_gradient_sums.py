@@ -42,7 +42,7 @@ def add_up_in_products(layer: nn.Linear, sums: Tensor) -> None:
         out: Tensor = _product(entry, weight, bias, layer.sums)
         return out
 
-    if "forward" in vars(layer):  # replaced by a method that uses `layer.product` (triton/gelu.py)
+    if "forward" in vars(layer):  # replaced by a method that uses `layer.product` (biased_gelu.py)
         layer.product = product
     else:
         layer.forward = lambda input: product(input, layer.weight, layer.bias)

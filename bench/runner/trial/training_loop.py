@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.training.models import Recipe, Schedule
+from bench.training.models.biased_gelu import GeluLayers
 from bench.training.models.loss import cross_entropy, logits
 from bench.training.vendor import torch_inside
 
@@ -36,6 +37,7 @@ class WithLoss(nn.Module):
 
     head: Callable[[Tensor], Tensor] | None = None  # of features, once a method calls it apart from the body
     siblings: Sequence[tuple[nn.Linear, ...]] = ()  # layers that a method joins to one product
+    gelu_layers: GeluLayers | None = None  # layers that compute GELU of their output, if a method asks for it
     loss_scale: Tensor | float = 1.0  # factor on the loss before its backward pass
 
     def __init__(self, model: nn.Module) -> None:

@@ -168,7 +168,9 @@ def apply_all(setting: Setting, model: Model, whole: nn.Module, blocks: list[nn.
     methods = [known_methods()[name] for name in setting]
     has_head = model.recipe.objective != "image-classification"
     if has_head and any(method.head for method in methods):
-        whole.split_head()  # before other methods replace parts, because it runs the model
+        whole.split_head()  # before methods replace parts, because it runs the model
+    for method in methods:
+        method.find(model, whole)
     for method in methods:
         if method.head == "needed" and whole.head is None:
             reason = f"{method.name}: the head of this architecture cannot run on its own"

@@ -23,7 +23,7 @@ def _refuse(model: Model, _target: Target) -> str | None:
     return transformers_source.why_not_joined(model.family)
 
 
-def _apply(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
+def _find(model: Model, whole: nn.Module) -> None:
     from bench.training.models.siblings import siblings_of
 
     whole.siblings = siblings_of(whole.model)
@@ -38,6 +38,6 @@ METHODS = (
         summary="layers that read the same tensor as one product: query, key and value; gate and up",
         requires={"half-weights": "joined-products adds gradients in the product: add half-weights"},
         refuse=_refuse,
-        apply=_apply,
+        find=_find,
     ),
 )

@@ -94,6 +94,8 @@ class Method:
     refuse: Callable[[Model, Target], str | None] = lambda _model, _target: None
     # The following are called by a worker, and may import torch.
     prepare: Callable[[], None] = lambda: None  # sets global options of torch, before the model is built
+    # Looks for parts of the model with its loss, before any method changes the model.
+    find: Callable[[Model, nn.Module], None] = lambda _model, _whole: None
     # Changes the model with its loss (`WithLoss` of the training loop) and its blocks, in place.
     apply: Callable[[Model, nn.Module, list[nn.Module]], None] = lambda _model, _whole, _blocks: None
     # Arithmetic of one forward pass over a sample that the method saves.

@@ -38,25 +38,26 @@ def _apply_rotary(model: Model, _whole: nn.Module, blocks: list[nn.Module]) -> N
 
 
 def _refuse_gelu(model: Model, target: Target) -> str | None:
-    family = family_of(model)
-    if not {"gelu", "before_gelu"} <= family.seams.keys():
-        return f"bench does not know which module of {model.name} is GELU after a layer with a bias"
     if reason := _refuse_cpu(target):
         return reason
-    activation = family.complete(model)["hidden_act"]
-    if activation != "gelu":
-        return f'its kernels are for "gelu"; {model.name} has "{activation}"'
-    return None
+    given = family_of(model).complete(model)
+    return transformers_source.why_no_biased_gelu(model.family, model.recipe.objective, given)
 
 
-def _apply_gelu(model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
-    from bench.training.triton.gelu import take_over
+def _find_gelu(model: Model, whole: nn.Module) -> None:
+    from bench.training.models.biased_gelu import gelu_layers_of
 
-    seams = family_of(model).seams
-    activation, layer = seams["gelu"], seams["before_gelu"]
-    for module in whole.modules():
-        if hasattr(module, activation) and hasattr(module, layer):
-            take_over(getattr(module, layer), getattr(module, activation))
+    try:
+        whole.gelu_layers = gelu_layers_of(whole.model, model.recipe)
+    except LookupError as error:
+        raise BadInput(f"gelu: {error}", where=model.name, advice="leave this method out") from error
+
+
+def _apply_gelu(_model: Model, whole: nn.Module, _blocks: list[nn.Module]) -> None:
+    from bench.training.models.biased_gelu import take_over
+    from bench.training.triton.gelu import gelu
+
+    take_over(whole.gelu_layers, gelu)
 
 
 def _refuse_norms(model: Model, target: Target) -> str | None:
@@ -115,6 +116,7 @@ METHODS = (
         name="gelu",
         summary="GELU and the bias before it in Triton, each number read and written once",
         refuse=_refuse_gelu,
+        find=_find_gelu,
         apply=_apply_gelu,
     ),
     _method(

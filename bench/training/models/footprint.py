@@ -88,7 +88,11 @@ class Counted:
     footprints: tuple[CountedFootprint, ...] = ()  # empty if the architecture's code cannot be followed
 
     def footprint(self, model: Model, setting: Setting) -> Footprint | None:
-        """Return the footprint in a setting; None if that setting was not counted."""
+        """Return the footprint in a setting; None if that setting was not counted.
+
+        The method gelu does not change it, compiled or not: PyTorch keeps a layer's product with the bias for
+        GELU, the kernels of bench keep it without the bias, and both keep the result for the next layer.
+        """
         halved = lowered(model) < FP32 and halves_weights(setting)
         how = ("kernels" in setting, in_group(setting, "compilation") is not None, halved)
         found = (one for one in self.footprints if (one.kernels, one.compiled, one.halved) == how)
@@ -178,7 +182,10 @@ def lowered(model: Model) -> int:
 
 
 def activated(model: Model, setting: Setting, activation: str) -> int:
-    """Return the bytes kept for each element of an activation function: input and output, or output only."""
+    """Return the bytes kept for each element of an activation function: input and output, or output only.
+
+    The method gelu keeps as much: the input before its bias is added, and the output.
+    """
     h = lowered(model)
     if activation in ("relu", "tanh"):
         return h

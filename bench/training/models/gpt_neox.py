@@ -28,8 +28,6 @@ class GptNeoX(FamilyWithFormulas):
     classes = ("GPTNeoXConfig", "GPTNeoXForCausalLM")
     layers = "gpt_neox.layers"
     seams: Mapping[str, str] = {
-        "gelu": "act",
-        "before_gelu": "dense_h_to_4h",
         "attention_norm": "input_layernorm",
         "mlp_norm": "post_attention_layernorm",
         "mlp": "mlp",

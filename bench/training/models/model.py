@@ -158,9 +158,8 @@ class Family(Protocol):
     defaults: Mapping[str, Any] = {}  # every architecture field that a manifest may set
     kernels: str | None = SDPA  # what the method "kernels" replaces in this family, in words
     # Attribute names of transformers' modules, which it renames at will: tests/training/test_vendor.py looks
-    # each of them up in a built model. The parts that methods replace: "gelu" (an activation) and
-    # "before_gelu" (the linear layer before it, in the same module); of a block "attention_norm", "mlp_norm",
-    # "mlp", "rotary_attention" and "depthwise" (a convolution).
+    # each of them up in a built model. The parts of a block that methods replace: "attention_norm",
+    # "mlp_norm", "mlp", "rotary_attention" and "depthwise" (a convolution).
     seams: Mapping[str, str] = {}
     breaks_graph: str | None = None  # why the kernels cannot be compiled as one graph with all blocks
 

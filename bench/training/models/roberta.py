@@ -27,7 +27,6 @@ class Roberta(FamilyWithFormulas):
     objectives = ("masked-lm",)
     classes = ("RobertaConfig", "RobertaForMaskedLM")
     layers = "roberta.encoder.layer"
-    seams: Mapping[str, str] = {"gelu": "intermediate_act_fn", "before_gelu": "dense"}
     # transformers 5.17, RobertaConfig
     defaults: Mapping[str, Any] = {
         "vocab_size": 50265,

@@ -27,7 +27,6 @@ class Vit(FamilyWithFormulas):
     objectives = ("image-classification",)
     classes = ("ViTConfig", "ViTForImageClassification")
     layers = "vit.layers"
-    seams: Mapping[str, str] = {"gelu": "activation_fn", "before_gelu": "fc1"}
     # transformers 5.17, ViTConfig
     defaults: Mapping[str, Any] = {
         "hidden_size": 768,

@@ -12,29 +12,13 @@ import os
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 
 COLUMNS = 512  # of one program
 AT_ONCE = 8  # rows that a program computes at once
 ROWS = 64  # of one program of the backward kernel, which sums over them
-
-
-def take_over(layer: nn.Linear, activation: nn.Module) -> None:
-    """Let the layer return GELU of its output, and the activation return its input.
-
-    GELU needs the whole bias, and a sharded bias is whole only during the forward pass of its layer.
-    """
-
-    def forward(entry: Tensor) -> Tensor:
-        product = getattr(layer, "product", F.linear)  # set by bench/runner/trial/fused_gradient_sums.py
-        return gelu(product(entry, layer.weight), layer.bias)
-
-    layer.forward = forward
-    activation.forward = lambda hidden: hidden
-
 
 # These functions are registered as operators, so that torch.compile does not trace into them.
 

@@ -1,7 +1,7 @@
 """Reliance on internals of transformers (see the package's docstring).
 
 What is read from its source files is in transformers_source.py. Attribute names of its modules are in
-`seams`, `body_and_head` and `blocks` of each family in bench/training/models.
+`seams` and `layers` of each family in bench/training/models.
 """
 
 from __future__ import annotations
@@ -114,6 +114,21 @@ def body_name(model: nn.Module) -> str | None:
     """
     name = getattr(model, "base_model_prefix", "")
     return name if name in dict(model.named_children()) else None
+
+
+def is_exact_gelu(module: nn.Module) -> bool:
+    """Whether a module computes exact GELU, not one of its approximations.
+
+    Relies on: `act` of GELUActivation, which is the function that it calls. Why: a model holds objects of
+    this class in place of torch's. No issue known. Remove when transformers uses torch's GELU.
+    """
+    import torch.nn.functional as F
+    from torch import nn
+    from transformers.activations import GELUActivation
+
+    if type(module) is GELUActivation:
+        return module.act is F.gelu
+    return type(module) is nn.GELU and module.approximate == "none"
 
 
 def drop_mask_tokens(module: nn.Module) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 
 def _models_folder() -> Path | None:
@@ -106,6 +106,121 @@ def why_not_depthwise(model_type: str) -> str | None:
     if not code:
         return f"bench cannot read in transformers' code whether {model_type} has depthwise convolutions"
     return f"bench knows no depthwise convolutions of seven by seven in transformers' {model_type}"
+
+
+def why_no_biased_gelu(model_type: str, objective: str, architecture: Mapping[str, Any]) -> str | None:
+    """Return why no exact GELU of a model reads the output of a linear layer with a bias; None if one does.
+
+    If the code cannot be read, an architecture that names exact GELU is believed to have it.
+    """
+    others: set[str] = set()
+    without_layer = False
+    for body in _classes_of(model_type, objective):
+        for name, expression in re.findall(_ACTIVATION, body):
+            activation = _activation(expression, body, model_type, architecture)
+            if activation == "gelu" and name in _after_biased_layers(body, model_type, architecture):
+                return None
+            without_layer |= activation == "gelu"
+            others |= {activation} - {"gelu"} if activation else set()
+    if not _source(model_type, "modeling"):
+        given = {str(v) for k, v in architecture.items() if k in ("hidden_act", "activation_function")}
+        if given == {"gelu"}:
+            return None
+        others = given - {"gelu"}
+    elif without_layer:
+        return f"bench knows no linear layer of {model_type} with a bias whose output only exact GELU reads"
+    found = " and ".join(f'"{name}"' for name in sorted(others)) or "none that bench knows"
+    return f'its kernels are for the activation "gelu"; {model_type} has {found}'
+
+
+# A module's activation: its attribute, and what is looked up by name, or torch's own GELU.
+_ACTIVATION = r"self\.(\w+)(?:: \w+)? = (?:torch\.)?((?:ACT2FN\[|get_activation\()[^\])]+|nn\.GELU\(\))"
+_LINEAR = r"self\.(\w+) = nn\.Linear\(((?:[^()]|\([^()]*\))*)\)"
+
+
+@cache
+def _classes_of(model_type: str, objective: str) -> tuple[str, ...]:
+    """Return the source of the classes that a model may consist of; of all classes if they are unknown.
+
+    These are the classes that its class names, the classes that those name, and so on. A model that is called
+    with tokens does not use its classes for pictures and sound.
+    """
+    code = _source(model_type, "modeling")
+    parts = re.split(r"^class (\w+)", code, flags=re.MULTILINE)
+    bodies = dict(zip(parts[1::2], parts[2::2], strict=True))
+    start = _model_class(model_type, objective)
+    if start not in bodies:
+        return tuple(bodies.values())
+    reached, waiting = set(), {start}
+    while waiting:
+        name = waiting.pop()
+        reached.add(name)
+        if not name.endswith("PreTrainedModel"):  # names every class whose weights it initialises
+            named = {*re.findall(r"\w+", bodies[name])} & bodies.keys()
+            waiting |= {one for one in named - reached if objective == "image-classification"
+                        or not re.search("Vision|Visual|Image|Audio", one)}  # fmt: skip
+    return tuple(body for name, body in bodies.items() if name in reached)
+
+
+@cache
+def _model_class(model_type: str, objective: str) -> str:
+    """Return the class that transformers builds for an objective; empty if it cannot be read."""
+    folder = _models_folder()
+    file = folder / "auto" / "modeling_auto.py" if folder else None
+    code = file.read_text() if file and file.is_file() else ""
+    name = {"causal-lm": "CAUSAL_LM", "masked-lm": "MASKED_LM"}.get(objective, "IMAGE_CLASSIFICATION")
+    _, _, table = code.partition(f"\nMODEL_FOR_{name}_MAPPING_NAMES")
+    found = re.search(rf'\(\s*"{re.escape(model_type)}",\s*\(?\s*"(\w+)"', table.partition("\n)")[0])
+    return found[1] if found else ""
+
+
+def _activation(expression: str, body: str, model_type: str, architecture: Mapping[str, Any]) -> str | None:
+    """Return the name of the activation that an expression in a class stands for; None if it is unknown."""
+    if expression == "nn.GELU()":
+        return "gelu"
+    name = re.split(r"[\[(]", expression, maxsplit=1)[1]
+    if name.startswith('"'):
+        return name.strip('"')
+    if assigned := re.search(rf"\b{re.escape(name)} = ((?:self\.)?config\.\w+)", body):  # a variable
+        name = assigned[1]
+    value = _field(name, model_type, architecture)
+    return value if isinstance(value, str) else None
+
+
+def _after_biased_layers(body: str, model_type: str, architecture: Mapping[str, Any]) -> set[str]:
+    """Return the attributes that a class calls on the whole output of its linear layers with biases."""
+    found: set[str] = set()
+    for layer, given in re.findall(_LINEAR, body):
+        bias = re.search(r"(?:bias=|,[^,]*,\s*)(?!bias=)([\w.]+)", given)  # by its name, or third
+        if bias and bias[1] != "True" and not _field(bias[1], model_type, architecture):
+            continue
+        found |= {*re.findall(rf"self\.(\w+)\(\s*self\.{layer}\(", body)}
+        line = r"[^\n]*\n(?:\s*#[^\n]*\n)*\s*"  # the rest of a line, and comments after it
+        later = re.findall(rf"(\w+) = self\.{layer}\({line}\w+ = self\.(\w+)\((\w+)\)", body)
+        found |= {attribute for result, attribute, entry in later if result == entry}
+    return found
+
+
+def _field(expression: str, model_type: str, architecture: Mapping[str, Any]) -> Any:
+    """Return a text or a truth value that "config.name" stands for; None if it is unknown.
+
+    The value is the architecture's, or else the default of the type's configuration.
+    """
+    _, dot, name = expression.rpartition("config.")
+    if not dot or not name.isidentifier():
+        return None
+    code = _source(model_type, "configuration")
+    own = re.search(rf'\("{re.escape(model_type)}", "(\w+)"\)', _mappings())
+    body = re.search(rf"^class {own[1]}\(.*?(?=^class |\Z)", code, re.DOTALL | re.MULTILINE) if own else None
+    names = [name, *re.findall(rf'"{name}": "(\w+)"', code), *re.findall(rf'"(\w+)": "{name}"', code)]
+    for one in names:
+        if one in architecture:
+            return architecture[one]
+    for text in (body[0] if body else "", code):
+        for one in names:
+            if found := re.search(rf'^ +{one}\b[^=\n]*= *(?:"(\w+)"|(True|False))', text, re.MULTILINE):
+                return found[1] or found[2] == "True"
+    return None
 
 
 def takes_registered_attention(model_type: str) -> bool:

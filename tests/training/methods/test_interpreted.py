@@ -108,7 +108,8 @@ for shape, dtype in (((5, 1001), torch.float16), ((3,), torch.bfloat16), ((64, 6
 
 GELU = """
 import torch
-from bench.training.triton.gelu import gelu, take_over
+from bench.training.models.biased_gelu import GeluLayers, take_over
+from bench.training.triton.gelu import gelu
 from bench.runner.trial.fused_gradient_sums import add_up_in_products
 
 torch.manual_seed(0)
@@ -135,7 +136,7 @@ layer.zero_grad()
 sums = torch.zeros(24, 8)
 for together in ("gelu alone", "products, too"):
     if together == "gelu alone":
-        take_over(layer, activation)
+        take_over(GeluLayers((layer,), (activation,)), gelu)
     else:
         add_up_in_products(layer, sums)
     found = activation(layer(entry))

@@ -28,7 +28,7 @@ def strategy_of(model: Model, *, joined: bool) -> HalfWeightsStrategy:
     model = replace(model, recipe=replace(model.recipe, precision="bf16"))
     whole = WithLoss(built(model, kernels=True))
     if joined:
-        METHOD.apply(model, whole, [])
+        METHOD.find(model, whole)
     return HalfWeightsStrategy(whole, model.recipe, torch.device("cpu"), Team(), fused=False)
 
 
@@ -68,7 +68,7 @@ def test_layers_without_siblings_are_refused() -> None:
     joined_already = model_of("phi3", "causal-lm", DECODER | {"pad_token_id": 0})
     for model in (joined_already, ALBERT):
         with pytest.raises(BadInput, match="joined-products"):
-            METHOD.apply(model, WithLoss(built(model, kernels=False)), [])
+            METHOD.find(model, WithLoss(built(model, kernels=False)))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])  # Qwen2's queries, keys and values have biases

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache, partial
 
 import pytest
+import torch
+from torch import Tensor
 
 from bench.planning.manifest import parse_manifest
 from bench.planning.memory_prediction import predict_bytes
 from bench.planning.plan import make_plan
 from bench.training.methods import Target
 from bench.training.models import Counted, Model, Precision, counts_of, families, known_models
-from bench.training.models.generic import TransformersFamily, counted
+from bench.training.models.biased_gelu import BiasedGelu, GeluLayers, gelu_layers_of, take_over
+from bench.training.models.counted_memory import counted_footprints
+from bench.training.models.generic import TransformersFamily, _build, counted
 from bench.training.setting import Setting
 from tests.training.models.keeping import kept_bytes_a_sample
 from tests.training.models.test_attention import CAUSAL, DECODER, EXPERTS, FULL, IMAGES, WINDOW, model_of
@@ -92,6 +97,56 @@ def test_in_half_precision_a_window_keeps_no_mask() -> None:
         model = replace(model, recipe=replace(model.recipe, precision="bf16"))
         sizes.append(footprint_bytes(counted(model), model, ("kernels",)))
     assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("name", ["bert", "distilbert"])
+def test_gelu_and_its_bias_in_one_operation_keep_what_pytorch_keeps(name: str) -> None:
+    """`Counted.footprint` assumes this. The operation stands for the kernels, which need a GPU."""
+    model = model_of(name, "masked-lm", FULL[name])
+    model = replace(model, recipe=replace(model.recipe, precision="bf16"))
+    family = TransformersFamily(name)
+    real = family.build(model, kernels=False)
+    names = {part: path for path, part in real.named_modules()}
+    found = gelu_layers_of(real, model.recipe)
+
+    def build(gelu: bool, attention: str) -> torch.nn.Module:
+        module = _build(model, attention)
+        if gelu:
+            layers, activations = (
+                tuple(module.get_submodule(names[part]) for part in parts)
+                for parts in (found.layers, found.activations)
+            )
+            take_over(GeluLayers(layers, activations), kept_gelu())  # type: ignore[arg-type]
+        return module
+
+    plain, ours = (
+        counted_footprints(model, partial(build, gelu), family.blocks, fused=True) for gelu in (False, True)
+    )
+    assert len(plain) == 6 and ours == plain
+
+
+@cache
+def kept_gelu() -> BiasedGelu:
+    """Return an operation that computes nothing, and keeps what bench/training/triton/gelu.py keeps."""
+    operation = partial(torch.library.custom_op, mutates_args=())
+    gradients = "(Tensor gradient, Tensor product, Tensor bias) -> (Tensor, Tensor)"
+    forward = operation("bench_tests::gelu", schema="(Tensor product, Tensor bias) -> Tensor")(output_of)
+    backward = operation("bench_tests::gelu_gradient", schema=gradients)(gradients_of)
+    forward.register_fake(output_of)
+    backward.register_fake(gradients_of)
+    forward.register_autograd(
+        lambda ctx, gradient: backward(gradient, *ctx.saved_tensors),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    return forward
+
+
+def output_of(product: Tensor, _bias: Tensor) -> Tensor:
+    return torch.empty_like(product)
+
+
+def gradients_of(_gradient: Tensor, product: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(product), torch.empty_like(bias)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
