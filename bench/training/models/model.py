@@ -162,6 +162,7 @@ class Family(Protocol):
     # "before_gelu" (the linear layer before it, in the same module); of a block "attention_norm", "mlp_norm",
     # "mlp", "rotary_attention" and "depthwise" (a convolution).
     seams: Mapping[str, str] = {}
+    keeps_fp32_weights: str | None = None  # why weights must not have half precision; None if they may
     breaks_graph: str | None = None  # why the kernels cannot be compiled as one graph with all blocks
 
     def complete(self, model: Model) -> dict[str, Any]:
