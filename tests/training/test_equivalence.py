@@ -91,7 +91,7 @@ def test_kernels_compute_what_naive_computes(family: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("family", ["gpt_neox", "roberta"])
+@pytest.mark.parametrize("family", [n for n, family in families().items() if not family.keeps_fp32_weights])
 def test_half_weights_compute_what_autocast_computes(
     family: str, precision: Precision, tmp_path: Path
 ) -> None:

@@ -6,22 +6,13 @@ bench/runner/trial/strategies.py reads the names of these methods.
 from __future__ import annotations
 
 from bench.training.methods.method import Method, Target
-from bench.training.models import Model, families
-
-# Families whose authors kept half-precision weights. Others, Mamba among them, kept fp32 weights and computed
-# under autocast.
-SOURCES = {
-    "gpt_neox": "Pythia: fp16 under DeepSpeed's optimizer (github.com/EleutherAI/pythia, models/*/*.yml)",
-    "roberta": "fairseq's --fp16: half weights, an fp32 copy in its FP16Optimizer",
-}
+from bench.training.models import Model, family_of
 
 
 def _refuse_half_weights(model: Model, _target: Target) -> str | None:
     if model.recipe.precision == "fp32":
         return f"{model.name} trains in fp32"
-    if model.family in families() and model.family not in SOURCES:
-        return f"{model.name} was trained with fp32 weights under autocast"
-    return None
+    return family_of(model).keeps_fp32_weights
 
 
 METHODS = (

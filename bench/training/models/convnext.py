@@ -14,11 +14,13 @@ from bench.training.models.footprint import (
     FamilyWithFormulas,
     Footprint,
     activated,
+    autocasts,
+    between_blocks,
     linear,
     lowered,
 )
 from bench.training.models.model import Flops, Model, Optimizer, Parts, Recipe, Schedule, tiny
-from bench.training.setting import Setting
+from bench.training.setting import Setting, in_group
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -101,23 +103,25 @@ class ConvNext(FamilyWithFormulas):
 
     def footprint(self, model: Model, setting: Setting) -> Footprint:
         a, h = self.complete(model), lowered(model)
-        mixed, blocks, before = h < FP32, [], 0
+        blocks, before = [], 0
+        wide = FP32 if autocasts(model, setting) else h  # bytes of a norm's input and result
+        # Compiled, the norm of a block reads the convolution's result in half precision.
+        convolved = h if in_group(setting, "compilation") else wide
         assert model.recipe.image_size is not None
         ends = h * a["num_channels"] * model.recipe.image_size**2 + INDEX  # pixels, label
         for channels, depth, places in self.stages(model):
             if before:  # the shrinking layer: norm of the previous stage, its copy for the convolution
-                wide = places * SHRINK**2
-                ends += wide * (FP32 * before + NORM_STATISTICS + h * before)
+                ends += places * SHRINK**2 * (wide * before + NORM_STATISTICS + h * before)
             else:
-                ends += places * (FP32 * channels + NORM_STATISTICS)
-            entry = FP32 * channels * places
-            place = (h if mixed else FP32) * channels  # the convolution's input
-            place += FP32 * channels + NORM_STATISTICS + h * channels  # norm
+                ends += places * (wide * channels + NORM_STATISTICS)
+            entry = between_blocks(model, setting) * channels * places
+            place = h * channels  # the convolution's input
+            place += convolved * channels + NORM_STATISTICS + h * channels  # norm
             place += 4 * channels * activated(model, setting, a["hidden_act"])
             place += h * channels  # the input of layer scale
             blocks.append(Block(depth, entry, places * place, places * 2 * h * 4 * channels))
             before = channels
-        ends += 2 * FP32 * before + NORM_STATISTICS
+        ends += 2 * wide * before + NORM_STATISTICS
         return Footprint(ends, tuple(blocks), a["num_labels"])
 
     def build(self, model: Model, *, kernels: bool) -> nn.Module:

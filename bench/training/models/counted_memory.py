@@ -109,7 +109,7 @@ class _Count:
         with fake:
             torch_inside.make_fake(module, half if halved else None)
             count = _Count(module, blocks_of(module), None if halved else half, fake)
-            count._run(empty_batch(model, SAMPLES, torch.float32))
+            count._run(empty_batch(model, SAMPLES, half if half and halved else torch.float32))
         return count
 
     def _run(self, batch: Mapping[str, Tensor]) -> None:

@@ -196,15 +196,17 @@ def activated(model: Model, setting: Setting, activation: str) -> int:
     return COMPOSED_ACTIVATIONS.get(activation, 2) * h
 
 
-def eager_attention(length: int, heads: int, copy: int, dropout: float) -> tuple[int, int]:
+def eager_attention(
+    length: int, heads: int, copy: int, dropout: float, softmax: int = FP32
+) -> tuple[int, int]:
     """Return the bytes of one sample's pairs of positions: those kept, and those that a backward pass adds.
 
-    The softmax is in fp32; `copy` is the size of its copy in the product's precision, 0 without a copy.
-    The backward pass holds the gradients of the softmax's input and output.
+    `softmax` is the size of the softmax's numbers; `copy` is that of their copy in the product's precision,
+    0 without a copy. The backward pass holds the gradients of the softmax's input and output.
     """
-    dropped = (1 + (0 if copy else FP32)) if dropout else 0
+    dropped = (1 + (0 if copy else softmax)) if dropout else 0
     pairs = length * length * heads
-    return pairs * (FP32 + copy + dropped), pairs * 2 * FP32
+    return pairs * (softmax + copy + dropped), pairs * 2 * softmax
 
 
 def linear(inputs: int, outputs: int, bias: bool = True) -> int:

@@ -117,6 +117,7 @@ def _pythia(
         "max_position_embeddings": 2048,
         "rotary_pct": 0.25,
     }
+    # The .yml also says how weights were held: in fp16, under DeepSpeed's optimizer.
     recipe = Recipe(
         objective="causal-lm",
         batch_size=1024,

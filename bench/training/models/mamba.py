@@ -26,6 +26,7 @@ class Mamba(FamilyWithFormulas):
     objectives = ("causal-lm",)
     kernels = "mamba-ssm: convolution, scan and projections of a mixer fused"
     layers = "backbone.layers"
+    keeps_fp32_weights = "Mamba's authors kept fp32 weights and computed under autocast"
     activations = ("silu",)  # the fused kernel supports no other
     breaks_graph = "mamba-ssm's kernels break the graph in every block"
     # transformers 5.17, MambaConfig

@@ -161,6 +161,7 @@ class Family(Protocol):
     # each of them up in a built model. The parts of a block that methods replace: "attention_norm",
     # "mlp_norm", "mlp", "rotary_attention" and "depthwise" (a convolution).
     seams: Mapping[str, str] = {}
+    keeps_fp32_weights: str | None = None  # why weights must not have half precision; None if they may
     breaks_graph: str | None = None  # why the kernels cannot be compiled as one graph with all blocks
 
     def complete(self, model: Model) -> dict[str, Any]:

@@ -81,8 +81,8 @@ class Roberta(FamilyWithFormulas):
             # The backward pass peaks at the gradient of gelu's input.
             block, backward = s * (token + FP32 * heads), s * h * f
         else:
-            copy = h if mixed else 0
-            scores, backward = eager_attention(s, heads, copy, a["attention_probs_dropout_prob"])
+            copy, softmax = (h, FP32) if mixed else (0, h)
+            scores, backward = eager_attention(s, heads, copy, a["attention_probs_dropout_prob"], softmax)
             block = s * token + scores
         embeddings = 3 * INDEX + residual + NORM_STATISTICS + masks
         head = (h * d if mixed else residual) + h * d + residual + NORM_STATISTICS + h * d + INDEX
@@ -92,6 +92,7 @@ class Roberta(FamilyWithFormulas):
 
 FAMILY = Roberta()
 
+# fairseq's --fp16 keeps half-precision weights, and an fp32 copy in its FP16Optimizer.
 LARGE = Model(
     "roberta-large",
     "roberta",

@@ -14,12 +14,14 @@ from bench.training.models.footprint import (
     FamilyWithFormulas,
     Footprint,
     activated,
+    autocasts,
+    between_blocks,
     eager_attention,
     linear,
     lowered,
 )
 from bench.training.models.model import Flops, Model, Optimizer, Parts, Recipe, Schedule, tiny
-from bench.training.setting import Setting
+from bench.training.setting import Setting, in_group
 
 
 class Vit(FamilyWithFormulas):
@@ -77,9 +79,12 @@ class Vit(FamilyWithFormulas):
     def footprint(self, model: Model, setting: Setting) -> Footprint:
         a, h = self.complete(model), lowered(model)
         d, f, n, heads = a["hidden_size"], a["intermediate_size"], _tokens(a), a["num_attention_heads"]
-        residual, mixed = FP32 * d, h < FP32
+        mixed = autocasts(model, setting)
+        residual = d * (FP32 if mixed else h)
         masks = d if a["hidden_dropout_prob"] else 0
-        token = residual + NORM_STATISTICS + (3 * h * d if mixed else residual)  # input, norm, its copies
+        # Query, key and value read the norm in one copy in half precision if compiled, else in one each.
+        copies = 1 if in_group(setting, "compilation") else 3
+        token = residual + NORM_STATISTICS + (copies * h * d if mixed else residual)  # input, norm
         token += 3 * h * d + h * d + masks  # query, key, value; attention's output
         token += residual + NORM_STATISTICS + h * d  # sum, norm
         token += f * activated(model, setting, a["hidden_act"]) + masks
@@ -87,15 +92,14 @@ class Vit(FamilyWithFormulas):
             # The backward pass peaks at the gradient of gelu's input.
             block, backward = n * (token + FP32 * heads), n * h * f
         else:
-            copy = h if mixed else 0
+            copy = h if h < FP32 else 0
             scores, backward = eager_attention(n, heads, copy, a["attention_probs_dropout_prob"])
             block = n * token + scores
         pixels = h * a["num_channels"] * a["image_size"] ** 2
         norm = n * (residual + NORM_STATISTICS) + (h * d if mixed else n * residual)
         ends = pixels + n * masks + norm + INDEX
-        return Footprint(
-            ends, (Block(a["num_hidden_layers"], n * residual, block, backward),), a["num_labels"]
-        )
+        entry = n * d * between_blocks(model, setting)
+        return Footprint(ends, (Block(a["num_hidden_layers"], entry, block, backward),), a["num_labels"])
 
 
 def _tokens(a: Mapping[str, Any]) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bench.runner.trial.training_loop import WithLoss
+from bench.runner.trial.training_loop import WithLoss, lowered
 from bench.training.models import Family, Model
 from bench.training.models.cuda_autocast import as_on_cuda, half_of
 
@@ -40,8 +40,18 @@ def checkpointed(blocks: list[nn.Module]) -> None:
         block.forward = recomputed
 
 
+def halved(module: nn.Module, model: Model) -> nn.Module:
+    """Give the weights the recipe's half precision, as half-weights does; buffers stay as they are."""
+    for weight in module.parameters():
+        weight.data = weight.data.to(half_of(model.recipe.precision))
+    return module
+
+
 def kept_bytes(family: Family, module: nn.Module, model: Model, samples: int) -> int:
-    """Sum the storages that the graph of one loss keeps, without parameters."""
+    """Sum the storages that the graph of one loss keeps, without parameters.
+
+    A model whose weights have half precision computes without autocast.
+    """
     known = {p.untyped_storage()._cdata for p in [*module.parameters(), *module.buffers()]}
     storages: dict[int, int] = {}
     alive: list[Tensor] = []
@@ -54,10 +64,14 @@ def kept_bytes(family: Family, module: nn.Module, model: Model, samples: int) ->
         return tensor
 
     batch: Mapping[str, Tensor] = made_up_batch(model, samples)
+    half, weights = half_of(model.recipe.precision), next(module.parameters()).dtype
+    autocast = half is not None and weights != half
+    if weights == half:
+        batch = lowered(batch, model.recipe)
     with ExitStack() as stack:
-        if half := half_of(model.recipe.precision):
+        if autocast:
             stack.enter_context(torch.autocast("cpu", dtype=half))
-        stack.enter_context(as_on_cuda(autocast=half is not None))
+        stack.enter_context(as_on_cuda(autocast=autocast))
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor))
         loss_of(module, batch)
     return sum(storages.values())

@@ -14,12 +14,12 @@ from bench.planning.manifest import parse_manifest
 from bench.planning.memory_prediction import predict_bytes
 from bench.planning.plan import make_plan
 from bench.training.methods import Target
-from bench.training.models import Counted, Model, Precision, counts_of, families, known_models
+from bench.training.models import Counted, Model, Precision, counts_of, families, family_of, known_models
 from bench.training.models.biased_gelu import BiasedGelu, GeluLayers, gelu_layers_of, take_over
 from bench.training.models.counted_memory import counted_footprints
 from bench.training.models.generic import TransformersFamily, _build, counted
 from bench.training.setting import Setting
-from tests.training.models.keeping import kept_bytes_a_sample
+from tests.training.models.keeping import halved, kept_bytes_a_sample
 from tests.training.models.test_attention import CAUSAL, DECODER, EXPERTS, FULL, IMAGES, WINDOW, model_of
 from tests.training.models.test_contract import without_dropout
 
@@ -59,6 +59,30 @@ def test_counts_agree_with_the_formulas_of_known_families(name: str, precision: 
     for setting in ((), ("checkpointing",), ("kernels",), ("kernels", "checkpointing")):
         found = footprint_bytes(counts, model, setting) / family.kept_bytes(model, setting)
         assert found == pytest.approx(1, abs=0.05), setting
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", ["convnext-xl", "vit-l"])
+def test_counts_of_image_models_in_bf16_agree_with_formulas(name: str) -> None:
+    """Not with checkpointing: without its family's file, a block of ConvNeXt is a stage."""
+    model = as_any(without_dropout(known_models()[name]))
+    model = replace(model, recipe=replace(model.recipe, precision="bf16"))
+    family, counts = families()[model.family], counted(model)
+    kernels = ("kernels",) if family.kernels else ()
+    for more in ((), ("half-weights",), ("compile-blocks",), ("half-weights", "compile-blocks")):
+        setting = (*kernels, *more)
+        found = footprint_bytes(counts, model, setting) / family.kept_bytes(model, setting)
+        assert found == pytest.approx(1, abs=0.07), setting
+
+
+def test_an_image_model_that_convolves_first_is_counted_with_half_weights() -> None:
+    """Its pixels have the precision of its weights; the convolution takes no others."""
+    stages = {"num_labels": 10, "depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 24, 32]}
+    model = model_of("convnextv2", "image-classification", stages)
+    model = replace(model, recipe=replace(model.recipe, precision="bf16"))
+    module = halved(family_of(model).build(model, kernels=False), model)
+    kept = kept_bytes_a_sample(family_of(model), module, model)
+    assert footprint_bytes(counted(model), model, ("half-weights",)) == pytest.approx(kept, rel=0.02)
 
 
 EVERYDAY = ("llama", "albert", "dinov2")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from bench.training.methods import ordered
 from bench.training.models import Family, Model, Precision, families, known_models
 from bench.training.models.footprint import ACTIVATIONS
 from bench.training.vendor import torch_inside
-from tests.training.models.keeping import checkpointed, kept_bytes_a_sample
+from tests.training.models.keeping import checkpointed, halved, kept_bytes_a_sample
 from tests.training.models.test_contract import TINY, without_dropout
 
 WIDER: dict[str, dict[str, Any]] = {
@@ -28,11 +28,21 @@ WIDER: dict[str, dict[str, Any]] = {
 REAL = ("pythia-160m", "roberta-large", "vit-l", "convnext-xl")
 
 
-def off_by(model: Model, family: Family, module: nn.Module, kernels: bool, checkpointing: bool) -> float:
+def off_by(
+    model: Model,
+    family: Family,
+    module: nn.Module,
+    kernels: bool,
+    checkpointing: bool,
+    half_weights: bool = False,
+) -> float:
+    if half_weights:
+        halved(module, model)
     if checkpointing:
         checkpointed(family.blocks(module))
     kept = kept_bytes_a_sample(family, module, model)
-    setting = ordered([*["kernels"] * kernels, *["checkpointing"] * checkpointing])
+    named = {"kernels": kernels, "checkpointing": checkpointing, "half-weights": half_weights}
+    setting = ordered(name for name, used in named.items() if used)
     return abs(family.kept_bytes(model, setting) / kept - 1)
 
 
@@ -40,27 +50,37 @@ def has_no_kernels(name: str) -> bool:
     return families()[known_models()[name].family].kernels is None
 
 
+SMALL = [
+    pytest.param(model, kernels, how, id=f"{model.name}-{'kernels' if kernels else 'eager'}-{how}")
+    for model in TINY
+    for kernels in (False, True)
+    for how in ("fp32", "bf16", "half-weights")
+    if not (kernels and families()[model.family].missing_kernels("cpu"))
+    if not (how == "half-weights" and families()[model.family].keeps_fp32_weights)
+]
+
+
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("wider", [False, True], ids=["tiny", "wider"])
-@pytest.mark.parametrize(
-    ("model", "kernels"),
-    [(m, k) for m in TINY for k in (False, True) if not (k and families()[m.family].missing_kernels("cpu"))],
-    ids=lambda value: getattr(value, "name", "kernels" if value else "eager"),
-)
+@pytest.mark.parametrize(("model", "kernels", "precision"), SMALL)
 def test_small_models(
-    model: Model, wider: bool, precision: Precision, kernels: bool, checkpointing: bool
+    model: Model,
+    wider: bool,
+    precision: Precision | Literal["half-weights"],
+    kernels: bool,
+    checkpointing: bool,
 ) -> None:
     family = families()[model.family]
     # The CPU has no fused attention with dropout and falls back to plain matrices.
     model = without_dropout(model) if kernels else model
     changed = {**model.architecture, **WIDER[model.family]} if wider else model.architecture
-    recipe = replace(model.recipe, precision=precision)
+    half_weights = precision == "half-weights"
+    recipe = replace(model.recipe, precision="bf16" if half_weights else precision)
     if model.family == "mamba":  # otherwise the convolution's tail is longer than the sequence
         recipe = replace(recipe, sequence_length=24)
     model = replace(model, architecture=changed, recipe=recipe)
     module = family.build(model, kernels=kernels)
-    assert off_by(model, family, module, kernels, checkpointing) < 0.10
+    assert off_by(model, family, module, kernels, checkpointing, half_weights) < 0.10
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -81,16 +101,19 @@ def test_an_activation_keeps_what_its_formula_needs(name: str, precision: Precis
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+@pytest.mark.parametrize("half_weights", [False, True], ids=["recipe", "half-weights"])
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [(n, k) for n in REAL for k in (False, True) if not (k and has_no_kernels(n))],
 )
-def test_real_shapes(name: str, kernels: bool, checkpointing: bool) -> None:
+def test_real_shapes(name: str, kernels: bool, half_weights: bool, checkpointing: bool) -> None:
     model = known_models()[name]
     family = families()[model.family]
     model = without_dropout(model) if kernels else model
+    if half_weights:
+        model = replace(model, recipe=replace(model.recipe, precision="bf16"))
     with torch.device("meta"):
         module = family.build(model, kernels=kernels)
     with FakeTensorMode():
         torch_inside.make_fake(module)
-        assert off_by(model, family, module, kernels, checkpointing) < 0.01
+        assert off_by(model, family, module, kernels, checkpointing, half_weights) < 0.01
