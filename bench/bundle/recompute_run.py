@@ -81,6 +81,7 @@ def _recompute(results: Results, manifest: StatedManifest, files: Files) -> RunC
     reduced = [part for trial in measured.values() for part in (trial, trial.earlier) if part]
     spent_seconds = sum(part.seconds for part in reduced)
     spent_seconds += sum(entry.proof.seconds for entry in results.trials if entry.proof)
+    spent_seconds += sum(entry.floor.measured_seconds for entry in results.trials if entry.floor)
     notes = doubts(results, (part.first for part in reduced), spent_seconds)
     return RunContents(
         results=results,

@@ -41,6 +41,10 @@ class Floor:
     def pass_seconds(self) -> float:
         return math.fsum(self.parts.values())
 
+    @property
+    def measured_seconds(self) -> float:
+        return self.passes * self.pass_seconds
+
 
 FloorOrReason = Floor | str  # a floor, or why it was not measured
 

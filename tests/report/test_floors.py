@@ -172,6 +172,13 @@ def test_a_floor_of_a_model_that_is_not_in_the_manifest(tmp_path: Path) -> None:
     refused(path, "is of no model in the results|holds a trial twice")
 
 
+def test_a_floor_that_took_longer_than_the_run_is_reported(tmp_path: Path) -> None:
+    path = with_floor(tmp_path / "a.tar")
+    forged(path, lambda results: results["trials"][1]["floor"].update(passes=1_000_000))
+    (note,) = verify_bundle(path, recompute).contents.notes
+    assert "its samples take 400,0" in str(note)
+
+
 def test_a_floor_and_a_reason_for_its_absence(tmp_path: Path) -> None:
     path = with_floor(tmp_path / "a.tar")
     forged(path, lambda results: results["trials"][1].update(no_floor="it crashed"))

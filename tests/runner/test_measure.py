@@ -436,7 +436,7 @@ class Floorless(Guessing):
     [
         (Crashed("RuntimeError: no kernel"), "crashed: RuntimeError: no kernel"),
         (OutOfMemory("gpu", "tried to\nallocate"), "out of gpu memory: tried to.+allocate"),
-        (EnvironmentCannot("no room, 0 B free", where="/scratch"), "/scratch: no room, 0 B free"),
+        (EnvironmentCannot("no room", where="/scratch", advice="make room"), "/scratch: no room$"),
         (Floor(3, 1e6, 0.0, 0.0, 0.0), "its floor takes [0-9,]+% of the time of its step"),
     ],
 )
@@ -457,9 +457,9 @@ def test_a_budget_that_is_nearly_spent_leaves_no_time_for_a_floor_and_resuming_m
 ) -> None:
     fake = Guessing()
     with begun(tmp_path, floor=True) as run:
-        assert searched(run, fake, monkeypatch, budget=30.0) is None
+        assert searched(run, fake, monkeypatch, budget=50.0) is None
         (line,) = shown(run)
-        left = "[23][0-9] s of the budget are left, a floor may take 60 s"
+        left = "[0-9]+ s of the budget are left, a floor may take 60 s"
         assert re.search(f"no floor  tiny-gpt-neox: {left}", line)
         assert fake.floors == []
     with begun(tmp_path, floor=True) as run:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.base.errors import EnvironmentCannot, one_line
+from bench.base.errors import EnvironmentCannot
 from bench.planning.plan import Plan
 from bench.planning.search.next_trial import finalist, longer, next_trial, tally, unproven
 from bench.records.estimate import ceiling_precision
@@ -273,7 +273,7 @@ class _Jobs:
         try:
             found = self.supervisor.floor(trial, device, self.scratch, log, limits)
         except EnvironmentCannot as error:
-            return one_line(str(error))
+            return str(error).splitlines()[0]
         if not isinstance(found, Floor):
             return failure_text(found)
         result = next(result for result in run.summaries() if result.id == trial.id)

@@ -170,14 +170,15 @@ def recorded(model: Model, setting: Setting, micro_batch: int) -> Recording:
     """Run one pass on tensors without contents; return what it computed."""
     recording = Recording()
     half = HALF.get(model.recipe.precision)
-    halved, autocasts = bool(half) and "half-weights" in setting, bool(half) and "half-weights" not in setting
+    halved = half is not None and "half-weights" in setting
+    autocasts = half is not None and not halved
     with torch.device("meta"):
         module = family_of(model).build(model, kernels="kernels" in setting)
         if transformers_source.takes_registered_attention(model.family):
             module.set_attn_implementation(fused_attention())
     with torch_inside.fake_tensors(), transformers_inside.mamba_in_parts(recording.replaced):
         torch_inside.make_fake(module, half if halved else None)
-        batch = empty_batch(model, micro_batch, half if half and halved else torch.float32)
+        batch = empty_batch(model, micro_batch, half if half is not None and halved else torch.float32)
         autocast = torch.autocast("cpu", dtype=half) if autocasts else nullcontext()
         with torch_inside.each_operator(recording.operator):
             attention = _RecordAttention(recording, half if autocasts else None)
