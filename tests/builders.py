@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from bench.records.floor import FloorOrReason
 from bench.records.run_results import LabelledTrial, TrialResult, reduce_outcome, trial_results
 from bench.records.trial import (
     Ceiling,
@@ -65,10 +66,11 @@ def reduce_trials(
     ceilings: Sequence[Ceiling],
     proofs: Mapping[str, ProofOrFailure],
     earlier: Mapping[str, Measured] = MappingProxyType({}),
+    floors: Mapping[str, FloorOrReason] = MappingProxyType({}),
 ) -> tuple[TrialResult, ...]:
-    """Summarise trials with their labels and outcomes as a run does; `proofs` and `earlier` by trial id."""
+    """Summarise trials with their labels and outcomes as a run does; the mappings are by trial id."""
     labelled = [
         LabelledTrial(trial, label, reduce_outcome(trial, outcome, earlier.get(trial.id), ceilings))
         for trial, label, outcome in trials
     ]
-    return trial_results(labelled, proofs)
+    return trial_results(labelled, proofs, floors)

@@ -17,6 +17,7 @@ from bench.base.gpu_catalogue import gpu_named
 from bench.bundle.handshake import DRIFT_SECONDS
 from bench.bundle.statement import identity_of
 from bench.bundle.verdict import Note
+from bench.records.floor import why_no_floor
 from bench.records.trial import Measurement, NodeFacts
 from bench.training.methods import known_methods
 
@@ -60,6 +61,8 @@ def require_consistent(results: Results) -> None:
         _require_label(trial)
         if trial.proof and (trial.proof.steps < 1 or trial.proof.seconds <= 0 or trial.proof.peak_bytes < 0):
             raise ValueError(f"the proof of trial {trial.id} has no steps, no time or negative memory")
+        if trial.floor and (why := why_no_floor(trial.floor, trial.accumulation, trial.estimate)):
+            raise ValueError(f"trial {trial.id}: {why}")
 
 
 def require_measured(trial: str, measurement: Measurement) -> None:

@@ -81,6 +81,7 @@ def _recompute(results: Results, manifest: StatedManifest, files: Files) -> RunC
     reduced = [part for trial in measured.values() for part in (trial, trial.earlier) if part]
     spent_seconds = sum(part.seconds for part in reduced)
     spent_seconds += sum(entry.proof.seconds for entry in results.trials if entry.proof)
+    spent_seconds += sum(entry.floor.measured_seconds for entry in results.trials if entry.floor)
     notes = doubts(results, (part.first for part in reduced), spent_seconds)
     return RunContents(
         results=results,
@@ -100,7 +101,8 @@ def _require_summaries(
         LabelledTrial(trials[entry.id], entry.label, _end(entry, measured)) for entry in results.trials
     ]
     proofs = {entry.id: proof for entry in results.trials if (proof := entry.proof or entry.unproven)}
-    for theirs, ours in zip(results.trials, trial_results(labelled, proofs), strict=True):
+    floors = {entry.id: floor for entry in results.trials if (floor := entry.floor or entry.no_floor)}
+    for theirs, ours in zip(results.trials, trial_results(labelled, proofs, floors), strict=True):
         if difference := _difference(theirs, ours):
             raise VerificationFailed(f"trial {theirs.id}: {difference} does not follow from the samples")
     for claimed in results.winners:

@@ -56,6 +56,7 @@ class Manifest:
     seed: int
     timing: Timing
     prove: Proving | None  # None: estimates are not compared with real training
+    floor: bool | None  # whether to measure floors; None: on GPUs
     image: str | None
 
     @property
@@ -126,6 +127,7 @@ def _build(data: bytes, document: Mapping[str, Any], models: tuple[Model, ...]) 
         seed=document.get("seed", 0),
         timing=from_json(Timing, document.get("timing", {})),
         prove=from_json(Proving, document["prove"]) if "prove" in document else None,
+        floor=document.get("floor"),
         image=document.get("image"),
     )
 
@@ -204,6 +206,7 @@ def _allowed(schema: Mapping[str, Any]) -> str:
         "number": "a number",
         "integer": "a whole number",
         "string": "a text",
+        "boolean": "true or false",
         "array": "a list",
         "object": "an object",
     }

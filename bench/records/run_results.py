@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from bench.base.strict_json import canonical_json, pretty_json, to_json
 from bench.records.estimate import Estimate, Interval, estimate, loss_difference
+from bench.records.floor import Floor, FloorOrReason, share_of_floor
 from bench.records.trial import (
     Ceiling,
     Failure,
@@ -54,6 +55,15 @@ class TrialResult:
     proof: Proof | None = None  # real training, after the estimate was recorded
     unproven: Failure | None = None  # why the proof failed
     earlier: Interval | None = None  # days by the first of two processes, which measured more briefly
+    floor: Floor | None = None  # of a model's fastest trial; None in bundles older than this field
+    no_floor: str | None = None  # why the floor was not measured
+
+    @property
+    def share_of_floor(self) -> float | None:
+        """The floor as a share of the measured step; None without a floor."""
+        if self.floor is None or self.estimate is None:
+            return None
+        return share_of_floor(self.floor, self.accumulation, self.estimate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +125,20 @@ class LabelledTrial(NamedTuple):
 
 
 def trial_results(
-    labelled: Sequence[LabelledTrial], proofs: Mapping[str, ProofOrFailure]
+    labelled: Sequence[LabelledTrial],
+    proofs: Mapping[str, ProofOrFailure],
+    floors: Mapping[str, FloorOrReason] = MappingProxyType({}),
 ) -> tuple[TrialResult, ...]:
-    """Summarise trials, in their order; `proofs` is keyed by trial id."""
+    """Summarise trials, in their order; `proofs` and `floors` are keyed by trial id."""
     # Naive may have been measured at several micro-batches, whose losses are over other samples.
     naive = {
         _losses_key(trial, end): end.first
         for trial, _, end in labelled
         if not trial.setting and isinstance(end, ReducedTrial)
     }
-    return tuple(_result(each, naive, proofs.get(each.trial.id)) for each in labelled)
+    return tuple(
+        _result(each, naive, proofs.get(each.trial.id), floors.get(each.trial.id)) for each in labelled
+    )
 
 
 def _losses_key(trial: Trial, measured: ReducedTrial) -> tuple[str, int]:
@@ -133,7 +147,10 @@ def _losses_key(trial: Trial, measured: ReducedTrial) -> tuple[str, int]:
 
 
 def _result(
-    labelled: LabelledTrial, naive: Mapping[tuple[str, int], Measurement], proof: ProofOrFailure | None
+    labelled: LabelledTrial,
+    naive: Mapping[tuple[str, int], Measurement],
+    proof: ProofOrFailure | None,
+    floor: FloorOrReason | None,
 ) -> TrialResult:
     trial, label, end = labelled
     measured, failure = (end, None) if isinstance(end, ReducedTrial) else (None, end)
@@ -154,6 +171,8 @@ def _result(
         proof=proof if isinstance(proof, Proof) else None,
         unproven=None if isinstance(proof, Proof) else proof,
         earlier=earlier.days if earlier else None,
+        floor=floor if isinstance(floor, Floor) else None,
+        no_floor=floor if isinstance(floor, str) else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bench.base.errors import one_line
 from bench.records.estimate import Interval
+from bench.records.floor import Floor
 from bench.records.run_results import TrialResult
 from bench.records.trial import Crashed, Failure, Image, OutOfMemory, TimedOut, Unsupported
 
@@ -104,6 +105,24 @@ def proof_line(result: TrialResult) -> str:
         f"{head}: {figures(predicted, 4)} s a step predicted, {figures(real, 4)} in {result.proof.steps} "
         f"real ones, {error_text(result)}"
     )
+
+
+def floor_line(result: TrialResult) -> str:
+    """Format the line that progress prints for a floor: 446 ms a pass (products 412 ms), 87% of a step."""
+    head = f"{result.model:<16} {result.label:<28}"
+    if result.floor is None:
+        return f"{head} no floor: {result.no_floor}"
+    return f"{head} floor: {floor_text(result.floor)}, {share_text(result.share_of_floor)} of a step"
+
+
+def floor_text(floor: Floor) -> str:
+    """Format a floor: 446 ms a pass (products 412 ms, attention 34.1 ms)."""
+    parts = ", ".join(f"{kind} {figures(1000 * seconds)} ms" for kind, seconds in floor.parts.items())
+    return f"{figures(1000 * floor.pass_seconds)} ms a pass ({parts})"
+
+
+def share_text(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f}%"
 
 
 def error_text(result: TrialResult) -> str:

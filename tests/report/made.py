@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -17,6 +18,7 @@ from bench.bundle.pack import pack
 from bench.bundle.statement import Predicate, identity_of
 from bench.bundle.tar_format import SIGNING, open_bundle
 from bench.planning.manifest import Manifest, parse_manifest
+from bench.records.floor import FloorOrReason
 from bench.records.run_results import Results, RunFacts, samples_bytes
 from bench.records.trial import (
     Ceiling,
@@ -75,10 +77,12 @@ def bundle(
     on_one_node: int | None = None,
     version: str = __version__,
     ceiling_seconds: float = 1.0,
+    floors: Mapping[Setting, FloorOrReason] = MappingProxyType({}),
 ) -> Path:
     """Write the bundle of one run. `settings` maps a setting to the seconds of a pass or to an outcome.
 
-    With another version of bench, its operation counts differ from those of this version.
+    `floors` has the floors of settings, or why they were not measured. With another version of bench, its
+    operation counts differ from those of this version.
     """
     asked = of or manifest()
     node = NodeFacts(
@@ -106,10 +110,11 @@ def bundle(
         for precision in precisions
         for i in range(gpus)
     )
+    by_trial = {trial.id: floors[trial.setting] for trial, _, _ in trials if trial.setting in floors}
     run = RunFacts(run_id, started, started + 60, complete, None if complete else "the budget was spent")
     results = Results(
         version, asked.digest, run, node, asked.models, asked.seed, asked.timing, asked.memory_cap_bytes,
-        ceilings, reduce_trials(trials, ceilings, {}), tuple(_left_out(asked, trials)),
+        ceilings, reduce_trials(trials, ceilings, {}, floors=by_trial), tuple(_left_out(asked, trials)),
     )  # fmt: skip
     files: dict[str, bytes | Path] = {
         "manifest.json": asked.data,

@@ -26,6 +26,9 @@ LINES = [  # as version 0.1.0 writes them
     '{"kind":"timed-out","limit_seconds":300.0,"phase":"warm-up"}}',
     '{"event":"proof","id":"0123456789abcdef","proof":{"peak_bytes":9,"seconds":1.5,"steps":3}}',
     '{"event":"unproven","id":"0123456789abcdef","outcome":{"detail":"d","kind":"out-of-memory","where":"gpu"}}',
+    '{"event":"floor","floor":{"attention_seconds":0.5,"convolutions_seconds":0.0,"passes":3,'
+    '"products_seconds":1.5,"scans_seconds":0.0},"id":"0123456789abcdef"}',
+    '{"event":"no-floor","id":"0123456789abcdef","why":"crashed: x"}',
     '{"event":"stopped","why":"interrupted"}',
     '{"bundle":"abc.tar","event":"end"}',
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,8 +21,21 @@ from bench.node_check.recompute_any import recompute
 from bench.planning.manifest import parse_manifest
 from bench.planning.plan import make_plan, target_of
 from bench.planning.search.next_trial import unproven
+from bench.records.floor import Floor
 from bench.records.run_results import samples_bytes
-from bench.records.trial import Ceiling, Crashed, Gpu, Image, Measured, NodeFacts, Outcome, StepSample, Trial
+from bench.records.trial import (
+    Ceiling,
+    Crashed,
+    Failure,
+    Gpu,
+    Image,
+    Measured,
+    NodeFacts,
+    Outcome,
+    OutOfMemory,
+    StepSample,
+    Trial,
+)
 from bench.report.text.run_table import results_table
 from bench.runner.processes.jobs import Nodes
 from bench.runner.processes.supervisor import Limits
@@ -38,6 +52,7 @@ from tests.builders import measurement
 from tests.bundles import packed
 
 GIB = 1 << 30
+METER = SimpleNamespace(used_bytes=list, sample=lambda _: None, close=lambda: None)
 NODE = NodeFacts("EPYC", 64, 2**39, "Debian 12", "6.1", "3.11.2", (), None)
 GUIDED = {
     "schema": "bench/manifest/v1", "models": ["tiny-gpt-neox"],
@@ -51,11 +66,17 @@ class Guessing:
     The difference is uncertain: steps of one pass vary by a third until they are measured for longer.
     """
 
-    nodes = None
+    nodes: Nodes | None = None
 
     def __init__(self, second: Outcome | None = None) -> None:
         self.asked: list[Trial] = []
+        self.floors: list[Trial] = []
         self.second = second
+
+    def floor(self, trial: Trial, *_: Any) -> Floor | Failure:
+        self.floors.append(trial)
+        a_pass = trial.micro_batch * 1.0
+        return Floor(7, 0.5 * a_pass, 0.0, 0.25 * a_pass, 0.0)
 
     def ceilings(self, *_: Any) -> tuple[Ceiling, ...]:
         return (Ceiling("matmul-fp32", 0, "FLOP/s", 10**15, (1.0,)),)
@@ -74,8 +95,8 @@ class Guessing:
 
 
 @contextmanager
-def begun(folder: Path, node: NodeFacts = NODE) -> Iterator[Run]:
-    manifest = parse_manifest(json.dumps(GUIDED).encode(), "m.json")
+def begun(folder: Path, node: NodeFacts = NODE, **changes: Any) -> Iterator[Run]:
+    manifest = parse_manifest(json.dumps(GUIDED | changes).encode(), "m.json")
     folder.mkdir(exist_ok=True)
     with Journal(folder) as journal:
         run = Run(manifest, node, make_plan(manifest, target_of(node, 1)), journal, folder)
@@ -350,6 +371,113 @@ def test_an_implausible_trial_is_never_the_fastest_and_does_not_end_the_search(
     assert winner.trial != impossible
     assert proven is not None
     assert proven.id == winner.trial
+
+
+# Floors
+
+
+def shown(run: Run) -> list[str]:
+    """Return the lines about floors under the table of a run's results."""
+    lines = results_table(run.results(None)).splitlines()
+    return [line for line in lines if line.startswith(("floor  ", "no floor  "))]
+
+
+def test_the_floor_of_each_model_is_measured_once_for_its_fastest_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = Guessing()
+    with begun(tmp_path / "run", models=["tiny-gpt-neox", "tiny-vit"], floor=True) as run:
+        assert searched(run, fake, monkeypatch) is None
+        results, path = run.results(None), bundle_of(run, tmp_path / "one.tar")
+        assert [trial.id for trial in fake.floors] == [winner.trial for winner in results.winners]
+        with_floor = [trial for trial in results.trials if trial.floor]
+        assert [trial.id for trial in with_floor] == [trial.id for trial in fake.floors]
+        assert all(0.7 < (trial.share_of_floor or 0) < 0.8 for trial in with_floor)
+        assert capsys.readouterr().err.count("% of a step") == 2
+    assert verify_bundle(path, recompute).contents.results.trials == results.trials
+    with begun(tmp_path / "run", models=["tiny-gpt-neox", "tiny-vit"], floor=True) as run:
+        assert searched(run, fake, monkeypatch) is None
+        assert len(fake.floors) == 2, "a run that is continued has them already"
+
+
+def test_without_a_word_in_the_manifest_floors_are_measured_on_gpus_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop.telemetry, "TelemetrySampler", lambda path, node: METER)
+    on_gpu = replace(NODE, gpus=(Gpu(0, "NVIDIA H200", "GPU-0", 140 * GIB, "9.0"),))
+    wanted = {(node.device, floor): 0 for node in (NODE, on_gpu) for floor in (None, True, False)}
+    for number, (device, floor) in enumerate(wanted):
+        fake, changes = Guessing(), {} if floor is None else {"floor": floor}
+        with begun(tmp_path / f"{number}", on_gpu if device == "cuda" else NODE, **changes) as run:
+            searched(run, fake, monkeypatch)
+        wanted[device, floor] = len(fake.floors)
+    assert wanted == {
+        ("cpu", None): 0, ("cpu", True): 1, ("cpu", False): 0,
+        ("cuda", None): 1, ("cuda", True): 1, ("cuda", False): 0,
+    }  # fmt: skip
+
+
+class Floorless(Guessing):
+    """A supervisor whose floors end in another way."""
+
+    def __init__(self, end: Floor | Failure | EnvironmentCannot) -> None:
+        super().__init__()
+        self.end = end
+
+    def floor(self, trial: Trial, *_: Any) -> Floor | Failure:
+        self.floors.append(trial)
+        if isinstance(self.end, EnvironmentCannot):
+            raise self.end
+        return self.end
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        (Crashed("RuntimeError: no kernel"), "crashed: RuntimeError: no kernel"),
+        (OutOfMemory("gpu", "tried to\nallocate"), "out of gpu memory: tried to.+allocate"),
+        (EnvironmentCannot("no room", where="/scratch", advice="make room"), "/scratch: no room$"),
+        (Floor(3, 1e6, 0.0, 0.0, 0.0), "its floor takes [0-9,]+% of the time of its step"),
+    ],
+)
+def test_a_floor_that_fails_is_a_note_in_a_complete_run(
+    end: Any, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with begun(tmp_path / "run", floor=True) as run:
+        assert searched(run, Floorless(end), monkeypatch) is None
+        (line,) = shown(run)
+        assert re.match(f"no floor  tiny-gpt-neox: {why}", line)
+        assert re.search(f"no floor: {why}", capsys.readouterr().err)
+        path = bundle_of(run, tmp_path / "one.tar")
+    assert verify_bundle(path, recompute).contents.results.run.complete
+
+
+def test_a_budget_that_is_nearly_spent_leaves_no_time_for_a_floor_and_resuming_measures_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Guessing()
+    with begun(tmp_path, floor=True) as run:
+        assert searched(run, fake, monkeypatch, budget=50.0) is None
+        (line,) = shown(run)
+        left = "[0-9]+ s of the budget are left, a floor may take 60 s"
+        assert re.search(f"no floor  tiny-gpt-neox: {left}", line)
+        assert fake.floors == []
+    with begun(tmp_path, floor=True) as run:
+        assert searched(run, fake, monkeypatch) is None
+        assert len(fake.floors) == 1
+        (line,) = shown(run)
+        assert line.startswith("floor  tiny-gpt-neox: ")
+
+
+def test_a_run_on_several_nodes_says_that_it_has_no_floor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Guessing()
+    fake.nodes = Nodes(2, 0, "127.0.0.1:0", "abc")
+    with begun(tmp_path, floor=True) as run:
+        assert searched(run, fake, monkeypatch) is None
+        assert "a floor is measured on one node" in shown(run)[0]
+    assert fake.floors == []
 
 
 def test_a_trial_waits_for_the_memory_of_the_one_before() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -120,8 +121,19 @@ def decided(results: dict[str, Any]) -> None:
         assert 0 < found["confidence"] <= 1
 
 
+def floors(results: dict[str, Any]) -> None:
+    """Check that the fastest trial of each model has a floor, or took less time than one on this busy CPU."""
+    by_id = {trial["id"]: trial for trial in results["trials"]}
+    for winner in results["winners"]:
+        fastest = by_id.pop(winner["trial"])
+        assert fastest["floor"] or re.fullmatch("its floor takes .* of its step", fastest["no_floor"]), (
+            fastest
+        )
+    assert not any(trial["floor"] or trial["no_floor"] for trial in by_id.values())
+
+
 def test_a_run_measures_decides_signs_and_verifies(tmp_path: Path) -> None:
-    done = bench("run", manifest(tmp_path), folder=tmp_path, cold=True)
+    done = bench("run", manifest(tmp_path, floor=True), folder=tmp_path, cold=True)
     assert done.returncode == 0, done.stderr
     assert "tiny-gpt-neox" in done.stdout
     assert "checkpointing" in done.stdout
@@ -135,7 +147,9 @@ def test_a_run_measures_decides_signs_and_verifies(tmp_path: Path) -> None:
     assert trusted.returncode == 0
     table = bench("compare", bundle, folder=tmp_path)
     assert done.stdout.strip() in table.stdout
-    decided(json.loads(contents(bundle)["results.json"]))
+    results = json.loads(contents(bundle)["results.json"])
+    decided(results)
+    floors(results)
 
 
 def test_json_is_one_document_on_stdout_with_the_numbers_of_the_bundle(tmp_path: Path) -> None:

@@ -67,6 +67,15 @@ def test_the_flop_counter_takes_formulas_of_grouped_and_batched_products() -> No
     assert counter.get_total_flops() == 7, gone(torch_inside, "the flop counter ignores custom formulas")
 
 
+def test_each_operator_is_told_with_its_arguments() -> None:
+    told: list[tuple[str, int]] = []
+    with torch_inside.each_operator(lambda op, args, _: told.append((op.overloadpacket.__name__, len(args)))):
+        torch.nn.Linear(2, 3, bias=False)(torch.ones(1, 2)).sum().backward()
+    names = [name for name, _ in told]
+    assert names.count("mm") == 2, gone(torch_inside, f"TorchDispatchMode tells of {names}")
+    assert ("mm", 2) in told
+
+
 def test_tensors_are_copied_across_precisions() -> None:
     half, full = [torch.zeros(3, dtype=torch.float16)], [torch.ones(3)]
     torch_inside.copy_each(half, full)
@@ -234,6 +243,24 @@ def test_mamba_s_module_has_the_function_that_is_replaced() -> None:
     source = Path(module.__file__).read_text()
     assert "mamba_inner_fn" in source, gone(transformers_inside, "modeling_mamba has no mamba_inner_fn")
     assert "use_kernel_func_from_hub_with_fallback" in source or "mamba_ssm" in source
+
+
+def test_a_mamba_mixer_calls_its_convolution_and_its_scan_by_these_names() -> None:
+    from transformers import MambaConfig
+
+    module = transformers_inside.load_mamba(fused=False)
+    mixer = module.MambaMixer(MambaConfig(hidden_size=4, state_size=2, num_hidden_layers=1), layer_idx=0)
+    kinds: list[str] = []
+
+    def instead(kind: str, function: Any, *arguments: Any, **keywords: Any) -> Any:
+        kinds.append(kind)
+        return function(*arguments, **keywords)
+
+    with transformers_inside.mamba_in_parts(instead):
+        mixer(torch.ones(1, 3, 4))
+    assert kinds == ["convolutions", "scans"], gone(transformers_inside, "MambaMixer calls other functions")
+    mixer(torch.ones(1, 3, 4))
+    assert len(kinds) == 2
 
 
 def test_transformers_source_is_readable() -> None:

@@ -72,6 +72,7 @@ class Attempt:
     step_seconds: Interval | None = None
     units_per_second: float | None = None
     utilisation: float | None = None
+    share_of_floor: float | None = None
     peak_bytes: int | None = None
 
 
@@ -265,6 +266,7 @@ def _attempt(trial: TrialResult) -> Attempt:
         step_seconds=e.step_seconds,
         units_per_second=e.units_per_second,
         utilisation=e.utilisation,
+        share_of_floor=trial.share_of_floor,
         peak_bytes=e.peak_bytes,
     )
 

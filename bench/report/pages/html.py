@@ -180,6 +180,7 @@ def _exact(entry: Entry) -> dict[str, float | None]:
         "slower": entry.place.slower.value if entry.place.slower else 1.0,
         "batch": best.micro_batch,
         "limit": best.utilisation,
+        "floor": best.share_of_floor,
         "memory": best.peak_bytes,
         "kwh": entry.kwh,
     }

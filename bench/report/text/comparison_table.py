@@ -14,7 +14,15 @@ from tabulate import tabulate
 from bench.base.strict_json import pretty_json, to_json
 from bench.records.estimate import Interval
 from bench.records.slowdown import HEALTHY, slowed_text
-from bench.records.text import batch_text, bytes_text, count_text, figures, interval_text, money_text
+from bench.records.text import (
+    batch_text,
+    bytes_text,
+    count_text,
+    figures,
+    interval_text,
+    money_text,
+    share_text,
+)
 from bench.report.compare.compared_rows import RankedRow, Row, UncertainFastest
 from bench.report.compare.comparison import Comparison, Entry, ModelPart
 from bench.report.compare.extrapolate import LEAST_HELD_OUT, Extrapolation
@@ -29,6 +37,7 @@ HEADERS: Mapping[str, str] = {
     "setting": "setting",
     "batch": "batch",
     "limit": "of limit",
+    "floor": "of floor",
     "memory": "memory",
     "kwh": "kWh a run",
     "level": "level",
@@ -58,7 +67,8 @@ def cells(entry: Entry, machine: str) -> dict[str, str]:
         "slower": "" if entry.place.slower is None else interval_text(entry.place.slower),
         "setting": best.label,
         "batch": batch_text(best.micro_batch, best.accumulation, row.machine.devices),
-        "limit": "" if best.utilisation is None else f"{100 * best.utilisation:.0f}%",
+        "limit": "" if best.utilisation is None else share_text(best.utilisation),
+        "floor": "" if best.share_of_floor is None else share_text(best.share_of_floor),
         "memory": bytes_text(best.peak_bytes),
         "kwh": "" if entry.kwh is None else figures(entry.kwh),
         "level": row.level + (" (trusted)" if row.trusted else ""),
@@ -244,6 +254,11 @@ def notes(comparison: Comparison) -> Iterator[str]:
             "kWh a run: the GPUs alone, from their energy counters while steps were timed; left out if"
             " optimizer updates took a larger share of those steps than they take of training"
         )
+    if any(entry.row.best.share_of_floor is not None for entry in entries):
+        yield (
+            "of floor: the time of the model's own products, convolutions, attention and scans alone, as a"
+            " share of the step; at most the rest can be won"
+        )
     if any(entry.offers for entry in entries):
         life = _life(comparison)
         yield "price: of the whole machine with all its GPUs; of all machines that train together"
@@ -284,7 +299,7 @@ CSV_COLUMNS = (
     "trusted", "complete", "run", "bundle", "not_compared", "not_alike", "nodes", "in_time", "buy_spend",
     "buy_in_budget", "buy_outlived", "buy_unmetered", "buy_answers", "rent_gpus", "rent_spend",
     "rent_in_budget", "rent_answers", "break_even_runs", "break_even_utilisation",
-    "slowed",
+    "slowed", "share_of_floor",
 )  # fmt: skip
 
 
@@ -338,6 +353,7 @@ def _csv_entry(part: ModelPart, entry: Entry) -> dict[str, Any]:
         "nodes": row.machine.nodes,
         "in_time": entry.in_time,
         "slowed": row.slowed and slowed_text(row.slowed),
+        "share_of_floor": best.share_of_floor,
     }
 
 

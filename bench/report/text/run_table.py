@@ -20,12 +20,17 @@ from bench.records.text import (
     error_text,
     failure_text,
     figures,
+    floor_text,
     image_text,
     interval_text,
+    share_text,
 )
 from bench.report.text.terminal import table, wrapped
 
-HEADERS = ("", "setting", "batch", "s/step", "per second", "of limit", "memory", "loss vs naive", "days")
+HEADERS = (
+    "", "setting", "batch", "s/step", "per second", "of limit", "of floor", "memory", "loss vs naive", "days",
+)  # fmt: skip
+FLOOR = HEADERS.index("of floor")  # left out of a table without a floor
 PROVEN = ("real s/step", "error")
 MOST_REASON = 60  # letters of a reason in a table; the bundle has all of it
 
@@ -42,8 +47,10 @@ def _model_block(name: str, unit: str, trials: list[TrialResult]) -> str:
     best = fastest(trials)
     rows: list[tuple[str, ...]] = [_row(trial, unit, trial is best) for trial in trials]
     headers: tuple[str, ...] = HEADERS
+    if not any(trial.floor for trial in trials):
+        headers, *rows = (row[:FLOOR] + row[FLOOR + 1 :] for row in (headers, *rows))
     if any(trial.proof or trial.unproven for trial in trials):
-        headers = (*HEADERS, *PROVEN)
+        headers = (*headers, *PROVEN)
         rows = [(*row, *_proof(trial)) for row, trial in zip(rows, trials, strict=True)]
     aligned = ("left", "left", *["right"] * (len(headers) - 2))
     return f"{name}\n{table(rows, headers, aligned)}"
@@ -67,14 +74,15 @@ def _row(trial: TrialResult, unit: str, best: bool) -> tuple[str, ...]:
     e = trial.estimate
     if trial.failure is not None or e is None:
         reason = _short(failure_text(trial.failure)) if trial.failure else "too few samples"
-        return (*named, reason, *[""] * 5)
-    share = "-" if e.utilisation is None else f"{100 * e.utilisation:.0f}%"
+        return (*named, reason, *[""] * 6)
+    share = share_text(e.utilisation)
     drift = "" if trial.loss_difference is None else f"{100 * trial.loss_difference:.2g}%"
     return (
         *named,
         interval_text(e.step_seconds),
         f"{figures(e.units_per_second)} {unit}",
         share if e.plausible else f"{share} IMPLAUSIBLE",
+        share_text(trial.share_of_floor),
         bytes_text(e.peak_bytes),
         drift,
         interval_text(e.days),
@@ -89,6 +97,12 @@ def _notes(results: Results, slowed: Mapping[str, Slowed]) -> Iterable[str]:
         best[key] = max(best.get(key, 0.0), ceiling.rate)
     limits = [f"{name} {figures(rate / 1e9)} G{unit}" for (name, unit), rate in sorted(best.items())]
     yield f"limit  measured here: {', '.join(limits)}"
+    for trial in results.trials:
+        if trial.floor:
+            floor = f"{floor_text(trial.floor)} at micro-batch {trial.micro_batch}"
+            yield f"floor  {trial.model}: {floor}; at most the rest of the step can be won"
+        if trial.no_floor:
+            yield f"no floor  {trial.model}: {trial.no_floor}"
     yield f"image  {image_text(results.node.image)}"
     if results.node.switches:
         yield f"set    {in_words(results.node.switches)}"

@@ -56,6 +56,14 @@ class ProofJob(RunJob):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FloorJob(RunJob):
+    """Measure the floor of a trial on one device. Final event: floor."""
+
+    trial: Trial
+    kind: Literal["floor"] = "floor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CeilingsJob(RunJob):
     """Measure the ceilings of the devices at these precisions. Final event: ceilings."""
 
@@ -86,4 +94,4 @@ class LastJob(RunJob):
 
 
 LAST = "last"  # the kind of LastJob
-AnyRunJob = TrialJob | ProofJob | CeilingsJob | FactsJob | FollowJob | LastJob
+AnyRunJob = TrialJob | ProofJob | FloorJob | CeilingsJob | FactsJob | FollowJob | LastJob

@@ -23,6 +23,7 @@ from typing import Any, Self
 from bench.base.errors import EnvironmentCannot
 from bench.base.linux_processes import ended_for_memory, ended_how, group_bytes, kill_group, oom_kills
 from bench.base.strict_json import from_json, to_json, union_from_json
+from bench.records.floor import Floor
 from bench.records.trial import (
     Ceiling,
     Crashed,
@@ -50,7 +51,7 @@ ASLEEP_SECONDS = 10.0  # a longer time between readings of AwakeClock, normally 
 
 SHORT_OF_MEMORY = "is the machine short of memory? --resume goes on with what was measured"
 # The last event of a job has one of these keys.
-FINAL = {"outcome", "ceilings", "proof", "facts", "followed", "reading"}
+FINAL = {"outcome", "ceilings", "floor", "proof", "facts", "followed", "reading"}
 
 
 class ServerGoneError(Exception):
@@ -111,6 +112,17 @@ class Supervisor:
     ) -> tuple[Ceiling, ...]:
         job = jobs.CeilingsJob(precisions=tuple(precisions), device=device, gpus=gpus)
         return from_json(tuple[Ceiling, ...], _require(self._run(job, log, limits), "ceilings", log))
+
+    def floor(
+        self, trial: Trial, device: DeviceKind, scratch: Path, log: Path, limits: Limits
+    ) -> Floor | Failure:
+        """Return the floor of a trial, or the failure that says why there is none."""
+        job = jobs.FloorJob(trial=trial, gpus=1, device=device, scratch=str(scratch))
+        final = self._run(job, log, limits)
+        if "floor" in final:
+            return from_json(Floor, final["floor"])
+        failure: Failure = union_from_json(Failure, final["outcome"])
+        return failure
 
     def proof(
         self, trial: Trial, proving: Proving, device: DeviceKind, scratch: Path, log: Path, limits: Limits

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from bench.base.strict_json import DecodeError, from_json
+from bench.records.floor import Floor
 from bench.records.trial import Ceiling, Failure, NodeFacts, Outcome, Proof
 
 
@@ -77,6 +78,22 @@ class ProofFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class FloorMeasured:
+    id: str  # of the trial that the floor belongs to
+    floor: Floor
+    event: Literal["floor"] = "floor"
+
+
+@dataclass(frozen=True, slots=True)
+class FloorLeftOut:
+    """The floor of a trial was not measured; a run that is continued tries again."""
+
+    id: str
+    why: str
+    event: Literal["no-floor"] = "no-floor"
+
+
+@dataclass(frozen=True, slots=True)
 class RunStopped:
     """The run ended early, in good order: by the user, its budget, or an error that no trial caused."""
 
@@ -101,6 +118,8 @@ Event = (
     | TrialEnded
     | Proved
     | ProofFailed
+    | FloorMeasured
+    | FloorLeftOut
     | RunStopped
     | RunEnded
 )

@@ -1,4 +1,4 @@
-"""Measure a plan: ceilings, every trial in turn, then every proof, until no trial is open.
+"""Measure a plan: ceilings, every trial in turn, then floors and proofs, until no trial is open.
 
 In:  a `Run` and its budget. Out: events recorded in the run. Imports no torch; the workers do.
 """
@@ -15,14 +15,24 @@ from bench.base.errors import EnvironmentCannot
 from bench.planning.plan import Plan
 from bench.planning.search.next_trial import finalist, longer, next_trial, tally, unproven
 from bench.records.estimate import ceiling_precision
+from bench.records.floor import Floor, FloorOrReason, why_no_floor
 from bench.records.switches import deciding, differences
-from bench.records.text import bytes_text
+from bench.records.text import bytes_text, failure_text
 from bench.records.trial import Crashed, Measured, NodeFacts, Outcome, Proof, Proving, TimedOut, Trial
 from bench.runner.machine import telemetry
 from bench.runner.processes.jobs import Nodes, WorkerEvent
 from bench.runner.processes.nodes import require_free
 from bench.runner.processes.supervisor import TICK_SECONDS, Limits, Supervisor
-from bench.runner.run.events import CeilingsMeasured, NodesMet, ProofFailed, Proved, TrialBegun, TrialEnded
+from bench.runner.run.events import (
+    CeilingsMeasured,
+    FloorLeftOut,
+    FloorMeasured,
+    NodesMet,
+    ProofFailed,
+    Proved,
+    TrialBegun,
+    TrialEnded,
+)
 from bench.runner.run.progress import Progress
 from bench.runner.run.run_state import Run
 from bench.training.setting import in_group
@@ -30,6 +40,8 @@ from bench.training.vendor import torch_inside, transformers_inside
 
 MAX_FATAL_ATTEMPTS = 3  # a trial during which the whole run died this often counts as crashed
 CEILING_SECONDS = 300.0
+FLOOR_SECONDS = 180.0  # most of this is for the start of the process, and to record a large model's products
+FLOOR_LEAST_SECONDS = 60.0  # with less left of the budget, a floor is not begun
 MEETING_SECONDS = 600.0  # for all nodes to come to the meeting
 DISMISSAL_SECONDS = 60.0  # for the job that tells the other nodes that the run is over
 SETTLE_SECONDS = 30.0  # for the driver to free the memory of a job that was killed
@@ -81,6 +93,9 @@ def measure(run: Run, progress: Progress, budget_seconds: float | None, nodes: N
                     break
                 settle(used, before, progress.say)
                 jobs.measure_trial(trial)
+            for trial in run.without_floor() if _wants_floors(run) else ():
+                settle(used, before, progress.say)
+                jobs.measure_floor(trial)
             while run.manifest.prove and (trial := unproven(run.plan, run.plausible_outcomes, run.proofs)):
                 if _spent(deadline):
                     spent = f"the budget of {budget_seconds or 0:.0f} s is spent before all was proven"
@@ -106,6 +121,12 @@ def _next(run: Run, deadline: float | None) -> Trial | None:
         return trial
     again = finalist(run.plan, run.plausible_outcomes, run.again)
     return None if _spent(deadline) else again  # choosing the finalist took time, too
+
+
+def _wants_floors(run: Run) -> bool:
+    """Whether to measure floors: as the manifest says, otherwise on GPUs."""
+    on_gpu = run.plan.target.device == "cuda"
+    return on_gpu if run.manifest.floor is None else run.manifest.floor
 
 
 def _spent(deadline: float | None) -> bool:
@@ -228,6 +249,35 @@ class _Jobs:
         run.record(TrialEnded(trial.id, outcome))
         replaced = again and isinstance(outcome, Measured)
         self.progress.end(trial, run.summaries(), replaced, run.slowed_just_now(trial.id))
+
+    def measure_floor(self, trial: Trial) -> None:
+        """Measure the floor of a trial, or record why it has none, which is never the run's failure."""
+        run = self.run
+        self.progress.begin("floor", f"{trial.model.name}  floor")
+        found = self._floor(trial)
+        if isinstance(found, Floor):
+            run.record(FloorMeasured(trial.id, found))
+        else:
+            run.record(FloorLeftOut(trial.id, found))
+        self.progress.floor(trial, run.summaries())
+
+    def _floor(self, trial: Trial) -> FloorOrReason:
+        run = self.run
+        if self.supervisor.nodes is not None:
+            return "a floor is measured on one node, and this run is on several"
+        seconds = self._until(FLOOR_SECONDS)
+        if seconds < FLOOR_LEAST_SECONDS:
+            return f"{seconds:.0f} s of the budget are left, a floor may take {FLOOR_LEAST_SECONDS:.0f} s"
+        limits = Limits(seconds, seconds, self._host_limit(trial))
+        log, device = _log(run, f"{trial.id}-floor"), run.plan.target.device
+        try:
+            found = self.supervisor.floor(trial, device, self.scratch, log, limits)
+        except EnvironmentCannot as error:
+            return str(error).splitlines()[0]
+        if not isinstance(found, Floor):
+            return failure_text(found)
+        result = next(result for result in run.summaries() if result.id == trial.id)
+        return why_no_floor(found, trial.accumulation, result.estimate) or found
 
     def prove_trial(self, trial: Trial, proving: Proving) -> None:
         """Prove a trial by training. Its estimate is in the journal, and the proof cannot change it."""

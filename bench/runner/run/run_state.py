@@ -19,7 +19,8 @@ from bench.base.strict_json import DecodeError, to_json
 from bench.planning.manifest import Manifest
 from bench.planning.plan import Plan
 from bench.planning.search.next_trial import undecided
-from bench.records.fastest import fastest_with_confidence
+from bench.records.fastest import fastest, fastest_with_confidence
+from bench.records.floor import FloorOrReason
 from bench.records.run_results import (
     LabelledTrial,
     ReducedTrial,
@@ -76,6 +77,7 @@ class Run:
         self.ceilings: tuple[Ceiling, ...] = ()
         self.nodes: tuple[NodeFacts, ...] = ()  # all nodes, in a run on several
         self.proofs: dict[str, ProofOrFailure] = {}
+        self.floors: dict[str, FloorOrReason] = {}  # by trial
         self.deaths: Counter[str] = Counter()  # by trial: how often the whole run died during it
         self.machines: list[RunMachine] = []  # the one that began the run, then those that continued it
         self._in_flight: str | None = None
@@ -121,6 +123,10 @@ class Run:
                 self.proofs[event.id] = event.proof
             case events.ProofFailed():
                 self.proofs[event.id] = event.outcome
+            case events.FloorMeasured():
+                self.floors[event.id] = event.floor
+            case events.FloorLeftOut():
+                self.floors[event.id] = event.why
             case events.RunStopped():
                 self._in_flight = None
 
@@ -141,6 +147,7 @@ class Run:
             if isinstance(before, Measured):
                 self.earlier[identity] = before
         self.outcomes[identity] = outcome
+        self.floors.pop(identity, None)  # it was compared with the earlier measurement
         self._reduced.pop(identity, None)
         reduced = self._reduce(identity) if identity in self._planned else None
         estimate = reduced.estimate if isinstance(reduced, ReducedTrial) else None
@@ -163,7 +170,13 @@ class Run:
     def summaries(self) -> tuple[TrialResult, ...]:
         """Return the results of the trials so far, in the plan's order."""
         labelled = [LabelledTrial(trial, label, self._reduce(trial.id)) for trial, label, _ in self.trials()]
-        return trial_results(labelled, self.proofs)
+        return trial_results(labelled, self.proofs, self.floors)
+
+    def without_floor(self) -> list[Trial]:
+        """Return each model's fastest trial, if the trial has no floor yet."""
+        results = self.summaries()
+        best = (fastest(r for r in results if r.model == model.name) for model in self.manifest.models)
+        return [self._planned[r.id][0] for r in best if r is not None and r.floor is None]
 
     def results(self, stopped: str | None) -> Results:
         """Return the content of results.json; `stopped` says why the run is incomplete."""

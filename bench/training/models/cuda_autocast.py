@@ -1,6 +1,7 @@
-"""CUDA's rules of mixed precision, imitated on the CPU so that memory can be counted without a GPU.
+"""CUDA's rules of mixed precision, imitated on the CPU for models on tensors without contents.
 
-Imports torch only when called, in the process of dry_build.py and in tests.
+Memory can so be counted without a GPU, and a floor's products be recorded. Imports torch only when called, in
+the process of dry_build.py, in a worker and in tests.
 """
 
 from __future__ import annotations

@@ -211,6 +211,24 @@ def live_bytes(multiple: int) -> Iterator[LiveBytes]:
         yield live
 
 
+@contextmanager
+def each_operator(tell: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
+    """Within the context, call `tell` with every operator that runs, its arguments and its keywords.
+
+    Relies on: TorchDispatchMode of torch.utils._python_dispatch. No issue known.
+    Remove when torch has a public hook for operators.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class TellOperators(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            tell(func, args, kwargs or {})
+            return func(*args, **(kwargs or {}))
+
+    with TellOperators():
+        yield
+
+
 def flop_counter(*, grouped_matmul: Callable[..., int], batched_matmul: Callable[..., int]) -> Any:
     """Return torch's FLOP counter, with these formulas for grouped and batched matrix products.
 

@@ -7,8 +7,9 @@ What is read from its source files is in transformers_source.py. Attribute names
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib import import_module, reload
 from typing import TYPE_CHECKING, Any
 
@@ -164,6 +165,32 @@ def load_mamba(*, fused: bool) -> Any:
         module.mamba_inner_fn = _untraced_mamba_inner()
     _mamba_is_fused[MAMBA] = fused
     return module
+
+
+@contextmanager
+def mamba_in_parts(instead: Callable[..., Any]) -> Iterator[None]:
+    """Within the context, call a Mamba mixer's convolution and scan through `instead`, not in one kernel.
+
+    `instead` takes the kind ("convolutions" or "scans"), the function that the mixer would call, and the
+    function's arguments.
+
+    Relies on: the names of three functions that MambaMixer.forward calls, of which the first has the whole
+    mixer in one kernel or returns None. Why: that kernel does not run on tensors without contents.
+    No issue known. Remove when mamba-ssm's kernels are operators of torch.
+    """
+    module: Any = sys.modules.get(MAMBA)
+    if module is None:
+        yield
+        return
+    names = ("mamba_inner_fn", "causal_conv1d_fn", "mamba_selective_scan")
+    inner, convolve, scan = (getattr(module, name) for name in names)
+    module.mamba_inner_fn = lambda *_, **__: None
+    module.causal_conv1d_fn = partial(instead, "convolutions", convolve)
+    module.mamba_selective_scan = partial(instead, "scans", scan)
+    try:
+        yield
+    finally:
+        module.mamba_inner_fn, module.causal_conv1d_fn, module.mamba_selective_scan = inner, convolve, scan
 
 
 def _untraced_mamba_inner() -> Any:
