@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from bench.runner.trial.floor import Computation, measure_floor, recorded
 from bench.runner.trial.team import Team
 from bench.training.methods import arithmetic
 from bench.training.models import Model, counts_of, known_models
+from bench.training.models.attention import fused_attention
 from bench.training.setting import Setting
 
 SAMPLES = 4
@@ -127,6 +129,22 @@ def test_attention_with_a_window_has_a_mask() -> None:
     (mask,) = {form for each in of_kind(model, "attention", ("kernels",)) for form in each.forms[3:]}
     assert mask.dtype == torch.bool
     assert not mask.trained
+
+
+def test_on_a_gpu_a_window_has_two_numbers_instead_of_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda: SimpleNamespace(major=9))
+    fused_attention.cache_clear()
+    try:
+        first, second = of_kind(own("mistral", sliding_window=4), "attention", ("kernels", "half-weights"))
+    finally:
+        monkeypatch.undo()
+        fused_attention.cache_clear()
+        fused_attention()
+    assert first == second
+    query, key, _, window, _ = first.arguments
+    assert (query.shape, key.shape, window) == ((SAMPLES, 4, 16, 16), (SAMPLES, 8, 16, 16), (3, 0))
+    assert query.dtype == torch.bfloat16 and query.trained
 
 
 def test_every_convolution_runs_forward_and_backward() -> None:

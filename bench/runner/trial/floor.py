@@ -5,7 +5,7 @@ with its shapes. Then the same computations run on random numbers, forward and b
 with nothing between them, on a device that is warm. Imports torch at module level.
 
 What the floor is not:
-- Attention is PyTorch's fused one, also if the setting has FlexAttention or none; a window is a dense mask.
+- Attention is PyTorch's fused one, also if the setting has FlexAttention or none.
 - Layers that read the same tensor are timed one by one, also if the setting joins them to one product.
 - Convolutions are torch's own, in the layout of the unchanged model, also if the setting has other kernels.
 - Sums that products add to memory in some settings, and products that checkpointing repeats, are left out.
@@ -176,7 +176,11 @@ def recorded(model: Model, setting: Setting, micro_batch: int) -> Recording:
         module = family_of(model).build(model, kernels="kernels" in setting)
         if transformers_source.takes_registered_attention(model.family):
             module.set_attn_implementation(fused_attention())
-    with torch_inside.fake_tensors(), transformers_inside.mamba_in_parts(recording.replaced):
+    with (
+        torch_inside.fake_tensors(),
+        transformers_inside.mamba_in_parts(recording.replaced),
+        torch_inside.windows_attended_by(partial(recording.replaced, "attention")),
+    ):
         torch_inside.make_fake(module, half if halved else None)
         batch = empty_batch(model, micro_batch, half if half is not None and halved else torch.float32)
         autocast = torch.autocast("cpu", dtype=half) if autocasts else nullcontext()

@@ -54,7 +54,8 @@ def fused_attention() -> Literal["bench_fused"]:
         causal = attends_causally(module, is_causal)
         if (window := window_of(attention_mask)) is not None:
             if in_windows and not dropout and takes_window(key, value) and "position_bias" not in more:
-                return torch_inside.attention_in_window(query, key, value, window, scaling), None
+                out = torch_inside.attention_in_window(query, key, value, window, scaling)
+                return out.transpose(1, 2).contiguous(), None
             attention_mask = window_mask(query, window)
         if attention_mask is not None or more.get("position_bias") is not None:
             options = {"dropout": dropout, "scaling": scaling, "is_causal": causal} | more

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -354,8 +356,7 @@ def attention_in_window(
 ) -> Tensor:
     """Attend within a window by the FlashAttention of torch, which skips what lies outside of it.
 
-    Tensors are in half precision on a GPU: [samples, heads, positions, width], and the result [samples,
-    positions, heads, width].
+    Tensors, the result too, are [samples, heads, positions, width], in half precision on a GPU.
     Relies on: the private operator behind `torch.nn.attention.varlen.varlen_attn`, which takes a window too,
     but only for samples that are packed into one. No issue known. Remove when scaled_dot_product_attention
     takes a window.
@@ -368,4 +369,16 @@ def attention_in_window(
         query, key, value, None, None, length, length, 0.0, False, False,
         scale=scale, window_size_left=left, window_size_right=right,
     )[0]  # fmt: skip
-    return out
+    return out.transpose(1, 2)
+
+
+@contextmanager
+def windows_attended_by(instead: Callable[..., Tensor]) -> Iterator[None]:
+    """Within the context, pass `attention_in_window` and its arguments to `instead`."""
+    this: Any = sys.modules[__name__]
+    original = this.attention_in_window
+    this.attention_in_window = partial(instead, original)
+    try:
+        yield
+    finally:
+        this.attention_in_window = original

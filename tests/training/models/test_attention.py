@@ -164,7 +164,7 @@ def attention_in_window(query: Tensor, key: Tensor, value: Tensor, window: Windo
     ahead = positions[None, :] - positions[:, None]
     mask = (ahead >= -left) & (ahead <= right)
     out = F.scaled_dot_product_attention(query.float(), key, value, attn_mask=mask, scale=scale)
-    return out.transpose(1, 2).to(query.dtype)
+    return out.to(query.dtype)
 
 
 @pytest.fixture
