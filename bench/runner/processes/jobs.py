@@ -64,6 +64,14 @@ class FloorJob(RunJob):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GradientCheckJob(RunJob):
+    """Compare the gradients of a trial's setting with the unmodified model's. Final event: gradient_check."""
+
+    trial: Trial
+    kind: Literal["gradient-check"] = "gradient-check"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CeilingsJob(RunJob):
     """Measure the ceilings of the devices at these precisions. Final event: ceilings."""
 
@@ -94,4 +102,4 @@ class LastJob(RunJob):
 
 
 LAST = "last"  # the kind of LastJob
-AnyRunJob = TrialJob | ProofJob | FloorJob | CeilingsJob | FactsJob | FollowJob | LastJob
+AnyRunJob = TrialJob | ProofJob | FloorJob | GradientCheckJob | CeilingsJob | FactsJob | FollowJob | LastJob

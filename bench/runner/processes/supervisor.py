@@ -24,6 +24,7 @@ from bench.base.errors import EnvironmentCannot
 from bench.base.linux_processes import ended_for_memory, ended_how, group_bytes, kill_group, oom_kills
 from bench.base.strict_json import from_json, to_json, union_from_json
 from bench.records.floor import Floor
+from bench.records.gradients import GradientCheck
 from bench.records.trial import (
     Ceiling,
     Crashed,
@@ -51,7 +52,7 @@ ASLEEP_SECONDS = 10.0  # a longer time between readings of AwakeClock, normally 
 
 SHORT_OF_MEMORY = "is the machine short of memory? --resume goes on with what was measured"
 # The last event of a job has one of these keys.
-FINAL = {"outcome", "ceilings", "floor", "proof", "facts", "followed", "reading"}
+FINAL = {"outcome", "ceilings", "floor", "gradient_check", "proof", "facts", "followed", "reading"}
 
 
 class ServerGoneError(Exception):
@@ -121,6 +122,17 @@ class Supervisor:
         final = self._run(job, log, limits)
         if "floor" in final:
             return from_json(Floor, final["floor"])
+        failure: Failure = union_from_json(Failure, final["outcome"])
+        return failure
+
+    def gradient_check(
+        self, trial: Trial, device: DeviceKind, scratch: Path, log: Path, limits: Limits
+    ) -> GradientCheck | Failure:
+        """Return the gradient check of a trial, or the failure that says why there is none."""
+        job = jobs.GradientCheckJob(trial=trial, gpus=1, device=device, scratch=str(scratch))
+        final = self._run(job, log, limits)
+        if "gradient_check" in final:
+            return from_json(GradientCheck, final["gradient_check"])
         failure: Failure = union_from_json(Failure, final["outcome"])
         return failure
 

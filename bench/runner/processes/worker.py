@@ -1,4 +1,4 @@
-"""Run one job inside its own process group: a trial, a proof, a floor, the ceilings, the facts of a node.
+"""Run one job inside its own process group: a trial, a floor or the facts of a node, for instance.
 
 In:  a job as JSON. Out: events, of which the last one is the job's result or its failure. Imports torch at
 module level; of all processes only workers may import this module.
@@ -28,6 +28,7 @@ from bench.runner.trial import team
 from bench.runner.trial.ceilings import measure_ceilings
 from bench.runner.trial.device import Device
 from bench.runner.trial.floor import measure_floor
+from bench.runner.trial.gradients import check_gradients
 from bench.runner.trial.run_trial import TrialRun
 from bench.training.setting import in_group
 
@@ -83,6 +84,8 @@ def dispatch(job: AnyRunJob, device: Device, members: team.Team, scratch: Path, 
             return {"ceilings": to_json(measure_ceilings(device, members, list(job.precisions)))}
         case jobs.FloorJob():
             return {"floor": to_json(measure_floor(job.trial, device, emit))}
+        case jobs.GradientCheckJob():
+            return {"gradient_check": to_json(check_gradients(job.trial, device, scratch, emit))}
         case jobs.ProofJob():
             run = TrialRun(job.trial, device, members, scratch, emit)
             return {"proof": to_json(run.prove(job.steps, job.seconds))}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from bench.records.estimate import mean
 from bench.records.trial import Measurement, Proof, StepSample, Trial
@@ -137,13 +138,17 @@ class TrialRun:
         torch.manual_seed(trial.seed)
         torch_inside.fail_instead_of_eager()
         prepare_all(trial.setting)
-        with self.device.torch:
-            model = family.build(trial.model, kernels="kernels" in trial.setting)
+        model = self.build_model()
         model.train()
         self.parameters = sum(p.numel() for p in model.parameters())
         whole, blocks = WithLoss(model), family.blocks(model)
         apply_all(trial.setting, trial.model, whole, blocks)
         return make_strategy(trial, whole, blocks, self.device.torch, self.team)
+
+    def build_model(self) -> nn.Module:
+        trial = self.trial
+        with self.device.torch:
+            return family_of(trial.model).build(trial.model, kernels="kernels" in trial.setting)
 
     def load(self, first: int = 0) -> Batches:
         trial = self.trial

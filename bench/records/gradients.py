@@ -1,0 +1,106 @@
+"""Whether a setting computes the gradients of the unmodified model. Pure, no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.records.estimate import Estimate
+from bench.training.setting import NAIVE, Setting, in_group
+
+# Both limits are wide on purpose. Products in half precision round each number by up to 0.4%, and such errors
+# add up over dozens of layers: two right settings differ by a few percent, in a single parameter by more, and
+# rounding sends a few tokens of a mixture to other experts. Gradients that are wrong are far beyond: a factor
+# that is forgotten is at least 100%, and garbage of a compiler was 20,000,000%.
+MOST_OF_WHOLE = 0.2
+MOST_OF_A_PARAMETER = 0.5
+
+# A parameter is compared with at least this share of an average gradient. Some parameters, such as the bias
+# of keys, have a true gradient of zero: what is computed for them is the noise of rounding.
+LEAST_SHARE = 0.01
+
+# Settings whose gradients may be the reference: the first that fits into memory.
+REFERENCES: tuple[Setting, ...] = (NAIVE, ("checkpointing",), ("kernels", "checkpointing"))
+
+MOST_WRONG = 3  # settings of a model that are found wrong; after these, no more are checked
+SLACK = 1.001  # of sums in another order
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterNorms:
+    """Euclidean norms of a parameter's gradient by the reference, and of the setting's difference from it."""
+
+    name: str
+    elements: int
+    reference: float
+    difference: float
+
+
+@dataclass(frozen=True, slots=True)
+class GradientCheck:
+    """How far the gradients of a setting are from those of the unmodified model, on the same samples.
+
+    Differences are shares of the reference: 0.5 is 50%. None: a gradient is infinite or not a number.
+    """
+
+    reference: Setting  # how the unmodified model was computed: one of REFERENCES
+    parameters: int  # tensors that were compared
+    whole_difference: float | None  # of all gradients together
+    worst: str  # the name of the parameter that differs most
+    worst_difference: float | None
+
+    @property
+    def agrees(self) -> bool:
+        whole, worst = self.whole_difference, self.worst_difference
+        if whole is None or worst is None:
+            return False
+        return whole <= MOST_OF_WHOLE and worst <= MOST_OF_A_PARAMETER
+
+
+CheckOrReason = GradientCheck | str  # a check, or why there is none
+
+
+def compare(reference: Setting, norms: Sequence[ParameterNorms]) -> GradientCheck:
+    """Compare gradients by their norms. ValueError if those of the reference are zero or not finite."""
+    whole = math.hypot(*(each.reference for each in norms))
+    if not 0 < whole < math.inf:
+        raise ValueError(f"the gradients of the unmodified model have the norm {whole}")
+    elements = sum(each.elements for each in norms)
+
+    def share(each: ParameterNorms) -> float:
+        least = LEAST_SHARE * whole * math.sqrt(each.elements / elements)
+        ratio = each.difference / max(each.reference, least) if each.elements else 0.0
+        return math.inf if math.isnan(ratio) else ratio
+
+    worst = max(norms, key=share)
+    whole_difference = math.hypot(*(each.difference for each in norms)) / whole
+    return GradientCheck(reference, len(norms), _finite(whole_difference), worst.name, _finite(share(worst)))
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def why_not_checked(setting: Setting) -> str | None:
+    """Return why gradients of a setting cannot be compared on one device; None if they can."""
+    if sharding := in_group(setting, "sharding"):
+        return f"gradients are compared on one device, and {sharding} divides them"
+    return None
+
+
+def why_no_check(check: GradientCheck, setting: Setting, estimate: Estimate | None) -> str | None:
+    """Return why a trial cannot have this gradient check; None if it can. The runner and the verifier ask."""
+    if estimate is None:
+        return "it has a gradient check, but no figure"
+    if why := why_not_checked(setting):
+        return f"it has a gradient check, but {why}"
+    if check.reference not in REFERENCES or check.parameters < 1:
+        return "its gradients were compared with nothing"
+    whole, worst = check.whole_difference, check.worst_difference
+    if not all(math.isfinite(number) and number >= 0 for number in (whole, worst) if number is not None):
+        return "its gradients have a difference that no gradients have"
+    # The whole is a mean of the parameters, so that it cannot differ more than the worst of them.
+    if worst is not None and (whole is None or whole > SLACK * worst):
+        return "its gradients differ by more than the worst of them"
+    return None

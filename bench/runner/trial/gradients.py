@@ -1,0 +1,145 @@
+"""Compare the gradients of a trial's setting with those of the unmodified model, on the same samples.
+
+The unmodified model computes one sample a pass. The trial's setting computes its whole micro-batch in one
+pass, so that compiled code has the shapes of the trial. Both begin with the weights of the trial's seed, and
+nothing in a pass is random. Imports torch at module level.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from bench.records.gradients import REFERENCES, GradientCheck, ParameterNorms, compare
+from bench.records.trial import Trial
+from bench.runner.trial.device import Device
+from bench.runner.trial.made_up_data import Batches, make_pool
+from bench.runner.trial.run_trial import Emit, TrialRun
+from bench.runner.trial.team import Team
+from bench.runner.trial.training_loop import Batch, SingleDevice
+from bench.training.models import Model
+from bench.training.setting import Setting
+
+# Parts of the names of fields that say how much of a pass is random: dropout, drop_path, router_jitter_noise.
+RANDOM_FIELDS = ("drop", "jitter")
+DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+MOST_OVERFLOWS = 16  # in fp16: the scaler halves its scale after each, from 65,536 down to 1
+
+
+def check_gradients(trial: Trial, device: Device, scratch: Path, emit: Emit) -> GradientCheck:
+    """Compute the gradients of one micro-batch in both ways, and compare them parameter by parameter."""
+    # Each GPU of several computes the same, and then exchanges gradients; one is enough.
+    steady = replace(trial, gpus=1, model=_without_chance(trial.model))
+    run = _SteadyRun(steady, device, Team(), scratch, emit)
+    device.cap_memory(trial.memory_cap_bytes)
+    batch = run.micro_batch()
+    reference, expected = _reference(run, batch)
+    _free_memory()
+    emit({"phase": "compare"})  # includes compilation
+    # A second pass also shows that gradients are added up; the losses of two passes are halved.
+    passes = min(2, run.trial.accumulation)
+    found = dict(run.gradients([batch] * passes))
+    if found.keys() != expected.keys():
+        names = ", ".join(sorted(found.keys() ^ expected.keys()))
+        raise ValueError(f"the setting changes the names of parameters: {names}")
+    return compare(reference, [_norms(name, expected[name], gradient) for name, gradient in found.items()])
+
+
+def _reference(run: _SteadyRun, batch: Batch) -> tuple[Setting, Mapping[str, Tensor]]:
+    """Return the unmodified model's gradients, in the host's memory, and the setting that computed them."""
+    samples = [{name: part[i : i + 1] for name, part in batch.items()} for i in range(run.trial.micro_batch)]
+    run.emit({"phase": "reference"})
+    for setting in REFERENCES[:-1]:
+        with suppress(torch.OutOfMemoryError):
+            return setting, run.in_setting(setting).gradients_on_host(samples)
+        _free_memory()
+    return REFERENCES[-1], run.in_setting(REFERENCES[-1]).gradients_on_host(samples)
+
+
+class _SteadyRun(TrialRun):
+    """A run whose model drops no units: two settings would drop different ones."""
+
+    def in_setting(self, setting: Setting) -> _SteadyRun:
+        trial = replace(self.trial, setting=setting)
+        return _SteadyRun(trial, self.device, self.team, self.scratch, self.emit)
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        leave_nothing_to_chance(model)
+        return model
+
+    def micro_batch(self) -> Batch:
+        """Return the trial's first micro-batch, on the device."""
+        trial = self.trial
+        pool = make_pool(trial.model, self.scratch / "rank-0", trial.seed)
+        return next(
+            Batches(trial.model, pool, trial.micro_batch, trial.seed, self.device.torch, self.team, workers=0)
+        )
+
+    def gradients_on_host(self, batches: Sequence[Batch]) -> Mapping[str, Tensor]:
+        return {name: gradient.cpu() for name, gradient in self.gradients(batches)}
+
+    def gradients(self, batches: Sequence[Batch]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the fp32 gradient of each parameter for a step of these passes, by the parameter's name."""
+        strategy = self.build()
+        assert isinstance(strategy, SingleDevice)
+        for _ in range(MOST_OVERFLOWS):
+            for number, batch in enumerate(batches, 1):
+                strategy.forward_backward(batch, len(batches), sync=number == len(batches))
+                self.emit({"step": 1})
+            strategy.scaler.unscale_(strategy.optimizer)
+            overflowed = strategy.scaler.is_enabled() and not _all_finite(strategy.weights)
+            if not overflowed:
+                break
+            strategy.scaler.update()
+            strategy.clear()
+        # Sums of half-precision weights are those of their fp32 copies, which are in the same order.
+        for (name, _), weight in zip(strategy.whole.named_parameters(), strategy.weights, strict=True):
+            gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            yield name.removeprefix("model."), gradient
+
+
+def _without_chance(model: Model) -> Model:
+    """Set the given fields of an architecture to zero: a family may build such parts in its own way."""
+    fields = {name: 0.0 if _is_chance(name, value) else value for name, value in model.architecture.items()}
+    return replace(model, architecture=fields)
+
+
+def _is_chance(name: str, value: object) -> bool:
+    return type(value) is float and any(part in name for part in RANDOM_FIELDS)
+
+
+def leave_nothing_to_chance(model: nn.Module) -> None:
+    """Set every probability of dropping units, layers or paths to zero, in modules and configurations.
+
+    The architecture may leave such fields out, so that they have a default. Some modules read their
+    configuration in each pass, others keep a number of their own.
+    """
+    for module in model.modules():
+        if isinstance(module, DROPOUT):
+            module.p = 0.0
+        for holder in filter(None, (module, getattr(module, "config", None))):
+            for name, value in list(vars(holder).items()):
+                if _is_chance(name, value):
+                    setattr(holder, name, 0.0)
+
+
+def _all_finite(weights: Sequence[nn.Parameter]) -> bool:
+    return all(bool(weight.grad.isfinite().all()) for weight in weights if weight.grad is not None)
+
+
+def _norms(name: str, expected: Tensor, found: Tensor) -> ParameterNorms:
+    expected = expected.to(found.device)
+    return ParameterNorms(name, found.numel(), float(expected.norm()), float(torch.dist(found, expected)))
+
+
+def _free_memory() -> None:
+    """Free the memory of a model that is no longer used, also on a GPU: a model refers to itself."""
+    gc.collect()
+    torch.cuda.empty_cache()

@@ -1,0 +1,77 @@
+"""The decision whether gradients agree, from norms alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from bench.records.gradients import (
+    LEAST_SHARE,
+    MOST_OF_A_PARAMETER,
+    MOST_OF_WHOLE,
+    GradientCheck,
+    ParameterNorms,
+    compare,
+)
+
+
+def norms(*differences: float, reference: float = 1.0) -> list[ParameterNorms]:
+    """Return parameters of 100 elements with these differences."""
+    return [ParameterNorms(f"layer.{i}", 100, reference, d) for i, d in enumerate(differences)]
+
+
+def test_differences_are_shares_of_the_reference() -> None:
+    check = compare((), norms(0.02, 0.08, 0.04, reference=2.0))
+    assert (check.parameters, check.worst) == (3, "layer.1")
+    assert check.worst_difference == pytest.approx(0.04)
+    assert check.whole_difference == pytest.approx(math.hypot(0.01, 0.04, 0.02) / math.sqrt(3))
+    assert check.agrees
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.0, -1.0, 200_000.0])
+def test_one_parameter_whose_gradient_has_a_wrong_factor_is_enough(factor: float) -> None:
+    check = compare((), norms(*[0.01] * 50, abs(factor - 1)))
+    assert check.worst == "layer.50"
+    assert check.worst_difference == pytest.approx(abs(factor - 1))
+    assert not check.agrees
+
+
+def test_all_parameters_a_little_wrong_are_wrong_together() -> None:
+    assert compare((), norms(*[0.19] * 9)).agrees
+    assert not compare((), norms(*[0.21] * 9)).agrees
+
+
+def test_the_limits_themselves_agree() -> None:
+    assert GradientCheck((), 9, MOST_OF_WHOLE, "a", MOST_OF_A_PARAMETER).agrees
+
+
+@pytest.mark.parametrize("number", [math.inf, math.nan])
+def test_a_gradient_that_is_not_finite_does_not_agree(number: float) -> None:
+    check = compare((), norms(0.01, number, 0.02))
+    assert (check.worst, check.worst_difference, check.whole_difference) == ("layer.1", None, None)
+    assert not check.agrees
+
+
+def test_the_noise_of_a_gradient_that_is_zero_raises_no_alarm() -> None:
+    noise = ParameterNorms("key.bias", 100, 1e-9, 0.3 * LEAST_SHARE)
+    assert compare((), [*norms(0.01), noise]).agrees
+    wrong = ParameterNorms("key.bias", 100, 1e-9, LEAST_SHARE)
+    assert not compare((), [*norms(0.01), wrong]).agrees
+
+
+def test_the_noise_that_is_tolerated_grows_with_the_number_of_elements() -> None:
+    large, small = (ParameterNorms("key.bias", n, 0.0, 0.003) for n in (100, 1))
+    assert compare((), [*norms(0.0), large]).agrees
+    assert not compare((), [*norms(0.0), small]).agrees
+
+
+def test_a_parameter_without_elements_or_without_any_gradient_agrees() -> None:
+    empty, unused = ParameterNorms("empty", 0, 0.0, 0.0), ParameterNorms("unused", 100, 0.0, 0.0)
+    assert compare((), [*norms(0.01), empty, unused]).agrees
+
+
+@pytest.mark.parametrize("reference", [0.0, math.inf, math.nan])
+def test_a_reference_without_gradients_says_nothing(reference: float) -> None:
+    with pytest.raises(ValueError, match="the gradients of the unmodified model have the norm"):
+        compare((), norms(0.0, reference=reference))
